@@ -1,0 +1,8 @@
+"""The readiness overlay.
+
+What decoding needs stays on the device; what people read is fetched beside it.
+
+``features`` names what there is, ``switch`` says what is on, ``startup`` is called by
+each model runner's constructor. Importing the package, ``features`` or ``switch`` pulls
+in neither torch nor vLLM's logger, because ``vllm.envs`` imports them.
+"""

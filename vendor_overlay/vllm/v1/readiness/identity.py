@@ -1,0 +1,37 @@
+"""Which overlay this is, read off the files that are installed."""
+
+import hashlib
+from pathlib import Path
+
+#: The pin and the patches that this installation was overlaid with.
+PROVENANCE = Path(__file__).parent / "provenance"
+
+_SITE = Path(__file__).parents[3]
+
+
+def digest(provenance: Path = PROVENANCE, site: Path = _SITE) -> str | None:
+    """One SHA-256 over every file of the overlay as it lies on this machine.
+
+    The digest that ``scripts/overlay status`` prints: of the lines that ``sha256sum``
+    prints for the files listed under [result] in VERSION_PIN and for VERSION_PIN
+    itself, sorted by path. Ranks that print the same one run the same files.
+
+    Returns:
+        The digest in lower-case hexadecimal, or None where no VERSION_PIN is installed
+        (the package is imported from a checkout).
+    """
+    pin = provenance / "VERSION_PIN"
+    if not pin.is_file():
+        return None
+    listing = pin.read_text().partition("\n[result]\n")[2]
+    paths = [line.partition("  ")[2] for line in listing.splitlines() if line]
+    paths.append(pin.relative_to(site).as_posix())
+    lines = (f"{_sha256(site / path)}  {path}\n" for path in sorted(paths))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _sha256(file: Path) -> str:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except FileNotFoundError:
+        return "-"
