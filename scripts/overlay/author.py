@@ -1,0 +1,504 @@
+"""The author's side: vendor, edit, refresh, dist, and the checks behind `make test`.
+
+Standard library and git. Upstream's files come from an installation or a pinned
+wheel; nothing of theirs is written outside ``build/`` and the ignored parts of
+``vendor_overlay/``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import subprocess
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from overlay import pin as pins
+from overlay.errors import Exit, OverlayError, damaged
+from overlay.installation import Installation
+from overlay.patches import SERIES, Patch, Series, header_fields, parse, split_lines
+from overlay.pin import PACKAGE, sha256
+from overlay.source import PROVENANCE, Overlay
+from overlay.state import inspect, refuse_foreign
+
+#: The DEP-3 fields of a patch: why and how, whose problem it answers, and when it can go.
+FIELDS = ("Description", "How", "Bug", "Author", "Forwarded", "Last-Update", "Drop-When")
+
+_EDIT = "build/edit"
+_PRISTINE, _SAVED, _LAID_OUT = "pristine", "saved", "overlay.patches"
+_VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
+
+#: What an archive for container builds does without.
+_NOT_SHIPPED = ("tests/", ".ci/", ".gitignore", "pyproject.toml")
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """Upstream's Python files, proven as far as the pin reaches.
+
+    Attributes:
+        paths: every module of the vllm package.
+        read: gives the bytes of one of them.
+    """
+
+    paths: tuple[str, ...]
+    read: Callable[[str], bytes]
+
+
+def from_installation(installation: Installation, overlay: Overlay) -> Upstream:
+    """Upstream's files from an installation, pristine or overlaid.
+
+    Raises:
+        OverlayError: a pinned file there is foreign.
+    """
+    found = inspect(installation, overlay)
+    refuse_foreign(found)
+    site = installation.site
+
+    def read(path: str) -> bytes:
+        return found.both(path)[0] if path in overlay.pin.upstream else (site / path).read_bytes()
+
+    files = (path.relative_to(site).as_posix() for path in (site / "vllm").rglob("*.py"))
+    return Upstream(tuple(sorted(f for f in files if not f.startswith(PACKAGE + "/"))), read)
+
+
+def from_wheel(wheel: Path, overlay: Overlay) -> Upstream:
+    """Upstream's files from a wheel whose checksum is pinned.
+
+    Raises:
+        OverlayError: it is another wheel.
+    """
+    digest = hashlib.sha256()
+    try:
+        with wheel.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    except OSError as error:
+        raise OverlayError(
+            Exit.USAGE,
+            f"cannot be read ({error.strerror})",
+            subject=wheel,
+            next_step="name a wheel file",
+        ) from None
+    if digest.hexdigest() not in overlay.pin.archives.values():
+        raise OverlayError(
+            Exit.RELEASE,
+            "is not one of the pinned archives",
+            subject=wheel,
+            expected="one that VERSION_PIN lists under [archives]",
+            found=f"SHA-256 {digest.hexdigest()}",
+            next_step=f"download the wheel of vLLM {overlay.pin.release}",
+        )
+    if not zipfile.is_zipfile(wheel):
+        raise OverlayError(
+            Exit.USAGE,
+            "is a pinned archive, but no wheel",
+            subject=wheel,
+            next_step="name a wheel of the release",
+        )
+    archive = zipfile.ZipFile(wheel)
+    names = (n for n in archive.namelist() if n.startswith("vllm/") and n.endswith(".py"))
+    return Upstream(tuple(sorted(names)), archive.read)
+
+
+def load_unproven(root: Path) -> Overlay:
+    """The overlay in ``root``, though its patches may be ahead of its checksums."""
+    data = (root / pins.NAME).read_bytes()
+    return Overlay(root, pins.loads(data.decode()), data, Series.load(root / "patches"))
+
+
+def overlay_version(root: Path) -> str:
+    """The overlay's version, as the readiness package states it."""
+    origin = root / "vendor_overlay" / PACKAGE / "version.py"
+    match = _VERSION.search(origin.read_text())
+    if not match:
+        raise damaged('does not say __version__ = "…"', origin)
+    return match[1]
+
+
+def expected_pin(
+    root: Path, pin: pins.Pin, series: Series, upstream: Callable[[str], bytes] | None
+) -> pins.Pin:
+    """The pin that the checkout in ``root`` ought to have.
+
+    Args:
+        root: the checkout; our modules and the patch files are read from it.
+        pin: the present pin; the release and its archives are carried over.
+        series: the patches.
+        upstream: gives upstream's bytes of a path, or None to carry over the
+            checksums of the patched files as well.
+    """
+    if upstream is None:
+        before = dict(pin.upstream)
+        after = {path: pin.result[path] for path in before}
+    else:
+        originals = {path: upstream(path) for path in sorted(series.paths())}
+        before = {path: sha256(data) for path, data in originals.items()}
+        after = {path: sha256(series.apply(path, data)) for path, data in originals.items()}
+    tree = root / "vendor_overlay"
+    for file in sorted((tree / PACKAGE).rglob("*")):
+        name = file.relative_to(tree).as_posix()
+        if not file.is_file() or "__pycache__" in file.parts or file.name[0] == "." or "~" in name:
+            continue  # An editor's own files are not part of the overlay.
+        if not pins.is_safe(name) or " " in name:
+            raise damaged("has a name that VERSION_PIN cannot hold; rename it", file)
+        after[name] = sha256(file.read_bytes())
+    for name in (SERIES, *(patch.name for patch in series.patches)):
+        data = (root / "patches" / name).read_bytes()
+        after[f"{PROVENANCE}/patches/{name}"] = sha256(data)
+    return pins.Pin(pin.release, overlay_version(root), pin.archives, before, after)
+
+
+def complaints(root: Path, upstream: Callable[[str], bytes]) -> Iterator[str]:
+    """What is wrong with the checkout in ``root``, one sentence each.
+
+    Args:
+        root: the checkout.
+        upstream: gives upstream's bytes of a path.
+    """
+    present = {file.name for file in (root / "patches").iterdir()} - {SERIES}
+    try:
+        overlay = load_unproven(root)
+        listed = {patch.name for patch in overlay.series.patches}
+        for name in sorted(present - listed):
+            yield f"patches/{name} is not listed in patches/series"
+        for patch in overlay.series.patches:
+            for name in missing_fields(patch.header):
+                yield f"patches/{patch.name}: the header lacks {name}"
+        pin = expected_pin(root, overlay.pin, overlay.series, upstream)
+    except OverlayError as error:
+        yield str(error)
+        return
+    if pin.dumps().encode() != overlay.pin_bytes:
+        yield "VERSION_PIN is stale: run `make refresh`"
+
+
+def missing_fields(header: str) -> list[str]:
+    """The required DEP-3 fields that ``header`` lacks or leaves empty."""
+    fields = header_fields(header)
+    return [name for name in FIELDS if not fields.get(name)]
+
+
+def vendor(overlay: Overlay, upstream: Upstream, dry_run: bool) -> list[str]:
+    """Build the vendored copies into ``vendor_overlay/``, where git ignores them.
+
+    Returns:
+        What was written, relative to the checkout.
+    """
+    written = []
+    for path in overlay.targets:
+        data = overlay.overlaid_bytes(path, upstream.read(path))
+        file = overlay.root / "vendor_overlay" / path
+        if not file.is_file() or file.read_bytes() != data:
+            written.append(f"vendor_overlay/{path}")
+            if not dry_run:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(data)
+    return written
+
+
+def edit(overlay: Overlay, upstream: Upstream, dry_run: bool) -> list[str]:
+    """Lay out upstream's modules in a git tree, with a commit for each patch.
+
+    Returns:
+        The tree, relative to the checkout.
+
+    Raises:
+        OverlayError: the tree holds work that `make refresh` has not written out,
+            or a patch does not apply.
+    """
+    tree = overlay.root / _EDIT
+    if tree.exists() and _holds_work(tree):
+        raise OverlayError(
+            Exit.BUSY,
+            "holds changes that are not in patches/",
+            subject=tree,
+            next_step="commit them there and run `make refresh`, or delete the directory",
+        )
+    texts = {path: upstream.read(path) for path in sorted(overlay.series.paths())}
+    commits: list[tuple[Patch, dict[str, bytes]]] = []
+    for patch in overlay.series.patches:
+        changed = {f.path: f.apply(texts[f.path], patch.name) for f in patch.files}
+        texts |= changed
+        commits.append((patch, changed))
+    if dry_run:
+        return [_EDIT]
+    tree.mkdir(parents=True, exist_ok=True)
+    if not (tree / ".git").exists():
+        _git(tree, "init", "--quiet")
+        _git(tree, "config", "commit.cleanup", "verbatim")
+    # A branch without a past, whatever branch was left here before.
+    _git(tree, "update-ref", "-d", "refs/heads/laying-out")
+    _git(tree, "symbolic-ref", "HEAD", "refs/heads/laying-out")
+    for path in upstream.paths:
+        _write(tree / path, upstream.read(path))
+    _commit(tree, f"vLLM {overlay.pin.release}, pristine\n")
+    _git(tree, "tag", "--force", _PRISTINE)
+    for patch, changed in commits:
+        for path, data in changed.items():
+            _write(tree / path, data)
+        _commit(tree, patch.header.rstrip("\n") + "\n")
+    _git(tree, "branch", "--force", "--move", "series")
+    _saved(tree, overlay.root)
+    return [_EDIT]
+
+
+def refresh(root: Path, dry_run: bool) -> list[str]:
+    """Write patches/ and VERSION_PIN from ``build/edit``, and nothing else.
+
+    Without that tree the patches stay, and VERSION_PIN follows our own modules.
+
+    Returns:
+        What was written or removed, relative to the checkout.
+
+    Raises:
+        OverlayError: the tree has uncommitted changes, a commit without the DEP-3
+            fields, or one that does more than change upstream's modules.
+    """
+    tree = root / _EDIT
+    pin = pins.loads((root / pins.NAME).read_text())
+    if not tree.exists():
+        series = Series.load(root / "patches")
+        expected = expected_pin(root, pin, series, None)
+        if series_digests(expected) != series_digests(pin):
+            raise OverlayError(
+                Exit.USAGE,
+                "differs from what VERSION_PIN expects, and only build/edit can tell the result",
+                subject=root / "patches",
+                next_step="run `make edit`, and then `make refresh`",
+            )
+        return _save(root, {}, expected, dry_run)
+    if dirty := _git(tree, "status", "--porcelain"):
+        raise OverlayError(
+            Exit.USAGE,
+            f"has uncommitted changes: {dirty.splitlines()[0][3:]}",
+            subject=tree,
+            next_step="commit them (`git commit --amend`, or --fixup and `git rebase "
+            f"--interactive --autosquash {_PRISTINE}`) and run `make refresh` again",
+        )
+    if _git(tree, "config", "--default", "", "--get", _LAID_OUT) != _digest_of_patches(root):
+        raise OverlayError(
+            Exit.BUSY,
+            "has changed since `make edit`; refresh would overwrite that",
+            subject=root / "patches",
+            next_step="put your commits aside (`git format-patch saved` in build/edit), delete "
+            "build/edit, run `make edit` and take them up again",
+        )
+    files: dict[str, bytes] = {}
+    patches = []
+    for number, commit in enumerate(_commits(tree, _PRISTINE), 1):
+        name, data = _patch(tree, number, commit)
+        patches.append(parse(name, data))
+        files[f"patches/{name}"] = data
+    series = Series(patches)
+    files[f"patches/{SERIES}"] = "".join(f"{patch.name}\n" for patch in patches).encode()
+
+    def upstream(path: str) -> bytes:
+        return _git_bytes(tree, "show", f"{_PRISTINE}:{path}")
+
+    for path in sorted(series.paths()):
+        if pin.upstream.get(path, sha256(upstream(path))) != sha256(upstream(path)):
+            raise damaged("the tree's pristine file is not the pinned one; lay it out anew", path)
+        if series.apply(path, upstream(path)) != _git_bytes(tree, "show", f"HEAD:{path}"):
+            raise damaged("the patches do not give what the tree holds", path)
+    with tempfile.TemporaryDirectory() as scratch:
+        # The pin covers the patch files as they will be, so they are written once aside.
+        aside = Path(scratch)
+        for name, data in files.items():
+            _write(aside / name, data)
+        (aside / "vendor_overlay").symlink_to(root / "vendor_overlay")
+        expected = expected_pin(aside, pin, series, upstream)
+    written = _save(root, files, expected, dry_run)
+    if not dry_run:
+        _saved(tree, root)
+    return written
+
+
+def dist(root: Path, upstream: Callable[[Overlay], Upstream], dry_run: bool) -> list[str]:
+    """Build ``build/dist/vllm-readiness-overlay-VERSION.tar`` from the commit HEAD.
+
+    The archive is not compressed, because compressors differ between Python
+    versions and the same commit is to give the same bytes everywhere.
+
+    Args:
+        root: the checkout.
+        upstream: gives upstream's files, proven by the overlay of HEAD.
+        dry_run: check, and write nothing.
+
+    Returns:
+        The archive, relative to the checkout.
+
+    Raises:
+        OverlayError: there is no git checkout, or its overlay contradicts itself.
+    """
+    if not (root / ".git").exists():
+        raise OverlayError(
+            Exit.USAGE,
+            "is not a git checkout; an archive is made from a commit",
+            subject=root,
+            next_step="run it in a clone of the overlay's repository",
+        )
+    time = int(_git(root, "log", "-1", "--format=%ct"))
+    with tempfile.TemporaryDirectory() as scratch:
+        head = Path(scratch)
+        with tarfile.open(fileobj=io.BytesIO(_git_bytes(root, "archive", "HEAD"))) as archive:
+            for member in archive:
+                if file := archive.extractfile(member):
+                    _write(head / member.name, file.read())
+                    (head / member.name).chmod(member.mode)
+        overlay = Overlay.load(head)
+        vendor(overlay, upstream(overlay), dry_run=False)
+        for path in overlay.added:
+            overlay.added_bytes(path)
+        name = f"vllm-readiness-overlay-{overlay.pin.overlay}"
+        files = (f.relative_to(head).as_posix() for f in head.rglob("*") if f.is_file())
+        shipped = sorted(f for f in files if not f.startswith(_NOT_SHIPPED))
+        data = io.BytesIO()
+        with tarfile.open(fileobj=data, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+            for path in shipped:
+                info = tarfile.TarInfo(f"{name}/{path}")
+                info.size = (head / path).stat().st_size
+                info.mtime = time
+                info.mode = 0o755 if os.access(head / path, os.X_OK) else 0o644
+                archive.addfile(info, io.BytesIO((head / path).read_bytes()))
+    target = f"build/dist/{name}.tar"
+    if not dry_run:
+        _write(root / target, data.getvalue())
+    return [target]
+
+
+def _patch(tree: Path, number: int, commit: str) -> tuple[str, bytes]:
+    """A commit as a patch: its name, and its bytes."""
+    message = _git(tree, "log", "-1", "--format=%B", commit).strip("\n")
+    subject = message.partition("\n")[0]
+    if missing := missing_fields(message):
+        raise OverlayError(
+            Exit.USAGE,
+            f"the message lacks {', '.join(missing)}",
+            subject=f"commit {commit[:12]} ({subject})",
+            next_step="write it as a DEP-3 header: " + ", ".join(FIELDS),
+        )
+    if any(line.startswith("--- ") for line in message.splitlines()):
+        raise damaged("a line of the message begins with '--- '", f"commit {commit[:12]}")
+    for line in _git(
+        tree, "diff", "--name-status", "--no-renames", f"{commit}^", commit
+    ).splitlines():
+        status, path = line.split("\t")
+        if status != "M":
+            raise OverlayError(
+                Exit.USAGE,
+                "is added or removed; a patch may only change a file",
+                subject=f"{path} in commit {commit[:12]}",
+                next_step=f"put a new module into vendor_overlay/{PACKAGE}/",
+            )
+    options = ["-U0", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", "--text"]
+    options += ["--diff-algorithm=myers", "--src-prefix=a/", "--dst-prefix=b/"]
+    changes = b"".join(bare(_git_bytes(tree, "diff", *options, f"{commit}^", commit)))
+    slug = re.sub(r"[^a-z0-9]+", "-", header_fields(message)["Description"].split("\n")[0].lower())
+    return f"{number:04}-{slug.strip('-')[:60]}.patch", f"{message}\n\n".encode() + changes
+
+
+def bare(diff: bytes) -> Iterator[bytes]:
+    """A diff of git's without its own headers, and without upstream's line behind the @@."""
+    within = 0
+    for line in split_lines(diff):
+        if within and line[:1] in b"+-":
+            within -= 1
+            yield line
+        elif hunk := re.match(rb"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@", line):
+            within = sum(1 if count is None else int(count) for count in hunk.groups())
+            yield hunk[0] + b"\n"
+        elif line.startswith((b"--- ", b"+++ ", b"\\ ")):
+            yield line
+
+
+def _save(root: Path, files: dict[str, bytes], pin: pins.Pin, dry_run: bool) -> list[str]:
+    files[pins.NAME] = pin.dumps().encode()
+    present = {f"patches/{file.name}" for file in (root / "patches").iterdir()}
+    gone = sorted(present - set(files)) if f"patches/{SERIES}" in files else []
+    changed = [
+        name
+        for name, data in sorted(files.items())
+        if not (root / name).is_file() or (root / name).read_bytes() != data
+    ]
+    if not dry_run:
+        for name in changed:
+            _write(root / name, files[name])
+        for name in gone:
+            (root / name).unlink()
+    return changed + [f"{name} (removed)" for name in gone]
+
+
+def series_digests(pin: pins.Pin) -> dict[str, str]:
+    """The checksums of the patch files, by path in an installation."""
+    return {p: d for p, d in pin.result.items() if p.startswith(f"{PROVENANCE}/patches/")}
+
+
+def _digest_of_patches(root: Path) -> str:
+    files = sorted((root / "patches").iterdir())
+    return sha256("".join(f"{sha256(f.read_bytes())}  {f.name}\n" for f in files).encode())
+
+
+def _saved(tree: Path, root: Path) -> None:
+    """Note that the tree and ``patches/`` say the same."""
+    _git(tree, "tag", "--force", _SAVED)
+    _git(tree, "config", _LAID_OUT, _digest_of_patches(root))
+
+
+def _holds_work(tree: Path) -> bool:
+    """Whether the tree says something that ``patches/`` does not."""
+    if _git(tree, "status", "--porcelain"):
+        return True
+    if not _git(tree, "tag", "--list", _SAVED):
+        return False  # Laying it out was cut off.
+    return _git(tree, "rev-parse", "HEAD") != _git(tree, "rev-parse", f"{_SAVED}^{{commit}}")
+
+
+def _write(file: Path, data: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(data)
+
+
+def _commits(tree: Path, since: str) -> list[str]:
+    return _git(tree, "rev-list", "--reverse", f"{since}..HEAD").split()
+
+
+def _commit(tree: Path, message: str) -> None:
+    _git(tree, "add", "--all", "--force")
+    identity = ["-c", "user.name=overlay", "-c", "user.email=overlay@localhost"]
+    options = ["--quiet", "--no-verify", "--no-gpg-sign", "--cleanup=verbatim", "--allow-empty"]
+    _git(tree, *identity, "commit", *options, "--file=-", input=message)
+
+
+def _git(tree: Path, *arguments: str, input: str = "") -> str:
+    return _git_bytes(tree, *arguments, input=input.encode()).decode().rstrip("\n")
+
+
+def _git_bytes(tree: Path, *arguments: str, input: bytes = b"") -> bytes:
+    # The person's own configuration must not change what the tool reads and writes.
+    clean = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    outer = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    command = ["git", "-c", "core.autocrlf=false", "-c", "safe.directory=*", *arguments]
+    try:
+        child = subprocess.run(
+            command, cwd=tree, input=input, capture_output=True, check=False, env=outer | clean
+        )
+    except FileNotFoundError:
+        raise OverlayError(
+            Exit.USAGE, "git is not installed", next_step="install git and run it again"
+        ) from None
+    if child.returncode:
+        said = child.stderr.decode(errors="replace").strip()
+        raise OverlayError(
+            Exit.FAULT,
+            f"git {arguments[0]} failed: {said}",
+            subject=tree,
+            next_step="delete build/edit and lay it out again, or mend the tree with git",
+        )
+    return child.stdout

@@ -1,0 +1,312 @@
+"""The command line: arguments in, an exit code and one report out."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overlay import commands
+from overlay.commands import Options, Outcome
+from overlay.errors import MEANING, Exit, OverlayError, denied
+from overlay.installation import Installation, locate
+from overlay.source import Overlay
+from overlay.state import State
+
+# The author's commands are imported where they run: an entrypoint does not wait for them.
+if TYPE_CHECKING:
+    from overlay import author
+
+#: The checkout, or the unpacked archive, that this tool is part of.
+ROOT = Path(__file__).resolve().parents[2]
+
+_TARGET = """\
+target (one of):
+  --venv DIR      a virtual environment; the active one if nothing is named
+  --site DIR      a site-packages, dist-packages or --target directory
+  --python EXE    the vLLM that this interpreter would import;
+                  with --site, the interpreter that runs that directory
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: the arguments, or None for the process's own.
+
+    Returns:
+        The exit code, one of :class:`~overlay.errors.Exit`.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # A path need not be valid text.
+            stream.reconfigure(errors="surrogateescape")
+    args = _parser().parse_args(argv)
+    try:
+        run: Callable[[argparse.Namespace], int] = args.run
+        return run(args)
+    except OverlayError as error:
+        return _fail(args, error)
+    except KeyboardInterrupt:
+        print(f"overlay {args.command}: interrupted; `status` says where", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output (a pager, `head`) has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.DONE
+    except OSError as error:
+        return _fail(args, denied(error, "the run stopped there"))
+
+
+def _parser() -> argparse.ArgumentParser:
+    codes = "\n".join(f"  {code.value}  {MEANING[code]}" for code in Exit)
+    parser = argparse.ArgumentParser(
+        prog="overlay",
+        description="Lay the readiness overlay over an installed vLLM, and take it off again.",
+        epilog=f"{_TARGET}\nexit codes:\n{codes}\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    every = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
+
+    def command(
+        name: str, run: Callable[[argparse.Namespace], int], text: str, target: bool = True
+    ) -> argparse.ArgumentParser:
+        sub = every.add_parser(
+            name,
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            epilog=(f"{_TARGET}\n" if target else "") + f"exit codes:\n{codes}\n",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        sub.set_defaults(run=run)
+        sub.add_argument("--json", action="store_true", help="report as one JSON object")
+        sub.add_argument("--dry-run", action="store_true", help="check everything, write nothing")
+        if target:
+            for option in ("--venv", "--site", "--python"):
+                sub.add_argument(option, help=argparse.SUPPRESS)
+        return sub
+
+    for name, run, text in (
+        ("apply", _apply, "lay the overlay over an installation, after checking every file"),
+        ("revert", _revert, "give back upstream's files, RECORD included, byte for byte"),
+    ):
+        sub = command(name, run, text)
+        sub.add_argument(
+            "--force",
+            action="store_true",
+            default=os.environ.get("FORCE") == "1",
+            help="go on although a process is serving from there (FORCE=1)",
+        )
+        sub.add_argument(
+            "--wait",
+            type=_seconds,
+            default=Options.wait,
+            metavar="SECONDS",
+            help="how long to wait for another run (default: %(default)g)",
+        )
+    command("status", _status, "say what state every file is in")
+    command("verify", _verify, "say by the exit code alone whether the overlay is whole")
+    sub = command("diff", _diff, "show what the overlay changes in upstream's files")
+    lines = sub.add_mutually_exclusive_group()
+    lines.add_argument("--context", type=_count, default=12, help="lines around each change")
+    lines.add_argument("--full", action="store_true", help="show whole files")
+    sub.add_argument("--added", action="store_true", help="show the overlay's own files, too")
+    for name, run, text, wheel in (
+        ("vendor", _vendor, "build the vendored copies into vendor_overlay/", True),
+        ("edit", _edit, "lay out the series as commits of a git tree in build/edit", True),
+        ("refresh", _refresh, "write patches and checksums from build/edit", False),
+        ("dist", _dist, "build the reproducible archive of HEAD in build/dist", True),
+    ):
+        sub = command(name, run, text, target=wheel)
+        if wheel:
+            sub.add_argument("--wheel", help="take upstream's files from this pinned wheel instead")
+    return parser
+
+
+def _seconds(text: str) -> float:
+    if not 0 <= (value := float(text)) < 1e9:
+        raise ValueError(text)
+    return value
+
+
+def _count(text: str) -> int:
+    if (value := int(text)) < 0:
+        raise ValueError(text)
+    return value
+
+
+def _installation(args: argparse.Namespace) -> Installation:
+    venv = args.venv
+    if args.venv is None and args.site is None and args.python is None:
+        venv = os.environ.get("VIRTUAL_ENV") or None
+    return locate(venv, args.site, args.python)
+
+
+def _apply(args: argparse.Namespace) -> int:
+    return _change(args, commands.apply, "overlaid")
+
+
+def _revert(args: argparse.Namespace) -> int:
+    return _change(args, commands.revert, "reverted")
+
+
+def _change(
+    args: argparse.Namespace,
+    change: Callable[[Installation, Overlay, Options], Outcome],
+    done: str,
+) -> int:
+    options = Options(args.dry_run, args.force, args.wait)
+    outcome = change(_installation(args), Overlay.load(ROOT), options)
+    if args.json:
+        _print_json(args, outcome, Exit.DONE)
+        return Exit.DONE
+    _head(outcome)
+    for path in outcome.changed:
+        print(f"  {path}")
+    for note in outcome.notes:
+        print(f"note: {note}")
+    if outcome.changed:
+        verb = f"would be {done}" if args.dry_run else done
+        print(f"{len(outcome.changed)} files {verb}, digest {outcome.inspection.digest[:12]}")
+    return Exit.DONE
+
+
+def _status(args: argparse.Namespace) -> int:
+    outcome = commands.status(_installation(args), Overlay.load(ROOT))
+    code = commands.verdict(outcome.inspection, want_overlaid=False)
+    if args.json:
+        _print_json(args, outcome, code)
+        return code
+    found = outcome.inspection
+    _head(outcome)
+    for file in found.files:
+        print(f"  {file.state.value:<9} {file.path}")
+        if file.state is State.FOREIGN:
+            print(f"            found {file.found}")
+    if found.record:
+        print(f"  {found.record.value:<9} RECORD")
+    for what, paths in (("left over", found.leftovers), ("stale", found.stale)):
+        for path in paths:
+            print(f"  {what:<9} {path}")
+    for note in outcome.notes:
+        print(f"note: {note}")
+    if found.state is State.PARTIAL:
+        print("next: `apply` carries on, `revert` undoes")
+    print(f"overlay {found.overlay.pin.overlay}, digest {found.digest}")
+    return code
+
+
+def _verify(args: argparse.Namespace) -> int:
+    try:
+        outcome = commands.status(_installation(args), Overlay.load(ROOT))
+        code = commands.verdict(outcome.inspection, want_overlaid=True)
+    except OverlayError as error:
+        return _fail(args, error) if args.json else error.code
+    if args.json:
+        _print_json(args, outcome, code)
+    return code
+
+
+def _diff(args: argparse.Namespace) -> int:
+    context = None if args.full else args.context
+    lines = commands.diff(_installation(args), Overlay.load(ROOT), context, args.added)
+    if args.json:
+        print(json.dumps({"command": "diff", "diff": "".join(lines)}))
+    else:
+        sys.stdout.writelines(lines)
+    return Exit.DONE
+
+
+def _vendor(args: argparse.Namespace) -> int:
+    from overlay import author
+
+    overlay = Overlay.load(ROOT)
+    return _wrote(args, author.vendor(overlay, _upstream(args, overlay), args.dry_run))
+
+
+def _edit(args: argparse.Namespace) -> int:
+    from overlay import author
+
+    overlay = author.load_unproven(ROOT)
+    return _wrote(args, author.edit(overlay, _upstream(args, overlay), args.dry_run))
+
+
+def _refresh(args: argparse.Namespace) -> int:
+    from overlay import author
+
+    return _wrote(args, author.refresh(ROOT, args.dry_run))
+
+
+def _dist(args: argparse.Namespace) -> int:
+    from overlay import author
+
+    return _wrote(args, author.dist(ROOT, lambda head: _upstream(args, head), args.dry_run))
+
+
+def _upstream(args: argparse.Namespace, overlay: Overlay) -> author.Upstream:
+    from overlay import author
+
+    if args.wheel:
+        return author.from_wheel(Path(args.wheel), overlay)
+    return author.from_installation(_installation(args), overlay)
+
+
+def _wrote(args: argparse.Namespace, files: Sequence[str]) -> int:
+    if args.json:
+        print(json.dumps({"command": args.command, "dry_run": args.dry_run, "files": list(files)}))
+        return Exit.DONE
+    for file in files:
+        print(f"{'would write' if args.dry_run else 'wrote'} {file}")
+    if not files:
+        print("nothing to do: everything is as it should be")
+    return Exit.DONE
+
+
+def _head(outcome: Outcome) -> None:
+    found = outcome.inspection
+    installation = found.installation
+    print(f"{installation.site}: {installation.title}, {found.state.value}")
+
+
+def _print_json(args: argparse.Namespace, outcome: Outcome, code: Exit) -> None:
+    found = outcome.inspection
+    installation = found.installation
+    report = {
+        "command": args.command,
+        "dry_run": args.dry_run,
+        "code": int(code),
+        "site": str(installation.site),
+        "distribution": installation.distribution,
+        "version": installation.version,
+        "interpreter": installation.interpreter and str(installation.interpreter),
+        "overlay": found.overlay.pin.overlay,
+        "release": found.overlay.pin.release,
+        "state": found.state.value,
+        "digest": found.digest,
+        "files": [
+            {"path": file.path, "state": file.state.value, "sha256": file.sha256}
+            for file in found.files
+        ],
+        "record": found.record and found.record.value,
+        "leftovers": found.leftovers,
+        "stale": found.stale,
+        "changed": outcome.changed,
+        "notes": outcome.notes,
+    }
+    print(json.dumps(report))
+
+
+def _fail(args: argparse.Namespace, error: OverlayError) -> int:
+    if args.json:
+        report = {"command": args.command, "code": int(error.code), "error": error.to_json()}
+        if error.code is Exit.ABSENT:
+            report["state"] = State.ABSENT.value
+        print(json.dumps(report))
+    else:
+        print(f"overlay {args.command}: {error}", file=sys.stderr)
+    return error.code

@@ -1,0 +1,346 @@
+"""apply, revert, status, verify and diff."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from overlay import bytecode, record
+from overlay import pin as pins
+from overlay.errors import Exit, OverlayError, denied
+from overlay.files import STAGED, Staging, keep, make_directory, remove, sync, write
+from overlay.installation import Installation
+from overlay.lock import exclusive
+from overlay.pin import PACKAGE
+from overlay.processes import refuse_serving
+from overlay.source import PROVENANCE, Overlay
+from overlay.state import Inspection, State, inspect, refuse_foreign
+
+_CARRY_ON = "the installation is partial: run `apply` to carry on or `revert` to undo"
+
+
+@dataclass
+class Outcome:
+    """What a command did, or would do.
+
+    Attributes:
+        inspection: the installation afterwards (before, in a dry run).
+        changed: paths written or removed, relative to site-packages.
+        notes: sentences for a person.
+    """
+
+    inspection: Inspection
+    changed: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a command that writes is to go about it."""
+
+    dry_run: bool = False
+    force: bool = False
+    wait: float = 30.0
+
+
+def apply(installation: Installation, overlay: Overlay, options: Options) -> Outcome:
+    """Lay ``overlay`` over ``installation``; carry on after a run that was cut off.
+
+    Raises:
+        OverlayError: refused, with nothing written; or cut off by the system, with
+            the installation partial.
+    """
+    with exclusive(installation.site, options.wait) as lock:
+        found = inspect(installation, overlay)
+        notes = []
+        if older := _other_version(found):
+            notes.append(f"replaces version {older.overlay.pin.overlay} of the overlay")
+            theirs = {file.path for file in older.files}
+            refuse_foreign(replace(found, files=[f for f in found.files if f.path not in theirs]))
+            _permit(installation, options)
+            if options.dry_run:
+                return Outcome(found, sorted({f.path for f in [*found.files, *older.files]}), notes)
+            _revert(older, lock)
+            found = inspect(installation, overlay)
+        refuse_foreign(found)
+        if found.state is State.OVERLAID:
+            return Outcome(found, notes=["nothing to do: it is overlaid already", *notes])
+        changed = [f.path for f in found.files if f.state is not State.OVERLAID]
+        if installation.interpreter is None:
+            notes.append("no interpreter is known here: bytecode is left to the first import")
+        if installation.record is None:
+            notes.append("there is no RECORD: revert before you uninstall or replace vLLM")
+        _permit(installation, options)
+        if not options.dry_run:
+            _apply(found, lock)
+            found = inspect(installation, overlay)
+        return Outcome(found, changed, notes)
+
+
+def revert(installation: Installation, overlay: Overlay, options: Options) -> Outcome:
+    """Give back upstream's files, from an overlaid or a partial installation.
+
+    Takes off any version of the overlay that the installation has a record of.
+
+    Raises:
+        OverlayError: as for :func:`apply`.
+    """
+    with exclusive(installation.site, options.wait) as lock:
+        found = inspect(installation, overlay)
+        notes = []
+        if older := _other_version(found):
+            notes.append(f"takes off version {older.overlay.pin.overlay} of the overlay")
+        else:
+            refuse_foreign(found)
+            if found.state is State.PRISTINE:
+                return Outcome(found, notes=["nothing to do: it is pristine"])
+        chosen = older or found
+        changed = [f.path for f in chosen.files if f.state is State.OVERLAID]
+        _permit(installation, options)
+        if not options.dry_run:
+            _revert(chosen, lock)
+            found = inspect(installation, overlay)
+            refuse_foreign(found)
+        return Outcome(found, changed, notes)
+
+
+def status(installation: Installation, overlay: Overlay) -> Outcome:
+    """Look, and write nothing."""
+    found = inspect(installation, overlay)
+    notes = []
+    if older := _other_version(found):
+        version = older.overlay.pin.overlay
+        notes.append(
+            f"version {version} of the overlay is laid over it ({older.state.value}); "
+            "`apply` replaces it with this one, `revert` takes it off"
+        )
+    return Outcome(found, notes=notes)
+
+
+def verdict(found: Inspection, want_overlaid: bool) -> Exit:
+    """The exit code that a state comes to, for ``status`` and ``verify``."""
+    try:
+        refuse_foreign(found)
+    except OverlayError as error:
+        return error.code
+    if found.state is State.PARTIAL:
+        return Exit.PARTIAL
+    if found.state is State.PRISTINE and want_overlaid:
+        return Exit.PRISTINE
+    return Exit.DONE
+
+
+def diff(
+    installation: Installation, overlay: Overlay, context: int | None, added: bool
+) -> Iterator[str]:
+    """What the overlay changes, as unified diffs with context, line by line.
+
+    Args:
+        installation: where upstream's bytes come from; pristine or overlaid.
+        overlay: the overlay to show.
+        context: lines of context, or None for the whole file.
+        added: show the files that the overlay adds, too.
+
+    Raises:
+        OverlayError: a file is foreign.
+    """
+    found = inspect(installation, overlay)
+    refuse_foreign(found)
+    for path in overlay.targets:
+        old, new = (_lines(data) for data in found.both(path))
+        around = max(len(old), len(new)) if context is None else context
+        yield from difflib.unified_diff(old, new, f"a/{path}", f"b/{path}", n=around)
+    for path in overlay.added if added else []:
+        new = _lines(overlay.added_bytes(path))
+        yield from difflib.unified_diff([], new, "/dev/null", f"b/{path}")
+
+
+def _lines(data: bytes) -> list[str]:
+    text = data.decode(errors="surrogateescape")
+    return [line + "\n" for line in text.removesuffix("\n").split("\n")] if text else []
+
+
+def _permit(installation: Installation, options: Options) -> None:
+    if not options.force:
+        refuse_serving(installation)
+
+
+def _other_version(found: Inspection) -> Inspection | None:
+    """The installation seen with the overlay that it was overlaid with, if another."""
+    if found.state is not State.FOREIGN:
+        return None
+    try:
+        other = Overlay.installed(found.installation.site)
+        seen = inspect(found.installation, other) if other else None
+    except OverlayError:
+        return None  # What lies there is damaged; it stays foreign.
+    if other is None or seen is None or other.pin_bytes == found.overlay.pin_bytes:
+        return None
+    ours = found.overlay.pin.upstream
+    agree = all(ours.get(path, digest) == digest for path, digest in other.pin.upstream.items())
+    return seen if agree and seen.state in (State.OVERLAID, State.PARTIAL) else None
+
+
+def _apply(found: Inspection, lock: int) -> None:
+    site, overlay, installation = found.installation.site, found.overlay, found.installation
+    state = {file.path: file.state for file in found.files}
+    targets = [path for path in overlay.targets if state[path] is not State.OVERLAID]
+    new = {path: found.both(path)[1] for path in targets}
+    new |= {path: overlay.added_bytes(path) for path in overlay.added}
+    package = site / PACKAGE
+    with _staging() as staging:
+        _clear(found)
+        for path in targets:
+            staging.file(site / path, new[path], (site / path).stat())
+        pycs = _compile(found, staging, overlay.targets, lock)
+        complete = all(state[path] is State.OVERLAID for path in overlay.added)
+        if not complete:
+            _stage_package(found, staging, new, lock)
+        if installation.record:
+            rows = [record.row(path, new[path]) for path in overlay.added]
+            rows += _bytecode_rows(site, staging.newest(package))
+            data = record.overlay(found.record_bytes, found.changed_rows, rows)
+            staging.file(installation.record, data, installation.record.stat())
+        for path in [*overlay.targets, *([] if complete else overlay.added)]:
+            _forget(site / path)
+        # Our package first, so that no seam is ever without what it calls, and no
+        # trace of this version is without the patches that take it off.
+        record_path = [] if installation.record is None else [installation.record]
+        finals = [] if complete else [package]
+        staging.commit([*finals, *record_path, *(site / path for path in targets), *pycs])
+
+
+def _stage_package(
+    found: Inspection, staging: Staging, new: Mapping[str, bytes], lock: int
+) -> None:
+    """Stage the directory of our own files, bytecode included."""
+    site, overlay = found.installation.site, found.overlay
+    package = site / PACKAGE
+    model = (site / overlay.targets[0]).stat()
+    parent = package.parent.stat()
+    staged = staging.directory(package, parent)
+    folders = {staged}
+    for path in overlay.added:
+        file = staged / Path(path).relative_to(PACKAGE)
+        for folder in reversed([p for p in file.parents if staged in p.parents]):
+            if folder not in folders:
+                make_directory(folder, parent)
+                folders.add(folder)
+        write(file, new[path], model)
+    modules = [Path(path) for path in overlay.added if path.endswith(".py")]
+    if found.installation.interpreter:
+        jobs = []
+        for module in modules:
+            source = staged / module.relative_to(PACKAGE)
+            cache = source.parent / "__pycache__"
+            if cache not in folders:
+                make_directory(cache, parent)
+                folders.add(cache)
+            jobs.append(bytecode.Job(source, site / module, f"{cache}/"))
+        names = bytecode.compile_modules(found.installation.interpreter, jobs, lock)
+        for job, name in zip(jobs, names, strict=True):
+            keep(Path(job.out + name), model)
+    for folder in folders:
+        sync(folder)
+
+
+def _compile(found: Inspection, staging: Staging, targets: Iterable[str], lock: int) -> list[Path]:
+    """Stage the bytecode of ``targets``; the final paths."""
+    site, interpreter = found.installation.site, found.installation.interpreter
+    if interpreter is None:
+        return []
+    jobs = []
+    for path in targets:
+        cache = (site / path).parent / "__pycache__"
+        staging.folder(cache)
+        jobs.append(bytecode.Job(staging.newest(site / path), site / path, f"{cache}/{STAGED}"))
+    try:
+        names = bytecode.compile_modules(interpreter, jobs, lock)
+    except OverlayError:
+        for cache in {job.final.parent / "__pycache__" for job in jobs}:
+            for name in os.listdir(cache):
+                if name.startswith(STAGED):
+                    remove(cache / name)
+        raise
+    finals = [
+        job.final.parent / "__pycache__" / name for job, name in zip(jobs, names, strict=True)
+    ]
+    for job, final in zip(jobs, finals, strict=True):
+        staging.made(final, job.final.stat())
+    return finals
+
+
+def _bytecode_rows(site: Path, staged: Path) -> list[bytes]:
+    """RECORD's rows for the bytecode in our package, which lies in ``staged`` now."""
+    files = sorted(file.relative_to(staged) for file in staged.rglob("__pycache__/*.pyc"))
+    return [f"{PACKAGE}/{file.as_posix()},,".encode() for file in files]
+
+
+def _revert(found: Inspection, lock: int) -> None:
+    site, overlay, installation = found.installation.site, found.overlay, found.installation
+    state = {file.path: file.state for file in found.files}
+    targets = [path for path in overlay.targets if state[path] is State.OVERLAID]
+    old = {path: found.both(path)[0] for path in targets}
+    with _staging() as staging:
+        _clear(found)
+        for path in targets:
+            staging.file(site / path, old[path], (site / path).stat())
+        pycs, last = [], []
+        if installation.record:
+            last = [installation.record]
+            data = record.restore(found.record_bytes, found.changed_rows)
+            staging.file(installation.record, data, installation.record.stat())
+            # Bytecode is made again only where the installer had made it.
+            pycs = _compile(found, staging, _compiled_by_installer(overlay.targets, data), lock)
+        for path in overlay.targets:
+            _forget(site / path)
+        # The reverse of apply: our package goes last, and of it the pin.
+        staging.commit([*(site / path for path in targets), *pycs, *last])
+        staging.take_away(site / path for path in sorted(overlay.added, key=_lasting))
+        if os.path.lexists(site / PACKAGE):
+            remove(site / PACKAGE)
+        for cache in {(site / path).parent / "__pycache__" for path in overlay.targets}:
+            if cache.is_dir() and not os.listdir(cache):
+                os.rmdir(cache)
+
+
+def _lasting(path: str) -> tuple[bool, bool, str]:
+    """Sorts our files by how long a revert needs them, the pin last."""
+    return (path.endswith(f"/{pins.NAME}"), path.startswith(PROVENANCE + "/"), path)
+
+
+def _compiled_by_installer(targets: Iterable[str], rows: bytes) -> list[str]:
+    def listed(path: str) -> bool:
+        folder, _, name = path.rpartition("/")
+        return f"\n{folder}/__pycache__/{name[:-3]}.".encode() in rows
+
+    return [path for path in targets if listed(path)]
+
+
+def _clear(found: Inspection) -> None:
+    """Take away what a killed run left, and bytecode that hides its source."""
+    site = found.installation.site
+    for path in [*found.leftovers, *found.stale]:
+        if path != PACKAGE:
+            remove(site / path)
+
+
+def _forget(source: Path) -> None:
+    """Remove the bytecode of ``source``, of every tag; nothing if it is no module."""
+    for pyc in bytecode.cached(source) if source.suffix == ".py" else []:
+        remove(pyc)
+
+
+@contextmanager
+def _staging() -> Iterator[Staging]:
+    """A staging whose failures say how far they came."""
+    with Staging() as staging:
+        try:
+            yield staging
+        except OSError as error:
+            written = _CARRY_ON if staging.begun else "nothing was written"
+            raise denied(error, written) from None

@@ -1,0 +1,118 @@
+"""Exit codes, and the one error type that carries them."""
+
+from __future__ import annotations
+
+import enum
+import errno
+import os
+
+
+class Exit(enum.IntEnum):
+    """The exit codes of every command. README.md shows the same table."""
+
+    DONE = 0
+    FAULT = 1
+    USAGE = 2
+    ABSENT = 3
+    RELEASE = 4
+    FOREIGN = 5
+    PARTIAL = 6
+    BUSY = 7
+    DENIED = 8
+    PRISTINE = 9
+
+
+MEANING = {
+    Exit.DONE: "done, or already so",
+    Exit.FAULT: "this copy of the overlay is damaged or stale, or the tool has a bug",
+    Exit.USAGE: "usage: an argument is wrong, or no target was named",
+    Exit.ABSENT: "no vLLM there, or none that can be overlaid (editable, source, two of them)",
+    Exit.RELEASE: "a vLLM of another release",
+    Exit.FOREIGN: "a file that is neither upstream's nor ours",
+    Exit.PARTIAL: "partial: a run was cut off; apply or revert completes it",
+    Exit.BUSY: "busy: another run holds the lock, or a process is serving from there",
+    Exit.DENIED: "not permitted, read-only, or no space",
+    Exit.PRISTINE: "verify only: vLLM is there and nothing is laid over it",
+}
+
+
+class OverlayError(Exception):
+    """A refusal or failure: what it is about, and what to do next.
+
+    Attributes:
+        code: the process's exit code.
+        reason: one sentence, without the subject.
+        subject: the file, directory or argument it is about, if any.
+        expected: what would have been accepted, if that can be said.
+        found: what is there instead, if that can be said.
+        next_step: what a person can do now.
+    """
+
+    def __init__(
+        self,
+        code: Exit,
+        reason: str,
+        *,
+        subject: str | os.PathLike[str] | None = None,
+        expected: str | None = None,
+        found: str | None = None,
+        next_step: str,
+    ) -> None:
+        self.code = code
+        self.reason = reason
+        self.subject = None if subject is None else os.fspath(subject)
+        self.expected = expected
+        self.found = found
+        self.next_step = next_step
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        head = self.reason if self.subject is None else f"{self.subject}: {self.reason}"
+        rows = [("expected", self.expected), ("found", self.found), ("next", self.next_step)]
+        return "\n".join([head] + [f"  {name:<9} {text}" for name, text in rows if text])
+
+    def to_json(self) -> dict[str, object]:
+        """The error as plain values, for ``--json``."""
+        return {
+            "code": int(self.code),
+            "name": self.code.name.lower(),
+            "reason": self.reason,
+            "subject": self.subject,
+            "expected": self.expected,
+            "found": self.found,
+            "next": self.next_step,
+        }
+
+
+def damaged(reason: str, subject: str | os.PathLike[str]) -> OverlayError:
+    """An error for a copy of the overlay that contradicts itself."""
+    return OverlayError(
+        Exit.FAULT,
+        reason,
+        subject=subject,
+        next_step="an author runs `make refresh`; anyone else takes a fresh copy of the overlay",
+    )
+
+
+_NEXT_STEP = {
+    errno.ENOSPC: "free some space there and run the same command again",
+    errno.EDQUOT: "free some of your quota there and run the same command again",
+    errno.EROFS: "the file system is read-only: overlay the image it is built from",
+    errno.EPERM: "run as the owner of the installation (the file may also be immutable: lsattr)",
+    errno.EACCES: "run as the owner of the installation",
+}
+
+
+def denied(error: OSError, written: str) -> OverlayError:
+    """An error for a system call that failed while files were being changed.
+
+    Args:
+        error: what the system said.
+        written: a sentence on what has been written so far.
+    """
+    return OverlayError(
+        Exit.DENIED,
+        f"{error.strerror or error}; {written}",
+        subject=error.filename if isinstance(error.filename, str) else None,
+        next_step=_NEXT_STEP.get(error.errno or 0, "mend that and run the same command again"),
+    )

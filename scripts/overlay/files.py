@@ -1,0 +1,195 @@
+"""Every change to the file system: stage beside the target, sync, rename.
+
+Nothing is written in place and nothing is written through a link, so the file in a
+package cache that a target is linked to stays as it was. Only functions of ``os``
+are called, one system call each, so that tests can cut a run off at every one.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+
+#: Staged files and directories are called so until they are renamed into place.
+STAGED = ".readiness-overlay-"
+
+
+class Staging:
+    """New files and directories that lie beside their targets until :meth:`commit`.
+
+    As a context manager it takes away what was staged and not committed.
+
+    Attributes:
+        begun: whether something has been renamed into place.
+    """
+
+    def __init__(self) -> None:
+        self.begun = False
+        self._staged: dict[Path, Path] = {}
+        self._folders: list[Path] = []
+
+    def __enter__(self) -> Staging:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for staged in self._staged.values():
+            remove(staged)
+        for folder in [] if self.begun else self._folders:
+            if not os.listdir(folder):
+                os.rmdir(folder)
+
+    def file(self, final: Path, data: bytes, like: os.stat_result) -> None:
+        """Stage ``data`` for ``final``; see :func:`write`."""
+        write(self._stage(final), data, like)
+
+    def directory(self, final: Path, like: os.stat_result) -> Path:
+        """Stage an empty directory for ``final``; the caller fills what is returned."""
+        staged = self._stage(final)
+        make_directory(staged, like)
+        return staged
+
+    def folder(self, path: Path) -> None:
+        """Make a directory now, for files to be staged in, if it is not there."""
+        if not path.is_dir():
+            make_directory(path, path.parent.stat())
+            self._folders.append(path)
+
+    def made(self, final: Path, like: os.stat_result) -> None:
+        """Take over a file that a child process made at :func:`staged_path`."""
+        self._staged[final] = staged_path(final)
+        keep(self._staged[final], like)
+
+    def newest(self, final: Path) -> Path:
+        """Where the contents of ``final`` lie now: staged, or in place."""
+        return self._staged.get(final, final)
+
+    def commit(self, finals: Iterable[Path]) -> None:
+        """Rename what is staged into place, in this order, and make it last."""
+        for final in finals:
+            staged = self._staged[final]
+            self.begun = True
+            if staged.is_dir() and os.path.lexists(final):
+                _merge(staged, final)
+            else:
+                os.replace(staged, final)
+                sync(final.parent)
+            del self._staged[final]
+
+    def take_away(self, paths: Iterable[Path]) -> None:
+        """Remove files, in this order, and then the directories that are empty."""
+        folders = set()
+        for path in paths:
+            self.begun = True
+            remove(path)
+            folders.add(path.parent)
+        for folder in sorted(folders, key=lambda f: len(f.parts), reverse=True):
+            remove(folder / "__pycache__")
+            if folder.is_dir() and not os.listdir(folder):
+                os.rmdir(folder)
+                sync(folder.parent)
+
+    def _stage(self, final: Path) -> Path:
+        staged = self._staged[final] = staged_path(final)
+        return staged
+
+
+def staged_path(final: Path) -> Path:
+    """Where the new contents of ``final`` are staged."""
+    return final.with_name(STAGED + final.name)
+
+
+def write(path: Path, data: bytes, like: os.stat_result) -> None:
+    """Make a new file with ``data``, synced, with the mode and owner of ``like``.
+
+    Raises:
+        OSError: the file is there already, or no permission, or no space; also
+            where the owner cannot be kept.
+    """
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(handle, view) :]
+        _own(handle, like)
+        os.fchmod(handle, stat.S_IMODE(like.st_mode))
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def keep(path: Path, like: os.stat_result) -> None:
+    """Give a file the owner of ``like``, and sync it."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        _own(handle, like)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def make_directory(path: Path, like: os.stat_result) -> None:
+    """Make a directory with the mode and owner of ``like``."""
+    os.mkdir(path, 0o700)
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _own(handle, like)
+        os.fchmod(handle, stat.S_IMODE(like.st_mode))
+    finally:
+        os.close(handle)
+
+
+def sync(directory: Path) -> None:
+    """Make new names and removals in ``directory`` last."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # Some FUSE and CIFS mounts cannot sync one.
+            raise
+    finally:
+        os.close(handle)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link, or a directory with all it holds, if it is there."""
+    try:
+        is_directory = stat.S_ISDIR(os.lstat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if not is_directory:
+        os.unlink(path)
+        return
+    for name in sorted(os.listdir(path)):
+        remove(path / name)
+    os.rmdir(path)
+
+
+def _merge(staged: Path, final: Path) -> None:
+    """Rename each file of one directory into another, and remove the first.
+
+    An existing directory is not renamed: overlayfs refuses that for one that comes
+    from a lower layer of an image (EXDEV).
+    """
+    for name in sorted(os.listdir(staged)):
+        source, target = staged / name, final / name
+        if source.is_dir() and target.is_dir():
+            _merge(source, target)
+        else:
+            os.replace(source, target)
+    sync(final)
+    os.rmdir(staged)
+
+
+def _own(handle: int, like: os.stat_result) -> None:
+    now = os.fstat(handle)
+    if (now.st_uid, now.st_gid) != (like.st_uid, like.st_gid):
+        os.fchown(handle, like.st_uid, like.st_gid)

@@ -1,0 +1,50 @@
+"""One run at a time in an installation, without a lock file to leave behind."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from overlay.errors import Exit, OverlayError
+
+
+@contextmanager
+def exclusive(site: Path, wait: float) -> Iterator[int]:
+    """Hold the lock of ``site``, which is an flock on the directory itself.
+
+    The kernel lets go of it when the process ends, however it ends.
+
+    Args:
+        site: the site-packages directory.
+        wait: how long to wait for another run, in seconds.
+
+    Yields:
+        The handle that holds the lock; a child process that inherits it keeps the
+        next run waiting until it, too, has ended.
+
+    Raises:
+        OverlayError: another run still holds it.
+    """
+    handle = os.open(site, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        deadline = time.monotonic() + wait
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise OverlayError(
+                        Exit.BUSY,
+                        f"another run is at work here and was not done within {wait:g} s",
+                        subject=site,
+                        next_step="wait for it and run the same command again (--wait SECONDS)",
+                    ) from None
+                time.sleep(0.02)
+        yield handle
+    finally:
+        os.close(handle)

@@ -1,0 +1,247 @@
+"""Patches: unified diffs without context lines, applied exactly or not at all.
+
+The base is pinned by checksum, so line numbers are exact and there is nothing to
+search for. Every removed line is compared, and so is the position that the hunk
+claims on the other side; a patch that applies can therefore be reversed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from overlay.errors import damaged
+from overlay.pin import is_safe
+
+SERIES = "series"
+
+_HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_NO_NEWLINE = b"\\ No newline at end of file"
+
+
+@dataclass(frozen=True)
+class Hunk:
+    """Lines to take out and lines to put in their place.
+
+    ``old_at`` and ``new_at`` are zero-based line indices in the file before and
+    after. Lines carry their line feed; only a file's last line may lack it.
+    """
+
+    old_at: int
+    old: tuple[bytes, ...]
+    new_at: int
+    new: tuple[bytes, ...]
+
+    def reversed(self) -> Hunk:
+        """The hunk that undoes this one."""
+        return Hunk(self.new_at, self.new, self.old_at, self.old)
+
+
+@dataclass(frozen=True)
+class FilePatch:
+    """The hunks of one patch in one file, in ascending order."""
+
+    path: str
+    hunks: tuple[Hunk, ...]
+
+    def reversed(self) -> FilePatch:
+        """The change that undoes this one."""
+        return FilePatch(self.path, tuple(hunk.reversed() for hunk in self.hunks))
+
+    def apply(self, data: bytes, name: str) -> bytes:
+        """``data`` with every hunk carried out.
+
+        Raises:
+            OverlayError: a removed line, or a position, is not what the patch says.
+        """
+        lines = split_lines(data)
+        result: list[bytes] = []
+        read = 0
+        for hunk in self.hunks:
+            result += lines[read : hunk.old_at]
+            end = hunk.old_at + len(hunk.old)
+            if tuple(lines[hunk.old_at : end]) != hunk.old or not read <= hunk.old_at <= len(lines):
+                raise damaged(
+                    f"{name} does not apply: line {hunk.old_at + 1} is not what it removes",
+                    self.path,
+                )
+            if len(result) != hunk.new_at:
+                raise damaged(
+                    f"{name} does not apply: it expects line {hunk.new_at + 1} in the result, "
+                    f"and that hunk comes to line {len(result) + 1}",
+                    self.path,
+                )
+            result += hunk.new
+            read = end
+        result += lines[read:]
+        if any(not line.endswith(b"\n") for line in result[:-1]):
+            raise damaged(f"{name} joins two lines: a line feed is missing", self.path)
+        return b"".join(result)
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One concern: a DEP-3 header and the changes it makes.
+
+    The header is kept as text, up to the first file's ``---`` line. DEP-3 is
+    Debian's tagging convention for patches, https://dep-team.pages.debian.net/deps/dep3/.
+    """
+
+    name: str
+    header: str
+    files: tuple[FilePatch, ...]
+
+    def fields(self) -> dict[str, str]:
+        """The header's fields; continuation lines are joined with line feeds."""
+        return header_fields(self.header)
+
+
+def header_fields(header: str) -> dict[str, str]:
+    """Split a DEP-3 header into its fields."""
+    fields: dict[str, str] = {}
+    key = ""
+    for line in header.splitlines():
+        if line[:1].isspace() and key:
+            fields[key] += "\n" + line.strip()
+        elif ":" in line:
+            key, _, value = line.partition(":")
+            fields[key] = value.strip()
+    return fields
+
+
+def split_lines(data: bytes) -> list[bytes]:
+    """Lines of ``data`` at line feeds only, each with its line feed."""
+    return re.findall(rb"[^\n]*\n|[^\n]+", data)
+
+
+def parse(name: str, data: bytes) -> Patch:
+    """Read one patch file.
+
+    Raises:
+        OverlayError: it is not a context-free unified diff, or it names a path
+            outside the vllm package.
+    """
+    lines = split_lines(data)
+    at = next((i for i, line in enumerate(lines) if line.startswith(b"--- ")), len(lines))
+    try:
+        header = b"".join(lines[:at]).decode()
+    except UnicodeDecodeError as error:
+        raise damaged(f"the header is not UTF-8: {error}", name) from None
+    files: list[FilePatch] = []
+    while at < len(lines):
+        path = _file_header(name, lines, at)
+        at += 2
+        hunks: list[Hunk] = []
+        while at < len(lines) and lines[at].startswith(b"@@"):
+            hunk, at = _hunk(name, lines, at)
+            hunks.append(hunk)
+        if not hunks:
+            raise damaged(f"{path} has no hunk", f"{name}, line {at + 1}")
+        files.append(FilePatch(path, tuple(hunks)))
+    if not files:
+        raise damaged("holds no change", name)
+    if len({file.path for file in files}) != len(files):
+        raise damaged("names one file twice", name)
+    return Patch(name, header, tuple(files))
+
+
+def _file_header(name: str, lines: Sequence[bytes], at: int) -> str:
+    where = f"{name}, line {at + 1}"
+    pair = [line.rstrip(b"\n").decode(errors="replace") for line in lines[at : at + 2]]
+    if len(pair) < 2 or not pair[0].startswith("--- a/") or not pair[1].startswith("+++ b/"):
+        raise damaged(f"expected '--- a/PATH' and '+++ b/PATH', found {pair!r}", where)
+    old, new = pair[0][6:], pair[1][6:]
+    if old != new:
+        raise damaged(f"renames {old} to {new}; a patch may only change a file", where)
+    if not is_safe(new):
+        raise damaged(f"{new!r} is not a path inside the vllm package", where)
+    return new
+
+
+def _hunk(name: str, lines: Sequence[bytes], at: int) -> tuple[Hunk, int]:
+    where = f"{name}, line {at + 1}"
+    match = _HUNK.fullmatch(lines[at].rstrip(b"\n"))
+    if not match:
+        raise damaged("not a hunk header, or one that quotes upstream after the @@", where)
+    old_start, old_count, new_start, new_count = (
+        1 if group is None else int(group) for group in match.groups()
+    )
+    at += 1
+    sides: dict[bytes, list[bytes]] = {b"-": [], b"+": []}
+    for sign, count in ((b"-", old_count), (b"+", new_count)):
+        while len(sides[sign]) < count:
+            if at >= len(lines) or lines[at][:1] != sign:
+                raise damaged(f"the hunk promises {count} lines of {sign.decode()}", where)
+            line = lines[at][1:]
+            at += 1
+            if at < len(lines) and lines[at].rstrip(b"\n") == _NO_NEWLINE:
+                line = line[:-1]
+                at += 1
+            elif not line.endswith(b"\n"):
+                raise damaged("the patch ends in the middle of a line", where)
+            sides[sign].append(line)
+    # An empty side is numbered by the line it follows, the other by its first line.
+    old_at = old_start if old_count == 0 else old_start - 1
+    new_at = new_start if new_count == 0 else new_start - 1
+    if (old_count == 0 and new_count == 0) or old_at < 0 or new_at < 0:
+        raise damaged("an empty hunk, or one before the file's first line", where)
+    return Hunk(old_at, tuple(sides[b"-"]), new_at, tuple(sides[b"+"])), at
+
+
+class Series:
+    """All patches, in the order of patches/series."""
+
+    def __init__(self, patches: Iterable[Patch]) -> None:
+        self.patches = tuple(patches)
+
+    @classmethod
+    def load(cls, directory: Path) -> Series:
+        """Read ``directory/series`` and every patch that it lists.
+
+        Raises:
+            OverlayError: a listed patch is missing or malformed.
+        """
+        try:
+            listing = (directory / SERIES).read_bytes().decode(errors="replace").splitlines()
+            names = [line.strip() for line in listing if line.strip() and line[0] != "#"]
+            return cls(parse(name, (directory / _plain(name)).read_bytes()) for name in names)
+        except OSError as error:
+            raise damaged(
+                f"cannot be read ({error.strerror})", str(error.filename or directory)
+            ) from None
+
+    def paths(self) -> set[str]:
+        """Every file that some patch changes."""
+        return {file.path for patch in self.patches for file in patch.files}
+
+    def apply(self, path: str, data: bytes) -> bytes:
+        """Upstream's bytes of ``path`` with all patches on.
+
+        Raises:
+            OverlayError: a patch does not apply.
+        """
+        for patch in self.patches:
+            for file in patch.files:
+                if file.path == path:
+                    data = file.apply(data, patch.name)
+        return data
+
+    def reverse(self, path: str, data: bytes) -> bytes:
+        """The patched bytes of ``path`` with all patches taken off.
+
+        Raises:
+            OverlayError: a reversed patch does not apply.
+        """
+        for patch in reversed(self.patches):
+            for file in patch.files:
+                if file.path == path:
+                    data = file.reversed().apply(data, f"reversed {patch.name}")
+        return data
+
+
+def _plain(name: str) -> str:
+    if "/" in name or name.startswith("."):
+        raise damaged(f"{name!r} is not the plain name of a patch", SERIES)
+    return name

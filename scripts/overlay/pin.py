@@ -1,0 +1,137 @@
+"""VERSION_PIN: the one release this overlay is for, and the checksums that prove it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from overlay.errors import damaged
+
+NAME = "VERSION_PIN"
+
+#: Every file that we add to an installation lies under this directory.
+PACKAGE = "vllm/v1/readiness"
+
+_ENTRY = re.compile(r"(?P<sha256>[0-9a-f]{64})  (?P<path>\S+)")
+_FACT = re.compile(r"(?P<key>[a-z]+) = (?P<value>\S+)")
+_SECTIONS = ("release", "archives", "upstream", "result")
+
+_PREAMBLE = """\
+# The one vLLM release that this overlay is for, and the checksums that prove it.
+# Written by `make refresh`. Each section below [release] is in the format of sha256sum;
+# in a site-packages directory,
+#     sed -n '/^\\[result\\]/,$p' VERSION_PIN | sha256sum -c 2>/dev/null
+# checks an overlaid installation, and /^\\[upstream\\]/,/^$/ a pristine one.
+"""
+
+_TITLES = {
+    "release": "",
+    "archives": "# The release's wheels (GPU and CPU builds) and its source archive.\n",
+    "upstream": "# Upstream's bytes of each file that the patches change.\n",
+    "result": "# The same files after the patches, and the files that the overlay adds.\n",
+}
+
+
+def sha256(data: bytes) -> str:
+    """The SHA-256 of ``data`` in lower-case hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def is_safe(path: str) -> bool:
+    """Whether ``path`` names a file inside the ``vllm`` package and nothing else."""
+    pure = PurePosixPath(path)
+    return (
+        str(pure) == path
+        and len(pure.parts) > 1
+        and pure.parts[0] == "vllm"
+        and ".." not in pure.parts
+        and not any(c in path for c in '\\\0\n\r,"')
+    )
+
+
+@dataclass(frozen=True)
+class Pin:
+    """What VERSION_PIN says.
+
+    Attributes:
+        release: vLLM's version, such as ``0.22.0``.
+        overlay: this overlay's version.
+        archives: file name on the package index to SHA-256.
+        upstream: path in site-packages to the SHA-256 of upstream's bytes.
+        result: path in site-packages to the SHA-256 of the bytes after ``apply``;
+            holds every key of ``upstream``, and the files that are added.
+    """
+
+    release: str
+    overlay: str
+    archives: Mapping[str, str]
+    upstream: Mapping[str, str]
+    result: Mapping[str, str]
+
+    @property
+    def added(self) -> list[str]:
+        """Paths of the files that upstream does not have, sorted."""
+        return sorted(set(self.result) - set(self.upstream))
+
+    def dumps(self) -> str:
+        """The text of VERSION_PIN; :func:`loads` reads it back."""
+        bodies = {
+            "release": f"vllm = {self.release}\noverlay = {self.overlay}\n",
+            **{
+                name: "".join(f"{digest}  {path}\n" for path, digest in sorted(table.items()))
+                for name, table in (
+                    ("archives", self.archives),
+                    ("upstream", self.upstream),
+                    ("result", self.result),
+                )
+            },
+        }
+        return _PREAMBLE + "".join(f"\n{_TITLES[s]}[{s}]\n{bodies[s]}" for s in _SECTIONS)
+
+
+def loads(text: str, origin: str = NAME) -> Pin:
+    """Read the text of a VERSION_PIN.
+
+    Raises:
+        OverlayError: a line is not of the format, a path leaves the package, or
+            the sections contradict each other.
+    """
+    facts: dict[str, str] = {}
+    tables: dict[str, dict[str, str]] = {name: {} for name in _SECTIONS[1:]}
+    section = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        where = f"{origin}, line {number}"
+        if not line or line.startswith("#"):
+            continue
+        if line.startswith("["):
+            section = line.strip("[]")
+            if section not in _SECTIONS:
+                raise damaged(f"there is no section {line}", where)
+        elif section == "release" and (fact := _FACT.fullmatch(line)):
+            facts[fact["key"]] = fact["value"]
+        elif section in tables and (entry := _ENTRY.fullmatch(line)):
+            if section != "archives" and not is_safe(entry["path"]):
+                raise damaged(f"{entry['path']!r} is not a path inside the vllm package", where)
+            if entry["path"] in tables[section]:
+                raise damaged(f"{entry['path']} is listed twice in [{section}]", where)
+            tables[section][entry["path"]] = entry["sha256"]
+        else:
+            raise damaged(f"not a line of the format: {line!r}", where)
+    if missing := {"vllm", "overlay"} - set(facts):
+        raise damaged(f"[release] does not say {', '.join(sorted(missing))}", origin)
+    return _consistent(Pin(facts["vllm"], facts["overlay"], **tables), origin)
+
+
+def _consistent(pin: Pin, origin: str) -> Pin:
+    if unmatched := set(pin.upstream) - set(pin.result):
+        raise damaged(f"[result] lacks {', '.join(sorted(unmatched))}", origin)
+    for path in pin.added:
+        if not path.startswith(PACKAGE + "/"):
+            raise damaged(f"{path} is added outside {PACKAGE}", origin)
+    for path, digest in pin.upstream.items():
+        if pin.result[path] == digest:
+            raise damaged(f"{path} has the same checksum before and after", origin)
+    return pin

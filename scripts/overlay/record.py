@@ -1,0 +1,68 @@
+"""RECORD, the installer's list of files: edited so that it can be restored.
+
+The format is a CSV of path, ``sha256=`` digest and size
+(https://packaging.python.org/en/latest/specifications/recording-installed-packages/).
+Only rows of exactly the expected bytes are replaced, and only rows under our own
+directory are added or taken away. Every other byte, however strange, stays.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Mapping
+
+from overlay.patches import split_lines
+from overlay.pin import PACKAGE
+
+
+def row(path: str, data: bytes) -> bytes:
+    """The row that an installer writes for a file, without a line end."""
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=")
+    return b"%s,sha256=%s,%d" % (path.encode(), digest, len(data))
+
+
+def overlay(data: bytes, changed: Mapping[bytes, bytes], added: Iterable[bytes]) -> bytes:
+    """RECORD for an overlaid installation.
+
+    Args:
+        data: RECORD as it is, in whatever state.
+        changed: pristine row to overlaid row, of each file that is replaced.
+        added: rows of our own files; each path lies under our directory.
+    """
+    text = restore(data, changed)
+    lines = [_swap(line, changed) for line in split_lines(text)]
+    end = b"\r\n" if lines and lines[-1].endswith(b"\r\n") else b"\n"
+    if lines and not lines[-1].endswith(b"\n"):
+        # No line end at the end of the file: keep it so, or it could not be restored.
+        return b"".join(lines) + end + end.join(added)
+    return b"".join(lines) + b"".join(line + end for line in added)
+
+
+def restore(data: bytes, changed: Mapping[bytes, bytes]) -> bytes:
+    """RECORD as it was before :func:`overlay`, byte for byte.
+
+    Args:
+        data: RECORD as it is, in whatever state.
+        changed: the mapping that was given to :func:`overlay`.
+    """
+    back = {new: old for old, new in changed.items()}
+    lines = split_lines(data)
+    kept = [_swap(line, back) for line in lines if not _is_ours(line)]
+    if kept and lines and _is_ours(lines[-1]) and not lines[-1].endswith(b"\n"):
+        kept[-1] = kept[-1].removesuffix(b"\n")
+    return b"".join(kept)
+
+
+def rows_of_ours(data: bytes) -> list[bytes]:
+    """The rows of the files that we add, without line ends."""
+    return [line.rstrip(b"\r\n") for line in split_lines(data) if _is_ours(line)]
+
+
+def _is_ours(line: bytes) -> bool:
+    return line.startswith(PACKAGE.encode() + b"/")
+
+
+def _swap(line: bytes, rows: Mapping[bytes, bytes]) -> bytes:
+    bare = line.rstrip(b"\r\n")
+    return rows.get(bare, bare) + line[len(bare) :]

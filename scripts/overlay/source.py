@@ -1,0 +1,138 @@
+"""The overlay as a set of files: what goes where, and how it is taken off again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from overlay import pin as pins
+from overlay.errors import OverlayError, damaged
+from overlay.patches import Series
+from overlay.pin import PACKAGE, Pin, sha256
+
+#: Where an installation keeps the pin and the patches that it was overlaid with.
+PROVENANCE = f"{PACKAGE}/provenance"
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """A pin, a series, and the files that are added.
+
+    One is read from a checkout or an unpacked archive (:meth:`load`), or from the
+    copy that ``apply`` leaves in an installation (:meth:`installed`). The second
+    suffices to revert, whichever version of the overlay asks.
+    """
+
+    root: Path
+    pin: Pin
+    pin_bytes: bytes
+    series: Series
+
+    @classmethod
+    def load(cls, root: Path) -> Overlay:
+        """Read the overlay that lies in ``root``.
+
+        Raises:
+            OverlayError: VERSION_PIN or a patch is missing, malformed or at odds
+                with the other.
+        """
+        origin = root / pins.NAME
+        try:
+            data = origin.read_bytes()
+            text = data.decode()
+        except OSError as error:
+            raise damaged(f"cannot be read ({error.strerror})", origin) from None
+        except UnicodeDecodeError as error:
+            raise damaged(f"is not UTF-8: {error}", origin) from None
+        overlay = cls(root, pins.loads(text, str(origin)), data, Series.load(root / "patches"))
+        if difference := overlay.series.paths() ^ set(overlay.pin.upstream):
+            raise damaged(
+                f"the patches and VERSION_PIN disagree on {', '.join(sorted(difference))}", root
+            )
+        return overlay
+
+    @classmethod
+    def installed(cls, site: Path) -> Overlay | None:
+        """The overlay recorded in an installation, or None if there is none to read.
+
+        A revert that was cut off may have taken the patches away already, and needs
+        them no more; then the series is empty.
+
+        Raises:
+            OverlayError: the pin that is recorded there is malformed.
+        """
+        root = site / PROVENANCE
+        if not (root / pins.NAME).is_file():
+            return None
+        try:
+            return cls.load(root)
+        except OverlayError:
+            data = (root / pins.NAME).read_bytes()
+            return cls(root, pins.loads(data.decode(errors="replace")), data, Series([]))
+
+    @property
+    def targets(self) -> list[str]:
+        """Upstream's files that are changed, sorted."""
+        return sorted(self.pin.upstream)
+
+    @property
+    def added(self) -> list[str]:
+        """Files that are added, sorted; the pin itself is one of them."""
+        return sorted([*self.pin.added, f"{PROVENANCE}/{pins.NAME}"])
+
+    def digest_of(self, path: str) -> str:
+        """The SHA-256 that ``path`` has in an overlaid installation."""
+        if path == f"{PROVENANCE}/{pins.NAME}":
+            return sha256(self.pin_bytes)
+        return self.pin.result[path]
+
+    def origin_of(self, path: str) -> Path:
+        """Where the bytes of an added file lie in this copy of the overlay."""
+        kept = path.removeprefix(PROVENANCE + "/")
+        return self.root / (kept if kept != path else f"vendor_overlay/{path}")
+
+    def added_bytes(self, path: str) -> bytes:
+        """The bytes of an added file, proven by checksum.
+
+        Raises:
+            OverlayError: the file is missing, or not the one that is pinned.
+        """
+        origin = self.origin_of(path)
+        try:
+            data = origin.read_bytes()
+        except OSError as error:
+            raise damaged(f"cannot be read ({error.strerror})", origin) from None
+        return _proven(data, self.digest_of(path), origin)
+
+    def overlaid_bytes(self, path: str, pristine: bytes) -> bytes:
+        """Upstream's ``pristine`` bytes of ``path`` with the series on, proven by checksum.
+
+        A vendored copy that lies in the tree (an archive carries one) is taken if it
+        is the pinned one; otherwise the patches make it.
+
+        Raises:
+            OverlayError: the result is not the pinned one.
+        """
+        vendored = self.root / "vendor_overlay" / path
+        if vendored.is_file():
+            data = vendored.read_bytes()
+            if sha256(data) == self.pin.result[path]:
+                return data
+        return _proven(self.series.apply(path, pristine), self.pin.result[path], path)
+
+    def pristine_bytes(self, path: str, overlaid: bytes) -> bytes:
+        """Upstream's bytes of ``path``, from the ``overlaid`` ones, proven by checksum.
+
+        Raises:
+            OverlayError: the result is not what upstream released.
+        """
+        return _proven(self.series.reverse(path, overlaid), self.pin.upstream[path], path)
+
+
+def _proven(data: bytes, digest: str, origin: str | Path) -> bytes:
+    if sha256(data) != digest:
+        raise damaged(
+            f"has SHA-256 {sha256(data)}, but VERSION_PIN expects {digest}; nothing was written",
+            origin,
+        )
+    return data

@@ -1,0 +1,277 @@
+"""The state of an installation, read off the checksums of its files."""
+
+from __future__ import annotations
+
+import enum
+import os
+import stat
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from overlay import bytecode, record
+from overlay.errors import Exit, OverlayError, denied
+from overlay.files import STAGED
+from overlay.installation import Installation
+from overlay.pin import PACKAGE, sha256
+from overlay.source import Overlay
+
+
+class State(enum.Enum):
+    """The state of a file, of RECORD, or of a whole installation."""
+
+    PRISTINE = "pristine"
+    OVERLAID = "overlaid"
+    PARTIAL = "partial"
+    FOREIGN = "foreign"
+    MISSING = "missing"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True)
+class FileState:
+    """One file: what it is, and what lies there.
+
+    Attributes:
+        path: relative to site-packages.
+        state: for a file that we add, pristine means that nothing lies there.
+        sha256: of what lies there, or None if that is not a file.
+        data: its bytes, or None.
+        found: in words, what lies there.
+    """
+
+    path: str
+    state: State
+    sha256: str | None
+    data: bytes | None
+    found: str
+
+
+@dataclass
+class Inspection:
+    """Everything that ``status`` says about an installation.
+
+    Attributes:
+        files: every file of the overlay, sorted by path.
+        record: the state of RECORD, or None if there is none.
+        leftovers: staged files, and directories of ours without a file, that a
+            killed run left behind.
+        stale: bytecode that would run instead of its source.
+    """
+
+    installation: Installation
+    overlay: Overlay
+    files: list[FileState]
+    record: State | None = None
+    record_bytes: bytes = b""
+    leftovers: list[str] = field(default_factory=list)
+    stale: list[str] = field(default_factory=list)
+
+    @property
+    def state(self) -> State:
+        """The installation's state."""
+        states = {file.state for file in self.files}
+        if self.record is not None:
+            states.add(self.record)
+        if states & {State.FOREIGN, State.MISSING}:
+            return State.FOREIGN
+        if len(states) > 1 or self.leftovers or self.stale:
+            return State.PARTIAL
+        return states.pop()
+
+    @cached_property
+    def digest(self) -> str:
+        """One SHA-256 over all files as they lie there, to compare machines by.
+
+        Of the lines ``sha256  path``, sorted by path, with ``-`` for a file that is
+        not there: what ``sha256sum`` would print for them.
+        """
+        lines = (f"{file.sha256 or '-'}  {file.path}\n" for file in self.files)
+        return sha256("".join(lines).encode())
+
+    def both(self, path: str) -> tuple[bytes, bytes]:
+        """A target's bytes, pristine and overlaid, whichever of them lies there."""
+        file = next(f for f in self.files if f.path == path)
+        assert file.data is not None
+        if file.state is State.OVERLAID:
+            return self.overlay.pristine_bytes(path, file.data), file.data
+        return file.data, self.overlay.overlaid_bytes(path, file.data)
+
+    @cached_property
+    def changed_rows(self) -> dict[bytes, bytes]:
+        """RECORD's row of each target, pristine to overlaid."""
+        pairs = ((path, self.both(path)) for path in sorted(self.overlay.series.paths()))
+        return {record.row(path, old): record.row(path, new) for path, (old, new) in pairs}
+
+
+def inspect(installation: Installation, overlay: Overlay) -> Inspection:
+    """Look at every file of ``overlay`` in ``installation``; change nothing.
+
+    Raises:
+        OverlayError: a file may not be read.
+    """
+    paths = sorted([*overlay.targets, *overlay.added])
+    try:
+        found = Inspection(
+            installation, overlay, [_file(installation.site, overlay, path) for path in paths]
+        )
+        found.files += _strangers(installation.site, overlay)
+        found.files += _linked_caches(installation.site, overlay)
+        found.files.sort(key=lambda file: file.path)
+        _look_aside(found)
+        if installation.record and found.state is not State.FOREIGN:
+            _look_at_record(found, installation.record)
+    except OSError as error:
+        raise denied(error, "the installation cannot be looked at") from None
+    return found
+
+
+def _file(site: Path, overlay: Overlay, path: str) -> FileState:
+    target = path in overlay.pin.upstream
+    if link := _link_above(site, path):
+        return FileState(path, State.FOREIGN, None, None, f"{link} is not a plain directory")
+    full = site / path
+    try:
+        mode = full.stat().st_mode
+    except OSError:
+        if full.is_symlink():
+            return FileState(path, State.FOREIGN, None, None, "a link that leads nowhere")
+        if os.path.lexists(full):
+            raise
+        return FileState(path, State.MISSING if target else State.PRISTINE, None, None, "nothing")
+    if not stat.S_ISREG(mode):
+        kind = "a directory" if stat.S_ISDIR(mode) else "a special file"
+        return FileState(path, State.FOREIGN, None, None, kind)
+    data = full.read_bytes()
+    digest = sha256(data)
+    if digest == overlay.digest_of(path):
+        state = State.OVERLAID
+    elif target and digest == overlay.pin.upstream[path]:
+        state = State.PRISTINE
+    else:
+        state = State.FOREIGN
+    return FileState(path, state, digest, data, f"SHA-256 {digest}")
+
+
+def _link_above(site: Path, path: str) -> str | None:
+    """The first directory on the way to ``path`` that is a link or not a directory."""
+    for parent in reversed(Path(path).parents[:-1]):
+        try:
+            if not stat.S_ISDIR(os.lstat(site / parent).st_mode):
+                return str(site / parent)
+        except FileNotFoundError:
+            return None
+    return None
+
+
+def _strangers(site: Path, overlay: Overlay) -> list[FileState]:
+    """Files in our own directory that no version of ours put there."""
+    ours = {site / path for path in overlay.added}
+    return [
+        FileState(
+            str(path.relative_to(site)),
+            State.FOREIGN,
+            None,
+            None,
+            "a file that is not the overlay's",
+        )
+        for path in sorted((site / PACKAGE).rglob("*"))
+        if path not in ours
+        and "__pycache__" not in path.relative_to(site).parts
+        and not (path.is_dir() and not path.is_symlink())
+    ]
+
+
+def _linked_caches(site: Path, overlay: Overlay) -> list[FileState]:
+    """Directories of bytecode that are links: what lies behind them is not ours."""
+    folders = sorted({str(Path(path).parent / "__pycache__") for path in overlay.targets})
+    return [
+        FileState(folder, State.FOREIGN, None, None, "a link, and no plain directory")
+        for folder in folders
+        if os.path.lexists(site / folder) and not stat.S_ISDIR(os.lstat(site / folder).st_mode)
+    ]
+
+
+def _look_aside(found: Inspection) -> None:
+    site = found.installation.site
+    folders = {(site / path).parent for path in found.overlay.targets}
+    folders |= {folder / "__pycache__" for folder in folders} | {(site / PACKAGE).parent}
+    if found.installation.record:
+        folders.add(found.installation.record.parent)
+    for folder in sorted(folders):
+        if folder.is_dir():
+            found.leftovers += sorted(
+                str((folder / name).relative_to(site))
+                for name in os.listdir(folder)
+                if name.startswith(STAGED)
+            )
+    added = [f for f in found.files if f.path.startswith(PACKAGE + "/")]
+    if os.path.lexists(site / PACKAGE) and all(f.state is State.PRISTINE for f in added):
+        found.leftovers.append(PACKAGE)
+    for file in found.files:
+        if file.path.endswith(".py"):
+            pycs = bytecode.stale(site / file.path, file.data)
+            found.stale += [str(pyc) for pyc in pycs]
+
+
+def _look_at_record(found: Inspection, path: Path) -> None:
+    if not path.is_file() or _link_above(path.parent.parent, f"{path.parent.name}/RECORD"):
+        name = str(path.relative_to(found.installation.site))
+        found.files.append(FileState(name, State.FOREIGN, None, None, "not a plain file"))
+        return
+    data = found.record_bytes = path.read_bytes()
+    restored = record.restore(data, found.changed_rows)
+    listed = record.rows_of_ours(data)
+    needed = {
+        record.row(f.path, f.data or b"") for f in found.files if f.path in found.overlay.added
+    }
+    if data == restored:
+        found.record = State.PRISTINE
+    elif needed <= set(listed) and data == record.overlay(restored, found.changed_rows, listed):
+        found.record = State.OVERLAID
+    else:
+        found.record = State.PARTIAL
+
+
+def refuse_foreign(found: Inspection) -> None:
+    """Raise if ``found`` holds a file that is not known.
+
+    Raises:
+        OverlayError: naming the first such file, and how many more there are.
+    """
+    strange = [f for f in found.files if f.state in (State.FOREIGN, State.MISSING)]
+    if not strange:
+        return
+    pin, installation = found.overlay.pin, found.installation
+    file = strange[0]
+    more = f" (and {len(strange) - 1} more)" if len(strange) > 1 else ""
+    title = f"{installation.title} in {installation.site}"
+    if installation.release != pin.release and any(f.path in pin.upstream for f in strange):
+        raise OverlayError(
+            Exit.RELEASE,
+            f"is not the file of vLLM {pin.release}{more}; this is {title}",
+            subject=installation.site / file.path,
+            expected=_expected(found.overlay, file.path),
+            found=file.found,
+            next_step=f"install vLLM {pin.release}, or take the overlay that is for this release",
+        )
+    target = file.path in pin.upstream
+    raise OverlayError(
+        Exit.FOREIGN,
+        ("is neither upstream's nor the overlay's" if target else "is not a file of the overlay")
+        + more,
+        subject=installation.site / file.path,
+        expected=_expected(found.overlay, file.path),
+        found=file.found,
+        next_step=f"keep your change elsewhere and reinstall {installation.title}, then apply"
+        if target
+        else "move it away, then run the same command again",
+    )
+
+
+def _expected(overlay: Overlay, path: str) -> str | None:
+    after = overlay.pin.result.get(path)
+    if path in overlay.pin.upstream:
+        before = overlay.pin.upstream[path]
+        return f"SHA-256 {before} (vLLM {overlay.pin.release}) or {after} (overlaid)"
+    return f"SHA-256 {after}, or nothing" if after else None
