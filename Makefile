@@ -1,0 +1,80 @@
+# vllm-readiness-overlay. `make help` lists the targets.
+#
+# The installation that a target is about: VENV=dir, SITE=dir, PYTHON=interpreter, or the
+# active virtual environment; with none of them, .venv here, which `make apply` makes.
+
+PYTHON3 ?= python3
+TEST_ENV := build/env
+WHEEL ?=
+ARGS ?=
+
+# An interpreter that the environment happens to name does not contradict a named target.
+ifneq ($(strip $(VENV)),)
+  ifneq (,$(filter environment%,$(origin PYTHON)))
+    override PYTHON :=
+  endif
+endif
+ifeq ($(strip $(VENV)$(SITE)$(PYTHON)$(VIRTUAL_ENV)),)
+  override VENV := .venv
+  OWN_ENV := yes
+endif
+export VENV SITE PYTHON WHEEL FORCE
+
+# Values travel through the environment, so that a path may hold spaces.
+TARGET = $(if $(VENV),--venv "$$VENV") $(if $(SITE),--site "$$SITE") $(if $(PYTHON),--python "$$PYTHON")
+OVERLAY = $(PYTHON3) scripts/overlay
+DEMO_PYTHON = $(if $(PYTHON),"$$PYTHON",$(if $(VENV),"$$VENV/bin/python",$(if $(SITE),$(PYTHON3),"$$VIRTUAL_ENV/bin/python")))
+UPSTREAM = $(if $(WHEEL),--wheel "$$WHEEL",$(TARGET))
+
+.DEFAULT_GOAL := help
+.PHONY: help apply revert status verify diff vendor edit refresh dist demo test lint environment
+
+help: ## list the targets
+	@echo "The target: VENV=dir, SITE=site-packages dir, PYTHON=interpreter, the active"
+	@echo "virtual environment, or .venv here. More flags: ARGS='--json --dry-run'."
+	@echo
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; \
+	  do printf '  %-9s %s\n' "$$name" "$$text"; done
+
+environment:
+ifdef OWN_ENV
+	@$(PYTHON3) scripts/environment serve .venv
+endif
+
+apply: environment ## lay the overlay over the target (makes .venv if none is named)
+	@$(OVERLAY) apply $(TARGET) $(ARGS)
+
+revert: ## give back upstream's files, byte for byte
+	@$(OVERLAY) revert $(TARGET) $(ARGS)
+
+status: ## say what state every file is in
+	@$(OVERLAY) status $(TARGET) $(ARGS)
+
+verify: ## silent; succeed only if the overlay is whole
+	@$(OVERLAY) verify $(TARGET) $(ARGS)
+
+diff: ## show what the overlay changes in upstream's files
+	@$(OVERLAY) diff $(TARGET) $(ARGS)
+
+vendor: ## build the vendored copies into vendor_overlay/ (or from WHEEL=file)
+	@$(OVERLAY) vendor $(UPSTREAM) $(ARGS)
+
+edit: ## lay out the series as commits in build/edit
+	@$(OVERLAY) edit $(UPSTREAM) $(ARGS)
+
+refresh: ## write patches/ and VERSION_PIN from build/edit
+	@$(OVERLAY) refresh $(ARGS)
+
+dist: ## build the reproducible archive of HEAD in build/dist
+	@$(OVERLAY) dist $(UPSTREAM) $(ARGS)
+
+demo: apply ## serve a small generated model on the overlaid engine and print tokens
+	@$(if $(SITE),PYTHONPATH="$$SITE" )$(DEMO_PYTHON) scripts/demo
+
+test: lint ## run every test, in a shared environment that it makes (build/env)
+	@$(TEST_ENV)/bin/python -m pytest $(ARGS)
+
+lint: ## ruff and mypy
+	@$(PYTHON3) scripts/environment test $(TEST_ENV)
+	@$(TEST_ENV)/bin/ruff check . && $(TEST_ENV)/bin/ruff format --check .
+	@$(TEST_ENV)/bin/mypy
