@@ -1,0 +1,76 @@
+"""Run a fixed set of requests through the vLLM that Python imports here.
+
+    python generate.py MODEL_DIR OUT.json
+
+Run as a program of its own, once per installation, so that two installations can be
+compared. Writes each request's token ids and logprobs.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from demo.model import write
+
+SETTINGS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.0, "logprobs": 5},
+    {"temperature": 0.0, "logprobs": 0, "prompt_logprobs": 3},
+    {"temperature": 1.0, "seed": 1, "logprobs": 2},
+    {"temperature": 0.7, "top_p": 0.9, "top_k": 50, "seed": 2, "logprobs": 2},
+    {"temperature": 0.9, "min_p": 0.05, "seed": 3},
+    {"temperature": 0.0, "presence_penalty": 1.5, "logprobs": 1},
+    {"temperature": 0.0, "frequency_penalty": 0.7, "repetition_penalty": 1.3, "logprobs": 1},
+    {"temperature": 0.8, "presence_penalty": -0.5, "seed": 4, "logprobs": 1},
+    {"temperature": 0.0, "min_tokens": 8, "stop_token_ids": [3, 5, 7]},
+    {"temperature": 0.0, "logit_bias": {11: 5.0, 13: -5.0}, "logprobs": 3},
+    {"temperature": 0.0, "ignore_eos": True, "max_tokens": 64},
+]
+
+
+def main(model: Path, out: Path) -> None:
+    """Generate with every setting in one batch, and write what came out."""
+    from vllm import LLM, SamplingParams, TokensPrompt
+
+    llm = LLM(
+        model=str(write(model, vocab_size=1009, torch_dtype="float32")),
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        max_model_len=256,
+        enforce_eager=True,
+        seed=0,
+    )
+    prompts = [[(7 * n + k) % 1000 + 3 for k in range(5 + n)] for n in range(len(SETTINGS))]
+    parameters = [
+        SamplingParams(**{"max_tokens": 24, "detokenize": False, **setting}) for setting in SETTINGS
+    ]
+    results = llm.generate(
+        [TokensPrompt(prompt_token_ids=p) for p in prompts], parameters, use_tqdm=False
+    )
+    report = []
+    for result in results:
+        output = result.outputs[0]
+        report.append(
+            {
+                "tokens": list(output.token_ids),
+                "finish": output.finish_reason,
+                "logprobs": _plain(output.logprobs),
+                "prompt_logprobs": _plain(result.prompt_logprobs),
+            }
+        )
+    out.write_text(json.dumps(report))
+
+
+def _plain(positions: Any) -> Any:
+    """Logprobs as lists of [token, logprob, rank]; floats keep every bit in JSON."""
+    if positions is None:
+        return None
+    return [
+        None if at is None else [[token, lp.logprob, lp.rank] for token, lp in at.items()]
+        for at in positions
+    ]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

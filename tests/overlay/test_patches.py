@@ -1,0 +1,126 @@
+"""Patches apply exactly, reverse exactly, or are refused."""
+
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from overlay import author
+from overlay.errors import Exit, OverlayError
+from overlay.patches import Patch, Series, parse
+from support.mini import unified
+
+LINES = st.lists(st.sampled_from(["", "a", "b", "  c", "-- d", "++ e", "@@ -1 +1 @@", "\\ f"]))
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> bytes:
+    """A few lines that repeat a lot, with or without a line feed at the end."""
+    body = "\n".join(draw(LINES))
+    return (body + draw(st.sampled_from(["", "\n"]))).encode()
+
+
+def patch(old: bytes, new: bytes) -> Patch:
+    return parse("p.patch", b"Description: x\n\n" + unified("vllm/f.py", old, new))
+
+
+@given(st.lists(texts(), min_size=2, max_size=4))
+def test_a_series_applies_and_reverses(versions: list[bytes]) -> None:
+    series = Series(patch(old, new) for old, new in pairwise(versions) if old != new)
+    assert series.apply("vllm/f.py", versions[0]) == versions[-1]
+    assert series.reverse("vllm/f.py", versions[-1]) == versions[0]
+    assert series.apply("vllm/other.py", b"kept") == b"kept"
+
+
+@settings(max_examples=40, deadline=None)
+@given(old=texts(), new=texts())
+def test_git_agrees(tmp_path_factory: pytest.TempPathFactory, old: bytes, new: bytes) -> None:
+    if old == new:
+        return
+    folder = tmp_path_factory.mktemp("git")
+    for side, data in (("a", old), ("b", new)):
+        (folder / side / "vllm").mkdir(parents=True)
+        (folder / side / "vllm" / "f.py").write_bytes(data)
+    command = ["git", "diff", "--no-index", "-U0", "--no-prefix", "a", "b"]
+    diff = subprocess.run(command, cwd=folder, capture_output=True, check=False).stdout
+    changed = parse("p.patch", b"".join(author.bare(diff)))
+    assert changed.files[0].apply(old, "p.patch") == new
+
+
+@given(old=texts(), new=texts(), other=texts())
+def test_another_base_is_refused_or_has_the_same_lines(
+    old: bytes, new: bytes, other: bytes
+) -> None:
+    if old == new:
+        return
+    (file,) = patch(old, new).files
+    try:
+        result = file.apply(other, "p.patch")
+    except OverlayError as error:
+        assert error.code is Exit.FAULT
+        assert "vllm/f.py" in str(error)
+    else:
+        assert file.reversed().apply(result, "p.patch") == other
+
+
+@pytest.mark.parametrize(
+    "path", ["../x.py", "vllm/../../x.py", "/etc/x.py", "vllm", "vllm//x.py", "vllm/./x.py", "x.py"]
+)
+def test_a_path_that_climbs_out_is_refused(path: str) -> None:
+    with pytest.raises(OverlayError, match="not a path inside the vllm package"):
+        parse("p.patch", f"--- a/{path}\n+++ b/{path}\n@@ -0,0 +1 @@\n+x\n".encode())
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no change"),
+        ("--- a/vllm/f.py\n+++ b/vllm/f.py\n", "no hunk"),
+        ("--- a/vllm/f.py\n+++ b/vllm/g.py\n@@ -0,0 +1 @@\n+x\n", "renames"),
+        ("--- a/vllm/f.py\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n", "expected"),
+        ("--- a/vllm/f.py\n+++ b/vllm/f.py\n@@ -1,2 +1 @@\n-x\n+y\n", "promises 2"),
+        ("--- a/vllm/f.py\n+++ b/vllm/f.py\n@@ -1 +1 @@ def f():\n-x\n+y\n", "quotes upstream"),
+        ("--- a/vllm/f.py\n+++ b/vllm/f.py\n@@ -1,2 +1,2 @@\n x\n-y\n+z\n", "promises"),
+        ("--- a/vllm/f.py\n+++ b/vllm/f.py\n@@ -1 +1 @@\n-x\n+y", "middle of a line"),
+        ("--- a/vllm/f.py\n+++ b/vllm/f.py\n@@ -0,0 +0,0 @@\n", "empty hunk"),
+        (
+            "--- a/vllm/f.py\n+++ b/vllm/f.py\n@@ -0,0 +1 @@\n+x\n" * 2,
+            "twice",
+        ),
+    ],
+)
+def test_what_is_not_such_a_patch_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(OverlayError, match=reason):
+        parse("p.patch", text.encode())
+
+
+@settings(max_examples=300)
+@given(data=st.data(), old=texts(), new=texts())
+def test_a_damaged_patch_never_crashes(data: st.DataObject, old: bytes, new: bytes) -> None:
+    if old == new:
+        return
+    whole = unified("vllm/f.py", old, new)
+    at = data.draw(st.integers(0, len(whole) - 1))
+    damage = data.draw(st.binary(max_size=3))
+    try:
+        (file,) = parse("p.patch", whole[:at] + damage + whole[at + 1 :]).files
+        result = file.apply(old, "p.patch")
+    except (OverlayError, ValueError) as error:
+        assert isinstance(error, OverlayError) or "unpack" in str(error)
+    else:
+        assert file.reversed().apply(result, "p.patch") == old
+
+
+def test_a_series_names_the_patch_that_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "series").write_text("0001-gone.patch\n")
+    with pytest.raises(OverlayError, match=r"0001-gone\.patch"):
+        Series.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../0001.patch", "/etc/passwd", "a/b.patch", ".hidden"])
+def test_a_series_lists_plain_names_only(tmp_path: Path, name: str) -> None:
+    (tmp_path / "series").write_text(name + "\n")
+    with pytest.raises(OverlayError, match="not the plain name"):
+        Series.load(tmp_path)

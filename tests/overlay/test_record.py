@@ -1,0 +1,58 @@
+"""RECORD comes back byte for byte, whatever it held."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from overlay import record
+from overlay.pin import PACKAGE
+from support.sites import INFO, UPSTREAM
+
+OLD, NEW = record.row("vllm/envs.py", b"old"), record.row("vllm/envs.py", b"newer")
+CHANGED = {OLD: NEW}
+ADDED = [record.row(f"{PACKAGE}/a.py", b"a"), f"{PACKAGE}/__pycache__/a.cpython-311.pyc,,".encode()]
+
+ROWS = st.sampled_from(
+    [
+        OLD,
+        b"vllm/envs.py,,",
+        b'"vllm/envs.py",sha256=x,1',
+        b"vllm/envs.py,sha512=abc,3",
+        b"./vllm/envs.py,,",
+        b"/abs/vllm/envs.py,,",
+        b"",
+        b"\xff\xfe,sha256=,",
+        b'"a,b",,',
+        b"vllm/other.py,sha256=y,2",
+        b"lone\rcarriage",
+        b"ends in return\r",
+    ]
+)
+RECORDS = st.builds(
+    lambda rows, end, last: end.join(rows) + (end if last else b""),
+    st.lists(ROWS),
+    st.sampled_from([b"\n", b"\r\n"]),
+    st.booleans(),
+)
+
+
+@given(RECORDS)
+def test_restore_undoes_overlay(data: bytes) -> None:
+    overlaid = record.overlay(data, CHANGED, ADDED)
+    assert record.restore(overlaid, CHANGED) == data
+    assert record.overlay(overlaid, CHANGED, ADDED) == overlaid
+    assert record.rows_of_ours(overlaid) == ADDED
+    assert record.restore(data, CHANGED) == data
+
+
+@given(st.binary())
+def test_no_bytes_are_too_strange(data: bytes) -> None:
+    assert record.restore(record.overlay(data, CHANGED, ADDED), CHANGED) == data
+
+
+def test_the_real_record_changes_in_the_rows_of_our_files_only() -> None:
+    data = (UPSTREAM / INFO / "RECORD").read_bytes()
+    envs = (UPSTREAM / "vllm" / "envs.py").read_bytes()
+    old, new = record.row("vllm/envs.py", envs), record.row("vllm/envs.py", b"changed")
+    before = data.splitlines()
+    after = record.overlay(data, {old: new}, ADDED).splitlines()
+    assert old in before
+    assert after == [new if line == old else line for line in before] + ADDED

@@ -1,0 +1,1 @@
+"""What the tests share: real installations, a small synthetic one, and faults."""

