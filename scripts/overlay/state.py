@@ -184,7 +184,8 @@ def _strangers(site: Path, overlay: Overlay) -> list[FileState]:
 
 def _linked_caches(site: Path, overlay: Overlay) -> list[FileState]:
     """Directories of bytecode that are links: what lies behind them is not ours."""
-    folders = sorted({str(Path(path).parent / "__pycache__") for path in overlay.targets})
+    modules = [path for path in (*overlay.targets, *overlay.added) if path.endswith(".py")]
+    folders = sorted({str(Path(path).parent / "__pycache__") for path in modules})
     return [
         FileState(folder, State.FOREIGN, None, None, "a link, and no plain directory")
         for folder in folders

@@ -11,7 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from demo.model import write
+
+#: FlashAttention 3 takes no float32.
+DTYPE = "bfloat16" if torch.cuda.is_available() else "float32"
 
 SETTINGS: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -34,10 +38,11 @@ def main(model: Path, out: Path) -> None:
     from vllm import LLM, SamplingParams, TokensPrompt
 
     llm = LLM(
-        model=str(write(model, vocab_size=1009, torch_dtype="float32")),
+        model=str(write(model, vocab_size=1009, torch_dtype=DTYPE)),
         load_format="dummy",
         skip_tokenizer_init=True,
         max_model_len=256,
+        gpu_memory_utilization=0.3,
         enforce_eager=True,
         seed=0,
     )

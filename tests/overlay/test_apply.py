@@ -329,6 +329,39 @@ def test_read_only_site_packages(site: Path, tmp_path: Path, command: str) -> No
     assert snapshot(site, bytecode=True) == before
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system")
+def test_a_read_only_file_system(site: Path) -> None:
+    before = snapshot(site, bytecode=True)
+    assert os.system(f"mount --bind '{site}' '{site}'") == 0
+    try:
+        assert os.system(f"mount -o remount,bind,ro '{site}'") == 0
+        refused = run("apply", "--site", site)
+        assert refused.returncode == Exit.DENIED
+        assert "nothing was written" in refused.stderr
+        assert "the file system is read-only" in refused.stderr
+    finally:
+        os.system(f"umount '{site}'")
+    assert snapshot(site, bytecode=True) == before
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("last", [b"", b"lone row without an end"])
+def test_a_record_with_strange_rows_comes_back(site: Path, end: bytes, last: bytes) -> None:
+    record = site / sites.INFO / "RECORD"
+    rows = record.read_bytes().splitlines()
+    envs = next(row for row in rows if row.startswith(b"vllm/envs.py,"))
+    rows[rows.index(envs)] = b"vllm/envs.py,sha512=abc,12"
+    rows += [envs, envs, b"", b'"a,b",,', b"\xff\xfe,sha256=,", b"../../outside,,", b'"open']
+    record.write_bytes(end.join([*rows, last]))
+    before = snapshot(site)
+    for command in ("apply", "revert"):
+        done = run(command, "--site", site, "--python", sys.executable)
+        assert done.returncode == Exit.DONE, done.stderr
+        listed = PACKAGE.encode() in record.read_bytes()
+        assert listed is (command == "apply")
+    assert snapshot(site) == before
+
+
 def test_eight_at_once_end_with_one(site: Path) -> None:
     alone = sites.small(site.parent / "alone")
     run("apply", "--site", alone, "--python", sys.executable)
@@ -509,7 +542,12 @@ def test_bytecode_behind_a_link_is_not_touched(site: Path, tmp_path: Path) -> No
     refused = run("apply", "--site", site, "--python", sys.executable)
     assert refused.returncode == Exit.FOREIGN
     assert "vllm/__pycache__" in refused.stderr
-    assert [file.name for file in outside.iterdir()] == ["envs.cpython-399.pyc"]
+    (site / "vllm" / "__pycache__").unlink()
+    run("apply", "--site", site)
+    (outside / "switch.cpython-399.pyc").write_bytes(b"theirs")
+    (site / PACKAGE / "__pycache__").symlink_to(outside)
+    assert run("revert", "--site", site).returncode == Exit.FOREIGN
+    assert len(list(outside.iterdir())) == 2
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount an image's layers")

