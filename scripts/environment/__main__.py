@@ -33,12 +33,14 @@ def main() -> int:
     parser.add_argument("purpose", choices=("serve", "test"))
     parser.add_argument("directory", type=Path)
     args = parser.parse_args()
-    if args.purpose == "serve":
-        packages = GPU if has_nvidia_gpu() else CPU
-    else:
-        packages = [*CPU, "--group", f"{ROOT / 'pyproject.toml'}:test"]
+    packages = GPU if args.purpose == "serve" and has_nvidia_gpu() else CPU
+    inputs = [HERE / "cpu-overrides.txt"] if packages is CPU else []
+    if args.purpose == "test":
+        project = ROOT / "pyproject.toml"
+        packages = [*packages, "--group", f"{project}:test"]
+        inputs.append(project)
     try:
-        make(args.directory, packages)
+        make(args.directory, packages, inputs)
     except (subprocess.CalledProcessError, Failure) as error:
         print(f"environment: {error}", file=sys.stderr)
         return 1
@@ -49,18 +51,17 @@ class Failure(Exception):
     """Something that a person has to mend first."""
 
 
-def make(directory: Path, packages: list[str]) -> None:
-    """Make ``directory`` with ``packages``, unless they are there already.
+def make(directory: Path, packages: list[str], inputs: list[Path]) -> None:
+    """Make ``directory`` with ``packages``, unless it was made from the same ``inputs``.
 
     Raises:
         Failure: there is no way to get uv, or something else is in the way.
         subprocess.CalledProcessError: uv failed; it has said why.
     """
     mark = directory / COMPLETE
-    inputs = [HERE / "cpu-overrides.txt", ROOT / "pyproject.toml"]
-    wanted = "\n".join(
-        [*packages, *(file.read_text() for file in inputs if "test" in packages[-1])]
-    )
+    if lacking := [file for file in inputs if not file.is_file()]:
+        raise Failure(f"{lacking[0]} is not there: tests are run from a checkout")
+    wanted = "\n".join([packages[0], *(file.read_text() for file in inputs)])
     if mark.is_file() and mark.read_text() == wanted:
         return
     if mark.is_file() and mark.read_text().partition("\n")[0] != packages[0]:

@@ -62,7 +62,7 @@ def from_installation(installation: Installation, overlay: Overlay) -> Upstream:
     site = installation.site
 
     def read(path: str) -> bytes:
-        return found.both(path)[0] if path in overlay.pin.upstream else (site / path).read_bytes()
+        return found.pristine(path) if path in overlay.pin.upstream else (site / path).read_bytes()
 
     files = (path.relative_to(site).as_posix() for path in (site / "vllm").rglob("*.py"))
     return Upstream(tuple(sorted(f for f in files if not f.startswith(PACKAGE + "/"))), read)
@@ -162,11 +162,9 @@ def complaints(root: Path, upstream: Callable[[str], bytes]) -> Iterator[str]:
         root: the checkout.
         upstream: gives upstream's bytes of a path.
     """
-    present = {file.name for file in (root / "patches").iterdir()} - {SERIES}
     try:
         overlay = load_unproven(root)
-        listed = {patch.name for patch in overlay.series.patches}
-        for name in sorted(present - listed):
+        for name in _unlisted(root, overlay.series):
             yield f"patches/{name} is not listed in patches/series"
         for patch in overlay.series.patches:
             for name in missing_fields(patch.header):
@@ -221,6 +219,13 @@ def edit(overlay: Overlay, upstream: Upstream, dry_run: bool) -> list[str]:
             subject=tree,
             next_step="commit them there and run `make refresh`, or delete the directory",
         )
+    if unlisted := _unlisted(overlay.root, overlay.series):
+        raise OverlayError(
+            Exit.BUSY,
+            "is not listed in patches/series, and refresh would remove it",
+            subject=overlay.root / "patches" / unlisted[0],
+            next_step="list it, or put it somewhere else, and run `make edit` again",
+        )
     texts = {path: upstream.read(path) for path in sorted(overlay.series.paths())}
     commits: list[tuple[Patch, dict[str, bytes]]] = []
     for patch in overlay.series.patches:
@@ -233,6 +238,10 @@ def edit(overlay: Overlay, upstream: Upstream, dry_run: bool) -> list[str]:
     if not (tree / ".git").exists():
         _git(tree, "init", "--quiet")
         _git(tree, "config", "commit.cleanup", "verbatim")
+    # From here on the tree says nothing that could be refreshed from, until it is whole.
+    if _git(tree, "tag", "--list", _SAVED):
+        _git(tree, "tag", "--delete", _SAVED)
+        _git(tree, "config", "--unset-all", _LAID_OUT)
     # A branch without a past, whatever branch was left here before.
     _git(tree, "update-ref", "-d", "refs/heads/laying-out")
     _git(tree, "symbolic-ref", "HEAD", "refs/heads/laying-out")
@@ -281,6 +290,15 @@ def refresh(root: Path, dry_run: bool) -> list[str]:
             subject=tree,
             next_step="commit them (`git commit --amend`, or --fixup and `git rebase "
             f"--interactive --autosquash {_PRISTINE}`) and run `make refresh` again",
+        )
+    branch = _git(tree, "rev-parse", "--symbolic-full-name", "HEAD")
+    if branch != "refs/heads/series" or not _git(tree, "tag", "--list", _SAVED):
+        raise OverlayError(
+            Exit.BUSY,
+            "is not on its branch `series`: a rebase is under way, or `make edit` was cut off",
+            subject=tree,
+            next_step="finish it (`git rebase --continue`, `git checkout series`), or delete the "
+            "directory, run `make edit` again, and then `make refresh`",
         )
     if _git(tree, "config", "--default", "", "--get", _LAID_OUT) != _digest_of_patches(root):
         raise OverlayError(
@@ -457,7 +475,14 @@ def _holds_work(tree: Path) -> bool:
         return True
     if not _git(tree, "tag", "--list", _SAVED):
         return False  # Laying it out was cut off.
-    return _git(tree, "rev-parse", "HEAD") != _git(tree, "rev-parse", f"{_SAVED}^{{commit}}")
+    heads = _git(tree, "rev-parse", "HEAD", "series", f"{_SAVED}^{{commit}}").split()
+    return len(set(heads)) > 1
+
+
+def _unlisted(root: Path, series: Series) -> list[str]:
+    """Files in ``patches/`` that no series names."""
+    listed = {patch.name for patch in series.patches} | {SERIES}
+    return sorted({file.name for file in (root / "patches").iterdir()} - listed)
 
 
 def _write(file: Path, data: bytes) -> None:

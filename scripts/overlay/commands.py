@@ -58,27 +58,52 @@ def apply(installation: Installation, overlay: Overlay, options: Options) -> Out
         found = inspect(installation, overlay)
         notes = []
         if older := _other_version(found):
-            notes.append(f"replaces version {older.overlay.pin.overlay} of the overlay")
+            version = older.overlay.pin.overlay
+            notes.append(f"replaces version {version} of the overlay")
             theirs = {file.path for file in older.files}
             refuse_foreign(replace(found, files=[f for f in found.files if f.path not in theirs]))
+            _prove(found, older)
             _permit(installation, options)
             if options.dry_run:
                 return Outcome(found, sorted({f.path for f in [*found.files, *older.files]}), notes)
             _revert(older, lock)
-            found = inspect(installation, overlay)
-        refuse_foreign(found)
-        if found.state is State.OVERLAID:
-            return Outcome(found, notes=["nothing to do: it is overlaid already", *notes])
-        changed = [f.path for f in found.files if f.state is not State.OVERLAID]
-        if installation.interpreter is None:
-            notes.append("no interpreter is known here: bytecode is left to the first import")
-        if installation.record is None:
-            notes.append("there is no RECORD: revert before you uninstall or replace vLLM")
-        _permit(installation, options)
-        if not options.dry_run:
-            _apply(found, lock)
-            found = inspect(installation, overlay)
-        return Outcome(found, changed, notes)
+            try:
+                return _lay_over(inspect(installation, overlay), notes, options, lock)
+            except OverlayError as error:
+                raise OverlayError(
+                    error.code,
+                    f"version {version} of the overlay was taken off, and this one is not on: "
+                    + error.reason.removesuffix("; nothing was written"),
+                    subject=error.subject,
+                    next_step="mend that and run `apply` again",
+                ) from None
+        return _lay_over(found, notes, options, lock)
+
+
+def _lay_over(found: Inspection, notes: list[str], options: Options, lock: int) -> Outcome:
+    installation = found.installation
+    refuse_foreign(found)
+    if found.state is State.OVERLAID:
+        return Outcome(found, notes=["nothing to do: it is overlaid already", *notes])
+    changed = [f.path for f in found.files if f.state is not State.OVERLAID]
+    if installation.interpreter is None:
+        notes.append("no interpreter is known here: bytecode is left to the first import")
+    if installation.record is None:
+        notes.append("there is no RECORD: revert before you uninstall or replace vLLM")
+    _permit(installation, options)
+    if not options.dry_run:
+        _apply(found, lock)
+        found = inspect(installation, found.overlay)
+    return Outcome(found, changed, notes)
+
+
+def _prove(found: Inspection, older: Inspection) -> None:
+    """Raise now, not after the older version is gone, if ours cannot be made."""
+    for path in found.overlay.added:
+        found.overlay.added_bytes(path)
+    for path in found.overlay.targets:
+        known = older if path in older.overlay.pin.upstream else found
+        found.overlay.overlaid_bytes(path, known.pristine(path))
 
 
 def revert(installation: Installation, overlay: Overlay, options: Options) -> Outcome:
@@ -151,7 +176,7 @@ def diff(
     found = inspect(installation, overlay)
     refuse_foreign(found)
     for path in overlay.targets:
-        old, new = (_lines(data) for data in found.both(path))
+        old, new = _lines(found.pristine(path)), _lines(found.overlaid(path))
         around = max(len(old), len(new)) if context is None else context
         yield from difflib.unified_diff(old, new, f"a/{path}", f"b/{path}", n=around)
     for path in overlay.added if added else []:
@@ -189,7 +214,7 @@ def _apply(found: Inspection, lock: int) -> None:
     site, overlay, installation = found.installation.site, found.overlay, found.installation
     state = {file.path: file.state for file in found.files}
     targets = [path for path in overlay.targets if state[path] is not State.OVERLAID]
-    new = {path: found.both(path)[1] for path in targets}
+    new = {path: found.overlaid(path) for path in targets}
     new |= {path: overlay.added_bytes(path) for path in overlay.added}
     package = site / PACKAGE
     with _staging() as staging:
@@ -258,6 +283,8 @@ def _compile(found: Inspection, staging: Staging, targets: Iterable[str], lock: 
         cache = (site / path).parent / "__pycache__"
         staging.folder(cache)
         jobs.append(bytecode.Job(staging.newest(site / path), site / path, f"{cache}/{STAGED}"))
+    if not jobs:
+        return []
     try:
         names = bytecode.compile_modules(interpreter, jobs, lock)
     except OverlayError:
@@ -284,7 +311,7 @@ def _revert(found: Inspection, lock: int) -> None:
     site, overlay, installation = found.installation.site, found.overlay, found.installation
     state = {file.path: file.state for file in found.files}
     targets = [path for path in overlay.targets if state[path] is State.OVERLAID]
-    old = {path: found.both(path)[0] for path in targets}
+    old = {path: found.pristine(path) for path in targets}
     with _staging() as staging:
         _clear(found)
         for path in targets:
@@ -325,8 +352,7 @@ def _clear(found: Inspection) -> None:
     """Take away what a killed run left, and bytecode that hides its source."""
     site = found.installation.site
     for path in [*found.leftovers, *found.stale]:
-        if path != PACKAGE:
-            remove(site / path)
+        remove(site / path)
 
 
 def _forget(source: Path) -> None:

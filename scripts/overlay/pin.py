@@ -21,10 +21,10 @@ _SECTIONS = ("release", "archives", "upstream", "result")
 
 _PREAMBLE = """\
 # The one vLLM release that this overlay is for, and the checksums that prove it.
-# Written by `make refresh`. Each section below [release] is in the format of sha256sum;
-# in a site-packages directory,
-#     sed -n '/^\\[result\\]/,$p' VERSION_PIN | sha256sum -c 2>/dev/null
-# checks an overlaid installation, and /^\\[upstream\\]/,/^$/ a pristine one.
+# Written by `make refresh`. Each section below [release] is in the format of sha256sum.
+# With this file as PIN,
+#     (cd site-packages && sed -n '/^\\[result\\]/,$p' "$PIN" | sha256sum -c 2>/dev/null)
+# checks an overlaid installation, and '/^\\[upstream\\]/,/^$/p' a pristine one.
 """
 
 _TITLES = {

@@ -68,13 +68,13 @@ def _evidence(entry: Path, site: str, bins: set[str]) -> str | None:
             continue
     # An API server maps none of vLLM's own libraries, but others of its environment.
     ours = str(Path(words[0]).parent) in bins or any(p.startswith(site + "/") for p in mapped)
-    if (_is_server(words) and ours) or any(f"{folder}/vllm" in words[:3] for folder in bins):
+    if (_is_server(words) and ours) or any(f"{folder}/vllm" in words[:8] for folder in bins):
         return "its command line is vLLM's"
     return None
 
 
 def _is_server(words: list[str]) -> bool:
-    if any(Path(word).name == "vllm" for word in words[:3]) or words[0].startswith("VLLM::"):
+    if any(Path(word).name == "vllm" for word in words[:8]) or words[0].startswith("VLLM::"):
         return True
     return "-m" in words[:-1] and words[words.index("-m") + 1].partition(".")[0] == "vllm"
 

@@ -89,19 +89,32 @@ class Inspection:
         lines = (f"{file.sha256 or '-'}  {file.path}\n" for file in self.files)
         return sha256("".join(lines).encode())
 
-    def both(self, path: str) -> tuple[bytes, bytes]:
-        """A target's bytes, pristine and overlaid, whichever of them lies there."""
-        file = next(f for f in self.files if f.path == path)
+    def pristine(self, path: str) -> bytes:
+        """A target's pristine bytes, whichever lie there."""
+        file = self._target(path)
         assert file.data is not None
         if file.state is State.OVERLAID:
-            return self.overlay.pristine_bytes(path, file.data), file.data
-        return file.data, self.overlay.overlaid_bytes(path, file.data)
+            return self.overlay.pristine_bytes(path, file.data)
+        return file.data
+
+    def overlaid(self, path: str) -> bytes:
+        """A target's overlaid bytes, whichever lie there."""
+        file = self._target(path)
+        assert file.data is not None
+        if file.state is State.OVERLAID:
+            return file.data
+        return self.overlay.overlaid_bytes(path, file.data)
+
+    def _target(self, path: str) -> FileState:
+        return next(file for file in self.files if file.path == path)
 
     @cached_property
     def changed_rows(self) -> dict[bytes, bytes]:
         """RECORD's row of each target, pristine to overlaid."""
-        pairs = ((path, self.both(path)) for path in sorted(self.overlay.series.paths()))
-        return {record.row(path, old): record.row(path, new) for path, (old, new) in pairs}
+        return {
+            record.row(path, self.pristine(path)): record.row(path, self.overlaid(path))
+            for path in sorted(self.overlay.series.paths())
+        }
 
 
 def inspect(installation: Installation, overlay: Overlay) -> Inspection:

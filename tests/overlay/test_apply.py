@@ -456,7 +456,8 @@ def test_one_digest_for_one_state(tmp_path: Path) -> None:
 def older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An installation that an older version of the overlay was laid over."""
     site = mini.install(tmp_path / "site")
-    one = mini.overlay(tmp_path / "one")
+    first = {**mini.OURS, "vllm/v1/readiness/old.py": b"", "vllm/v1/readiness/sub/x.py": b""}
+    one = mini.overlay(tmp_path / "one", ours=first)
     changed = {**mini.OVERLAID, "vllm/one.py": b"A = 1\nB = 22\nC = 3\n"}
     ours = {**mini.OURS, "vllm/v1/readiness/b.py": b""}
     two = mini.overlay(tmp_path / "two", overlaid=changed, ours=ours, version="0.0.2")
@@ -511,27 +512,80 @@ def test_another_version_is_proven_against_upstream(older: Path) -> None:
     assert snapshot(older) == before
 
 
-def test_another_version_killed_at_every_call(older: Path, tmp_path: Path) -> None:
+def test_another_version_is_not_taken_off_for_nothing(
+    older: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = snapshot(older)
+    module = cli.ROOT / "vendor_overlay" / PACKAGE / "b.py"
+    kept = module.read_bytes()
+    module.write_text("stale\n")
+    assert cli.main(["apply", "--site", str(older)]) == Exit.FAULT
+    assert snapshot(older) == before
+    module.write_bytes(kept)
+    broken = older.parent / "python"
+    broken.write_text("#!/bin/sh\nexit 3\n")
+    broken.chmod(0o755)
+    capsys.readouterr()
+    assert cli.main(["apply", "--site", str(older), "--python", str(broken)]) == Exit.USAGE
+    said = capsys.readouterr().err
+    assert "version 0.0.1 of the overlay was taken off, and this one is not on" in said
+    assert "nothing was written" not in said
+
+
+@pytest.mark.parametrize("python", [None, sys.executable])
+@pytest.mark.parametrize("command", ["apply", "revert"])
+def test_another_version_killed_at_every_call(
+    older: Path, tmp_path: Path, command: str, python: str | None
+) -> None:
     """Replaced or taken off, it leaves RECORD and all else as it should be."""
+
+    def arguments(site: Path) -> list[str]:
+        return ["--site", str(site), "--force", *(["--python", python] if python else [])]
+
     fresh = mini.install(tmp_path / "fresh")
-    goal = {"revert": snapshot(fresh)}
-    assert cli.main(["apply", "--site", str(fresh)]) == Exit.DONE
-    goal["apply"] = snapshot(fresh)
-    for command in ("apply", "revert"):
-        at = 0
-        while True:
-            at += 1
-            site = tmp_path / "cut"
-            shutil.copytree(older, site)
-            arguments = ["--site", str(site), "--force"]
-            status = forked(partial(cli.main, [command, *arguments]), at, kill)
-            then = ("apply", "revert")[at // 2 % 2]
-            assert cli.main([then, *arguments]) == Exit.DONE, f"cut {at}"
-            assert snapshot(site) == goal[then], f"{command} cut {at}, then {then}"
-            shutil.rmtree(site)
-            if status is None:
-                break
-        assert at > 60
+    goal = {}
+    for name in ("apply", "revert"):
+        assert cli.main([name, *arguments(fresh)]) == Exit.DONE
+        goal[name] = (snapshot(fresh), set(snapshot(fresh, bytecode=True)))
+    at = 0
+    while True:
+        at += 1
+        site = tmp_path / "cut"
+        shutil.copytree(older, site)
+        status = forked(partial(cli.main, [command, *arguments(site)]), at, kill)
+        then = ("apply", "revert")[(at + (python is None)) % 2]
+        assert cli.main([then, *arguments(site)]) == Exit.DONE, f"cut {at}"
+        found = (snapshot(site), set(snapshot(site, bytecode=True)))
+        assert found == goal[then], f"cut {at}, then {then}"
+        shutil.rmtree(site)
+        if status is None:
+            break
+    assert at > 60
+
+
+def test_revert_asks_nothing_of_an_interpreter_that_it_does_not_need(site: Path) -> None:
+    assert run("apply", "--site", site).returncode == Exit.DONE
+    (site.parent / "python").write_text("#!/bin/sh\nexit 3\n")
+    (site.parent / "python").chmod(0o755)
+    done = run("revert", "--site", site, "--python", site.parent / "python")
+    assert done.returncode == Exit.DONE, done.stderr
+
+
+def test_neither_vllm_nor_torch_is_imported(site: Path) -> None:
+    """Although this interpreter could import both."""
+    program = (
+        "import sys\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "from overlay import author, cli\n"
+        "code = cli.main(sys.argv[2:])\n"
+        "found = [m for m in sys.modules if m.partition('.')[0] in ('vllm', 'torch')]\n"
+        "raise SystemExit(f'imported {found}' if found else code)\n"
+    )
+    for name in ("apply", "status", "verify", "diff", "revert"):
+        command = [sys.executable, "-c", program, str(sites.REPO / "scripts"), name]
+        command += ["--site", str(site)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (Exit.DONE, "")
 
 
 def test_bytecode_behind_a_link_is_not_touched(site: Path, tmp_path: Path) -> None:

@@ -183,6 +183,54 @@ def test_refresh_does_not_overwrite_what_came_since_edit(
     assert snapshot(checkout / "patches") == before
 
 
+def test_refresh_waits_for_the_end_of_a_rebase(checkout: Path, site: Path) -> None:
+    run("edit", "--site", site, root=checkout)
+    tree = checkout / "build" / "edit"
+    before = snapshot(checkout / "patches")
+    subprocess.run(["git", "checkout", "--quiet", "--detach", "pristine"], cwd=tree, check=True)
+    refused = run("refresh", root=checkout)
+    assert refused.returncode == Exit.BUSY
+    assert "rebase" in refused.stderr
+    assert snapshot(checkout / "patches") == before
+    assert run("edit", "--site", site, root=checkout).returncode == Exit.BUSY
+    subprocess.run(["git", "checkout", "--quiet", "series"], cwd=tree, check=True)
+    assert run("refresh", root=checkout).returncode == Exit.DONE
+
+
+def test_refresh_does_not_follow_an_edit_that_was_cut_off(checkout: Path, site: Path) -> None:
+    run("edit", "--site", site, root=checkout)
+    tree = checkout / "build" / "edit"
+    before = snapshot(checkout / "patches")
+    overlay = author.load_unproven(checkout)
+    upstream_files = author.from_installation(locate(site=str(site)), OVERLAY)
+    commits = 0
+
+    def cut(tree: Path, message: str) -> None:
+        nonlocal commits
+        commits += 1
+        if commits > 2:
+            raise KeyboardInterrupt
+        commit_for_real(tree, message)
+
+    commit_for_real = author._commit
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(author, "_commit", cut)
+        author.edit(overlay, upstream_files, dry_run=False)
+    subprocess.run(["git", "reset", "--quiet", "--hard"], cwd=tree, check=True)
+    assert run("refresh", root=checkout).returncode == Exit.BUSY
+    assert snapshot(checkout / "patches") == before
+    assert run("edit", "--site", site, root=checkout).returncode == Exit.DONE
+    assert "nothing to do" in run("refresh", root=checkout).stdout
+
+
+def test_edit_refuses_a_draft_that_refresh_would_remove(checkout: Path, site: Path) -> None:
+    (checkout / "patches" / "0009-draft.patch").write_text("draft")
+    refused = run("edit", "--site", site, root=checkout)
+    assert refused.returncode == Exit.BUSY
+    assert "0009-draft.patch" in refused.stderr
+    assert not (checkout / "build").exists()
+
+
 def test_a_patch_changed_by_hand_needs_the_edit_tree(checkout: Path, site: Path) -> None:
     patch = next((checkout / "patches").glob("0003-*"))
     patch.write_bytes(patch.read_bytes().replace(b"How: ", b"How: Well, "))

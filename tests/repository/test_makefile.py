@@ -1,6 +1,7 @@
 """The front door, as a person uses it."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,24 @@ def test_the_active_environment_is_the_target(tmp_path: Path) -> None:
     site = sites.small(tmp_path / "venv/lib/python3.12/site-packages")
     assert make("apply", VIRTUAL_ENV=str(tmp_path / "venv")).returncode == 0
     assert sites.run("verify", "--site", site).returncode == Exit.DONE
+
+
+def test_apply_without_a_target_makes_its_own_environment(tmp_path: Path) -> None:
+    """From an unpacked archive, whose path says "test": no git, no pyproject.toml."""
+    root = tmp_path / "latest"
+    for name in ("Makefile", "VERSION_PIN", "patches", "scripts", "vendor_overlay"):
+        copy = shutil.copytree if (REPO / name).is_dir() else shutil.copy
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        copy(REPO / name, root / name)
+    for done in ("files overlaid", "nothing to do"):
+        applied = make("apply", "-C", str(root), UV=str(Path(sys.executable).parent / "uv"))
+        assert applied.returncode == 0, applied.stderr
+        assert done in applied.stdout
+    assert make("verify", "-C", str(root)).returncode == 0
+    assert (root / ".venv" / "bin" / "python").exists()
+    refused = make("lint", "-C", str(root))
+    assert refused.returncode != 0
+    assert "tests are run from a checkout" in refused.stderr
 
 
 def test_help_is_the_default_and_lists_the_targets() -> None:
