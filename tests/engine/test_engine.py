@@ -63,6 +63,30 @@ def test_the_overlaid_engine_gives_the_same_and_says_who_it_is(
     assert "Unknown vLLM environment variable" not in overlaid.text()
 
 
+FACTORS = """
+import json, vllm.envs
+vllm.envs.validate_environ(hard_fail=True)
+print("\\n" + json.dumps(vllm.envs.compile_factors(), default=str, sort_keys=True))
+"""
+
+
+def test_compiled_code_stays_valid_and_the_switch_is_known(engine: Engine) -> None:
+    """VLLM keys its caches of compiled code by its variables, but not by ours."""
+    run("apply", "--site", engine.site, "--python", sys.executable)
+    factors = []
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("VLLM_")}
+    overlaid = {"PYTHONPATH": str(engine.site)}
+    for extra in ({}, overlaid, overlaid | {"VLLM_READINESS": "off"}):
+        command = [sys.executable, "-c", FACTORS]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=plain | extra
+        )
+        assert done.returncode == 0, done.stderr
+        factors.append(json.loads(done.stdout.splitlines()[-1]))
+    assert len(factors[0]) > 50
+    assert factors[0] == factors[1] == factors[2]
+
+
 def test_a_misspelt_switch_is_refused_at_start_up(engine: Engine) -> None:
     run("apply", "--site", engine.site, "--python", sys.executable)
     refused = engine.start(VLLM_READINESS="banana")
