@@ -187,7 +187,8 @@ def test_every_python_on_this_machine(tmp_path: Path, python: str) -> None:
     small(site)
     before = snapshot(site)
     assert run("apply", "--venv", folder, python=python).returncode == Exit.DONE
-    tag = Path(python).name.replace("python3.", "cpython-3")
+    ask = [python, "-c", "import sys; print(sys.implementation.cache_tag)"]
+    tag = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip()
     ours = [file.name for file in (site / PACKAGE / "__pycache__").iterdir()]
     assert f"switch.{tag}.pyc" in ours
     module = site / PACKAGE / "version.py"
