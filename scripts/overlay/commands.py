@@ -12,7 +12,16 @@ from pathlib import Path
 from overlay import bytecode, record
 from overlay import pin as pins
 from overlay.errors import Exit, OverlayError, denied
-from overlay.files import STAGED, Staging, keep, make_directory, remove, sync, write
+from overlay.files import (
+    STAGED,
+    Staging,
+    keep,
+    make_directory,
+    remove,
+    remove_if_empty,
+    sync,
+    write,
+)
 from overlay.installation import Installation
 from overlay.lock import exclusive
 from overlay.pin import PACKAGE
@@ -328,11 +337,9 @@ def _revert(found: Inspection, lock: int) -> None:
         # The reverse of apply: our package goes last, and of it the pin.
         staging.commit([*(site / path for path in targets), *pycs, *last])
         staging.take_away(site / path for path in sorted(overlay.added, key=_lasting))
-        if os.path.lexists(site / PACKAGE):
-            remove(site / PACKAGE)
+        remove(site / PACKAGE)
         for cache in {(site / path).parent / "__pycache__" for path in overlay.targets}:
-            if cache.is_dir() and not os.listdir(cache):
-                os.rmdir(cache)
+            remove_if_empty(cache)
 
 
 def _lasting(path: str) -> tuple[bool, bool, str]:

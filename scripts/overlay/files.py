@@ -44,8 +44,7 @@ class Staging:
         for staged in self._staged.values():
             remove(staged)
         for folder in [] if self.begun else self._folders:
-            if not os.listdir(folder):
-                os.rmdir(folder)
+            remove_if_empty(folder)
 
     def file(self, final: Path, data: bytes, like: os.stat_result) -> None:
         """Stage ``data`` for ``final``; see :func:`write`."""
@@ -93,8 +92,7 @@ class Staging:
             folders.add(path.parent)
         for folder in sorted(folders, key=lambda f: len(f.parts), reverse=True):
             remove(folder / "__pycache__")
-            if folder.is_dir() and not os.listdir(folder):
-                os.rmdir(folder)
+            if remove_if_empty(folder):
                 sync(folder.parent)
 
     def _stage(self, final: Path) -> Path:
@@ -171,6 +169,14 @@ def remove(path: Path) -> None:
     for name in sorted(os.listdir(path)):
         remove(path / name)
     os.rmdir(path)
+
+
+def remove_if_empty(folder: Path) -> bool:
+    """Remove a directory that is there and holds nothing; whether it was removed."""
+    if not folder.is_dir() or os.listdir(folder):
+        return False
+    os.rmdir(folder)
+    return True
 
 
 def _merge(staged: Path, final: Path) -> None:

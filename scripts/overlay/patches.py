@@ -93,13 +93,9 @@ class Patch:
     header: str
     files: tuple[FilePatch, ...]
 
-    def fields(self) -> dict[str, str]:
-        """The header's fields; continuation lines are joined with line feeds."""
-        return header_fields(self.header)
-
 
 def header_fields(header: str) -> dict[str, str]:
-    """Split a DEP-3 header into its fields."""
+    """Split a DEP-3 header into its fields; continuation lines are joined with line feeds."""
     fields: dict[str, str] = {}
     key = ""
     for line in header.splitlines():

@@ -139,22 +139,27 @@ def inspect(installation: Installation, overlay: Overlay) -> Inspection:
     return found
 
 
+def _foreign(path: str, found: str) -> FileState:
+    """What is not to be touched, and in words what it is."""
+    return FileState(path, State.FOREIGN, None, None, found)
+
+
 def _file(site: Path, overlay: Overlay, path: str) -> FileState:
     target = path in overlay.pin.upstream
     if link := _link_above(site, path):
-        return FileState(path, State.FOREIGN, None, None, f"{link} is not a plain directory")
+        return _foreign(path, f"{link} is not a plain directory")
     full = site / path
     try:
         mode = full.stat().st_mode
     except OSError:
         if full.is_symlink():
-            return FileState(path, State.FOREIGN, None, None, "a link that leads nowhere")
+            return _foreign(path, "a link that leads nowhere")
         if os.path.lexists(full):
             raise
         return FileState(path, State.MISSING if target else State.PRISTINE, None, None, "nothing")
     if not stat.S_ISREG(mode):
         kind = "a directory" if stat.S_ISDIR(mode) else "a special file"
-        return FileState(path, State.FOREIGN, None, None, kind)
+        return _foreign(path, kind)
     data = full.read_bytes()
     digest = sha256(data)
     if digest == overlay.digest_of(path):
@@ -181,13 +186,7 @@ def _strangers(site: Path, overlay: Overlay) -> list[FileState]:
     """Files in our own directory that no version of ours put there."""
     ours = {site / path for path in overlay.added}
     return [
-        FileState(
-            str(path.relative_to(site)),
-            State.FOREIGN,
-            None,
-            None,
-            "a file that is not the overlay's",
-        )
+        _foreign(str(path.relative_to(site)), "a file that is not the overlay's")
         for path in sorted((site / PACKAGE).rglob("*"))
         if path not in ours
         and "__pycache__" not in path.relative_to(site).parts
@@ -200,7 +199,7 @@ def _linked_caches(site: Path, overlay: Overlay) -> list[FileState]:
     modules = [path for path in (*overlay.targets, *overlay.added) if path.endswith(".py")]
     folders = sorted({str(Path(path).parent / "__pycache__") for path in modules})
     return [
-        FileState(folder, State.FOREIGN, None, None, "a link, and no plain directory")
+        _foreign(folder, "a link, and no plain directory")
         for folder in folders
         if os.path.lexists(site / folder) and not stat.S_ISDIR(os.lstat(site / folder).st_mode)
     ]
@@ -231,7 +230,7 @@ def _look_aside(found: Inspection) -> None:
 def _look_at_record(found: Inspection, path: Path) -> None:
     if not path.is_file() or _link_above(path.parent.parent, f"{path.parent.name}/RECORD"):
         name = str(path.relative_to(found.installation.site))
-        found.files.append(FileState(name, State.FOREIGN, None, None, "not a plain file"))
+        found.files.append(_foreign(name, "not a plain file"))
         return
     data = found.record_bytes = path.read_bytes()
     restored = record.restore(data, found.changed_rows)
