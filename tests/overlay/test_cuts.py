@@ -1,11 +1,12 @@
 """A run that is killed, or fails, at any call leaves what can be carried on or undone."""
 
 import errno
+import itertools
 import os
 import shutil
 import sys
 from collections.abc import Iterator
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from overlay.installation import locate
 from overlay.source import Overlay
 from overlay.state import State, inspect
 from support import mini, sites
-from support.faults import fail, forked, kill
+from support.faults import Call, calls, digest, failed, killed
 
 NOW = Options(force=True, wait=5)
 
@@ -36,30 +37,55 @@ class Case:
             State.PRISTINE: sites.snapshot(site),
             State.OVERLAID: sites.snapshot(self.start["revert"]),
         }
+        self._states: dict[str, State] = {}
+        self._checked: dict[str, State] = {}
+
+    def arguments(self, name: str, site: Path) -> list[str]:
+        """The command line of a run over ``site``."""
+        python = ["--python", self.python] if self.python else []
+        return [name, "--site", str(site), "--force", *python]
 
     def run(self, name: str, site: Path) -> int:
         """Run the tool over ``site``, and give its exit code."""
-        python = ["--python", self.python] if self.python else []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(cli, "ROOT", self.overlay.root)
-            return cli.main([name, "--site", str(site), "--force", *python])
+            return cli.main(self.arguments(name, site))
+
+    def calls(self, name: str) -> list[Call]:
+        """The calls of a whole run."""
+        with self.copy(self.start[name], "cut") as site:
+            return calls(self.arguments(name, site), self.overlay.root, site)
 
     def state(self, site: Path) -> State:
-        """What status says of ``site``."""
-        return inspect(locate(site=str(site), python=self.python), self.overlay).state
+        """What status says of ``site``; of one disk it is asked once."""
+        disk = digest(site)
+        if disk not in self._states:
+            found = inspect(locate(site=str(site), python=self.python), self.overlay)
+            self._states[disk] = found.state
+        return self._states[disk]
 
-    def copies(self, name: str) -> Iterator[tuple[int, Path]]:
-        """Fresh copies of where ``name`` starts, numbered from 1, each removed after use."""
-        at = 1
-        while True:
-            site = self.folder / f"{name}-{at}"
-            shutil.copytree(self.start[name], site, symlinks=True)
-            yield at, site
-            shutil.rmtree(site)
-            at += 1
+    @contextmanager
+    def copy(self, site: Path, name: str) -> Iterator[Path]:
+        """A copy of ``site``, removed after use.
+
+        Each is called the same, for its path is in the bytecode.
+        """
+        copied = self.folder / name
+        shutil.copytree(site, copied, symlinks=True)
+        yield copied
+        shutil.rmtree(copied)
 
     def check_recovery(self, site: Path, at: int) -> State:
-        """What status says is so, and both ways out of it lead to a whole state."""
+        """What status says is so, and both ways out of it lead to a whole state.
+
+        A disk that an earlier cut left as well is not recovered again.
+        """
+        disk = digest(site)
+        if disk not in self._checked:
+            self._checked[disk] = self._recover(site, at)
+        return self._checked[disk]
+
+    def _recover(self, site: Path, at: int) -> State:
         found = inspect(locate(site=str(site)), self.overlay)
         state = found.state
         overlaid = {file.path for file in found.files if file.state is State.OVERLAID}
@@ -71,14 +97,12 @@ class Case:
             assert not [n for n in sites.snapshot(site, bytecode=True) if ".readiness-" in n]
             return state
         for name, goal in (("apply", State.OVERLAID), ("revert", State.PRISTINE)):
-            again = self.folder / f"again-{at}"
-            shutil.copytree(site, again, symlinks=True)
-            assert self.run(name, again) == Exit.DONE, f"cut {at}, then {name}"
-            assert self.state(again) is goal, f"cut {at}, then {name}"
-            assert sites.snapshot(again) == self.whole[goal], f"cut {at}, then {name}"
-            bytecode = [n for n in sites.snapshot(again, bytecode=True) if ".readiness-" in n]
-            assert bytecode == [], f"cut {at}, then {name}"
-            shutil.rmtree(again)
+            with self.copy(site, "again") as again:
+                assert self.run(name, again) == Exit.DONE, f"cut {at}, then {name}"
+                assert self.state(again) is goal, f"cut {at}, then {name}"
+                assert sites.snapshot(again) == self.whole[goal], f"cut {at}, then {name}"
+                bytecode = [n for n in sites.snapshot(again, bytecode=True) if ".readiness-" in n]
+                assert bytecode == [], f"cut {at}, then {name}"
         return state
 
 
@@ -90,42 +114,74 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
     would cut at the same calls.
     """
     if request.param == "real files":
-        return Case(tmp_path, sites.small(tmp_path / "site"), sites.OVERLAY, None)
+        site = sites.small(tmp_path / "site")
+        sites.shorten_record(site)
+        return Case(tmp_path, site, sites.OVERLAY, None)
     site = mini.install(tmp_path / "site")
     return Case(tmp_path, site, mini.overlay(tmp_path / "overlay"), sys.executable)
 
 
+GOAL = {"apply": State.OVERLAID, "revert": State.PRISTINE}
+
+
 @pytest.mark.parametrize("name", ["apply", "revert"])
-def test_killed_at_every_call(case: Case, name: str) -> None:
+def test_killed_at_every_change(case: Case, name: str) -> None:
     seen = set()
-    for at, site in case.copies(name):
-        status = forked(partial(case.run, name, site), at, kill)
+    for at in itertools.count(1):
+        with case.copy(case.start[name], "cut") as site:
+            status = killed(case.arguments(name, site), case.overlay.root, at)
+            state = case.check_recovery(site, at)
+        seen.add(state)
         if status is None:
-            assert at > 60, "the run made hardly any call: the cuts do not reach it"
+            assert at > 25, "the run made hardly any change: the cuts do not reach it"
+            assert state is GOAL[name]
             break
         assert os.WIFSIGNALED(status)
-        seen.add(case.check_recovery(site, at))
     # Cuts fell before, within and after the change, or they prove nothing.
     assert seen == {State.PRISTINE, State.OVERLAID, State.PARTIAL}
 
 
 @pytest.mark.parametrize("name", ["apply", "revert"])
+def test_the_disk_changes_at_no_other_call(case: Case, name: str) -> None:
+    """Or cuts would be missing from the test above."""
+    listed = case.calls(name)
+    assert len(listed) > 80
+    for call, then in itertools.pairwise(listed):
+        assert call.changes or call.disk == then.disk, f"{call.name} at {call.stack}"
+    assert len({call.disk for call in listed}) > 20
+
+
+@pytest.mark.parametrize("name", ["apply", "revert"])
 def test_failed_at_every_call(case: Case, name: str) -> None:
+    """At every call that changes the disk, syncs or closes, and at every kind of look at it.
+
+    Where a look from the same lines over the same disk has ended the run already, its
+    error would take the same way out again. Where the run went on, the next one is failed.
+    """
     refused = 0
-    for at, site in case.copies(name):
-        status = forked(partial(case.run, name, site), at, fail(errno.ENOSPC))
-        if status is None:
-            break
+    ended: set[Call] = set()
+    listed = case.calls(name)
+    for at, call in enumerate(listed, 1):
+        if call in ended:
+            continue
+        with case.copy(case.start[name], "cut") as site:
+            status = failed(case.arguments(name, site), case.overlay.root, at, errno.ENOSPC)
+            state = case.check_recovery(site, at)
+        assert status is not None, f"call {at} was not reached"
         assert os.WIFEXITED(status)
         code = os.WEXITSTATUS(status)
         # What could not be read may be our own copy, what could not be started is an
         # interpreter that does not run, and metadata that is only shown may be lacking.
         assert code in (Exit.DENIED, Exit.FAULT, Exit.USAGE, Exit.DONE), f"call {at}"
         refused += code == Exit.DENIED
-        state = case.check_recovery(site, at)
         if code == Exit.DONE:
-            assert state is (State.OVERLAID if name == "apply" else State.PRISTINE), f"call {at}"
+            assert state is GOAL[name], f"call {at}"
+        elif call.looks:
+            ended.add(call)
     assert refused > 30
+    with case.copy(case.start[name], "cut") as site:
+        more = failed(case.arguments(name, site), case.overlay.root, len(listed) + 1, errno.ENOSPC)
+        assert more is None, "there are calls that were not listed"
 
 
 def test_a_failure_before_the_first_rename_leaves_no_trace(tmp_path: Path) -> None:

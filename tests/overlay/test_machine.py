@@ -16,7 +16,7 @@ from overlay.errors import Exit
 from overlay.installation import locate
 from overlay.state import State, inspect
 from support import mini
-from support.faults import forked, kill
+from support.faults import killed
 from support.sites import Snapshot, snapshot
 
 TOUCHED = [*mini.PRISTINE, "vllm/v1/readiness/a.py", "vllm/v1/readiness/__init__.py"]
@@ -78,10 +78,10 @@ class Life(RuleBasedStateMachine):
         if self.run("revert") == Exit.DONE:
             assert self.files() == self.pristine
 
-    @rule(command=st.sampled_from(["apply", "revert"]), at=st.integers(1, 150))
+    @rule(command=st.sampled_from(["apply", "revert"]), at=st.integers(1, 45))
     def cut(self, command: str, at: int) -> None:
         """Kill a run somewhere."""
-        forked(lambda: cli.main([command, "--site", str(self.site)]), at, kill)
+        killed([command, "--site", str(self.site)], self.overlay.root, at)
 
     @rule(path=st.sampled_from(TOUCHED), data=st.binary(max_size=4))
     def edit(self, path: str, data: bytes) -> None:

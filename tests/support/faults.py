@@ -1,100 +1,258 @@
-"""Cut a run off, or fail it, at each of its calls into the file system.
+"""Cut a run of the tool off, or fail it, at each of its calls into the file system.
 
-A run happens in a forked child. Its calls are counted twice over: by an audit hook,
-which no call that opens, renames, removes or makes a file can get round, and by
-wrappers of the calls that are not audited (write, fsync, close).
+A run happens in a forked child of a small process, because a fork of this one, which has
+imported vLLM, takes longer than the run. Its calls are seen by an audit hook, which no
+call that opens, renames, removes or makes a file can get round, and by wrappers of the
+calls that are not audited (write, fsync, close).
+
+Runs are killed only where a call is about to change the disk, and at all calls of
+:mod:`subprocess`, beside which a child may be at work. A kill before any other call (a
+look, a sync, a close) leaves the very disk that a kill before the next change leaves, or
+that a whole run leaves: nothing lies between the two. That the calls which are taken to
+change nothing do change nothing is tested, too.
 """
 
+import atexit
+import functools
+import hashlib
+import json
 import os
 import signal
+import stat
+import subprocess
 import sys
 import traceback
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
 
-_AUDITED = frozenset(
-    {"open", "fcntl.flock", "subprocess.Popen"}
-    | {f"os.{name}" for name in ("listdir", "scandir", "mkdir", "rename", "remove", "rmdir")}
-    | {f"os.{name}" for name in ("chmod", "chown", "truncate", "utime", "link", "symlink")}
+from overlay import cli
+
+#: Audited calls that only look; an open does so unless it is for writing.
+_LOOKING = frozenset({"fcntl.flock", "os.listdir", "os.scandir"})
+_CHANGING = frozenset(
+    {"subprocess.Popen"}
+    | {f"os.{name}" for name in ("mkdir", "rename", "remove", "rmdir", "chmod", "chown")}
+    | {f"os.{name}" for name in ("truncate", "utime", "link", "symlink", "setxattr", "removexattr")}
 )
 _WRAPPED = ("write", "fsync", "close")
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 _CRASHED, _NOT_REACHED = 70, 71
-
-Fault = Callable[[str], None]
-
-
-def kill(call: str) -> None:
-    """The process ends here, as from ``kill -9`` or a power cut."""
-    os.kill(os.getpid(), signal.SIGKILL)
+_TOOLS = [str(Path(cli.__file__).parents[1]), str(Path(__file__).parents[1])]
+# argparse imports shutil when it runs, which is not to count as calls of the tool.
+_SERVE = "import shutil, sys; sys.path[:0] = sys.argv[1:]; "
+_SERVE += "from support import faults; faults.serve()"
 
 
-def fail(number: int) -> Fault:
-    """The call fails with this error, if it is one that changes something."""
+class Call(NamedTuple):
+    """A call into the file system.
 
-    def raise_error(call: str) -> None:
-        raise OSError(number, os.strerror(number), "a file")
+    Attributes:
+        name: the audit event's, or the function's.
+        changes: whether the disk may be another one after it.
+        stack: the lines of the program that it comes from.
+        disk: the digest of the installation before it.
+    """
 
-    return raise_error
+    name: str
+    changes: bool
+    stack: str
+    disk: str
+
+    @property
+    def looks(self) -> bool:
+        """Whether it only looks at the disk."""
+        return not self.changes and self.name not in _WRAPPED
 
 
-def forked(function: Callable[[], int], at: int, fault: Fault) -> int | None:
-    """Run ``function``, which gives an exit code, in a child with ``fault`` at call ``at``.
+def killed(arguments: Sequence[str], root: Path, at: int) -> int | None:
+    """Run the tool, and end it as from ``kill -9`` before its change number ``at``.
+
+    A write is cut off half-way through.
+
+    Args:
+        arguments: of the command line.
+        root: the overlay's checkout.
+        at: counted from 1.
 
     Returns:
-        None if it made fewer calls than ``at`` and ended with 0; otherwise the status
-        that ``waitpid`` gives.
+        None if the run made fewer changes and ended with 0; otherwise the status that
+        ``waitpid`` gives.
     """
+    status: int | None = _answer(arguments, root, at, 0)
+    return status
+
+
+def failed(arguments: Sequence[str], root: Path, at: int, number: int) -> int | None:
+    """Run the tool, and let its call number ``at`` fail with the error ``number``.
+
+    Here every call counts, those that change nothing included. A close closes all the same.
+
+    Returns:
+        As :func:`killed` does.
+    """
+    assert number
+    status: int | None = _answer(arguments, root, at, number)
+    return status
+
+
+def calls(arguments: Sequence[str], root: Path, site: Path) -> list[Call]:
+    """Run the tool on the installation in ``site``, and list what :func:`failed` counts."""
+    return [Call(*call) for call in _answer(arguments, root, 0, 0, site)]
+
+
+def digest(site: Path) -> str:
+    """One digest of all that lies in ``site``, but for times.
+
+    The time of a source that its bytecode holds is left out as well: no command of the
+    tool looks at either, so of two trees with one digest all that follows is the same.
+    """
+    found = hashlib.sha256()
+    for folder, folders, files in os.walk(site):
+        folders.sort()
+        for name in sorted([*folders, *files]):
+            path = os.path.join(folder, name)
+            status = os.lstat(path)
+            data = b""
+            if stat.S_ISLNK(status.st_mode):
+                data = os.fsencode(os.readlink(path))
+            elif stat.S_ISREG(status.st_mode):
+                with open(path, "rb") as file:
+                    data = file.read()
+            if name.endswith(".pyc"):
+                data = data[:8] + data[12:]
+            facts = (os.path.relpath(path, site), status.st_mode, status.st_uid, status.st_gid)
+            found.update(repr((*facts, len(data))).encode() + data)
+    return found.hexdigest()
+
+
+def _answer(
+    arguments: Sequence[str], root: Path, at: int, number: int, site: Path | None = None
+) -> Any:
+    server = _server()
+    assert server.stdin
+    assert server.stdout
+    request = (list(arguments), str(root), at, number, site and str(site))
+    server.stdin.write(json.dumps(request) + "\n")
+    server.stdin.flush()
+    return json.loads(server.stdout.readline())
+
+
+@functools.cache
+def _server() -> "subprocess.Popen[str]":
+    """The small process; it ends when this one does, for its input ends then."""
+    server = subprocess.Popen(
+        [sys.executable, "-I", "-c", _SERVE, *_TOOLS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    atexit.register(server.communicate)
+    return server
+
+
+def serve() -> None:
+    """Run what the lines of the input ask for, one after the other, until it ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # What the tool prints is of no interest.
+    for line in sys.stdin:
+        answers.write(json.dumps(_forked(*json.loads(line))) + "\n")
+        answers.flush()
+
+
+def _forked(arguments: Sequence[str], root: str, at: int, number: int, site: str | None) -> object:
+    ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
         status = _CRASHED
         try:
-            sys.stderr.flush()
-            reached = _count(at, fault)
-            status = function()
-            if not reached() and status == 0:
+            cli.ROOT = Path(root)
+            report = os.fdopen(theirs, "w")  # which is a call, and none of the tool's
+            listed: list[Call] | None = [] if site else None
+            reached = _count(at, number, listed, Path(site or root))
+            status = cli.main(arguments)
+            if listed is not None:
+                json.dump(listed, report)
+                report.flush()
+            elif not reached() and status == 0:
                 status = _NOT_REACHED
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(status)
+    os.close(theirs)
+    with open(ours, "rb") as file:
+        said = file.read()
     _, status = os.waitpid(child, 0)
+    if site:
+        return json.loads(said)
     return None if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _NOT_REACHED else status
 
 
-def _count(at: int, fault: Fault) -> Callable[[], bool]:
-    calls = 0
+def _count(at: int, number: int, listed: list[Call] | None, site: Path) -> Callable[[], bool]:
+    """Count the calls, and bring the fault about at call ``at``; or only list them."""
+    count = 0
     inside = False
+    every = number != 0 or listed is not None
 
-    def count(name: str) -> None:
-        nonlocal calls, inside
+    def call(name: str, changes: bool) -> None:
+        nonlocal count, inside
         if inside:
             return
-        calls += 1
-        if calls == at:
-            inside = True
-            try:
-                fault(name)
-            finally:
-                inside = False
+        changes = changes or _in_subprocess()
+        if not (changes or every):
+            return
+        count += 1
+        inside = True
+        try:
+            if listed is not None:
+                listed.append(Call(name, changes, _stack(), digest(site)))
+            elif count == at and number == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif count == at:
+                raise OSError(number, os.strerror(number), "a file")
+        finally:
+            inside = False
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in _AUDITED:
-            count(event)
+        if event == "open":
+            call(event, bool(arguments[2] & _WRITING))
+        elif event in _LOOKING or event in _CHANGING:
+            call(event, event in _CHANGING)
 
     for name in _WRAPPED:
         original = getattr(os, name)
 
         def wrapper(*arguments: Any, _name: str = name, _call: Any = original) -> Any:
-            if _name == "write" and calls + 1 == at and fault is kill:
+            if _name == "write" and count + 1 == at and not every:
                 _call(arguments[0], arguments[1][: len(arguments[1]) // 2])
             if _name == "close":  # A close that fails or is cut off has closed all the same.
                 _call(*arguments)
-                count(_name)
+                call(_name, False)
                 return None
-            count(_name)
+            call(_name, _name == "write")
             return _call(*arguments)
 
         setattr(os, name, wrapper)
     sys.addaudithook(hook)
-    return lambda: calls >= at
+    return lambda: count >= at
+
+
+def _in_subprocess() -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame and frame.f_code.co_filename != subprocess.__file__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _stack() -> str:
+    """The lines that are being run, but for those of this module."""
+    lines = []
+    frame = sys._getframe(1)
+    while frame.f_back:
+        if frame.f_code.co_filename != __file__:
+            lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+        frame = frame.f_back
+    return " ".join(lines)

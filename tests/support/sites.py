@@ -29,6 +29,18 @@ def small(site: Path) -> Path:
     return site
 
 
+def shorten_record(site: Path) -> None:
+    """Take rows of files that are not there out of RECORD, but for every hundredth.
+
+    For runs by the hundred in which nothing hangs on its length: half of the time of a
+    run goes into its 275 kB.
+    """
+    record = site / INFO / "RECORD"
+    rows = enumerate(record.read_text().splitlines(keepends=True))
+    kept = [row for n, row in rows if n % 100 == 0 or (site / row.split(",")[0]).exists()]
+    record.write_text("".join(kept))
+
+
 def whole(site: Path) -> Path:
     """A view of the real installation: every file a hard link to it, as uv makes them."""
     site.mkdir(parents=True)
