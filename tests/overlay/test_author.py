@@ -117,7 +117,8 @@ def test_an_edit_becomes_a_patch(checkout: Path, site: Path) -> None:
     assert snapshot(checkout / "patches") == before
     written = run("refresh", root=checkout).stdout
     assert dry.replace("would write", "wrote") == written
-    patch = (checkout / "patches" / "0004-another-seam.patch").read_text()
+    name = f"{len(before):04}-another-seam.patch"  # the series is one file among them
+    patch = (checkout / "patches" / name).read_text()
     assert patch.endswith("-import gc\n+import gc  # seam\n")
     assert patch.startswith("Description: Another seam\n why\n")
     assert complaints(checkout) == []
@@ -127,7 +128,7 @@ def test_an_edit_becomes_a_patch(checkout: Path, site: Path) -> None:
     )
     assert run("edit", "--site", site, root=checkout).returncode == Exit.DONE
     subprocess.run(["git", "reset", "--quiet", "--hard", "HEAD~1"], cwd=tree, check=True)
-    assert "0004-another-seam.patch (removed)" in run("refresh", root=checkout).stdout
+    assert f"{name} (removed)" in run("refresh", root=checkout).stdout
     shutil.rmtree(checkout / "build")
     assert (checkout / "VERSION_PIN").read_bytes() == (REPO / "VERSION_PIN").read_bytes()
 

@@ -90,3 +90,15 @@ def test_the_switch_imports_neither_torch_nor_the_logger() -> None:
     assert loaded.strip() == str(
         ["vllm", "vllm.v1"] + [f"vllm.v1.readiness{name}" for name in ("", ".features", ".switch")]
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "on"),
+    [("", {"history", "penalties"}), ("history", set()), ("penalties", {"history"})],
+)
+def test_a_feature_is_off_with_what_it_needs(
+    value: str, on: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(switch.NAME, value)
+    assert switch.enabled() >= on
+    assert switch.enabled() & {"history", "penalties"} == on

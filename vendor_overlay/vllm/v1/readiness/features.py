@@ -5,4 +5,12 @@ from types import MappingProxyType
 
 #: Feature name to one line on what it does. A name is lower-case with dashes, and
 #: never "on" or "off".
-FEATURES: Mapping[str, str] = MappingProxyType({})
+FEATURES: Mapping[str, str] = MappingProxyType(
+    {
+        "history": "token_ids_cpu holds each sampled token that has arrived; waits only by name",
+        "penalties": "penalties from counts on the device; no cost grows with the output",
+    }
+)
+
+#: Feature name to the features that it builds on: off with them.
+NEEDS: Mapping[str, frozenset[str]] = MappingProxyType({"penalties": frozenset({"history"})})

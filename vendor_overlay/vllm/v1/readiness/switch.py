@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
-from vllm.v1.readiness.features import FEATURES
+from vllm.v1.readiness.features import FEATURES, NEEDS
 
 NAME = "VLLM_READINESS"
 
@@ -54,12 +54,13 @@ def parse(value: str, features: Collection[str]) -> frozenset[str]:
 
 
 def enabled() -> frozenset[str]:
-    """The features that are on in this process.
+    """The features that are on in this process; one whose needs are off is off.
 
     Raises:
         SwitchError: see :func:`parse`.
     """
-    return parse(os.environ.get(NAME, ""), FEATURES)
+    on = parse(os.environ.get(NAME, ""), FEATURES)
+    return frozenset(name for name in on if NEEDS.get(name, frozenset()) <= on)
 
 
 #: Our environment variables, in the form of ``vllm.envs.environment_variables``: name

@@ -1,0 +1,207 @@
+"""The penalty kernels on a GPU, against upstream's own."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from support import modules
+from support.batches import Spec, empty, fill, prompts, same_bits, state, stock_penalties
+from vllm.v1.readiness.live import penalties_for
+from vllm.v1.sample.ops.penalties import apply_all_penalties
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+pytestmark = pytest.mark.gpu
+
+#: Values that penalties must get right to the bit.
+EDGES = [0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -1e-40, 3.4e38, -3.4e38]
+
+
+def a_batch(vocab: int, seed: int) -> Any:
+    """Sixteen requests, every fourth without penalties."""
+    chooser = random.Random(seed)
+    specs = []
+    for number in range(16):
+        params: dict[str, Any] = {}
+        if number % 4:
+            params = {
+                "repetition_penalty": chooser.choice([1.0, 1.3, 0.7, 1.0000001, 1.9]),
+                "frequency_penalty": chooser.choice([0.0, 0.3, -0.7, 1.1, 2.0]),
+                "presence_penalty": chooser.choice([0.1, 1.5, -0.9, 1e-7]),
+            }
+        pool = [chooser.randrange(vocab) for _ in range(40)] + [0, vocab - 1]
+        prompt = chooser.choices(pool, k=chooser.randrange(1, 100))
+        output = chooser.choices(pool, k=chooser.randrange(0, 150))
+        specs.append(Spec(prompt, output, params))
+    batch = empty(modules.overlaid, vocab, "cuda")
+    fill(batch, specs)
+    return batch
+
+
+def logits_for(rows: int, vocab: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    logits = torch.randn((rows, vocab), device="cuda", generator=generator) * 8
+    at = torch.randint(0, vocab, (rows, len(EDGES)), device="cuda", generator=generator)
+    return logits.scatter_(1, at, torch.tensor(EDGES, device="cuda").expand(rows, -1))
+
+
+@pytest.mark.parametrize("vocab", [37, 1009, 32000, 50257, 151936, 151937])
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_as_upstream_to_the_bit(vocab: int, contiguous: bool) -> None:
+    """Upstream divides by the penalty where the logits are contiguous, else multiplies."""
+    batch = a_batch(vocab, seed=vocab)
+    logits = logits_for(16, vocab, seed=vocab)
+    if not contiguous:
+        wide = torch.full((16, vocab + 64), 5.0, device="cuda")
+        wide[:, :vocab] = logits
+        logits = wide[:, :vocab]
+    expected = stock_penalties(batch, logits.clone(memory_format=torch.preserve_format))
+    if not contiguous:
+        other = torch.full_like(wide, 5.0)
+        other[:, :vocab] = logits
+        expected = stock_penalties(batch, other[:, :vocab])
+    batch.readiness.prepare(logits, None)
+    penalties = penalties_for(batch.sampling_metadata, logits)
+    assert penalties is not None
+    before = logits.clone()
+    penalties.apply(logits, after_drafts=False)
+    plain = slice(0, None, 4)
+    assert torch.equal(before[plain].view(torch.int32), logits[plain].view(torch.int32))
+    penalised = [row for row in range(16) if row % 4]
+    finite = ~before.isnan()
+    assert torch.equal(logits.isnan(), expected.isnan())
+    mine, theirs = (x.where(finite, 0.0)[penalised] for x in (logits, expected))
+    assert same_bits(mine, theirs)
+    assert not same_bits(mine, before.where(finite, 0.0)[penalised])
+    if not contiguous:
+        assert (wide[:, vocab:] == 5.0).all()
+
+
+@pytest.mark.parametrize("vocab", [1009, 151936])
+def test_drafts_count_within_the_step(vocab: int) -> None:
+    batch = a_batch(vocab, seed=7)
+    chooser = random.Random(8)
+    some = [0, vocab - 1, 5, 6]
+    drafts = [chooser.choices(some, k=row % 5) for row in range(16)]
+    made = SpecDecodeMetadata.make_dummy(drafts, torch.device("cuda"))
+    bonus = logits_for(16, vocab, seed=10)
+    batch.readiness.prepare(bonus, made)
+    penalties = penalties_for(batch.sampling_metadata, bonus)
+    assert penalties is not None
+    metadata = batch.sampling_metadata
+    outputs = [list(output) for output in metadata.output_token_ids]
+
+    rows = torch.tensor([row for row, ids in enumerate(drafts) for _ in ids], device="cuda")
+    targets = logits_for(len(rows), vocab, seed=9)
+    expected = apply_all_penalties(
+        targets.clone(),
+        prompts(batch)[rows],
+        metadata.presence_penalties[rows],
+        metadata.frequency_penalties[rows],
+        metadata.repetition_penalties[rows],
+        [outputs[row] + ids[:n] for row, ids in enumerate(drafts) for n in range(len(ids))],
+    )
+    finite = ~targets.isnan()
+    assert penalties_for(metadata, targets, made) is penalties
+    penalties.apply_to_targets(targets, made)
+    touched = rows % 4 != 0
+    assert same_bits(targets.where(finite, 0)[touched], expected.where(finite, 0)[touched])
+
+    finite = ~bonus.isnan()
+    expected = apply_all_penalties(
+        bonus.clone(),
+        prompts(batch),
+        metadata.presence_penalties,
+        metadata.frequency_penalties,
+        metadata.repetition_penalties,
+        [outputs[row] + ids for row, ids in enumerate(drafts)],
+    )
+    penalties.apply(bonus, after_drafts=True)
+    touched = torch.arange(16) % 4 != 0
+    assert same_bits(bonus.where(finite, 0)[touched], expected.where(finite, 0)[touched])
+
+
+def test_what_is_sampled_is_counted_and_nothing_waits() -> None:
+    """Under torch's sync debug mode, where any wait is an error."""
+    vocab = 1009
+    batch = a_batch(vocab, seed=3)
+    torch.manual_seed(3)
+    logits = logits_for(16, vocab, seed=3).nan_to_num()
+    discarded = torch.zeros(16, dtype=torch.bool, device="cuda")
+    discarded[5] = True
+    sampled = torch.randint(0, vocab, (16, 3), device="cuda", dtype=torch.int32)
+    sampled[6:9, 1:] = -1
+    sampled[9, 1] = sampled[9, 0]
+    batch.readiness.warm_up()
+    batch.readiness.prepare(logits, None)
+    batch.readiness.count(sampled, discarded)
+    torch.cuda.synchronize()
+    late = state(Spec([4, 5], [6], {"presence_penalty": 1.0}), "late")
+    batch.remove_request("r15")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        batch.add_request(late)  # in the row of the one that left
+        batch.refresh_metadata()
+        batch.readiness.prepare(logits, None)
+        penalties = penalties_for(batch.sampling_metadata, logits)
+        assert penalties is not None
+        penalties.apply(logits.clone(), after_drafts=False)
+        batch.readiness.count(sampled, discarded)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for row, ids in enumerate(sampled.tolist()):
+        if row != 5:
+            times = 1 if row == 15 else 2
+            batch.req_output_token_ids[row].extend([t for t in ids if t >= 0] * times)
+    expected = stock_penalties(batch, logits.clone())
+    penalties.apply(logits, after_drafts=False)
+    assert same_bits(logits, expected)
+
+
+def test_memory_is_taken_with_the_first_penalty_and_given_back() -> None:
+    vocab = 151936
+    plain = empty(modules.overlaid, vocab, "cuda", max_num_reqs=64)
+    fill(plain, [Spec([1, 2], [], {})] * 8)
+    start = torch.cuda.memory_allocated()
+    plain.readiness.prepare(torch.empty(1, vocab), None)
+    assert torch.cuda.memory_allocated() == start
+    batch = empty(modules.overlaid, vocab, "cuda", max_num_reqs=64)
+    fill(batch, [Spec([1, 2], [3], {"presence_penalty": 1.0} if n % 2 else {}) for n in range(64)])
+    start = torch.cuda.memory_allocated()
+    batch.readiness.prepare(torch.empty(1, vocab), None)
+    taken = torch.cuda.memory_allocated() - start
+    assert 0.5e6 * 32 < taken <= 0.65e6 * 32
+    for row in range(32, 64):
+        batch.remove_request(f"r{row}")
+    batch.condense()
+    batch.refresh_metadata()
+    batch.readiness.prepare(torch.empty(1, vocab), None)
+    assert torch.cuda.memory_allocated() - start <= 0.65e6 * 16
+
+
+def test_without_room_upstreams_path_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real out-of-memory error, from a cap on what this process may take."""
+    vocab = 151936
+    batch = empty(modules.overlaid, vocab, "cuda")
+    fill(batch, [Spec([1, 2], [3], {"presence_penalty": 1.0})] * 16)
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    used = torch.cuda.memory_reserved()
+    # Room for a few slots of the sixteen.
+    hog = [torch.empty(2 << 20, dtype=torch.uint8, device="cuda") for _ in range(4)]
+    del hog[:]
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction((used + (5 << 20)) / total)
+    try:
+        batch.readiness.prepare(torch.empty(1, vocab), None)
+        assert not batch.readiness.penalties.serving
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    for row in range(16):
+        batch.remove_request(f"r{row}")
+    batch.condense()
+    batch.refresh_metadata()
+    batch.readiness.prepare(torch.empty(1, vocab), None)
+    fill(batch, [Spec([1, 2], [3], {"presence_penalty": 1.0})])
+    batch.readiness.prepare(torch.empty(1, vocab), None)
+    assert batch.readiness.penalties.serving

@@ -1,0 +1,76 @@
+"""Whole lives of a batch: ours beside upstream's, step by step.
+
+After every step :class:`support.lives.Life` compares, with equality, the logits that both
+halves sample from, the tokens, and what is always true of our history.
+"""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.lives import VOCABULARY, Life
+
+TOKENS = st.integers(0, VOCABULARY - 1)
+PENALTIES = st.fixed_dictionaries(
+    {},
+    optional={
+        "repetition_penalty": st.sampled_from([0.7, 1.0000001, 1.3, 1.9]),
+        "frequency_penalty": st.sampled_from([-1.1, -0.3, 0.3, 2.0]),
+        "presence_penalty": st.sampled_from([-0.9, 1e-7, 0.1, 1.5]),
+    },
+)
+
+
+@st.composite
+def requests(draw: Any, drafts: int) -> dict[str, Any]:
+    """The keywords of :meth:`Life.add`."""
+    params: dict[str, Any] = dict(draw(PENALTIES))
+    # Upstream forgets how long the output of a request without penalties is when one
+    # with penalties joins, so that its min_tokens last too long: see test_min_tokens.
+    if params and draw(st.booleans()):
+        params |= {"min_tokens": draw(st.integers(1, 8)), "stop_token_ids": [0, 1, 2]}
+    if draw(st.integers(0, 4)) == 0:
+        words = st.lists(st.lists(TOKENS, min_size=1, max_size=2), min_size=1, max_size=3)
+        params["bad_words"] = draw(words)
+    if not drafts and draw(st.integers(0, 3)) == 0:
+        params["temperature"] = 0.8
+    return params | {
+        "prompt": draw(st.lists(TOKENS, min_size=1, max_size=30)),
+        "max_tokens": draw(st.integers(params.get("min_tokens", 1), 18)),
+    }
+
+
+@given(data=st.data())
+@settings(max_examples=60)
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_any_life(asynchronous: bool, drafts: int, data: st.DataObject) -> None:
+    """Requests come, go, are preempted and moved, in any order, at any time."""
+    life = Life(
+        data.draw(st.integers(0, 1000)),
+        asynchronous,
+        drafts,
+        max_num_seqs=data.draw(st.integers(1, 6)),
+        num_blocks=data.draw(st.sampled_from([18, 26, 80])),
+        max_model_len=data.draw(st.sampled_from([40, 96])),
+        reorder_threshold=data.draw(st.sampled_from([None, 1 + drafts])),
+        processor=not drafts and data.draw(st.booleans()),
+    )
+    live: list[str] = []
+    for _ in range(data.draw(st.integers(5, 25))):
+        for _ in range(data.draw(st.sampled_from([0, 0, 1, 3]))):
+            live.append(life.add(**data.draw(requests(drafts))))
+            if data.draw(st.integers(0, 5)) == 0:
+                life.structured.add(live[-1])
+        what = data.draw(st.sampled_from(["abort", "preempt", "drop", *["nothing"] * 7]))
+        if what == "abort" and live:
+            life.abort(live.pop(data.draw(st.integers(0, len(live) - 1))))
+        # With drafts in flight upstream's scheduler loses count of what it should discard.
+        if what == "preempt" and not (asynchronous and drafts):
+            life.preempt_all()
+        if what == "drop":
+            life.drop_drafts()
+        life.step(arrives=data.draw(st.booleans()), read_first=data.draw(st.integers(0, 3)) == 0)
+    life.finish()
+    assert life.ours.waits <= life.stock.waits

@@ -1,0 +1,86 @@
+"""Input batches with requests in them, upstream's and ours."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from vllm.sampling_params import SamplingParams
+from vllm.v1.sample.ops.penalties import apply_all_penalties
+
+from support import modules
+
+
+class Spec(NamedTuple):
+    """What a test asks of a request."""
+
+    prompt: list[int] | None
+    output: list[int]
+    params: dict[str, Any]
+    embeds: torch.Tensor | None = None
+
+
+def empty(
+    path_loader: Any,
+    vocab_size: int,
+    device: str = "cpu",
+    max_num_reqs: int = 16,
+    length: int = 256,
+) -> Any:
+    """A batch without requests; ``path_loader`` is modules.overlaid or modules.pristine."""
+    return path_loader(modules.INPUT_BATCH).InputBatch(
+        max_num_reqs=max_num_reqs,
+        max_model_len=length,
+        max_num_batched_tokens=length,
+        device=torch.device(device),
+        pin_memory=device == "cuda",
+        vocab_size=vocab_size,
+        block_sizes=[16],
+        kernel_block_sizes=[16],
+    )
+
+
+def state(spec: Spec, req_id: str) -> Any:
+    """The runner's state of a request."""
+    return modules.pristine(modules.INPUT_BATCH).CachedRequestState(
+        req_id=req_id,
+        prompt_token_ids=spec.prompt,
+        mm_features=[],
+        sampling_params=SamplingParams(**{"temperature": 0.0, **spec.params}),
+        generator=None,
+        block_ids=([],),
+        num_computed_tokens=0,
+        output_token_ids=list(spec.output),
+        prompt_embeds=spec.embeds,
+    )
+
+
+def fill(batch: Any, specs: Sequence[Spec]) -> None:
+    """Add requests r0, r1, ... and refresh the sampling metadata."""
+    for number, spec in enumerate(specs):
+        batch.add_request(state(spec, f"r{number}"))
+    batch.refresh_metadata()
+
+
+def prompts(batch: Any) -> torch.Tensor:
+    """[requests, longest prompt] int64 on the device, as upstream pads it."""
+    made: torch.Tensor = batch._make_prompt_token_ids_cpu_tensor().to(batch.device)
+    return made
+
+
+def stock_penalties(batch: Any, logits: torch.Tensor) -> torch.Tensor:
+    """What upstream makes of the logits, in place, from the lists of any batch."""
+    metadata = batch.sampling_metadata
+    return apply_all_penalties(
+        logits,
+        prompts(batch),
+        metadata.presence_penalties,
+        metadata.frequency_penalties,
+        metadata.repetition_penalties,
+        list(metadata.output_token_ids),
+    )
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equality that tells 0.0 from -0.0 and takes NaN for itself."""
+    bits = (each.contiguous().view(torch.int32) for each in (one, other))
+    return bool(torch.equal(*bits))

@@ -1,0 +1,45 @@
+"""Upstream's modules as the overlay changes them, loaded beside upstream's own."""
+
+import importlib
+import importlib.util
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from support.sites import OVERLAY, UPSTREAM
+
+INPUT_BATCH = "vllm/v1/worker/gpu_input_batch.py"
+RUNNER = "vllm/v1/worker/gpu_model_runner.py"
+SAMPLER = "vllm/v1/sample/sampler.py"
+REJECTION_SAMPLER = "vllm/v1/sample/rejection_sampler.py"
+
+
+@cache
+def pristine(path: str) -> Any:
+    """Upstream's module: the oracle."""
+    return importlib.import_module(_name(path))
+
+
+@cache
+def overlaid(path: str) -> Any:
+    """The module with the patches applied, under a name of its own."""
+    source = OVERLAY.series.apply(path, (UPSTREAM / path).read_bytes())
+    folder = Path(tempfile.mkdtemp(prefix="overlaid-"))
+    file = folder / Path(path).name
+    file.write_bytes(source)
+    # In upstream's package, for the sake of its relative imports.
+    package, _, stem = _name(path).rpartition(".")
+    spec = importlib.util.spec_from_file_location(f"{package}.overlaid_{stem}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module: ModuleType = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def _name(path: str) -> str:
+    return path.removesuffix(".py").replace("/", ".")

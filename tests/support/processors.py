@@ -1,0 +1,28 @@
+"""A logits processor as a user of vLLM writes one."""
+
+from typing import Any
+
+import torch
+from vllm.v1.sample.logits_processor import LogitsProcessor
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+
+
+class ForbidLatest(LogitsProcessor):  # type: ignore[misc]
+    """Forbids each request its last two tokens; a history that lags forbids others."""
+
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        self.outputs: dict[int, list[int]] = {}
+
+    def is_argmax_invariant(self) -> bool:
+        """Greedy requests see it."""
+        return False
+
+    def update_state(self, batch_update: Any) -> None:
+        """Keep each row's output list, which vLLM keeps up to date."""
+        process_dict_updates(self.outputs, batch_update, lambda _, __, output: output)
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Forbid what is there to forbid."""
+        for row, output in self.outputs.items():
+            logits[row, output[-2:]] = -torch.inf
+        return logits

@@ -1,0 +1,224 @@
+"""History: each request's sampled tokens on the host, with ``token_ids_cpu`` as authority.
+
+Under async scheduling the runner writes a placeholder for a token that it has sampled and
+not read. Upstream repairs the placeholders in the lists only, only for batches that need
+them, and waits for the copy each time; ``token_ids_cpu`` keeps its placeholders for good.
+Here each step's tokens are settled once their copy has arrived: written into
+``token_ids_cpu`` and the lists, whoever may need them. Only a consumer that needs the
+newest token on the host waits, by name.
+
+A request that leaves the batch takes its tokens in flight with it, as with upstream: if it
+comes back, the scheduler sends its output along.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from vllm.v1.readiness import fences
+
+if TYPE_CHECKING:
+    from vllm.v1.sample.metadata import SamplingMetadata
+    from vllm.v1.worker.gpu_input_batch import InputBatch
+
+#: Stands for a token that was sampled and not read back.
+PLACEHOLDER = -1
+
+
+class Step:
+    """What one step sampled, on its way to the host.
+
+    Attributes:
+        tokens: [rows, 1 + drafts] int32 on the host, valid once ``event`` has completed;
+            a row ends at its first placeholder.
+        event: recorded behind the copy.
+        rows: request id to row in ``tokens``, of the requests that have stayed since.
+        metadata: the batch's sampling metadata, which is replaced when a row moves.
+        drafted: whether a request may have got more than one token.
+        columns: [rows] where in ``token_ids_cpu`` each request's placeholder is; None
+            where that depends on how many drafts are accepted, in this step or before.
+    """
+
+    __slots__ = ("columns", "drafted", "event", "metadata", "rows", "tokens")
+
+    def __init__(
+        self, tokens: torch.Tensor, event: torch.Event, batch: "InputBatch", guessed: bool
+    ) -> None:
+        self.tokens = tokens
+        self.event = event
+        self.rows = dict(batch.prev_req_id_to_index or {})
+        self.metadata: SamplingMetadata = batch.sampling_metadata
+        self.drafted = tokens.shape[1] > 1
+        self.columns: np.ndarray | None = None
+        if not (self.drafted or guessed):
+            self.columns = batch.num_tokens_no_spec[: len(tokens)] - 1
+
+
+class History:
+    """The steps in flight of one batch, oldest first."""
+
+    def __init__(self, batch: "InputBatch") -> None:
+        self.batch = batch
+        self.in_flight: deque[Step] = deque()
+        #: Whether the batch is updated for the step after the newest in flight.
+        self._updated = False
+
+    def place(self, max_model_len: int) -> None:
+        """Write a placeholder for each token that has been sampled.
+
+        Args:
+            max_model_len: how many tokens a request may have.
+        """
+        batch = self.batch
+        rows = batch.prev_req_id_to_index or {}
+        at = np.fromiter(rows.values(), np.intp, len(rows))
+        columns = batch.num_tokens_no_spec[at]
+        assert not len(rows) or columns.max() < max_model_len, (
+            f"A sampled token would be number {columns.max() + 1} of its request, which may "
+            f"have {max_model_len}."
+        )
+        batch.token_ids_cpu[at, columns] = PLACEHOLDER
+        batch.is_token_ids[at, columns] = True
+        batch.num_tokens_no_spec[at] = columns + 1
+        outputs = batch.req_output_token_ids
+        for row in rows.values():
+            outputs[row].append(PLACEHOLDER)
+
+    def record(self, tokens: torch.Tensor, event: torch.Event) -> None:
+        """Take note of a step whose tokens are on their way; see :class:`Step`."""
+        self.in_flight.append(Step(tokens, event, self.batch, guessed=self.drafted))
+        self._updated = False
+
+    def remove_request(self, req_id: str) -> None:
+        """Drop the tokens in flight of a request that leaves the batch."""
+        for step in self.in_flight:
+            step.rows.pop(req_id, None)
+
+    def cut(self, req_id: str, length: int) -> bool:
+        """Drop the tokens in flight that a request's cut leaves no place for.
+
+        Args:
+            req_id: a request in the batch.
+            length: how many of its output tokens and placeholders are kept.
+
+        Returns:
+            Whether a token that was sampled may be lost; else only placeholders are, of
+            drafts that the scheduler already knows to be rejected.
+        """
+        row = self.batch.req_id_to_index[req_id]
+        end = int(self.batch.num_prompt_tokens[row]) + length
+        for step in self.in_flight:
+            # Where drafts count, what is in flight is measured when it is written.
+            columns, at = step.columns, step.rows.get(req_id)
+            if columns is not None and at is not None and columns[at] >= end:
+                del step.rows[req_id]
+        (*older, newest) = self.in_flight or (None,)
+        if newest is None or older or not newest.drafted or req_id not in newest.rows:
+            return True
+        if not newest.event.query():
+            return True
+        sampled = int((newest.tokens[newest.rows[req_id]] != PLACEHOLDER).sum())
+        return length < self._known(row) + sampled
+
+    def settle(self) -> None:
+        """Write what has arrived; called as a step begins, and waits for nothing.
+
+        The newest step is left alone if it had drafts: until the batch is updated for the
+        step that now begins, its requests lack the placeholders of their drafts.
+        """
+        while len(self.in_flight) > self._held():
+            step = self.in_flight[0]
+            if self.drafted:
+                # With drafts the scheduler asks for a step when it has seen the tokens of
+                # the one before the last, so that this is over before it begins, on the
+                # rank that hands out the tokens, and hardly later on the others.
+                fences.wait(step.event, "history")
+            elif not step.event.query():
+                break
+            self._write(self.in_flight.popleft())
+        self._updated = True
+
+    def settle_now(self, owner: str) -> None:
+        """Write everything, waiting for it in the name of ``owner``.
+
+        To be called once the batch is updated for a step, before it is sampled. Earlier
+        than that, the newest step is left alone if it had drafts, as in :meth:`settle`.
+        """
+        while len(self.in_flight) > self._held():
+            fences.wait(self.in_flight[0].event, owner)
+            self._write(self.in_flight.popleft())
+
+    @property
+    def drafted(self) -> bool:
+        """Whether a step in flight had drafts."""
+        return any(step.drafted for step in self.in_flight)
+
+    def unsettled(self, row: int) -> bool:
+        """Whether the request in this row has tokens in flight."""
+        output = self.batch.req_output_token_ids[row]
+        return bool(output) and output[-1] == PLACEHOLDER
+
+    def settle_rows(self, rows: Iterable[int], owner: str) -> None:
+        """As :meth:`settle_now`, if a request in one of these rows has tokens in flight."""
+        if any(map(self.unsettled, rows)):
+            self.settle_now(owner)
+
+    def _held(self) -> int:
+        """How many of the steps in flight cannot be written yet."""
+        return int(bool(self.in_flight) and self.in_flight[-1].drafted and not self._updated)
+
+    def _write(self, step: Step) -> None:
+        if step.columns is None:
+            self._write_guessed(step)
+            return
+        batch = self.batch
+        sources = np.fromiter(step.rows.values(), np.intp, len(step.rows))
+        rows = sources
+        if step.metadata is not batch.sampling_metadata:
+            rows = np.fromiter(
+                map(batch.req_id_to_index.__getitem__, step.rows), np.intp, len(step.rows)
+            )
+        columns = step.columns[sources]
+        tokens = step.tokens.numpy()[sources, 0]
+        batch.token_ids_cpu[rows, columns] = tokens
+        outputs = batch.req_output_token_ids
+        positions = (columns - batch.num_prompt_tokens[rows]).tolist()
+        for row, position, token in zip(rows.tolist(), positions, tokens.tolist(), strict=True):
+            outputs[row][position] = token
+
+    def _known(self, row: int) -> int:
+        """How much of an output is known: all before its trailing placeholders."""
+        output = self.batch.req_output_token_ids[row]
+        end = len(output)
+        while end and output[end - 1] == PLACEHOLDER:
+            end -= 1
+        return end
+
+    def _write_guessed(self, step: Step) -> None:
+        """Write a step in which a request may have got fewer tokens than placeholders.
+
+        The placeholders that newer steps do not hold are this step's, as many as it has
+        hoped for.
+        """
+        batch = self.batch
+        tokens = step.tokens.tolist()
+        for req_id, source in step.rows.items():
+            row = batch.req_id_to_index[req_id]
+            output = batch.req_output_token_ids[row]
+            start = self._known(row)
+            newer = sum(req_id in other.rows for other in self.in_flight)
+            room = len(output) - start - newer
+            if room <= 0:
+                continue
+            new = tokens[source]
+            if new[-1] == PLACEHOLDER:
+                del new[new.index(PLACEHOLDER) :]
+            # Fewer than was hoped for, or more than a cut has left room for.
+            output[start : start + room] = new[:room]
+            column = int(batch.num_prompt_tokens[row]) + start
+            end = column + len(output) - start
+            batch.token_ids_cpu[row, column:end] = output[start:]
+            batch.is_token_ids[row, column:end] = True
+            batch.num_tokens_no_spec[row] = end

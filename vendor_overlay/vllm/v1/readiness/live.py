@@ -1,0 +1,189 @@
+"""The live batch: what the seams in InputBatch, the runner and the samplers call."""
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.v1.readiness import switch
+from vllm.v1.readiness.history import History
+from vllm.v1.readiness.penalties import Penalties
+from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
+
+if TYPE_CHECKING:
+    from vllm.v1.sample.metadata import SamplingMetadata
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
+
+
+class LiveRows(list["list[int] | None"]):
+    """The output lists of the live batch's rows.
+
+    Sampling metadata that holds this very object speaks of the live batch; any other list,
+    whatever is in it, does not.
+    """
+
+    def __init__(self, live: "LiveBatch") -> None:
+        super().__init__()
+        self.live = live
+
+
+class LiveBatch:
+    """One InputBatch's features; None stands for one that is off."""
+
+    def __init__(self, batch: "InputBatch") -> None:
+        self.batch = batch
+        self.rows = LiveRows(self)
+        on = frozenset() if batch.is_pooling_model else switch.enabled()
+        self.history = History(batch) if "history" in on else None
+        self.penalties: Penalties | None = None
+        if self.history is not None and "penalties" in on:
+            self.penalties = Penalties(batch, self.history)
+
+    def warm_up(self) -> None:
+        """Called before the first request, on ranks that sample."""
+        if self.penalties is not None:
+            self.penalties.warm_up()
+
+    def add_request(self, request: "CachedRequestState") -> None:
+        """A request has been given a row."""
+        if self.penalties is not None:
+            self.penalties.add_request(request)
+
+    def remove_request(self, req_id: str) -> None:
+        """A request has lost its row."""
+        if self.history is not None:
+            self.history.remove_request(req_id)
+        if self.penalties is not None:
+            self.penalties.remove_request(req_id)
+
+    def begin_step(self) -> None:
+        """Called before the batch changes for a step."""
+        if self.history is not None:
+            self.history.settle()
+
+    def cut(self, req_id: str, length: int) -> None:
+        """Called before the runner cuts an output back to what the scheduler has kept.
+
+        Args:
+            req_id: a request, in the batch or not.
+            length: how many of its output tokens and placeholders are kept.
+        """
+        if req_id not in self.batch.req_id_to_index:
+            return
+        lost = self.history is not None and self.history.cut(req_id, length)
+        if lost and self.penalties is not None:
+            self.penalties.recount(req_id)
+
+    def prepare(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata | None") -> None:
+        """Called before sampling.
+
+        Args:
+            logits: [positions, vocab].
+            drafts: the step's drafts, if it has any.
+        """
+        if self.penalties is not None:
+            self.penalties.prepare(self.batch.sampling_metadata, logits.shape[-1], drafts)
+
+    def settle_for_sampling(self) -> bool:
+        """Settle what a consumer on the host needs to sample this step.
+
+        Returns:
+            Whether that is done; else upstream does it.
+        """
+        if self.history is None:
+            return False
+        for owner, rows in (*self._readers(), *self._counters(self.history)):
+            self.history.settle_rows(rows, owner)
+        return True
+
+    def host_needs_drafts(self) -> bool:
+        """Whether a consumer on the host needs this step's draft tokens."""
+        return self.history is None or any(True for _ in self._readers())
+
+    def place(self, max_model_len: int) -> bool:
+        """Write a placeholder for each token that this step has sampled.
+
+        Args:
+            max_model_len: how many tokens a request may have.
+
+        Returns:
+            Whether that is done; else upstream does it.
+        """
+        if self.history is None:
+            return False
+        self.history.place(max_model_len)
+        return True
+
+    def record(self, tokens: torch.Tensor, event: torch.Event) -> bool:
+        """Take note of the tokens that are on their way to the host.
+
+        Args:
+            tokens: [rows, 1 + drafts] on the host, valid once ``event`` has completed.
+            event: recorded behind the copy.
+
+        Returns:
+            Whether that is done; else upstream does it.
+        """
+        if self.history is None:
+            return False
+        self.history.record(tokens, event)
+        return True
+
+    def count(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
+        """Called after sampling; see :meth:`Penalties.record`."""
+        if self.penalties is not None:
+            self.penalties.record(sampled, discarded)
+
+    def _readers(self) -> Iterator[tuple[str, Iterable[int]]]:
+        """Who needs the newest token of which rows on the host."""
+        batch = self.batch
+        if batch.bad_words_token_ids:
+            yield "bad words", batch.bad_words_token_ids
+        if batch.logitsprocs_need_output_token_ids:
+            yield "logits processors", range(batch.num_reqs)
+        holder = batch.thinking_budget_state_holder
+        if holder is not None and holder.has_tracked_requests():
+            yield "thinking budget", range(batch.num_reqs)
+        if not batch.no_penalties and not (self.penalties and self.penalties.serving):
+            yield "penalties", range(batch.num_reqs)
+
+    def _counters(self, history: History) -> Iterator[tuple[str, Iterable[int]]]:
+        """Who needs to know how many tokens which rows have.
+
+        Known without them, but for how many drafts were accepted. Upstream waits to know
+        that where it keeps the lists, for whatever reason, and else takes it that all were.
+        """
+        batch = self.batch
+        if not history.drafted or not history.in_flight[-1].metadata.output_token_ids:
+            return
+        if not batch.sampling_metadata.output_token_ids:
+            return
+        for processor in batch.logitsprocs.non_argmax_invariant:
+            if isinstance(processor, MinTokensLogitsProcessor):
+                yield "min tokens", processor.min_toks
+
+
+def penalties_for(
+    metadata: "SamplingMetadata",
+    logits: torch.Tensor,
+    drafts: "SpecDecodeMetadata | None" = None,
+) -> Penalties | None:
+    """The live batch's penalties, if this is the live batch; else None, for upstream's.
+
+    Where the rows are the live ones and the rest is not, upstream's code reads the rows'
+    lists, which are settled for it.
+
+    Args:
+        metadata: whose penalties are to be applied.
+        logits: [positions, vocab] that they are to be applied to.
+        drafts: the drafts that the positions are those of; None: of the requests.
+    """
+    rows = metadata.output_token_ids
+    if metadata.no_penalties or not isinstance(rows, LiveRows):
+        return None
+    live = rows.live
+    if live.penalties is not None and live.penalties.recognises(metadata, logits, drafts):
+        return live.penalties
+    if live.history is not None:
+        live.history.settle_rows(range(len(rows)), "penalties")
+    return None

@@ -1,0 +1,384 @@
+"""Penalties from counts that stay on the device.
+
+Upstream rebuilds every request's counts from Python lists on each step, for which the
+host must wait for the newest token. Here each request with a penalty holds a slot on the
+device from the step that it joins the batch until it leaves. The sampler's output is
+counted there as it is sampled, and the penalties are applied in one pass over the logits.
+
+Bit for bit what upstream's ``apply_all_penalties`` computes, in the form that it takes on
+the platform and for the layout of the logits: repetition, then frequency, then presence,
+each product rounded before it is subtracted.
+
+A slot is int32 [vocab]: the low 31 bits count how often the request has generated the
+token, the sign bit says that its prompt holds it. At 151,936 tokens that is 0.61 MB.
+"""
+
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from vllm import _custom_ops
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+from vllm.utils.torch_utils import async_tensor_h2d
+
+if TYPE_CHECKING:
+    from vllm.v1.readiness.history import History
+    from vllm.v1.sample.metadata import SamplingMetadata
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
+
+logger = init_logger(__name__)
+
+_PROMPT = np.iinfo(np.int32).min
+_COUNT = np.iinfo(np.int32).max
+_BLOCK = 1024
+_NUM_WARPS = 8
+
+
+class Penalties:
+    """The slots of one batch.
+
+    Attributes:
+        serving: whether this step's penalties come from the slots.
+    """
+
+    def __init__(self, batch: "InputBatch", history: "History") -> None:
+        self.batch = batch
+        self.history = history
+        self.vocab_size: int = batch.vocab_size
+        self.device: torch.device = batch.device
+        self.serving = False
+        self.kernels: ModuleType | None = None
+        if current_platform.is_cuda():
+            from vllm.v1.readiness import penalty_kernels
+
+            self.kernels = penalty_kernels
+        #: Request id to slot; None: its history is counted at the next step.
+        self._slots: dict[str, torch.Tensor | None] = {}
+        self._exhausted = False
+        # The step at hand: the sampling metadata that the rows below are those of.
+        self._metadata: SamplingMetadata | None = None
+        self._rows: list[torch.Tensor | None] = []
+        self._addresses: torch.Tensor | None = None
+        self._drafts: SpecDecodeMetadata | None = None
+
+    def warm_up(self) -> None:
+        """Compile and load the kernels, which would otherwise stall the first request."""
+        if self.kernels is None:
+            return
+        addresses = torch.zeros(1, dtype=torch.int64, device=self.device)
+        numbers = torch.zeros(1, dtype=torch.float32, device=self.device)
+        # The strides of real logits without their memory; an address of 0 reads nothing.
+        logits = numbers.as_strided((1, 1), (self.vocab_size, 1))
+        ids = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
+        discarded = torch.zeros(1, dtype=torch.bool, device=self.device)
+        modes = {self.kernels.PLAIN: addresses, self.kernels.TARGET: ids, self.kernels.BONUS: ids}
+        for mode, drafts in modes.items():
+            penalties = (numbers, numbers, numbers)
+            self._launch(logits, addresses, penalties, mode, drafts, drafts, 1, True)
+        self._launch_count(ids, discarded, addresses)
+        _count(torch.zeros(1, dtype=torch.int32, device=self.device), addresses, addresses)
+
+    def add_request(self, request: "CachedRequestState") -> None:
+        """Take note of a request that joins the batch."""
+        params = request.sampling_params
+        if params is not None and (
+            params.repetition_penalty != 1.0
+            or params.frequency_penalty != 0.0
+            or params.presence_penalty != 0.0
+        ):
+            self._slots[request.req_id] = None
+
+    def remove_request(self, req_id: str) -> None:
+        """Give back the slot of a request that leaves the batch."""
+        if req_id in self._slots:
+            del self._slots[req_id]
+            self._exhausted = False  # there may be room now
+
+    def recount(self, req_id: str) -> None:
+        """Count a request's history anew at the next step, because it was cut back."""
+        if req_id in self._slots:
+            self._slots[req_id] = None
+
+    def prepare(
+        self,
+        metadata: "SamplingMetadata",
+        vocab_size: int,
+        drafts: "SpecDecodeMetadata | None",
+    ) -> None:
+        """Make the slots ready for a step; :attr:`serving` says whether they are.
+
+        Args:
+            metadata: the live batch's.
+            vocab_size: the width of the step's logits.
+            drafts: the step's drafts, if it has any.
+        """
+        self.serving = False
+        if metadata.no_penalties:
+            self._forget_rows()
+            return
+        # Upstream pads with the configured vocabulary size, which is a token where the
+        # logits are wider, and not allowed where they are narrower: leave both to it.
+        if vocab_size != self.vocab_size or not self._fill_slots():
+            self._forget_rows()
+            return
+        self.serving = True
+        self._drafts = drafts
+        if metadata is not self._metadata:
+            self._rows = [self._slots.get(req_id) for req_id in self.batch.req_ids]
+            if self.kernels is not None:
+                addresses = [0 if slot is None else slot.data_ptr() for slot in self._rows]
+                self._addresses = async_tensor_h2d(
+                    addresses, torch.int64, self.device, pin_memory=self.batch.pin_memory
+                )
+            self._metadata = metadata
+
+    def recognises(
+        self,
+        metadata: "SamplingMetadata",
+        logits: torch.Tensor,
+        drafts: "SpecDecodeMetadata | None",
+    ) -> bool:
+        """Whether the slots hold the history that ``metadata`` and ``logits`` speak of.
+
+        Args:
+            metadata: any sampling metadata with the live batch's rows.
+            logits: [positions, vocab].
+            drafts: the drafts that the positions are those of; None: of the requests.
+        """
+        ours = self._metadata
+        positions = len(self._rows) if drafts is None else len(drafts.draft_token_ids)
+        return (
+            self.serving
+            and ours is not None
+            and metadata.repetition_penalties is ours.repetition_penalties
+            and metadata.frequency_penalties is ours.frequency_penalties
+            and metadata.presence_penalties is ours.presence_penalties
+            and logits.shape == (positions, self.vocab_size)
+            and logits.device.type == self.device.type
+        )
+
+    def apply(self, logits: torch.Tensor, after_drafts: bool) -> torch.Tensor:
+        """Apply the penalties, in place.
+
+        Args:
+            logits: [requests, vocab], one row a request.
+            after_drafts: the rows follow the drafts of the step, if it has any (bonus
+                tokens).
+
+        Returns:
+            ``logits``.
+        """
+        drafts = self._drafts if after_drafts else None
+        if self.kernels is not None and _kernel_takes(logits):
+            mode = self.kernels.PLAIN if drafts is None else self.kernels.BONUS
+            return self._apply_kernel(logits, mode, drafts, 1)
+        before = [None] * len(self._rows) if drafts is None else _by_request(drafts)
+        for row, ids in enumerate(before):
+            self._apply_row(logits, row, row, ids)
+        return logits
+
+    def apply_to_targets(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata") -> torch.Tensor:
+        """Apply the penalties to the positions that drafts are verified at, in place.
+
+        Args:
+            logits: [drafts of all requests, vocab]: for each draft the position it was
+                made for, which follows the drafts before it.
+            drafts: the drafts.
+
+        Returns:
+            ``logits``.
+        """
+        if self.kernels is not None and _kernel_takes(logits):
+            return self._apply_kernel(logits, self.kernels.TARGET, drafts, drafts.max_spec_len)
+        position = 0
+        for row, ids in enumerate(_by_request(drafts)):
+            for before in range(len(ids)):
+                self._apply_row(logits, position, row, ids[:before])
+                position += 1
+        return logits
+
+    def record(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
+        """Count what was sampled.
+
+        Args:
+            sampled: [requests, 1 + drafts] token ids on the device; others than the
+                vocabulary's (-1: rejected) count for nothing.
+            discarded: [at least requests] bool on the device: rows sampled for nothing.
+        """
+        if not self.serving:
+            return
+        if self.kernels is not None and sampled.stride(-1) == 1:
+            assert self._addresses is not None
+            self._launch_count(sampled, discarded, self._addresses)
+            return
+        ids = sampled.long()
+        counted = (ids >= 0) & (ids < self.vocab_size) & ~discarded[: len(ids), None]
+        ids = ids.clamp(0, self.vocab_size - 1)
+        for row, slot in enumerate(self._rows):
+            if slot is not None:
+                slot.index_add_(0, ids[row], counted[row].to(torch.int32))
+
+    def _forget_rows(self) -> None:
+        self._metadata = None
+        self._rows = []
+        self._addresses = None
+        self._drafts = None
+
+    def _fill_slots(self) -> bool:
+        """Count the history of every request that has none; False: there is no room."""
+        waiting = [req_id for req_id, slot in self._slots.items() if slot is None]
+        if not waiting:
+            return True
+        if self._exhausted:
+            return False
+        self._forget_rows()
+        rows = [self.batch.req_id_to_index[req_id] for req_id in waiting]
+        self.history.settle_rows(rows, "penalties")
+        try:
+            for req_id, row in zip(waiting, rows, strict=True):
+                self._slots[req_id] = self._count_history(row)
+        except torch.OutOfMemoryError:
+            # Until a request with a penalty leaves: the next step would fail again.
+            self._exhausted = True
+            self._slots = dict.fromkeys(self._slots)
+            logger.warning_once(
+                "Readiness overlay: no room on the device for the penalties of every request "
+                "(%d bytes each). While that is so, vLLM's own path serves them, which waits "
+                "on every step. Lower gpu_memory_utilization or max_num_seqs.",
+                4 * self.vocab_size,
+            )
+            return False
+        return True
+
+    def _count_history(self, row: int) -> torch.Tensor:
+        """A slot with the history that token_ids_cpu holds in this row."""
+        slot = torch.zeros(self.vocab_size, dtype=torch.int32, device=self.device)
+        tokens = self.batch.token_ids_cpu[row]
+        prompt_end = int(self.batch.num_prompt_tokens[row])
+        output = self.batch.req_output_token_ids[row]
+        assert output is not None
+        # Where the prompt was given as embeddings, upstream reads the row as well.
+        prompt = self._upload(tokens[:prompt_end])
+        generated = self._upload(tokens[prompt_end : prompt_end + len(output)])
+        _count(slot, prompt, generated)
+        return slot
+
+    def _upload(self, tokens: "np.ndarray") -> torch.Tensor | None:
+        """The tokens that the vocabulary holds, on the device as int64, or None."""
+        tokens = tokens[(tokens >= 0) & (tokens < self.vocab_size)]
+        if not tokens.size:
+            return None
+        staged = torch.empty(tokens.size, dtype=torch.int64, pin_memory=self.batch.pin_memory)
+        staged.numpy()[:] = tokens
+        return staged.to(self.device, non_blocking=True)
+
+    def _apply_row(
+        self, logits: torch.Tensor, position: int, row: int, drafts: torch.Tensor | None
+    ) -> None:
+        """The penalties of one row, with upstream's own operations."""
+        slot = self._rows[row]
+        metadata = self._metadata
+        if slot is None:
+            return
+        assert metadata is not None
+        counts = slot & _COUNT
+        if drafts is not None and len(drafts):
+            ids = drafts.long()
+            valid = (ids >= 0) & (ids < self.vocab_size)
+            counts.index_add_(0, ids.clamp(0, self.vocab_size - 1), valid.to(torch.int32))
+        generated = (counts > 0).unsqueeze(0)
+        logit = logits[position : position + 1]
+        this = slice(row, row + 1)
+        if self.batch.repetition_penalties_cpu[row] != 1.0:
+            repeat = (
+                _custom_ops.apply_repetition_penalties_cuda
+                if logits.is_cuda and logits.is_contiguous()
+                else _custom_ops.apply_repetition_penalties_torch
+            )
+            prompt = (slot < 0).unsqueeze(0)
+            repeat(logit, prompt, generated, metadata.repetition_penalties[this])
+        logit -= metadata.frequency_penalties[this].unsqueeze(1) * counts
+        logit -= metadata.presence_penalties[this].unsqueeze(1) * generated
+
+    def _apply_kernel(
+        self,
+        logits: torch.Tensor,
+        mode: int,
+        drafts: "SpecDecodeMetadata | None",
+        positions: int,
+    ) -> torch.Tensor:
+        metadata = self._metadata
+        assert metadata is not None
+        assert self._addresses is not None
+        penalties = (
+            metadata.repetition_penalties,
+            metadata.frequency_penalties,
+            metadata.presence_penalties,
+        )
+        ids = ends = self._addresses
+        if drafts is not None:
+            ids, ends = drafts.draft_token_ids, drafts.cu_num_draft_tokens
+        divide = logits.is_cuda and logits.is_contiguous()
+        self._launch(logits, self._addresses, penalties, mode, ids, ends, positions, divide)
+        return logits
+
+    def _launch(
+        self,
+        logits: torch.Tensor,
+        addresses: torch.Tensor,
+        penalties: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        mode: int,
+        drafts: torch.Tensor,
+        drafts_end: torch.Tensor,
+        positions: int,
+        divide: bool,
+    ) -> None:
+        assert self.kernels is not None
+        blocks = -(-self.vocab_size // _BLOCK)
+        self.kernels.apply_kernel[(len(addresses), blocks, positions)](
+            logits,
+            logits.stride(0),
+            addresses,
+            *penalties,
+            drafts,
+            drafts_end,
+            self.vocab_size,
+            MODE=mode,
+            DIVIDE=divide,
+            BLOCK=_BLOCK,
+            num_warps=_NUM_WARPS,
+            enable_fp_fusion=False,
+        )
+
+    def _launch_count(
+        self, sampled: torch.Tensor, discarded: torch.Tensor, addresses: torch.Tensor
+    ) -> None:
+        assert self.kernels is not None
+        self.kernels.count_kernel[(len(addresses),)](
+            sampled,
+            sampled.stride(0),
+            sampled.shape[1],
+            discarded,
+            addresses,
+            self.vocab_size,
+            num_warps=1,
+        )
+
+
+def _count(slot: torch.Tensor, prompt: torch.Tensor | None, generated: torch.Tensor | None) -> None:
+    """Count a history, int64 token ids on the device, in an empty slot."""
+    if prompt is not None:
+        slot.index_fill_(0, prompt, _PROMPT)
+    if generated is not None:
+        slot.index_add_(0, generated, torch.ones_like(generated, dtype=torch.int32))
+
+
+def _kernel_takes(logits: torch.Tensor) -> bool:
+    return bool(logits.dtype == torch.float32 and logits.stride(-1) == 1)
+
+
+def _by_request(drafts: "SpecDecodeMetadata") -> list[torch.Tensor]:
+    return list(drafts.draft_token_ids.split(drafts.num_draft_tokens))
