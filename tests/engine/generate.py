@@ -1,9 +1,10 @@
 """Run a fixed set of requests through the vLLM that Python imports here.
 
-    python generate.py MODEL_DIR OUT.json
+    python generate.py MODEL_DIR OUT.json [SPECULATIVE_CONFIG]
 
 Run as a program of its own, once per installation, so that two installations can be
-compared. Writes each request's token ids and logprobs.
+compared. Writes each request's token ids and logprobs. With a speculative_config (JSON), the
+requests are those that it allows, and the prompts have what can be guessed.
 """
 
 import json
@@ -33,7 +34,11 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-def main(model: Path, out: Path) -> None:
+#: What vLLM refuses beside drafts.
+NOT_WITH_DRAFTS = ("min_p", "logit_bias")
+
+
+def main(model: Path, out: Path, speculative: str = "") -> None:
     """Generate with every setting in one batch, and write what came out."""
     from vllm import LLM, SamplingParams, TokensPrompt
 
@@ -45,10 +50,18 @@ def main(model: Path, out: Path) -> None:
         gpu_memory_utilization=0.3,
         enforce_eager=True,
         seed=0,
+        speculative_config=json.loads(speculative) if speculative else None,
     )
-    prompts = [[(7 * n + k) % 1000 + 3 for k in range(5 + n)] for n in range(len(SETTINGS))]
+    settings = SETTINGS
+    period = 10**6
+    if speculative:
+        settings = [each for each in SETTINGS if not set(each) & set(NOT_WITH_DRAFTS)]
+        period = 4
+    prompts = [
+        [(7 * n + k % period) % 1000 + 3 for k in range(5 + n)] for n in range(len(settings))
+    ]
     parameters = [
-        SamplingParams(**{"max_tokens": 24, "detokenize": False, **setting}) for setting in SETTINGS
+        SamplingParams(**{"max_tokens": 24, "detokenize": False, **setting}) for setting in settings
     ]
     results = llm.generate(
         [TokensPrompt(prompt_token_ids=p) for p in prompts], parameters, use_tqdm=False
@@ -78,4 +91,4 @@ def _plain(positions: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

@@ -40,3 +40,14 @@ def test_the_same_tokens_and_logprobs_on_a_gpu(engine: Engine) -> None:
     assert overlaid.text().count(said) == 1
     assert run("revert", "--site", engine.site, "--python", sys.executable).returncode == Exit.DONE
     assert engine.start().finish() == pristine
+
+
+@pytest.mark.parametrize("method", ["ngram", "ngram_gpu"])
+def test_the_same_with_drafts(engine: Engine, method: str) -> None:
+    """Several tokens a step; ngram_gpu schedules asynchronously, ngram does not."""
+    drafts = {"method": method, "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+    arguments = [json.dumps(drafts)]
+    pristine = engine.start(arguments=arguments).finish()
+    assert run("apply", "--site", engine.site, "--python", sys.executable).returncode == Exit.DONE
+    assert engine.start(arguments=arguments).finish() == pristine
+    assert len({json.dumps(result["tokens"]) for result in pristine}) > len(pristine) // 2

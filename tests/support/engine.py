@@ -1,10 +1,12 @@
 """Runs of a real engine over an installation, each a process of its own."""
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,32 +22,56 @@ class Engine:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.site = sites.whole(folder / "site")
-        self.runs = 0
+        self.runs = itertools.count(1)
 
-    def start(self, **environment: str) -> "Run":
-        """Start a run; the environment variables are for it alone."""
-        self.runs += 1
-        return Run(self, self.folder / f"run-{self.runs}", environment)
+    def start(
+        self,
+        program: Path = PROGRAM,
+        arguments: Sequence[str] = (),
+        paths: Sequence[Path] = (),
+        **environment: str,
+    ) -> "Run":
+        """Start a run; what is given here is for it alone.
+
+        Args:
+            program: takes the model's directory, the file to write, and ``arguments``.
+            arguments: more of them.
+            paths: where its Python looks besides.
+            environment: variables to set.
+        """
+        path = self.folder / f"run-{next(self.runs)}"
+        return Run(self, path, program, arguments, paths, environment)
 
 
 class Run:
     """One run: its process, its log and what it wrote."""
 
-    def __init__(self, engine: Engine, path: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        path: Path,
+        program: Path,
+        arguments: Sequence[str],
+        paths: Sequence[Path],
+        environment: dict[str, str],
+    ) -> None:
         self.out = path.with_suffix(".json")
         self.log = path.with_suffix(".log")
-        paths = [str(engine.site), str(sites.REPO / "scripts"), os.environ.get("PYTHONPATH", "")]
+        searched = [engine.site, sites.REPO / "scripts", *paths, os.environ.get("PYTHONPATH", "")]
         env = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "PYTHONPATH": os.pathsep.join(filter(None, map(str, searched))),
             # In one process every request is there before the first step, so that two runs
             # schedule alike; of weights that nearly tie, another batch gives other tokens.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_LOGGING_LEVEL": "INFO",
+            # A view has no bytecode: let the first run write it for those that follow.
+            "PYTHONDONTWRITEBYTECODE": "",
             **environment,
         }
-        command = [sys.executable, str(PROGRAM), str(engine.folder / "model"), str(self.out)]
+        files = [program, engine.folder / "model", self.out]
+        command = [sys.executable, *map(str, files), *arguments]
         with self.log.open("wb") as sink:
             self.process = subprocess.Popen(
                 command, stdout=sink, stderr=subprocess.STDOUT, env=env, start_new_session=True

@@ -1,0 +1,160 @@
+"""Run a hundred mixed requests through a real engine, step by step.
+
+    python mixed.py MODEL_DIR OUT.json sync|async [LOGITS_PROCESSOR]
+
+They arrive over many steps, some leave early, prompts are prefilled in chunks and the KV
+cache is too small for all of them, so that requests are preempted and resumed. All are
+greedy: what a request gives must not depend on the schedule. Writes what each request
+gave, and evidence of what the engine went through.
+"""
+
+import json
+import random
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.checkpoint import VOCABULARY, generate
+from support.witness import Witness
+
+REQUESTS = 100
+BLOCK = 32
+
+#: A token in thirteen, so that a request may well meet one.
+STOPS = list(range(7, VOCABULARY, 13))
+#: No token twice in a row.
+STUTTERS = [[token, token] for token in range(VOCABULARY)]
+
+#: Kinds of requests. min_tokens stands beside penalties only: without them, stock cuts
+#: that request's history short under async scheduling when a penalised one joins.
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"logprobs": 0},
+    {"logprobs": 5, "ignore_eos": True},
+    {"presence_penalty": 1.8, "logprobs": 1},
+    {"presence_penalty": -1.5, "logprobs": 1},
+    {"frequency_penalty": 1.2, "stop_token_ids": STOPS},
+    {"frequency_penalty": -0.9, "logprobs": 0},
+    {"repetition_penalty": 1.6, "logprobs": 5},
+    {"repetition_penalty": 0.6, "ignore_eos": True},
+    {"presence_penalty": -0.7, "frequency_penalty": 0.5, "repetition_penalty": 1.2, "logprobs": 1},
+    {"repetition_penalty": 0.7, "min_tokens": 12, "stop_token_ids": STOPS, "logprobs": 1},
+    {"presence_penalty": 2.0, "min_tokens": 25, "stop_token_ids": STOPS},
+    {"logit_bias": {11: 9.0, 13: -9.0, 700: 7.5}, "logprobs": 5},
+    {"stop_token_ids": STOPS},
+    {"bad_words": [[token] for token in range(0, VOCABULARY, 5)], "logprobs": 1},
+    {"bad_words": STUTTERS, "repetition_penalty": 0.5, "logprobs": 1},
+    {"bad_words": STUTTERS, "logit_bias": {17: 30.0, 19: 29.0}},
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request, and the steps before which it arrives and, perhaps, leaves."""
+
+    name: str
+    kind: int
+    prompt: list[int]
+    length: int
+    arrives: int
+    leaves: int | None
+
+    def parameters(self) -> Any:
+        """What vLLM is asked for."""
+        from vllm import SamplingParams
+
+        kind = dict(KINDS[self.kind])
+        bad = kind.pop("bad_words", None)
+        if self.leaves is not None:
+            # It must still be running when it is told to leave.
+            kind = {**kind, "ignore_eos": True, "stop_token_ids": []}
+        params = SamplingParams(temperature=0.0, max_tokens=self.length, detokenize=False, **kind)
+        # Words are turned to tokens by a tokenizer, and there is none.
+        params._bad_words_token_ids = bad
+        return params
+
+
+def cases() -> list[Case]:
+    """The requests, the same ones each time."""
+    chance = random.Random(20)
+    made = []
+    for number in range(REQUESTS):
+        arrives = number * 3 // 2
+        kind = number % len(KINDS)
+        least = KINDS[kind].get("min_tokens", 8)
+        leaves = arrives + chance.choice([0, 1, 2, 5, 12, 25]) if number % 8 == 5 else None
+        made.append(
+            Case(
+                name=f"request-{number}",
+                kind=kind,
+                prompt=chance.choices(
+                    range(3, VOCABULARY), k=chance.choice([4, 9, 20, 33, 70, 120])
+                ),
+                length=60 if leaves is not None else chance.randint(least, 60),
+                arrives=arrives,
+                leaves=leaves,
+            )
+        )
+    return made
+
+
+def main(model: Path, out: Path, mode: str, processors: list[str]) -> None:
+    """Run every request to its end, and write what came out."""
+    from vllm import EngineArgs, LLMEngine, TokensPrompt
+
+    engine = LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(generate(model)),
+            skip_tokenizer_init=True,
+            dtype="float32",
+            max_model_len=256,
+            max_num_seqs=16,
+            max_num_batched_tokens=48,
+            block_size=BLOCK,
+            num_gpu_blocks_override=36,
+            enable_prefix_caching=False,
+            enforce_eager=True,
+            async_scheduling=mode == "async",
+            logits_processors=processors or None,
+            disable_log_stats=True,
+            seed=0,
+        )
+    )
+    witness = Witness(engine)
+    requests = cases()
+    waiting = {case.name for case in requests if case.leaves is None}
+    results: dict[str, Any] = {}
+    step = 0
+    while waiting or engine.has_unfinished_requests():
+        for case in requests:
+            if case.arrives == step:
+                prompt = TokensPrompt(prompt_token_ids=case.prompt)
+                engine.add_request(case.name, prompt, case.parameters())
+        engine.abort_request([case.name for case in requests if case.leaves == step])
+        for result in engine.step():
+            if result.finished:
+                results[result.request_id] = _plain(result.outputs[0])
+                waiting.discard(result.request_id)
+        step += 1
+    report = {
+        "results": {case.name: results[case.name] for case in requests if case.leaves is None},
+        "aborted": [case.name for case in requests if case.name not in results],
+        "evidence": witness.evidence(),
+    }
+    out.write_text(json.dumps(report))
+
+
+def _plain(output: Any) -> dict[str, Any]:
+    """One request's output; floats keep every bit in JSON."""
+    return {
+        "tokens": list(output.token_ids),
+        "finish": output.finish_reason,
+        "stop": output.stop_reason,
+        "logprobs": output.logprobs
+        and [[[token, lp.logprob, lp.rank] for token, lp in at.items()] for at in output.logprobs],
+    }
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4:])

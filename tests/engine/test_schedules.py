@@ -1,0 +1,149 @@
+"""What a request gives depends neither on the overlay nor on how the engine schedules.
+
+A hundred requests that arrive, leave, are preempted and are prefilled in chunks, on a CPU
+engine that can schedule asynchronously: stock, overlaid, and overlaid but switched off.
+"""
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from overlay.errors import Exit
+from support import asynchronous
+from support.checkpoint import generate
+from support.engine import Engine
+from support.sites import REPO, run
+
+PROGRAM = REPO / "tests" / "engine" / "mixed.py"
+PROCESSOR = "support.processors:ForbidLatest"
+
+ENVIRONMENT = {
+    # Two engines at a time, and each would bind its worker to the first core.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
+
+Runs = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def runs() -> Iterator[Runs]:
+    """What came out of every run, by installation and schedule."""
+    folder = Path(tempfile.mkdtemp(prefix="schedules-", dir=REPO / "build"))
+    engine = Engine(folder)
+    generate(folder / "model")  # before two runs at once would
+    plugin = asynchronous.announce(folder / "plugin")
+
+    def result(name: str) -> Any:
+        installation, schedule, *processor = name.split()
+        paths = [REPO / "tests", *([plugin] if schedule == "async" else [])]
+        arguments = [schedule, *(PROCESSOR for _ in processor)]
+        switch = {} if installation == "stock" else {"VLLM_READINESS": installation}
+        return engine.start(PROGRAM, arguments, paths, **ENVIRONMENT, **switch).finish()
+
+    def results(*names: str) -> Runs:
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            return dict(zip(names, pool.map(result, names), strict=True))
+
+    found = results("stock sync", "stock async", "stock async processor")
+    assert run("apply", "--site", engine.site, "--python", sys.executable).returncode == Exit.DONE
+    found |= results("on sync", "on async", "off async", "on async processor")
+    yield found
+    shutil.rmtree(folder)
+
+
+def _answers(run_: Any) -> dict[str, Any]:
+    """What was answered, without the logprobs' values."""
+    return {
+        name: {
+            **result,
+            "logprobs": result["logprobs"]
+            and [[[token, rank] for token, _, rank in at] for at in result["logprobs"]],
+        }
+        for name, result in run_["results"].items()
+    }
+
+
+def _values(run_: Any) -> list[float]:
+    """The logprobs' values, in order."""
+    return [
+        value
+        for result in run_["results"].values()
+        for at in result["logprobs"] or ()
+        for _, value, _ in at
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "reference"),
+    [
+        ("on sync", "stock sync"),
+        ("on async", "stock async"),
+        ("off async", "stock async"),
+        ("on async processor", "stock async processor"),
+    ],
+)
+def test_the_overlay_gives_what_stock_gives_bit_for_bit(
+    runs: Runs, name: str, reference: str
+) -> None:
+    assert runs[name]["results"] == runs[reference]["results"]
+
+
+@pytest.mark.parametrize("installation", ["stock", "on"])
+def test_both_schedules_give_the_same_tokens(runs: Runs, installation: str) -> None:
+    """The last bits of the logits depend on which tokens are computed together."""
+    synchronous, other = (runs[f"{installation} {schedule}"] for schedule in ("sync", "async"))
+    assert _answers(synchronous) == _answers(other)
+    assert _values(synchronous) == pytest.approx(_values(other), rel=1e-4, abs=1e-4)
+
+
+def test_the_engine_scheduled_as_it_was_asked_to(runs: Runs) -> None:
+    for name, outcome in runs.items():
+        evidence = outcome["evidence"]
+        unready = evidence["outputs handed over unready"]
+        if "async" in name:
+            assert evidence["scheduler"] == "AsyncScheduler", name
+            assert unready > 100, name
+        else:
+            assert evidence["scheduler"] == "Scheduler", name
+            assert unready == 0, name
+
+
+def test_requests_were_preempted_resumed_chunked_and_aborted(runs: Runs) -> None:
+    for name, outcome in runs.items():
+        evidence = outcome["evidence"]
+        assert evidence["preempted"] >= 5, name
+        assert evidence["resumed"] >= 5, name
+        assert evidence["prefill chunks"] >= 20, name
+        assert len(outcome["aborted"]) >= 10, name
+        assert len(outcome["results"]) >= 80, name
+
+
+def test_the_answers_are_diverse(runs: Runs) -> None:
+    """Otherwise identical outputs would say little."""
+    results = list(runs["stock sync"]["results"].values())
+    assert len({json.dumps(result["tokens"]) for result in results}) > 0.9 * len(results)
+    assert len({token for result in results for token in result["tokens"]}) > 500
+    assert {result["finish"] for result in results} == {"length", "stop"}
+    assert sum(result["logprobs"] is not None for result in results) > 40
+
+
+def test_the_processor_decides_by_the_newest_tokens(runs: Runs) -> None:
+    """With it no token comes back within two; without it, some do."""
+
+    def repeats(name: str) -> int:
+        lists = [result["tokens"] for result in runs[name]["results"].values()]
+        return sum(
+            tokens[at] in tokens[max(0, at - 2) : at]
+            for tokens in lists
+            for at in range(len(tokens))
+        )
+
+    assert repeats("stock async") > 20
+    assert repeats("on async processor") == 0
