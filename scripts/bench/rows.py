@@ -1,0 +1,91 @@
+"""What is measured: engine shapes, and the kinds of request that each is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+#: The case that the other cases of a row are held against.
+BASELINE = "none"
+
+_QWEN2: Mapping[str, Any] = {"max_position_embeddings": 32768, "rope_theta": 1e6}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One engine, and the cases that it runs one after the other.
+
+    Attributes:
+        name: what the command line calls it.
+        model: fields of config.json that differ from the demo's model.
+        batch: requests, all there before the first step.
+        prompt: tokens in each prompt.
+        output: tokens that each request generates, whatever they are.
+        length: the engine's max_model_len.
+        cases: case name to the sampling parameters that make it.
+        warmup: tokens that each request generates in the warm-up before a case.
+    """
+
+    name: str
+    model: Mapping[str, Any]
+    batch: int
+    prompt: int
+    output: int
+    length: int
+    cases: Mapping[str, Mapping[str, Any]]
+    warmup: int = 32
+
+    def tiny(self) -> Row:
+        """The same cases at a size for a CPU, to try the programs and not to measure."""
+        return replace(self, model={}, batch=4, prompt=8, output=16, length=256, warmup=4)
+
+
+ROWS: Mapping[str, Row] = {
+    row.name: row
+    for row in (
+        Row(
+            name="half-b",
+            model={
+                **_QWEN2,
+                "hidden_size": 896,
+                "intermediate_size": 4864,
+                "num_hidden_layers": 24,
+                "num_attention_heads": 14,
+                "num_key_value_heads": 2,
+                "vocab_size": 151936,
+            },
+            batch=128,
+            prompt=128,
+            output=4096,
+            length=4352,
+            cases={BASELINE: {}, "presence": {"presence_penalty": 1.5}},
+        ),
+        Row(
+            name="seven-b",
+            model={
+                **_QWEN2,
+                "hidden_size": 3584,
+                "intermediate_size": 18944,
+                "num_hidden_layers": 28,
+                "num_attention_heads": 28,
+                "num_key_value_heads": 4,
+                "vocab_size": 152064,
+                "tie_word_embeddings": False,
+            },
+            batch=8,
+            prompt=128,
+            output=512,
+            length=1024,
+            cases={
+                BASELINE: {},
+                "penalties+logprobs": {
+                    "presence_penalty": 0.5,
+                    "frequency_penalty": 0.3,
+                    "repetition_penalty": 1.1,
+                    "logprobs": 5,
+                },
+            },
+        ),
+    )
+}
