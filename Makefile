@@ -27,7 +27,7 @@ DEMO_PYTHON = $(if $(PYTHON),"$$PYTHON",$(if $(VENV),"$$VENV/bin/python",$(if $(
 UPSTREAM = $(if $(WHEEL),--wheel "$$WHEEL",$(TARGET))
 
 .DEFAULT_GOAL := help
-.PHONY: help apply revert status verify diff vendor edit refresh dist demo bench test lint environment
+.PHONY: help apply revert status verify diff vendor edit refresh dist demo bench test lint environment test-environment
 
 help: ## list the targets
 	@echo "The target: VENV=dir, SITE=site-packages dir, PYTHON=interpreter, the active"
@@ -71,14 +71,15 @@ dist: ## build the reproducible archive of HEAD in build/dist
 demo: apply ## serve a small generated model on the overlaid engine and print tokens
 	@$(if $(SITE),PYTHONPATH="$$SITE" )$(DEMO_PYTHON) scripts/demo
 
-bench: ## measure a sampling step with penalties, stock beside overlaid
+test-environment:
 	@$(PYTHON3) scripts/environment test $(TEST_ENV)
+
+bench: test-environment ## measure a sampling step with penalties, stock beside overlaid
 	@$(TEST_ENV)/bin/python scripts/bench/step.py $(if $(SITE),--site "$$SITE") $(ARGS)
 
 test: lint ## run every test, in a shared environment that it makes (build/env)
 	@$(TEST_ENV)/bin/python -m pytest $(ARGS)
 
-lint: ## ruff and mypy
-	@$(PYTHON3) scripts/environment test $(TEST_ENV)
+lint: test-environment ## ruff and mypy
 	@$(TEST_ENV)/bin/ruff check . && $(TEST_ENV)/bin/ruff format --check .
 	@$(TEST_ENV)/bin/mypy

@@ -29,7 +29,7 @@ if __name__ in ("__main__", "__mp_main__"):
 
 from bench import report  # noqa: E402
 from bench.rows import ROWS  # noqa: E402
-from bench.sides import Failure, Sides  # noqa: E402
+from bench.sides import Failure, Sides, in_turn, work_beside  # noqa: E402
 
 #: One process and Model Runner V1, so that the step's functions can be timed from inside;
 #: the sampler that needs no compiler on the machine.
@@ -59,7 +59,7 @@ class Run:
         """Every row, round and side; a child that fails leaves an error behind."""
         for row in self.args.rows:
             for turn in range(1, self.args.rounds + 1):
-                for side in report.SIDES if turn % 2 else report.SIDES[::-1]:
+                for side in in_turn(turn - 1):
                     try:
                         child = self._child(row, turn, side)
                     except Failure as error:
@@ -164,8 +164,8 @@ def main(argv: Sequence[str]) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     if args.work:
         args.work.mkdir(parents=True, exist_ok=True)
-    beside = args.work or args.site.resolve().parent
-    work = Path(tempfile.mkdtemp(prefix="bench-", dir=beside)).resolve()
+    kept = args.work and Path(tempfile.mkdtemp(prefix="bench-", dir=args.work)).resolve()
+    work = kept or work_beside(args.site)
     try:
         run = Run(args, work)
         run.measure()

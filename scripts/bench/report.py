@@ -8,8 +8,7 @@ from typing import Any
 
 from bench import outputs
 from bench.rows import BASELINE, ROWS
-
-SIDES = ("stock", "overlaid")
+from bench.sides import SIDES
 
 #: What a child wrote, with the "side" and "round" that the parent adds.
 Child = Mapping[str, Any]

@@ -9,11 +9,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+SIDES = ("stock", "overlaid")
 
 
 class Failure(Exception):
@@ -75,6 +77,19 @@ class Sides:
         """
         if Path(package).parent != self.paths[side][0]:
             raise Failure(f"{side} imported vLLM from {package}")
+
+
+def work_beside(site: Path) -> Path:
+    """A new directory for the overlaid view: where it can be links, or else anywhere."""
+    try:
+        return Path(tempfile.mkdtemp(prefix="bench-", dir=site.resolve().parent))
+    except OSError:  # read-only, or not there
+        return Path(tempfile.mkdtemp(prefix="bench-"))
+
+
+def in_turn(turn: int) -> tuple[str, ...]:
+    """The sides in the order of a round; each is first in every other one."""
+    return SIDES[::-1] if turn % 2 else SIDES
 
 
 def _overlay(*arguments: str) -> dict[str, Any]:

@@ -19,7 +19,6 @@ import shlex
 import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -35,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path[0] = str(ROOT / "scripts")
 
-from bench.sides import Failure, Sides  # noqa: E402
+from bench.sides import SIDES, Failure, Sides, in_turn, work_beside  # noqa: E402
 
 
 def child(out: Path, device: str, batch: int, vocab: int, lengths: list[int], steps: int) -> None:
@@ -190,8 +189,7 @@ def _table(args: argparse.Namespace, rounds: list[dict[str, Any]], digest: str) 
     ]
     for length in map(str, args.lengths):
         stock, ours = (
-            statistics.median(turn[side][length]["ms"] for turn in rounds)
-            for side in ("stock", "overlaid")
+            statistics.median(turn[side][length]["ms"] for turn in rounds) for side in SIDES
         )
         same = len({turn[side][length]["logits"] for turn in rounds for side in turn}) == 1
         ratio = f"{stock / ours:.1f}" if same else "refused: the logits differ"
@@ -230,7 +228,7 @@ def main(argv: Sequence[str]) -> int:
     work = None
     try:
         site = (args.site or _site()).resolve()
-        work = _beside(site)
+        work = work_beside(site)
         sides = Sides(site, work, sys.executable)
         rounds = [_round(sides, work, args, argv, turn) for turn in range(args.rounds)]
     except Failure as error:
@@ -255,21 +253,13 @@ def _round(
     found = {}
     out, log = work / "out.json", work / "log"
     command = [sys.executable, str(Path(__file__).resolve()), *argv, "--child", str(out)]
-    for side in ("stock", "overlaid")[:: -1 if turn % 2 else 1]:
+    for side in in_turn(turn):
         code = sides.run(side, command, log, args.timeout, {})
         if code != 0:
             raise Failure(f"{side} failed ({code}):\n{log.read_text(errors='replace')[-3000:]}")
         found[side] = json.loads(out.read_text())
         sides.check_import(side, found[side]["package"])
     return found
-
-
-def _beside(site: Path) -> Path:
-    """A directory for the overlaid view: where it can be links, or else anywhere."""
-    try:
-        return Path(tempfile.mkdtemp(prefix="bench-", dir=site.parent))
-    except OSError:  # read-only, or not there
-        return Path(tempfile.mkdtemp(prefix="bench-"))
 
 
 if __name__ == "__main__":

@@ -73,14 +73,14 @@ def main(model: Path, out: Path, speculative: str = "") -> None:
             {
                 "tokens": list(output.token_ids),
                 "finish": output.finish_reason,
-                "logprobs": _plain(output.logprobs),
-                "prompt_logprobs": _plain(result.prompt_logprobs),
+                "logprobs": plain(output.logprobs),
+                "prompt_logprobs": plain(result.prompt_logprobs),
             }
         )
     out.write_text(json.dumps(report))
 
 
-def _plain(positions: Any) -> Any:
+def plain(positions: Any) -> Any:
     """Logprobs as lists of [token, logprob, rank]; floats keep every bit in JSON."""
     if positions is None:
         return None

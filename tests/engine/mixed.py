@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.generate import plain
 from support.checkpoint import VOCABULARY, generate
 from support.witness import Witness
 
@@ -146,13 +147,12 @@ def main(model: Path, out: Path, mode: str, processors: list[str]) -> None:
 
 
 def _plain(output: Any) -> dict[str, Any]:
-    """One request's output; floats keep every bit in JSON."""
+    """One request's output."""
     return {
         "tokens": list(output.token_ids),
         "finish": output.finish_reason,
         "stop": output.stop_reason,
-        "logprobs": output.logprobs
-        and [[[token, lp.logprob, lp.rank] for token, lp in at.items()] for at in output.logprobs],
+        "logprobs": plain(output.logprobs),
     }
 
 

@@ -432,8 +432,6 @@ def test_9_wider_logits_are_upstreams(width: int) -> None:
     assert penalties_for(ours.sampling_metadata, logits) is None
     sampler = modules.overlaid(modules.SAMPLER).Sampler()
     theirs = modules.pristine(modules.SAMPLER).Sampler()
-    for batch in (stock, ours):
-        batch.sampling_metadata.allowed_token_ids_mask = None
     mine = sampler.apply_logits_processors(logits.clone(), ours.sampling_metadata, False)
     expected = theirs.apply_logits_processors(logits.clone(), stock.sampling_metadata, False)
     assert same_bits(mine, expected)
@@ -457,7 +455,6 @@ def test_10_a_rank_that_does_not_sample_takes_nothing() -> None:
     """It keeps requests with penalties, but is never asked to sample."""
     life = Life()
     half = life.ours
-    half.runner.use_async_scheduling = True
     life.add([1, 2], **PENALTY)
     scheduled = life.scheduler.schedule()
     pipeline = SimpleNamespace(is_last_rank=False, world_size=2)

@@ -27,7 +27,7 @@ def requests(draw: Any, drafts: int) -> dict[str, Any]:
     """The keywords of :meth:`Life.add`."""
     params: dict[str, Any] = dict(draw(PENALTIES))
     # Upstream forgets how long the output of a request without penalties is when one
-    # with penalties joins, so that its min_tokens last too long: see test_min_tokens.
+    # with penalties joins, so that its min_tokens last too long: see test_cases, case 7.
     if params and draw(st.booleans()):
         params |= {"min_tokens": draw(st.integers(1, 8)), "stop_token_ids": [0, 1, 2]}
     if draw(st.integers(0, 4)) == 0:

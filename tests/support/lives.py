@@ -457,9 +457,8 @@ class Life:
             truth = self.truth(self.ours.batch.req_ids[row])
             assert not self.faithful or known == truth[: len(known)]
             assert tail <= len(self.ours.batch.readiness.history.in_flight) * (1 + self.drafts)
+            assert self.held(row, len(known)) == known
             start = self.ours.batch.num_prompt_tokens[row]
-            held = self.ours.batch.token_ids_cpu[row, start : start + len(known)]
-            assert held.tolist() == known
             written = len(known) + bool(tail)
             assert self.ours.batch.is_token_ids[row, start : start + written].all()
 
@@ -473,6 +472,12 @@ class Life:
                 tokens += output.sampled_token_ids[row]
             elif row is not None:
                 tokens += [t for t in copies[0].source[row].tolist() if 0 <= t < VOCABULARY]
+        return tokens
+
+    def held(self, row: int, count: int) -> list[int]:
+        """The first output tokens of one of our requests, as token_ids_cpu has them."""
+        start = self.ours.batch.num_prompt_tokens[row]
+        tokens: list[int] = self.ours.batch.token_ids_cpu[row, start : start + count].tolist()
         return tokens
 
     def outputs(self) -> Iterator[tuple[int, list[int], int]]:
@@ -489,9 +494,7 @@ class Life:
         self.ours.batch.readiness.history.settle_now("test")
         for row, known, tail in self.outputs():
             assert tail == 0 or self.drafts
-            start = self.ours.batch.num_prompt_tokens[row]
-            held = self.ours.batch.token_ids_cpu[row, start : start + len(known)]
-            assert held.tolist() == known
+            assert self.held(row, len(known)) == known
         return {self.ours.batch.req_ids[row]: known for row, known, _ in self.outputs()}
 
 

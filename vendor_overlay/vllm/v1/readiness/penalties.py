@@ -214,9 +214,8 @@ class Penalties:
             assert self._addresses is not None
             self._launch_count(sampled, discarded, self._addresses)
             return
-        ids = sampled.long()
-        counted = (ids >= 0) & (ids < self.vocab_size) & ~discarded[: len(ids), None]
-        ids = ids.clamp(0, self.vocab_size - 1)
+        ids, valid = self._valid(sampled)
+        counted = valid & ~discarded[: len(ids), None]
         for row, slot in enumerate(self._rows):
             if slot is not None:
                 slot.index_add_(0, ids[row], counted[row].to(torch.int32))
@@ -275,6 +274,11 @@ class Penalties:
         staged.numpy()[:] = tokens
         return staged.to(self.device, non_blocking=True)
 
+    def _valid(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids on the device as indices, and which of them the vocabulary holds."""
+        ids = tokens.long()
+        return ids.clamp(0, self.vocab_size - 1), (ids >= 0) & (ids < self.vocab_size)
+
     def _apply_row(
         self, logits: torch.Tensor, position: int, row: int, drafts: torch.Tensor | None
     ) -> None:
@@ -286,9 +290,8 @@ class Penalties:
         assert metadata is not None
         counts = slot & _COUNT
         if drafts is not None and len(drafts):
-            ids = drafts.long()
-            valid = (ids >= 0) & (ids < self.vocab_size)
-            counts.index_add_(0, ids.clamp(0, self.vocab_size - 1), valid.to(torch.int32))
+            ids, valid = self._valid(drafts)
+            counts.index_add_(0, ids, valid.to(torch.int32))
         generated = (counts > 0).unsqueeze(0)
         logit = logits[position : position + 1]
         this = slice(row, row + 1)
