@@ -583,3 +583,18 @@ def test_the_state_of_a_request_is_its_own() -> None:
     one.add_request(state(Spec([1], [2], PENALTY), "r0"))
     assert one.readiness.penalties._slots == {"r0": None}
     assert two.readiness.penalties._slots == {}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_drafts_that_the_runner_drops_after_they_were_scheduled(seed: int) -> None:
+    """A step without drafts, of which the batch still takes it that some were accepted."""
+    life = Life(seed, drafts=3, trimmed=True)
+    for number in range(4):
+        life.add([1, 2, 3, number], max_tokens=18, **PENALTY)
+    kinds = set()
+    chance = itertools.cycle([True, False, False])
+    while life.scheduler.requests:
+        life.step(arrives=next(chance))
+        steps = life.ours.batch.readiness.history.in_flight
+        kinds |= {(step.drafted, step.tokens.shape[1] > 1) for step in steps}
+    assert {(True, False), (True, True)} <= kinds

@@ -56,6 +56,7 @@ def test_any_life(asynchronous: bool, drafts: int, data: st.DataObject) -> None:
         max_model_len=data.draw(st.sampled_from([40, 96])),
         reorder_threshold=data.draw(st.sampled_from([None, 1 + drafts])),
         processor=not drafts and data.draw(st.booleans()),
+        trimmed=asynchronous and drafts > 0 and data.draw(st.booleans()),
     )
     live: list[str] = []
     for _ in range(data.draw(st.integers(5, 25))):

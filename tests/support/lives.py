@@ -86,6 +86,8 @@ class Half:
     def __init__(self, load: Callable[[str], Any], life: "Life") -> None:
         self.life = life
         runner_module = load(modules.RUNNER)
+        # The drafter's own state, of which the simulated one has none.
+        runner_module.update_ngram_gpu_tensors_incremental = lambda *_, **__: None
         runner_module.get_pp_group = lambda: SimpleNamespace(is_last_rank=True, world_size=1)
         rejection_module = load(modules.REJECTION_SAMPLER)
         for name in (
@@ -161,6 +163,12 @@ class Half:
             _draft_prob_req_ids=None,
             valid_sampled_token_count_event=None,
             valid_sampled_token_count_cpu=None,
+            _num_valid_draft_tokens_event=SimpleNamespace(synchronize=lambda: None),
+            _num_valid_draft_tokens_cpu=torch.zeros(life.max_num_seqs, dtype=torch.int32),
+            token_ids_gpu_tensor=None,
+            num_tokens_no_spec_gpu=torch.zeros(life.max_num_seqs, dtype=torch.int32),
+            _ngram_pinned_idx_buf=None,
+            _ngram_pinned_val_buf=None,
         )
         return runner
 
@@ -212,7 +220,9 @@ class Half:
         for req_id in self.batch.req_ids:
             tokens = list(spec.get(req_id, ()))
             if tokens and self.life.asynchronous:
-                tokens = self.life.proposed[req_id][: len(tokens)]
+                # Of a request that was not in the last step, nobody has proposed any.
+                proposed = self.life.proposed.get(req_id, [0] * len(tokens))
+                tokens = proposed[: len(tokens)]
             ids.append(tokens)
         made = SpecDecodeMetadata.make_dummy(ids, torch.device("cpu"))
         counts = torch.tensor([len(tokens) for tokens in ids])
@@ -234,6 +244,8 @@ class Half:
         if not life.asynchronous:
             return
         runner._draft_token_req_ids = batch.req_ids.copy()
+        for row, req_id in enumerate(batch.req_ids):
+            runner._num_valid_draft_tokens_cpu[row] = life.valid(seed, req_id)
         runner.valid_sampled_token_count_event = SimpleNamespace(synchronize=lambda: None)
         runner.valid_sampled_token_count_cpu = valid.clamp(min=1)
         last = ids.gather(1, (valid.clamp(min=1) - 1).unsqueeze(1))
@@ -248,6 +260,8 @@ class Life:
         asynchronous: schedule one step ahead of the outputs.
         drafts: draft tokens a request and step; 0 for none.
         processor: give each half a user's logits processor, which reads the history.
+        trimmed: of the drafts that are scheduled, the runner drops some, often all
+            (ngram_gpu, which finds no match).
     """
 
     def __init__(
@@ -261,6 +275,7 @@ class Life:
         max_model_len: int = 96,
         reorder_threshold: int | None = None,
         processor: bool = False,
+        trimmed: bool = False,
     ) -> None:
         self.random = random.Random(seed)
         self.asynchronous = asynchronous
@@ -270,7 +285,8 @@ class Life:
         self.max_model_len = max_model_len
         self.reorder_threshold = reorder_threshold
         self.processor = processor
-        self.speculative = _speculative(drafts)
+        self.trimmed = trimmed
+        self.speculative = _speculative(drafts, trimmed)
         self.scheduler = _scheduler(self, num_blocks)
         self.stock = Half(modules.pristine, self)
         self.ours = Half(modules.overlaid, self)
@@ -317,6 +333,11 @@ class Life:
         """Draft tokens for a request, the same for both halves."""
         chooser = random.Random(f"{seed} {req_id}")
         return [chooser.randrange(DRAFTED) for _ in range(self.drafts)]
+
+    def valid(self, seed: int, req_id: str) -> int:
+        """How many of the drafts for a request a runner that trims leaves."""
+        chooser = random.Random(f"{seed} {req_id} valid")
+        return chooser.choice([0, 0, chooser.randint(0, self.drafts)]) if seed % 3 else 0
 
     def add(self, prompt: list[int], req_id: str | None = None, **params: Any) -> str:
         """A request arrives."""
@@ -459,7 +480,8 @@ class Life:
             assert tail <= len(self.ours.batch.readiness.history.in_flight) * (1 + self.drafts)
             assert self.held(row, len(known)) == known
             start = self.ours.batch.num_prompt_tokens[row]
-            written = len(known) + bool(tail)
+            # Where the runner trims drafts, upstream may mark a place too early.
+            written = len(known) + bool(tail and not self.trimmed)
             assert self.ours.batch.is_token_ids[row, start : start + written].all()
 
     def truth(self, req_id: str) -> list[int]:
@@ -498,10 +520,11 @@ class Life:
         return {self.ours.batch.req_ids[row]: known for row, known, _ in self.outputs()}
 
 
-def _speculative(drafts: int) -> Any:
+def _speculative(drafts: int, trimmed: bool) -> Any:
     if not drafts:
         return None
-    return SpeculativeConfig(method="ngram", num_speculative_tokens=drafts, prompt_lookup_max=2)
+    method = "ngram_gpu" if trimmed else "ngram"
+    return SpeculativeConfig(method=method, num_speculative_tokens=drafts, prompt_lookup_max=2)
 
 
 @cache

@@ -21,7 +21,7 @@ from vllm.v1.readiness import fences
 
 if TYPE_CHECKING:
     from vllm.v1.sample.metadata import SamplingMetadata
-    from vllm.v1.worker.gpu_input_batch import InputBatch
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
 #: Stands for a token that was sampled and not read back.
 PLACEHOLDER = -1
@@ -36,7 +36,8 @@ class Step:
         event: recorded behind the copy.
         rows: request id to row in ``tokens``, of the requests that have stayed since.
         metadata: the batch's sampling metadata, which is replaced when a row moves.
-        drafted: whether a request may have got more than one token.
+        drafted: whether the batch will take it that a request has got more than one
+            token: drafts were scheduled for it, though the runner may have dropped them.
         columns: [rows] where in ``token_ids_cpu`` each request's placeholder is; None
             where that depends on how many drafts are accepted, in this step or before.
     """
@@ -44,15 +45,20 @@ class Step:
     __slots__ = ("columns", "drafted", "event", "metadata", "rows", "tokens")
 
     def __init__(
-        self, tokens: torch.Tensor, event: torch.Event, batch: "InputBatch", guessed: bool
+        self,
+        tokens: torch.Tensor,
+        event: torch.Event,
+        batch: "InputBatch",
+        drafted: bool,
+        guessed: bool,
     ) -> None:
         self.tokens = tokens
         self.event = event
         self.rows = dict(batch.prev_req_id_to_index or {})
         self.metadata: SamplingMetadata = batch.sampling_metadata
-        self.drafted = tokens.shape[1] > 1
+        self.drafted = drafted
         self.columns: np.ndarray | None = None
-        if not (self.drafted or guessed):
+        if not (drafted or guessed):
             self.columns = batch.num_tokens_no_spec[: len(tokens)] - 1
 
 
@@ -62,8 +68,14 @@ class History:
     def __init__(self, batch: "InputBatch") -> None:
         self.batch = batch
         self.in_flight: deque[Step] = deque()
+        #: Those in the batch, by id.
+        self._requests: dict[str, CachedRequestState] = {}
         #: Whether the batch is updated for the step after the newest in flight.
         self._updated = False
+
+    def add_request(self, request: "CachedRequestState") -> None:
+        """Take note of a request that joins the batch."""
+        self._requests[request.req_id] = request
 
     def place(self, max_model_len: int) -> None:
         """Write a placeholder for each token that has been sampled.
@@ -79,7 +91,14 @@ class History:
             f"A sampled token would be number {columns.max() + 1} of its request, which may "
             f"have {max_model_len}."
         )
-        batch.token_ids_cpu[at, columns] = PLACEHOLDER
+        if self.drafted:
+            # Upstream corrects a guess twice where the scheduler has done so (ngram_gpu):
+            # the column may then be that of a token that is known.
+            ends = batch.num_prompt_tokens[at] + list(map(self._known, rows.values()))
+            guessed = columns >= ends
+            batch.token_ids_cpu[at[guessed], columns[guessed]] = PLACEHOLDER
+        else:
+            batch.token_ids_cpu[at, columns] = PLACEHOLDER
         batch.is_token_ids[at, columns] = True
         batch.num_tokens_no_spec[at] = columns + 1
         outputs = batch.req_output_token_ids
@@ -88,11 +107,13 @@ class History:
 
     def record(self, tokens: torch.Tensor, event: torch.Event) -> None:
         """Take note of a step whose tokens are on their way; see :class:`Step`."""
-        self.in_flight.append(Step(tokens, event, self.batch, guessed=self.drafted))
+        drafted = any(self._requests[r].prev_num_draft_len for r in self.batch.req_ids)
+        self.in_flight.append(Step(tokens, event, self.batch, drafted, guessed=self.drafted))
         self._updated = False
 
     def remove_request(self, req_id: str) -> None:
         """Drop the tokens in flight of a request that leaves the batch."""
+        self._requests.pop(req_id, None)
         for step in self.in_flight:
             step.rows.pop(req_id, None)
 

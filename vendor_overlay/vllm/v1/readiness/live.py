@@ -46,6 +46,8 @@ class LiveBatch:
 
     def add_request(self, request: "CachedRequestState") -> None:
         """A request has been given a row."""
+        if self.history is not None:
+            self.history.add_request(request)
         if self.penalties is not None:
             self.penalties.add_request(request)
 
