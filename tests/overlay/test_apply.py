@@ -677,7 +677,7 @@ def test_wrong_arguments_are_a_usage_error(arguments: list[str]) -> None:
 def test_diff_shows_the_seams_in_context(site: Path) -> None:
     pristine = run("diff", "--site", site).stdout
     assert f"--- a/{RUNNER}" in pristine
-    assert "+        readiness_startup.start()" in pristine
+    assert "+        readiness_startup.start(self)" in pristine
     assert " class GPUModelRunner(" in pristine
     run("apply", "--site", site)
     assert run("diff", "--site", site).stdout == pristine

@@ -68,7 +68,7 @@ def test_the_variable_is_read_from_the_environment(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv(switch.NAME, "off")
     assert switch.VARIABLES["VLLM_READINESS"]() == frozenset()
     monkeypatch.setenv(switch.NAME, "banana")
-    with pytest.raises(switch.SwitchError, match="banana"):
+    with pytest.raises(switch.SwitchError, match=r"^VLLM_READINESS='banana'"):
         switch.enabled()
     monkeypatch.delenv(switch.NAME)
     assert switch.enabled() == frozenset(FEATURES)

@@ -1,7 +1,11 @@
-"""VLLM_READINESS: which features are on.
+"""Our environment variables: what they say, and what they may say.
 
-``on`` (the default) and ``off`` speak for all features; otherwise the variable holds a
-comma-separated list of features to leave off. Off means that upstream's code runs.
+``VLLM_READINESS`` says which features are on. ``on`` (the default) and ``off`` speak for
+all features; otherwise the variable holds a comma-separated list of features to leave
+off. Off means that upstream's code runs.
+
+``VLLM_READINESS_SYNC_GUARD`` says what becomes of a step that waits for the device:
+``warn`` or ``error``; ``off`` (the default) means that nobody looks.
 """
 
 import os
@@ -11,24 +15,28 @@ from types import MappingProxyType
 from vllm.v1.readiness.features import FEATURES, NEEDS
 
 NAME = "VLLM_READINESS"
+SYNC_GUARD = "VLLM_READINESS_SYNC_GUARD"
 
 
 class SwitchError(ValueError):
-    """The variable holds a word that means nothing.
+    """A variable holds a word that means nothing.
 
     Attributes:
+        name: the variable.
         value: the variable's value.
         words: the words in it that mean nothing.
     """
 
-    def __init__(self, value: str, words: Collection[str], features: Collection[str]) -> None:
+    def __init__(
+        self, name: str, value: str, words: Collection[str], valid: Collection[str], unset: str
+    ) -> None:
+        """The sentence says what is valid, and what it means to unset the variable."""
+        self.name = name
         self.value = value
         self.words = tuple(words)
-        known = f"a comma-separated list of {', '.join(sorted(features))}" if features else ""
-        valid = ", ".join(["on", "off", *([f"or {known}"] if known else [])])
         super().__init__(
-            f"{NAME}={value!r}: {', '.join(map(repr, self.words))} is not understood. "
-            f"Valid: {valid}. Unset it to have every feature on."
+            f"{name}={value!r}: {', '.join(map(repr, self.words))} is not understood. "
+            f"Valid: {', '.join(valid)}. Unset it to have {unset}."
         )
 
 
@@ -49,7 +57,10 @@ def parse(value: str, features: Collection[str]) -> frozenset[str]:
     if words == ["off"]:
         return frozenset()
     if unknown := [word for word in words if word not in features]:
-        raise SwitchError(value, unknown, features)
+        valid = ["on", "off"]
+        if features:
+            valid.append(f"or a comma-separated list of {', '.join(sorted(features))}")
+        raise SwitchError(NAME, value, unknown, valid, "every feature on")
     return frozenset(features) - frozenset(words)
 
 
@@ -63,6 +74,21 @@ def enabled() -> frozenset[str]:
     return frozenset(name for name in on if NEEDS.get(name, frozenset()) <= on)
 
 
+def sync_guard() -> str:
+    """What becomes of a step that waits: ``warn``, ``error``, or ``off``: nobody looks.
+
+    Raises:
+        SwitchError: the variable holds anything else.
+    """
+    value = os.environ.get(SYNC_GUARD, "")
+    word = value.strip() or "off"
+    if word not in ("off", "warn", "error"):
+        raise SwitchError(SYNC_GUARD, value, [word], ["off", "warn", "error"], "no guard")
+    return word
+
+
 #: Our environment variables, in the form of ``vllm.envs.environment_variables``: name
 #: to a function that reads it. None of them changes what torch.compile sees.
-VARIABLES: Mapping[str, Callable[[], object]] = MappingProxyType({NAME: enabled})
+VARIABLES: Mapping[str, Callable[[], object]] = MappingProxyType(
+    {NAME: enabled, SYNC_GUARD: sync_guard}
+)

@@ -1,0 +1,254 @@
+"""The sync guard under torch's real sync debug mode."""
+
+import logging
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from vllm.v1.readiness import switch, sync_guard
+from vllm.v1.readiness.sync_guard import DeviceSyncError
+
+pytestmark = pytest.mark.gpu
+
+#: Some 50 ms.
+CYCLES = 100_000_000
+
+
+class Runner:
+    """Nothing but what a guard asks for; a step does the work that it is given."""
+
+    def execute_model(self, work: Callable[[], Any]) -> Any:
+        return work()
+
+    def sample_tokens(self, work: Callable[[], Any]) -> Any:
+        return work()
+
+
+class Log(logging.Handler):
+    """What the guard logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reports: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "waits for the device" in record.getMessage():
+            self.reports.append(record.getMessage())
+
+
+class Operands:
+    """What the operations work on, made before a step."""
+
+    def __init__(self) -> None:
+        self.device = torch.arange(24, dtype=torch.float32, device="cuda").view(4, 6)
+        self.columns = self.device.t()
+        self.scalar = torch.ones((), device="cuda")
+        self.counts = torch.ones(6, dtype=torch.int64, device="cuda")
+        self.mask = self.device > 7
+        self.pageable = torch.zeros(4, 6)
+        self.pinned = torch.zeros(4, 6, pin_memory=True)
+        self.converted = torch.zeros(4, 6, dtype=torch.float64, pin_memory=True)
+        self.like_columns = torch.zeros(4, 6, pin_memory=True).t()
+        self.part = torch.zeros(4, 9, pin_memory=True)[:, :6]
+        self.rows = torch.zeros(9, 6, pin_memory=True)[2:6]
+        self.event = torch.cuda.Event()
+
+
+Operation = Callable[[Operands], object]
+
+#: torch's mode flags these.
+FLAGGED: dict[str, Operation] = {
+    "item": lambda o: o.scalar.item(),
+    "cpu": lambda o: o.device.cpu(),
+    "tolist": lambda o: o.device.tolist(),
+    "to, blocking": lambda o: o.device.to("cpu"),
+    "boolean mask": lambda o: o.device[o.mask],
+    "tensor from a list": lambda o: torch.tensor([1, 2, 3], device="cuda"),
+    "pageable to the device": lambda o: o.device.copy_(o.pageable),
+    "repeat_interleave": lambda o: o.device.repeat_interleave(o.counts, dim=1),
+    "a stream": lambda o: torch.cuda.current_stream().synchronize(),
+}
+#: torch's mode misses these, and the guard has its own eyes for them.
+BLIND: dict[str, Operation] = {
+    "torch.cuda.synchronize": lambda o: torch.cuda.synchronize(),
+    "torch.accelerator.synchronize": lambda o: torch.accelerator.synchronize(),
+}
+#: Non-blocking copies to the host that block all the same.
+BLOCKING: dict[str, Operation] = {
+    "into pageable memory": lambda o: o.pageable.copy_(o.device, non_blocking=True),
+    "into part of each pinned row": lambda o: o.part.copy_(o.device, non_blocking=True),
+    "cast of columns": lambda o: o.columns.to("cpu", torch.float64, non_blocking=True),
+}
+#: Those that do not.
+FREE: dict[str, Operation] = {
+    "into pinned memory": lambda o: o.pinned.copy_(o.device, non_blocking=True),
+    "into pinned rows": lambda o: o.rows.copy_(o.device, non_blocking=True),
+    "converted": lambda o: o.converted.copy_(o.device, non_blocking=True),
+    "columns into columns": lambda o: o.like_columns.copy_(o.columns, non_blocking=True),
+    "to": lambda o: o.device.to("cpu", non_blocking=True),
+    "to, columns": lambda o: o.columns.to("cpu", non_blocking=True),
+    "to, converted": lambda o: o.device.to("cpu", torch.float64, non_blocking=True),
+}
+
+
+def recorded_and_awaited(o: Operands) -> None:
+    o.event.record()
+    o.event.synchronize()
+
+
+#: Nothing to report, though an event is waited for.
+QUIET: dict[str, Operation] = {
+    **FREE,
+    "kernels": lambda o: (o.device @ o.columns).sin().softmax(-1),
+    "from pinned memory": lambda o: o.device.copy_(o.pinned, non_blocking=True),
+    "an event": recorded_and_awaited,
+}
+REPORTED = FLAGGED | BLIND | BLOCKING
+
+
+@pytest.fixture
+def operands() -> Iterator[Operands]:
+    yield Operands()
+    torch.cuda.synchronize()
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
+    """What the guard logs in this test; what it has replaced in torch is put back."""
+    handler = Log()
+    monkeypatch.setattr(sync_guard.logger, "handlers", [handler])
+    monkeypatch.setattr(sync_guard.logger, "isEnabledFor", lambda level: True)
+    monkeypatch.setattr(sync_guard, "_reported", set())
+    for owner, name in (
+        (torch.cuda, "synchronize"),
+        (torch.accelerator, "synchronize"),
+        (torch.Tensor, "copy_"),
+        (torch.Tensor, "to"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    with warnings.catch_warnings():
+        yield handler
+    assert torch.cuda.get_sync_debug_mode() == 0
+
+
+def guarded(monkeypatch: pytest.MonkeyPatch, word: str) -> Runner:
+    monkeypatch.setenv(switch.SYNC_GUARD, word)
+    runner = Runner()
+    sync_guard.install(runner)
+    return runner
+
+
+def warmed_up(operation: Operation, operands: Operands) -> None:
+    """The first use of a kernel, or of pinned memory, can block on its own account."""
+    operation(operands)
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("name", REPORTED)
+def test_a_wait_is_an_error_that_shows_where(
+    name: str, operands: Operands, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = guarded(monkeypatch, "error")
+
+    def planted() -> None:
+        REPORTED[name](operands)
+
+    warmed_up(REPORTED[name], operands)
+    with pytest.raises(DeviceSyncError, match=r"^sample_tokens waits for the device") as caught:
+        runner.sample_tokens(planted)
+    assert "in planted" in "".join(traceback.format_exception(caught.value))
+    assert torch.cuda.get_sync_debug_mode() == 0
+    planted()
+
+
+@pytest.mark.parametrize("name", REPORTED)
+def test_a_wait_is_logged_once_with_its_stack(
+    name: str, operands: Operands, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = guarded(monkeypatch, "warn")
+
+    def planted() -> None:
+        REPORTED[name](operands)
+
+    warmed_up(REPORTED[name], operands)
+    planted()
+    assert log.reports == []
+    for _ in range(3):
+        runner.execute_model(planted)
+    (report,) = log.reports
+    assert report.startswith("execute_model waits for the device: ")
+    assert "in planted" in report
+    planted()
+    assert len(log.reports) == 1
+
+
+@pytest.mark.parametrize("name", QUIET)
+def test_what_is_not_a_wait_is_not_reported(
+    name: str, operands: Operands, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warmed_up(QUIET[name], operands)
+    guarded(monkeypatch, "error").sample_tokens(lambda: QUIET[name](operands))
+    guarded(monkeypatch, "warn").sample_tokens(lambda: QUIET[name](operands))
+    assert log.reports == []
+
+
+@pytest.mark.parametrize("name", BLOCKING | FREE)
+def test_a_non_blocking_copy_is_reported_if_it_blocks(
+    name: str, operands: Operands, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device is the oracle: is it still asleep when the copy has returned?"""
+    operation = (BLOCKING | FREE)[name]
+    runner = guarded(monkeypatch, "warn")
+
+    def step() -> bool:
+        torch.cuda._sleep(CYCLES)
+        operands.event.record()
+        kept = operation(operands)
+        blocked = bool(operands.event.query())
+        del kept
+        return blocked
+
+    for _ in range(2):
+        warmed_up(lambda o: step(), operands)
+    blocked = runner.sample_tokens(step)
+    assert (len(log.reports) == 1) is blocked
+    assert blocked is (name in BLOCKING)
+
+
+def test_torch_is_not_heard_on_the_mode_itself(
+    operands: Operands, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says once a process that the mode is a prototype; here, each time."""
+    shown: list[str] = []
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *_: shown.append(str(message)))
+    runner = guarded(monkeypatch, "warn")
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        runner.sample_tokens(operands.scalar.item)
+    finally:
+        torch.set_warn_always(always)
+    assert shown == []
+    assert len(log.reports) == 1
+
+
+@pytest.mark.parametrize("word", ["warn", "error"])
+def test_compiling_within_a_step_is_not_reported(
+    word: str, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = guarded(monkeypatch, word)
+    torch._dynamo.reset()
+    values = torch.rand((5, 300), device="cuda")
+
+    @torch.compile  # type: ignore[untyped-decorator]
+    def count(tensor: torch.Tensor) -> torch.Tensor:
+        return (tensor >= tensor.mean()).sum(-1)
+
+    runner.sample_tokens(lambda: count(values))
+    assert log.reports == []
+    if word == "error":
+        with pytest.raises(DeviceSyncError):
+            runner.sample_tokens(lambda: count(values).tolist())
