@@ -2,93 +2,58 @@
 
 vLLM's CPU platform switches async scheduling off, and its runner stands in for streams
 and events only while it is being built. :func:`register` is a general plugin of vLLM,
-which is loaded in every process of an engine. It keeps the setting and supplies stand-ins
-that last, so that scheduler, executor and runner take the path that they take on a GPU.
+which is loaded in every process of an engine. It keeps the setting and supplies a
+simulated device, so that scheduler, executor and runner take the path that they take on a
+GPU, and what is read back arrives late, when the device decides. Its decisions are drawn
+with the seed in SIMULATED_SEED, or as :func:`simulate` says later.
 Nothing is installed: :func:`announce` makes a directory that only needs to be on the path.
 """
 
 import itertools
 import multiprocessing
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+import os
+import random
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
+from support.device import Decide, Device, install
 
-_numbers = itertools.count()
+_device = Device(lambda _: 0)
 
 
-class Event:
-    """A ``torch.Event`` of work that is done, and that admits it late.
+def seeded(seed: int) -> Decide:
+    """Decisions drawn with a seed."""
+    return random.Random(seed).randrange
 
-    A device is behind its host, so whoever asks an event finds it pending at first. Here
-    one event in three says yes at once, one after the first question and one after the
-    second, so that both answers are met in a run of any length.
+
+def cycling(numbers: Sequence[int]) -> Decide:
+    """Decisions from a list, over and over; of an empty one, to do nothing."""
+    endless = itertools.cycle(numbers or [0])
+    return lambda n: next(endless) % n
+
+
+def simulate(_: Any, decisions: Sequence[int]) -> dict[str, int]:
+    """Decide for a worker's device from now on; an engine's ``collective_rpc`` calls it.
+
+    Returns:
+        What the device has counted so far.
     """
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self._late = 0
-
-    def record(self, _: Any = None) -> None:
-        """Begin again."""
-        self._late = next(_numbers) % 3
-
-    def query(self) -> bool:
-        """Whether the work is done, as far as the host can know."""
-        self._late -= 1
-        return self._late < 0
-
-    def synchronize(self) -> None:
-        """Wait, after which the answer is yes."""
-        self._late = 0
-
-    def wait(self, _: Any = None) -> None:
-        """Let a stream wait, which tells the host nothing."""
-
-
-class Stream:
-    """A ``torch.cuda.Stream``: on a CPU everything is in order anyway."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def wait_stream(self, _: Any) -> None:
-        """Wait for all that was launched on another stream."""
-
-    def wait_event(self, _: Any) -> None:
-        """Wait for an event."""
-
-    def record_event(self, event: Any = None) -> Any:
-        """Mark this place in the stream."""
-        event = event or Event()
-        event.record(self)
-        return event
-
-    def query(self) -> bool:
-        """Whether all that was launched is done."""
-        return True
-
-    def synchronize(self) -> None:
-        """Wait for all that was launched."""
-
-
-_current = Stream()
-
-
-@contextmanager
-def _on(_: Any) -> Iterator[None]:
-    yield
+    with _device.lock:
+        _device.decide = cycling(decisions)
+        for stream in _device.streams:
+            stream.finish()
+        names = ("copies", "stream_waits", "allocations", "strays")
+        return {name: getattr(_device, name) for name in names}
 
 
 def register() -> None:
     """Bring the CPU engine of this process into the asynchronous path."""
     from vllm.platforms.cpu import CpuPlatform
 
-    torch.Event = Event
-    torch.cuda.Stream = Stream
-    torch.cuda.current_stream = lambda _=None: _current
-    torch.cuda.stream = _on
+    _device.decide = seeded(int(os.environ.get("SIMULATED_SEED", "0")))
+    install(_device)
     if multiprocessing.parent_process():  # a worker; elsewhere the import is for nothing
         from vllm.v1.worker import cpu_model_runner
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 FEATURES: Mapping[str, str] = MappingProxyType(
     {
         "history": "token_ids_cpu holds each sampled token that has arrived; waits only by name",
+        "readback": "outputs come by one pinned copy and its event; no blocking copy",
         "penalties": "penalties from counts on the device; no cost grows with the output",
     }
 )

@@ -65,8 +65,9 @@ class Step:
 class History:
     """The steps in flight of one batch, oldest first."""
 
-    def __init__(self, batch: "InputBatch") -> None:
+    def __init__(self, batch: "InputBatch", num_spec_tokens: int) -> None:
         self.batch = batch
+        self.num_spec_tokens = num_spec_tokens
         self.in_flight: deque[Step] = deque()
         #: Those in the batch, by id.
         self._requests: dict[str, CachedRequestState] = {}
@@ -107,7 +108,9 @@ class History:
 
     def record(self, tokens: torch.Tensor, event: torch.Event) -> None:
         """Take note of a step whose tokens are on their way; see :class:`Step`."""
-        drafted = any(self._requests[r].prev_num_draft_len for r in self.batch.req_ids)
+        drafted = self.num_spec_tokens > 0 and any(
+            self._requests[req_id].prev_num_draft_len for req_id in self.batch.req_ids
+        )
         self.in_flight.append(Step(tokens, event, self.batch, drafted, guessed=self.drafted))
         self._updated = False
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from vllm.v1.readiness import switch
 from vllm.v1.readiness.history import History
+from vllm.v1.readiness.outputs import Outputs
 from vllm.v1.readiness.penalties import Penalties
 from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 
@@ -30,17 +31,21 @@ class LiveRows(list["list[int] | None"]):
 class LiveBatch:
     """One InputBatch's features; None stands for one that is off."""
 
-    def __init__(self, batch: "InputBatch") -> None:
+    def __init__(self, batch: "InputBatch", num_spec_tokens: int) -> None:
         self.batch = batch
         self.rows = LiveRows(self)
-        on = frozenset() if batch.is_pooling_model else switch.enabled()
-        self.history = History(batch) if "history" in on else None
+        on = switch.enabled()
+        self.outputs = Outputs(batch, num_spec_tokens, "readback" in on)
+        if batch.is_pooling_model:
+            on = frozenset()
+        self.history = History(batch, num_spec_tokens) if "history" in on else None
         self.penalties: Penalties | None = None
         if self.history is not None and "penalties" in on:
             self.penalties = Penalties(batch, self.history)
 
     def warm_up(self) -> None:
         """Called before the first request, on ranks that sample."""
+        self.outputs.warm_up()
         if self.penalties is not None:
             self.penalties.warm_up()
 

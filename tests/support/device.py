@@ -1,0 +1,375 @@
+"""A simulated device: pinned memory, streams and events for machines that have none.
+
+It shows what goes wrong on a real device only now and then. What is computed is computed
+at once, on the CPU; but a copy into pinned memory that does not block is only queued, and
+until it is executed its target holds :func:`poison`. Who reads too early, from memory that
+was handed out twice, or behind the wrong event, reads something obviously wrong.
+
+- A copy queued on the default stream reads its source at the call, because whatever
+  overwrites the source is launched later, on the same stream.
+- A copy on another stream reads its source when it is executed, and does not keep it
+  alive: what is overwritten or freed meanwhile shows. So does a source that the stream
+  has not waited for since it was last left.
+- Each stream is in order; between streams only ``wait_stream`` and ``wait_event`` are.
+- ``event.query()`` first lets the device go on, as far as a function decides that the test
+  gives: ``decide(n)`` is in ``range(n)``, and 0 is to do nothing. ``synchronize()``
+  executes what the event is behind, and nothing else.
+
+Not seen are reads of the device's own tensors by ``.item()`` and the like, which is what
+``device.stream_waits`` does not count.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, ClassVar, NamedTuple, Optional
+from unittest.mock import patch
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+Decide = Callable[[int], int]
+
+_copy = torch.Tensor.copy_
+_POISONED_BYTE = 0xAD
+_POISONS = {
+    **dict.fromkeys((torch.int32, torch.int64), -7_777_777),
+    **dict.fromkeys((torch.float32, torch.float64, torch.bfloat16), 7.7e33),
+}
+
+
+def poison(tensor: torch.Tensor) -> torch.Tensor:
+    """Fill a contiguous tensor with what no computation gives, and return it."""
+    if tensor.dtype in _POISONS:
+        return tensor.fill_(_POISONS[tensor.dtype])
+    tensor.reshape(-1).view(torch.uint8).fill_(_POISONED_BYTE)
+    return tensor
+
+
+class _Place(NamedTuple):
+    """Tensor data by where it lies, which does not keep it alive."""
+
+    storage: StorageWeakRef
+    offset: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "_Place":
+        storage = StorageWeakRef(tensor.untyped_storage())
+        return cls(storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+
+    def tensor(self) -> torch.Tensor | None:
+        """What lies there; None: it was freed."""
+        storage = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
+        if storage is None:
+            return None
+        made = torch.empty(0, dtype=self.dtype)
+        return made.set_(storage, self.offset, self.shape, self.stride)
+
+
+class _Copy:
+    """A queued copy: true data from a source, to bytes of pinned memory."""
+
+    def __init__(self, source: torch.Tensor, target: torch.Tensor, memory: _Place) -> None:
+        self.source = _Place.of(source)
+        self.shape = target.shape
+        self.dtype = target.dtype
+        self.memory = memory
+        self.data: torch.Tensor | None = None
+
+    def read(self) -> None:
+        """Read the source, unless that is done; the data may arrive later."""
+        if self.data is None:
+            source = self.source.tensor()
+            if source is None:
+                self.lose()
+            else:
+                self.data = _copy(torch.empty(self.shape, dtype=self.dtype), source)
+
+    def lose(self) -> None:
+        """Let there be no data to read."""
+        self.data = poison(torch.empty(self.shape, dtype=self.dtype))
+
+    def arrive(self) -> bool:
+        """Write the data; whether the memory is still there."""
+        self.read()
+        assert self.data is not None
+        memory = self.memory.tensor()
+        if memory is None:
+            return False
+        _copy(memory, self.data.reshape(-1).view(torch.uint8))
+        return True
+
+
+class Event:
+    """A ``torch.Event`` of the simulated device."""
+
+    device: ClassVar["Device"]
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.behind: tuple[Stream, int] | None = None
+
+    def record(self, stream: Optional["Stream"] = None) -> None:
+        """Mark the stream's place."""
+        with self.device.lock:
+            stream = stream or self.device.current()
+            self.behind = (stream, stream.put(None))
+
+    def passed(self) -> bool:
+        """Whether the device is past it; for tests, the device does not go on."""
+        return self.behind is None or self.behind[0].done >= self.behind[1]
+
+    def query(self) -> bool:
+        """Whether the device is past it, after it went on as far as was decided."""
+        with self.device.lock:
+            if not self.passed():
+                self.device.progress()
+            return self.passed()
+
+    def synchronize(self) -> None:
+        """Execute what it is behind."""
+        with self.device.lock:
+            if self.behind is not None:
+                self.behind[0].execute(self.behind[1])
+
+    def wait(self, stream: Optional["Stream"] = None) -> None:
+        """Let a stream wait."""
+        (stream or self.device.current()).wait_event(self)
+
+
+class Stream:
+    """A ``torch.cuda.Stream`` of the simulated device.
+
+    Attributes:
+        queue: what is to be executed: a copy, a place of another stream to wait for, or
+            None, at the place of an event.
+        done: how much has been executed so far.
+        ordered: whether it has waited for the default stream since it was last left.
+    """
+
+    device: ClassVar["Device"]
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.queue: deque[_Copy | tuple[Stream, int] | None] = deque()
+        self.done = 0
+        self.ordered = False
+        with self.device.lock:
+            self.device.streams.append(self)
+
+    def put(self, operation: "_Copy | tuple[Stream, int] | None") -> int:
+        """Queue an operation; the place behind it."""
+        self.queue.append(operation)
+        return self.done + len(self.queue)
+
+    def wait_stream(self, other: "Stream") -> None:
+        """Go on only when the other one is where it is now."""
+        with self.device.lock:
+            self._wait(other, other.done + len(other.queue))
+
+    def wait_event(self, event: Event) -> None:
+        """Go on only when the device is past the event."""
+        with self.device.lock:
+            if event.behind is not None:
+                self._wait(*event.behind)
+
+    def _wait(self, other: "Stream", place: int) -> None:
+        if other is self:
+            return
+        self.put((other, place))
+        self.ordered |= other is self.device.default
+        if self is self.device.default:
+            # What is computed from now on comes after what the other one reads.
+            other.read(place)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Mark this place in the stream."""
+        event = event or self.device.Event()
+        event.record(self)
+        return event
+
+    def query(self) -> bool:
+        """Whether all that was launched is done."""
+        with self.device.lock:
+            self.device.progress()
+            return not self.queue
+
+    def synchronize(self) -> None:
+        """Execute all that was launched."""
+        with self.device.lock:
+            self.device.stream_waits += 1
+            self.finish()
+
+    def finish(self) -> None:
+        """Execute all that was launched, which the host does not wait for."""
+        self.execute(self.done + len(self.queue))
+
+    def read(self, place: int) -> None:
+        """Read what the copies up to a place read."""
+        for operation in list(self.queue)[: max(0, place - self.done)]:
+            if isinstance(operation, _Copy):
+                operation.read()
+            elif operation is not None:
+                operation[0].read(operation[1])
+
+    def able(self) -> bool:
+        """Whether there is something to execute that waits for no other stream."""
+        if not self.queue:
+            return False
+        first = self.queue[0]
+        return not isinstance(first, tuple) or first[0].done >= first[1]
+
+    def execute(self, place: int) -> None:
+        """Execute what there is up to a place, and what that waits for."""
+        while self.done < place:
+            operation = self.queue.popleft()
+            if isinstance(operation, _Copy):
+                self.device.strays += not operation.arrive()
+            elif operation is not None:
+                operation[0].execute(operation[1])
+            self.done += 1
+
+
+class Device:
+    """The simulated device.
+
+    Args:
+        decide: ``decide(n)`` is in ``range(n)``: which of n streams goes on, or by how
+            many operations less than n.
+
+    Attributes:
+        copies: how many copies were queued.
+        stream_waits: how often the host waited for a whole stream.
+        allocations: how often pinned memory was allocated.
+        strays: how many copies arrived in pinned memory that was freed meanwhile.
+    """
+
+    def __init__(self, decide: Decide) -> None:
+        self.decide = decide
+        self.copies = self.stream_waits = self.allocations = self.strays = 0
+        self.lock = threading.RLock()
+        self.streams: list[Stream] = []
+        self.Event = type("Event", (Event,), {"device": self})
+        self.Stream = type("Stream", (Stream,), {"device": self})
+        self.default: Stream = self.Stream()
+        self._thread = threading.local()
+        self._pinned: list[tuple[int, int, StorageWeakRef]] = []
+
+    def current(self, _: Any = None) -> Stream:
+        """The calling thread's stream."""
+        stream: Stream = getattr(self._thread, "stream", self.default)
+        return stream
+
+    @contextmanager
+    def on(self, stream: Stream | None) -> Iterator[None]:
+        """Let ``stream`` be the calling thread's."""
+        before = self.current()
+        self._thread.stream = stream or before
+        try:
+            yield
+        finally:
+            self.current().ordered = False
+            self._thread.stream = before
+
+    def progress(self) -> None:
+        """Go on by as much as is decided, on one stream."""
+        able = [stream for stream in self.streams if stream.able()]
+        if not able:
+            return
+        stream = able[self.decide(len(able))]
+        for _ in range(self.decide(len(stream.queue) + 1)):
+            if stream.able():
+                stream.execute(stream.done + 1)
+
+    def synchronize(self, _: Any = None) -> None:
+        """Wait for all streams."""
+        with self.lock:
+            self.stream_waits += 1
+            for stream in self.streams:
+                stream.finish()
+
+    def allocate(self, size: int) -> torch.Tensor:
+        """Pinned host memory, uint8 [size]."""
+        with self.lock:
+            self.allocations += 1
+            memory = poison(torch.empty(size, dtype=torch.uint8))
+            start, storage = memory.data_ptr(), StorageWeakRef(memory.untyped_storage())
+            self._pinned = [each for each in self._pinned if not each[2].expired()]
+            self._pinned.append((start, start + size, storage))
+            return memory
+
+    def copy(self, target: torch.Tensor, source: Any, non_blocking: bool = False) -> torch.Tensor:
+        """``torch.Tensor.copy_``, which pinned memory makes asynchronous."""
+        into, out_of = self._memory(target), self._memory(source)
+        if into is None and out_of is None:
+            return _copy(target, source, non_blocking)
+        with self.lock:
+            stream = self.current()
+            if into is None or not non_blocking or not target.is_contiguous():
+                # An upload is in the stream's order, but only a blocking copy stops the host.
+                self.stream_waits += not non_blocking or into is not None
+                stream.finish()
+                return _copy(target, source)
+            if target.numel():
+                copy = _Copy(source, target, into)
+                if stream is self.default:
+                    copy.read()
+                elif not stream.ordered:
+                    copy.lose()
+                poison(target)
+                stream.put(copy)
+                self.copies += 1
+            return target
+
+    def _memory(self, tensor: Any) -> _Place | None:
+        """A tensor's bytes, if it lies in pinned memory."""
+        if not isinstance(tensor, torch.Tensor) or not self._pinned:
+            return None
+        try:
+            at = tensor.data_ptr()
+        except RuntimeError:  # of a compiler, without data
+            return None
+        for start, end, storage in self._pinned:
+            if start <= at < end and not storage.expired():
+                size = torch.Size([tensor.nbytes])
+                return _Place(storage, at - start, size, (1,), torch.uint8)
+        return None
+
+    def stand_ins(self) -> list[tuple[Any, str, Any]]:
+        """What the device takes the place of: owner, name and stand-in."""
+
+        def copy_(target: torch.Tensor, source: Any, non_blocking: bool = False) -> torch.Tensor:
+            return self.copy(target, source, non_blocking)
+
+        found = [
+            (torch, "Event", self.Event),
+            (torch.cuda, "Event", self.Event),
+            (torch.cuda, "Stream", self.Stream),
+            (torch.cuda, "current_stream", self.current),
+            (torch.cuda, "stream", self.on),
+            (torch.cuda, "synchronize", self.synchronize),
+            (torch.Tensor, "copy_", copy_),
+        ]
+        try:
+            from vllm.v1.readiness import readback
+        except ModuleNotFoundError:  # an installation without the overlay
+            return found
+        events = (readback, "has_events", lambda _: True)
+        return [*found, events, (readback, "allocate", self.allocate)]
+
+
+def install(device: Device) -> None:
+    """Give this process the device, for good."""
+    for owner, name, stand_in in device.stand_ins():
+        setattr(owner, name, stand_in)
+
+
+@contextmanager
+def installed(device: Device) -> Iterator[Device]:
+    """Give this process the device for a while."""
+    with ExitStack() as stack:
+        for owner, name, stand_in in device.stand_ins():
+            stack.enter_context(patch.object(owner, name, stand_in))
+        yield device

@@ -1,0 +1,105 @@
+"""Faults planted in the readbacks, for tests to show that they would find them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from vllm.v1.readiness import fences, readback
+from vllm.v1.readiness.readback import Readback, Readbacks
+
+_arrived = readback._Buffer.arrived
+_copy = Readbacks._copy
+_fill = Readbacks.fill
+_start = Readbacks.start
+_take = Readbacks._take
+
+
+def _no_wait(_: torch.Event, __: str) -> None:
+    """In the place of ``fences.wait``."""
+
+
+def _take_and_leave(self: Readbacks, size: int) -> Any:
+    buffer, free = _take(self, size)
+    free.append(buffer)
+    return buffer, free
+
+
+def _record_first(self: Readbacks, sources: Any, targets: Any, buffer: Any) -> None:
+    event = torch.Event()
+    event.record()
+    _copy(self, sources, targets, buffer)
+    buffer.event = event
+
+
+def _record_last_time(self: Readbacks, sources: Any, targets: Any, buffer: Any) -> None:
+    _copy(self, sources, targets, buffer)
+    newest = buffer.event
+    buffer.event = self.__dict__.get("planted", newest)
+    self.__dict__["planted"] = newest
+
+
+def _record_elsewhere(self: Readbacks, sources: Any, targets: Any, buffer: Any) -> None:
+    _copy(self, sources, targets, buffer)
+    buffer.event = torch.Event()
+    buffer.event.record(torch.cuda.Stream())
+
+
+def _forget_sources(self: Readbacks, sources: Sequence[torch.Tensor], *stream: Any) -> Readback:
+    made = _start(self, sources, *stream)
+    made._sources.clear()
+    return made
+
+
+def _copy_unordered(self: Readbacks, sources: Any, stream: Any = None) -> Readback:
+    with patch.object(torch.cuda.Stream, "wait_stream", lambda *_: None):
+        return _start(self, sources, stream)
+
+
+def _fill_elsewhere(self: Readbacks, tensors: Any, rows: slice, sources: Any) -> bool:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        return _fill(self, tensors, rows, sources)
+
+
+#: By what goes wrong: owner, attribute and what takes its place.
+PLANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "read early": (fences, "wait", _no_wait),
+    "reused while referred to": (Readbacks, "_take", _take_and_leave),
+    "reused in flight": (readback._Buffer, "arrived", lambda _: True),
+    "event before the copies": (Readbacks, "_copy", _record_first),
+    "event of the copies before": (Readbacks, "_copy", _record_last_time),
+    "event of another stream": (Readbacks, "_copy", _record_elsewhere),
+    "sources let go of": (Readbacks, "start", _forget_sources),
+    "filled on another stream": (Readbacks, "fill", _fill_elsewhere),
+    "side stream that does not wait": (Readbacks, "start", _copy_unordered),
+}
+_STOCK = {name: getattr(owner, attribute) for name, (owner, attribute, _) in PLANTS.items()}
+
+
+def plant(name: str | None) -> None:
+    """Plant one fault, or none, in the place of those before."""
+    for each, (owner, attribute, _) in PLANTS.items():
+        setattr(owner, attribute, _STOCK[each])
+    if name is not None:
+        owner, attribute, fault = PLANTS[name]
+        setattr(owner, attribute, fault)
+
+
+def plant_there(worker: Any, name: str | None) -> None:
+    """Plant in an idle worker, whose buffers are new then; ``collective_rpc`` calls it."""
+    # Some faults leave a buffer in there twice.
+    worker.model_runner.input_batch.readiness.outputs.readbacks._free = {}
+    plant(name)
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Plant one fault for a while."""
+    plant(name)
+    try:
+        yield
+    finally:
+        plant(None)
