@@ -14,17 +14,21 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from bench import outputs
+from bench.readback import Foreign
 from bench.rows import Row
 from demo import model
 
 TIMED = ("execute_model", "sample_tokens", "get_output")
 LAST = 32
+#: Of steps begun beside a foreign copy, so many at least make a figure.
+FEWEST = 8
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -37,6 +41,23 @@ class Completion(Protocol):
     logprobs: Sequence[Mapping[int, Any]] | None
 
 
+@dataclass
+class Step:
+    """One step, from the beginning of ``execute_model`` to the beginning of the next.
+
+    Attributes:
+        start: when it began.
+        beside: whether a foreign copy was running then.
+        waiting: seconds in ``sample_tokens`` and ``get_output``, all that can wait for a copy.
+        events: of these, seconds of waiting on events.
+    """
+
+    start: float
+    beside: bool
+    waiting: float = 0.0
+    events: float = 0.0
+
+
 class Watch:
     """Times the step's functions, and the waits on events inside ``sample_tokens``.
 
@@ -44,13 +65,18 @@ class Watch:
         seconds: function name to the length of each call.
         waits: for each ``sample_tokens``, how often it waited on an event.
         waited: for each ``sample_tokens``, the seconds that it waited.
+        steps: each step.
+        foreign: copies to launch between steps; None for none.
     """
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = {name: [] for name in TIMED}
         self.waits: list[int] = []
         self.waited: list[float] = []
+        self.steps: list[Step] = []
+        self.foreign: Foreign | None = None
         self._sampling = False
+        self._handing_out = False
 
     def install(self) -> None:
         """Wrap what is timed. Call it before an engine is made, and once."""
@@ -66,9 +92,10 @@ class Watch:
 
         from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput, GPUModelRunner
 
-        GPUModelRunner.execute_model = self._timed(GPUModelRunner.execute_model)
+        GPUModelRunner.execute_model = self._begun(self._timed(GPUModelRunner.execute_model))
         GPUModelRunner.sample_tokens = self._sampled(self._timed(GPUModelRunner.sample_tokens))
-        AsyncGPUModelRunnerOutput.get_output = self._timed(AsyncGPUModelRunnerOutput.get_output)
+        output = AsyncGPUModelRunnerOutput
+        output.get_output = self._handed_out(self._timed(output.get_output))
 
     def clear(self) -> None:
         """Forget what was seen so far."""
@@ -76,6 +103,16 @@ class Watch:
             seconds.clear()
         self.waits.clear()
         self.waited.clear()
+        self.steps.clear()
+
+    def _begun(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @functools.wraps(function)
+        def begun(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            beside = self.foreign is not None and self.foreign.step()
+            self.steps.append(Step(time.perf_counter(), beside))
+            return function(*args, **kwargs)
+
+        return begun
 
     def _timed(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
         seconds = self.seconds[function.__name__]
@@ -85,6 +122,8 @@ class Watch:
             start = time.perf_counter()
             result = function(*args, **kwargs)
             seconds.append(time.perf_counter() - start)
+            if function.__name__ != "execute_model" and self.steps:
+                self.steps[-1].waiting += seconds[-1]
             return result
 
         return timed
@@ -106,14 +145,28 @@ class Watch:
 
         return sampled
 
+    def _handed_out(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @functools.wraps(function)
+        def handed_out(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            self._handing_out = True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._handing_out = False
+
+        return handed_out
+
     def _counted(self, function: Callable[[object], None]) -> Callable[[object], None]:
         @functools.wraps(function)
         def counted(event: object) -> None:
             start = time.perf_counter()
             function(event)
+            seconds = time.perf_counter() - start
             if self._sampling:
                 self.waits[-1] += 1
-                self.waited[-1] += time.perf_counter() - start
+                self.waited[-1] += seconds
+            if (self._sampling or self._handing_out) and self.steps:
+                self.steps[-1].events += seconds
 
         return counted
 
@@ -142,7 +195,7 @@ class Engine:
             max_num_batched_tokens=max(row.batch * row.prompt, row.length),
             enable_prefix_caching=False,
             gpu_memory_utilization=0.6,
-            async_scheduling=True,
+            async_scheduling=row.asynchronous,
             disable_log_stats=True,
             compilation_config={
                 "mode": 0,
@@ -205,6 +258,14 @@ def main(row: Row, out: Path) -> None:
     import vllm
 
     gpu = torch.cuda.is_available()
+    ready = time.perf_counter() - start
+    cases = {}
+    for name, parameters in row.cases.items():
+        direction = row.beside.get(name)
+        watch.foreign = Foreign(direction) if gpu and direction else None
+        cases[name] = _case(engine, watch, parameters, gpu)
+    for name in row.beside:
+        cases[name]["problems"] += _parted(cases[name], cases[row.alone(name)], row.alone(name))
     result = {
         "row": row.name,
         "device": torch.cuda.get_device_name() if gpu else "CPU",
@@ -212,23 +273,24 @@ def main(row: Row, out: Path) -> None:
         "vllm": vllm.__version__,
         "package": str(Path(vllm.__file__).parent),
         "async scheduling": engine.asynchronous,
-        "startup s": time.perf_counter() - start,
-        "cases": {
-            name: _case(engine, watch, parameters, gpu) for name, parameters in row.cases.items()
-        },
+        "startup s": ready,
+        "cases": cases,
     }
     out.write_text(json.dumps(result))
 
 
 def _case(engine: Engine, watch: Watch, parameters: Mapping[str, Any], gpu: bool) -> dict[str, Any]:
     row = engine.row
+    foreign, watch.foreign = watch.foreign, None
     engine.generate(parameters, row.warmup)
     gc.collect()
     watch.clear()
+    watch.foreign = foreign
     before = _fences()
     start = time.perf_counter()
     completions = engine.generate(parameters, row.output)
     seconds = time.perf_counter() - start
+    watch.foreign = None
     fences = {owner: count - before.get(owner, 0) for owner, count in _fences().items()}
 
     tokens = [[str(token) for token in done.token_ids] for done in completions]
@@ -237,19 +299,27 @@ def _case(engine: Engine, watch: Watch, parameters: Mapping[str, Any], gpu: bool
     top = parameters.get("logprobs", 0)
     counts = {
         "tokens": [sum(map(len, tokens)), wanted],
-        "logprobs": [sum(_whole(done, top) for done in completions), wanted if top else 0],
+        "logprobs": [
+            sum(_whole(done, top) for done in completions),
+            wanted if "logprobs" in parameters else 0,
+        ],
     }
     problems = [f"{n} of {m} {kind}" for kind, (n, m) in counts.items() if n != m]
     if [size for _, size in engine.stamps] != [row.batch] * row.output:
         problems.append(f"{len(engine.stamps)} steps, not {row.output} of {row.batch} tokens each")
     # Where the worker is another process, as on a CPU, nothing is seen of it.
-    if missing := [name for name in TIMED if len(watch.seconds[name]) < row.output]:
+    if missing := [name for name in _timed(engine) if len(watch.seconds[name]) < row.output]:
         missing = missing if gpu else [name for name in missing if watch.seconds[name]]
         problems += [f"{name} was seen {len(watch.seconds[name])} times" for name in missing]
-    if gpu and not engine.asynchronous:
-        problems.append("async scheduling is off")
+    if gpu and engine.asynchronous != row.asynchronous:
+        problems.append(f"async scheduling is {'on' if engine.asynchronous else 'off'}")
+    figures = _figures(engine, watch, seconds, counts["tokens"][0])
+    if foreign is not None:
+        lengths = foreign.finish()
+        figures |= beside(watch.steps[1 : row.output], lengths)
+        problems += _unlike(watch.steps[1 : row.output], lengths)
     return {
-        "figures": _figures(engine, watch, seconds, counts["tokens"][0]),
+        "figures": figures,
         "fences": fences,
         "counts": counts,
         "problems": problems,
@@ -257,6 +327,11 @@ def _case(engine: Engine, watch: Watch, parameters: Mapping[str, Any], gpu: bool
         "tokens": outputs.pack(tokens),
         "logprobs": outputs.pack(logprobs),
     }
+
+
+def _timed(engine: Engine) -> Sequence[str]:
+    """The functions that a step goes through."""
+    return TIMED if engine.asynchronous else TIMED[:-1]
 
 
 def _figures(engine: Engine, watch: Watch, seconds: float, tokens: int) -> dict[str, float | None]:
@@ -271,7 +346,8 @@ def _figures(engine: Engine, watch: Watch, seconds: float, tokens: int) -> dict[
         "ITL p99": _percentile(steps, 99),
         f"ITL p50 of the last {LAST} steps": _percentile(steps[-LAST:], 50),
     }
-    for name, calls in watch.seconds.items():
+    for name in _timed(engine):
+        calls = watch.seconds[name]
         figures[f"{name} p50"] = _percentile(calls[decode], 50)
         figures[f"{name} p99"] = _percentile(calls[decode], 99)
     waits, waited = watch.waits[decode], watch.waited[decode]
@@ -280,10 +356,62 @@ def _figures(engine: Engine, watch: Watch, seconds: float, tokens: int) -> dict[
     return figures
 
 
+def beside(steps: Sequence[Step], lengths: Sequence[float]) -> dict[str, float | None]:
+    """Steps begun while a foreign copy was running, against the quiet ones of the same run.
+
+    Args:
+        steps: in their order, one after the other.
+        lengths: of each foreign copy, in milliseconds.
+    """
+    figures: dict[str, float | None] = {
+        "steps begun beside the copy": float(sum(step.beside for step in steps)),
+        "copies": float(len(lengths)),
+        "copy, shortest": min(lengths, default=None),
+    }
+    # The last step's end is not known.
+    length = {id(step): after.start - step.start for step, after in pairwise(steps)}
+    measures: dict[str, Callable[[Step], float]] = {
+        "wait of a step": lambda step: step.waiting,
+        "event waits of a step": lambda step: step.events,
+        "step": lambda step: length[id(step)],
+    }
+    for name, measure in measures.items():
+        quiet = [measure(step) for step in steps[:-1] if not step.beside]
+        noisy = [measure(step) for step in steps[:-1] if step.beside]
+        for percent in (50, 99, 100):
+            one, other = _percentile(quiet, percent), _percentile(noisy, percent)
+            label = "max" if percent == 100 else f"p{percent}"
+            figures[f"{name}, quiet, {label}"] = one
+            figures[f"{name}, beside the copy, {label}"] = other
+            figures[f"{name}, beside / quiet, {label}"] = other / one if one and other else None
+    return figures
+
+
+def _unlike(steps: Sequence[Step], lengths: Sequence[float]) -> list[str]:
+    """Why these steps do not show what a long copy does."""
+    problems = []
+    if (noisy := sum(step.beside for step in steps)) < FEWEST or len(steps) - noisy < FEWEST:
+        problems.append(f"{noisy} of {len(steps)} steps began beside a copy")
+    if (shortest := min(lengths, default=0.0)) < Foreign.LEAST * 1e3:
+        problems.append(f"a copy took {shortest:.0f} ms")
+    return problems
+
+
+def _parted(case: Mapping[str, Any], alone: Mapping[str, Any], name: str) -> list[str]:
+    """Where a case gave something else than the same requests gave without foreign copies."""
+    return [
+        f"{kind} differ from those of {name!r}"
+        for kind, digest in case["sha256"].items()
+        if digest != alone["sha256"][kind]
+    ]
+
+
 def _percentile(seconds: Sequence[float], percent: int) -> float | None:
     """In milliseconds."""
     if len(seconds) < 2:
         return None
+    if percent == 100:
+        return max(seconds) * 1e3
     return statistics.quantiles(seconds, n=100, method="inclusive")[percent - 1] * 1e3
 
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 #: The case that the other cases of a row are held against.
 BASELINE = "none"
 
 _QWEN2: Mapping[str, Any] = {"max_position_embeddings": 32768, "rope_theta": 1e6}
+_HALF_B: Mapping[str, Any] = {
+    **_QWEN2,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "vocab_size": 151936,
+}
 
 
 @dataclass(frozen=True)
@@ -25,6 +34,10 @@ class Row:
         length: the engine's max_model_len.
         cases: case name to the sampling parameters that make it.
         warmup: tokens that each request generates in the warm-up before a case.
+        asynchronous: whether the engine schedules asynchronously.
+        beside: case name to the direction of the long copies, "d2h" or "h2d", that run beside
+            it on a stream of their own. What such a case gives must be what the case of the
+            same parameters gives without them.
     """
 
     name: str
@@ -35,6 +48,16 @@ class Row:
     length: int
     cases: Mapping[str, Mapping[str, Any]]
     warmup: int = 32
+    asynchronous: bool = True
+    beside: Mapping[str, str] = field(default_factory=dict)
+
+    def alone(self, case: str) -> str:
+        """The case of the same parameters without copies beside it."""
+        return next(
+            name
+            for name, parameters in self.cases.items()
+            if name not in self.beside and parameters == self.cases[case]
+        )
 
     def tiny(self) -> Row:
         """The same cases at a size for a CPU, to try the programs and not to measure."""
@@ -46,15 +69,7 @@ ROWS: Mapping[str, Row] = {
     for row in (
         Row(
             name="half-b",
-            model={
-                **_QWEN2,
-                "hidden_size": 896,
-                "intermediate_size": 4864,
-                "num_hidden_layers": 24,
-                "num_attention_heads": 14,
-                "num_key_value_heads": 2,
-                "vocab_size": 151936,
-            },
+            model=_HALF_B,
             batch=128,
             prompt=128,
             output=4096,
@@ -86,6 +101,39 @@ ROWS: Mapping[str, Row] = {
                     "logprobs": 5,
                 },
             },
+        ),
+        Row(
+            name="readback-sync",
+            model=_HALF_B,
+            batch=128,
+            prompt=128,
+            output=256,
+            length=640,
+            cases={
+                BASELINE: {},
+                "logprobs 0": {"logprobs": 0},
+                "logprobs 5": {"logprobs": 5},
+                "logprobs 20": {"logprobs": 20},
+                "logprobs 5 beside D2H": {"logprobs": 5},
+                "logprobs 5 beside H2D": {"logprobs": 5},
+            },
+            asynchronous=False,
+            beside={"logprobs 5 beside D2H": "d2h", "logprobs 5 beside H2D": "h2d"},
+        ),
+        Row(
+            name="readback-async",
+            model=_HALF_B,
+            batch=128,
+            prompt=128,
+            output=256,
+            length=640,
+            cases={
+                BASELINE: {},
+                "logprobs 5": {"logprobs": 5},
+                "logprobs 20": {"logprobs": 20},
+                "logprobs 5 beside D2H": {"logprobs": 5},
+            },
+            beside={"logprobs 5 beside D2H": "d2h"},
         ),
     )
 }
