@@ -3,7 +3,6 @@
 Rounding on a GPU, and the form in which upstream divides there, are tested in tests/gpu.
 """
 
-import importlib.util
 import random
 from collections.abc import Iterator
 from types import ModuleType
@@ -24,17 +23,7 @@ EDGES = [0.0, -0.0, float("inf"), float("-inf"), 1e-40, -1e-40, 3e38, -3e38]
 
 @pytest.fixture(scope="module")
 def kernels() -> Iterator[ModuleType]:
-    """The kernels, interpreted; a module of its own, so that no other test sees it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        found = importlib.util.find_spec("vllm.v1.readiness.penalty_kernels")
-        assert found is not None
-        assert found.origin is not None
-        spec = importlib.util.spec_from_file_location("interpreted_kernels", found.origin)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+    with modules.interpreted("penalty_kernels") as module:
         yield module
 
 

@@ -4,10 +4,14 @@ import importlib
 import importlib.util
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import pytest
 
 from support.sites import OVERLAY, UPSTREAM
 
@@ -39,6 +43,25 @@ def overlaid(path: str) -> Any:
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+@contextmanager
+def interpreted(name: str) -> Iterator[Any]:
+    """One of our modules of kernels, under Triton's interpreter.
+
+    It is a module of its own, so that no other test sees it.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        found = importlib.util.find_spec(f"vllm.v1.readiness.{name}")
+        assert found is not None
+        assert found.origin is not None
+        spec = importlib.util.spec_from_file_location(f"interpreted_{name}", found.origin)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        yield module
 
 
 def _name(path: str) -> str:
