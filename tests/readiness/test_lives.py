@@ -42,7 +42,7 @@ def requests(draw: Any, drafts: int) -> dict[str, Any]:
 
 
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=40)
 @pytest.mark.parametrize("asynchronous", [True, False])
 @pytest.mark.parametrize("drafts", [0, 2])
 def test_any_life(asynchronous: bool, drafts: int, data: st.DataObject) -> None:
