@@ -20,6 +20,7 @@ import pytest
 import torch
 from gpu.kinds import BATCHES, ENGINES
 from overlay.errors import Exit
+from support.batches import drawn
 from support.checkpoint import generate
 from support.engine import Engine
 from support.sites import REPO, UPSTREAM, run
@@ -44,15 +45,6 @@ BLOCK = 1024
 STORED = 1 << 20
 
 Runs = dict[tuple[str, str], Any]
-
-
-def drawn(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Random bytes; NaNs of any kind among them."""
-    generator = torch.Generator().manual_seed(seed)
-    if dtype == torch.bool:
-        return torch.randint(0, 2, (count,), generator=generator).bool()
-    size = count * dtype.itemsize
-    return torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8).view(dtype)
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import device, modules
-from support.batches import Spec, fill
+from support.batches import Spec, empty, fill
 from vllm.v1.outputs import LogprobsTensors, ModelRunnerOutput, RoutedExpertsTensors, SamplerOutput
 from vllm.v1.readiness import fences
 
@@ -53,18 +53,7 @@ class Half:
 
     def __init__(self, load: Any, requests: int, asynchronous: bool = False) -> None:
         self.module = load(modules.RUNNER)
-        batch_module = load(modules.INPUT_BATCH)
-        batch = batch_module.InputBatch(
-            max_num_reqs=8,
-            max_model_len=256,
-            max_num_batched_tokens=256,
-            device=torch.device("cpu"),
-            pin_memory=False,
-            vocab_size=VOCABULARY,
-            block_sizes=[16],
-            kernel_block_sizes=[16],
-            num_spec_tokens=3,
-        )
+        batch = empty(load, VOCABULARY, max_num_reqs=8, num_spec_tokens=3)
         fill(batch, [Spec([1, 2, 3], [], {}) for _ in range(requests)])
         self.runner = object.__new__(self.module.GPUModelRunner)
         self.syncs = 0
@@ -85,6 +74,8 @@ class Half:
                 compute_logprobs=lambda logits: logits, gather_logprobs=self._gather
             ),
         )
+        #: What only our output classes take.
+        self.extra = {"outputs": batch.readiness.outputs} if load is modules.overlaid else {}
         self.prompt_logprobs: LogprobsTensors | None = None
 
     def _sync(self) -> None:
@@ -173,8 +164,6 @@ def test_an_asynchronous_output_gives_what_was_sampled(
                 experts = RoutedExpertsTensors(data, torch.arange(rows))
             outputs = []
             for half in (stock, ours):
-                readiness = getattr(half.runner.input_batch, "readiness", None)
-                extra = {"outputs": readiness.outputs} if readiness else {}
                 theirs = copy.deepcopy((sampled, experts))
                 outputs.append(
                     half.module.AsyncGPUModelRunnerOutput(
@@ -185,7 +174,7 @@ def test_an_asynchronous_output_gives_what_was_sampled(
                         async_output_copy_stream=stream,
                         vocab_size=VOCABULARY,
                         routed_experts=theirs[1],
-                        **extra,
+                        **half.extra,
                     )
                 )
                 del theirs
@@ -219,15 +208,13 @@ def test_a_pooler_s_output_reaches_the_requests_that_have_finished(
         stream = torch.cuda.Stream()
         outputs = []
         for half in (stock, ours):
-            readiness = getattr(half.runner.input_batch, "readiness", None)
-            extra = {"outputs": readiness.outputs} if readiness else {}
             outputs.append(
                 half.module.AsyncGPUPoolingModelRunnerOutput(
                     ModelRunnerOutput(req_ids=[], req_id_to_index={}),
                     copy.deepcopy(pooled),
                     finished,
                     stream,
-                    **extra,
+                    **half.extra,
                 )
             )
         theirs, mine = (output.get_output().pooler_output for output in outputs)

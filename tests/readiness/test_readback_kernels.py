@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import modules
+from support.batches import drawn
 
 DTYPES = [torch.int32, torch.int64, torch.float32, torch.bfloat16, torch.uint8, torch.bool]
 #: Around a block of the kernel, in elements.
@@ -21,14 +22,6 @@ SENTINEL = 0xAD
 def kernels() -> Iterator[ModuleType]:
     with modules.interpreted("readback_kernels") as module:
         yield module
-
-
-def drawn(size: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Random bytes; NaNs of any kind among them."""
-    chance = torch.Generator().manual_seed(seed)
-    most = 2 if dtype == torch.bool else 256
-    count = size * dtype.itemsize
-    return torch.randint(0, most, (count,), generator=chance).to(torch.uint8).view(dtype)
 
 
 @settings(max_examples=60)

@@ -25,6 +25,7 @@ def empty(
     device: str = "cpu",
     max_num_reqs: int = 16,
     length: int = 256,
+    num_spec_tokens: int = 0,
 ) -> Any:
     """A batch without requests; ``path_loader`` is modules.overlaid or modules.pristine."""
     return path_loader(modules.INPUT_BATCH).InputBatch(
@@ -36,6 +37,7 @@ def empty(
         vocab_size=vocab_size,
         block_sizes=[16],
         kernel_block_sizes=[16],
+        num_spec_tokens=num_spec_tokens,
     )
 
 
@@ -78,6 +80,15 @@ def stock_penalties(batch: Any, logits: torch.Tensor) -> torch.Tensor:
         metadata.repetition_penalties,
         list(metadata.output_token_ids),
     )
+
+
+def drawn(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """[count] random bytes as ``dtype``; NaNs of any kind among them."""
+    generator = torch.Generator().manual_seed(seed)
+    if dtype == torch.bool:
+        return torch.randint(0, 2, (count,), generator=generator).bool()
+    size = count * dtype.itemsize
+    return torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8).view(dtype)
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -278,24 +278,22 @@ class Readbacks:
             target: contiguous; dtypes may differ.
             source: on the device; as for :meth:`fill`.
         """
-        source = source.to(target.dtype).contiguous()
-        if self._stored([source], [target]):
-            assert self._store is not None
-            self._store([source], [target])
-        else:
-            target.copy_(source, non_blocking=True)
+        self._launch([source.to(target.dtype).contiguous()], [target])
 
     def _copy(
         self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], buffer: _Buffer
     ) -> None:
+        self._launch(sources, targets)
+        buffer.event = torch.Event()
+        buffer.event.record()
+
+    def _launch(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
         if self._stored(sources, targets):
             assert self._store is not None
             self._store(sources, targets)
         else:
             for source, target in zip(sources, targets, strict=True):
                 target.copy_(source, non_blocking=True)
-        buffer.event = torch.Event()
-        buffer.event.record()
 
     def _stored(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> bool:
         """Whether a kernel stores them; else they are copied, or refused, by torch."""
