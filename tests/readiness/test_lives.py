@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.lives import VOCABULARY, Life
+from support.lives import DRAFTED, VOCABULARY, Life
 
 TOKENS = st.integers(0, VOCABULARY - 1)
+MARKED = st.integers(0, DRAFTED - 1)
 PENALTIES = st.fixed_dictionaries(
     {},
     optional={
@@ -22,10 +23,16 @@ PENALTIES = st.fixed_dictionaries(
 )
 
 
+#: Of the tokens that come up most.
+MARKERS = st.lists(MARKED, min_size=1, max_size=2)
+
+
 @st.composite
-def requests(draw: Any, drafts: int) -> dict[str, Any]:
+def requests(draw: Any, drafts: int, thinking: bool) -> dict[str, Any]:
     """The keywords of :meth:`Life.add`."""
     params: dict[str, Any] = dict(draw(PENALTIES))
+    if thinking and draw(st.integers(0, 3)) > 0:
+        params["thinking_token_budget"] = draw(st.sampled_from([0, 1, 2, 3, 5, 8, 40]))
     # Upstream forgets how long the output of a request without penalties is when one
     # with penalties joins, so that its min_tokens last too long: see test_cases, case 7.
     if params and draw(st.booleans()):
@@ -36,7 +43,8 @@ def requests(draw: Any, drafts: int) -> dict[str, Any]:
     if not drafts and draw(st.integers(0, 3)) == 0:
         params["temperature"] = 0.8
     return params | {
-        "prompt": draw(st.lists(TOKENS, min_size=1, max_size=30)),
+        "prompt": draw(st.lists(TOKENS, max_size=27))
+        + draw(st.lists(MARKED, min_size=1, max_size=3)),
         "max_tokens": draw(st.integers(params.get("min_tokens", 1), 18)),
     }
 
@@ -47,6 +55,7 @@ def requests(draw: Any, drafts: int) -> dict[str, Any]:
 @pytest.mark.parametrize("drafts", [0, 2])
 def test_any_life(asynchronous: bool, drafts: int, data: st.DataObject) -> None:
     """Requests come, go, are preempted and moved, in any order, at any time."""
+    markers = data.draw(st.none() | st.tuples(MARKERS, MARKERS))
     life = Life(
         data.draw(st.integers(0, 1000)),
         asynchronous,
@@ -57,11 +66,12 @@ def test_any_life(asynchronous: bool, drafts: int, data: st.DataObject) -> None:
         reorder_threshold=data.draw(st.sampled_from([None, 1 + drafts])),
         processor=not drafts and data.draw(st.booleans()),
         trimmed=asynchronous and drafts > 0 and data.draw(st.booleans()),
+        markers=markers,
     )
     live: list[str] = []
     for _ in range(data.draw(st.integers(5, 25))):
         for _ in range(data.draw(st.sampled_from([0, 0, 1, 3]))):
-            live.append(life.add(**data.draw(requests(drafts))))
+            live.append(life.add(**data.draw(requests(drafts, markers is not None))))
             if data.draw(st.integers(0, 5)) == 0:
                 life.structured.add(live[-1])
         what = data.draw(st.sampled_from(["abort", "preempt", "drop", *["nothing"] * 7]))

@@ -112,8 +112,9 @@ class Half:
             block_sizes=[BLOCK],
             kernel_block_sizes=[BLOCK],
             logitsprocs=life.logitsprocs(),
-            logitsprocs_need_output_token_ids=life.processor,
+            logitsprocs_need_output_token_ids=life.processor or life.reasoning is not None,
             num_spec_tokens=life.drafts,
+            reasoning_config=life.reasoning,
         )
         self.runner = self._runner(runner_module)
         self.last: Copy | None = None
@@ -262,6 +263,7 @@ class Life:
         processor: give each half a user's logits processor, which reads the history.
         trimmed: of the drafts that are scheduled, the runner drops some, often all
             (ngram_gpu, which finds no match).
+        markers: the start and the end marker of thinking; requests may then have a budget.
     """
 
     def __init__(
@@ -276,6 +278,7 @@ class Life:
         reorder_threshold: int | None = None,
         processor: bool = False,
         trimmed: bool = False,
+        markers: tuple[list[int], list[int]] | None = None,
     ) -> None:
         self.random = random.Random(seed)
         self.asynchronous = asynchronous
@@ -286,6 +289,7 @@ class Life:
         self.reorder_threshold = reorder_threshold
         self.processor = processor
         self.trimmed = trimmed
+        self.reasoning = _reasoning(markers)
         self.speculative = _speculative(drafts, trimmed)
         self.scheduler = _scheduler(self, num_blocks)
         self.stock = Half(modules.pristine, self)
@@ -325,8 +329,8 @@ class Life:
         """What the model would give, the same for both halves."""
         generator = torch.Generator().manual_seed(seed)
         logits = torch.randn((rows, VOCABULARY), generator=generator) * 2
-        if self.drafts:
-            logits[:, :DRAFTED] += 6.0  # or hardly a draft would be accepted
+        if self.drafts or self.reasoning:
+            logits[:, :DRAFTED] += 6.0  # or hardly a draft, or marker, would come up
         return logits
 
     def propose(self, seed: int, req_id: str) -> list[int]:
@@ -518,6 +522,13 @@ class Life:
             assert tail == 0 or self.drafts
             assert self.held(row, len(known)) == known
         return {self.ours.batch.req_ids[row]: known for row, known, _ in self.outputs()}
+
+
+def _reasoning(markers: tuple[list[int], list[int]] | None) -> Any:
+    if markers is None:
+        return None
+    start, end = markers
+    return SimpleNamespace(reasoning_start_token_ids=start, reasoning_end_token_ids=end)
 
 
 def _speculative(drafts: int, trimmed: bool) -> Any:

@@ -9,9 +9,12 @@ FEATURES: Mapping[str, str] = MappingProxyType(
     {
         "history": "token_ids_cpu holds each sampled token that has arrived; waits only by name",
         "readback": "outputs come by one pinned copy and its event; no blocking copy",
+        "thinking-budget": "markers searched in new tokens only; waits where a force may be due",
         "penalties": "penalties from counts on the device; no cost grows with the output",
     }
 )
 
 #: Feature name to the features that it builds on: off with them.
-NEEDS: Mapping[str, frozenset[str]] = MappingProxyType({"penalties": frozenset({"history"})})
+NEEDS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {"penalties": frozenset({"history"}), "thinking-budget": frozenset({"history"})}
+)

@@ -12,7 +12,7 @@ comes back, the scheduler sends its output along.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,6 +71,9 @@ class History:
         self.in_flight: deque[Step] = deque()
         #: Those in the batch, by id.
         self._requests: dict[str, CachedRequestState] = {}
+        #: Told of each step that is written: the rows that have got tokens, and the one
+        #: token of each; None where they may be more.
+        self.arrived: Callable[[list[int], list[int] | None], None] | None = None
         #: Whether the batch is updated for the step after the newest in flight.
         self._updated = False
 
@@ -95,7 +98,7 @@ class History:
         if self.drafted:
             # Upstream corrects a guess twice where the scheduler has done so (ngram_gpu):
             # the column may then be that of a token that is known.
-            ends = batch.num_prompt_tokens[at] + list(map(self._known, rows.values()))
+            ends = batch.num_prompt_tokens[at] + list(map(self.known, rows.values()))
             guessed = columns >= ends
             batch.token_ids_cpu[at[guessed], columns[guessed]] = PLACEHOLDER
         else:
@@ -144,7 +147,7 @@ class History:
         if not newest.event.query():
             return True
         sampled = int((newest.tokens[newest.rows[req_id]] != PLACEHOLDER).sum())
-        return length < self._known(row) + sampled
+        return length < self.known(row) + sampled
 
     def settle(self) -> None:
         """Write what has arrived; called as a step begins, and waits for nothing.
@@ -171,6 +174,12 @@ class History:
         than that, the newest step is left alone if it had drafts, as in :meth:`settle`.
         """
         while len(self.in_flight) > self._held():
+            fences.wait(self.in_flight[0].event, owner)
+            self._write(self.in_flight.popleft())
+
+    def settle_older(self, owner: str) -> None:
+        """Write all steps but the newest, waiting for them in the name of ``owner``."""
+        while len(self.in_flight) > 1:
             fences.wait(self.in_flight[0].event, owner)
             self._write(self.in_flight.popleft())
 
@@ -209,10 +218,13 @@ class History:
         batch.token_ids_cpu[rows, columns] = tokens
         outputs = batch.req_output_token_ids
         positions = (columns - batch.num_prompt_tokens[rows]).tolist()
-        for row, position, token in zip(rows.tolist(), positions, tokens.tolist(), strict=True):
+        written, ids = rows.tolist(), tokens.tolist()
+        for row, position, token in zip(written, positions, ids, strict=True):
             outputs[row][position] = token
+        if self.arrived is not None:
+            self.arrived(written, ids)
 
-    def _known(self, row: int) -> int:
+    def known(self, row: int) -> int:
         """How much of an output is known: all before its trailing placeholders."""
         output = self.batch.req_output_token_ids[row]
         end = len(output)
@@ -231,7 +243,7 @@ class History:
         for req_id, source in step.rows.items():
             row = batch.req_id_to_index[req_id]
             output = batch.req_output_token_ids[row]
-            start = self._known(row)
+            start = self.known(row)
             newer = sum(req_id in other.rows for other in self.in_flight)
             room = len(output) - start - newer
             if room <= 0:
@@ -246,3 +258,5 @@ class History:
             batch.token_ids_cpu[row, column:end] = output[start:]
             batch.is_token_ids[row, column:end] = True
             batch.num_tokens_no_spec[row] = end
+        if self.arrived is not None:
+            self.arrived([batch.req_id_to_index[req_id] for req_id in step.rows], None)

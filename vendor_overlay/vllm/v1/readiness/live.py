@@ -8,12 +8,22 @@ from vllm.v1.readiness import switch
 from vllm.v1.readiness.history import History
 from vllm.v1.readiness.outputs import Outputs
 from vllm.v1.readiness.penalties import Penalties
-from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
+from vllm.v1.readiness.thinking_budget import ThinkingBudget
+from vllm.v1.sample.logits_processor.builtin import (
+    LogitBiasLogitsProcessor,
+    MinPLogitsProcessor,
+    MinTokensLogitsProcessor,
+)
 
 if TYPE_CHECKING:
     from vllm.v1.sample.metadata import SamplingMetadata
+    from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
+
+
+#: vLLM's own logits processors, which read no tokens of an output.
+_OWN_PROCESSORS = (LogitBiasLogitsProcessor, MinPLogitsProcessor, MinTokensLogitsProcessor)
 
 
 class LiveRows(list["list[int] | None"]):
@@ -42,6 +52,12 @@ class LiveBatch:
         self.penalties: Penalties | None = None
         if self.history is not None and "penalties" in on:
             self.penalties = Penalties(batch, self.history)
+        self.thinking: ThinkingBudget | None = None
+        holder = batch.thinking_budget_state_holder
+        if self.history is not None and "thinking-budget" in on and holder is not None:
+            self.thinking = ThinkingBudget(batch, self.history, holder)
+            batch.thinking_budget_state_holder = self.thinking
+            self.history.arrived = self.thinking.arrive
 
     def warm_up(self) -> None:
         """Called before the first request, on ranks that sample."""
@@ -77,6 +93,8 @@ class LiveBatch:
         """
         if req_id not in self.batch.req_id_to_index:
             return
+        if self.thinking is not None:
+            self.thinking.cut(self.batch.req_id_to_index[req_id], length)
         lost = self.history is not None and self.history.cut(req_id, length)
         if lost and self.penalties is not None:
             self.penalties.recount(req_id)
@@ -146,13 +164,22 @@ class LiveBatch:
         batch = self.batch
         if batch.bad_words_token_ids:
             yield "bad words", batch.bad_words_token_ids
-        if batch.logitsprocs_need_output_token_ids:
+        if batch.logitsprocs_need_output_token_ids and not self._only_own_processors():
             yield "logits processors", range(batch.num_reqs)
         holder = batch.thinking_budget_state_holder
-        if holder is not None and holder.has_tracked_requests():
+        if self.thinking is not None:
+            if rows := list(self.thinking.waiting()):
+                yield "thinking budget", rows
+        elif holder is not None and holder.has_tracked_requests():
             yield "thinking budget", range(batch.num_reqs)
         if not batch.no_penalties and not (self.penalties and self.penalties.serving):
             yield "penalties", range(batch.num_reqs)
+
+    def _only_own_processors(self) -> bool:
+        """Whether it is for thinking alone that upstream takes logits processors for readers."""
+        return self.thinking is not None and all(
+            type(processor) in _OWN_PROCESSORS for processor in self.batch.logitsprocs.all
+        )
 
     def _counters(self, history: History) -> Iterator[tuple[str, Iterable[int]]]:
         """Who needs to know how many tokens which rows have.
@@ -194,3 +221,14 @@ def penalties_for(
     if live.history is not None:
         live.history.settle_rows(range(len(rows)), "penalties")
     return None
+
+
+def thinking_reads_lists(holder: "ThinkingBudgetStateHolder | None") -> bool:
+    """Whether a thinking budget needs lists of each row's output with its drafts.
+
+    Args:
+        holder: the batch's state of thinking budgets, upstream's or ours.
+    """
+    if holder is None or isinstance(holder, ThinkingBudget):
+        return False
+    return bool(holder.has_tracked_requests())
