@@ -13,7 +13,6 @@ A slot is int32 [vocab]: the low 31 bits count how often the request has generat
 token, the sign bit says that its prompt holds it. At 151,936 tokens that is 0.61 MB.
 """
 
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +20,7 @@ import torch
 from vllm import _custom_ops
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
-from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.readiness.slots import Slots
 
 if TYPE_CHECKING:
     from vllm.v1.readiness.history import History
@@ -37,32 +36,17 @@ _BLOCK = 1024
 _NUM_WARPS = 8
 
 
-class Penalties:
-    """The slots of one batch.
+class Penalties(Slots):
+    """The penalties of one batch."""
 
-    Attributes:
-        serving: whether this step's penalties come from the slots.
-    """
+    owner = "penalties"
 
     def __init__(self, batch: "InputBatch", history: "History") -> None:
-        self.batch = batch
-        self.history = history
-        self.vocab_size: int = batch.vocab_size
-        self.device: torch.device = batch.device
-        self.serving = False
-        self.kernels: ModuleType | None = None
+        super().__init__(batch, history)
         if current_platform.is_cuda():
             from vllm.v1.readiness import penalty_kernels
 
             self.kernels = penalty_kernels
-        #: Request id to slot; None: its history is counted at the next step.
-        self._slots: dict[str, torch.Tensor | None] = {}
-        self._exhausted = False
-        # The step at hand: the sampling metadata that the rows below are those of.
-        self._metadata: SamplingMetadata | None = None
-        self._rows: list[torch.Tensor | None] = []
-        self._addresses: torch.Tensor | None = None
-        self._drafts: SpecDecodeMetadata | None = None
 
     def warm_up(self) -> None:
         """Compile and load the kernels, which would otherwise stall the first request."""
@@ -91,17 +75,6 @@ class Penalties:
         ):
             self._slots[request.req_id] = None
 
-    def remove_request(self, req_id: str) -> None:
-        """Give back the slot of a request that leaves the batch."""
-        if req_id in self._slots:
-            del self._slots[req_id]
-            self._exhausted = False  # there may be room now
-
-    def recount(self, req_id: str) -> None:
-        """Count a request's history anew at the next step, because it was cut back."""
-        if req_id in self._slots:
-            self._slots[req_id] = None
-
     def prepare(
         self,
         metadata: "SamplingMetadata",
@@ -115,25 +88,12 @@ class Penalties:
             vocab_size: the width of the step's logits.
             drafts: the step's drafts, if it has any.
         """
-        self.serving = False
-        if metadata.no_penalties:
-            self._forget_rows()
-            return
         # Upstream pads with the configured vocabulary size, which is a token where the
         # logits are wider, and not allowed where they are narrower: leave both to it.
-        if vocab_size != self.vocab_size or not self._fill_slots():
+        if metadata.no_penalties or vocab_size != self.vocab_size:
             self._forget_rows()
             return
-        self.serving = True
-        self._drafts = drafts
-        if metadata is not self._metadata:
-            self._rows = [self._slots.get(req_id) for req_id in self.batch.req_ids]
-            if self.kernels is not None:
-                addresses = [0 if slot is None else slot.data_ptr() for slot in self._rows]
-                self._addresses = async_tensor_h2d(
-                    addresses, torch.int64, self.device, pin_memory=self.batch.pin_memory
-                )
-            self._metadata = metadata
+        self._serve(metadata, drafts)
 
     def recognises(
         self,
@@ -220,40 +180,15 @@ class Penalties:
             if slot is not None:
                 slot.index_add_(0, ids[row], counted[row].to(torch.int32))
 
-    def _forget_rows(self) -> None:
-        self._metadata = None
-        self._rows = []
-        self._addresses = None
-        self._drafts = None
-
-    def _fill_slots(self) -> bool:
-        """Count the history of every request that has none; False: there is no room."""
-        waiting = [req_id for req_id, slot in self._slots.items() if slot is None]
-        if not waiting:
-            return True
-        if self._exhausted:
-            return False
-        self._forget_rows()
-        rows = [self.batch.req_id_to_index[req_id] for req_id in waiting]
-        self.history.settle_rows(rows, "penalties")
-        try:
-            for req_id, row in zip(waiting, rows, strict=True):
-                self._slots[req_id] = self._count_history(row)
-        except torch.OutOfMemoryError:
-            # Until a request with a penalty leaves: the next step would fail again.
-            self._exhausted = True
-            self._slots = dict.fromkeys(self._slots)
-            logger.warning_once(
-                "Readiness overlay: no room on the device for the penalties of every request "
-                "(%d bytes each). While that is so, vLLM's own path serves them, which waits "
-                "on every step. Lower gpu_memory_utilization or max_num_seqs.",
-                4 * self.vocab_size,
-            )
-            return False
-        return True
+    def _say_no_room(self) -> None:
+        logger.warning_once(
+            "Readiness overlay: no room on the device for the penalties of every request "
+            "(%d bytes each). While that is so, vLLM's own path serves them, which waits "
+            "on every step. Lower gpu_memory_utilization or max_num_seqs.",
+            4 * self.vocab_size,
+        )
 
     def _count_history(self, row: int) -> torch.Tensor:
-        """A slot with the history that token_ids_cpu holds in this row."""
         slot = torch.zeros(self.vocab_size, dtype=torch.int32, device=self.device)
         tokens = self.batch.token_ids_cpu[row]
         prompt_end = int(self.batch.num_prompt_tokens[row])
@@ -268,11 +203,7 @@ class Penalties:
     def _upload(self, tokens: "np.ndarray") -> torch.Tensor | None:
         """The tokens that the vocabulary holds, on the device as int64, or None."""
         tokens = tokens[(tokens >= 0) & (tokens < self.vocab_size)]
-        if not tokens.size:
-            return None
-        staged = torch.empty(tokens.size, dtype=torch.int64, pin_memory=self.batch.pin_memory)
-        staged.numpy()[:] = tokens
-        return staged.to(self.device, non_blocking=True)
+        return self._staged(tokens, torch.int64) if tokens.size else None
 
     def _valid(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids on the device as indices, and which of them the vocabulary holds."""
