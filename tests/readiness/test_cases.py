@@ -268,7 +268,8 @@ def test_7_a_penalised_request_joins_others_with_unread_placeholders() -> None:
 @pytest.mark.parametrize(
     ("more", "owner"),
     [
-        ({"bad_words": [[0], [1, 2], [3, 4, 5]]}, "bad words"),
+        ({"bad_words": [[0], [1, 2], [3, 4, 5]]}, None),
+        ({"bad_words": [[0], [1, 2], [-1]]}, "bad words"),  # upstream's to read
         ({"min_tokens": 6, "stop_token_ids": list(range(20))}, None),
         ({"logit_bias": {3: 4.0, 5: -4.0}}, None),
     ],

@@ -10,9 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.lives import DRAFTED, VOCABULARY, Life
+from vllm.v1.readiness import fences
 
 TOKENS = st.integers(0, VOCABULARY - 1)
-MARKED = st.integers(0, DRAFTED - 1)
+#: What bad words and markers are made of, and what is likely where there are some.
+FREQUENT = range(DRAFTED)
+MARKED = st.sampled_from(FREQUENT)
+MARKERS = st.lists(MARKED, min_size=1, max_size=2)
 PENALTIES = st.fixed_dictionaries(
     {},
     optional={
@@ -21,10 +25,6 @@ PENALTIES = st.fixed_dictionaries(
         "presence_penalty": st.sampled_from([-0.9, 1e-7, 0.1, 1.5]),
     },
 )
-
-
-#: Of the tokens that come up most.
-MARKERS = st.lists(MARKED, min_size=1, max_size=2)
 
 
 @st.composite
@@ -37,9 +37,11 @@ def requests(draw: Any, drafts: int, thinking: bool) -> dict[str, Any]:
     # with penalties joins, so that its min_tokens last too long: see test_cases, case 7.
     if params and draw(st.booleans()):
         params |= {"min_tokens": draw(st.integers(1, 8)), "stop_token_ids": [0, 1, 2]}
-    if draw(st.integers(0, 4)) == 0:
-        words = st.lists(st.lists(TOKENS, min_size=1, max_size=2), min_size=1, max_size=3)
+    if draw(st.integers(0, 1)) == 0:
+        tokens = st.one_of(*[st.sampled_from(FREQUENT)] * 4, TOKENS)
+        words = st.lists(st.lists(tokens, min_size=1, max_size=4), min_size=1, max_size=6)
         params["bad_words"] = draw(words)
+        params["logit_bias"] = dict.fromkeys(FREQUENT, 6.0)
     if not drafts and draw(st.integers(0, 3)) == 0:
         params["temperature"] = 0.8
     return params | {
@@ -69,6 +71,7 @@ def test_any_life(asynchronous: bool, drafts: int, data: st.DataObject) -> None:
         markers=markers,
     )
     live: list[str] = []
+    before = fences.counts().get("bad words", 0)
     for _ in range(data.draw(st.integers(5, 25))):
         for _ in range(data.draw(st.sampled_from([0, 0, 1, 3]))):
             live.append(life.add(**data.draw(requests(drafts, markers is not None))))
@@ -85,3 +88,4 @@ def test_any_life(asynchronous: bool, drafts: int, data: st.DataObject) -> None:
         life.step(arrives=data.draw(st.booleans()), read_first=data.draw(st.integers(0, 3)) == 0)
     life.finish()
     assert life.ours.waits <= life.stock.waits
+    assert fences.counts().get("bad words", 0) == before

@@ -11,7 +11,7 @@ from support import modules
 
 
 class Spec(NamedTuple):
-    """What a test asks of a request."""
+    """What a test asks of a request; bad words among ``params`` are lists of token ids."""
 
     prompt: list[int] | None
     output: list[int]
@@ -43,11 +43,15 @@ def empty(
 
 def state(spec: Spec, req_id: str) -> Any:
     """The runner's state of a request."""
+    params = {"temperature": 0.0, **spec.params}
+    words = params.pop("bad_words", None)
+    made = SamplingParams(**params)
+    made._bad_words_token_ids = words
     return modules.pristine(modules.INPUT_BATCH).CachedRequestState(
         req_id=req_id,
         prompt_token_ids=spec.prompt,
         mm_features=[],
-        sampling_params=SamplingParams(**{"temperature": 0.0, **spec.params}),
+        sampling_params=made,
         generator=None,
         block_ids=([],),
         num_computed_tokens=0,

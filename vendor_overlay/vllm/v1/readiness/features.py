@@ -11,10 +11,11 @@ FEATURES: Mapping[str, str] = MappingProxyType(
         "readback": "outputs come by one pinned copy and its event; no blocking copy",
         "thinking-budget": "markers searched in new tokens only; waits where a force may be due",
         "penalties": "penalties from counts on the device; no cost grows with the output",
+        "bad-words": "bad words matched and masked on the device; nothing waits",
     }
 )
 
 #: Feature name to the features that it builds on: off with them.
 NEEDS: Mapping[str, frozenset[str]] = MappingProxyType(
-    {"penalties": frozenset({"history"}), "thinking-budget": frozenset({"history"})}
+    dict.fromkeys(("penalties", "bad-words", "thinking-budget"), frozenset({"history"}))
 )

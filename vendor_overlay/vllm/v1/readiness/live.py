@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from vllm.v1.readiness import switch
+from vllm.v1.readiness.bad_words import BadWords
 from vllm.v1.readiness.history import History
 from vllm.v1.readiness.outputs import Outputs
 from vllm.v1.readiness.penalties import Penalties
@@ -58,12 +59,17 @@ class LiveBatch:
             self.thinking = ThinkingBudget(batch, self.history, holder)
             batch.thinking_budget_state_holder = self.thinking
             self.history.arrived = self.thinking.arrive
+        self.bad_words: BadWords | None = None
+        if self.history is not None and "bad-words" in on:
+            self.bad_words = BadWords(batch, self.history)
 
     def warm_up(self) -> None:
         """Called before the first request, on ranks that sample."""
         self.outputs.warm_up()
         if self.penalties is not None:
             self.penalties.warm_up()
+        if self.bad_words is not None:
+            self.bad_words.warm_up()
 
     def add_request(self, request: "CachedRequestState") -> None:
         """A request has been given a row."""
@@ -71,6 +77,8 @@ class LiveBatch:
             self.history.add_request(request)
         if self.penalties is not None:
             self.penalties.add_request(request)
+        if self.bad_words is not None:
+            self.bad_words.add_request(request)
 
     def remove_request(self, req_id: str) -> None:
         """A request has lost its row."""
@@ -78,6 +86,8 @@ class LiveBatch:
             self.history.remove_request(req_id)
         if self.penalties is not None:
             self.penalties.remove_request(req_id)
+        if self.bad_words is not None:
+            self.bad_words.remove_request(req_id)
 
     def begin_step(self) -> None:
         """Called before the batch changes for a step."""
@@ -98,6 +108,8 @@ class LiveBatch:
         lost = self.history is not None and self.history.cut(req_id, length)
         if lost and self.penalties is not None:
             self.penalties.recount(req_id)
+        if lost and self.bad_words is not None:
+            self.bad_words.recount(req_id)
 
     def prepare(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata | None") -> None:
         """Called before sampling.
@@ -108,6 +120,8 @@ class LiveBatch:
         """
         if self.penalties is not None:
             self.penalties.prepare(self.batch.sampling_metadata, logits.shape[-1], drafts)
+        if self.bad_words is not None:
+            self.bad_words.prepare(self.batch.sampling_metadata, logits.shape[-1], drafts)
 
     def settle_for_sampling(self) -> bool:
         """Settle what a consumer on the host needs to sample this step.
@@ -155,14 +169,16 @@ class LiveBatch:
         return True
 
     def count(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
-        """Called after sampling; see :meth:`Penalties.record`."""
+        """Called after sampling; see :meth:`Penalties.record`, :meth:`BadWords.record`."""
         if self.penalties is not None:
             self.penalties.record(sampled, discarded)
+        if self.bad_words is not None:
+            self.bad_words.record(sampled, discarded)
 
     def _readers(self) -> Iterator[tuple[str, Iterable[int]]]:
         """Who needs the newest token of which rows on the host."""
         batch = self.batch
-        if batch.bad_words_token_ids:
+        if batch.bad_words_token_ids and not (self.bad_words and self.bad_words.serving):
             yield "bad words", batch.bad_words_token_ids
         if batch.logitsprocs_need_output_token_ids and not self._only_own_processors():
             yield "logits processors", range(batch.num_reqs)
@@ -220,6 +236,23 @@ def penalties_for(
         return live.penalties
     if live.history is not None:
         live.history.settle_rows(range(len(rows)), "penalties")
+    return None
+
+
+def bad_words_for(
+    metadata: "SamplingMetadata",
+    logits: torch.Tensor,
+    drafts: "SpecDecodeMetadata | None" = None,
+) -> BadWords | None:
+    """As :func:`penalties_for`, of the live batch's bad words."""
+    rows = metadata.output_token_ids
+    if not metadata.bad_words_token_ids or not isinstance(rows, LiveRows):
+        return None
+    live = rows.live
+    if live.bad_words is not None and live.bad_words.recognises(metadata, logits, drafts):
+        return live.bad_words
+    if live.history is not None:
+        live.history.settle_rows(range(len(rows)), "bad words")
     return None
 
 

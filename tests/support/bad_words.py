@@ -1,0 +1,150 @@
+"""Two input batches with the same requests, upstream's and ours, and their bad words."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from vllm.v1.readiness.live import bad_words_for
+from vllm.v1.sample.ops.bad_words import apply_bad_words, apply_bad_words_with_drafts
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+from support import modules
+from support.batches import Spec, drawn, empty, same_bits, state
+
+#: How logits may lie in memory.
+LAYOUTS = ("contiguous", "columns", "transposed")
+
+
+class Pair:
+    """The batches, and steps in which both see the same.
+
+    Args:
+        vocab: size of the vocabulary.
+        kernels: ours, on the CPU those of the interpreter; None for torch's operations.
+        device: where logits and ours are.
+        width: of the logits, where that is not the vocabulary.
+
+    Attributes:
+        masked: how many elements of the logits have been masked so far.
+    """
+
+    def __init__(
+        self, vocab: int, kernels: Any = None, device: str = "cpu", width: int | None = None
+    ) -> None:
+        self.vocab = vocab
+        self.device = device
+        self.width = width or vocab
+        self.stock = empty(modules.pristine, vocab, device, num_spec_tokens=8)
+        self.ours = empty(modules.overlaid, vocab, device, num_spec_tokens=8)
+        self.bad_words = self.ours.readiness.bad_words
+        self.bad_words.kernels = kernels
+        self.masked = 0
+        self._steps = 0
+        self._joined = 0
+
+    @property
+    def req_ids(self) -> list[str]:
+        """The requests, by row."""
+        return list(self.ours.req_ids)
+
+    def join(self, words: list[list[int]], output: Sequence[int] = ()) -> str:
+        """A request joins, with an output if it was preempted."""
+        req_id = f"r{self._joined}"
+        self._joined += 1
+        spec = Spec([1, 2], list(output), {"bad_words": words})
+        for batch in (self.stock, self.ours):
+            batch.add_request(state(spec, req_id))
+        return req_id
+
+    def leave(self, req_id: str) -> None:
+        """A request leaves, and the last one takes its row."""
+        for batch in (self.stock, self.ours):
+            batch.remove_request(req_id)
+            batch.condense()
+
+    def swap(self, one: int, other: int) -> None:
+        """Two rows change places."""
+        for batch in (self.stock, self.ours):
+            batch.swap_states(one, other)
+
+    def cut(self, req_id: str, kept: int) -> None:
+        """An output is cut back, as the runner does it."""
+        self.ours.readiness.cut(req_id, kept)
+        for batch in (self.stock, self.ours):
+            del batch.req_output_token_ids[batch.req_id_to_index[req_id]][kept:]
+
+    def refresh(self) -> None:
+        """Called once the batch has changed, as by the runner."""
+        for batch in (self.stock, self.ours):
+            batch.refresh_metadata()
+
+    def outputs(self) -> list[list[int]]:
+        """Each row's output."""
+        return [list(output) for output in self.stock.req_output_token_ids]
+
+    def check(self, spread: list[list[int]] | None = None, layout: str = "contiguous") -> None:
+        """Let both mask the same logits, bonus and target rows if there are drafts.
+
+        Args:
+            spread: each row's drafts; None: a step without.
+            layout: one of :data:`LAYOUTS`.
+        """
+        self._steps += 1
+        words = self.stock.sampling_metadata.bad_words_token_ids
+        rows = self.outputs()
+        drafts = None
+        if spread is not None:
+            drafts = SpecDecodeMetadata.make_dummy(spread, torch.device(self.device))
+            rows = modules.pristine(modules.SAMPLER).Sampler._combine_outputs_with_spec_tokens(
+                rows, spread
+            )
+        logits, expected = self.logits(len(rows), layout)
+        self.ours.readiness.prepare(logits, drafts)
+        found = bad_words_for(self.ours.sampling_metadata, logits)
+        assert found is (self.bad_words if words else None)
+        before = expected.clone()
+        if found is not None:
+            found.apply(logits, after_drafts=drafts is not None)
+        apply_bad_words(expected, words, rows)
+        self._compare(logits, expected, before)
+        if drafts is None or spread is None:
+            return
+        sampler = modules.pristine(modules.REJECTION_SAMPLER).RejectionSampler
+        rows = sampler._combine_outputs_with_spec_tokens(self.outputs(), spread)
+        logits, expected = self.logits(len(rows), layout)
+        before = expected.clone()
+        found = bad_words_for(self.ours.sampling_metadata, logits, drafts)
+        assert found is (self.bad_words if words else None)
+        if found is not None:
+            found.apply_to_targets(logits, drafts)
+        apply_bad_words_with_drafts(expected, words, rows, [len(ids) for ids in spread])
+        self._compare(logits, expected, before)
+
+    def sample(self, tokens: list[list[int]], discarded: Sequence[int] = ()) -> None:
+        """A step has sampled some tokens for each row; those of some rows are discarded."""
+        widest = max(map(len, tokens))
+        padded = [ids + [-1] * (widest - len(ids)) for ids in tokens]
+        sampled = torch.tensor(padded, dtype=torch.int32, device=self.device)
+        mask = torch.zeros(16, dtype=torch.bool)
+        mask[list(discarded)] = True
+        self.ours.readiness.count(sampled, mask.to(self.device))
+        for batch in (self.stock, self.ours):
+            for row, ids in enumerate(tokens):
+                if row not in discarded:
+                    batch.req_output_token_ids[row].extend(ids)
+
+    def logits(self, rows: int, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """[rows, width] float32 of any bits, twice; the first one with this layout."""
+        values = drawn(rows * self.width, torch.float32, self._steps).to(self.device)
+        values = values.view(rows, self.width)
+        made = torch.empty_like(values)
+        if layout == "columns":
+            made = torch.empty((rows, self.width + 3), device=self.device)[:, : self.width]
+        if layout == "transposed":
+            made = torch.empty((self.width, rows), device=self.device).t()
+        made.copy_(values)
+        return made, values
+
+    def _compare(self, ours: torch.Tensor, theirs: torch.Tensor, before: torch.Tensor) -> None:
+        assert same_bits(ours, theirs)
+        self.masked += int((theirs.view(torch.int32) != before.view(torch.int32)).sum())
