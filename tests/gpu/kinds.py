@@ -43,7 +43,7 @@ BUDGET = 96
 FUNCTIONS = ("execute_model", "sample_tokens", "get_output")
 GUARD = "VLLM_READINESS_SYNC_GUARD"
 #: The overlay's.
-KERNELS = ("store_kernel", "apply_kernel", "count_kernel")
+KERNELS = ("store_kernel", "apply_kernel", "count_kernel", "mask_kernel", "append_kernel")
 #: Of an H100 at its usual clock, about.
 CYCLES_A_MS = 1_750_000
 
@@ -83,6 +83,13 @@ _PENALTIES = [
     {"repetition_penalty": 1.3},
     {"presence_penalty": -0.4, "frequency_penalty": 0.7, "repetition_penalty": 0.8},
 ]
+#: As token ids: no token but a few may follow itself, or come in this order.
+_WORDS = [[token, token] for token in range(VOCABULARY - 5)] + [[4, 5, 6], [7]]
+_BAD_WORDS = [
+    {"bad_words": _WORDS},
+    {"bad_words": [[token] for token in range(0, VOCABULARY, 5)], **_PENALTIES[3]},
+    {"bad_words": [_WORDS[number] * 2 for number in range(VOCABULARY - 5)]},
+]
 _LOGPROBS = [{"logprobs": top} for top in (0, 1, 2, 5, 10, 20)]
 _PROMPTS = [{"prompt_logprobs": top} for top in (0, 3, -1)]
 
@@ -90,13 +97,14 @@ _PROMPTS = [{"prompt_logprobs": top} for top in (0, 3, -1)]
 BATCHES: dict[str, list[dict[str, Any]]] = {
     "plain": [{}, *_DRAWN],
     "penalties": [*_PENALTIES, {}, {**_PENALTIES[3], **_DRAWN[0]}],
+    "bad words": [*_BAD_WORDS, {}, {**_BAD_WORDS[0], **_DRAWN[0]}],
     "logprobs": [*_LOGPROBS, {}, {"logprobs": 3, **_DRAWN[1]}, {"logprobs": 4, **_PENALTIES[3]}],
     "every logprob": [{"logprobs": -1}, {}, {"logprobs": 2}, {"logprobs": -1, **_PENALTIES[0]}],
     "prompts": [*_PROMPTS, {"prompt_logprobs": 2, "logprobs": 1}, {}],
     "mixed": [
         {"prompt_logprobs": 3, "logprobs": 5, **_PENALTIES[3]},
         {"prompt_logprobs": -1, "logprobs": -1},
-        {"logprobs": 20, **_PENALTIES[0], **_DRAWN[1]},
+        {"logprobs": 20, **_PENALTIES[0], **_DRAWN[1], **_BAD_WORDS[0]},
         {},
         {"logprobs": 0},
     ],
@@ -285,7 +293,12 @@ def run(engine: Any, batch: Sequence[Request]) -> dict[str, Any]:
         for request in batch:
             if request.arrives == step:
                 prompt = TokensPrompt(prompt_token_ids=request.prompt)
-                engine.add_request(request.name, prompt, SamplingParams(**request.parameters))
+                kind = dict(request.parameters)
+                words = kind.pop("bad_words", None)
+                params = SamplingParams(**kind)
+                # Words are turned to tokens by a tokenizer, and there is none.
+                params._bad_words_token_ids = words
+                engine.add_request(request.name, prompt, params)
         for output in engine.step():
             if output.finished:
                 given = output.outputs[0]

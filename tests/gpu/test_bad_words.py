@@ -1,0 +1,111 @@
+"""The bad-word kernels on a GPU, against upstream's own."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from support.bad_words import LAYOUTS, Pair
+from vllm.v1.readiness import bad_word_kernels, fences
+from vllm.v1.readiness.live import bad_words_for
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+pytestmark = pytest.mark.gpu
+
+
+def words(chooser: random.Random, vocab: int, count: int) -> list[list[int]]:
+    """Of few tokens, so that they match; some end in a token that is none of the logits'."""
+    lasts = [0, 1, 2, vocab - 1, vocab, chooser.randrange(vocab)]
+    return [
+        [*chooser.choices(range(3), k=chooser.randrange(5)), chooser.choice(lasts)]
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("vocab", [37, 1009, 151936, 151937])
+@pytest.mark.parametrize("torch_form", [False, True])
+def test_any_stream(vocab: int, torch_form: bool) -> None:
+    """Requests come, go, move and are cut back; drafts are accepted or not."""
+    chooser = random.Random(vocab)
+    pair = Pair(vocab, None if torch_form else bad_word_kernels, "cuda")
+    for number in range(60):
+        while len(pair.req_ids) < 12:
+            made = words(chooser, vocab, chooser.choice([0, 1, 5, 40]))
+            pair.join(made, chooser.choices(range(3), k=chooser.randrange(6)))
+        if chooser.random() < 0.3:
+            pair.leave(chooser.choice(pair.req_ids))
+        if chooser.random() < 0.3:
+            pair.swap(*chooser.sample(range(len(pair.req_ids)), 2))
+        if chooser.random() < 0.3:
+            row = chooser.randrange(len(pair.req_ids))
+            pair.cut(pair.req_ids[row], chooser.randint(0, len(pair.outputs()[row])))
+        pair.refresh()
+        rows = range(len(pair.req_ids))
+        spread = None
+        if number % 2:
+            spread = [chooser.choices(range(3), k=chooser.randrange(5)) for _ in rows]
+        pair.check(spread, LAYOUTS[number % 3])
+        kept = [ids[: chooser.randint(0, len(ids))] for ids in spread or [[]] * len(rows)]
+        pair.sample([[*ids, chooser.randrange(3)] for ids in kept], chooser.sample(rows, 2))
+    assert pair.masked > 500
+
+
+def test_tails_longer_than_a_block() -> None:
+    """They are shifted in place, by threads that must not overtake one another."""
+    chooser = random.Random(1)
+    pair = Pair(1009, bad_word_kernels, "cuda")
+    req_ids = [pair.join([[0] * n + [5]]) for n in (1, 31, 32, 33, 64, 500)]
+    pair.refresh()
+    pair.check()
+    for length in (1, 2, 31, 32, 33, 65, 700, 1, 1):
+        pair.sample([chooser.choices(range(1009), k=length) for _ in req_ids])
+        for row, req_id in enumerate(req_ids):
+            slot = pair.bad_words._slots[req_id].tolist()
+            tail, output = slot[2 : 2 + slot[1]], pair.outputs()[row]
+            assert tail == ([-1] * slot[1] + output)[-slot[1] :]
+
+
+def test_nothing_waits() -> None:
+    """Under torch's sync debug mode, where any wait is an error."""
+    vocab = 1009
+    pair = Pair(vocab, bad_word_kernels, "cuda")
+    chooser = random.Random(3)
+    for _ in range(8):
+        pair.join(words(chooser, vocab, 6), [0, 1])
+    pair.refresh()
+    live: Any = pair.ours.readiness
+    live.warm_up()
+    spread = [chooser.choices(range(3), k=2) for _ in range(8)]
+    drafts = SpecDecodeMetadata.make_dummy(spread, torch.device("cuda"))
+    logits = torch.randn(8, vocab, device="cuda")
+    targets = torch.randn(16, vocab, device="cuda")
+    sampled = torch.tensor([[*ids, 1] for ids in spread], dtype=torch.int32, device="cuda")
+    discarded = torch.zeros(16, dtype=torch.bool, device="cuda")
+    pair.check(spread)  # fills caches of memory
+    pair.leave("r3")
+    pair.join(words(chooser, vocab, 9), [2, 2])
+    before = dict(fences.counts())
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        pair.ours.refresh_metadata()
+        metadata = pair.ours.sampling_metadata
+        live.prepare(logits, drafts)
+        assert not live.host_needs_drafts()
+        for rows, made in ((logits, None), (targets, drafts)):
+            found = bad_words_for(metadata, rows, made)
+            assert found is pair.bad_words
+            if made is None:
+                found.apply(rows, after_drafts=True)
+            else:
+                found.apply_to_targets(rows, made)
+        live.count(sampled, discarded)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert dict(fences.counts()) == before
+    for batch in (pair.stock, pair.ours):
+        for row, ids in enumerate(sampled.tolist()):
+            batch.req_output_token_ids[row].extend(ids)
+    pair.refresh()
+    pair.check()
+    pair.check(spread)
