@@ -85,7 +85,7 @@ _PENALTIES = [
 ]
 #: As token ids: no token but a few may follow itself, or come in this order.
 _WORDS = [[token, token] for token in range(VOCABULARY - 5)] + [[4, 5, 6], [7]]
-_BAD_WORDS = [
+_BAD_WORDS: list[dict[str, Any]] = [
     {"bad_words": _WORDS},
     {"bad_words": [[token] for token in range(0, VOCABULARY, 5)], **_PENALTIES[3]},
     {"bad_words": [_WORDS[number] * 2 for number in range(VOCABULARY - 5)]},
