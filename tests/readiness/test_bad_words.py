@@ -228,6 +228,20 @@ def test_nothing_waits(kernels: Any, drafts: int) -> None:
     assert waits() == before
 
 
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_sample_of_a_prefill_chunk_is_not_appended(asynchronous: bool) -> None:
+    life = Life(asynchronous=asynchronous, max_tokens_a_step=8)
+    req_id = life.add(list(range(20)), bad_words=[[0, 1, 2]])
+    slots = life.ours.batch.readiness.bad_words._slots
+    for _ in range(2):
+        life.step()
+        assert life.ours.runner.discard_request_mask.np[0]
+        assert slots[req_id].tolist() == [-1, -1]
+    life.step()
+    assert slots[req_id].tolist() == [-1, *life.truth(req_id)]
+    life.finish()
+
+
 def test_switched_off_upstream_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the history's lists, and waits by name."""
     monkeypatch.setenv("VLLM_READINESS", "bad-words")
