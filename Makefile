@@ -7,6 +7,8 @@ PYTHON3 ?= python3
 TEST_ENV := build/env
 WHEEL ?=
 ARGS ?=
+# Files of tests run side by side, each in one worker; beyond four, the longest file decides.
+WORKERS ?= $(shell n=$$(nproc) && echo $$((n < 4 ? n : 4)))
 
 # An interpreter that the environment happens to name does not contradict a named target.
 ifneq ($(strip $(VENV)),)
@@ -78,7 +80,7 @@ bench: test-environment ## measure a sampling step with penalties, stock beside 
 	@$(TEST_ENV)/bin/python scripts/bench/step.py $(if $(SITE),--site "$$SITE") $(ARGS)
 
 test: lint ## run every test, in a shared environment that it makes (build/env)
-	@$(TEST_ENV)/bin/python -m pytest $(ARGS)
+	@$(TEST_ENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: test-environment ## ruff and mypy
 	@$(TEST_ENV)/bin/ruff check . && $(TEST_ENV)/bin/ruff format --check .

@@ -7,6 +7,9 @@ import torch
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+# Tensors are tiny, and tests and engines run side by side: one thread each, on any core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 import vllm.v1
 

@@ -17,17 +17,12 @@ import pytest
 from overlay.errors import Exit
 from support import asynchronous
 from support.checkpoint import generate
-from support.engine import Engine
+from support.engine import Engine, at_once
 from support.sites import REPO, run
 
 PROGRAM = REPO / "tests" / "engine" / "mixed.py"
 PROCESSOR = "support.processors:ForbidLatest"
 
-ENVIRONMENT = {
-    # Two engines at a time, and each would bind its worker to the first core.
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-}
 
 Runs = dict[str, Any]
 
@@ -45,10 +40,10 @@ def runs() -> Iterator[Runs]:
         paths = [REPO / "tests", *([plugin] if schedule == "async" else [])]
         arguments = [schedule, *(PROCESSOR for _ in processor)]
         switch = {} if installation == "stock" else {"VLLM_READINESS": installation}
-        return engine.start(PROGRAM, arguments, paths, **ENVIRONMENT, **switch).finish()
+        return engine.start(PROGRAM, arguments, paths, **switch).finish()
 
     def results(*names: str) -> Runs:
-        with ThreadPoolExecutor(max_workers=2) as pool:
+        with ThreadPoolExecutor(max_workers=at_once()) as pool:
             return dict(zip(names, pool.map(result, names), strict=True))
 
     found = results("stock sync", "stock async", "stock async processor")

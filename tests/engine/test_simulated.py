@@ -17,7 +17,7 @@ import pytest
 from overlay.errors import Exit
 from support import asynchronous
 from support.checkpoint import generate
-from support.engine import Engine
+from support.engine import Engine, at_once
 from support.plants import PLANTS
 from support.sites import REPO, run
 
@@ -25,11 +25,6 @@ PROGRAM = REPO / "tests" / "engine" / "simulated.py"
 #: No faults here are those of a runner that let go of what it sampled before it read it, or
 #: that dropped a readback unread: this one does neither.
 FAULTS = sorted({*PLANTS} - {"sources let go of", "reused in flight"})
-ENVIRONMENT = {
-    # Two engines at a time, and each would bind its worker to the first core.
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-}
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +34,15 @@ def runs() -> Iterator[dict[str, Any]]:
     engine = Engine(folder)
     generate(folder / "model")
     plugin = asynchronous.announce(folder / "plugin")
-    stock = engine.start(PROGRAM, ["reference"], [REPO / "tests"], **ENVIRONMENT)
+    stock = engine.start(PROGRAM, ["reference"], [REPO / "tests"])
     reference = stock.finish()
     assert run("apply", "--site", engine.site, "--python", sys.executable).returncode == Exit.DONE
 
     def result(mode: str, *plants: str) -> Any:
         arguments = [mode, str(stock.out), *plants]
-        return engine.start(PROGRAM, arguments, [REPO / "tests", plugin], **ENVIRONMENT).finish()
+        return engine.start(PROGRAM, arguments, [REPO / "tests", plugin]).finish()
 
-    with ThreadPoolExecutor(max_workers=2) as pool:
+    with ThreadPoolExecutor(max_workers=at_once()) as pool:
         plain, planted = pool.submit(result, "check"), pool.submit(result, "plants", *FAULTS)
         yield {"reference": reference, "plain": plain.result(), "planted": planted.result()}
     shutil.rmtree(folder)

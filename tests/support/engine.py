@@ -16,6 +16,12 @@ PROGRAM = sites.REPO / "tests" / "engine" / "generate.py"
 PATIENCE = 400.0
 
 
+def at_once() -> int:
+    """How many engines a test may run at a time: one a core of this worker's share."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return max(1, min(2, (os.cpu_count() or 1) // workers))
+
+
 class Engine:
     """Runs of the engine over one installation."""
 
