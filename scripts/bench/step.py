@@ -1,12 +1,13 @@
-"""The cost of one sampling step's penalties, stock beside overlaid, in one run.
+"""The cost of one feature in a sampling step, stock beside overlaid, in one run.
 
-    PYTHON scripts/bench/step.py [--site SITE] [--device cpu|cuda] [--batch N] ...
+    PYTHON scripts/bench/step.py [--what WHAT...] [--site SITE] [--device cpu|cuda] ...
 
-A step is what the runner does for penalties under async scheduling: bring the history up
-to date, apply the penalties to the logits, take note of what was sampled. The input batch
-and the sampler are vLLM's own, the logits random. Each side runs in processes of its own,
-by turns, and both must make the same of the logits. Times are wall-clock time a step, over
-steps one after the other with one synchronization at the end.
+A step is what the runner does for the feature under async scheduling: bring the history up
+to date, process the logits, take note of what was sampled. The input batch and the sampler
+are vLLM's own, the logits random. Each side runs in processes of its own, by turns, and both
+must make the same of the logits. Times are wall-clock time a step, over steps one after the
+other with one synchronization at the end; of a thinking budget, whose work is the host's,
+the host's time from the beginning of a step until its logits are processed.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+    from vllm.sampling_params import SamplingParams
     from vllm.v1.sample.sampler import Sampler
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
@@ -34,105 +37,224 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path[0] = str(ROOT / "scripts")
 
+from bench import thinking  # noqa: E402
 from bench.sides import SIDES, Failure, Sides, in_turn, work_beside  # noqa: E402
 
 
-def child(out: Path, device: str, batch: int, vocab: int, lengths: list[int], steps: int) -> None:
+@dataclass(frozen=True)
+class What:
+    """What may be measured.
+
+    Attributes:
+        title: what the requests ask for.
+        unit: what the times are.
+        cases: of each length.
+    """
+
+    title: str
+    unit: str = "ms a step"
+    cases: Sequence[str] = ("",)
+
+
+WHAT: Mapping[str, What] = {
+    "penalties": What("presence_penalty 1.5"),
+    "thinking": What(
+        "a budget that lasts",
+        "ms of the host a step",
+        ("start in the output", "no start", "start in the prompt"),
+    ),
+    "bad-words": What("5 words of 1 to 3 tokens a request"),
+}
+PROMPT = 128
+#: Tokens below this are kept for the markers of thinking.
+RESERVED = 1 + max(*thinking.START, *thinking.END)
+
+
+def child(out: Path, args: argparse.Namespace) -> None:
     """Measure one side, and write what was found."""
     import torch
     import vllm
+    from vllm.utils.torch_utils import async_tensor_h2d
     from vllm.v1.sample.sampler import Sampler
 
+    if args.device == "cpu":  # vLLM pins what a budget sends, whether there is a device or not
+        async_tensor_h2d.__defaults__ = (False,)
     found: dict[str, Any] = {"package": str(Path(vllm.__file__).parent)}
-    found["device"] = torch.cuda.get_device_name() if device == "cuda" else f"CPU ({_cpu()})"
+    found["device"] = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU ({_cpu()})"
     sampler = Sampler()
     with torch.inference_mode():
-        for length in lengths:
-            found[str(length)] = _measure(sampler, device, batch, vocab, length, steps)
+        for what in args.what:
+            found[what] = {
+                _label(length, case): _measure(sampler, args, what, length, case)
+                for length in args.lengths
+                for case in WHAT[what].cases
+            }
     out.write_text(json.dumps(found))
 
 
 def _measure(
-    sampler: Sampler, device: str, batch: int, vocab: int, length: int, steps: int
+    sampler: Sampler, args: argparse.Namespace, what: str, length: int, case: str
 ) -> dict[str, Any]:
-    """Milliseconds a step at an output length, and a digest of the last step's logits."""
+    """Milliseconds a step at an output length, and a digest of logits to compare."""
     import torch
 
     generator = torch.Generator().manual_seed(length)
-    made = _input_batch(device, batch, vocab, length, 2 * steps, generator)
-    given = torch.randn((batch, vocab), generator=generator).to(device)
-    sampled = torch.randint(vocab, (2 * steps, batch, 1), generator=generator, dtype=torch.int32)
-    on_device = sampled.to(device)
-    nothing = torch.zeros(batch, dtype=torch.bool, device=device)
-    ours = getattr(made, "readiness", None)
-    rows = {f"r{row}": row for row in range(batch)}
+    steps = Steps(sampler, args, what, length, case, generator)
+    given = torch.randn((args.batch, args.vocab), generator=generator).to(args.device)
 
-    def step(number: int, logits: torch.Tensor) -> torch.Tensor:
-        if ours is not None:
-            ours.begin_step()
-            ours.prepare(logits, None)
-        made.update_async_output_token_ids()
-        logits = sampler.apply_logits_processors(logits, made.sampling_metadata, False)
-        if ours is not None:
-            ours.count(on_device[number], nothing)
-        made.prev_req_id_to_index = dict(rows)
-        if ours is None or not ours.place(made.max_model_len):
-            _place(made, batch)
-        made.set_async_sampled_token_ids(*_copy(on_device[number]))
-        return logits
+    def synchronize() -> None:
+        if args.device == "cuda":
+            torch.cuda.synchronize()
 
     logits = given.clone()
-    for number in range(steps):  # warms up, and fills caches
-        step(number, logits)
-    if device == "cuda":
-        torch.cuda.synchronize()
+    for number in range(args.steps):  # warms up, and fills caches
+        steps.step(number, logits)
+    synchronize()
+    steps.host = 0.0
     start = time.perf_counter()
-    for number in range(steps, 2 * steps):
-        step(number, logits)
-    if device == "cuda":
-        torch.cuda.synchronize()
-    took = (time.perf_counter() - start) / steps * 1e3
+    for number in range(args.steps, 2 * args.steps):
+        steps.step(number, logits)
+    synchronize()
+    took = steps.host if what == "thinking" else time.perf_counter() - start
     # Once more, on fresh logits, to compare the sides.
-    logits = step(0, given.clone())
-    digest = hashlib.sha256(logits.cpu().numpy().tobytes()).hexdigest()
-    return {"ms": took, "logits": digest}
+    compared = [steps.step(0, given.clone())]
+    if what == "thinking":  # and as the budgets are used up, one after the other
+        near = Steps(sampler, args, what, length, case, generator, near=True)
+        compared += [near.step(number, given.clone()) for number in range(2 * args.steps)]
+    digest = hashlib.sha256()
+    for each in compared:
+        digest.update(each.cpu().numpy().tobytes())
+    return {"ms": took / args.steps * 1e3, "logits": digest.hexdigest()}
 
 
-def _input_batch(
-    device: str, batch: int, vocab: int, length: int, room: int, generator: torch.Generator
-) -> InputBatch:
-    """A batch of requests with a presence penalty and outputs of one length."""
-    import torch
+class Steps:
+    """A batch of requests with outputs of one length, and its steps.
+
+    Attributes:
+        host: seconds that the host has spent so far on the logits, and on the history before.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        args: argparse.Namespace,
+        what: str,
+        length: int,
+        case: str,
+        generator: torch.Generator,
+        near: bool = False,
+    ) -> None:
+        """Make the batch; ``near``: with thinking budgets that end in these steps."""
+        import torch
+
+        self.sampler = sampler
+        self.batch = args.batch
+        self.host = 0.0
+        shape = (2 * args.steps, self.batch, 1)
+        sampled = torch.randint(RESERVED, args.vocab, shape, generator=generator, dtype=torch.int32)
+        if near:  # some requests give the end that they are forced to, others its beginning
+            sampled[:, 1::3] = thinking.END[0]
+            sampled[:, 2::3] = torch.tensor(thinking.END * args.steps).view(-1, 1, 1)
+        self.sampled = sampled.to(args.device)
+        self.discarded = torch.zeros(self.batch, dtype=torch.bool, device=args.device)
+        self.rows = {f"r{row}": row for row in range(self.batch)}
+        self.made = _input_batch(args, what, length)
+        for row in range(self.batch):
+            tokens = torch.randint(
+                RESERVED, args.vocab, (PROMPT + length,), generator=generator
+            ).tolist()
+            at = {"start in the output": PROMPT + 4, "start in the prompt": PROMPT - 8}.get(case)
+            if at is not None:
+                tokens[at : at + len(thinking.START)] = thinking.START
+            budget = max(0, length + row % (2 * args.steps) - 8) if near else 2 * length + PROMPT
+            last = sampled[-2:, row, 0].tolist()
+            params = _parameters(what, budget, tokens[:5], last)
+            _add(self.made, f"r{row}", tokens, params)
+        self.made.refresh_metadata()
+        self.ours = getattr(self.made, "readiness", None)
+
+    def step(self, number: int, logits: torch.Tensor) -> torch.Tensor:
+        """Process these logits, in place, and sample what was drawn for this step."""
+        made, ours, sampled = self.made, self.ours, self.sampled[number]
+        start = time.perf_counter()
+        if ours is not None:
+            ours.begin_step()
+        made.update_async_output_token_ids()
+        if ours is not None:
+            ours.prepare(logits, None)
+        logits = self.sampler.apply_logits_processors(logits, made.sampling_metadata, False)
+        self.host += time.perf_counter() - start
+        if ours is not None:
+            ours.count(sampled, self.discarded)
+        made.prev_req_id_to_index = dict(self.rows)
+        if ours is None or not ours.place(made.max_model_len):
+            _place(made, self.batch)
+        made.set_async_sampled_token_ids(*_copy(sampled))
+        return logits
+
+
+def _parameters(what: str, budget: int, some: list[int], last: list[int]) -> SamplingParams:
+    """What a request asks for.
+
+    Args:
+        what: is measured.
+        budget: in tokens.
+        some: five tokens.
+        last: the two tokens that the last step follows on.
+    """
     from vllm.sampling_params import SamplingParams
-    from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
-    prompt = 128
-    made = InputBatch(
-        max_num_reqs=batch,
-        max_model_len=prompt + length + room + 8,
+    if what == "penalties":
+        return SamplingParams(temperature=0.0, presence_penalty=1.5)
+    if what == "thinking":
+        return SamplingParams(temperature=0.0, thinking_token_budget=budget)
+    made = SamplingParams(temperature=0.0)
+    # Words are turned to tokens by a tokenizer, and there is none.
+    made._bad_words_token_ids = [
+        [some[0]],
+        [some[1]],
+        [last[1], some[2]],
+        [*last, some[3]],
+        [*last[::-1], some[4]],
+    ]
+    return made
+
+
+def _input_batch(args: argparse.Namespace, what: str, length: int) -> InputBatch:
+    """An empty batch, as the runner makes it."""
+    import torch
+    from vllm.v1.worker.gpu_input_batch import InputBatch
+
+    reasoning = thinking.config() if what == "thinking" else None
+    return InputBatch(
+        max_num_reqs=args.batch,
+        max_model_len=PROMPT + length + 2 * args.steps + 8,
         max_num_batched_tokens=8192,
-        device=torch.device(device),
-        pin_memory=device == "cuda",
-        vocab_size=vocab,
+        device=torch.device(args.device),
+        pin_memory=args.device == "cuda",
+        vocab_size=args.vocab,
         block_sizes=[16],
         kernel_block_sizes=[16],
+        logitsprocs_need_output_token_ids=reasoning is not None,
+        reasoning_config=reasoning,
     )
-    for row in range(batch):
-        tokens = torch.randint(vocab, (prompt + length,), generator=generator).tolist()
-        made.add_request(
-            CachedRequestState(
-                req_id=f"r{row}",
-                prompt_token_ids=tokens[:prompt],
-                mm_features=[],
-                sampling_params=SamplingParams(temperature=0.0, presence_penalty=1.5),
-                generator=None,
-                block_ids=([],),
-                num_computed_tokens=0,
-                output_token_ids=tokens[prompt:],
-            )
+
+
+def _add(batch: InputBatch, name: str, tokens: list[int], params: SamplingParams) -> None:
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState
+
+    batch.add_request(
+        CachedRequestState(
+            req_id=name,
+            prompt_token_ids=tokens[:PROMPT],
+            mm_features=[],
+            sampling_params=params,
+            generator=None,
+            block_ids=([],),
+            num_computed_tokens=0,
+            output_token_ids=tokens[PROMPT:],
         )
-    made.refresh_metadata()
-    return made
+    )
 
 
 def _place(batch: InputBatch, rows: int) -> None:
@@ -174,27 +296,44 @@ def _cpu() -> str:
     return "unknown"
 
 
-def _table(args: argparse.Namespace, rounds: list[dict[str, Any]], digest: str) -> str:
+def _report(args: argparse.Namespace, rounds: list[dict[str, Any]], digest: str) -> str:
     lines = [
         f"{rounds[0]['stock']['device']}, {datetime.now(timezone.utc).date()}, overlay digest "
         f"{digest[:12]}",
         "",
         f"`{shlex.join([Path(sys.executable).name, *sys.argv])}`",
-        "",
-        f"One step's penalties, batch {args.batch}, vocabulary {args.vocab:,}, presence_penalty "
-        f"1.5; ms a step, median of {len(rounds)} rounds of {args.steps} steps",
-        "",
+    ]
+    for what in args.what:
+        found = [{side: turn[side][what] for side in SIDES} for turn in rounds]
+        lines += [
+            "",
+            f"One step's {what}, batch {args.batch}, vocabulary {args.vocab:,}, "
+            f"{WHAT[what].title}; {WHAT[what].unit}, median of {len(rounds)} rounds of "
+            f"{args.steps} steps",
+            "",
+            *_table(found),
+        ]
+    return "\n".join(lines)
+
+
+def _table(rounds: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[str]:
+    """Of each round: side to label to what was measured."""
+    lines = [
         "| output tokens | stock | overlaid | stock / overlaid |",
         "| ---: | ---: | ---: | ---: |",
     ]
-    for length in map(str, args.lengths):
+    for label in rounds[0]["stock"]:
         stock, ours = (
-            statistics.median(turn[side][length]["ms"] for turn in rounds) for side in SIDES
+            statistics.median(turn[side][label]["ms"] for turn in rounds) for side in SIDES
         )
-        same = len({turn[side][length]["logits"] for turn in rounds for side in turn}) == 1
+        same = len({turn[side][label]["logits"] for turn in rounds for side in turn}) == 1
         ratio = f"{stock / ours:.1f}" if same else "refused: the logits differ"
-        lines.append(f"| {int(length):,} | {stock:.3f} | {ours:.3f} | {ratio} |")
-    return "\n".join(lines)
+        lines.append(f"| {label} | {stock:.3f} | {ours:.3f} | {ratio} |")
+    return lines
+
+
+def _label(length: int, case: str) -> str:
+    return f"{length:,}, {case}" if case else f"{length:,}"
 
 
 def _site() -> Path:
@@ -207,6 +346,7 @@ def _site() -> Path:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--what", nargs="+", choices=list(WHAT), default=["penalties"])
     parser.add_argument("--site", type=Path, help="a pristine installation (this Python's)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--batch", type=int, default=16, help="requests (%(default)s)")
@@ -223,7 +363,7 @@ def main(argv: Sequence[str]) -> int:
     """Measure and print the table; 0 if both sides made the same of the logits."""
     args = _parser().parse_args(argv)
     if args.child:
-        child(args.child, args.device, args.batch, args.vocab, args.lengths, args.steps)
+        child(args.child, args)
         return 0
     work = None
     try:
@@ -237,9 +377,9 @@ def main(argv: Sequence[str]) -> int:
     finally:
         if work:
             shutil.rmtree(work, ignore_errors=True)
-    table = _table(args, rounds, sides.digests["overlaid"])
-    print(table)
-    return "refused" in table
+    report = _report(args, rounds, sides.digests["overlaid"])
+    print(report)
+    return "refused" in report
 
 
 def _round(

@@ -3,20 +3,77 @@
 import re
 import subprocess
 import sys
+from argparse import Namespace
+from typing import Any
 
+import pytest
+import torch
+from bench import step, thinking
 from support.sites import REPO
+from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.sample.sampler import Sampler
 
 PROGRAM = REPO / "scripts" / "bench" / "step.py"
 SMALL = ["--batch", "2", "--vocab", "64", "--lengths", "8", "24", "--steps", "2", "--rounds", "1"]
 
 
 def test_both_sides_are_measured_and_make_the_same_of_the_logits() -> None:
-    command = [sys.executable, str(PROGRAM), *SMALL]
+    command = [sys.executable, str(PROGRAM), *SMALL, "--what", *step.WHAT]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    rows = re.findall(r"^\| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", done.stdout, re.M)
-    assert [row[0] for row in rows] == ["8", "24"]
-    assert all(float(number) > 0 for row in rows for number in row)
+    rows = re.findall(r"^\| (\d+.*) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", done.stdout, re.M)
+    wanted = [
+        step._label(n, case) for what in step.WHAT.values() for n in (8, 24) for case in what.cases
+    ]
+    assert [row[0] for row in rows] == wanted
+    assert all(float(number) > 0 for row in rows for number in row[1:3])
+
+
+def test_sides_that_differ_have_no_ratio() -> None:
+    same = {"ms": 2.0, "logits": "a"}
+    row = "| 8 | 2.000 | 2.000 | "
+    assert step._table([{"stock": {"8": same}, "overlaid": {"8": same}}])[-1] == row + "1.0 |"
+    other = same | {"logits": "b"}
+    (line,) = step._table([{"stock": {"8": same}, "overlaid": {"8": other}}])[2:]
+    assert line.startswith(row + "refused")
+
+
+@pytest.fixture
+def args(monkeypatch: pytest.MonkeyPatch) -> Namespace:
+    """A small benchmark on the CPU, where vLLM would pin memory all the same."""
+    monkeypatch.setattr(async_tensor_h2d, "__defaults__", (False,))
+    return Namespace(batch=8, vocab=512, device="cpu", steps=4)
+
+
+def processed(args: Namespace, what: str, case: str = "", near: bool = False) -> torch.Tensor:
+    """[steps, batch, vocab] what becomes of zeros in each step."""
+    generator = torch.Generator().manual_seed(1)
+    steps = step.Steps(Sampler(), args, what, 32, case, generator, near)
+    shape = (args.batch, args.vocab)
+    logits = [steps.step(number, torch.zeros(shape)) for number in range(2 * args.steps)]
+    assert steps.host > 0
+    return torch.stack([*logits, steps.step(0, torch.zeros(shape))])
+
+
+@pytest.mark.parametrize("case", step.WHAT["thinking"].cases)
+def test_a_budget_lasts_while_it_is_timed_and_ends_when_it_is_compared(
+    args: Namespace, case: str
+) -> None:
+    assert not processed(args, "thinking", case).any()
+    forced = processed(args, "thinking", case, near=True).nonzero()
+    assert len(set(forced[:, 0].tolist())) == (0 if case == "no start" else 2 * args.steps + 1)
+    assert set(forced[:, 2].tolist()) == (set() if case == "no start" else {*thinking.END})
+
+
+def test_words_of_each_length_are_forbidden_in_the_step_that_is_compared(args: Namespace) -> None:
+    forbidden = processed(args, "bad-words").isinf().sum(dim=2)
+    assert forbidden[:-1].max() <= 4
+    assert forbidden[-1].tolist() == [4] * args.batch
+
+
+def test_penalties_change_what_a_request_has_given(args: Namespace) -> None:
+    changed: Any = processed(args, "penalties") != 0
+    assert changed.any(dim=2).all()
 
 
 def test_an_installation_that_is_not_there_is_named() -> None:

@@ -1,0 +1,26 @@
+"""Markers of thinking for models that have no tokenizer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.config.reasoning import ReasoningConfig
+
+START = [5, 6]
+END = [7, 8]
+
+
+def config() -> ReasoningConfig:
+    """The markers as the engine is told of them; it would make them from text."""
+    from vllm.config.reasoning import ReasoningConfig
+
+    made = ReasoningConfig()
+    made._reasoning_start_token_ids = START
+    made._reasoning_end_token_ids = END
+    return made
+
+
+def ended(tokens: list[int]) -> bool:
+    """Whether the marker of the end is among ``tokens``."""
+    return any(tokens[at : at + len(END)] == END for at in range(len(tokens)))
