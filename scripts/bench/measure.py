@@ -16,13 +16,13 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-from bench import outputs
+from bench import outputs, thinking
 from bench.readback import Foreign
-from bench.rows import Row
+from bench.rows import BASELINE, Row
 from demo import model
 
 TIMED = ("execute_model", "sample_tokens", "get_output")
@@ -177,6 +177,7 @@ class Engine:
     Attributes:
         asynchronous: whether it schedules asynchronously.
         stamps: of each step that gave something, when it did, and to how many requests.
+        plain: what each request gave in the baseline case, for bad words to forbid.
     """
 
     def __init__(self, row: Row, home: Path) -> None:
@@ -197,6 +198,7 @@ class Engine:
             gpu_memory_utilization=0.6,
             async_scheduling=row.asynchronous,
             disable_log_stats=True,
+            reasoning_config=thinking.config() if row.thinking else None,
             compilation_config={
                 "mode": 0,
                 "cudagraph_mode": "FULL_DECODE_ONLY",
@@ -208,6 +210,7 @@ class Engine:
         self.asynchronous: bool = config.scheduler_config.async_scheduling
         self._vocabulary: int = config.model_config.get_vocab_size()
         self.stamps: list[tuple[float, int]] = []
+        self.plain: list[list[int]] = []
         core = self._engine.engine_core
         core.get_output = self._stamped(core.get_output)
 
@@ -216,11 +219,15 @@ class Engine:
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
+        parameters = dict(parameters)
+        lengths = parameters.pop("bad_words", None)
         for request in range(self.row.batch):
             start = request * self.row.prompt
             prompt = [
                 3 + 7919 * k % (self._vocabulary - 3) for k in range(start, start + self.row.prompt)
             ]
+            if self.row.thinking:
+                prompt[-len(thinking.START) :] = thinking.START
             sampling = SamplingParams(
                 temperature=0.0,
                 max_tokens=length,
@@ -229,6 +236,9 @@ class Engine:
                 output_kind=RequestOutputKind.FINAL_ONLY,
                 **parameters,
             )
+            if lengths:
+                # Words are turned to tokens by a tokenizer, and there is none.
+                sampling._bad_words_token_ids = words(self.plain[request], lengths)
             self._engine.add_request(str(request), TokensPrompt(prompt_token_ids=prompt), sampling)
         self.stamps.clear()
         completions: dict[int, Completion] = {}
@@ -245,6 +255,12 @@ class Engine:
             return result
 
         return stamped
+
+
+def words(tokens: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
+    """Words of these lengths: the tokens one after the other."""
+    ends = list(accumulate(lengths))
+    return [list(tokens[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
 
 def main(row: Row, out: Path) -> None:
@@ -295,6 +311,8 @@ def _case(engine: Engine, watch: Watch, parameters: Mapping[str, Any], gpu: bool
 
     tokens = [[str(token) for token in done.token_ids] for done in completions]
     logprobs = [[_line(at) for at in done.logprobs or ()] for done in completions]
+    if parameters == row.cases[BASELINE]:
+        engine.plain = [list(done.token_ids) for done in completions]
     wanted = row.batch * row.output
     top = parameters.get("logprobs", 0)
     counts = {
@@ -303,6 +321,7 @@ def _case(engine: Engine, watch: Watch, parameters: Mapping[str, Any], gpu: bool
             sum(_whole(done, top) for done in completions),
             wanted if "logprobs" in parameters else 0,
         ],
+        **_met(engine, parameters, completions),
     }
     problems = [f"{n} of {m} {kind}" for kind, (n, m) in counts.items() if n != m]
     if [size for _, size in engine.stamps] != [row.batch] * row.output:
@@ -327,6 +346,22 @@ def _case(engine: Engine, watch: Watch, parameters: Mapping[str, Any], gpu: bool
         "tokens": outputs.pack(tokens),
         "logprobs": outputs.pack(logprobs),
     }
+
+
+def _met(
+    engine: Engine, parameters: Mapping[str, Any], completions: Sequence[Completion]
+) -> dict[str, list[int]]:
+    """How many requests met what their parameters are there for, and how many should have."""
+    row, met = engine.row, {}
+    given = [list(done.token_ids) for done in completions]
+    if "bad_words" in parameters:
+        changed = sum(tokens != plain for tokens, plain in zip(given, engine.plain, strict=True))
+        met["requests that met a bad word"] = [changed, row.batch]
+    if "thinking_token_budget" in parameters:
+        last = parameters["thinking_token_budget"] + len(thinking.END)
+        ended = sum(map(thinking.ended, given))
+        met["requests that used up their budget"] = [ended, row.batch if last <= row.output else 0]
+    return met
 
 
 def _timed(engine: Engine) -> Sequence[str]:

@@ -103,7 +103,9 @@ def markdown(report: Mapping[str, Any]) -> str:
         lines.append("")
         for case, found in cases.items():
             verdict = "; ".join(found["problems"]) or "counts as expected, outputs identical"
-            fences = ", ".join(f"{side} {_fences(found['fences'][side])}" for side in SIDES)
+            fences = ", ".join(
+                f"{side} {_fences(found['fences'][side], row['output'])}" for side in SIDES
+            )
             lines.append(f"- {case}: {verdict}. Fences by owner: {fences}.")
         if any(_unseen(values) for found in cases.values() for values in found["figures"].values()):
             lines.append("- What shows `-` was not seen: it happened in a worker's own process.")
@@ -148,8 +150,12 @@ def _number(value: float | None, digits: int = 2) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.{digits}f}"
 
 
-def _fences(rounds: Sequence[Mapping[str, int]]) -> str:
+def _fences(rounds: Sequence[Mapping[str, int]], steps: int) -> str:
+    """The most fences of each owner in a round; and in a thousand of its steps."""
     if not any(rounds):
         return "none counted"
     owners = sorted({owner for counts in rounds for owner in counts})
-    return " ".join(f"{owner} {max(c.get(owner, 0) for c in rounds)}" for owner in owners)
+    most = {owner: max(counts.get(owner, 0) for counts in rounds) for owner in owners}
+    return " ".join(
+        f"{owner} {n} ({n / steps * 1e3:.1f} a thousand steps)" for owner, n in most.items()
+    )

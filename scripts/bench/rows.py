@@ -32,12 +32,15 @@ class Row:
         prompt: tokens in each prompt.
         output: tokens that each request generates, whatever they are.
         length: the engine's max_model_len.
-        cases: case name to the sampling parameters that make it.
+        cases: case name to the sampling parameters that make it. Of ``bad_words`` they give
+            the length of each, in tokens: the words are what the request gave in the baseline.
         warmup: tokens that each request generates in the warm-up before a case.
         asynchronous: whether the engine schedules asynchronously.
         beside: case name to the direction of the long copies, "d2h" or "h2d", that run beside
             it on a stream of their own. What such a case gives must be what the case of the
             same parameters gives without them.
+        thinking: whether the engine knows the markers of :mod:`bench.thinking`; every prompt
+            then ends with the start.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Row:
     warmup: int = 32
     asynchronous: bool = True
     beside: Mapping[str, str] = field(default_factory=dict)
+    thinking: bool = False
 
     def alone(self, case: str) -> str:
         """The case of the same parameters without copies beside it."""
@@ -134,6 +138,35 @@ ROWS: Mapping[str, Row] = {
                 "logprobs 5 beside D2H": {"logprobs": 5},
             },
             beside={"logprobs 5 beside D2H": "d2h"},
+        ),
+        Row(
+            name="thinking",
+            model=_HALF_B,
+            batch=128,
+            prompt=128,
+            output=2048,
+            length=2304,
+            cases={BASELINE: {}, "budget 1500": {"thinking_token_budget": 1500}},
+            thinking=True,
+        ),
+        Row(
+            name="thinking-4096",
+            model=_HALF_B,
+            batch=32,
+            prompt=128,
+            output=4200,
+            length=4352,
+            cases={BASELINE: {}, "budget 4096": {"thinking_token_budget": 4096}},
+            thinking=True,
+        ),
+        Row(
+            name="bad-words",
+            model=_HALF_B,
+            batch=128,
+            prompt=128,
+            output=2048,
+            length=2304,
+            cases={BASELINE: {}, "5 words": {"bad_words": (3, 2, 1, 2, 1)}},
         ),
     )
 }

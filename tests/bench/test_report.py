@@ -69,3 +69,11 @@ def test_a_childs_own_problem_refuses_every_ratio(children: list[dict[str, Any]]
     found = report.summary(spoilt)["half-b"]["none"]
     assert found["problems"] == ["stock round 1: 7 of 8 tokens"]
     assert found["figures"]["tokens/s"]["ratio"] is None
+
+
+def test_fences_are_those_of_the_worst_round_and_of_a_thousand_steps() -> None:
+    rounds = [{"thinking budget": 4}, {"thinking budget": 10, "output": 1}]
+    assert report._fences(rounds, 4000) == (
+        "output 1 (0.2 a thousand steps) thinking budget 10 (2.5 a thousand steps)"
+    )
+    assert report._fences([{}, {}], 4000) == "none counted"
