@@ -28,8 +28,10 @@ from support.checkpoint import VOCABULARY, generate
 from support.witness import Witness
 
 EXAMPLES = 120
-#: For a planted fault: seconds to find it, and then to shrink what shows it.
+#: For a planted fault: seconds to find it, and then to shrink what shows it; to so few
+#: requests, and no further.
 PATIENCE = 15.0
+FEW = 3
 
 ALL = -1
 KINDS: list[dict[str, Any]] = [
@@ -229,10 +231,13 @@ class Trial:
 
     def attempt(self, visits: list[Visit], decisions: list[int]) -> None:
         """Try one example; once time is up, end the search for one, or the shrinking."""
-        if self.until is not None and time.monotonic() > self.until:
-            if self.wrong is None:
-                raise TimeoutError
-            return
+        if self.until is not None:
+            if self.wrong is not None and len(self.wrong["visits"]) <= FEW:
+                return
+            if time.monotonic() > self.until:
+                if self.wrong is None:
+                    raise TimeoutError
+                return
         self.examples += 1
         try:
             self.bench.engine.collective_rpc(simulate, args=(decisions,))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine.simulated import FEW
 from overlay.errors import Exit
 from support import asynchronous
 from support.checkpoint import generate
@@ -84,4 +85,4 @@ def test_a_planted_fault_is_found_and_shown_by_few_requests(
 ) -> None:
     wrong = runs["planted"][name]["wrong"]
     assert wrong is not None
-    assert len(wrong["visits"]) <= 3
+    assert len(wrong["visits"]) <= FEW
