@@ -309,8 +309,8 @@ def test_read_only_site_packages(site: Path, tmp_path: Path, command: str) -> No
         run("apply", "--site", site)
     before = snapshot(site, bytecode=True)
     error = tmp_path / "stderr"
-    for folder in (tmp_path, tmp_path.parent):
-        folder.chmod(0o755)
+    for folder in (tmp_path, *tmp_path.parents[:2]):  # pytest keeps them to its user
+        folder.chmod(folder.stat().st_mode | 0o055)
     if not (child := os.fork()):
         # Already imported, so that the interpreter need not be readable for nobody.
         with error.open("w") as sys.stderr:
