@@ -19,6 +19,8 @@ INPUT_BATCH = "vllm/v1/worker/gpu_input_batch.py"
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 SAMPLER = "vllm/v1/sample/sampler.py"
 REJECTION_SAMPLER = "vllm/v1/sample/rejection_sampler.py"
+METADATA = "vllm/v1/sample/metadata.py"
+MRV2_SAMPLER = "vllm/v1/worker/gpu/sample/sampler.py"
 
 
 @cache
@@ -42,6 +44,8 @@ def overlaid(path: str) -> Any:
     module: ModuleType = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
+    if path == INPUT_BATCH:  # it imports upstream's, which lacks our field
+        module.SamplingMetadata = overlaid(METADATA).SamplingMetadata  # type: ignore[attr-defined]
     return module
 
 

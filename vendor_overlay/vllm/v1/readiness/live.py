@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
-from vllm.v1.readiness import switch
+from vllm.v1.readiness import sampler_copies, switch
 from vllm.v1.readiness.bad_words import BadWords
 from vllm.v1.readiness.history import History
 from vllm.v1.readiness.outputs import Outputs
@@ -49,6 +49,7 @@ class LiveBatch:
         self.outputs = Outputs(batch, num_spec_tokens, "readback" in on)
         if batch.is_pooling_model:
             on = frozenset()
+        self.plans = "sampler-copies" in on
         self.history = History(batch, num_spec_tokens) if "history" in on else None
         self.penalties: Penalties | None = None
         if self.history is not None and "penalties" in on:
@@ -88,6 +89,15 @@ class LiveBatch:
             self.penalties.remove_request(req_id)
         if self.bad_words is not None:
             self.bad_words.remove_request(req_id)
+
+    def plan(self, metadata: "SamplingMetadata") -> None:
+        """The batch has changed; see :mod:`vllm.v1.readiness.sampler_copies`.
+
+        Args:
+            metadata: just made from it.
+        """
+        if self.plans:
+            metadata.copies = sampler_copies.plan(self.batch, metadata)
 
     def begin_step(self) -> None:
         """Called before the batch changes for a step."""

@@ -1,0 +1,225 @@
+"""Model Runner V2's sampler under Triton's interpreter, beside upstream's.
+
+What a GPU's reductions do is tested in tests/gpu.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import mrv2
+from support.mrv2 import Case, Sides, add, compare, half
+
+VOCABULARY = 1030  # two of the blocks that upstream samples in
+B16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+
+#: What a request may ask for that changes its logits.
+ASKS: list[dict[str, Any]] = [
+    {"bad_words_token_ids": [[7], [9, 2, 5]]},
+    {"presence_penalty": 1.5, "repetition_penalty": 1.2},
+    {"allowed_token_ids": [0, 5, 11, 1029]},
+    {"min_tokens": 8, "stop_token_ids": [3, 8, 12]},
+    {"logit_bias": {2: 4.0, 17: -100.0}},
+    {"temperature": 0.7},
+    {"top_k": 4},
+    {"top_p": 0.7},
+    {"min_p": 0.1},
+]
+
+
+@pytest.fixture(scope="module")
+def sides() -> Iterator[Sides]:
+    with mrv2.interpreted() as made:
+        yield made
+
+
+def logits_of(rows: int, dtype: torch.dtype, seed: int = 1) -> torch.Tensor:
+    """Logits with many ties, and infinite ones."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = (torch.randn((rows, VOCABULARY), generator=generator) * 6).round() / 2
+    logits[seed % rows, seed % VOCABULARY] = -torch.inf
+    return logits.to(dtype)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Any mix; every second without anything that changes logits."""
+    temperatures = draw(st.sampled_from([[0.0], [1.0], [0.0, 1.0]]))
+    logprobs = draw(st.sampled_from([[None], [None, 0, 3]]))
+    asks = draw(st.sampled_from([[], ASKS, [draw(st.sampled_from(ASKS))]]))
+    requests = []
+    for _ in range(draw(st.integers(1, 4))):
+        request: dict[str, Any] = {"temperature": draw(st.sampled_from(temperatures))}
+        request["logprobs"] = draw(st.sampled_from(logprobs))
+        if draw(st.integers(0, 5)) == 0:
+            request["logprob_token_ids"] = [1, 40]
+        requests.append(request | draw(st.sampled_from([{}, *asks])))
+    drafts = None
+    if draw(st.integers(0, 2)) == 0:
+        tokens = st.lists(st.integers(0, VOCABULARY - 1), max_size=mrv2.DRAFTS)
+        drafts = [draw(tokens) for _ in requests]
+        drafts[0] = drafts[0] or [5]
+        for request in requests:
+            request.pop("logprob_token_ids", None)
+    rows = len(requests) + sum(map(len, drafts or ()))
+    logits = logits_of(rows, draw(st.sampled_from([B16, F16, F32])), draw(st.integers(0, 10**6)))
+    mode = draw(st.sampled_from(["raw_logprobs", "processed_logprobs"]))
+    return Case(requests, logits, mode, drafts, fp64=draw(st.integers(0, 4)) == 0)
+
+
+@given(case=cases(), apart=st.booleans())
+@settings(max_examples=25)
+def test_what_is_sampled_is_upstreams_to_the_bit(sides: Sides, case: Case, apart: bool) -> None:
+    """Tokens, logprobs and ranks; few rows of few are taken apart as of many."""
+    with pytest.MonkeyPatch.context() as patch:
+        if apart:
+            patch.setattr(sides.copies, "APART_FROM", 2)
+            patch.setattr(sides.copies, "APART_SHARE", 0.9)
+            patch.setattr(sides.copies, "_FEWEST", 2)
+        compare(sides, case)
+
+
+def kind(sides: Sides, case: Case) -> str:
+    """What our sampler does about the logits of a case."""
+    ours = half(sides, sides.ours, case)
+    batch, logits = ours.batch, ours.logits
+    given = (
+        logits,
+        batch.expanded_idx_mapping,
+        batch.idx_mapping_np,
+        batch.positions,
+        batch.input_ids,
+        batch.expanded_local_pos,
+    )
+    if ours.sampler.readiness.sample_apart(*given) is not None:
+        assert torch.equal(logits, case.logits)
+        return "apart"
+    made = ours.sampler.apply_sampling_params(*given)
+    assert made.dtype == F32 or made is logits
+    if made is logits:
+        return "as it is" if torch.equal(logits, case.logits) else "in place"
+    assert torch.equal(logits, case.logits)
+    assert made.data_ptr() != logits.data_ptr()
+    return "copied"
+
+
+def a_case(dtype: torch.dtype, *asks: dict[str, Any], drafts: bool = False, **named: Any) -> Case:
+    ids = [[1] for _ in asks] if drafts else None
+    return Case(asks, logits_of(len(asks) * (1 + drafts), dtype), drafts=ids, **named)
+
+
+GREEDY, RANDOM = {"temperature": 0.0}, {"temperature": 1.0}
+PROCESSED = {"mode": "processed_logprobs"}
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        (a_case(B16, GREEDY), "as it is"),
+        (a_case(F16, GREEDY, RANDOM), "as it is"),
+        (a_case(F32, RANDOM), "as it is"),
+        (a_case(B16, GREEDY, RANDOM | {"logprobs": 5}), "as it is"),
+        (a_case(B16, GREEDY | {"logprobs": 5}, **PROCESSED), "copied"),
+        (a_case(B16, GREEDY | {"logprob_token_ids": [4]}, **PROCESSED), "copied"),
+        (a_case(F32, GREEDY | {"logprobs": 5}, **PROCESSED), "as it is"),
+        (a_case(B16, GREEDY, **PROCESSED), "as it is"),
+        *((a_case(B16, RANDOM | ask, GREEDY), "copied") for ask in ASKS),
+        *((a_case(F32, RANDOM | ask, GREEDY), "in place") for ask in ASKS),
+        (a_case(F32, RANDOM | {"min_p": 0.5}, GREEDY | {"logprobs": 0}), "copied"),
+        (a_case(F32, RANDOM | {"min_p": 0.5, "logprobs": 0}, **PROCESSED), "in place"),
+        # Drafts: sums over blocks are taken for random rows.
+        (a_case(B16, GREEDY, drafts=True), "as it is"),
+        (a_case(B16, GREEDY, RANDOM, drafts=True), "copied"),
+        (a_case(F32, GREEDY, RANDOM, drafts=True), "as it is"),
+        (a_case(F32, RANDOM | {"top_k": 3}, drafts=True), "in place"),
+        # Few rows of many.
+        (a_case(B16, *[GREEDY] * 31, RANDOM | {"top_k": 3}), "apart"),
+        (a_case(B16, *[GREEDY] * 30, RANDOM | {"top_k": 3}), "copied"),
+        (a_case(B16, *[GREEDY] * 23, *[{"temperature": 0.7}] * 9), "copied"),
+        (a_case(F32, *[GREEDY] * 31, RANDOM | {"top_k": 3}), "in place"),
+        (a_case(B16, *[GREEDY] * 31, RANDOM | {"top_k": 3, "logprobs": 2}), "apart"),
+        (a_case(B16, *[GREEDY] * 31, RANDOM | {"top_k": 3, "logprobs": 2}, **PROCESSED), "copied"),
+        (a_case(B16, *[GREEDY] * 31, RANDOM | {"top_k": 3}, drafts=True), "copied"),
+    ],
+)
+def test_logits_are_copied_where_they_must_be(sides: Sides, case: Case, expected: str) -> None:
+    assert kind(sides, case) == expected
+
+
+def test_logits_of_another_layout_are_copied(sides: Sides) -> None:
+    """A slice of a padded vocabulary is sampled from as it is; it is no copy of upstream's."""
+    case = a_case(F32, RANDOM, RANDOM)
+    wide = torch.zeros(2, VOCABULARY + 58)
+    case.logits = wide[:, :VOCABULARY].copy_(case.logits)
+    assert kind(sides, case) == "as it is"
+    compare(sides, case)
+    case.requests = [RANDOM | {"logprobs": 0}] * 2
+    case.mode = "processed_logprobs"
+    assert kind(sides, case) == "copied"
+    ours = half(sides, sides.ours, case)
+    columns = torch.zeros(VOCABULARY, 2).t()
+    assert not ours.sampler.readiness.leaves_alone(columns, ours.batch.idx_mapping_np)
+    assert not ours.sampler.readiness.may_overwrite(columns, ours.batch.idx_mapping_np)
+
+
+def test_one_plan_a_batch_until_a_request_comes(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = half(sides, sides.ours, a_case(B16, GREEDY, GREEDY), room=4)
+    copies, at = ours.sampler.readiness, ours.batch.idx_mapping_np
+    made: list[np.ndarray] = []
+    plan = copies._made
+    monkeypatch.setattr(copies, "_made", lambda at: made.append(at) or plan(at))
+    for _ in range(5):
+        assert copies.leaves_alone(ours.logits, at.copy())
+    assert len(made) == 1
+    add(ours.sampler, int(at[1]), {"temperature": 0.5})
+    assert not copies.leaves_alone(ours.logits, at)
+    assert len(made) == 2
+    assert copies.leaves_alone(ours.logits[:1], at[:1].copy())
+    assert not copies.leaves_alone(ours.logits, at[::-1].copy())
+    assert len(made) == 4
+    at[:] = at[0]  # the caller's array is not kept
+    assert copies.leaves_alone(ours.logits, at)
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_an_unknown_request_takes_upstreams_path(sides: Sides, drafts: bool) -> None:
+    """The profile run's; there the kernels are compiled for logits as they are."""
+    ours = half(sides, sides.ours, a_case(B16, GREEDY, drafts=drafts), room=4)
+    launched = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("gumbel_sample", "rejection_sample"):
+            real = getattr(sides.copies, name)
+
+            def spy(*a: Any, real: Any = real, name: str = name, **k: Any) -> Any:
+                launched.append(name)
+                return real(*a, **k)
+
+            patch.setattr(sides.copies, name, spy)
+        two, unknown = logits_of(2, B16), np.array([0, 3], dtype=np.int32)
+        assert not ours.sampler.readiness.leaves_alone(two, unknown)
+        assert not ours.sampler.readiness.may_overwrite(two.float(), unknown)
+    assert launched == ["gumbel_sample", *["rejection_sample"] * drafts]
+
+
+def test_the_switch(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_READINESS", "sampler-copies")
+    assert kind(sides, a_case(B16, GREEDY)) == "copied"
+    assert kind(sides, a_case(B16, *[GREEDY] * 31, RANDOM | {"top_k": 3})) == "copied"
+
+
+def test_noise_is_of_a_rows_seed_and_position_alone(sides: Sides) -> None:
+    """What sampling rows apart rests on."""
+    ours = half(sides, sides.ours, a_case(B16, *[RANDOM] * 4))
+    places, pos = ours.batch.expanded_idx_mapping, torch.tensor([5, 6, 7, 8])
+    whole = ours.sampler.readiness._sample(ours.logits, places, pos)
+    rows = torch.tensor([3, 1])
+    part = ours.sampler.readiness._sample(ours.logits[rows].float(), places[rows], pos[rows])
+    assert torch.equal(part, whole[rows])
+    moved = ours.sampler.readiness._sample(ours.logits, places, pos + 1)
+    assert not torch.equal(moved, whole)

@@ -1,0 +1,228 @@
+"""V1's samplers, upstream's and ours, given the same requests and logits."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from vllm.sampling_params import SamplingParams
+from vllm.utils import cpu_triton_utils as cpu_kernels
+from vllm.v1.sample.logits_processor import LogitsProcessors
+from vllm.v1.sample.logits_processor.builtin import (
+    LogitBiasLogitsProcessor,
+    MinPLogitsProcessor,
+    MinTokensLogitsProcessor,
+)
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+from support import modules
+from support.batches import Spec, empty, state
+from support.processors import ForbidLatest
+
+MODES = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
+BUILTIN = (MinTokensLogitsProcessor, LogitBiasLogitsProcessor, MinPLogitsProcessor)
+KERNELS = (
+    "rejection_greedy_sample_kernel",
+    "rejection_random_sample_kernel",
+    "sample_recovered_tokens_kernel",
+)
+
+
+class Expand:
+    """Upstream's expand_kernel; its own one for a CPU leaves float32 and int32 unwritten."""
+
+    def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+        """Launch it."""
+
+        def launch(
+            output: torch.Tensor,
+            given: torch.Tensor,
+            ends: torch.Tensor,
+            replace_from: float,
+            replace_to: float,
+            **_: int,
+        ) -> None:
+            counts = ends.diff(prepend=ends.new_zeros(1))
+            values = torch.where(given == replace_from, replace_to, given)
+            output.copy_(values.repeat_interleave(counts))
+
+        return launch
+
+
+@dataclass
+class Case:
+    """A batch and its logits.
+
+    Attributes:
+        requests: sampling parameters of each.
+        logits: [positions, vocab].
+        mode: of logprobs.
+        drafts: tokens of each request; None: the step has none.
+        processor: whether a user's logits processor is there.
+    """
+
+    requests: Sequence[dict[str, Any]]
+    logits: torch.Tensor
+    mode: str = "raw_logprobs"
+    drafts: list[list[int]] | None = None
+    processor: bool = False
+
+
+@dataclass
+class Half:
+    """Upstream's side of a case, or ours.
+
+    Attributes:
+        batch: the input batch.
+        logits: the case's, which sampling may change.
+        result: what sampling gave; None: it raised.
+        error: what it raised.
+        states: of every generator, afterwards.
+    """
+
+    batch: Any
+    logits: torch.Tensor
+    sample: Callable[[], Any]
+    result: Any = None
+    error: type[Exception] | None = None
+    states: list[torch.Tensor] = field(default_factory=list)
+
+
+def half(load: Callable[[str], Any], case: Case) -> Half:
+    """A side that has not sampled yet; ``load`` is modules.pristine or modules.overlaid."""
+    device = case.logits.device
+    sampler = load(modules.SAMPLER).Sampler(case.mode)
+    rejection = load(modules.REJECTION_SAMPLER)
+    if device.type == "cpu":
+        for name in KERNELS:
+            setattr(rejection, name, getattr(cpu_kernels, name))
+        rejection.expand_kernel = Expand()
+    batch = _batch(load, case)
+    logits = case.logits.clone(memory_format=torch.preserve_format)
+    drafts = None
+    if case.drafts is not None:
+        drafts = _drafts(case.drafts, device)
+        for row, ids in enumerate(case.drafts):
+            batch.spec_token_ids[row].extend(ids)
+    rejecting = rejection.RejectionSampler(sampler)
+
+    def sample() -> Any:
+        if hasattr(batch, "readiness"):
+            batch.readiness.prepare(logits, drafts)
+        if drafts is None:
+            return sampler(logits, batch.sampling_metadata)
+        return rejecting(drafts, None, logits, batch.sampling_metadata)
+
+    return Half(batch, logits, sample)
+
+
+def _drafts(tokens: list[list[int]], device: torch.device) -> SpecDecodeMetadata:
+    """A request's rows are one for each of its drafts, and one for the bonus token."""
+    drafts = SpecDecodeMetadata.make_dummy(tokens, device)
+    ends = [row for row, ids in enumerate(tokens) for _ in [*ids, None]]
+    last = [at + 1 == len(ends) or ends[at + 1] != row for at, row in enumerate(ends)]
+    rows = torch.arange(len(ends), dtype=torch.int32)
+    drafts.bonus_logits_indices = rows[torch.tensor(last)].to(device)
+    drafts.target_logits_indices = rows[~torch.tensor(last)].to(device)
+    return drafts
+
+
+def _batch(load: Callable[[str], Any], case: Case) -> Any:
+    device, vocab = case.logits.device, case.logits.shape[1]
+    batch = empty(load, vocab, device.type, num_spec_tokens=3 if case.drafts else 0)
+    config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_seqs=16), speculative_config=None
+    )
+    kinds: list[Any] = [*BUILTIN, ForbidLatest] if case.processor else [*BUILTIN]
+    if case.drafts is not None:
+        kinds.remove(MinPLogitsProcessor)  # as upstream does
+    pinned = device.type == "cuda"
+    batch.logitsprocs = LogitsProcessors([kind(config, device, pinned) for kind in kinds])
+    batch.logitsprocs_need_output_token_ids = case.processor
+    for number, request in enumerate(case.requests):
+        given = dict(request)
+        words, seed = given.pop("bad_words_token_ids", None), given.pop("seed", None)
+        made = state(Spec([1, 2, 3], [4, 5], given), f"r{number}")
+        assert isinstance(made.sampling_params, SamplingParams)
+        made.sampling_params._bad_words_token_ids = words
+        if seed is not None:
+            made.generator = torch.Generator(device).manual_seed(seed)
+        batch.add_request(made)
+    batch.refresh_metadata()
+    return batch
+
+
+def run(one: Half) -> Half:
+    """Sample, from the same random numbers for whoever calls this."""
+    torch.manual_seed(1)
+    try:
+        with torch.compiler.set_stance("force_eager"):  # it would compile every shape
+            one.result = one.sample()
+    except Exception as error:
+        one.error = type(error)
+    one.states = [torch.get_rng_state()]
+    if one.logits.is_cuda:
+        one.states.append(torch.cuda.get_rng_state())
+    one.states += [g.get_state() for _, g in sorted(one.batch.generators.items())]
+    return one
+
+
+def compare(case: Case) -> Half:
+    """Sample on both sides, which must give the same to the bit; our side."""
+    stock, ours = run(half(modules.pristine, case)), run(half(modules.overlaid, case))
+    assert ours.error is stock.error
+    for one, other in zip(ours.states, stock.states, strict=True):
+        assert torch.equal(one, other)
+    if stock.error is None:
+        same(ours.result.sampled_token_ids, stock.result.sampled_token_ids)
+        mine, theirs = ours.result.logprobs_tensors, stock.result.logprobs_tensors
+        assert (mine is None) == (theirs is None)
+        if theirs is not None:
+            for one, other in zip(mine, theirs, strict=True):
+                if isinstance(other, torch.Tensor):
+                    same(one, other)
+                else:
+                    assert one == other
+    return ours
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> None:
+    """Shape, dtype, layout and bits, but that a NaN is any NaN."""
+    assert (one.shape, one.dtype, one.stride()) == (other.shape, other.dtype, other.stride())
+    if one.is_floating_point():
+        assert torch.equal(one.isnan(), other.isnan())
+        one, other = (x.nan_to_num(0.0, torch.inf, -torch.inf) for x in (one, other))
+        assert torch.equal(one.signbit(), other.signbit())
+    assert torch.equal(one, other)
+
+
+class Passes(TorchDispatchMode):  # type: ignore[misc]
+    """Counts the operations that write [rows, vocab], a copy or in place."""
+
+    def __init__(self, vocab: int) -> None:
+        super().__init__()
+        self.vocab = vocab
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs the operation and looks at what it gave."""
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        known = {id(x) for x in args if isinstance(x, torch.Tensor)}
+        for made in result if isinstance(result, (tuple, list)) else [result]:
+            if not isinstance(made, torch.Tensor) or made.shape[-1:] != (self.vocab,):
+                continue
+            in_place = id(made) in known
+            if made.numel() > self.vocab and (in_place or made._base is None):
+                self.counts[name] += not func.is_view
+        return result
+
+
+def passes(one: Half) -> Counter[str]:
+    """The operations by name that write all logits of a side, or a copy of them."""
+    with Passes(one.logits.shape[1]) as mode:
+        one.sample()
+    return mode.counts
