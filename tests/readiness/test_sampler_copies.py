@@ -14,6 +14,7 @@ from support.sampling import MODES, Case, compare, half, passes, run
 VOCABULARY = 41
 ROWS = 3
 
+NOTHING: dict[str, Any] = {}
 #: What a request may ask for that touches logits.
 ASKS: list[dict[str, Any]] = [
     {"bad_words_token_ids": [[7], [5, 9]]},
@@ -41,8 +42,8 @@ def logits_of(rows: int, dtype: torch.dtype, seed: int, edge: float | None) -> t
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """Any mix; every second without anything that touches the logits."""
-    temperatures = draw(st.sampled_from([[0.0], [1.0], [0.0, 1.0], [0.0, 1.0, 0.7]]))
-    logprobs = draw(st.sampled_from([[None], [None, 0, 5], [-1, 2]]))
+    temperatures: list[float] = draw(st.sampled_from([[0.0], [1.0], [0.0, 1.0], [0.0, 1.0, 0.7]]))
+    logprobs: list[int | None] = draw(st.sampled_from([[None], [None, 0, 5], [-1, 2]]))
     touched, drafted = draw(st.booleans()), draw(st.booleans())
     requests = []
     for _ in range(draw(st.integers(1, 4))):
@@ -56,7 +57,7 @@ def cases(draw: st.DrawFn) -> Case:
         if not drafted and draw(st.integers(0, 5)) == 0:
             request["logprob_token_ids"] = [1, 40]
         if touched:
-            request |= draw(st.sampled_from([{}, *ASKS]))
+            request |= draw(st.sampled_from([NOTHING, *ASKS]))
         requests.append(request)
     drafts = None
     if drafted:
@@ -102,7 +103,7 @@ def a_case(dtype: torch.dtype, drafts: bool = False, mode: str = MODES[0], **ask
 
 
 B16, F32 = torch.bfloat16, torch.float32
-RANDOM = {"temperature": 1.0, "seed": 4}
+RANDOM: dict[str, Any] = {"temperature": 1.0, "seed": 4}
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from support.mrv2 import Case, Sides, add, compare, half
 VOCABULARY = 1030  # two of the blocks that upstream samples in
 B16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
+NOTHING: dict[str, Any] = {}
 #: What a request may ask for that changes its logits.
 ASKS: list[dict[str, Any]] = [
     {"bad_words_token_ids": [[7], [9, 2, 5]]},
@@ -48,16 +49,17 @@ def logits_of(rows: int, dtype: torch.dtype, seed: int = 1) -> torch.Tensor:
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """Any mix; every second without anything that changes logits."""
-    temperatures = draw(st.sampled_from([[0.0], [1.0], [0.0, 1.0]]))
-    logprobs = draw(st.sampled_from([[None], [None, 0, 3]]))
-    asks = draw(st.sampled_from([[], ASKS, [draw(st.sampled_from(ASKS))]]))
+    temperatures: list[float] = draw(st.sampled_from([[0.0], [1.0], [0.0, 1.0]]))
+    logprobs: list[int | None] = draw(st.sampled_from([[None], [None, 0, 3]]))
+    one = draw(st.sampled_from(ASKS))
+    asks = draw(st.sampled_from([[], [one], ASKS]))
     requests = []
     for _ in range(draw(st.integers(1, 4))):
         request: dict[str, Any] = {"temperature": draw(st.sampled_from(temperatures))}
         request["logprobs"] = draw(st.sampled_from(logprobs))
         if draw(st.integers(0, 5)) == 0:
             request["logprob_token_ids"] = [1, 40]
-        requests.append(request | draw(st.sampled_from([{}, *asks])))
+        requests.append(request | draw(st.sampled_from([NOTHING, *asks])))
     drafts = None
     if draw(st.integers(0, 2)) == 0:
         tokens = st.lists(st.integers(0, VOCABULARY - 1), max_size=mrv2.DRAFTS)
@@ -113,7 +115,7 @@ def a_case(dtype: torch.dtype, *asks: dict[str, Any], drafts: bool = False, **na
 
 
 GREEDY, RANDOM = {"temperature": 0.0}, {"temperature": 1.0}
-PROCESSED = {"mode": "processed_logprobs"}
+PROCESSED: dict[str, Any] = {"mode": "processed_logprobs"}
 
 
 @pytest.mark.parametrize(
@@ -171,9 +173,14 @@ def test_one_plan_a_batch_until_a_request_comes(
 ) -> None:
     ours = half(sides, sides.ours, a_case(B16, GREEDY, GREEDY), room=4)
     copies, at = ours.sampler.readiness, ours.batch.idx_mapping_np
-    made: list[np.ndarray] = []
+    made = []
     plan = copies._made
-    monkeypatch.setattr(copies, "_made", lambda at: made.append(at) or plan(at))
+
+    def counted(at: np.ndarray) -> Any:
+        made.append(at)
+        return plan(at)
+
+    monkeypatch.setattr(copies, "_made", counted)
     for _ in range(5):
         assert copies.leaves_alone(ours.logits, at.copy())
     assert len(made) == 1

@@ -223,6 +223,7 @@ class Passes(TorchDispatchMode):  # type: ignore[misc]
 
 def passes(one: Half) -> Counter[str]:
     """The operations by name that write all logits of a side, or a copy of them."""
-    with Passes(one.logits.shape[1]) as mode:
+    mode = Passes(one.logits.shape[1])
+    with mode:
         one.sample()
     return mode.counts

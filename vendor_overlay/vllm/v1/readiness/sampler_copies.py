@@ -28,7 +28,7 @@ from vllm.v1.sample.logits_processor.builtin import (
 )
 
 if TYPE_CHECKING:
-    from vllm.v1.sample.logits_processor import LogitsProcessors
+    from vllm.v1.sample.logits_processor import LogitsProcessor, LogitsProcessors
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.sample.sampler import Sampler
     from vllm.v1.worker.gpu_input_batch import InputBatch
@@ -136,8 +136,7 @@ def drawing(sampler: "Sampler", metadata: "SamplingMetadata") -> Callable[..., A
     draws: Any = sampler.topk_topp_sampler
     if _plan(metadata) is None or _asked(metadata) or draws.logprobs_mode.startswith("raw"):
         return draws  # type: ignore[no-any-return]
-    forward = vars(draws).get("forward")
-    function = getattr(forward, "__func__", None)
+    function: Any = getattr(vars(draws).get("forward"), "__func__", None)
     if function not in (type(draws).forward_native, type(draws).forward_cpu):
         return draws  # type: ignore[no-any-return]
     return MethodType(function, _WithoutLogprobs())
@@ -190,7 +189,7 @@ def _asked(metadata: "SamplingMetadata") -> bool:
     return metadata.max_num_logprobs is not None or bool(metadata.logprob_token_ids)
 
 
-def _may_touch(processor: object) -> bool:
+def _may_touch(processor: "LogitsProcessor") -> bool:
     """Whether a processor may change logits before the batch changes."""
     if type(processor) is MinTokensLogitsProcessor:
         return bool(processor.min_toks)

@@ -108,11 +108,10 @@ class SamplerCopies:
     def sample_apart(
         self,
         logits: torch.Tensor,
-        expanded_idx_mapping: torch.Tensor,
-        idx_mapping_np: np.ndarray,
+        places: torch.Tensor,
+        places_np: np.ndarray,
         pos: torch.Tensor,
-        input_ids: torch.Tensor,
-        expanded_local_pos: torch.Tensor,
+        *more: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Sample the few rows that need processing apart from those that need none.
 
@@ -121,43 +120,38 @@ class SamplerCopies:
 
         Args:
             logits: [requests, vocab], one row a request.
-            expanded_idx_mapping: [requests] their places.
-            idx_mapping_np: [requests] the same on the host.
-            pos: [requests] positions.
-            input_ids: [requests] input token ids.
-            expanded_local_pos: [requests] zeros.
+            places: [requests] int32, theirs among all requests.
+            places_np: the same on the host.
+            pos: [requests] int64 positions.
+            more: [requests] each, what else processing needs of the rows.
 
         Returns:
             [requests] token ids, and ``logits``, which nobody reads as processed; None:
             they are not to be taken apart.
         """
-        plan = self._planned(idx_mapping_np)
+        plan = self._planned(places_np)
         if (
             plan is None
             or plan.apart is None
-            or len(logits) != len(idx_mapping_np)
+            or len(logits) != len(places_np)
             or logits.stride(-1) != 1
             or (_as_copied(logits) and not plan.raw_logprobs)
         ):
             return None
         if plan.apart_on_device is None:
-            plan.apart_on_device = async_tensor_h2d(plan.apart.tolist(), torch.int64, logits.device)
+            listed = plan.apart.tolist()
+            plan.apart_on_device = async_tensor_h2d(listed, torch.int64, logits.device)
         rows = plan.apart_on_device
-        places, positions = expanded_idx_mapping[rows], pos[rows]
+        few, places_few, pos_few, *more_few = (x[rows] for x in (logits, places, pos, *more))
         self._processing_apart = True
         try:
             processed = self.sampler.apply_sampling_params(
-                logits.index_select(0, rows).to(torch.float32),
-                places,
-                idx_mapping_np[plan.apart],
-                positions,
-                input_ids[rows],
-                expanded_local_pos[rows],
+                few.to(torch.float32), places_few, places_np[plan.apart], pos_few, *more_few
             )
         finally:
             self._processing_apart = False
-        sampled = self._sample(logits, expanded_idx_mapping, pos)
-        sampled.scatter_(0, rows, self._sample(processed, places, positions))
+        sampled = self._sample(logits, places, pos)
+        sampled.scatter_(0, rows, self._sample(processed, places_few, pos_few))
         return sampled, logits
 
     def _sample(
