@@ -240,4 +240,6 @@ class SamplerCopies:
 
 def _as_copied(logits: torch.Tensor) -> bool:
     """Whether upstream's copy would be of the same dtype and layout."""
-    return logits.dtype == torch.float32 and logits.is_contiguous() and logits.data_ptr() % 16 == 0
+    if logits.dtype != torch.float32 or not logits.is_contiguous():
+        return False
+    return bool(logits.data_ptr() % 16 == 0)
