@@ -31,11 +31,10 @@ from bench import report  # noqa: E402
 from bench.rows import ROWS  # noqa: E402
 from bench.sides import Failure, Sides, in_turn, work_beside  # noqa: E402
 
-#: One process and Model Runner V1, so that the step's functions can be timed from inside;
-#: the sampler that needs no compiler on the machine.
+#: One process, so that the step's functions can be timed from inside; the sampler that needs
+#: no compiler on the machine.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -104,7 +103,7 @@ class Run:
         ours = [child for child in self.children if child["row"] == name]
         asynchronous = {child["async scheduling"] for child in ours}
         return {
-            **{key: getattr(row, key) for key in ("batch", "prompt", "output")},
+            **{key: getattr(row, key) for key in ("batch", "prompt", "output", "runner")},
             "scheduling": "/".join("async" if on else "sync" for on in asynchronous),
             "rounds": max(child["round"] for child in ours),
         }
@@ -120,7 +119,9 @@ class Run:
         out, log = stem.with_suffix(".json"), stem.with_suffix(".log")
         command = [self.args.python, str(Path(__file__).resolve()), "child", row, str(out)]
         command += ["--tiny"] if self.args.tiny else []
-        code = self.sides.run(side, command, log, self.args.timeout, ENVIRONMENT)
+        # Set whatever the model, for which vLLM would choose.
+        runner = {"VLLM_USE_V2_MODEL_RUNNER": str(ROWS[row].runner - 1)}
+        code = self.sides.run(side, command, log, self.args.timeout, ENVIRONMENT | runner)
         if code != 0:
             kept = shutil.copy(log, self.args.out)
             tail = [line[:300] for line in log.read_text(errors="replace").splitlines()[-40:]]

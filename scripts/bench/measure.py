@@ -90,12 +90,10 @@ class Watch:
         torch.Event = type("Event", (torch.Event,), wait)
         torch.cuda.Event.synchronize = self._counted(torch.cuda.Event.synchronize)
 
-        from vllm.v1.worker.gpu_model_runner import AsyncGPUModelRunnerOutput, GPUModelRunner
-
-        GPUModelRunner.execute_model = self._begun(self._timed(GPUModelRunner.execute_model))
-        GPUModelRunner.sample_tokens = self._sampled(self._timed(GPUModelRunner.sample_tokens))
-        output = AsyncGPUModelRunnerOutput
-        output.get_output = self._handed_out(self._timed(output.get_output))
+        for runner, output in (_runner(1), _runner(2)):
+            runner.execute_model = self._begun(self._timed(runner.execute_model))
+            runner.sample_tokens = self._sampled(self._timed(runner.sample_tokens))
+            output.get_output = self._handed_out(self._timed(output.get_output))
 
     def clear(self) -> None:
         """Forget what was seen so far."""
@@ -171,6 +169,15 @@ class Watch:
         return counted
 
 
+def _runner(version: int) -> tuple[Any, Any]:
+    """The classes of a model runner, and of what it hands out when it does so later."""
+    if version == 1:
+        one = import_module("vllm.v1.worker.gpu_model_runner")
+        return one.GPUModelRunner, one.AsyncGPUModelRunnerOutput
+    two = import_module("vllm.v1.worker.gpu.model_runner")
+    return two.GPUModelRunner, two.AsyncOutput
+
+
 class Engine:
     """A row's engine.
 
@@ -215,7 +222,7 @@ class Engine:
         core.get_output = self._stamped(core.get_output)
 
     def generate(self, parameters: Mapping[str, Any], length: int) -> list[Completion]:
-        """Run the row's batch, greedily; each request's completion, in order."""
+        """Run the row's batch, greedily if not asked otherwise; the completions, in order."""
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
@@ -229,12 +236,11 @@ class Engine:
             if self.row.thinking:
                 prompt[-len(thinking.START) :] = thinking.START
             sampling = SamplingParams(
-                temperature=0.0,
                 max_tokens=length,
                 ignore_eos=True,
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
-                **parameters,
+                **{"temperature": 0.0, **parameters},
             )
             if lengths:
                 # Words are turned to tokens by a tokenizer, and there is none.

@@ -36,6 +36,7 @@ class Row:
             the length of each, in tokens: the words are what the request gave in the baseline.
         warmup: tokens that each request generates in the warm-up before a case.
         asynchronous: whether the engine schedules asynchronously.
+        runner: the version of the model runner.
         beside: case name to the direction of the long copies, "d2h" or "h2d", that run beside
             it on a stream of their own. What such a case gives must be what the case of the
             same parameters gives without them.
@@ -52,6 +53,7 @@ class Row:
     cases: Mapping[str, Mapping[str, Any]]
     warmup: int = 32
     asynchronous: bool = True
+    runner: int = 1
     beside: Mapping[str, str] = field(default_factory=dict)
     thinking: bool = False
 
@@ -167,6 +169,21 @@ ROWS: Mapping[str, Row] = {
             output=2048,
             length=2304,
             cases={BASELINE: {}, "5 words": {"bad_words": (3, 2, 1, 2, 1)}},
+        ),
+        Row(
+            name="mrv2",
+            model=_HALF_B,
+            batch=128,
+            prompt=128,
+            output=1024,
+            length=1280,
+            cases={
+                BASELINE: {},
+                "temperature 1": {"temperature": 1.0, "seed": 1},
+                "temperature 0.7": {"temperature": 0.7, "seed": 1},
+                "logprobs 5": {"logprobs": 5},
+            },
+            runner=2,
         ),
     )
 }

@@ -199,8 +199,8 @@ def test_v1_samples_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     chooser = random.Random(5)
     for number in range(150):
         vocab = chooser.choice([1009, 32000])
-        temperatures = chooser.choice([[0.0], [1.0], [0.0, 1.0], [0.0, 1.0, 0.7]])
-        logprobs = chooser.choice([[None], [None, 0, 5], [-1]])
+        temperatures: list[float] = chooser.choice([[0.0], [1.0], [0.0, 1.0], [0.0, 1.0, 0.7]])
+        logprobs: list[int | None] = chooser.choice([[None], [None, 0, 5], [-1]])
         touched, drafted = chooser.random() < 0.5, chooser.random() < 0.4
         requests = []
         for _ in range(chooser.randrange(2, 12)):

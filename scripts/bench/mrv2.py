@@ -1,0 +1,232 @@
+"""Device time of Model Runner V2's sampler, stock beside overlaid, in one run.
+
+    PYTHON scripts/bench/mrv2.py --site SITE [--batch N] [--vocab N] [--rounds N]
+
+The sampler and its states are vLLM's own, the logits random. Each side runs in processes of
+its own, by turns, and both must sample the same tokens with the same logprobs. The device is
+kept busy until all calls have been queued, so that its time is that of the kernels and the
+gaps between them; the host's time is what it takes to queue a call. Where our side takes
+the rows that need processing apart, it is measured without that as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import importlib.util
+import json
+import shlex
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.v1.worker.gpu.sample.sampler import Sampler
+
+ROOT = Path(__file__).resolve().parents[2]
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT / "scripts")
+
+from bench.sides import SIDES, Failure, Sides, in_turn, work_beside  # noqa: E402
+
+GREEDY: Mapping[str, Any] = {"temperature": 0.0}
+RANDOM: Mapping[str, Any] = {"temperature": 1.0}
+TOP_P: Mapping[str, Any] = {"temperature": 1.0, "top_p": 0.9}
+WARM: Mapping[str, Any] = {"temperature": 0.7}
+#: Case to what every request asks for, what the others ask for, and how many these are.
+CASES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], int]] = {
+    "greedy": (GREEDY, {}, 0),
+    "temperature 1": (RANDOM, {}, 0),
+    "temperature 1, logprobs 5": ({**RANDOM, "logprobs": 5}, {}, 0),
+    "temperature 0.7": (WARM, {}, 0),
+    "top_p 0.9": (TOP_P, {}, 0),
+    "one with top_p 0.9": (RANDOM, TOP_P, 1),
+    "16 with top_p 0.9": (RANDOM, TOP_P, 16),
+    "32 with top_p 0.9": (RANDOM, TOP_P, 32),
+    "one with temperature 0.7": (RANDOM, WARM, 1),
+    "16 with temperature 0.7": (RANDOM, WARM, 16),
+    "32 with temperature 0.7": (RANDOM, WARM, 32),
+}
+COLUMNS = (*SIDES, "whole")
+#: Long enough on the device for the host to queue every call of a measurement.
+BUSY_CYCLES = 200_000_000
+
+
+def child(out: Path, batch: int, vocab: int, calls: int) -> None:
+    """Measure one side, and write what was found."""
+    import torch
+    import vllm
+
+    found: dict[str, Any] = {"package": str(Path(vllm.__file__).parent)}
+    found["device"] = torch.cuda.get_device_name()
+    ours: Any = None
+    if importlib.util.find_spec("vllm.v1.readiness"):
+        ours = importlib.import_module("vllm.v1.readiness.sampler_copies_mrv2")
+    with torch.inference_mode():
+        for name, (everyone, few, count) in CASES.items():
+            asks = [few if row < count else everyone for row in range(batch)]
+            found[name] = _measure(asks, vocab, calls)
+            if ours is not None and count:
+                share, ours.APART_SHARE = ours.APART_SHARE, 0
+                found[name]["whole"] = _measure(asks, vocab, calls)
+                ours.APART_SHARE = share
+    out.write_text(json.dumps(found))
+
+
+def _measure(asks: Sequence[Mapping[str, Any]], vocab: int, calls: int) -> dict[str, Any]:
+    """Milliseconds a call on the device and on the host, and a digest of what is sampled."""
+    import torch
+    from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
+
+    device, count = torch.device("cuda"), len(asks)
+    sampler = _sampler(asks, vocab, device)
+    batch = InputBatch.make_dummy(count, count, InputBuffers(count, count, device))
+    generator = torch.Generator(device).manual_seed(count)
+    logits = torch.randn((count, vocab), device=device, generator=generator) * 6
+    given = logits.to(torch.bfloat16)
+    digest = hashlib.sha256()
+    for position in range(8):  # warms up, and fills caches
+        batch.positions.fill_(position)
+        result = sampler(given, batch)
+        digest.update(result.sampled_token_ids.cpu().numpy().tobytes())
+        if result.logprobs_tensors is not None:
+            digest.update(result.logprobs_tensors.logprobs.cpu().numpy().tobytes())
+            digest.update(result.logprobs_tensors.logprob_token_ids.cpu().numpy().tobytes())
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    torch.cuda._sleep(BUSY_CYCLES)
+    begin.record()
+    start = time.perf_counter()
+    for _ in range(calls):
+        sampler(given, batch)
+    host = (time.perf_counter() - start) / calls * 1e3
+    queued = not begin.query()
+    end.record()
+    torch.cuda.synchronize()
+    return {
+        "device ms": begin.elapsed_time(end) / calls,
+        "host ms": host,
+        "queued": queued,
+        "digest": digest.hexdigest(),
+    }
+
+
+def _sampler(asks: Sequence[Mapping[str, Any]], vocab: int, device: torch.device) -> Sampler:
+    """A sampler that knows the requests, each of which has a seed of its own."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.worker.gpu.sample.sampler import Sampler
+    from vllm.v1.worker.gpu.states import RequestState
+
+    states = RequestState(len(asks), 64, 8192, 0, vocab, device)
+    sampler = Sampler(len(asks), vocab, device, states)
+    for row, ask in enumerate(asks):
+        sampler.add_request(row, 4, SamplingParams(seed=row, **ask))
+    sampler.apply_staged_writes()
+    return sampler
+
+
+def table(args: argparse.Namespace, rounds: Sequence[Mapping[str, Any]], digest: str) -> str:
+    """The report; a ratio is refused where the sides differ or the host was too slow."""
+    lines = [
+        f"{rounds[0]['stock']['device']}, {datetime.now(timezone.utc).date()}, overlay digest "
+        f"{digest[:12]}",
+        "",
+        f"`{shlex.join([Path(sys.executable).name, *sys.argv])}`",
+        "",
+        f"One call of MRV2's sampler, batch {args.batch}, vocabulary {args.vocab:,}, bfloat16; "
+        f"device and host time in ms, median of {len(rounds)} rounds of {args.calls} calls; "
+        "whole: overlaid, no rows taken apart",
+        "",
+        "| case | stock | overlaid | overlaid / stock | whole | host: stock | overlaid | whole |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for case in CASES:
+        found: dict[str, list[Mapping[str, Any]]] = {
+            side: [turn[side][case] for turn in rounds] for side in SIDES
+        }
+        found["whole"] = [turn["whole"] for turn in found["overlaid"] if "whole" in turn]
+        times = {
+            (column, of): statistics.median(turn[of] for turn in turns)
+            for column, turns in found.items()
+            for of in ("device ms", "host ms")
+            if turns
+        }
+        every = [turn for turns in found.values() for turn in turns]
+        ratio = f"{times['overlaid', 'device ms'] / times['stock', 'device ms']:.3f}"
+        if len({turn["digest"] for turn in every}) > 1:
+            ratio = "refused: the tokens or logprobs differ"
+        elif not all(turn["queued"] for turn in every):
+            ratio = "refused: the device waited for the host"
+        device = [_cell(times, column, "device ms") for column in COLUMNS]
+        host = [_cell(times, column, "host ms") for column in COLUMNS]
+        lines.append(f"| {' | '.join([case, *device[:2], ratio, device[2], *host])} |")
+    return "\n".join(lines)
+
+
+def _cell(times: Mapping[tuple[str, str], float], column: str, of: str) -> str:
+    return f"{times[column, of]:.4f}" if (column, of) in times else ""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--site", type=Path, required=True, help="a pristine installation")
+    parser.add_argument("--batch", type=int, default=128, help="requests (%(default)s)")
+    parser.add_argument("--vocab", type=int, default=151936, help="tokens (%(default)s)")
+    parser.add_argument("--calls", type=int, default=30, help="of each case (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="of each side (%(default)s)")
+    parser.add_argument("--timeout", type=float, default=200.0, help="seconds for one child")
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure and print the table; 0 if both sides sampled the same."""
+    args = _parser().parse_args(argv)
+    if args.child:
+        child(args.child, args.batch, args.vocab, args.calls)
+        return 0
+    work = None
+    try:
+        work = work_beside(args.site)
+        sides = Sides(args.site, work, sys.executable)
+        rounds = [_round(sides, work, args, argv, turn) for turn in range(args.rounds)]
+    except Failure as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    finally:
+        if work:
+            shutil.rmtree(work, ignore_errors=True)
+    made = table(args, rounds, sides.digests["overlaid"])
+    print(made)
+    return "refused" in made
+
+
+def _round(
+    sides: Sides, work: Path, args: argparse.Namespace, argv: Sequence[str], turn: int
+) -> dict[str, Any]:
+    """What each side found; they take turns at being the first.
+
+    Raises:
+        Failure: a side failed.
+    """
+    found = {}
+    out, log = work / "out.json", work / "log"
+    command = [sys.executable, str(Path(__file__).resolve()), *argv, "--child", str(out)]
+    for side in in_turn(turn):
+        code = sides.run(side, command, log, args.timeout, {})
+        if code != 0:
+            raise Failure(f"{side} failed ({code}):\n{log.read_text(errors='replace')[-3000:]}")
+        found[side] = json.loads(out.read_text())
+        sides.check_import(side, found[side]["package"])
+    return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
