@@ -190,6 +190,7 @@ def test_one_plan_a_batch_until_a_request_comes(
     assert copies.leaves_alone(ours.logits[:1], at[:1].copy())
     assert not copies.leaves_alone(ours.logits, at[::-1].copy())
     assert len(made) == 4
+    assert not copies.leaves_alone(ours.logits, at)
     at[:] = at[0]  # the caller's array is not kept
     assert copies.leaves_alone(ours.logits, at)
 
