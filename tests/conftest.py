@@ -12,15 +12,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 import vllm.v1
+from support import unpinned
 
 vllm.v1.__path__.append(str(Path(__file__).resolve().parents[1] / "vendor_overlay" / "vllm" / "v1"))
 
 if not torch.cuda.is_available():
-    # Stock pins memory to force a token when a thinking budget is used up, and fails
-    # where there is no driver.
-    from vllm.utils import torch_utils
-
-    torch_utils.async_tensor_h2d.__defaults__ = (False,)
+    unpinned.register()
 
 # How long an example takes says more about a busy machine than about the code.
 settings.register_profile(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench import thinking
 from engine.generate import plain
 from support.checkpoint import VOCABULARY, generate
 from support.witness import Witness
@@ -47,6 +48,10 @@ KINDS: list[dict[str, Any]] = [
     {"bad_words": [[token] for token in range(0, VOCABULARY, 5)], "logprobs": 1},
     {"bad_words": STUTTERS, "repetition_penalty": 0.5, "logprobs": 1},
     {"bad_words": STUTTERS, "logit_bias": {17: 30.0, 19: 29.0}},
+    {"thinking_token_budget": 5, "logprobs": 1},
+    {"thinking_token_budget": 0, "ignore_eos": True},
+    {"thinking_token_budget": 18, "repetition_penalty": 0.7, "ignore_eos": True},
+    {"thinking_token_budget": 500, "stop_token_ids": STOPS},
 ]
 
 
@@ -84,6 +89,7 @@ def cases() -> list[Case]:
         arrives = number * 3 // 2
         kind = number % len(KINDS)
         least = KINDS[kind].get("min_tokens", 8)
+        thinks = thinking.START if "thinking_token_budget" in KINDS[kind] else []
         leaves = arrives + chance.choice([0, 1, 2, 5, 12, 25]) if number % 8 == 5 else None
         made.append(
             Case(
@@ -91,7 +97,8 @@ def cases() -> list[Case]:
                 kind=kind,
                 prompt=chance.choices(
                     range(3, VOCABULARY), k=chance.choice([4, 9, 20, 33, 70, 120])
-                ),
+                )
+                + thinks,
                 length=60 if leaves is not None else chance.randint(least, 60),
                 arrives=arrives,
                 leaves=leaves,
@@ -118,6 +125,7 @@ def main(model: Path, out: Path, mode: str, processors: list[str]) -> None:
             enforce_eager=True,
             async_scheduling=mode == "async",
             logits_processors=processors or None,
+            reasoning_config=thinking.config(),
             disable_log_stats=True,
             seed=0,
         )

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench import thinking
+from engine.mixed import KINDS, cases
 from overlay.errors import Exit
-from support import asynchronous
+from support import asynchronous, unpinned
 from support.checkpoint import generate
 from support.engine import Engine, at_once
 from support.sites import REPO, run
@@ -33,11 +35,12 @@ def runs() -> Iterator[Runs]:
     folder = Path(tempfile.mkdtemp(prefix="schedules-", dir=REPO / "build"))
     engine = Engine(folder)
     generate(folder / "model")  # before two runs at once would
-    plugin = asynchronous.announce(folder / "plugin")
+    late = asynchronous.announce(folder / "late", asynchronous.register, unpinned.register)
+    usual = asynchronous.announce(folder / "usual", unpinned.register)
 
     def result(name: str) -> Any:
         installation, schedule, *processor = name.split()
-        paths = [REPO / "tests", *([plugin] if schedule == "async" else [])]
+        paths = [REPO / "tests", late if schedule == "async" else usual]
         arguments = [schedule, *(PROCESSOR for _ in processor)]
         switch = {} if installation == "stock" else {"VLLM_READINESS": installation}
         return engine.start(PROGRAM, arguments, paths, **switch).finish()
@@ -142,3 +145,16 @@ def test_the_processor_decides_by_the_newest_tokens(runs: Runs) -> None:
 
     assert repeats("stock async") > 20
     assert repeats("on async processor") == 0
+
+
+def test_thinking_ended_where_its_budget_was_used_up(runs: Runs) -> None:
+    """Otherwise identical outputs would say little of budgets."""
+    for name in ("stock sync", "on async"):
+        ended = [
+            number
+            for number, case in enumerate(cases())
+            if KINDS[case.kind].get("thinking_token_budget", 100) < 20
+            and case.name in runs[name]["results"]
+            and thinking.ended(runs[name]["results"][case.name]["tokens"])
+        ]
+        assert len(ended) > 8

@@ -34,7 +34,7 @@ def runs() -> Iterator[dict[str, Any]]:
     folder = Path(tempfile.mkdtemp(prefix="simulated-", dir=REPO / "build"))
     engine = Engine(folder)
     generate(folder / "model")
-    plugin = asynchronous.announce(folder / "plugin")
+    plugin = asynchronous.announce(folder / "plugin", asynchronous.register)
     stock = engine.start(PROGRAM, ["reference"], [REPO / "tests"])
     reference = stock.finish()
     assert run("apply", "--site", engine.site, "--python", sys.executable).returncode == Exit.DONE

@@ -1,6 +1,7 @@
 """Run every kind of output through the vLLM that Python imports here, and watch its waits.
 
-    python kinds.py MODEL_DIR OUT.json ENGINE [--delay SEED] [--short] [--sanitize LOG]
+    python kinds.py MODEL_DIR OUT.json ENGINE [--thinking] [--delay SEED] [--short]
+                    [--sanitize LOG]
 
 ENGINE is a name in :data:`ENGINES`. Batches of one kind each are run one after the other,
 their requests arriving over many steps; what each position gave is written as a digest, so
@@ -8,7 +9,8 @@ that two runs can be compared. Besides, OUT.json tells for every call of the ste
 functions how often it waited and in whose name, and which calls failed and where.
 
 With VLLM_READINESS_SYNC_GUARD=error a sync is planted at the end, to show that the guard is
-there; with =warn what the guard says is collected. --delay holds back each readback by up
+there; with =warn what the guard says is collected. --thinking runs batches with thinking
+budgets, on an engine that knows the markers. --delay holds back each readback by up
 to 40 ms; --sanitize has compute-sanitizer's memcheck watch the overlay's kernels.
 """
 
@@ -33,6 +35,7 @@ import vllm  # noqa: F401  (sets up what torch reads when it is imported)
 
 # isort: split
 import torch
+from bench import thinking
 from engine.generate import DTYPE, plain
 from support.checkpoint import VOCABULARY, generate
 
@@ -109,6 +112,24 @@ BATCHES: dict[str, list[dict[str, Any]]] = {
         {"logprobs": 0},
     ],
 }
+#: Batches with thinking budgets; an engine that knows the markers keeps more history.
+THINKING: dict[str, list[dict[str, Any]]] = {
+    "budgets": [
+        {"thinking_token_budget": 40},
+        {"thinking_token_budget": 5, "logprobs": 2},
+        {},
+        {"thinking_token_budget": 90, **_DRAWN[0]},
+        {"thinking_token_budget": 1},
+        {"thinking_token_budget": 400},
+        {"thinking_token_budget": 0},
+    ],
+    "budgets and more": [
+        {"thinking_token_budget": 60, **_PENALTIES[3]},
+        {"thinking_token_budget": 20, **_BAD_WORDS[0]},
+        {"thinking_token_budget": 33, "logprobs": 5, **_DRAWN[1]},
+        _PENALTIES[0],
+    ],
+}
 
 
 @dataclass(frozen=True)
@@ -124,10 +145,11 @@ class Request:
 def requests(batch: str, short: bool) -> list[Request]:
     """A batch's requests, the same ones each time."""
     chance = random.Random(batch)
+    kinds = (BATCHES | THINKING)[batch]
     long = batch in ("prompts", "mixed")
     made = []
     for number in range(4 if short else REQUESTS):
-        kind = dict(BATCHES[batch][number % len(BATCHES[batch])])
+        kind = dict(kinds[number % len(kinds)])
         if not torch.cuda.is_available():
             kind.pop("seed", None)  # stock's CPU runner fails where prompts come in chunks
             kind.pop("temperature", None)
@@ -135,10 +157,13 @@ def requests(batch: str, short: bool) -> list[Request]:
         period = chance.choice([3, 7, 400])
         length = chance.randint(BUDGET + 10, 250) if long else chance.randint(3, 40)
         pool = [chance.randrange(3, VOCABULARY) for _ in range(period)]
+        prompt = [pool[at % period] for at in range(length)]
+        if "thinking_token_budget" in kind:
+            prompt += thinking.START + pool[: number % 3]
         made.append(
             Request(
                 name=f"{batch} {number}",
-                prompt=[pool[at % period] for at in range(length)],
+                prompt=prompt,
                 parameters={
                     "temperature": 0.0,
                     "max_tokens": 6 if short else TOKENS,
@@ -258,7 +283,7 @@ def plant() -> None:
     Sampler.forward = careless
 
 
-def start(model: Path, name: str, short: bool) -> Any:
+def start(model: Path, name: str, short: bool, budgets: bool) -> Any:
     """An engine; without graphs if it is for a few steps."""
     from vllm import EngineArgs, LLMEngine
 
@@ -275,6 +300,7 @@ def start(model: Path, name: str, short: bool) -> Any:
             max_num_seqs=REQUESTS,
             max_num_batched_tokens=BUDGET,
             max_logprobs=-1,
+            reasoning_config=thinking.config() if budgets else None,
             enable_prefix_caching=False,
             disable_log_stats=True,
             seed=0,
@@ -330,9 +356,10 @@ def main(args: argparse.Namespace) -> None:
     if here:
         watch.install()
     delays = delay(args.delay) if args.delay is not None else int
-    engine = start(args.model, args.engine, args.short)
+    engine = start(args.model, args.engine, args.short, args.thinking)
     report: dict[str, Any] = {"batches": {}, "failed": None, "planted": None}
-    for name in ("mixed",) if args.short else BATCHES:
+    batches = ("mixed",) if args.short else THINKING if args.thinking else BATCHES
+    for name in batches:
         try:
             report["batches"][name] = run(engine, requests(name, args.short))
         except Exception:
@@ -354,6 +381,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("model", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("engine", choices=list(ENGINES))
+    parser.add_argument("--thinking", action="store_true", help="batches with thinking budgets")
     parser.add_argument("--delay", type=int, help="seed of the delays")
     parser.add_argument("--short", action="store_true", help="four requests, six tokens each")
     parser.add_argument("--sanitize", type=Path, help="run under memcheck; its log")

@@ -13,7 +13,7 @@ import itertools
 import multiprocessing
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -69,10 +69,10 @@ def register() -> None:
     CpuPlatform.check_and_update_config = staticmethod(keep)
 
 
-def announce(folder: Path) -> Path:
-    """Make ``folder`` announce the plugin to a Python that has it on its path."""
+def announce(folder: Path, *plugins: Callable[[], None]) -> Path:
+    """Make ``folder`` announce plugins to a Python that has it on its path."""
     metadata = folder / "asynchronous-0.dist-info"
     metadata.mkdir(parents=True, exist_ok=True)
-    entry = f"asynchronous = {__name__}:{register.__name__}"
-    (metadata / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{entry}\n")
+    entries = [f"{each.__module__} = {each.__module__}:{each.__name__}" for each in plugins]
+    (metadata / "entry_points.txt").write_text("\n".join(["[vllm.general_plugins]", *entries, ""]))
     return folder

@@ -1,0 +1,93 @@
+"""Engines with thinking budgets on a GPU, overlaid and not, with and without drafts."""
+
+import json
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import thinking
+from overlay.errors import Exit
+from support.checkpoint import generate
+from support.engine import Engine
+from support.sites import REPO, UPSTREAM, run
+
+pytestmark = pytest.mark.gpu
+
+PROGRAM = REPO / "tests" / "gpu" / "kinds.py"
+ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+ENGINES = ("sync", "async", "ngram", "ngram_gpu")
+SIDES = ("stock", "on")
+Runs = dict[tuple[str, str], Any]
+
+
+@pytest.fixture(scope="module")
+def runs() -> Iterator[Runs]:
+    """What came of each engine, stock and overlaid."""
+    with tempfile.TemporaryDirectory(prefix="thinking-", dir=UPSTREAM) as folder:
+        engines = {}
+        for side in SIDES:
+            (Path(folder) / side).mkdir()
+            engines[side] = Engine(Path(folder) / side)
+            generate(engines[side].folder / "model")
+        site = engines["on"].site
+        done = run("apply", "--site", site, "--python", sys.executable)
+        assert done.returncode == Exit.DONE, done.stdout + done.stderr
+
+        def result(each: tuple[str, str]) -> Any:
+            side, name = each
+            settings = dict(ENVIRONMENT)
+            if side == "on":
+                settings["VLLM_READINESS_SYNC_GUARD"] = "error"
+            told = [name, "--thinking"]
+            return engines[side].start(PROGRAM, told, [REPO / "tests"], **settings).finish()
+
+        wanted = [(side, name) for name in ENGINES for side in SIDES]
+        with ThreadPoolExecutor(min(len(wanted), os.cpu_count() or 1)) as pool:
+            yield dict(zip(wanted, pool.map(result, wanted), strict=True))
+
+
+def results(outcome: Any) -> dict[str, Any]:
+    """What each request gave."""
+    assert outcome["failed"] is None, outcome["failed"]
+    assert outcome["errors"] == []
+    batches = outcome["batches"].values()
+    return {name: given for batch in batches for name, given in batch["results"].items()}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_tokens_and_logprobs_are_stocks_bit_for_bit(runs: Runs, engine: str) -> None:
+    assert results(runs["stock", engine]) == results(runs["on", engine])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_budgets_were_used_up(runs: Runs, engine: str) -> None:
+    """Otherwise identical outputs would say little."""
+    given = results(runs["stock", engine])
+    assert sum(thinking.ended(one["tokens"]) for one in given.values()) > len(given) / 2
+    assert len({json.dumps(one["tokens"]) for one in given.values()}) > len(given) / 2
+
+
+def fences(outcome: Any) -> tuple[int, Counter[str]]:
+    """How many steps sampled, and the waits that they made, by owner."""
+    total: Counter[str] = Counter()
+    sampled = [given for function, given, _, _ in outcome["calls"] if function == "sample_tokens"]
+    for given in sampled:
+        total.update(given)
+    return len(sampled), total
+
+
+def test_few_steps_wait_and_by_name(runs: Runs) -> None:
+    """A request waits where its end is forced: at each of its tokens and once after."""
+    steps, waits = fences(runs["on", "async"])
+    assert waits.keys() <= {"thinking budget"}
+    requests = len(results(runs["on", "async"]))
+    assert 0 < waits["thinking budget"] <= requests * (len(thinking.END) + 1) < steps
+    steps, waits = fences(runs["on", "ngram_gpu"])
+    assert waits.keys() <= {"thinking budget", "penalties", "bad words", "min tokens"}
+    assert waits["thinking budget"] < steps
