@@ -5,16 +5,13 @@
 The sampler and its states are vLLM's own, the logits random. Each side runs in processes of
 its own, by turns, and both must sample the same tokens with the same logprobs. The device is
 kept busy until all calls have been queued, so that its time is that of the kernels and the
-gaps between them; the host's time is what it takes to queue a call. Where our side takes
-the rows that need processing apart, it is measured without that as well.
+gaps between them; the host's time is what it takes to queue a call.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib
-import importlib.util
 import json
 import shlex
 import shutil
@@ -51,10 +48,7 @@ CASES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], int]] = {
     "16 with top_p 0.9": (RANDOM, TOP_P, 16),
     "32 with top_p 0.9": (RANDOM, TOP_P, 32),
     "one with temperature 0.7": (RANDOM, WARM, 1),
-    "16 with temperature 0.7": (RANDOM, WARM, 16),
-    "32 with temperature 0.7": (RANDOM, WARM, 32),
 }
-COLUMNS = (*SIDES, "whole")
 #: Long enough on the device for the host to queue every call of a measurement.
 BUSY_CYCLES = 200_000_000
 
@@ -66,17 +60,10 @@ def child(out: Path, batch: int, vocab: int, calls: int) -> None:
 
     found: dict[str, Any] = {"package": str(Path(vllm.__file__).parent)}
     found["device"] = torch.cuda.get_device_name()
-    ours: Any = None
-    if importlib.util.find_spec("vllm.v1.readiness"):
-        ours = importlib.import_module("vllm.v1.readiness.sampler_copies_mrv2")
     with torch.inference_mode():
         for name, (everyone, few, count) in CASES.items():
             asks = [few if row < count else everyone for row in range(batch)]
             found[name] = _measure(asks, vocab, calls)
-            if ours is not None and count:
-                share, ours.APART_SHARE = ours.APART_SHARE, 0
-                found[name]["whole"] = _measure(asks, vocab, calls)
-                ours.APART_SHARE = share
     out.write_text(json.dumps(found))
 
 
@@ -141,22 +128,19 @@ def table(args: argparse.Namespace, rounds: Sequence[Mapping[str, Any]], digest:
         f"`{shlex.join([Path(sys.executable).name, *sys.argv])}`",
         "",
         f"One call of MRV2's sampler, batch {args.batch}, vocabulary {args.vocab:,}, bfloat16; "
-        f"device and host time in ms, median of {len(rounds)} rounds of {args.calls} calls; "
-        "whole: overlaid, no rows taken apart",
+        f"device and host time in ms, median of {len(rounds)} rounds of {args.calls} calls",
         "",
-        "| case | stock | overlaid | overlaid / stock | whole | host: stock | overlaid | whole |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| case | stock | overlaid | overlaid / stock | host: stock | overlaid |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for case in CASES:
         found: dict[str, list[Mapping[str, Any]]] = {
             side: [turn[side][case] for turn in rounds] for side in SIDES
         }
-        found["whole"] = [turn["whole"] for turn in found["overlaid"] if "whole" in turn]
         times = {
-            (column, of): statistics.median(turn[of] for turn in turns)
-            for column, turns in found.items()
+            (side, of): statistics.median(turn[of] for turn in turns)
+            for side, turns in found.items()
             for of in ("device ms", "host ms")
-            if turns
         }
         every = [turn for turns in found.values() for turn in turns]
         ratio = f"{times['overlaid', 'device ms'] / times['stock', 'device ms']:.3f}"
@@ -164,14 +148,11 @@ def table(args: argparse.Namespace, rounds: Sequence[Mapping[str, Any]], digest:
             ratio = "refused: the tokens or logprobs differ"
         elif not all(turn["queued"] for turn in every):
             ratio = "refused: the device waited for the host"
-        device = [_cell(times, column, "device ms") for column in COLUMNS]
-        host = [_cell(times, column, "host ms") for column in COLUMNS]
-        lines.append(f"| {' | '.join([case, *device[:2], ratio, device[2], *host])} |")
+        device, host = (
+            [f"{times[side, of]:.4f}" for side in SIDES] for of in ("device ms", "host ms")
+        )
+        lines.append(f"| {' | '.join([case, *device, ratio, *host])} |")
     return "\n".join(lines)
-
-
-def _cell(times: Mapping[tuple[str, str], float], column: str, of: str) -> str:
-    return f"{times[column, of]:.4f}" if (column, of) in times else ""
 
 
 def _parser() -> argparse.ArgumentParser:

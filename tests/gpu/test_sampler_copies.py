@@ -183,7 +183,7 @@ def test_mrv2_kernels_are_compiled_in_the_dummy_run() -> None:
     drafted = mrv2.half(sides, sides.ours, mrv2.Case(asks, logits, drafts=[[5], [6]]))
     plain = mrv2.half(sides, sides.ours, mrv2.Case(asks, logits[:2]))
     unknown = np.array([0, 1], dtype=np.int32)
-    assert not drafted.sampler.readiness.leaves_alone(logits[:2], unknown)
+    drafted.sampler.readiness.decide(logits[:2], unknown)
     assert compiled() == len(kernels)
     drafted.sample()
     plain.sample()

@@ -73,23 +73,18 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(requests, logits, mode, drafts, fp64=draw(st.integers(0, 4)) == 0)
 
 
-@given(case=cases(), apart=st.booleans())
+@given(case=cases())
 @settings(max_examples=25)
-def test_what_is_sampled_is_upstreams_to_the_bit(sides: Sides, case: Case, apart: bool) -> None:
-    """Tokens, logprobs and ranks; few rows of few are taken apart as of many."""
-    with pytest.MonkeyPatch.context() as patch:
-        if apart:
-            patch.setattr(sides.copies, "APART_FROM", 2)
-            patch.setattr(sides.copies, "APART_SHARE", 0.9)
-            patch.setattr(sides.copies, "_FEWEST", 2)
-        compare(sides, case)
+def test_what_is_sampled_is_upstreams_to_the_bit(sides: Sides, case: Case) -> None:
+    """Tokens, logprobs and ranks."""
+    compare(sides, case)
 
 
 def kind(sides: Sides, case: Case) -> str:
     """What our sampler does about the logits of a case."""
     ours = half(sides, sides.ours, case)
     batch, logits = ours.batch, ours.logits
-    given = (
+    made = ours.sampler.apply_sampling_params(
         logits,
         batch.expanded_idx_mapping,
         batch.idx_mapping_np,
@@ -97,10 +92,6 @@ def kind(sides: Sides, case: Case) -> str:
         batch.input_ids,
         batch.expanded_local_pos,
     )
-    if ours.sampler.readiness.sample_apart(*given) is not None:
-        assert torch.equal(logits, case.logits)
-        return "apart"
-    made = ours.sampler.apply_sampling_params(*given)
     assert made.dtype == F32 or made is logits
     if made is logits:
         return "as it is" if torch.equal(logits, case.logits) else "in place"
@@ -138,14 +129,6 @@ PROCESSED: dict[str, Any] = {"mode": "processed_logprobs"}
         (a_case(B16, GREEDY, RANDOM, drafts=True), "copied"),
         (a_case(F32, GREEDY, RANDOM, drafts=True), "as it is"),
         (a_case(F32, RANDOM | {"top_k": 3}, drafts=True), "in place"),
-        # Few rows of many.
-        (a_case(B16, *[GREEDY] * 31, RANDOM | {"top_k": 3}), "apart"),
-        (a_case(B16, *[GREEDY] * 30, RANDOM | {"top_k": 3}), "copied"),
-        (a_case(B16, *[GREEDY] * 23, *[{"temperature": 0.7}] * 9), "copied"),
-        (a_case(F32, *[GREEDY] * 31, RANDOM | {"top_k": 3}), "in place"),
-        (a_case(B16, *[GREEDY] * 31, RANDOM | {"top_k": 3, "logprobs": 2}), "apart"),
-        (a_case(B16, *[GREEDY] * 31, RANDOM | {"top_k": 3, "logprobs": 2}, **PROCESSED), "copied"),
-        (a_case(B16, *[GREEDY] * 31, RANDOM | {"top_k": 3}, drafts=True), "copied"),
     ],
 )
 def test_logits_are_copied_where_they_must_be(sides: Sides, case: Case, expected: str) -> None:
@@ -162,10 +145,11 @@ def test_logits_of_another_layout_are_copied(sides: Sides) -> None:
     case.requests = [RANDOM | {"logprobs": 0}] * 2
     case.mode = "processed_logprobs"
     assert kind(sides, case) == "copied"
-    ours = half(sides, sides.ours, case)
     columns = torch.zeros(VOCABULARY, 2).t()
-    assert not ours.sampler.readiness.leaves_alone(columns, ours.batch.idx_mapping_np)
-    assert not ours.sampler.readiness.may_overwrite(columns, ours.batch.idx_mapping_np)
+    for ask in (NOTHING, {"top_k": 3}):
+        ours = half(sides, sides.ours, a_case(F32, RANDOM, RANDOM | ask))
+        decided = ours.sampler.readiness.decide(columns, ours.batch.idx_mapping_np)
+        assert decided is sides.copies.Handling.COPY
 
 
 def test_one_plan_a_batch_until_a_request_comes(
@@ -173,6 +157,7 @@ def test_one_plan_a_batch_until_a_request_comes(
 ) -> None:
     ours = half(sides, sides.ours, a_case(B16, GREEDY, GREEDY), room=4)
     copies, at = ours.sampler.readiness, ours.batch.idx_mapping_np
+    as_is, copy = sides.copies.Handling.AS_IS, sides.copies.Handling.COPY
     made = []
     plan = copies._made
 
@@ -182,17 +167,17 @@ def test_one_plan_a_batch_until_a_request_comes(
 
     monkeypatch.setattr(copies, "_made", counted)
     for _ in range(5):
-        assert copies.leaves_alone(ours.logits, at.copy())
+        assert copies.decide(ours.logits, at.copy()) is as_is
     assert len(made) == 1
     add(ours.sampler, int(at[1]), {"temperature": 0.5})
-    assert not copies.leaves_alone(ours.logits, at)
+    assert copies.decide(ours.logits, at) is copy
     assert len(made) == 2
-    assert copies.leaves_alone(ours.logits[:1], at[:1].copy())
-    assert not copies.leaves_alone(ours.logits, at[::-1].copy())
+    assert copies.decide(ours.logits[:1], at[:1].copy()) is as_is
+    assert copies.decide(ours.logits, at[::-1].copy()) is copy
     assert len(made) == 4
-    assert not copies.leaves_alone(ours.logits, at)
+    assert copies.decide(ours.logits, at) is copy
     at[:] = at[0]  # the caller's array is not kept
-    assert copies.leaves_alone(ours.logits, at)
+    assert copies.decide(ours.logits, at) is as_is
 
 
 @pytest.mark.parametrize("drafts", [False, True])
@@ -210,24 +195,12 @@ def test_an_unknown_request_takes_upstreams_path(sides: Sides, drafts: bool) -> 
 
             patch.setattr(sides.copies, name, spy)
         two, unknown = logits_of(2, B16), np.array([0, 3], dtype=np.int32)
-        assert not ours.sampler.readiness.leaves_alone(two, unknown)
-        assert not ours.sampler.readiness.may_overwrite(two.float(), unknown)
+        assert ours.sampler.readiness.decide(two, unknown) is sides.copies.Handling.COPY
     assert launched == ["gumbel_sample", *["rejection_sample"] * drafts]
+    assert ours.sampler.readiness.decide(two.float(), unknown) is sides.copies.Handling.COPY
 
 
 def test_the_switch(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_READINESS", "sampler-copies")
     assert kind(sides, a_case(B16, GREEDY)) == "copied"
-    assert kind(sides, a_case(B16, *[GREEDY] * 31, RANDOM | {"top_k": 3})) == "copied"
-
-
-def test_noise_is_of_a_rows_seed_and_position_alone(sides: Sides) -> None:
-    """What sampling rows apart rests on."""
-    ours = half(sides, sides.ours, a_case(B16, *[RANDOM] * 4))
-    places, pos = ours.batch.expanded_idx_mapping, torch.tensor([5, 6, 7, 8])
-    whole = ours.sampler.readiness._sample(ours.logits, places, pos)
-    rows = torch.tensor([3, 1])
-    part = ours.sampler.readiness._sample(ours.logits[rows].float(), places[rows], pos[rows])
-    assert torch.equal(part, whole[rows])
-    moved = ours.sampler.readiness._sample(ours.logits, places, pos + 1)
-    assert not torch.equal(moved, whole)
+    assert kind(sides, a_case(F32, RANDOM | {"top_k": 3})) == "copied"
