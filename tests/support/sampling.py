@@ -215,8 +215,11 @@ class Passes(TorchDispatchMode):  # type: ignore[misc]
         for made in result if isinstance(result, (tuple, list)) else [result]:
             if not isinstance(made, torch.Tensor) or made.shape[-1:] != (self.vocab,):
                 continue
-            in_place = id(made) in known
-            if made.numel() > self.vocab and (in_place or made._base is None):
+            # A few of the logits, by their indices, are no pass over them.
+            in_place = id(made) in known and name != "index_put_"
+            if made.numel() > self.vocab and (
+                in_place or (id(made) not in known and made._base is None)
+            ):
                 self.counts[name] += not func.is_view
         return result
 

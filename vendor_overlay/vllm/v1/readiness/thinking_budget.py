@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from vllm.v1.sample.logits_processor.interface import BatchUpdate
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
+#: Token ids, row by row.
+Lists = list[list[int]]
 #: A reach that is never attained.
 _NEVER = maxsize
 #: A length that depends on how many drafts are accepted.
@@ -175,8 +177,8 @@ class ThinkingBudget(ThinkingBudgetStateHolder):  # type: ignore[misc]
 
     def update_state(
         self,
-        output_token_ids: list[list[int]],
-        spec_token_ids: list[list[int]] | None,
+        output_token_ids: Lists,
+        spec_token_ids: Lists | None,
         repeat_indices: torch.Tensor | None = None,
     ) -> None:
         """Make the step's updates, or put them off; called once a step.
@@ -211,7 +213,7 @@ class ThinkingBudget(ThinkingBudgetStateHolder):  # type: ignore[misc]
         self,
         logits: torch.Tensor,
         predict_bonus_token: bool,
-        spec_token_ids: list[list[int]] | None,
+        spec_token_ids: Lists | None,
     ) -> torch.Tensor:
         """Force the end marker where an update says so; as upstream does it.
 
