@@ -187,7 +187,7 @@ class Model:
             theirs, ours = self.stock._state[number], self.ours._state[number]
             progress = ours[_PROGRESS]
             assert theirs["in_end"] == ours["in_end"]
-            if progress.wake == _NEVER or number >= len(self.rows):
+            if progress.limit == _NEVER or number >= len(self.rows):
                 continue
             assert not progress.deferred
             self.ours._make_skipped(ours, progress)

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 Lists = list[list[int]]
 #: A reach that is never attained.
 _NEVER = maxsize
+#: What upstream takes for no budget at all.
+_UNLIMITED = -1
 #: A length that depends on how many drafts are accepted.
 _OPEN = -1
 #: The key of a request's :class:`_Progress` in upstream's state, with which it moves.
@@ -61,8 +63,10 @@ class _Progress:
     Attributes:
         output: the list that was searched.
         searched: how many of its tokens were.
-        wake: the reach from which an update does more than count down.
-        limit: the reach from which it may force the end marker, if the start is known.
+        wake: the reach from which an update of ``output`` does more than count down; 0
+            also where it is not to be skipped for another reason.
+        limit: the reach from which it may force the end marker, if the start is known;
+            _NEVER also where nothing will be forced any more.
         skipped: the length at the last update that was left out; None: none was left out,
             or _OPEN: it is known when the next step's tokens arrive.
         deferred: updates to be made when their tokens arrive: the length, or _OPEN, and
@@ -96,9 +100,10 @@ class _Progress:
         if self.deferred and self.deferred[0][0] == _OPEN:
             self.deferred[0] = (known, self.deferred[0][1])
 
-    def quiet(self, output: list[int], reach: int) -> bool:
-        """Whether an update would only count down."""
-        return reach < self.wake and not self.exact and not self.deferred and self.output is output
+    def begin_anew(self) -> None:
+        """Have the next update made at once, and search anew."""
+        self.exact = True
+        self.wake = 0
 
 
 class ThinkingBudget(ThinkingBudgetStateHolder):  # type: ignore[misc]
@@ -116,15 +121,24 @@ class ThinkingBudget(ThinkingBudgetStateHolder):  # type: ignore[misc]
             "end_thinking": self.think_end_token_ids,
         }
         self._last = {marker[-1] for marker in self._markers.values() if marker}
+        #: What there is to look at on every step, row by row.
+        self._watched: list[tuple[int, dict[str, Any], _Progress]] = []
+        self._deferring = False
 
     def sync_batch(self, batch_update: "BatchUpdate | None") -> None:
         """Requests join, leave and move; as upstream does it."""
         super().sync_batch(batch_update)
+        if not batch_update:
+            return
         rows = Counter(map(id, self._state.values()))
-        for state in self._state.values():
-            progress = state.setdefault(_PROGRESS, _Progress())
+        self._watched = [
+            (row, state, state.setdefault(_PROGRESS, _Progress()))
+            for row, state in self._state.items()
+        ]
+        for _, state, progress in self._watched:
             shared = rows[id(state)] > 1
-            progress.exact |= shared or progress.shared
+            if shared or progress.shared:
+                progress.begin_anew()
             progress.shared = shared
 
     def cut(self, row: int, length: int) -> None:
@@ -140,14 +154,20 @@ class ThinkingBudget(ThinkingBudgetStateHolder):  # type: ignore[misc]
         # Upstream's past updates have seen the tokens of all steps but the newest.
         self.history.settle_older("thinking budget")
         if length < self.history.known(row):
-            state[_PROGRESS].exact = True
+            state[_PROGRESS].begin_anew()
 
     def waiting(self) -> Iterator[int]:
         """The rows whose update in this step depends on tokens that may be on their way."""
         outputs = self.batch.req_output_token_ids
-        for row, state in self._state.items():
-            output = outputs[row] if row < len(outputs) else None
-            if output and self._may_force(state, output, len(self.batch.spec_token_ids[row])):
+        drafts = self.batch.spec_token_ids
+        for row, state, progress in self._watched:
+            if row >= len(outputs):
+                continue
+            output = outputs[row]
+            reach = len(output) + len(drafts[row])
+            if reach < progress.wake and progress.output is output:
+                continue
+            if output and self._may_force(state, progress, output, reach):
                 yield row
 
     def arrive(self, rows: list[int], tokens: list[int] | None) -> None:
@@ -157,23 +177,23 @@ class ThinkingBudget(ThinkingBudgetStateHolder):  # type: ignore[misc]
             rows: the requests that have got some.
             tokens: the one token that each has got; None: they may be more.
         """
+        # A marker ends with a last token of one.
+        if tokens is not None and not self._deferring and self._last.isdisjoint(tokens):
+            return
         outputs = self.batch.req_output_token_ids
-        for number, row in enumerate(rows):
+        for row in rows:
             state = self._state.get(row)
             if state is None:
                 continue
             progress: _Progress = state[_PROGRESS]
             if progress.exact or progress.output is not outputs[row]:
                 continue
-            # A marker ends with a last token of one.
-            ends = tokens is None or tokens[number] in self._last
-            if not (ends or progress.deferred):
-                continue
             known = self.history.known(row)
             progress.resolve(known)
             # What no update was to see yet may be cut off before one does.
             self._search(state, progress, min(known, progress.seen))
             self._make_deferred(state, progress, known)
+        self._deferring = any(progress.deferred for _, _, progress in self._watched)
 
     def update_state(
         self,
@@ -192,20 +212,26 @@ class ThinkingBudget(ThinkingBudgetStateHolder):  # type: ignore[misc]
         outputs = self.batch.req_output_token_ids
         drafts = spec_token_ids or []
         guessed = self.history.drafted
-        for row, state in self._state.items():
+        for row, state, progress in self._watched:
             if row >= len(outputs):
                 continue
             output = outputs[row]
             specs = drafts[row] if row < len(drafts) else []
             length = len(output)
+            reach = length + len(specs)
             unread = length > 0 and output[-1] == PLACEHOLDER
-            progress: _Progress = state[_PROGRESS]
-            if progress.quiet(output, length + len(specs)):
-                if not unread and progress.searched < length and progress.wake != _NEVER:
+            if reach < progress.wake and progress.output is output:
+                if progress.searched < length and not unread and progress.wake != _NEVER:
                     self._search(state, progress, length)
-                progress.skipped = _OPEN if unread and guessed else length
-            elif unread and not self._may_force(state, output, len(specs)):
+                progress.skipped = _OPEN if guessed and unread else length
+            elif (
+                unread
+                and progress.limit != _NEVER
+                and not self._may_force(state, progress, output, reach)
+            ):
                 progress.deferred.append((_OPEN if guessed else length, list(specs)))
+                progress.wake = 0
+                self._deferring = True
             else:
                 self._update(state, progress, output, specs)
 
@@ -238,11 +264,13 @@ class ThinkingBudget(ThinkingBudgetStateHolder):  # type: ignore[misc]
             return -1
         return _find_last(target_list, token_ids, 0, len(target_list))
 
-    def _may_force(self, state: dict[str, Any], output: list[int], drafts: int) -> bool:
-        """Whether this step's update may force a token, or go on with it."""
-        progress: _Progress = state[_PROGRESS]
-        reach = len(output) + drafts
-        if state["thinking_token_budget"] == -1 or progress.quiet(output, reach):
+    @staticmethod
+    def _may_force(
+        state: dict[str, Any], progress: _Progress, output: list[int], reach: int
+    ) -> bool:
+        """Whether an update that is not skipped may force a token, or go on with it."""
+        budget: int = state["thinking_token_budget"]
+        if progress.limit == _NEVER:
             return False
         if state["in_end"] or progress.exact or progress.output is not output:
             return True
@@ -252,7 +280,7 @@ class ThinkingBudget(ThinkingBudgetStateHolder):  # type: ignore[misc]
         known = len(output)
         while known and output[known - 1] == PLACEHOLDER:
             known -= 1
-        return bool(len(output) - known + drafts > state["thinking_token_budget"])
+        return reach - known > budget
 
     def _search(self, state: dict[str, Any], progress: _Progress, length: int) -> None:
         """Search what is new among an output's first tokens for the markers not yet found."""
@@ -286,12 +314,16 @@ class ThinkingBudget(ThinkingBudgetStateHolder):  # type: ignore[misc]
             progress.exact = progress.shared
         self._search(state, progress, length)
         self._make(state, progress, length, drafts)
+        if progress.exact:
+            progress.wake = 0
 
     def _make_deferred(self, state: dict[str, Any], progress: _Progress, known: int) -> None:
         """Make the deferred updates whose tokens are known."""
         while progress.deferred and progress.deferred[0][0] <= known:
             length, drafts = progress.deferred.pop(0)
             self._make(state, progress, length, drafts)
+        if progress.deferred:
+            progress.wake = 0
 
     def _make_skipped(self, state: dict[str, Any], progress: _Progress) -> None:
         """Make up for the updates that were skipped: they add up to one."""
@@ -322,9 +354,12 @@ class ThinkingBudget(ThinkingBudgetStateHolder):  # type: ignore[misc]
         budget = state["thinking_token_budget"]
         start, end = state["start_thinking"], state["end_thinking"]
         prompt = len(state["prompt_tok_ids"] or ()) if state["continue_thinking"] else 0
-        if state["in_end"]:
+        if budget == _UNLIMITED:
+            progress.limit = _NEVER
+            progress.wake = 0 if state["in_end"] else _NEVER
+        elif state["in_end"]:
             progress.wake = progress.limit = 0
-        elif budget == -1 or (start != -1 and end != -1 and start <= end + prompt):
+        elif start != -1 and end != -1 and start <= end + prompt:
             # Upstream never looks for another start: thinking is over for good.
             progress.wake = progress.limit = _NEVER
         else:
