@@ -120,7 +120,7 @@ def main(model: Path, out: Path, mode: str, processors: list[str]) -> None:
             max_num_seqs=16,
             max_num_batched_tokens=48,
             block_size=BLOCK,
-            num_gpu_blocks_override=33,
+            num_gpu_blocks_override=36,
             enable_prefix_caching=False,
             enforce_eager=True,
             async_scheduling=mode == "async",
