@@ -222,7 +222,7 @@ class Half:
             tokens = list(spec.get(req_id, ()))
             if tokens and self.life.asynchronous:
                 # Of a request that was not in the last step, nobody has proposed any.
-                proposed = self.life.proposed.get(req_id, [0] * len(tokens))
+                proposed = self.life.proposed.get(req_id, [-1] * len(tokens))
                 tokens = proposed[: len(tokens)]
             ids.append(tokens)
         made = SpecDecodeMetadata.make_dummy(ids, torch.device("cpu"))

@@ -103,6 +103,8 @@ class LiveBatch:
         """Called before the batch changes for a step."""
         if self.history is not None:
             self.history.settle()
+        if self.thinking is not None:
+            self.thinking.settle()
 
     def cut(self, req_id: str, length: int) -> None:
         """Called before the runner cuts an output back to what the scheduler has kept.

@@ -12,11 +12,14 @@ is still made by upstream's own ``_update_think_state``, but
   made when they arrive;
 - only a step that may force the end marker, or may have to go on with it, waits.
 
+Where upstream has two rows share one state, because it swapped a request that has a budget
+with one that has none, both rows are searched whole and waited for, as upstream does it.
+
 Lengths are in output tokens; a request's *reach* at a step is the length of its output and
 the step's drafts together.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from sys import maxsize
 from typing import TYPE_CHECKING, Any
@@ -84,7 +87,7 @@ class _Progress:
         self.wake = 0
         self.limit = 0
         self.skipped: int | None = None
-        self.deferred: list[tuple[int, list[int]]] = []
+        self.deferred: deque[tuple[int, list[int]]] = deque()
         self.exact = True
         self.shared = False
 
@@ -149,12 +152,17 @@ class ThinkingBudget(ThinkingBudgetStateHolder):  # type: ignore[misc]
             length: how many of its output tokens and placeholders are kept.
         """
         state = self._state.get(row)
-        if state is None:
-            return
-        # Upstream's past updates have seen the tokens of all steps but the newest.
-        self.history.settle_older("thinking budget")
-        if length < self.history.known(row):
+        if state is not None and length < self.history.known(row):
             state[_PROGRESS].begin_anew()
+
+    def settle(self) -> None:
+        """Called as a step begins, before requests leave and outputs are cut.
+
+        Upstream's past updates have seen the tokens of all steps but the newest, and what
+        they found may outlast the request: a row's state passes to whoever moves there.
+        """
+        if self._state:
+            self.history.settle_older("thinking budget")
 
     def waiting(self) -> Iterator[int]:
         """The rows whose update in this step depends on tokens that may be on their way."""
@@ -224,11 +232,9 @@ class ThinkingBudget(ThinkingBudgetStateHolder):  # type: ignore[misc]
                 if progress.searched < length and not unread and progress.wake != _NEVER:
                     self._search(state, progress, length)
                 progress.skipped = _OPEN if guessed and unread else length
-            elif (
-                unread
-                and progress.limit != _NEVER
-                and not self._may_force(state, progress, output, reach)
-            ):
+            elif progress.limit == _NEVER:
+                continue
+            elif unread and not self._may_force(state, progress, output, reach):
                 progress.deferred.append((_OPEN if guessed else length, list(specs)))
                 progress.wake = 0
                 self._deferring = True
@@ -272,7 +278,7 @@ class ThinkingBudget(ThinkingBudgetStateHolder):  # type: ignore[misc]
         budget: int = state["thinking_token_budget"]
         if progress.limit == _NEVER:
             return False
-        if state["in_end"] or progress.exact or progress.output is not output:
+        if progress.exact or progress.output is not output:
             return True
         if state["start_thinking"] != -1:
             return reach >= progress.limit
@@ -287,6 +293,8 @@ class ThinkingBudget(ThinkingBudgetStateHolder):  # type: ignore[misc]
         output = progress.output
         assert output is not None
         searched, progress.searched = progress.searched, max(length, progress.searched)
+        if state["end_thinking"] != -1 and state["start_thinking"] != -1:
+            return
         if self._last.isdisjoint(output[searched:length]):
             return
         unstarted = state["start_thinking"] == -1
@@ -319,8 +327,8 @@ class ThinkingBudget(ThinkingBudgetStateHolder):  # type: ignore[misc]
 
     def _make_deferred(self, state: dict[str, Any], progress: _Progress, known: int) -> None:
         """Make the deferred updates whose tokens are known."""
-        while progress.deferred and progress.deferred[0][0] <= known:
-            length, drafts = progress.deferred.pop(0)
+        while progress.deferred and _OPEN < progress.deferred[0][0] <= known:
+            length, drafts = progress.deferred.popleft()
             self._make(state, progress, length, drafts)
         if progress.deferred:
             progress.wake = 0
@@ -354,14 +362,12 @@ class ThinkingBudget(ThinkingBudgetStateHolder):  # type: ignore[misc]
         budget = state["thinking_token_budget"]
         start, end = state["start_thinking"], state["end_thinking"]
         prompt = len(state["prompt_tok_ids"] or ()) if state["continue_thinking"] else 0
-        if budget == _UNLIMITED:
-            progress.limit = _NEVER
-            progress.wake = 0 if state["in_end"] else _NEVER
+        over = not state["in_end"] and start != -1 and end != -1 and start <= end + prompt
+        if over or budget == _UNLIMITED:
+            # Upstream never looks for another start.
+            progress.wake = progress.limit = _NEVER
         elif state["in_end"]:
             progress.wake = progress.limit = 0
-        elif start != -1 and end != -1 and start <= end + prompt:
-            # Upstream never looks for another start: thinking is over for good.
-            progress.wake = progress.limit = _NEVER
         else:
             width = len(self.think_start_token_ids)
             counted = state["prev_output_length"]
