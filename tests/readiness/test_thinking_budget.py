@@ -304,6 +304,30 @@ def test_only_a_step_that_may_force_waits(end: list[int], budget: int) -> None:
     assert life.stock.waits > 30
 
 
+def test_a_long_budget_waits_for_its_last_few_tokens_alone() -> None:
+    """Where every token is late; what the README says of a budget of 4,096."""
+    life = Life(
+        markers=([36], [35, 34]),
+        max_num_seqs=2,
+        max_tokens_a_step=8,
+        num_blocks=2200,
+        max_model_len=4400,
+    )
+    for _ in range(2):
+        life.add(
+            [36],
+            thinking_token_budget=4096,
+            max_tokens=4200,
+            ignore_eos=True,
+            logit_bias={35: -100.0},
+        )
+    before = fences.counts().get("thinking budget", 0)
+    life.run(5000)
+    assert fences.counts()["thinking budget"] - before == 3
+    assert life.steps == 4200
+    assert life.stock.waits == 4199
+
+
 def test_thinking_that_is_over_does_not_wait() -> None:
     life = Life(markers=([36], [35]))
     life.add([36, 35], thinking_token_budget=3, max_tokens=40)
