@@ -14,7 +14,6 @@ import argparse
 import hashlib
 import json
 import shlex
-import shutil
 import statistics
 import sys
 import time
@@ -31,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path[0] = str(ROOT / "scripts")
 
-from bench.sides import SIDES, Failure, Sides, in_turn, work_beside  # noqa: E402
+from bench.sides import SIDES, Failure, by_turns  # noqa: E402
 
 GREEDY: Mapping[str, Any] = {"temperature": 0.0}
 RANDOM: Mapping[str, Any] = {"temperature": 1.0}
@@ -173,40 +172,14 @@ def main(argv: Sequence[str]) -> int:
     if args.child:
         child(args.child, args.batch, args.vocab, args.calls)
         return 0
-    work = None
     try:
-        work = work_beside(args.site)
-        sides = Sides(args.site, work, sys.executable)
-        rounds = [_round(sides, work, args, argv, turn) for turn in range(args.rounds)]
+        rounds, digest = by_turns(Path(__file__), args.site, argv, args.rounds, args.timeout)
     except Failure as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
-    finally:
-        if work:
-            shutil.rmtree(work, ignore_errors=True)
-    made = table(args, rounds, sides.digests["overlaid"])
+    made = table(args, rounds, digest)
     print(made)
     return "refused" in made
-
-
-def _round(
-    sides: Sides, work: Path, args: argparse.Namespace, argv: Sequence[str], turn: int
-) -> dict[str, Any]:
-    """What each side found; they take turns at being the first.
-
-    Raises:
-        Failure: a side failed.
-    """
-    found = {}
-    out, log = work / "out.json", work / "log"
-    command = [sys.executable, str(Path(__file__).resolve()), *argv, "--child", str(out)]
-    for side in in_turn(turn):
-        code = sides.run(side, command, log, args.timeout, {})
-        if code != 0:
-            raise Failure(f"{side} failed ({code}):\n{log.read_text(errors='replace')[-3000:]}")
-        found[side] = json.loads(out.read_text())
-        sides.check_import(side, found[side]["package"])
-    return found
 
 
 if __name__ == "__main__":

@@ -92,6 +92,50 @@ def in_turn(turn: int) -> tuple[str, ...]:
     return SIDES[::-1] if turn % 2 else SIDES
 
 
+def by_turns(
+    program: Path, site: Path, argv: Sequence[str], rounds: int, timeout: float
+) -> tuple[list[dict[str, Any]], str]:
+    """Have a program measure both sides by turns, each time in a process of its own.
+
+    Args:
+        program: with ``argv`` and --child FILE it measures the vLLM that it imports and
+            writes what it found as JSON, its "package" among it.
+        site: a pristine installation.
+        argv: of the program.
+        rounds: how often each side is measured.
+        timeout: seconds for one child.
+
+    Returns:
+        By round, what each side found; and the overlaid installation's digest.
+
+    Raises:
+        Failure: there is no such installation, or a side failed.
+    """
+    work = work_beside(site)
+    try:
+        sides = Sides(site, work, sys.executable)
+        made = [_round(sides, work, program, argv, turn, timeout) for turn in range(rounds)]
+        return made, sides.digests["overlaid"]
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _round(
+    sides: Sides, work: Path, program: Path, argv: Sequence[str], turn: int, timeout: float
+) -> dict[str, Any]:
+    """What each side found; they take turns at being the first."""
+    found = {}
+    out, log = work / "out.json", work / "log"
+    command = [sys.executable, str(program.resolve()), *argv, "--child", str(out)]
+    for side in in_turn(turn):
+        code = sides.run(side, command, log, timeout, {})
+        if code != 0:
+            raise Failure(f"{side} failed ({code}):\n{log.read_text(errors='replace')[-3000:]}")
+        found[side] = json.loads(out.read_text())
+        sides.check_import(side, found[side]["package"])
+    return found
+
+
 def _overlay(*arguments: str) -> dict[str, Any]:
     command = [sys.executable, str(ROOT / "scripts" / "overlay"), *arguments, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

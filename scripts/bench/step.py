@@ -17,7 +17,6 @@ import hashlib
 import importlib.util
 import json
 import shlex
-import shutil
 import statistics
 import sys
 import time
@@ -38,7 +37,7 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT / "scripts")
 
 from bench import thinking  # noqa: E402
-from bench.sides import SIDES, Failure, Sides, in_turn, work_beside  # noqa: E402
+from bench.sides import SIDES, Failure, by_turns  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -365,41 +364,15 @@ def main(argv: Sequence[str]) -> int:
     if args.child:
         child(args.child, args)
         return 0
-    work = None
     try:
         site = (args.site or _site()).resolve()
-        work = work_beside(site)
-        sides = Sides(site, work, sys.executable)
-        rounds = [_round(sides, work, args, argv, turn) for turn in range(args.rounds)]
+        rounds, digest = by_turns(Path(__file__), site, argv, args.rounds, args.timeout)
     except Failure as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
-    finally:
-        if work:
-            shutil.rmtree(work, ignore_errors=True)
-    report = _report(args, rounds, sides.digests["overlaid"])
+    report = _report(args, rounds, digest)
     print(report)
     return "refused" in report
-
-
-def _round(
-    sides: Sides, work: Path, args: argparse.Namespace, argv: Sequence[str], turn: int
-) -> dict[str, Any]:
-    """What each side found; they take turns at being the first.
-
-    Raises:
-        Failure: a side failed.
-    """
-    found = {}
-    out, log = work / "out.json", work / "log"
-    command = [sys.executable, str(Path(__file__).resolve()), *argv, "--child", str(out)]
-    for side in in_turn(turn):
-        code = sides.run(side, command, log, args.timeout, {})
-        if code != 0:
-            raise Failure(f"{side} failed ({code}):\n{log.read_text(errors='replace')[-3000:]}")
-        found[side] = json.loads(out.read_text())
-        sides.check_import(side, found[side]["package"])
-    return found
 
 
 if __name__ == "__main__":

@@ -147,6 +147,11 @@ class LiveBatch:
             self.history.settle_rows(rows, owner)
         return True
 
+    def settle_all(self, owner: str) -> None:
+        """Settle every row's history, in the name of ``owner``."""
+        if self.history is not None:
+            self.history.settle_rows(range(len(self.rows)), owner)
+
     def host_needs_drafts(self) -> bool:
         """Whether a consumer on the host needs this step's draft tokens."""
         return self.history is None or any(True for _ in self._readers())
@@ -243,11 +248,10 @@ def penalties_for(
     rows = metadata.output_token_ids
     if metadata.no_penalties or not isinstance(rows, LiveRows):
         return None
-    live = rows.live
-    if live.penalties is not None and live.penalties.recognises(metadata, logits, drafts):
-        return live.penalties
-    if live.history is not None:
-        live.history.settle_rows(range(len(rows)), "penalties")
+    penalties = rows.live.penalties
+    if penalties is not None and penalties.recognises(metadata, logits, drafts):
+        return penalties
+    rows.live.settle_all(Penalties.owner)
     return None
 
 
@@ -260,11 +264,10 @@ def bad_words_for(
     rows = metadata.output_token_ids
     if not metadata.bad_words_token_ids or not isinstance(rows, LiveRows):
         return None
-    live = rows.live
-    if live.bad_words is not None and live.bad_words.recognises(metadata, logits, drafts):
-        return live.bad_words
-    if live.history is not None:
-        live.history.settle_rows(range(len(rows)), "bad words")
+    words = rows.live.bad_words
+    if words is not None and words.recognises(metadata, logits, drafts):
+        return words
+    rows.live.settle_all(BadWords.owner)
     return None
 
 
