@@ -173,13 +173,15 @@ class History:
         To be called once the batch is updated for a step, before it is sampled. Earlier
         than that, the newest step is left alone if it had drafts, as in :meth:`settle`.
         """
-        while len(self.in_flight) > self._held():
-            fences.wait(self.in_flight[0].event, owner)
-            self._write(self.in_flight.popleft())
+        self._settle_to(self._held(), owner)
 
     def settle_older(self, owner: str) -> None:
         """Write all steps but the newest, waiting for them in the name of ``owner``."""
-        while len(self.in_flight) > 1:
+        self._settle_to(1, owner)
+
+    def _settle_to(self, left: int, owner: str) -> None:
+        """Write steps, oldest first, until as many are left, waiting for each."""
+        while len(self.in_flight) > left:
             fences.wait(self.in_flight[0].event, owner)
             self._write(self.in_flight.popleft())
 

@@ -9,6 +9,7 @@ from vllm.v1.readiness.bad_words import BadWords
 from vllm.v1.readiness.history import History
 from vllm.v1.readiness.outputs import Outputs
 from vllm.v1.readiness.penalties import Penalties
+from vllm.v1.readiness.slots import Slots
 from vllm.v1.readiness.thinking_budget import ThinkingBudget
 from vllm.v1.sample.logits_processor.builtin import (
     LogitBiasLogitsProcessor,
@@ -63,32 +64,30 @@ class LiveBatch:
         self.bad_words: BadWords | None = None
         if self.history is not None and "bad-words" in on:
             self.bad_words = BadWords(batch, self.history)
+        #: The features that keep something on the device for each request.
+        self.slots: list[Slots] = [
+            each for each in (self.penalties, self.bad_words) if each is not None
+        ]
 
     def warm_up(self) -> None:
         """Called before the first request, on ranks that sample."""
         self.outputs.warm_up()
-        if self.penalties is not None:
-            self.penalties.warm_up()
-        if self.bad_words is not None:
-            self.bad_words.warm_up()
+        for slots in self.slots:
+            slots.warm_up()
 
     def add_request(self, request: "CachedRequestState") -> None:
         """A request has been given a row."""
         if self.history is not None:
             self.history.add_request(request)
-        if self.penalties is not None:
-            self.penalties.add_request(request)
-        if self.bad_words is not None:
-            self.bad_words.add_request(request)
+        for slots in self.slots:
+            slots.add_request(request)
 
     def remove_request(self, req_id: str) -> None:
         """A request has lost its row."""
         if self.history is not None:
             self.history.remove_request(req_id)
-        if self.penalties is not None:
-            self.penalties.remove_request(req_id)
-        if self.bad_words is not None:
-            self.bad_words.remove_request(req_id)
+        for slots in self.slots:
+            slots.remove_request(req_id)
 
     def plan(self, metadata: "SamplingMetadata") -> None:
         """The batch has changed; see :mod:`vllm.v1.readiness.sampler_copies`.
@@ -118,10 +117,8 @@ class LiveBatch:
         if self.thinking is not None:
             self.thinking.cut(self.batch.req_id_to_index[req_id], length)
         lost = self.history is not None and self.history.cut(req_id, length)
-        if lost and self.penalties is not None:
-            self.penalties.recount(req_id)
-        if lost and self.bad_words is not None:
-            self.bad_words.recount(req_id)
+        for slots in self.slots if lost else ():
+            slots.recount(req_id)
 
     def prepare(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata | None") -> None:
         """Called before sampling.
@@ -130,10 +127,8 @@ class LiveBatch:
             logits: [positions, vocab].
             drafts: the step's drafts, if it has any.
         """
-        if self.penalties is not None:
-            self.penalties.prepare(self.batch.sampling_metadata, logits.shape[-1], drafts)
-        if self.bad_words is not None:
-            self.bad_words.prepare(self.batch.sampling_metadata, logits.shape[-1], drafts)
+        for slots in self.slots:
+            slots.prepare(self.batch.sampling_metadata, logits.shape[-1], drafts)
 
     def settle_for_sampling(self) -> bool:
         """Settle what a consumer on the host needs to sample this step.
@@ -186,11 +181,9 @@ class LiveBatch:
         return True
 
     def count(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
-        """Called after sampling; see :meth:`Penalties.record`, :meth:`BadWords.record`."""
-        if self.penalties is not None:
-            self.penalties.record(sampled, discarded)
-        if self.bad_words is not None:
-            self.bad_words.record(sampled, discarded)
+        """Called after sampling; see :meth:`Slots.record`."""
+        for slots in self.slots:
+            slots.record(sampled, discarded)
 
     def _readers(self) -> Iterator[tuple[str, Iterable[int]]]:
         """Who needs the newest token of which rows on the host."""

@@ -78,19 +78,19 @@ class Penalties(Slots):
     def prepare(
         self,
         metadata: "SamplingMetadata",
-        vocab_size: int,
+        width: int,
         drafts: "SpecDecodeMetadata | None",
     ) -> None:
         """Make the slots ready for a step; :attr:`serving` says whether they are.
 
         Args:
             metadata: the live batch's.
-            vocab_size: the width of the step's logits.
+            width: of the step's logits.
             drafts: the step's drafts, if it has any.
         """
         # Upstream pads with the configured vocabulary size, which is a token where the
         # logits are wider, and not allowed where they are narrower: leave both to it.
-        if metadata.no_penalties or vocab_size != self.vocab_size:
+        if metadata.no_penalties or width != self.vocab_size:
             self._forget_rows()
             return
         self._serve(metadata, drafts)

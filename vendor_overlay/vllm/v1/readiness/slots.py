@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vllm.v1.readiness.history import History
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
-    from vllm.v1.worker.gpu_input_batch import InputBatch
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
 
 class Slots(ABC):
@@ -47,6 +47,39 @@ class Slots(ABC):
         self._rows: list[torch.Tensor | None] = []
         self._addresses: torch.Tensor | None = None
         self._drafts: SpecDecodeMetadata | None = None
+
+    @abstractmethod
+    def warm_up(self) -> None:
+        """Compile and load the kernels, which would otherwise stall the first request."""
+
+    @abstractmethod
+    def add_request(self, request: "CachedRequestState") -> None:
+        """Take note of a request that joins the batch."""
+
+    @abstractmethod
+    def prepare(
+        self,
+        metadata: "SamplingMetadata",
+        width: int,
+        drafts: "SpecDecodeMetadata | None",
+    ) -> None:
+        """Make the slots ready for a step; :attr:`serving` says whether they are.
+
+        Args:
+            metadata: the live batch's.
+            width: of the step's logits.
+            drafts: the step's drafts, if it has any.
+        """
+
+    @abstractmethod
+    def record(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
+        """Carry the slots on with what was sampled.
+
+        Args:
+            sampled: [requests, 1 + drafts] token ids on the device; -1 stands for a
+                rejected draft, and none that was accepted is behind one.
+            discarded: [at least requests] bool on the device: rows sampled for nothing.
+        """
 
     @abstractmethod
     def _count_history(self, row: int) -> torch.Tensor:

@@ -175,7 +175,7 @@ class ThinkingBudget(ThinkingBudgetStateHolder):  # type: ignore[misc]
             reach = len(output) + len(drafts[row])
             if reach < progress.wake and progress.output is output:
                 continue
-            if output and self._may_force(state, progress, output, reach):
+            if output and self._may_force(row, state, progress, reach):
                 yield row
 
     def arrive(self, rows: list[int], tokens: list[int] | None) -> None:
@@ -234,7 +234,7 @@ class ThinkingBudget(ThinkingBudgetStateHolder):  # type: ignore[misc]
                 progress.skipped = _OPEN if guessed and unread else length
             elif progress.limit == _NEVER:
                 continue
-            elif unread and not self._may_force(state, progress, output, reach):
+            elif unread and not self._may_force(row, state, progress, reach):
                 progress.deferred.append((_OPEN if guessed else length, list(specs)))
                 progress.wake = 0
                 self._deferring = True
@@ -270,23 +270,17 @@ class ThinkingBudget(ThinkingBudgetStateHolder):  # type: ignore[misc]
             return -1
         return _find_last(target_list, token_ids, 0, len(target_list))
 
-    @staticmethod
-    def _may_force(
-        state: dict[str, Any], progress: _Progress, output: list[int], reach: int
-    ) -> bool:
+    def _may_force(self, row: int, state: dict[str, Any], progress: _Progress, reach: int) -> bool:
         """Whether an update that is not skipped may force a token, or go on with it."""
         budget: int = state["thinking_token_budget"]
         if progress.limit == _NEVER:
             return False
-        if progress.exact or progress.output is not output:
+        if progress.exact or progress.output is not self.batch.req_output_token_ids[row]:
             return True
         if state["start_thinking"] != -1:
             return reach >= progress.limit
         # If the start marker is on its way, what follows it is on its way as well.
-        known = len(output)
-        while known and output[known - 1] == PLACEHOLDER:
-            known -= 1
-        return reach - known > budget
+        return reach - self.history.known(row) > budget
 
     def _search(self, state: dict[str, Any], progress: _Progress, length: int) -> None:
         """Search what is new among an output's first tokens for the markers not yet found."""
