@@ -12,12 +12,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 import vllm.v1
-from support import unpinned
+from bench import thinking
 
 vllm.v1.__path__.append(str(Path(__file__).resolve().parents[1] / "vendor_overlay" / "vllm" / "v1"))
 
 if not torch.cuda.is_available():
-    unpinned.register()
+    thinking.unpin()
 
 # How long an example takes says more about a busy machine than about the code.
 settings.register_profile(

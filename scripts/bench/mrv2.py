@@ -13,12 +13,10 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import shlex
 import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path[0] = str(ROOT / "scripts")
 
-from bench.sides import SIDES, Failure, by_turns  # noqa: E402
+from bench.sides import SIDES, Failure, by_turns, heading  # noqa: E402
 
 GREEDY: Mapping[str, Any] = {"temperature": 0.0}
 RANDOM: Mapping[str, Any] = {"temperature": 1.0}
@@ -121,10 +119,7 @@ def _sampler(asks: Sequence[Mapping[str, Any]], vocab: int, device: torch.device
 def table(args: argparse.Namespace, rounds: Sequence[Mapping[str, Any]], digest: str) -> str:
     """The report; a ratio is refused where the sides differ or the host was too slow."""
     lines = [
-        f"{rounds[0]['stock']['device']}, {datetime.now(timezone.utc).date()}, overlay digest "
-        f"{digest[:12]}",
-        "",
-        f"`{shlex.join([Path(sys.executable).name, *sys.argv])}`",
+        *heading(rounds[0]["stock"]["device"], digest),
         "",
         f"One call of MRV2's sampler, batch {args.batch}, vocabulary {args.vocab:,}, bfloat16; "
         f"device and host time in ms, median of {len(rounds)} rounds of {args.calls} calls",

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,15 @@ def work_beside(site: Path) -> Path:
 def in_turn(turn: int) -> tuple[str, ...]:
     """The sides in the order of a round; each is first in every other one."""
     return SIDES[::-1] if turn % 2 else SIDES
+
+
+def heading(device: str, digest: str) -> list[str]:
+    """The lines that a report begins with: machine, day, overlay, and the command to repeat it."""
+    return [
+        f"{device}, {datetime.now(timezone.utc).date()}, overlay digest {digest[:12]}",
+        "",
+        f"`{shlex.join([Path(sys.executable).name, *sys.argv])}`",
+    ]
 
 
 def by_turns(

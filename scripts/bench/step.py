@@ -16,13 +16,11 @@ import argparse
 import hashlib
 import importlib.util
 import json
-import shlex
 import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +35,7 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT / "scripts")
 
 from bench import thinking  # noqa: E402
-from bench.sides import SIDES, Failure, by_turns  # noqa: E402
+from bench.sides import SIDES, Failure, by_turns, heading  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -73,11 +71,10 @@ def child(out: Path, args: argparse.Namespace) -> None:
     """Measure one side, and write what was found."""
     import torch
     import vllm
-    from vllm.utils.torch_utils import async_tensor_h2d
     from vllm.v1.sample.sampler import Sampler
 
-    if args.device == "cpu":  # vLLM pins what a budget sends, whether there is a device or not
-        async_tensor_h2d.__defaults__ = (False,)
+    if args.device == "cpu":
+        thinking.unpin()
     found: dict[str, Any] = {"package": str(Path(vllm.__file__).parent)}
     found["device"] = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU ({_cpu()})"
     sampler = Sampler()
@@ -297,10 +294,7 @@ def _cpu() -> str:
 
 def _report(args: argparse.Namespace, rounds: list[dict[str, Any]], digest: str) -> str:
     lines = [
-        f"{rounds[0]['stock']['device']}, {datetime.now(timezone.utc).date()}, overlay digest "
-        f"{digest[:12]}",
-        "",
-        f"`{shlex.join([Path(sys.executable).name, *sys.argv])}`",
+        *heading(rounds[0]["stock"]["device"], digest),
     ]
     for what in args.what:
         found = [{side: turn[side][what] for side in SIDES} for turn in rounds]

@@ -21,6 +21,17 @@ def config() -> ReasoningConfig:
     return made
 
 
+def unpin() -> None:
+    """Have this process force tokens without pinned memory.
+
+    Stock pins it whatever the platform, and fails where there is no driver. In a process
+    that vLLM starts, this serves as a general plugin.
+    """
+    from vllm.utils.torch_utils import async_tensor_h2d
+
+    async_tensor_h2d.__defaults__ = (False,)
+
+
 def ended(tokens: list[int]) -> bool:
     """Whether the marker of the end is among ``tokens``."""
     return any(tokens[at : at + len(END)] == END for at in range(len(tokens)))

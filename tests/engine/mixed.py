@@ -107,11 +107,11 @@ def cases() -> list[Case]:
     return made
 
 
-def main(model: Path, out: Path, mode: str, processors: list[str]) -> None:
-    """Run every request to its end, and write what came out."""
-    from vllm import EngineArgs, LLMEngine, TokensPrompt
+def start(model: Path, asynchronous: bool, blocks: int, **named: Any) -> Any:
+    """A small engine that prefills in chunks and has ``blocks`` of KV cache."""
+    from vllm import EngineArgs, LLMEngine
 
-    engine = LLMEngine.from_engine_args(
+    return LLMEngine.from_engine_args(
         EngineArgs(
             model=str(generate(model)),
             skip_tokenizer_init=True,
@@ -120,15 +120,27 @@ def main(model: Path, out: Path, mode: str, processors: list[str]) -> None:
             max_num_seqs=16,
             max_num_batched_tokens=48,
             block_size=BLOCK,
-            num_gpu_blocks_override=36,
+            num_gpu_blocks_override=blocks,
             enable_prefix_caching=False,
             enforce_eager=True,
-            async_scheduling=mode == "async",
-            logits_processors=processors or None,
-            reasoning_config=thinking.config(),
+            async_scheduling=asynchronous,
             disable_log_stats=True,
             seed=0,
+            **named,
         )
+    )
+
+
+def main(model: Path, out: Path, mode: str, processors: list[str]) -> None:
+    """Run every request to its end, and write what came out."""
+    from vllm import TokensPrompt
+
+    engine = start(
+        model,
+        mode == "async",
+        blocks=36,
+        logits_processors=processors or None,
+        reasoning_config=thinking.config(),
     )
     witness = Witness(engine)
     requests = cases()

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.generate import plain
-from engine.mixed import STUTTERS
+from engine.mixed import STUTTERS, start
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.asynchronous import simulate
-from support.checkpoint import VOCABULARY, generate
+from support.checkpoint import VOCABULARY
 from support.witness import Witness
 
 EXAMPLES = 120
@@ -117,26 +117,7 @@ class Bench:
     """One engine, and the prepared requests."""
 
     def __init__(self, model: Path, asynchronous: bool) -> None:
-        from vllm import EngineArgs, LLMEngine
-
-        self.engine = LLMEngine.from_engine_args(
-            EngineArgs(
-                model=str(generate(model)),
-                skip_tokenizer_init=True,
-                dtype="float32",
-                max_model_len=256,
-                max_num_seqs=16,
-                max_num_batched_tokens=48,
-                max_logprobs=ALL,
-                block_size=32,
-                num_gpu_blocks_override=10,
-                enable_prefix_caching=False,
-                enforce_eager=True,
-                async_scheduling=asynchronous,
-                disable_log_stats=True,
-                seed=0,
-            )
-        )
+        self.engine = start(model, asynchronous, blocks=10, max_logprobs=ALL)
         self.requests = prepared()
         self._runs = itertools.count()
 

@@ -17,7 +17,7 @@ import pytest
 from bench import thinking
 from engine.mixed import KINDS, cases
 from overlay.errors import Exit
-from support import asynchronous, unpinned
+from support import asynchronous
 from support.checkpoint import generate
 from support.engine import Engine, at_once
 from support.sites import REPO, run
@@ -35,8 +35,8 @@ def runs() -> Iterator[Runs]:
     folder = Path(tempfile.mkdtemp(prefix="schedules-", dir=REPO / "build"))
     engine = Engine(folder)
     generate(folder / "model")  # before two runs at once would
-    late = asynchronous.announce(folder / "late", asynchronous.register, unpinned.register)
-    usual = asynchronous.announce(folder / "usual", unpinned.register)
+    late = asynchronous.announce(folder / "late", asynchronous.register, thinking.unpin)
+    usual = asynchronous.announce(folder / "usual", thinking.unpin)
 
     def result(name: str) -> Any:
         installation, schedule, *processor = name.split()

@@ -45,6 +45,8 @@ TOKENS = 150
 BUDGET = 96
 FUNCTIONS = ("execute_model", "sample_tokens", "get_output")
 GUARD = "VLLM_READINESS_SYNC_GUARD"
+#: What every engine here is started with.
+ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
 #: The overlay's.
 KERNELS = ("store_kernel", "apply_kernel", "count_kernel", "mask_kernel", "append_kernel")
 #: Of an H100 at its usual clock, about.

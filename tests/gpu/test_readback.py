@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from gpu.kinds import BATCHES, ENGINES
+from gpu.kinds import BATCHES, ENGINES, ENVIRONMENT, GUARD
 from overlay.errors import Exit
 from support.batches import drawn
 from support.checkpoint import generate
@@ -29,8 +29,6 @@ from vllm.v1.readiness.readback import Readbacks
 pytestmark = pytest.mark.gpu
 
 PROGRAM = REPO / "tests" / "gpu" / "kinds.py"
-GUARD = "VLLM_READINESS_SYNC_GUARD"
-ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
 #: By run: what is overlaid, and what is asked of program and environment besides.
 RUNS: dict[str, tuple[list[str], dict[str, str]]] = {
     "stock": ([], {}),

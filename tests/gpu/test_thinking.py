@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from bench import thinking
+from gpu.kinds import ENGINES, ENVIRONMENT, GUARD
 from overlay.errors import Exit
 from support.checkpoint import generate
 from support.engine import Engine
@@ -20,8 +21,6 @@ from support.sites import REPO, UPSTREAM, run
 pytestmark = pytest.mark.gpu
 
 PROGRAM = REPO / "tests" / "gpu" / "kinds.py"
-ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
-ENGINES = ("sync", "async", "ngram", "ngram_gpu")
 SIDES = ("stock", "on")
 Runs = dict[tuple[str, str], Any]
 
@@ -43,7 +42,7 @@ def runs() -> Iterator[Runs]:
             side, name = each
             settings = dict(ENVIRONMENT)
             if side == "on":
-                settings["VLLM_READINESS_SYNC_GUARD"] = "error"
+                settings[GUARD] = "error"
             told = [name, "--thinking"]
             return engines[side].start(PROGRAM, told, [REPO / "tests"], **settings).finish()
 

@@ -5,7 +5,6 @@ torch's operations and with the kernels under Triton's interpreter.
 """
 
 import copy
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import modules
 from support.bad_words import LAYOUTS, Pair
-from support.lives import VOCABULARY, Life
+from support.lives import VOCABULARY, Life, no_room_for_a_third
 from vllm.v1.readiness import fences
 from vllm.v1.readiness.live import bad_words_for
 
@@ -295,15 +294,7 @@ def test_without_room_upstreams_path_serves(monkeypatch: pytest.MonkeyPatch) -> 
     """The third slot finds no room; once a request has left, slots are tried again."""
     life = Life()
     bad_words = life.ours.batch.readiness.bad_words
-    whole, made = bad_words._count_history, itertools.count(1)
-
-    def no_third(row: int) -> torch.Tensor:
-        if next(made) == 3:
-            raise torch.OutOfMemoryError
-        slot: torch.Tensor = whole(row)
-        return slot
-
-    monkeypatch.setattr(bad_words, "_count_history", no_third)
+    no_room_for_a_third(monkeypatch, bad_words)
     first, _ = (life.add([n, 1], bad_words=WORDS) for n in range(2))
     life.run(2)
     assert bad_words.serving

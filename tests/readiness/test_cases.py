@@ -13,7 +13,7 @@ import pytest
 import torch
 from support import modules
 from support.batches import Spec, empty, fill, same_bits, state, stock_penalties
-from support.lives import BLOCK, VOCABULARY, Life
+from support.lives import BLOCK, VOCABULARY, Life, no_room_for_a_third
 from vllm.v1.readiness import fences
 from vllm.v1.readiness.live import penalties_for
 
@@ -551,15 +551,7 @@ def test_without_room_upstreams_path_serves(
     """
     life = Life()
     penalties = life.ours.batch.readiness.penalties
-    whole, made = penalties._count_history, itertools.count(1)
-
-    def no_third(row: int) -> torch.Tensor:
-        if next(made) == 3:
-            raise torch.OutOfMemoryError
-        slot: torch.Tensor = whole(row)
-        return slot
-
-    monkeypatch.setattr(penalties, "_count_history", no_third)
+    no_room_for_a_third(monkeypatch, penalties)
     first, second = (life.add([n, 1], **PENALTY) for n in range(2))
     life.run(2)
     assert penalties.serving

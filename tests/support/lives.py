@@ -7,6 +7,7 @@ to the host: its buffer holds :data:`POISON` until its event completes.
 """
 
 import copy
+import itertools
 import random
 import tempfile
 from collections import deque
@@ -17,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from demo.model import write
 from vllm.config import (
@@ -522,6 +524,19 @@ class Life:
             assert tail == 0 or self.drafts
             assert self.held(row, len(known)) == known
         return {self.ours.batch.req_ids[row]: known for row, known, _ in self.outputs()}
+
+
+def no_room_for_a_third(monkeypatch: pytest.MonkeyPatch, slots: Any) -> None:
+    """The third slot that is made finds no room on the device."""
+    whole, made = slots._count_history, itertools.count(1)
+
+    def no_third(row: int) -> torch.Tensor:
+        if next(made) == 3:
+            raise torch.OutOfMemoryError
+        slot: torch.Tensor = whole(row)
+        return slot
+
+    monkeypatch.setattr(slots, "_count_history", no_third)
 
 
 def _reasoning(markers: tuple[list[int], list[int]] | None) -> Any:
