@@ -109,6 +109,9 @@ class Event:
 
     device: ClassVar["Device"]
 
+    def __new__(cls, *_: Any, **__: Any) -> "Event":
+        return super().__new__(cls)
+
     def __init__(self, *_: Any, **__: Any) -> None:
         self.behind: tuple[Stream, int] | None = None
 

@@ -6,6 +6,9 @@ off. Off means that upstream's code runs.
 
 ``VLLM_READINESS_SYNC_GUARD`` says what becomes of a step that waits for the device:
 ``warn`` or ``error``; ``off`` (the default) means that nobody looks.
+
+``VLLM_READINESS_PROBE`` names the file that the probe records into, with the process
+appended to its name; unset (the default) means that nothing is recorded.
 """
 
 import os
@@ -16,14 +19,28 @@ from vllm.v1.readiness.features import FEATURES, NEEDS
 
 NAME = "VLLM_READINESS"
 SYNC_GUARD = "VLLM_READINESS_SYNC_GUARD"
+PROBE = "VLLM_READINESS_PROBE"
 
 
-class SwitchError(ValueError):
-    """A variable holds a word that means nothing.
+class VariableError(ValueError):
+    """A variable holds what it may not.
 
     Attributes:
         name: the variable.
         value: the variable's value.
+    """
+
+    def __init__(self, name: str, value: str, sentence: str) -> None:
+        """``sentence`` says what is wrong, and the next step to take."""
+        self.name = name
+        self.value = value
+        super().__init__(f"{name}={value!r}: {sentence}")
+
+
+class SwitchError(VariableError):
+    """A variable holds a word that means nothing.
+
+    Attributes:
         words: the words in it that mean nothing.
     """
 
@@ -31,13 +48,16 @@ class SwitchError(ValueError):
         self, name: str, value: str, words: Collection[str], valid: Collection[str], unset: str
     ) -> None:
         """The sentence says what is valid, and what it means to unset the variable."""
-        self.name = name
-        self.value = value
         self.words = tuple(words)
         super().__init__(
-            f"{name}={value!r}: {', '.join(map(repr, self.words))} is not understood. "
-            f"Valid: {', '.join(valid)}. Unset it to have {unset}."
+            *(name, value),
+            f"{', '.join(map(repr, self.words))} is not understood. "
+            f"Valid: {', '.join(valid)}. Unset it to have {unset}.",
         )
+
+
+class PathError(VariableError):
+    """A variable names a file that cannot be written."""
 
 
 def parse(value: str, features: Collection[str]) -> frozenset[str]:
@@ -87,8 +107,31 @@ def sync_guard() -> str:
     return word
 
 
+def probe() -> str | None:
+    """The absolute path of the file that the probe records into; None: nothing is recorded.
+
+    Raises:
+        PathError: the path is a directory, or the directory that it lies in does not exist
+            or cannot be written to by this user.
+    """
+    value = os.environ.get(PROBE, "")
+    if not value.strip():
+        return None
+    path = os.path.abspath(value)
+    folder = os.path.dirname(path)
+    if os.path.isdir(path) or value.endswith(os.sep):
+        wrong = f"this is a directory. Name a file, such as {os.path.join(path, 'probe')}"
+    elif not os.path.isdir(folder):
+        wrong = f"there is no directory {folder}. Make it, or name a file elsewhere"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        wrong = f"this user may not write to {folder}. Allow it, or name a file elsewhere"
+    else:
+        return path
+    raise PathError(PROBE, value, f"{wrong}; or unset it to have nothing recorded.")
+
+
 #: Our environment variables, in the form of ``vllm.envs.environment_variables``: name
 #: to a function that reads it. None of them changes what torch.compile sees.
 VARIABLES: Mapping[str, Callable[[], object]] = MappingProxyType(
-    {NAME: enabled, SYNC_GUARD: sync_guard}
+    {NAME: enabled, SYNC_GUARD: sync_guard, PROBE: probe}
 )

@@ -1,0 +1,1 @@
+"""What the probe has recorded, read and shown. Standard library only."""

@@ -1,0 +1,56 @@
+"""Read what the probe has recorded.
+
+    python3 scripts/probe FILE [--json] [--trace TRACE.json]
+
+FILE is what VLLM_READINESS_PROBE held when the engine ran, or the file of one of its
+processes (FILE.rank0). Prints a table of p50, p90, p99 and maximum in milliseconds for
+each process; --trace writes a Chrome trace besides, for https://ui.perfetto.dev.
+Standard library only; vLLM need not be there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from probe import records, table, trace
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the table; 0, or 1 if there is nothing to read."""
+    parser = argparse.ArgumentParser(prog="probe", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("file", type=Path, help="what VLLM_READINESS_PROBE held")
+    parser.add_argument("--json", action="store_true", help="the table for programs")
+    parser.add_argument("--trace", type=Path, help="write a Chrome trace for Perfetto")
+    args = parser.parse_args(argv)
+    try:
+        processes, left_out = records.engine(args.file)
+        if args.trace:
+            made = {"traceEvents": list(trace.events(processes)), "displayTimeUnit": "ms"}
+            args.trace.write_text(json.dumps(made))
+    except (records.ProbeError, OSError) as error:
+        print(f"probe: {error}", file=sys.stderr)
+        return 1
+    for sentence in left_out:
+        print(f"probe: {sentence}, and left out", file=sys.stderr)
+    if args.json:
+        found = {
+            each.label: {"header": each.header, "rows": [r._asdict() for r in table.rows(each)]}
+            for each in processes
+        }
+        print(json.dumps(found, indent=1))
+    else:
+        print(table.text(processes), end="")
+        if args.trace:
+            print(f"{args.trace}: open it at https://ui.perfetto.dev")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

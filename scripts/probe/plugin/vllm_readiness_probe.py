@@ -1,0 +1,62 @@
+"""The probe as a plugin of vLLM: for an installation without the overlay, or with it.
+
+This directory on PYTHONPATH is all it takes: vLLM finds the entry point beside this file,
+and calls it in every process. Where the overlay is installed, its own probe is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from importlib.util import find_spec
+from pathlib import Path
+
+from vllm import envs
+
+#: Where the overlay's package is in a checkout or an archive of it.
+PACKAGE = Path(__file__).resolve().parents[3] / "vendor_overlay" / "vllm" / "v1"
+
+
+def install() -> None:
+    """Watch this process, if VLLM_READINESS_PROBE is set.
+
+    Raises:
+        ImportError: there is no probe in the overlay that is installed, or none here.
+    """
+    import vllm.v1
+
+    if find_spec("vllm.v1.readiness") is None:
+        vllm.v1.__path__.append(str(PACKAGE))
+    from vllm.v1.readiness import probe, probe_metrics, switch
+
+    probe.install()
+    probe_metrics.install()
+    _make_known(switch.VARIABLES)
+
+
+def _make_known(variables: Mapping[str, Callable[[], object]]) -> None:
+    """Have vLLM not take our variables for misspelt ones of its own.
+
+    They are in its table only while it looks: what stays there changes the key of its
+    caches of compiled code.
+    """
+    validate = envs.validate_environ
+    lacking = {name: get for name, get in variables.items() if name not in _table()}
+    if not lacking:
+        return
+
+    @wraps(validate)
+    def validate_environ(hard_fail: bool) -> None:
+        _table().update(lacking)
+        try:
+            validate(hard_fail)
+        finally:
+            for name in lacking:
+                _table().pop(name, None)
+
+    envs.validate_environ = validate_environ
+
+
+def _table() -> dict[str, Callable[[], object]]:
+    table: dict[str, Callable[[], object]] = envs.environment_variables
+    return table

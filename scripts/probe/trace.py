@@ -1,0 +1,115 @@
+"""The probe's records as a Chrome trace, which https://ui.perfetto.dev opens.
+
+One process of the engine is one process there. Its tracks are the host's threads, and the
+copies from the device to the host; an arrow leads from the ``sample_tokens`` that started
+a copy to the copy, and from there to the end of the ``get_output`` that took it.
+(The Trace Event Format: a list of events, times in microseconds.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from probe.records import Process, Span
+
+#: Tracks of a process, numbered by it: Perfetto keeps 32 bits of a track's number, fewer
+#: than a thread's ident has, and takes number 0 for another thing.
+_TRACKS = 1000
+_MAIN = "host"
+
+
+def events(processes: Iterable[Process]) -> Iterator[dict[str, Any]]:
+    """The trace's events."""
+    for pid, process in enumerate(processes, 1):
+        yield _name("process_name", pid, pid * _TRACKS, process.label)
+        threads = {span.thread for span in process.spans if span.kind != "readback"}
+        main = process.header["thread"]
+        tracks: dict[int, int] = {}
+        for track, thread in enumerate(
+            sorted(threads, key=lambda ident: (ident != main, ident)), pid * _TRACKS
+        ):
+            tracks[thread] = track
+            name = _MAIN if thread == main else f"host, thread {thread:x}"
+            yield _name("thread_name", pid, track, name)
+        copies = pid * _TRACKS + len(tracks)
+        yield _name("thread_name", pid, copies, "device to host")
+        spans = [span for span in process.spans if span.kind not in ("readback", "output")]
+        shown = _one_after_another(process.of("readback"))
+        for span in spans:  # no output: a distance between two moments is no piece of work
+            yield _slice(span, pid, tracks[span.thread])
+        for span in shown:
+            yield _slice(span, pid, copies)
+        yield from _arrows([*spans, *shown], pid, tracks, copies)
+
+
+def _one_after_another(copies: Iterable[Span]) -> list[Span]:
+    """Readbacks that begin when the one before is ready, or later.
+
+    A copy can be ready to start while the one before still waits for its turn, and the
+    device's clock is known to within microseconds. A track's slices must not overlap.
+    """
+    kept: list[Span] = []
+    for span in sorted(copies, key=lambda copy: copy.ended):
+        began = max(span.began, kept[-1].ended) if kept else span.began
+        kept.append(span._replace(began=min(began, span.ended)))
+    return kept
+
+
+def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _slice(span: Span, pid: int, tid: int) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"step": span.step}
+    if span.kind == "readback":
+        arguments["ready to consumed us"] = (span.consumed - span.ended) / 1e3
+    if span.kind == "execute_model":
+        arguments["requests continued"] = span.continuing
+    return {
+        "ph": "X",
+        "name": f"fence: {span.owner}" if span.kind == "fence" else span.kind,
+        "cat": span.kind,
+        "pid": pid,
+        "tid": tid,
+        "ts": span.began / 1e3,
+        "dur": span.length / 1e3,
+        "args": arguments,
+    }
+
+
+def _arrows(
+    spans: Iterable[Span], pid: int, tracks: Mapping[int, int], copies: int
+) -> Iterator[dict[str, Any]]:
+    """The steps' ways: sampled, copied, handed out; where both ends are known."""
+    steps: dict[int, dict[str, Span]] = {}
+    for span in spans:
+        steps.setdefault(span.step, {})[span.kind] = span
+    for step, kinds in steps.items():
+        first, copy, last = (kinds.get(k) for k in ("sample_tokens", "readback", "get_output"))
+        if first is None or last is None or last.ended <= first.ended:
+            continue  # begun before the records do, not handed out, or handed out at once
+        # In order, each within its slice: a copy may begin before `sample_tokens` ends, and
+        # `get_output` before the copy.
+        left = max(first.began, first.ended - 1)
+        taken = max(last.began, last.ended - 1)
+        if copy is not None:
+            left = max(first.began, min(left, copy.began))
+        yield _arrow("s", pid, tracks[first.thread], step, left)
+        if copy is not None:
+            between = max(copy.began, left)
+            taken = max(taken, between)
+            yield _arrow("t", pid, copies, step, between)
+        yield _arrow("f", pid, tracks[last.thread], step, taken) | {"bp": "e"}
+
+
+def _arrow(phase: str, pid: int, tid: int, step: int, at: int) -> dict[str, Any]:
+    return {
+        "ph": phase,
+        "name": "output",
+        "cat": "output",
+        "id": pid << 40 | step,
+        "pid": pid,
+        "tid": tid,
+        "ts": at / 1e3,
+    }

@@ -1,0 +1,75 @@
+"""Generate with one engine, and stamp each of its steps with a clock of our own.
+
+    python probed.py MODEL_DIR OUT.json [asynchronous]
+
+Writes each request's tokens, and when each step's outputs reached the client, on
+``time.perf_counter_ns``. What the probe records, the environment says.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from demo.model import write
+
+#: Steps take some 20 ms, beside which getting from one process to another is nothing.
+LARGER = {"hidden_size": 256, "num_hidden_layers": 4, "vocab_size": 32000}
+#: Steps with several requests, one of which begins with each of the first ones.
+REQUESTS = 8
+LENGTH = 90
+#: None of these makes a request leave early.
+KINDS: list[dict[str, Any]] = [{}, {"presence_penalty": 1.5}, {"logprobs": 2}]
+
+
+def main(model: Path, out: Path, mode: str = "") -> None:
+    """Run them, and write what came out."""
+    from vllm import LLM, SamplingParams, TokensPrompt
+
+    small = {"vocab_size": 1009} if mode else LARGER
+    llm = LLM(
+        model=str(write(model, **small)),
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        max_model_len=256,
+        max_num_seqs=REQUESTS,
+        gpu_memory_utilization=0.3,
+        enforce_eager=True,
+        enable_prefix_caching=False,
+        async_scheduling=bool(mode),
+        fail_on_environ_validation=True,
+        seed=0,
+    )
+    core = llm.llm_engine.engine_core
+    get_output = core.get_output
+    stamps: list[int] = []
+
+    def stamped() -> Any:
+        outputs = get_output()
+        if outputs.outputs:
+            stamps.append(time.perf_counter_ns())
+        return outputs
+
+    core.get_output = stamped
+    prompts = [
+        TokensPrompt(prompt_token_ids=[3 + 7 * k * (n + 1) % 900 for k in range(16)])
+        for n in range(REQUESTS)
+    ]
+    parameters = [
+        SamplingParams(
+            temperature=0.0,
+            max_tokens=LENGTH,
+            ignore_eos=True,
+            detokenize=False,
+            **KINDS[n % len(KINDS)],
+        )
+        for n in range(REQUESTS)
+    ]
+    results = llm.generate(prompts, parameters, use_tqdm=False)
+    tokens = [list(result.outputs[0].token_ids) for result in results]
+    out.write_text(json.dumps({"tokens": tokens, "stamps": stamps}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

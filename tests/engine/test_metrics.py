@@ -1,0 +1,307 @@
+"""The probe's figures on the /metrics of real servers: overlaid, and stock with a plugin.
+
+Beside the servers' own workers this process writes figures, which it knows beforehand; it is
+as good a worker as any to a server.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from demo import model
+from overlay.errors import Exit
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from support import sites
+from support.engine import PATIENCE, at_once
+from vllm.v1.readiness.probe_metrics import Histograms
+
+WAYS = ("overlaid", "plugin")
+PLUGIN = sites.REPO / "scripts" / "probe" / "plugin"
+PREFIX = "vllm:readiness_"
+KINDS = ("execute_model", "sample_tokens", "fence", "output")
+#: Some of what vLLM says of itself; dashboards go by these names.
+VLLMS = {
+    *("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
+    *("vllm:prompt_tokens", "vllm:generation_tokens", "vllm:request_success"),
+    *("vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"),
+    *("vllm:e2e_request_latency_seconds", "vllm:iteration_tokens_total"),
+    *("vllm:prefix_cache_queries", "vllm:num_preemptions", "vllm:cache_config_info"),
+    *("http_requests", "process_cpu_seconds", "python_info"),
+}
+
+#: Without the proxy that the environment may name: the server is on this machine.
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """Beside the shared environment, so that its files can be linked to."""
+    folder = Path(tempfile.mkdtemp(prefix="metrics-", dir=sites.REPO / "build"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def environments(folder: Path) -> dict[str, dict[str, str]]:
+    """What has a Python run in each of the ways."""
+    overlaid, stock = sites.whole(folder / "overlaid"), sites.whole(folder / "stock")
+    done = sites.run("apply", "--site", overlaid, "--python", sys.executable)
+    assert done.returncode == Exit.DONE, done.stderr
+    searched = {"overlaid": [overlaid], "plugin": [stock, PLUGIN]}
+    return {
+        way: {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, searched[way])),
+            "VLLM_READINESS_PROBE": str(folder / f"probe of {way}"),
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_LOGGING_LEVEL": "INFO",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+        for way in WAYS
+    }
+
+
+class Server:
+    """vLLM's server over a small generated model, and the process that it runs in."""
+
+    def __init__(self, folder: Path, way: str, environment: dict[str, str]) -> None:
+        self.probe = environment["VLLM_READINESS_PROBE"]
+        self.log = folder / f"{way}.log"
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        command += ["--model", str(folder / "model"), "--load-format", "dummy"]
+        command += ["--skip-tokenizer-init", "--max-model-len", "256", "--enforce-eager"]
+        command += ["--host", "127.0.0.1", "--port", str(self.port)]
+        with self.log.open("wb") as sink:
+            self.process = subprocess.Popen(
+                command,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+                cwd=folder,
+            )
+
+    def ask(self, path: str, body: Any = None) -> str:
+        """The answer to a request."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with _DIRECT.open(request, timeout=PATIENCE) as answer:
+            return str(answer.read(), "utf-8")
+
+    def metrics(self) -> dict[str, Metric]:
+        """What /metrics shows, by name."""
+        families = list(text_string_to_metric_families(self.ask("/metrics")))
+        found = {family.name: family for family in families}
+        assert len(found) == len(families)
+        return found
+
+    def wait(self) -> None:
+        """Until it serves."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            assert self.process.poll() is None, self.log.read_text()[-4000:]
+            assert time.monotonic() < deadline, self.log.read_text()[-4000:]
+            with contextlib.suppress(urllib.error.URLError, OSError):
+                self.ask("/health")
+                return
+            time.sleep(0.5)
+
+    def stop(self) -> None:
+        """And all that it has started."""
+        for end in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(self.process.pid, end)
+                self.process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def servers(folder: Path, environments: dict[str, dict[str, str]]) -> Iterator[dict[str, Server]]:
+    """A server of each way, started side by side where there is room for it."""
+    model.write(folder / "model", num_attention_heads=2, num_key_value_heads=1)
+    started: dict[str, Server] = {}
+    try:
+        for way in WAYS:
+            started[way] = Server(folder, way, environments[way])
+            if at_once() == 1:
+                started[way].wait()
+        for server in started.values():
+            server.wait()
+            prompt = {"token_ids": [11, 13, 17], "sampling_params": {"max_tokens": 3}}
+            server.ask("/inference/v1/generate", prompt)
+        yield started
+    finally:
+        for server in started.values():
+            server.stop()
+
+
+def record(counted: Histograms, *rows: tuple[int, int, int]) -> None:
+    """Record (kind, nanoseconds, owner)."""
+    listed = [(kind, 7, 7 + lasted, 0, owner, 0) for kind, lasted, owner in rows]
+    counted.update(np.array(listed, dtype=np.int64), ["history", "penalties"])
+
+
+def samples(family: Metric) -> dict[tuple[str, ...], float]:
+    """Values by the end of the sample's name and the labels' values."""
+    return {
+        (
+            sample.name.removeprefix(family.name),
+            *(sample.labels[key] for key in sorted(sample.labels)),
+        ): sample.value
+        for sample in family.samples
+    }
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_server_shows_what_its_own_steps_took(way: str, servers: dict[str, Server]) -> None:
+    """Three tokens took three steps; figures are written every two seconds."""
+    metrics = ("execute_model", "sample_tokens", "output_interval", "schedule")
+    server = servers[way]
+    deadline = time.monotonic() + 60
+    while True:
+        page = server.metrics()
+        steps, sampled, outputs, scheduled = (
+            samples(page[f"{PREFIX}{name}_seconds"]) for name in metrics
+        )
+        if steps and scheduled:
+            break
+        assert time.monotonic() < deadline, server.log.read_text()[-4000:]
+        time.sleep(0.5)
+    assert steps["_count", "rank0"] == sampled["_count", "rank0"] == 3
+    assert outputs["_count", "rank0"] == 2
+    assert steps["_sum", "rank0"] > 0
+    assert scheduled["_count", "engine0"] >= 3
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_server_shows_what_its_workers_have_written(way: str, servers: dict[str, Server]) -> None:
+    server = servers[way]
+    counted = Histograms(KINDS)
+    record(counted, (0, 4_000_000, 0), (0, 5_000_001, 0), (2, 300, 1), (3, 6_400_000, 0))
+    counted.write(f"{server.probe}.rank7.metrics")
+    page = server.metrics()
+    steps = page[f"{PREFIX}execute_model_seconds"]
+    assert steps.type == "histogram"
+    found = samples(steps)
+    assert found["_bucket", "0.0025", "rank7"] == 0
+    assert found["_bucket", "0.005", "rank7"] == 1
+    assert found["_bucket", "0.01", "rank7"] == 2
+    assert found["_count", "rank7"] == found["_bucket", "+Inf", "rank7"] == 2
+    assert found["_sum", "rank7"] == 0.009000001
+    fences = samples(page[f"{PREFIX}fence_seconds"])
+    assert fences["_bucket", "1e-06", "penalties", "rank7"] == 1
+    assert ("_count", "history", "rank7") not in fences
+    assert samples(page[f"{PREFIX}output_interval_seconds"])["_count", "rank7"] == 1
+
+    record(counted, (0, 1, 0), (2, 1, 0))
+    counted.write(f"{server.probe}.rank7.metrics")
+    page = server.metrics()
+    assert samples(page[f"{PREFIX}execute_model_seconds"])["_count", "rank7"] == 3
+    assert samples(page[f"{PREFIX}fence_seconds"])["_count", "history", "rank7"] == 1
+    counted.remove()
+    assert ("_count", "rank7") not in samples(server.metrics()[f"{PREFIX}execute_model_seconds"])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_garbage_beside_the_files_ends_no_scrape(way: str, servers: dict[str, Server]) -> None:
+    server = servers[way]
+    garbage = Path(f"{server.probe}.rank6.metrics")
+    garbage.write_bytes(b"\x00" * 100)
+    counted = Histograms(KINDS)
+    record(counted, (1, 1, 0))
+    counted.write(f"{server.probe}.rank5.metrics")
+    for _ in range(3):
+        found = samples(server.metrics()[f"{PREFIX}sample_tokens_seconds"])
+        assert found["_count", "rank5"] == 1
+    assert server.log.read_text().count(f"/metrics leaves out {garbage}") == 1
+    counted.remove()
+
+
+def test_vllms_own_metrics_are_as_they_were(servers: dict[str, Server]) -> None:
+    pages = {way: servers[way].metrics() for way in WAYS}
+    ours = {way: {name for name in page if name.startswith(PREFIX)} for way, page in pages.items()}
+    assert len(ours["overlaid"]) == 8
+    assert ours["overlaid"] == ours["plugin"]
+    rest = {
+        way: {name: page[name].type for name in page.keys() - ours[way]}
+        for way, page in pages.items()
+    }
+    assert rest["overlaid"] == rest["plugin"]
+    assert rest["overlaid"].keys() >= VLLMS
+    for page in pages.values():
+        tokens = [
+            s.value for s in page["vllm:generation_tokens"].samples if s.name.endswith("_total")
+        ]
+        assert tokens == [3]
+
+
+#: Makes the routes that a server of several makes, and gives the page that it shows.
+OF_SEVERAL = """
+import vllm.plugins, vllm.v1.metrics.prometheus
+if {early}:
+    vllm.plugins.load_general_plugins()
+from vllm.entrypoints.serve.instrumentator.metrics import attach_router
+vllm.plugins.load_general_plugins()
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from prometheus_client import Counter
+Counter("vllm:of_its_own", "A metric of vLLM's.").inc()
+for _ in range(2):
+    app = FastAPI()
+    attach_router(app)
+client = TestClient(app)
+for path in ("/metrics", "/metrics/", "/metrics"):
+    answer = client.get(path)
+    assert answer.status_code == 200, answer.text
+print("\\n== " + answer.text, end="")
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "early"), [("overlaid", True), ("plugin", True), ("plugin", False)]
+)
+def test_each_of_several_servers_shows_the_same(
+    way: str, early: bool, environments: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    """With --api-server-count, where the route of /metrics makes a registry a scrape."""
+    environment = environments[way]
+    counted = Histograms(KINDS)
+    record(counted, (1, 5_000, 0))
+    counted.write(f"{environment['VLLM_READINESS_PROBE']}.rank3.metrics")
+    program = OF_SEVERAL.format(early=early)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**environment, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    families = list(text_string_to_metric_families(done.stdout.rpartition("\n== ")[2]))
+    page = {family.name: family for family in families}
+    assert len(page) == len(families)
+    assert samples(page["vllm:of_its_own"])[("_total",)] == 1
+    found = samples(page[f"{PREFIX}sample_tokens_seconds"])
+    assert found["_count", "rank3"] == found["_bucket", "5e-06", "rank3"] == 1
+    counted.remove()

@@ -1,0 +1,259 @@
+"""The ring: what was put in last is what comes out, in order, as often as it was put in."""
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from probe import records
+from support import probes
+from vllm.v1.readiness import probe_ring
+from vllm.v1.readiness.probe_ring import FIELDS, KINDS, Ring
+
+HEADER = {
+    name: value
+    for name, value in probes.header(0).items()
+    # What the ring says itself.
+    if name not in ("format", "version", "fields", "kinds", "byteorder", "records", "lost")
+}
+#: A record takes any 64-bit integers.
+NUMBERS = st.integers(-(1 << 63), (1 << 63) - 1)
+RECORDS = st.lists(st.tuples(*[NUMBERS] * len(FIELDS)), max_size=70)
+
+
+def filled(count: int, capacity: int) -> Ring:
+    """A ring that was given ``count`` records, of which each says its number."""
+    ring = Ring(capacity)
+    for number in range(count):
+        ring.put(number % len(KINDS), number, number + 5, number, 0, number)
+    return ring
+
+
+@pytest.fixture
+def often() -> Iterator[None]:
+    """Threads take turns at every opportunity."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@given(RECORDS, st.integers(0, 6))
+def test_the_newest_records_are_there_in_order(rows: list[tuple[int, ...]], power: int) -> None:
+    ring = Ring(1 << power)
+    for row in rows:
+        ring.put(*row)
+    found, cursor = ring.since(0)
+    assert [tuple(row) for row in found.tolist()] == rows[-(1 << power) :]
+    assert found.dtype == np.int64
+    assert found.shape[1] == len(FIELDS)
+    assert cursor == ring.count == len(rows)
+
+
+@given(st.lists(st.integers(0, 40), max_size=12), st.integers(0, 6), st.integers(1, 20))
+def test_a_cursor_gives_what_has_come_since(counts: list[int], power: int, chunk: int) -> None:
+    """However many come between two calls, and however few are copied at a time."""
+    ring = Ring(1 << power)
+    cursor = put = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probe_ring, "_CHUNK", chunk)
+        for count in counts:
+            for number in range(put, put + count):
+                ring.put(0, number, 0, 0)
+            put += count
+            found, cursor = ring.since(cursor)
+            assert found[:, 1].tolist() == list(range(put - min(count, ring.capacity), put))
+            assert cursor == put
+
+
+@given(st.integers(0, 100), st.integers(0, 120))
+def test_any_cursor_gives_what_is_left_of_what_came_after_it(count: int, cursor: int) -> None:
+    found, following = filled(count, 32).since(cursor)
+    assert found[:, 1].tolist() == list(range(max(cursor, count - 32), count))
+    assert following == max(cursor, count)
+
+
+def test_a_capacity_that_is_no_power_of_two_is_refused() -> None:
+    with pytest.raises(AssertionError):
+        Ring(48)
+
+
+@pytest.mark.usefixtures("often")
+def test_threads_put_while_one_reads() -> None:
+    """No record is lost, torn or doubled, as long as the reader keeps up."""
+    threads, each = 4, 16_000
+    ring = Ring(1 << 16)
+    together = threading.Barrier(threads)
+
+    def put(thread: int) -> None:
+        together.wait()
+        for number in range(each):
+            # Torn: its fields would not belong together.
+            ring.put(thread, number, number * 3, number * 5, number * 7, thread)
+
+    workers = [threading.Thread(target=put, args=(thread,)) for thread in range(threads)]
+    parts = []
+    cursor = 0
+    for worker in workers:
+        worker.start()
+    while any(worker.is_alive() for worker in workers):
+        part, cursor = ring.since(cursor)
+        parts.append(part)
+    parts.append(ring.since(cursor)[0])
+    found = np.concatenate(parts)
+    assert len(found) == threads * each
+    for factor, column in ((3, 2), (5, 3), (7, 4)):
+        assert (found[:, column] == factor * found[:, 1]).all()
+    assert (found[:, 0] == found[:, 5]).all()
+    for thread in range(threads):
+        assert found[found[:, 0] == thread, 1].tolist() == list(range(each))
+
+
+class _Busy:
+    """A ring's lock that others get before whoever reads: each time they put some records."""
+
+    def __init__(self, ring: Ring, arrivals: list[int]) -> None:
+        self.ring = ring
+        self.arrivals = arrivals
+        self.lock, ring._lock = ring._lock, self  # type: ignore[assignment]
+
+    def __enter__(self) -> None:
+        ring = self.ring
+        ring._lock = self.lock
+        for _ in range(self.arrivals.pop() if self.arrivals else 0):
+            ring.put(0, ring.count, ring.count, ring.count)
+        self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+        self.ring._lock = self  # type: ignore[assignment]
+
+
+@given(st.integers(0, 40), st.lists(st.integers(0, 30), max_size=12), st.integers(1, 20))
+def test_a_ring_that_is_overrun_while_it_is_read_gives_no_record_in_anothers_place(
+    count: int, arrivals: list[int], chunk: int
+) -> None:
+    ring = Ring(16)
+    for number in range(count):
+        ring.put(0, number, number, number)
+    busy = _Busy(ring, arrivals)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probe_ring, "_CHUNK", chunk)
+        first, cursor = ring.since(0)
+        ring._lock = busy.lock
+        second, last = ring.since(cursor)
+    numbers = [*first[:, 1].tolist(), *second[:, 1].tolist()]
+    assert numbers == sorted(set(numbers))
+    assert numbers[-16:] == list(range(max(0, ring.count - 16), ring.count))
+    assert last == ring.count
+
+
+@given(st.integers(0, 100))
+def test_the_file_reads_back(tmp_path_factory: pytest.TempPathFactory, count: int) -> None:
+    path = tmp_path_factory.mktemp("ring") / "file.rank0"
+    ring = filled(count, 32)
+    ring.write(str(path), lambda: HEADER)
+    process = records.read(path)
+    assert process.label == "rank0"
+    assert process.header["records"] == min(count, 32)
+    assert process.header["lost"] == max(0, count - 32)
+    assert [span.began for span in process.spans] == list(range(max(0, count - 32), count))
+    assert [span.kind for span in process.spans] == [
+        KINDS[span.began % len(KINDS)] for span in process.spans
+    ]
+    assert all(span.length == 5 and span.step == span.began for span in process.spans)
+
+
+def test_the_first_line_says_what_the_rest_is(tmp_path: Path) -> None:
+    path = tmp_path / "file.rank0"
+    filled(3, 32).write(str(path), lambda: HEADER | {"pid": 7})
+    line, rest = path.read_bytes().split(b"\n", 1)
+    header = json.loads(line)
+    assert header["format"] == records.FORMAT
+    assert header["version"] == records.VERSION
+    assert tuple(header["fields"]) == records.FIELDS
+    assert tuple(header["kinds"]) == KINDS
+    assert header["pid"] == 7
+    assert len(rest) == 3 * 8 * len(FIELDS)
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    """Who has opened the one before reads on in that."""
+    path = tmp_path / "file.rank0"
+    filled(3, 32).write(str(path), lambda: HEADER)
+    with path.open("rb") as before:
+        filled(9, 32).write(str(path), lambda: HEADER)
+        assert before.read() != path.read_bytes()
+    assert len(records.read(path).spans) == 9
+    assert [file.name for file in tmp_path.iterdir()] == ["file.rank0"]
+
+
+@pytest.mark.parametrize("failing", ["open", "write", "replace"])
+def test_a_write_that_fails_leaves_the_file_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    path = tmp_path / "file.rank0"
+    filled(3, 32).write(str(path), lambda: HEADER)
+    before = path.read_bytes()
+    full = OSError(28, "No space left on device")
+
+    class Full:
+        def __init__(self, name: str, mode: str) -> None:
+            self.file = Path(name).open(mode)  # noqa: SIM115
+
+        def __enter__(self) -> "Full":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.file.close()
+
+        def write(self, data: bytes) -> None:
+            self.file.write(data[: len(data) // 2])
+            raise full
+
+    def fail(*_: object) -> None:
+        raise full
+
+    if failing == "replace":
+        monkeypatch.setattr(os, "replace", fail)
+    else:
+        stand_in = Full if failing == "write" else fail
+        monkeypatch.setattr(probe_ring, "open", stand_in, raising=False)
+    with pytest.raises(OSError, match="No space left"):
+        filled(9, 32).write(str(path), lambda: HEADER)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["file.rank0"]
+
+
+def test_records_may_come_while_the_file_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "file.rank0"
+    ring = Ring(1 << 10)
+    stop = threading.Event()
+
+    def put() -> None:
+        number = 0
+        while not stop.is_set():
+            ring.put(0, number, number, number)
+            number += 1
+
+    worker = threading.Thread(target=put)
+    worker.start()
+    try:
+        for _ in range(50):
+            ring.write(str(path), lambda: HEADER)
+            process = records.read(path)
+            assert process.header["records"] == len(process.spans) <= ring.capacity
+            numbers = [span.began for span in process.spans]
+            assert numbers == sorted(set(numbers))
+            if numbers:
+                assert process.header["lost"] + len(numbers) <= ring.count
+                assert numbers[-1] < process.header["lost"] + len(numbers)
+    finally:
+        stop.set()
+        worker.join()

@@ -1,0 +1,178 @@
+"""Files of the probe with records that are known, and what should be read from them."""
+
+import json
+import sys
+from array import array
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+from probe.records import FIELDS, FORMAT, VERSION, Process, Span
+
+KINDS = [
+    *("execute_model", "sample_tokens", "get_output", "fence"),
+    *("readback", "output", "schedule", "update_from_output"),
+]
+OWNERS = ["history", "output", "thinking budget"]
+MAIN, OTHER = 140_158_253_539_008, 140_158_240_000_000
+
+Row = tuple[int, int, int, int, int, int]
+
+
+def header(count: int, **changes: Any) -> dict[str, Any]:
+    """A file's first line."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "fields": list(FIELDS),
+        "kinds": KINDS,
+        "byteorder": sys.byteorder,
+        "records": count,
+        "lost": 0,
+        "label": "rank0",
+        "pid": 7,
+        "thread": MAIN,
+        "owners": OWNERS,
+        "vllm": "0.22.0",
+        "overlay": None,
+        "digest": None,
+        "features": [],
+        "torch": "2.11.0",
+        "device": "CPU",
+        "command": ["serve"],
+        "started_unix_ns": 10**18,
+        "started_ns": 0,
+        "written_ns": 10**12,
+        **changes,
+    }
+
+
+def written(path: Path, rows: Iterable[Row], swapped: bool = False, **changes: Any) -> Path:
+    """Write a file; ``swapped``: by a machine of the other byte order."""
+    numbers = array("q", [number for row in rows for number in row])
+    if swapped:
+        numbers.byteswap()
+        order = {"little": "big", "big": "little"}[sys.byteorder]
+        changes = {"byteorder": order, **changes}
+    line = json.dumps(header(len(numbers) // len(FIELDS), **changes)).encode()
+    path.write_bytes(line + b"\n" + numbers.tobytes())
+    return path
+
+
+def row(kind: str, began: int, ended: int, step: int = 1, owner: int = 0, extra: int = MAIN) -> Row:
+    """A record as it is written."""
+    return KINDS.index(kind), began, ended, step, owner, extra
+
+
+def process(rows: Iterable[Row], **changes: Any) -> Process:
+    """What would be read from a file of these records, without the file."""
+    spans = [
+        Span(
+            *(KINDS[kind], began, ended, step),
+            owner=OWNERS[owner] if KINDS[kind] == "fence" else "",
+            continuing=owner if KINDS[kind] in ("execute_model", "output") else 0,
+            thread=0 if KINDS[kind] == "readback" else extra,
+            consumed=extra if KINDS[kind] == "readback" else 0,
+        )
+        for kind, began, ended, step, owner, extra in rows
+    ]
+    return Process(Path("rank0"), header(len(spans), **changes), spans)
+
+
+class Part(NamedTuple):
+    """Something that a step does.
+
+    Attributes:
+        kind: what.
+        gap: nanoseconds since the part before.
+        head: nanoseconds before its fence.
+        tail: nanoseconds after it.
+        wait: the fence's length and owner, if there is one.
+    """
+
+    kind: str
+    gap: int
+    head: int
+    tail: int
+    wait: tuple[int, int] | None
+
+    @property
+    def length(self) -> int:
+        """In nanoseconds."""
+        return self.head + self.tail + (self.wait[0] if self.wait else 0)
+
+
+class Made(NamedTuple):
+    """A step as it was made.
+
+    Attributes:
+        continuing: requests.
+        parts: of the main thread, ``execute_model`` first.
+        gap: nanoseconds after the last one.
+        late: nanoseconds from the end of ``sample_tokens`` until the copy begins (it may be
+            before), of the copy, from ``sample_tokens`` until another thread may ask for the
+            output, and of its ``get_output`` at least; None: there is none.
+    """
+
+    continuing: int
+    parts: tuple[Part, ...]
+    gap: int
+    late: tuple[int, int, int, int] | None
+
+
+_times = st.integers(0, 5_000_000)
+_waits = st.none() | st.tuples(st.integers(1, 5_000_000), st.integers(0, len(OWNERS) - 1))
+
+
+def _part(kind: str) -> st.SearchStrategy[Part]:
+    return st.builds(Part, st.just(kind), _times, _times, _times, _waits)
+
+
+_MADE = st.builds(
+    Made,
+    st.integers(0, 3),
+    st.tuples(_part("execute_model"), _part("sample_tokens")).flatmap(
+        lambda first: st.lists(
+            st.sampled_from(["get_output", "update_from_output", "schedule"]).flatmap(_part),
+            max_size=3,
+        ).map(lambda more: (*first, *more))
+    ),
+    _times,
+    st.none() | st.tuples(st.integers(-3_000_000, 3_000_000), _times, _times, _times),
+)
+#: The steps of a worker.
+STEPS = st.lists(_MADE, max_size=8)
+
+
+def rows_of(steps: Iterable[Made], began: int = 10**15) -> list[Row]:
+    """The records of some steps, one after another, in the order in which they ended."""
+    rows: list[Row] = []
+    at = began
+    last_output = 0
+    free = began  # when the other thread is
+    for number, step in enumerate(steps, 1):
+        for part in step.parts:
+            # A step begins with its first part: what is before is of the step before.
+            at += 0 if part is step.parts[0] else part.gap
+            start = at
+            at += part.head
+            if part.wait is not None:
+                rows.append(row("fence", at, at + part.wait[0], number, part.wait[1]))
+                at += part.wait[0]
+            at += part.tail
+            count = step.continuing if part.kind == "execute_model" else 0
+            rows.append(row(part.kind, start, at, number, count))
+        sampled = max(r[2] for r in rows if KINDS[r[0]] == "sample_tokens")
+        if step.late is not None:
+            begins, copied, later, took = step.late
+            start, ready = sampled + begins, sampled + max(begins, 0) + copied
+            asked = max(free, sampled + later)
+            seen = max(ready, asked + took)
+            rows.append(row("readback", start, ready, number, 0, seen))
+            rows.append(row("get_output", asked, seen, number, 0, OTHER))
+            if last_output:
+                rows.append(row("output", last_output, seen, number, step.continuing, OTHER))
+            last_output = free = seen
+        at += step.gap
+    return sorted(rows, key=lambda made: made[2])
