@@ -28,7 +28,10 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path[0] = str(ROOT / "scripts")
 
-from bench.sides import SIDES, Failure, by_turns, heading  # noqa: E402
+from bench import report  # noqa: E402
+from bench.machine import describe  # noqa: E402
+from bench.report import REFUSED  # noqa: E402
+from bench.sides import SIDES, Failure, by_turns  # noqa: E402
 
 GREEDY: Mapping[str, Any] = {"temperature": 0.0}
 RANDOM: Mapping[str, Any] = {"temperature": 1.0}
@@ -116,37 +119,52 @@ def _sampler(asks: Sequence[Mapping[str, Any]], vocab: int, device: torch.device
     return sampler
 
 
-def table(args: argparse.Namespace, rounds: Sequence[Mapping[str, Any]], digest: str) -> str:
-    """The report; a ratio is refused where the sides differ or the host was too slow."""
-    lines = [
-        *heading(rounds[0]["stock"]["device"], digest),
-        "",
-        f"One call of MRV2's sampler, batch {args.batch}, vocabulary {args.vocab:,}, bfloat16; "
-        f"device and host time in ms, median of {len(rounds)} rounds of {args.calls} calls",
-        "",
-        "| case | stock | overlaid | overlaid / stock | host: stock | overlaid |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
+def table(
+    rounds: Sequence[Mapping[str, Any]],
+) -> tuple[list[list[str | float]], list[str]]:
+    """The table's rows, and why ratios are refused: the sides differ, or the host was too slow."""
+    rows: list[list[str | float]] = []
+    problems = []
     for case in CASES:
         found: dict[str, list[Mapping[str, Any]]] = {
             side: [turn[side][case] for turn in rounds] for side in SIDES
         }
-        times = {
-            (side, of): statistics.median(turn[of] for turn in turns)
-            for side, turns in found.items()
-            for of in ("device ms", "host ms")
-        }
-        every = [turn for turns in found.values() for turn in turns]
-        ratio = f"{times['overlaid', 'device ms'] / times['stock', 'device ms']:.3f}"
-        if len({turn["digest"] for turn in every}) > 1:
-            ratio = "refused: the tokens or logprobs differ"
-        elif not all(turn["queued"] for turn in every):
-            ratio = "refused: the device waited for the host"
         device, host = (
-            [f"{times[side, of]:.4f}" for side in SIDES] for of in ("device ms", "host ms")
+            [statistics.median(turn[of] for turn in found[side]) for side in SIDES]
+            for of in ("device ms", "host ms")
         )
-        lines.append(f"| {' | '.join([case, *device, ratio, *host])} |")
-    return "\n".join(lines)
+        every = [turn for turns in found.values() for turn in turns]
+        ratio: str | float = device[1] / device[0]
+        if len({turn["digest"] for turn in every}) > 1:
+            problems.append(f"{case}: the tokens or logprobs differ")
+            ratio = REFUSED
+        elif not all(turn["queued"] for turn in every):
+            problems.append(f"{case}: the device waited for the host")
+            ratio = REFUSED
+        rows.append([case, *device, ratio, *host])
+    return rows, problems
+
+
+def _run(
+    args: argparse.Namespace,
+    rounds: Sequence[Mapping[str, Any]],
+    started: float,
+    digests: Mapping[str, str],
+) -> dict[str, Any]:
+    """What was found, of a run's JSON."""
+    rows, problems = table(rounds)
+    device = rounds[0]["stock"]["device"]
+    return {
+        **describe("table", started, digests, device, args.site),
+        "title": f"One call of MRV2's sampler, batch {args.batch}, vocabulary {args.vocab:,}, "
+        f"bfloat16; device and host time in ms, median of {len(rounds)} rounds of "
+        f"{args.calls} calls",
+        "note": None,
+        "columns": ["case", *SIDES, "overlaid / stock", *(f"host: {side}" for side in SIDES)],
+        "align": ["l", "r", "r", "r", "r", "r"],
+        "rows": rows,
+        "problems": problems,
+    }
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -157,6 +175,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--calls", type=int, default=30, help="of each case (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="of each side (%(default)s)")
     parser.add_argument("--timeout", type=float, default=200.0, help="seconds for one child")
+    parser.add_argument("--json", type=Path, help="write the run to this file, too")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     return parser
 
@@ -167,14 +186,13 @@ def main(argv: Sequence[str]) -> int:
     if args.child:
         child(args.child, args.batch, args.vocab, args.calls)
         return 0
+    started = time.monotonic()
     try:
-        rounds, digest = by_turns(Path(__file__), args.site, argv, args.rounds, args.timeout)
+        rounds, digests = by_turns(Path(__file__), args.site, argv, args.rounds, args.timeout)
     except Failure as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
-    made = table(args, rounds, digest)
-    print(made)
-    return "refused" in made
+    return report.publish(_run(args, rounds, started, digests), args.json)
 
 
 if __name__ == "__main__":

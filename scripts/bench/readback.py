@@ -1,6 +1,6 @@
 """What readback costs, and the foreign copies that it must not wait for.
 
-    PYTHON scripts/bench/readback.py stores [--sizes BYTES...] [--repeats N]
+    PYTHON scripts/bench/readback.py stores [--sizes BYTES...] [--repeats N] [--json FILE]
 
 prints how long it takes to bring four tensors to pinned memory by the overlay's kernel and
 by copies, by their total size. :class:`Foreign` is what the rows ``readback-sync`` and
@@ -12,14 +12,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
-import shlex
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -30,6 +28,13 @@ if TYPE_CHECKING:
     Way = Callable[[Tensors, Tensors], object]
 
 ROOT = Path(__file__).resolve().parents[2]
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT / "scripts")
+
+from bench import report  # noqa: E402
+from bench.machine import describe  # noqa: E402
+from bench.report import REFUSED  # noqa: E402
+
 KERNELS = ROOT / "vendor_overlay" / "vllm" / "v1" / "readiness" / "readback_kernels.py"
 
 #: Sampled ids, and the ids, values and ranks of logprobs.
@@ -122,8 +127,8 @@ class Cost(NamedTuple):
     whole: float
 
 
-def stores(sizes: Sequence[int], repeats: int) -> tuple[list[str], bool]:
-    """The table's rows, and whether what arrived was right throughout.
+def stores(sizes: Sequence[int], repeats: int) -> tuple[list[list[str | int | float]], list[str]]:
+    """The table's rows, and what did not arrive as it was sent.
 
     Args:
         sizes: total bytes of the tensors.
@@ -132,21 +137,22 @@ def stores(sizes: Sequence[int], repeats: int) -> tuple[list[str], bool]:
     import torch
 
     ways: dict[str, Way] = {"kernel": _kernels().store, "copy_": _copy}
-    rows = []
-    right = True
+    rows: list[list[str | int | float]] = []
+    problems = []
     for size in sizes:
         words = size // TENSORS // 4
         sources = [torch.randint(1 << 30, (words,), device="cuda").int() for _ in range(TENSORS)]
         expected = [source.cpu() for source in sources]
-        shown = []
-        for way in ways.values():
+        shown: list[str | int | float] = [size]
+        for name, way in ways.items():
             targets = [torch.zeros(words, dtype=torch.int32, pin_memory=True) for _ in sources]
             cost = _cost(way, sources, targets, repeats)
             same = all(map(torch.equal, targets, expected))
-            right &= same
-            shown += [f"{value:,.1f}" if same else "refused" for value in cost]
-        rows.append(f"| {size:,} | {' | '.join(shown)} |")
-    return rows, right
+            shown += cost if same else [REFUSED] * len(cost)
+            if not same:
+                problems.append(f"{size:,} bytes by {name}: what arrived differs")
+        rows.append(shown)
+    return rows, problems
 
 
 def _cost(way: Way, sources: Tensors, targets: Tensors, repeats: int) -> Cost:
@@ -196,6 +202,7 @@ def _parser() -> argparse.ArgumentParser:
     sizes = [1 << bits for bits in range(10, 25, 2)]
     command.add_argument("--sizes", type=int, nargs="+", default=sizes, help="bytes (%(default)s)")
     command.add_argument("--repeats", type=int, default=100, help="(%(default)s)")
+    command.add_argument("--json", type=Path, help="write the run to this file, too")
     return parser
 
 
@@ -207,22 +214,22 @@ def main(argv: Sequence[str]) -> int:
     if not torch.cuda.is_available():
         print("bench: stores needs a CUDA device", file=sys.stderr)
         return 1
-    rows, right = stores(args.sizes, args.repeats)
-    table = [
-        f"{torch.cuda.get_device_name()}, {datetime.now(timezone.utc).date()}, "
-        f"torch {torch.__version__}",
-        "",
-        f"`{shlex.join([Path(sys.executable).name, *sys.argv])}`",
-        "",
-        f"{TENSORS} tensors to pinned memory; microseconds, median of {args.repeats}",
-        "",
-        "| bytes in all | kernel: launch | device | idle, until read "
-        "| copy_: launch | device | idle, until read |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-        *rows,
-    ]
-    print("\n".join(table))
-    return 0 if right else 1
+    started = time.monotonic()
+    rows, problems = stores(args.sizes, args.repeats)
+    times = ("launch", "device", "idle, until read")
+    run: dict[str, Any] = {
+        **describe("table", started, {}, torch.cuda.get_device_name()),
+        "title": f"{TENSORS} tensors to pinned memory; microseconds, median of {args.repeats}",
+        "note": None,
+        "columns": [
+            "bytes in all",
+            *(f"{way}: {of}" for way in ("kernel", "copy_") for of in times),
+        ],
+        "align": ["r"] * 7,
+        "rows": rows,
+        "problems": problems,
+    }
+    return report.publish(run, args.json)
 
 
 if __name__ == "__main__":

@@ -34,8 +34,10 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path[0] = str(ROOT / "scripts")
 
-from bench import thinking  # noqa: E402
-from bench.sides import SIDES, Failure, by_turns, heading  # noqa: E402
+from bench import report, thinking  # noqa: E402
+from bench.machine import describe  # noqa: E402
+from bench.report import REFUSED  # noqa: E402
+from bench.sides import SIDES, Failure, by_turns  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def child(out: Path, args: argparse.Namespace) -> None:
     if args.device == "cpu":
         thinking.unpin()
     found: dict[str, Any] = {"package": str(Path(vllm.__file__).parent)}
-    found["device"] = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU ({_cpu()})"
+    found["device"] = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
     sampler = Sampler()
     with torch.inference_mode():
         for what in args.what:
@@ -285,48 +287,57 @@ def _copy(sampled: torch.Tensor) -> tuple[torch.Tensor, torch.Event | _Done]:
     return host, event
 
 
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return "unknown"
-
-
-def _report(args: argparse.Namespace, rounds: list[dict[str, Any]], digest: str) -> str:
-    lines = [
-        *heading(rounds[0]["stock"]["device"], digest),
-    ]
+def _run(
+    args: argparse.Namespace,
+    rounds: Sequence[Mapping[str, Any]],
+    started: float,
+    digests: Mapping[str, str],
+) -> dict[str, Any]:
+    """What was found, of a run's JSON."""
+    lines, problems = [], []
     for what in args.what:
         found = [{side: turn[side][what] for side in SIDES} for turn in rounds]
-        lines += [
-            "",
-            f"One step's {what}, batch {args.batch}, vocabulary {args.vocab:,}, "
-            f"{WHAT[what].title}; {WHAT[what].unit}, median of {len(rounds)} rounds of "
-            f"{args.steps} steps",
-            "",
-            *_table(found),
-        ]
-    return "\n".join(lines)
+        made, refused = _table(what, found)
+        lines += made
+        problems += refused
+    asked = "; ".join(f"{what}: {WHAT[what].title}, {WHAT[what].unit}" for what in args.what)
+    return {
+        **describe("table", started, digests, rounds[0]["stock"]["device"], args.site),
+        "title": f"One step, batch {args.batch}, vocabulary {args.vocab:,}. {asked}. "
+        f"Median of {len(rounds)} rounds of {args.steps} steps",
+        "note": None,
+        "columns": ["what", "output tokens", "case", *SIDES, "stock / overlaid"],
+        "align": ["l", "r", "l", "r", "r", "r"],
+        "rows": lines,
+        "problems": problems,
+    }
 
 
-def _table(rounds: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[str]:
-    """Of each round: side to label to what was measured."""
-    lines = [
-        "| output tokens | stock | overlaid | stock / overlaid |",
-        "| ---: | ---: | ---: | ---: |",
-    ]
+def _table(
+    what: str, rounds: Sequence[Mapping[str, Mapping[str, Any]]]
+) -> tuple[list[list[str | int | float]], list[str]]:
+    """The table's rows, and why ratios are refused.
+
+    Args:
+        what: was measured.
+        rounds: of each round, side to label to what was found.
+    """
+    rows: list[list[str | int | float]] = []
+    problems = []
     for label in rounds[0]["stock"]:
         stock, ours = (
             statistics.median(turn[side][label]["ms"] for turn in rounds) for side in SIDES
         )
         same = len({turn[side][label]["logits"] for turn in rounds for side in turn}) == 1
-        ratio = f"{stock / ours:.1f}" if same else "refused: the logits differ"
-        lines.append(f"| {label} | {stock:.3f} | {ours:.3f} | {ratio} |")
-    return lines
+        if not same:
+            problems.append(f"{what}, {label}: the logits differ")
+        length, _, case = label.partition(", ")
+        rows.append([what, int(length), case, stock, ours, stock / ours if same else REFUSED])
+    return rows, problems
 
 
 def _label(length: int, case: str) -> str:
-    return f"{length:,}, {case}" if case else f"{length:,}"
+    return f"{length}, {case}" if case else str(length)
 
 
 def _site() -> Path:
@@ -348,6 +359,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=10, help="of each length (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="of each side (%(default)s)")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one child")
+    parser.add_argument("--json", type=Path, help="write the run to this file, too")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     return parser
 
@@ -358,15 +370,14 @@ def main(argv: Sequence[str]) -> int:
     if args.child:
         child(args.child, args)
         return 0
+    started = time.monotonic()
     try:
-        site = (args.site or _site()).resolve()
-        rounds, digest = by_turns(Path(__file__), site, argv, args.rounds, args.timeout)
+        args.site = (args.site or _site()).resolve()
+        rounds, digests = by_turns(Path(__file__), args.site, argv, args.rounds, args.timeout)
     except Failure as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
-    report = _report(args, rounds, digest)
-    print(report)
-    return "refused" in report
+    return report.publish(_run(args, rounds, started, digests), args.json)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,14 @@ import argparse
 import copy
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
-from bench import mrv2
+from bench import mrv2, report
 from support.sites import REPO
 
-ARGS = argparse.Namespace(batch=128, vocab=1000, calls=5)
+ARGS = argparse.Namespace(batch=128, vocab=1000, calls=5, site=None)
 
 
 def a_side(ms: float) -> dict[str, Any]:
@@ -26,14 +27,13 @@ def rounds() -> list[dict[str, Any]]:
     return [{"stock": a_side(ms), "overlaid": a_side(ms / 2)} for ms in (1.0, 1.2, 1.4)]
 
 
-def row(text: str, case: str) -> list[str]:
-    (line,) = [line for line in text.splitlines() if line.startswith(f"| {case} |")]
-    return [cell.strip() for cell in line.strip("|").split("|")]
-
-
 def test_medians_and_their_ratio(rounds: list[dict[str, Any]]) -> None:
-    text = mrv2.table(ARGS, rounds, "0" * 64)
-    assert row(text, "greedy")[1:] == ["1.2000", "0.6000", "0.500", "0.6000", "0.3000"]
+    rows, problems = mrv2.table(rounds)
+    assert rows[0] == ["greedy", 1.2, 0.6, 0.5, 0.6, 0.3]
+    assert problems == []
+    run = mrv2._run(ARGS, rounds, time.monotonic(), {"stock": "0" * 64, "overlaid": "1" * 64})
+    assert run["rows"] == rows
+    assert "| greedy | 1.200 | 0.6000 | 0.500 | 0.6000 | 0.3000 |" in report.markdown(run)
 
 
 @pytest.mark.parametrize(
@@ -45,9 +45,10 @@ def test_what_spoils_a_ratio(
     for side in ("stock", "overlaid"):
         spoilt = copy.deepcopy(rounds)
         spoilt[1][side]["top_p 0.9"][key] = value
-        text = mrv2.table(ARGS, spoilt, "0" * 64)
-        assert said in row(text, "top_p 0.9")[3]
-        assert row(text, "greedy")[3] == "0.500"
+        rows, (problem,) = mrv2.table(spoilt)
+        assert problem.startswith("top_p 0.9: ")
+        assert said in problem
+        assert {row[0]: row[3] for row in rows if row[3] != 0.5} == {"top_p 0.9": "refused"}
 
 
 def test_an_installation_that_is_not_there_is_named() -> None:

@@ -1,14 +1,14 @@
 """The benchmark of one step, run small on the real vLLM, stock and overlaid."""
 
-import re
 import subprocess
 import sys
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from bench import step, thinking
+from bench import report, step, thinking
 from support.sites import REPO
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.sample.sampler import Sampler
@@ -17,25 +17,30 @@ PROGRAM = REPO / "scripts" / "bench" / "step.py"
 SMALL = ["--batch", "2", "--vocab", "64", "--lengths", "8", "24", "--steps", "2", "--rounds", "1"]
 
 
-def test_both_sides_are_measured_and_make_the_same_of_the_logits() -> None:
-    command = [sys.executable, str(PROGRAM), *SMALL, "--what", *step.WHAT]
+def test_both_sides_are_measured_and_make_the_same_of_the_logits(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    command = [sys.executable, str(PROGRAM), *SMALL, "--json", str(file), "--what", *step.WHAT]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    rows = re.findall(r"^\| (\d+.*) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", done.stdout, re.M)
-    wanted = [
-        step._label(n, case) for what in step.WHAT.values() for n in (8, 24) for case in what.cases
+    run = report.load(file)
+    assert done.stdout == report.markdown(run)
+    assert [row[:3] for row in run["rows"]] == [
+        [name, n, case] for name, what in step.WHAT.items() for n in (8, 24) for case in what.cases
     ]
-    assert [row[0] for row in rows] == wanted
-    assert all(float(number) > 0 for row in rows for number in row[1:3])
+    assert all(row[5] == row[3] / row[4] > 0 for row in run["rows"])
+    assert run["problems"] == []
+    assert run["machine"]["device"] == "CPU"
+    assert str(file) not in run["command"]
 
 
 def test_sides_that_differ_have_no_ratio() -> None:
     same = {"ms": 2.0, "logits": "a"}
-    row = "| 8 | 2.000 | 2.000 | "
-    assert step._table([{"stock": {"8": same}, "overlaid": {"8": same}}])[-1] == row + "1.0 |"
+    found = step._table("penalties", [{"stock": {"8": same}, "overlaid": {"8": same}}])
+    assert found == ([["penalties", 8, "", 2.0, 2.0, 1.0]], [])
     other = same | {"logits": "b"}
-    (line,) = step._table([{"stock": {"8": same}, "overlaid": {"8": other}}])[2:]
-    assert line.startswith(row + "refused")
+    found = step._table("penalties", [{"stock": {"8": same}, "overlaid": {"8": other}}])
+    assert found[0] == [["penalties", 8, "", 2.0, 2.0, "refused"]]
+    assert found[1] == ["penalties, 8: the logits differ"]
 
 
 @pytest.fixture
