@@ -1,161 +1,306 @@
-"""From what the children measured to one table, and to no ratio that means nothing."""
+"""A run as Markdown for a pull request, and as one page of HTML that needs nothing else.
+
+    python scripts/bench/report.py RUN.json [--html FILE] [--markdown FILE]
+
+Without either, the Markdown is printed. The page needs jinja2 and matplotlib. Neither shows a
+ratio that the run refuses: both say why instead.
+"""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
 
-from bench import outputs
-from bench.rows import BASELINE, ROWS
-from bench.sides import SIDES
+ROOT = Path(__file__).resolve().parents[2]
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT / "scripts")
 
-#: What a child wrote, with the "side" and "round" that the parent adds.
-Child = Mapping[str, Any]
+from bench.machine import SCHEMA  # noqa: E402
+from bench.sides import Failure  # noqa: E402
 
-_KINDS = ("tokens", "logprobs")
+#: A run, a row, a case or a figure of it: what the JSON holds.
+Found = Mapping[str, Any]
+
+KINDS = ("engine", "table")
+REFUSED = "refused"
+#: Behind a ratio whose two sides overlap from round to round.
+NOISE = "~"
+NOISE_NOTE = f"{NOISE} marks a ratio whose rounds overlap: the difference may be noise."
+UNSEEN_NOTE = "What shows - was not measured, or not seen from the process that measured."
+#: What the page's summary shows of each case.
+SUMMARY = (
+    "tokens/s",
+    "ITL p50",
+    "ITL p99",
+    "sample_tokens p99",
+    "get_output p99",
+    "fences, a step",
+)
 
 
-def summary(children: Sequence[Child]) -> dict[str, Any]:
-    """Row to case to what was found of it.
+def load(path: Path) -> dict[str, Any]:
+    """Read a run.
 
-    Each case has the ``rounds`` and the median of every figure on each side, the ratio of
-    the medians, the fences by owner, and ``problems``: why there is no ratio, if so.
+    Raises:
+        Failure: it is not there, or is no run that this version knows.
     """
-    found: dict[str, Any] = {}
-    for row in dict.fromkeys(child["row"] for child in children):
-        ours = [child for child in children if child["row"] == row]
-        found[row] = {case: _case(case, ours) for case in ROWS[row].cases}
-    return found
+    try:
+        run = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
+    except (OSError, ValueError) as error:
+        raise Failure(f"{path} cannot be read as a run: {error}") from error
+    if not isinstance(run, dict) or run.get("schema") != SCHEMA or run.get("kind") not in KINDS:
+        raise Failure(
+            f"{path} is no run of schema {SCHEMA}; name the JSON that a program of scripts/bench "
+            "has written"
+        )
+    return run
 
 
-def _case(case: str, children: Sequence[Child]) -> dict[str, Any]:
-    problems = [
-        f"{_name(child)}: {text}" for child in children for text in child["cases"][case]["problems"]
-    ]
-    problems += _differences(case, children)
-    problems += [
-        f"{side} was not measured"
-        for side in SIDES
-        if not any(child["side"] == side for child in children)
-    ]
-    figures = {}
-    for figure in children[0]["cases"][case]["figures"]:
-        rounds = {
-            side: [
-                child["cases"][case]["figures"][figure]
-                for child in children
-                if child["side"] == side
-            ]
-            for side in SIDES
-        }
-        medians = {side: _median(values) for side, values in rounds.items()}
-        ratio = None if problems else _ratio(medians["overlaid"], medians["stock"])
-        figures[figure] = {**medians, "ratio": ratio, "rounds": rounds}
-    return {
-        "figures": figures,
-        "fences": {
-            side: [child["cases"][case]["fences"] for child in children if child["side"] == side]
-            for side in SIDES
-        },
-        "counts": [child["cases"][case]["counts"] for child in children],
-        "problems": problems,
-    }
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
 
 
-def _differences(case: str, children: Sequence[Child]) -> Iterable[str]:
-    """Where each child's output parts from the first stock child's (or, without one, any's)."""
-    first = next((child for child in children if child["side"] == "stock"), children[0])
-    for child in children:
-        for kind in _KINDS:
-            one, other = first["cases"][case], child["cases"][case]
-            if one["sha256"][kind] == other["sha256"][kind]:
-                continue
-            where = outputs.first_difference(outputs.unpack(one[kind]), outputs.unpack(other[kind]))
-            yield f"{kind} of {_name(first)} and {_name(child)} differ: {where}"
-
-
-def markdown(report: Mapping[str, Any]) -> str:
-    """The report for people: one table a row, and a line for all that spoils a ratio."""
-    lines = [
-        f"{report['device']}, {report['date']}, vLLM {report['vllm']}, torch {report['torch']}, "
-        f"overlay digest {report['digest'][:12]}",
-        "",
-        f"`{report['command']}`",
-    ]
-    for name, cases in report["rows"].items():
-        row = report["shapes"][name]
-        lines += [
-            "",
-            f"**{name}**: batch {row['batch']}, {row['prompt']}-token prompts, "
-            f"{row['output']} output tokens, {row['scheduling']} scheduling; "
-            f"median of {row['rounds']} rounds, times in ms",
-            "",
-            "| case | figure | stock | overlaid | ratio |",
-            "| --- | --- | ---: | ---: | ---: |",
-        ]
-        for case, found in cases.items():
-            for figure, values in found["figures"].items():
-                shown = [_number(values[side]) for side in SIDES]
-                ratio = "refused" if found["problems"] else _number(values["ratio"], 3)
-                lines.append(f"| {case} | {figure} | {' | '.join(shown)} | {ratio} |")
-        lines += _against_baseline(cases)
-        lines.append("")
-        for case, found in cases.items():
-            verdict = "; ".join(found["problems"]) or "counts as expected, outputs identical"
-            fences = ", ".join(
-                f"{side} {_fences(found['fences'][side], row['output'])}" for side in SIDES
-            )
-            lines.append(f"- {case}: {verdict}. Fences by owner: {fences}.")
-        if any(_unseen(values) for found in cases.values() for values in found["figures"].values()):
-            lines.append("- What shows `-` was not seen: it happened in a worker's own process.")
-    lines += ["", *(f"FAILED: {error}" for error in report["errors"])]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _against_baseline(cases: Mapping[str, Any]) -> Iterable[str]:
-    """What a case costs on the same side: its figures over those of the case without."""
-    for case, found in cases.items():
-        if case == BASELINE or found["problems"] or cases[BASELINE]["problems"]:
-            continue
-        for figure, values in found["figures"].items():
-            if figure != "tokens/s" and not figure.startswith("ITL"):
-                continue
-            without = cases[BASELINE]["figures"][figure]
-            shown = [_number(_ratio(values[side], without[side]), 3) for side in SIDES]
-            yield f"| {case} / {BASELINE} | {figure} | {' | '.join(shown)} | |"
-
-
-def _unseen(values: Mapping[str, Any]) -> bool:
-    """Whether a side that was measured lacks this figure."""
-    return any(values[side] is None and values["rounds"][side] for side in SIDES)
-
-
-def _name(child: Child) -> str:
-    return f"{child['side']} round {child['round']}"
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    seen = [value for value in values if value is not None]
-    return statistics.median(seen) if seen else None
-
-
-def _ratio(one: float | None, other: float | None) -> float | None:
-    return one / other if one is not None and other else None
-
-
-def _number(value: float | None, digits: int = 2) -> str:
+def number(value: object, ratio: bool = False) -> str:
+    """A value as people read it: four digits, or three decimals of a ratio."""
     if value is None:
         return "-"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.{digits}f}"
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, float):
+        return f"{value:,}"
+    size = abs(value)
+    if size >= 999.95:
+        return f"{value:,.0f}"
+    if size == 0:
+        return "0"
+    decimals = 3 - math.floor(math.log10(size))
+    if ratio:
+        decimals = 0 if size >= 100 else 1 if size >= 10 else 3
+    shown = f"{value:.{min(decimals, 4)}f}"
+    return shown if float(shown) else f"{value:.1g}"
 
 
-def _fences(rounds: Sequence[Mapping[str, int]], steps: int) -> str:
-    """The most fences of each owner in a round; and in a thousand of its steps."""
+def ratio(case: Found, figure: str, side: str) -> float | None:
+    """A figure's ratio of ``side`` to stock; None where a problem refuses it."""
+    if reasons(case, side):
+        return None
+    value: float | None = case["figures"][figure]["ratios"].get(side)
+    return value
+
+
+def ratio_text(case: Found, figure: str, side: str) -> str:
+    """The ratio as it is shown, with :data:`NOISE` where the rounds overlap; or why there is none.
+
+    "refused": there are problems, or none are named though both sides have the figure.
+    "-": a side lacks the figure. Empty: the figure is not one to be held against stock's.
+    """
+    values = case["figures"][figure]
+    if side not in values["ratios"] and not reasons(case, side):
+        return ""
+    value = ratio(case, figure, side)
+    if value is not None:
+        return number(float(value), ratio=True) + (f" {NOISE}" if overlap(values, side) else "")
+    seen = values.get("stock") and values.get(side) is not None
+    return REFUSED if reasons(case, side) or seen else "-"
+
+
+def reasons(case: Found, side: str) -> list[str]:
+    """Why there is no ratio of ``side`` to stock; nothing if there may be one."""
+    return [*case["problems"].get("stock", []), *case["problems"].get(side, [])]
+
+
+def overlap(values: Found, side: str) -> bool:
+    """Whether the rounds of ``side`` and of stock overlap; one round alone has no range."""
+    one, other = (
+        [value for value in values.get("rounds", {}).get(each, []) if value is not None]
+        for each in ("stock", side)
+    )
+    return min(len(one), len(other)) > 1 and max(min(one), min(other)) <= min(max(one), max(other))
+
+
+def others(sides: Iterable[str]) -> list[str]:
+    """The sides that are held against stock."""
+    return [side for side in sides if side != "stock"]
+
+
+def refusals(run: Found) -> Iterator[tuple[str, str, str, str]]:
+    """Row, case, side and problem, of everything that refuses a ratio."""
+    for name, row in run["rows"].items():
+        for label, case in row["cases"].items():
+            for side, problems in case["problems"].items():
+                for problem in problems:
+                    yield name, label, side, problem
+
+
+def heading(run: Found) -> list[str]:
+    """What was measured on, when, and how to repeat it: sentences, and the command at the end."""
+    machine, versions = run["machine"], run["versions"]
+    driver = f" (driver {machine['driver']})" if machine["driver"] else ""
+    digests = [f"{side} {digest[:12]}" for side, digest in run["digests"].items()]
+    lines = [
+        f"{machine['device']}{driver}, {machine['cores']} cores of {machine['cpu']}, "
+        f"{run['date']}, {released(versions)}",
+        f"Digests: {', '.join(digests)}." if digests else "",
+        f"`{run['command']}`",
+    ]
+    return [line for line in lines if line]
+
+
+def released(versions: Found) -> str:
+    """The versions in a line."""
+    names = {"vllm": "vLLM", "python": "Python"}
+    return ", ".join(f"{names.get(key, key)} {v}" for key, v in versions.items() if v)
+
+
+def shape(row: Found) -> str:
+    """What a row's engine and requests are."""
+    rounds = row["rounds"]
+    return (
+        f"batch {row['batch']}, {row['prompt']:,}-token prompts, {row['output']:,} output tokens, "
+        f"{row['scheduling']} scheduling, {'one round' if rounds == 1 else f'{rounds} rounds'}"
+    )
+
+
+def fences(case: Found, side: str, steps: int) -> str:
+    """The most fences of each owner in a round, and in a thousand of its steps."""
+    rounds = case["fences"].get(side) or []
     if not any(rounds):
         return "none counted"
     owners = sorted({owner for counts in rounds for owner in counts})
     most = {owner: max(counts.get(owner, 0) for counts in rounds) for owner in owners}
-    return " ".join(
-        f"{owner} {n} ({n / steps * 1e3:.1f} a thousand steps)" for owner, n in most.items()
+    return ", ".join(
+        f"{owner} {n:,} ({number(n / steps * 1e3)} a thousand steps)" for owner, n in most.items()
     )
+
+
+def verdict(case: Found, sides: Iterable[str]) -> str:
+    """Why a case has no ratio, side by side; or that nothing is wrong with it."""
+    problems = [f"{side}: {text}" for side in sides for text in case["problems"].get(side, [])]
+    return "; ".join(problems) or "counts as expected, outputs identical"
+
+
+def markdown(run: Found) -> str:
+    """The run for people: a table a row, and a line for all that refuses a ratio."""
+    lines = heading(run)
+    lines = [part for line in lines for part in (line, "")]
+    if run["kind"] == "table":
+        lines += [f"{run['title']}", "", *table(run)]
+        if run.get("note"):
+            lines += ["", run["note"]]
+        lines += ["", *(f"- {REFUSED}: {problem}" for problem in run["problems"])]
+    else:
+        lines += _engine(run)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _engine(run: Found) -> list[str]:
+    lines = []
+    if not run["complete"]:
+        lines += ["**CUT OFF**: what was measured until then.", ""]
+    for error in run["errors"]:
+        first, _, rest = error.partition("\n")
+        lines += [f"FAILED: {first}", "", *(["````", rest, "````", ""] if rest else [])]
+    every: list[str] = []
+    for name, row in run["rows"].items():
+        against = others(row["sides"])
+        head = ["case", "figure", *row["sides"], *(f"{side} / stock" for side in against)]
+        made = []
+        for label, case in row["cases"].items():
+            for figure, values in case["figures"].items():
+                shown = [number(values.get(side)) for side in row["sides"]]
+                shown += [ratio_text(case, figure, side) for side in against]
+                made.append([label, figure, *shown])
+        every += [cell for line in made for cell in line]
+        lines += [
+            f"**{name}**: {row['title']} ({row['source']}). {shape(row)}; medians, times in ms",
+            "",
+            *pipes(head, made, ["l", "l", *("r" for _ in head[2:])]),
+            "",
+        ]
+        for label, case in row["cases"].items():
+            counted = "; ".join(
+                f"{side}: {fences(case, side, row['output'])}" for side in row["sides"]
+            )
+            lines.append(f"- {label}: {verdict(case, row['sides'])}. Fences by owner: {counted}.")
+        lines.append("")
+    return lines + notes(every)
+
+
+def notes(cells: Sequence[str]) -> list[str]:
+    """What the marks in these cells mean."""
+    notes = [NOISE_NOTE] if any(cell.endswith(f" {NOISE}") for cell in cells) else []
+    return notes + ([UNSEEN_NOTE] if "-" in cells else [])
+
+
+def table(run: Found) -> list[str]:
+    """The lines of a "table" run's table."""
+    rows = [
+        [number(cell, " / " in column) for cell, column in zip(row, run["columns"], strict=True)]
+        for row in run["rows"]
+    ]
+    return pipes(run["columns"], rows, run["align"])
+
+
+def pipes(head: Sequence[str], rows: Iterable[Sequence[str]], align: Sequence[str]) -> list[str]:
+    """A Markdown table; ``align`` holds "l" or "r" a column."""
+    marks = ["---:" if each == "r" else "---" for each in align]
+    cells = [head, marks, *rows]
+    return [f"| {' | '.join(map(_cell, row))} |" for row in cells]
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def publish(run: Found, file: Path | None) -> int:
+    """Print a "table" run, and write it where asked; 0 unless something refuses a ratio."""
+    print(markdown(run), end="")
+    if file:
+        file.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
+    return 1 if run["problems"] else 0
+
+
+def page(run: Found) -> str:
+    """The run as one HTML page, which needs no other file and no network.
+
+    Raises:
+        Failure: jinja2 or matplotlib is not installed.
+    """
+    try:
+        from bench.page import render
+    except ImportError as error:
+        raise Failure(
+            f"the page needs jinja2 and matplotlib ({error}); make it where `make test` has made "
+            "build/env: build/env/bin/python scripts/bench/report.py RUN.json --html FILE"
+        ) from error
+    return render(run)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write what is asked for; 0 if it could be made."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("run", type=Path, help="the JSON of a run")
+    parser.add_argument("--html", type=Path, help="write the page to this file")
+    parser.add_argument("--markdown", type=Path, help="write the Markdown to this file")
+    args = parser.parse_args(argv)
+    try:
+        run = load(args.run)
+        if args.html:
+            args.html.write_text(page(run), encoding="utf-8")
+        if args.markdown:
+            args.markdown.write_text(markdown(run), encoding="utf-8")
+        if not args.html and not args.markdown:
+            print(markdown(run), end="")
+    except (Failure, OSError) as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

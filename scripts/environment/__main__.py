@@ -1,10 +1,11 @@
 """Make a virtual environment with the pinned vLLM, by uv.
 
     python3 scripts/environment serve DIR   the build that fits this machine
-    python3 scripts/environment test DIR    the CPU build, and what the tests need
+    python3 scripts/environment test DIR    the CPU build, what the tests need, and a Chromium
 
 Standard library only. uv is taken from $UV, from the path, or installed into build/uv.
-An environment that is complete is left alone.
+An environment that is complete is left alone. Chromium is the system's: it is looked for each
+time, and installed by apt-get if it is not there and this is root.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from environment import chromium
+from environment.chromium import Failure
 from overlay import pin
 
 HERE = Path(__file__).resolve().parent
@@ -36,6 +39,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="make an environment with the pinned vLLM")
     parser.add_argument("purpose", choices=("serve", "test"))
     parser.add_argument("directory", type=Path)
+    parser.add_argument("--no-browser", action="store_true", help="go without a Chromium")
     args = parser.parse_args()
     packages = GPU if args.purpose == "serve" and has_nvidia_gpu() else CPU
     inputs = [HERE / "cpu-overrides.txt"] if packages is CPU else []
@@ -45,14 +49,12 @@ def main() -> int:
         inputs.append(project)
     try:
         make(args.directory, packages, inputs)
+        if args.purpose == "test" and not args.no_browser:
+            chromium.ensure()
     except (subprocess.CalledProcessError, Failure) as error:
         print(f"environment: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-class Failure(Exception):
-    """Something that a person has to mend first."""
 
 
 def make(directory: Path, packages: list[str], inputs: list[Path]) -> None:

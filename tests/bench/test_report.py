@@ -1,79 +1,186 @@
-"""The benchmark's report: no ratio where it would mean nothing."""
+"""The report: no ratio where it would mean nothing, and a reason for each that is missing."""
 
-import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import outputs, report
+from bench import report
+from bench.sides import Failure
+from support import runs
+from support.sites import REPO
 
-TOKENS = [[1, 2, 3], [4, 5, 6]]
-
-
-def a_case(speed: float, tokens: list[list[int]]) -> dict[str, Any]:
-    stream = [list(map(str, row)) for row in tokens]
-    nothing: list[list[str]] = [[] for _ in tokens]
-    return {
-        "figures": {"tokens/s": speed, "ITL p50": 1000 / speed, "sample_tokens p99": None},
-        "fences": {},
-        "counts": {},
-        "problems": [],
-        "sha256": {"tokens": outputs.digest(stream), "logprobs": outputs.digest(nothing)},
-        "tokens": outputs.pack(stream),
-        "logprobs": outputs.pack(nothing),
-    }
-
-
-def a_child(side: str, turn: int, speed: float) -> dict[str, Any]:
-    cases = {name: a_case(speed, TOKENS) for name in ("none", "presence")}
-    return {"row": "half-b", "side": side, "round": turn, "cases": cases}
+PROGRAM = REPO / "scripts" / "bench" / "report.py"
+ROW, CASE = "issue-43450", "mixed, batch 8"
+DIFFERS = "tokens of stock round 1 and overlaid round 1 differ: request 3, position 17: 5 against 6"
 
 
 @pytest.fixture
-def children() -> list[dict[str, Any]]:
-    """Two rounds, the overlaid side twice as fast."""
-    return [
-        a_child(side, turn, speed + turn)
-        for turn in (1, 2)
-        for side, speed in (("stock", 100.0), ("overlaid", 200.0))
-    ]
+def run() -> dict[str, Any]:
+    """A complete run without problems."""
+    return runs.engine()
 
 
-def test_a_ratio_is_that_of_the_medians(children: list[dict[str, Any]]) -> None:
-    found = report.summary(children)["half-b"]["presence"]
-    assert found["problems"] == []
-    assert found["figures"]["tokens/s"]["ratio"] == pytest.approx(201.5 / 101.5)
-    assert found["figures"]["sample_tokens p99"]["ratio"] is None
+def lines(text: str, case: str, row: str = ROW) -> dict[str, list[str]]:
+    """The cells of a case's lines in a row's table, by figure."""
+    (part,) = [part for part in text.split("\n**") if part.startswith(f"{row}**")]
+    rows = [line.strip("|").split(" | ") for line in part.splitlines() if line.startswith("| ")]
+    return {
+        cells[1]: [cell.strip() for cell in cells[2:]] for cells in rows if cells[0][1:] == case
+    }
 
 
-def test_differing_outputs_are_named_and_refuse_every_ratio(
-    children: list[dict[str, Any]],
+def test_a_line_has_the_medians_and_their_ratios(run: dict[str, Any]) -> None:
+    found = lines(report.markdown(run), "no history")
+    assert list(found) == list(run["rows"][ROW]["cases"]["no history"]["figures"])
+    assert found["ITL p99"] == ["7.081", "6.996", "6.954", "0.988 ~", "0.982 ~"]
+    assert found["sample_tokens p50"] == ["4.970", "0.8800", "0.8800", "0.177", "0.177"]
+    assert found["fences, a step"][:3] == ["1.004", "0.0098", "0"]
+
+
+def test_the_machine_and_the_command_come_first(run: dict[str, Any]) -> None:
+    head = report.markdown(run).partition("**")[0]
+    for part in ("H100", "570.124", "2026-11-21", "vLLM 0.22.0", "torch 2.11.0", "12ab12ab12ab"):
+        assert part in head
+    assert f"`{run['command']}`" in head
+
+
+def test_fences_are_those_of_the_worst_round_and_of_a_thousand_steps(run: dict[str, Any]) -> None:
+    run["rows"][ROW]["output"] = 4000
+    case = run["rows"][ROW]["cases"][CASE]
+    case["fences"] = {"stock": [{}, {}], "overlaid": [{"budget": 4}, {"budget": 10, "output": 1}]}
+    text = report.markdown(run)
+    said = "overlaid: budget 10 (2.500 a thousand steps), output 1 (0.2500 a thousand steps)"
+    assert f"{CASE}: counts as expected, outputs identical. Fences by owner: stock: none" in text
+    assert said in text
+
+
+def test_a_problem_of_one_side_refuses_its_ratios_alone(run: dict[str, Any]) -> None:
+    runs.refuse(run["rows"][ROW]["cases"][CASE], "overlaid", DIFFERS)
+    text = report.markdown(run)
+    assert {cells[3] for cells in lines(text, CASE).values()} == {"refused"}
+    assert "refused" not in {cells[4] for cells in lines(text, CASE).values()}
+    assert "refused" not in str(lines(text, "no history"))
+    assert f"- {CASE}: overlaid: {DIFFERS}." in text
+
+
+def test_a_problem_of_stock_refuses_every_ratio_even_one_that_is_there(
+    run: dict[str, Any],
 ) -> None:
-    other = [[1, 2, 3], [4, 9, 6]]
-    children[3]["cases"]["presence"] = a_case(300.0, other)
-    found = report.summary(children)["half-b"]
-    (problem,) = found["presence"]["problems"]
-    assert "overlaid round 2" in problem
-    assert "request 1, position 1" in problem
-    assert all(values["ratio"] is None for values in found["presence"]["figures"].values())
-    assert found["none"]["problems"] == []
+    case = run["rows"][ROW]["cases"][CASE]
+    case["problems"]["stock"] = ["round 1: 4095 of 4096 tokens"]
+    text = report.markdown(run)
+    assert {cell for cells in lines(text, CASE).values() for cell in cells[3:]} == {"refused"}
+    assert "4095 of 4096 tokens" in text
 
 
-def test_a_side_that_is_missing_refuses_every_ratio(children: list[dict[str, Any]]) -> None:
-    found = report.summary([child for child in children if child["side"] == "stock"])
-    assert found["half-b"]["none"]["problems"] == ["overlaid was not measured"]
+def test_a_ratio_that_the_run_does_not_have_is_not_made_here(run: dict[str, Any]) -> None:
+    case = run["rows"][ROW]["cases"][CASE]
+    case["figures"]["ITL p50"]["ratios"]["overlaid"] = None
+    assert lines(report.markdown(run), CASE)["ITL p50"][3] == "refused"
 
 
-def test_a_childs_own_problem_refuses_every_ratio(children: list[dict[str, Any]]) -> None:
-    spoilt = copy.deepcopy(children)
-    spoilt[0]["cases"]["none"]["problems"] = ["7 of 8 tokens"]
-    found = report.summary(spoilt)["half-b"]["none"]
-    assert found["problems"] == ["stock round 1: 7 of 8 tokens"]
-    assert found["figures"]["tokens/s"]["ratio"] is None
+def test_what_was_not_seen_is_neither_a_figure_nor_refused(run: dict[str, Any]) -> None:
+    text = report.markdown(run)
+    assert lines(text, "none", "cpu-like")["sample_tokens p50"] == ["-", "-", "-"]
+    assert report.UNSEEN_NOTE in text
 
 
-def test_fences_are_those_of_the_worst_round_and_of_a_thousand_steps() -> None:
-    rounds = [{"thinking budget": 4}, {"thinking budget": 10, "output": 1}]
-    assert report._fences(rounds, 4000) == (
-        "output 1 (0.2 a thousand steps) thinking budget 10 (2.5 a thousand steps)"
+def test_rounds_that_overlap_mark_the_ratio() -> None:
+    def marked(stock: list[float], ours: list[float]) -> bool:
+        return report.overlap({"rounds": {"stock": stock, "overlaid": ours}}, "overlaid")
+
+    assert marked([1.0, 2.0], [1.9, 3.0])
+    assert marked([1.9, 3.0], [1.0, 2.0])
+    assert marked([1.0, 4.0], [2.0, 3.0])
+    assert not marked([1.0, 2.0], [2.1, 3.0])
+    assert not marked([2.1, 3.0], [1.0, 2.0])
+    assert not marked([1.0], [0.5, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("value", "shown", "ratio"),
+    [
+        (None, "-", "-"),
+        (0.0, "0", "0"),
+        (38380.4, "38,380", "38,380"),
+        (999.96, "1,000", "1,000"),
+        (465.84, "465.8", "466"),
+        (59.602, "59.60", "59.6"),
+        (7.16234, "7.162", "7.162"),
+        (0.05, "0.0500", "0.050"),
+        (0.00002, "2e-05", "2e-05"),
+        (12288, "12,288", "12,288"),
+    ],
+)
+def test_numbers(value: float | None, shown: str, ratio: str) -> None:
+    assert report.number(value) == shown
+    assert report.number(value, ratio=True) == ratio
+
+
+def test_a_cut_off_run_and_its_failures_are_said_first(run: dict[str, Any]) -> None:
+    assert "CUT OFF" not in report.markdown(run)
+    run |= {"complete": False, "errors": ["mrv2 failed (1):\n**bold**"]}
+    text = report.markdown(run)
+    assert text.index("CUT OFF") < text.index("FAILED: mrv2 failed (1):") < text.index(f"**{ROW}")
+
+
+def test_a_table_is_shown_with_what_it_refuses() -> None:
+    text = report.markdown(runs.table())
+    assert "| penalties | 1,024 | 7.162 | 0.1451 | 49.4 |" in text
+    assert "| penalties | 12,288 | 59.60 | 0.1404 | refused |" in text
+    assert "- refused: penalties, 12288: the logits differ" in text
+    assert "The logits are random." in text
+
+
+def test_a_name_cannot_break_a_table() -> None:
+    assert report.pipes(["a"], [["one | two\nthree"]], ["l"])[2] == r"| one \| two three |"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"schema": 2, "kind": "table"}', '{"schema": 1, "x": NaN}']
+)
+def test_what_is_no_run_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(text)
+    with pytest.raises(Failure, match=r"run\.json"):
+        report.load(file)
+
+
+def command(*arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, str(PROGRAM), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment or None,
     )
-    assert report._fences([{}, {}], 4000) == "none counted"
+
+
+def test_the_command_writes_what_is_asked_for(tmp_path: Path, run: dict[str, Any]) -> None:
+    file, html, text = (tmp_path / name for name in ("run.json", "run.html", "run.md"))
+    file.write_text(json.dumps(run))
+    assert command(file, "--html", html, "--markdown", text).returncode == 0
+    assert text.read_text() == report.markdown(run) == command(file).stdout
+    assert html.read_text() == report.page(run)
+    refused = command(tmp_path / "missing.json")
+    assert refused.returncode == 1
+    assert "missing.json" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize("lacking", ["jinja2", "matplotlib"])
+def test_without_its_libraries_the_page_says_how_and_the_rest_works(
+    tmp_path: Path, run: dict[str, Any], lacking: str
+) -> None:
+    (tmp_path / f"{lacking}.py").write_text(f"raise ImportError('no {lacking} here')")
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(run))
+    assert command(file, PYTHONPATH=str(tmp_path)).stdout == report.markdown(run)
+    refused = command(file, "--html", tmp_path / "run.html", PYTHONPATH=str(tmp_path))
+    assert refused.returncode == 1
+    (line,) = refused.stderr.splitlines()
+    assert f"no {lacking} here" in line
+    assert "build/env/bin/python scripts/bench/report.py" in line
