@@ -1,10 +1,12 @@
-"""The engine on stock vLLM beside the engine on the overlaid one, in one run.
+"""The engine on stock vLLM beside the overlaid one, and beside MRV2, in one run.
 
-    PYTHON scripts/bench/engine.py --site SITE --out DIR [--rounds N] [--rows NAME...]
+    PYTHON scripts/bench/engine.py [--site SITE] [--model PATH] [--rows NAME...] [--out DIR]
 
-SITE is a pristine installation, and stays so: a view of its vllm package, hard links where
-the file system allows, is what gets the overlay. Each engine runs in a process of its own,
-the two sides by turns. DIR gets the table as engine.md and everything as engine.json.
+SITE is an installation of vLLM, and stays as it is: what it lacks, the overlay or its
+absence, is made in a view of its vllm package, hard links where the file system allows.
+Each engine runs in a process of its own, the sides by turns, and all of them run the
+probe. DIR gets run.json, the table as run.md, and the page run.html. Ctrl-C ends the run
+and keeps what was measured.
 """
 
 from __future__ import annotations
@@ -12,14 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +27,46 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ in ("__main__", "__mp_main__"):
     sys.path[0] = str(ROOT / "scripts")
 
-from bench import report  # noqa: E402
-from bench.rows import ROWS  # noqa: E402
-from bench.sides import Failure, Sides, in_turn, work_beside  # noqa: E402
+from bench import machine, report, summary  # noqa: E402
+from bench.rows import DEFAULT, ROWS, Engine, Row  # noqa: E402
+from bench.sides import Failure, Sides, target, work_beside  # noqa: E402
+from bench.summary import Child  # noqa: E402
+from probe import records  # noqa: E402
 
-#: One process, so that the step's functions can be timed from inside; the sampler that needs
-#: no compiler on the machine.
+#: Announces the probe to vLLM as a plugin.
+PLUGIN = ROOT / "scripts" / "probe" / "plugin"
+#: One process, so that the steps can be interfered with from outside; the sampler that
+#: needs no compiler on the machine.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
 }
+#: What a side's engine is started with besides.
+RUNNER = {"mrv2": 2}
+
+
+class Job:
+    """One engine on one side in one round."""
+
+    def __init__(self, engine: Engine, rows: Sequence[Row], side: str, turn: int) -> None:
+        self.engine = engine
+        self.rows = rows
+        self.side = side
+        self.turn = turn
+        #: Starting the engine is one thing to wait for, each case is another.
+        self.parts = 1 + sum(len(row.cases) for row in rows)
+
+    @property
+    def name(self) -> str:
+        """How it is spoken of."""
+        return f"{self.engine.name}, {self.side}, round {self.turn}"
+
+    def result(self) -> Any:
+        """What makes two jobs the same but for the round."""
+        return self.engine.name, self.side
 
 
 class Run:
@@ -48,154 +76,300 @@ class Run:
         self.args = args
         self.work = work
         self.started = time.monotonic()
-        self.children: list[dict[str, Any]] = []
+        self.gpu = args.device == "gpu"
+        self.children: list[tuple[Job, Child]] = []
+        self.tables: list[dict[str, Any]] = []
         self.errors: list[str] = []
+        self.complete = False
+        # Model Runner V2 needs a GPU.
+        names = [name for name in args.rows if self.gpu or ROWS[name].engine.runner == 1]
+        for name in args.rows:
+            if name not in names:
+                print(f"{name} needs a GPU, and is left out", file=sys.stderr)
+        self.rows = [_fitting(ROWS[name], args) for name in names]
         self.sides = Sides(args.site, work, args.python)
         for side, digest in self.sides.digests.items():
-            self.say(f"{side}: digest {digest[:12]}, proven by checksum")
+            print(f"{side}: digest {digest[:12]}, proven by checksum", flush=True)
+
+    def jobs(self) -> list[Job]:
+        """What is to be done, in its order: by rounds, the sides of an engine by turns."""
+        engines: dict[str, list[Row]] = {}
+        for row in self.rows:
+            engines.setdefault(row.engine.name, []).append(row)
+        jobs = []
+        for turn in range(self.args.rounds):
+            for rows in engines.values():
+                engine = rows[0].engine
+                sides = [side for side in engine.sides(self.gpu) if side in self.args.sides]
+                first = turn % len(sides)
+                sides = [*sides[first:], *sides[:first]]
+                jobs += [Job(engine, rows, side, turn + 1) for side in sides]
+        return jobs
 
     def measure(self) -> None:
-        """Every row, round and side; a child that fails leaves an error behind."""
-        for row in self.args.rows:
-            for turn in range(1, self.args.rounds + 1):
-                for side in in_turn(turn - 1):
-                    try:
-                        child = self._child(row, turn, side)
-                    except Failure as error:
-                        self.errors.append(str(error))
-                        self.say(str(error))
-                        continue
-                    self.children.append(child)
-                    speeds = [
-                        f"{case} {found['figures']['tokens/s']:,.0f} tok/s"
-                        for case, found in child["cases"].items()
-                    ]
-                    self.say(f"{row} round {turn} {side}: {', '.join(speeds)}")
-                    self.write()
+        """Every engine, side and round; a child that fails leaves an error behind."""
+        jobs = self.jobs()
+        with progress(sum(job.parts for job in jobs)) as bar:
+            for job in jobs:
+                bar.set_description(job.name)
+                try:
+                    child = self._child(job, bar)
+                except Failure as error:
+                    self.errors.append(str(error))
+                    bar.write(str(error))
+                    continue
+                self.children.append((job, child))
+                self.write()
+        self.complete = True
 
-    def say(self, text: str) -> None:
-        """Progress, with the seconds since the start."""
-        print(f"[{time.monotonic() - self.started:5.0f} s] {text}", flush=True)
-
-    def write(self) -> str:
-        """Write what there is so far; the table."""
-        first = self.children[0]
-        found = report.summary(self.children)
-        whole: dict[str, Any] = {
-            "command": shlex.join([Path(sys.executable).name, *sys.argv]),
-            "date": datetime.now(timezone.utc).date().isoformat(),
-            **{key: first[key] for key in ("device", "torch", "vllm")},
-            "digest": self.sides.digests["overlaid"],
+    def write(self) -> dict[str, Any]:
+        """Write what there is so far; the run."""
+        whole = {
+            **machine.describe(
+                "engine", self.started, self.sides.digests, self._device(), self.args.site
+            ),
+            "complete": self.complete,
             "environment": ENVIRONMENT
             | {name: v for name, v in os.environ.items() if name.startswith("VLLM_READINESS")},
-            "shapes": {name: self._shape(name) for name in found},
-            "rows": found,
+            "model": self._model(),
+            "sides": [side for side in ("stock", "overlaid", "mrv2") if side in self._seen()],
+            "rows": {row.name: self._row(row) for row in self.rows if self._of(row)},
             "errors": self.errors,
-            "children": [_without_streams(child) for child in self.children],
         }
-        table = report.markdown(whole)
-        (self.args.out / "engine.json").write_text(json.dumps(whole, indent=1))
-        (self.args.out / "engine.md").write_text(table)
-        return table
+        _replace(self.args.out / "run.json", json.dumps(whole, indent=1))
+        _replace(self.args.out / "run.md", report.markdown(whole))
+        return whole
 
-    def _shape(self, name: str) -> dict[str, Any]:
-        row = ROWS[name].tiny() if self.args.tiny else ROWS[name]
-        ours = [child for child in self.children if child["row"] == name]
-        asynchronous = {child["async scheduling"] for child in ours}
-        return {
-            **{key: getattr(row, key) for key in ("batch", "prompt", "output", "runner")},
-            "scheduling": "/".join("async" if on else "sync" for on in asynchronous),
-            "rounds": max(child["round"] for child in ours),
-        }
+    def _seen(self) -> set[str]:
+        return {job.side for job, _ in self.children}
 
-    def _child(self, row: str, turn: int, side: str) -> dict[str, Any]:
-        """Measure one row on one side in a process of its own.
+    def _of(self, row: Row) -> list[Child]:
+        return [child for job, child in self.children if row in job.rows]
+
+    def _row(self, row: Row) -> dict[str, Any]:
+        sides = [side for side in row.engine.sides(self.gpu) if side in self.args.sides]
+        return summary.row(row, sides, self._of(row), self._model())
+
+    def _model(self) -> str | None:
+        return Path(self.args.model).resolve().name if self.args.model else None
+
+    def _device(self) -> str | None:
+        return self.children[0][1].found["device"] if self.children else None
+
+    def _child(self, job: Job, bar: Any) -> Child:
+        """Measure one engine on one side in a process of its own.
 
         Raises:
             Failure: it failed, took too long, or imported another vLLM than it should.
         """
-        name = f"{row} round {turn} {side}"
-        stem = self.work / f"{row}-{turn}-{side}"
-        out, log = stem.with_suffix(".json"), stem.with_suffix(".log")
-        command = [self.args.python, str(Path(__file__).resolve()), "child", row, str(out)]
-        command += ["--tiny"] if self.args.tiny else []
-        # Set whatever the model, for which vLLM would choose.
-        runner = {"VLLM_USE_V2_MODEL_RUNNER": str(ROWS[row].runner - 1)}
-        code = self.sides.run(side, command, log, self.args.timeout, ENVIRONMENT | runner)
+        stem = self.work / f"{job.engine.name}-{job.turn}-{job.side}".replace(" ", "-")
+        out, log, done = (stem.with_suffix(end) for end in (".json", ".log", ".done"))
+        probe = stem.with_suffix(".probe")
+        command = [self.args.python, str(Path(__file__).resolve()), "child", str(out), str(done)]
+        command += ["--size", self.args.size]
+        command += ["--model", str(self.args.model)] if self.args.model else []
+        command += ["--rows", *(row.name for row in job.rows)]
+        runner = RUNNER.get(job.side, job.engine.runner)
+        environment = {
+            **ENVIRONMENT,
+            # Set whatever the model, for which vLLM would choose.
+            "VLLM_USE_V2_MODEL_RUNNER": str(runner - 1),
+            "VLLM_READINESS_PROBE": str(probe),
+        }
+        done.touch()
+        seen = 0
+
+        def watch() -> None:
+            nonlocal seen
+            now = done.read_text().count("\n")
+            bar.update(now - seen)
+            seen = now
+
+        side = "stock" if job.side == "mrv2" else job.side
+        paths = [PLUGIN] if self.gpu else [PLUGIN, self._unpinned(), ROOT / "scripts"]
+        code = self.sides.run(side, command, log, self.args.timeout, environment, watch, paths)
+        watch()
         if code != 0:
+            bar.update(job.parts - seen)
             kept = shutil.copy(log, self.args.out)
             tail = [line[:300] for line in log.read_text(errors="replace").splitlines()[-40:]]
-            raise Failure("\n".join([f"{name} failed ({code}; log: {kept}):", *tail]))
-        child: dict[str, Any] = json.loads(out.read_text())
-        self.sides.check_import(side, child["package"])
-        return {**child, "side": side, "round": turn}
+            raise Failure("\n".join([f"{job.name} failed ({code}; log: {kept}):", *tail]))
+        found: dict[str, Any] = json.loads(out.read_text())
+        self.sides.check_import(side, found["package"])
+        if found["runner"] not in (None, runner):
+            raise Failure(f"{job.name} ran on Model Runner V{found['runner']}, not V{runner}")
+        try:
+            processes, _ = records.engine(probe)
+        except records.ProbeError as error:
+            raise Failure(f"{job.name}: {error}") from error
+        return Child(job.side, job.turn, found, processes)
+
+    def _unpinned(self) -> Path:
+        """A plugin with which stock can force tokens where there is no driver.
+
+        Both sides have it; see :func:`bench.thinking.unpin`.
+        """
+        folder = self.work / "unpinned"
+        metadata = folder / "bench_unpinned.dist-info"
+        metadata.mkdir(parents=True, exist_ok=True)
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: bench-unpinned\n")
+        entry = "[vllm.general_plugins]\nbench_unpinned = bench.thinking:unpin\n"
+        (metadata / "entry_points.txt").write_text(entry)
+        return folder
 
 
-def _without_streams(child: Mapping[str, Any]) -> dict[str, Any]:
-    """A child without the outputs themselves, which only the comparison needs."""
-    cases = {
-        name: {key: value for key, value in case.items() if key not in ("tokens", "logprobs")}
-        for name, case in child["cases"].items()
-    }
-    return {**child, "cases": cases}
+def _fitting(row: Row, args: argparse.Namespace) -> Row:
+    """The row at the size that was asked for."""
+    return {"full": lambda: row, "small": row.small, "tiny": row.tiny}[args.size]()
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file so that whoever stops it leaves the one before."""
+    staged = path.with_suffix(path.suffix + ".tmp")
+    staged.write_text(text)
+    os.replace(staged, path)
+
+
+class _Quiet:
+    """In place of a bar where there is no tqdm."""
+
+    def set_description(self, text: str) -> None:
+        print(text, flush=True)
+
+    def update(self, _: int) -> None: ...
+
+    def write(self, text: str) -> None:
+        print(text, flush=True)
+
+
+class progress:
+    """A progress bar with an estimate of what is left."""
+
+    def __init__(self, total: int) -> None:
+        try:
+            from tqdm import tqdm  # type: ignore[import-untyped]
+        except ImportError:
+            self._bar: Any = None
+        else:
+            self._bar = tqdm(total=total, unit="case", dynamic_ncols=True, smoothing=0.1)
+
+    def __enter__(self) -> Any:
+        return self._bar if self._bar is not None else _Quiet()
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--site", type=Path, required=True, help="a pristine installation")
-    parser.add_argument("--out", type=Path, required=True, help="directory for the report")
-    parser.add_argument("--rounds", type=int, default=2, help="of each row (%(default)s)")
-    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
-    parser.add_argument("--python", default=sys.executable, help="what runs the engines")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--venv", help="the installation: a virtual environment's directory,")
+    parser.add_argument("--site", help="or a site-packages directory")
+    parser.add_argument("--python", help="what runs the engines, if not the environment's")
+    parser.add_argument("--model", help="directory of a model; without it one is generated")
+    parser.add_argument("--out", type=Path, help="directory for the results (build/bench/TIME)")
+    parser.add_argument("--rounds", type=int, default=2, help="of each engine (%(default)s)")
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(DEFAULT))
+    parser.add_argument(
+        "--sides", nargs="+", choices=("stock", "overlaid", "mrv2"), help="(all there are)"
+    )
+    parser.add_argument("--device", choices=("cpu", "gpu"), help="(what the machine has)")
+    parser.add_argument("--size", choices=("full", "small", "tiny"), help="(full on a GPU)")
     parser.add_argument(
         "--work",
         type=Path,
-        help="directory for the view, and for what the children write; kept. "
+        help="directory for the views, and for what the children write; kept. "
         "Without it a temporary one beside SITE, where links to it work",
     )
-    parser.add_argument("--timeout", type=float, default=280.0, help="seconds for one child")
-    parser.add_argument("--tiny", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds for one child")
     return parser
 
 
+def arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """What was asked for, with what goes without saying."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    target(parser, args)
+    args.device = args.device or ("gpu" if Path("/dev/nvidiactl").exists() else "cpu")
+    args.size = args.size or ("full" if args.device == "gpu" else "small")
+    # Whatever is measured is held against stock.
+    args.sides = {"stock", *(args.sides or ("overlaid", "mrv2"))}
+    return args
+
+
 def main(argv: Sequence[str]) -> int:
-    """Measure, print the table; 0 if every child ran and stock and overlaid gave the same."""
-    args = _parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` runs
+    """Measure, print the table; 0 if every child ran and every side gave the same as stock."""
+    args = arguments(argv)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # so that `finally` runs
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    # It would keep the probe, or its like, from one side or all.
+    os.environ.pop("VLLM_PLUGINS", None)
     args.out.mkdir(parents=True, exist_ok=True)
     if args.work:
         args.work.mkdir(parents=True, exist_ok=True)
     kept = args.work and Path(tempfile.mkdtemp(prefix="bench-", dir=args.work)).resolve()
     work = kept or work_beside(args.site)
+    code = 0
     try:
         run = Run(args, work)
-        run.measure()
-        if run.children:
-            print(f"\n{run.write()}", flush=True)
-        found = report.summary(run.children)
-        spoilt = any(case["problems"] for row in found.values() for case in row.values())
-        return 1 if run.errors or spoilt else 0
+        try:
+            run.measure()
+        except KeyboardInterrupt:
+            code = 130
+            print("\nstopped; what was measured is kept", file=sys.stderr)
+        if not run.children:
+            print("bench: nothing was measured", *run.errors, sep="\n", file=sys.stderr)
+            return code or 1
+        whole = run.write()
+        print(f"\n{report.markdown(whole)}", flush=True)
+        _page(args.out, whole)
+        run.sides.check_untouched()
+        return code or int(bool(run.errors or any(_spoilt(whole))))
     except Failure as error:
         print(f"bench: {error}", file=sys.stderr)
-        return 1
+        return code or 1
     finally:
         if not args.work:
             shutil.rmtree(work, ignore_errors=True)
 
 
+def _page(out: Path, whole: Mapping[str, Any]) -> None:
+    """Write the page, or say what it lacks."""
+    try:
+        _replace(out / "run.html", report.page(whole))
+    except ImportError as error:
+        print(f"{out}: run.json and run.md; no page, for want of {error.name}. {error}")
+        return
+    print(f"{out}: run.json, run.md and run.html")
+
+
+def _spoilt(whole: Mapping[str, Any]) -> Iterator[str]:
+    for row in whole["rows"].values():
+        for case in row["cases"].values():
+            for side in ("stock", "overlaid"):
+                yield from case["problems"].get(side, ())
+
+
 def child(argv: Sequence[str]) -> int:
-    """Measure one row in this process."""
+    """Measure the rows of one engine in this process."""
     from bench import measure
 
     parser = argparse.ArgumentParser(prog="engine.py child")
-    parser.add_argument("row", choices=list(ROWS))
     parser.add_argument("out", type=Path)
-    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("done", type=Path)
+    parser.add_argument("--rows", nargs="+", required=True, choices=list(ROWS))
+    parser.add_argument("--size", required=True)
+    parser.add_argument("--model")
     args = parser.parse_args(argv)
-    measure.main(ROWS[args.row].tiny() if args.tiny else ROWS[args.row], args.out)
+
+    def done(name: str) -> None:
+        with args.done.open("a") as file:
+            file.write(f"{name}\n")
+
+    measure.main([_fitting(ROWS[name], args) for name in args.rows], args.out, args.model, done)
     return 0
 
 
 if __name__ == "__main__":
-    arguments = sys.argv[1:]
-    raise SystemExit(child(arguments[1:]) if arguments[:1] == ["child"] else main(arguments))
+    given = sys.argv[1:]
+    raise SystemExit(child(given[1:]) if given[:1] == ["child"] else main(given))

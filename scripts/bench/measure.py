@@ -1,8 +1,8 @@
-"""One engine, measured from inside its own process.
+"""One engine, driven in a process of its own.
 
-The engine runs in this process where the platform lets it (on a GPU it does), so that
-the step's functions can be timed by wrapping them. The CPU platform puts its worker into
-another process; what happens there is then not seen, and the figures say so.
+What happens inside a step is recorded by the probe, which every side runs as the same
+plugin. Here requests are given to the engine, and their outputs kept; each case says from
+when to when it ran, on the probe's clock.
 """
 
 from __future__ import annotations
@@ -10,28 +10,26 @@ from __future__ import annotations
 import functools
 import gc
 import json
-import statistics
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from importlib import import_module
-from itertools import accumulate, pairwise
+from itertools import accumulate, cycle, islice
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from bench import outputs, thinking
 from bench.readback import Foreign
-from bench.rows import BASELINE, Row
+from bench.rows import BASELINE, Case, Row
+from bench.rows import Engine as Spec
 from demo import model
-
-TIMED = ("execute_model", "sample_tokens", "get_output")
-LAST = 32
-#: Of steps begun beside a foreign copy, so many at least make a figure.
-FEWEST = 8
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+#: What prompts are made of where there is a tokenizer.
+TEXT = "The quick brown fox jumps over the lazy dog, and then it asks what comes next. "
 
 
 class Completion(Protocol):
@@ -41,132 +39,78 @@ class Completion(Protocol):
     logprobs: Sequence[Mapping[int, Any]] | None
 
 
-@dataclass
-class Step:
-    """One step, from the beginning of ``execute_model`` to the beginning of the next.
+class Interference:
+    """What is done to an engine's steps from outside, in some of the cases.
 
     Attributes:
-        start: when it began.
-        beside: whether a foreign copy was running then.
-        waiting: seconds in ``sample_tokens`` and ``get_output``, all that can wait for a copy.
-        events: of these, seconds of waiting on events.
-    """
-
-    start: float
-    beside: bool
-    waiting: float = 0.0
-    events: float = 0.0
-
-
-class Watch:
-    """Times the step's functions, and the waits on events inside ``sample_tokens``.
-
-    Attributes:
-        seconds: function name to the length of each call.
-        waits: for each ``sample_tokens``, how often it waited on an event.
-        waited: for each ``sample_tokens``, the seconds that it waited.
-        steps: each step.
-        foreign: copies to launch between steps; None for none.
+        foreign: copies to launch as steps begin; None for none.
+        begun: of each step since they were set, when it began, and whether beside a copy.
+        consume: whether each output is waited for as soon as it is made.
+        runner: the version of the model runner that runs; None: in another process.
     """
 
     def __init__(self) -> None:
-        self.seconds: dict[str, list[float]] = {name: [] for name in TIMED}
-        self.waits: list[int] = []
-        self.waited: list[float] = []
-        self.steps: list[Step] = []
+        self.runner: int | None = None
         self.foreign: Foreign | None = None
-        self._sampling = False
-        self._handing_out = False
+        self.begun: list[tuple[int, bool]] = []
+        self.consume = False
 
     def install(self) -> None:
-        """Wrap what is timed. Call it before an engine is made, and once."""
-        import vllm  # noqa: F401  (sets up what torch reads when it is imported)
+        """Wrap what is interfered with. Call it before an engine is made, and once."""
+        for version in (1, 2):
+            runner, output = _runner(version)
+            runner.execute_model = self._begun(runner.execute_model, version)
+            runner.sample_tokens = _told(runner.sample_tokens)
+            output.__init__ = self._consumed(output.__init__)
+            output.get_output = _kept(output.get_output)
 
-        # isort: split
-        import torch
-
-        # torch.Event is a C type whose attributes are fixed: a subclass takes its name.
-        wait = {"synchronize": self._counted(torch.Event.synchronize)}
-        torch.Event = type("Event", (torch.Event,), wait)
-        torch.cuda.Event.synchronize = self._counted(torch.cuda.Event.synchronize)
-
-        for runner, output in (_runner(1), _runner(2)):
-            runner.execute_model = self._begun(self._timed(runner.execute_model))
-            runner.sample_tokens = self._sampled(self._timed(runner.sample_tokens))
-            output.get_output = self._handed_out(self._timed(output.get_output))
-
-    def clear(self) -> None:
-        """Forget what was seen so far."""
-        for seconds in self.seconds.values():
-            seconds.clear()
-        self.waits.clear()
-        self.waited.clear()
-        self.steps.clear()
-
-    def _begun(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
+    def _begun(self, function: Callable[_P, _R], version: int) -> Callable[_P, _R]:
         @functools.wraps(function)
         def begun(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            beside = self.foreign is not None and self.foreign.step()
-            self.steps.append(Step(time.perf_counter(), beside))
+            self.runner = version
+            if self.foreign is not None:
+                beside = self.foreign.step()
+                self.begun.append((time.perf_counter_ns(), beside))
             return function(*args, **kwargs)
 
         return begun
 
-    def _timed(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
-        seconds = self.seconds[function.__name__]
-
+    def _consumed(self, function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
-        def timed(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            start = time.perf_counter()
-            result = function(*args, **kwargs)
-            seconds.append(time.perf_counter() - start)
-            if function.__name__ != "execute_model" and self.steps:
-                self.steps[-1].waiting += seconds[-1]
-            return result
+        def made(output: Any, *args: Any, **kwargs: Any) -> None:
+            function(output, *args, **kwargs)
+            if self.consume:
+                # What the runner still looks at afterwards is put back.
+                before = dict(vars(output))
+                early = output.get_output()
+                vars(output).update({**before, "_early": early})
 
-        return timed
+        return made
 
-    def _sampled(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
-        @functools.wraps(function)
-        def sampled(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            self.waits.append(0)
-            self.waited.append(0.0)
-            self._sampling = True
-            try:
-                return function(*args, **kwargs)
-            except Exception:
-                # The executor keeps it for later, and the next step fails of it first.
-                traceback.print_exc()
-                raise
-            finally:
-                self._sampling = False
 
-        return sampled
+def _kept(function: Callable[[Any], Any]) -> Callable[[Any], object]:
+    """Hand out what has been consumed already."""
 
-    def _handed_out(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
-        @functools.wraps(function)
-        def handed_out(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            self._handing_out = True
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self._handing_out = False
+    @functools.wraps(function)
+    def get_output(output: Any) -> object:
+        early = vars(output).pop("_early", None)
+        return function(output) if early is None else early
 
-        return handed_out
+    return get_output
 
-    def _counted(self, function: Callable[[object], None]) -> Callable[[object], None]:
-        @functools.wraps(function)
-        def counted(event: object) -> None:
-            start = time.perf_counter()
-            function(event)
-            seconds = time.perf_counter() - start
-            if self._sampling:
-                self.waits[-1] += 1
-                self.waited[-1] += seconds
-            if (self._sampling or self._handing_out) and self.steps:
-                self.steps[-1].events += seconds
 
-        return counted
+def _told(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Print an exception at once: the executor keeps it, and the next step fails of it."""
+
+    @functools.wraps(function)
+    def told(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return function(*args, **kwargs)
+        except Exception:
+            traceback.print_exc()
+            raise
+
+    return told
 
 
 def _runner(version: int) -> tuple[Any, Any]:
@@ -175,92 +119,127 @@ def _runner(version: int) -> tuple[Any, Any]:
         one = import_module("vllm.v1.worker.gpu_model_runner")
         return one.GPUModelRunner, one.AsyncGPUModelRunnerOutput
     two = import_module("vllm.v1.worker.gpu.model_runner")
-    return two.GPUModelRunner, two.AsyncOutput
+    return two.GPUModelRunner, import_module("vllm.v1.worker.gpu.async_utils").AsyncOutput
 
 
 class Engine:
-    """A row's engine.
+    """An engine, and what it gave.
+
+    Args:
+        spec: which engine.
+        home: directory for a generated model.
+        path: of a model with weights and a tokenizer, in place of the generated one.
 
     Attributes:
         asynchronous: whether it schedules asynchronously.
-        stamps: of each step that gave something, when it did, and to how many requests.
+        stamps: of each step that gave something, when it did (nanoseconds of
+            ``time.perf_counter_ns``), and to how many requests.
         plain: what each request gave in the baseline case, for bad words to forbid.
     """
 
-    def __init__(self, row: Row, home: Path) -> None:
+    def __init__(self, spec: Spec, home: Path, path: str | None = None) -> None:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        self.row = row
+        self.spec = spec
+        own: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True}
         arguments = EngineArgs(
-            model=str(model.write(home, **row.model)),
-            load_format="dummy",
-            skip_tokenizer_init=True,
+            model=path or str(model.write(home, **spec.model)),
+            **({} if path else own),
             seed=0,
-            max_model_len=row.length,
-            max_num_seqs=row.batch,
+            max_model_len=spec.length,
+            max_num_seqs=spec.batch,
             # Every prompt in the first step: what follows is decoding alone.
-            max_num_batched_tokens=max(row.batch * row.prompt, row.length),
+            max_num_batched_tokens=max(spec.batch * spec.prompt, spec.length),
             enable_prefix_caching=False,
             gpu_memory_utilization=0.6,
-            async_scheduling=row.asynchronous,
+            async_scheduling=spec.asynchronous,
             disable_log_stats=True,
-            reasoning_config=thinking.config() if row.thinking else None,
+            reasoning_config=thinking.config() if spec.thinking else None,
             compilation_config={
                 "mode": 0,
                 "cudagraph_mode": "FULL_DECODE_ONLY",
-                "cudagraph_capture_sizes": [row.batch],
+                "cudagraph_capture_sizes": sorted({max(1, spec.batch // 4), spec.batch}),
             },
         )
         self._engine = LLMEngine.from_engine_args(arguments)
         config = self._engine.vllm_config
         self.asynchronous: bool = config.scheduler_config.async_scheduling
         self._vocabulary: int = config.model_config.get_vocab_size()
-        self.stamps: list[tuple[float, int]] = []
+        self._text: list[int] = []
+        if path:
+            tokenizer = self._engine.get_tokenizer()
+            self._text = tokenizer.encode(TEXT, add_special_tokens=False)
+        self.stamps: list[tuple[int, int]] = []
         self.plain: list[list[int]] = []
         core = self._engine.engine_core
         core.get_output = self._stamped(core.get_output)
 
-    def generate(self, parameters: Mapping[str, Any], length: int) -> list[Completion]:
-        """Run the row's batch, greedily if not asked otherwise; the completions, in order."""
+    def prompt(self, request: int) -> list[int]:
+        """A request's prompt: token ids, and as many of them as the engine's say."""
+        spec, start = self.spec, request * self.spec.prompt
+        if self._text:
+            begin = request % len(self._text)
+            prompt = list(islice(cycle(self._text), begin, begin + spec.prompt))
+        else:
+            places = range(start, start + spec.prompt)
+            prompt = [3 + 7919 * k % (self._vocabulary - 3) for k in places]
+        if spec.thinking:
+            prompt[-len(thinking.START) :] = thinking.START
+        return prompt
+
+    def generate(self, row: Row, case: Case, length: int) -> list[Completion]:
+        """Run a case's batch, greedily if not asked otherwise; the completions, in order."""
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
-        parameters = dict(parameters)
-        lengths = parameters.pop("bad_words", None)
-        for request in range(self.row.batch):
-            start = request * self.row.prompt
-            prompt = [
-                3 + 7919 * k % (self._vocabulary - 3) for k in range(start, start + self.row.prompt)
-            ]
-            if self.row.thinking:
-                prompt[-len(thinking.START) :] = thinking.START
+        kind = RequestOutputKind.DELTA if case.streamed else RequestOutputKind.FINAL_ONLY
+        for request in range(case.batch or self.spec.batch):
+            parameters = dict(case.of(request))
+            lengths = parameters.pop("bad_words", None)
+            if (budget := row.budget(parameters)) is not None:
+                parameters["thinking_token_budget"] = budget
             sampling = SamplingParams(
                 max_tokens=length,
                 ignore_eos=True,
                 detokenize=False,
-                output_kind=RequestOutputKind.FINAL_ONLY,
+                output_kind=kind,
                 **{"temperature": 0.0, **parameters},
             )
             if lengths:
-                # Words are turned to tokens by a tokenizer, and there is none.
+                # Words are turned to tokens by a tokenizer, and there need not be one.
                 sampling._bad_words_token_ids = words(self.plain[request], lengths)
-            self._engine.add_request(str(request), TokensPrompt(prompt_token_ids=prompt), sampling)
+            prompt = TokensPrompt(prompt_token_ids=self.prompt(request))
+            self._engine.add_request(str(request), prompt, sampling)
         self.stamps.clear()
-        completions: dict[int, Completion] = {}
+        pieces: dict[int, list[Completion]] = {}
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():
-                completions[int(output.request_id)] = output.outputs[0]
-        return [completions[request] for request in sorted(completions)]
+                pieces.setdefault(int(output.request_id), []).append(output.outputs[0])
+        return [_whole_of(pieces[request]) for request in sorted(pieces)]
 
     def _stamped(self, function: Callable[[], Any]) -> Callable[[], object]:
         def stamped() -> object:
             result = function()
             if result.outputs:
-                self.stamps.append((time.perf_counter(), len(result.outputs)))
+                self.stamps.append((time.perf_counter_ns(), len(result.outputs)))
             return result
 
         return stamped
+
+
+class _Joined:
+    """The pieces of a streamed completion, joined."""
+
+    def __init__(self, pieces: Sequence[Completion]) -> None:
+        self.token_ids: Sequence[int] = [token for piece in pieces for token in piece.token_ids]
+        given = [piece.logprobs for piece in pieces if piece.logprobs is not None]
+        joined = [at for positions in given for at in positions]
+        self.logprobs: Sequence[Mapping[int, Any]] | None = joined or None
+
+
+def _whole_of(pieces: Sequence[Completion]) -> Completion:
+    return pieces[0] if len(pieces) == 1 else _Joined(pieces)
 
 
 def words(tokens: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
@@ -269,83 +248,78 @@ def words(tokens: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
     return [list(tokens[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
 
-def main(row: Row, out: Path) -> None:
-    """Measure every case of ``row`` in one engine, and write what was seen to ``out``."""
+def main(rows: Sequence[Row], out: Path, path: str | None, done: Callable[[str], None]) -> None:
+    """Measure every case of rows of one engine, and write what was seen to ``out``.
+
+    Args:
+        rows: all of one engine.
+        out: gets JSON.
+        path: of a model, or None for the generated one.
+        done: told of each case that is done.
+    """
     start = time.perf_counter()
-    watch = Watch()
-    watch.install()
-    engine = Engine(row, out.with_suffix(".model"))
+    interference = Interference()
+    interference.install()
+    engine = Engine(rows[0].engine, out.with_suffix(".model"), path)
 
     import torch
     import vllm
 
     gpu = torch.cuda.is_available()
     ready = time.perf_counter() - start
-    cases = {}
-    for name, parameters in row.cases.items():
-        direction = row.beside.get(name)
-        watch.foreign = Foreign(direction) if gpu and direction else None
-        cases[name] = _case(engine, watch, parameters, gpu)
-    for name in row.beside:
-        cases[name]["problems"] += _parted(cases[name], cases[row.alone(name)], row.alone(name))
+    done("engine")
+    found: dict[str, Any] = {}
+    for row in rows:
+        found[row.name] = cases = {}
+        for name, case in row.cases.items():
+            cases[name] = _case(engine, row, case, interference, gpu)
+            done(name)
     result = {
-        "row": row.name,
+        "engine": rows[0].engine.name,
         "device": torch.cuda.get_device_name() if gpu else "CPU",
-        "torch": torch.__version__,
-        "vllm": vllm.__version__,
         "package": str(Path(vllm.__file__).parent),
         "async scheduling": engine.asynchronous,
+        "runner": interference.runner,
         "startup s": ready,
-        "cases": cases,
+        "rows": found,
     }
     out.write_text(json.dumps(result))
 
 
-def _case(engine: Engine, watch: Watch, parameters: Mapping[str, Any], gpu: bool) -> dict[str, Any]:
-    row = engine.row
-    foreign, watch.foreign = watch.foreign, None
-    engine.generate(parameters, row.warmup)
+def _case(
+    engine: Engine, row: Row, case: Case, interference: Interference, gpu: bool
+) -> dict[str, Any]:
+    interference.consume = case.consumed
+    engine.generate(row, replace(case, beside=None), row.warmup)
     gc.collect()
-    watch.clear()
-    watch.foreign = foreign
-    before = _fences()
-    start = time.perf_counter()
-    completions = engine.generate(parameters, row.output)
-    seconds = time.perf_counter() - start
-    watch.foreign = None
-    fences = {owner: count - before.get(owner, 0) for owner, count in _fences().items()}
+    foreign = Foreign(case.beside) if gpu and case.beside else None
+    interference.begun.clear()
+    interference.foreign = foreign
+    began = time.perf_counter_ns()
+    completions = engine.generate(row, case, row.output)
+    ended = time.perf_counter_ns()
+    interference.foreign, interference.consume = None, False
 
     tokens = [[str(token) for token in done.token_ids] for done in completions]
     logprobs = [[_line(at) for at in done.logprobs or ()] for done in completions]
-    if parameters == row.cases[BASELINE]:
+    if case == row.cases[BASELINE]:
         engine.plain = [list(done.token_ids) for done in completions]
-    wanted = row.batch * row.output
-    top = parameters.get("logprobs", 0)
+    batch = case.batch or engine.spec.batch
     counts = {
-        "tokens": [sum(map(len, tokens)), wanted],
-        "logprobs": [
-            sum(_whole(done, top) for done in completions),
-            wanted if "logprobs" in parameters else 0,
-        ],
-        **_met(engine, parameters, completions),
+        "tokens": [sum(map(len, tokens)), batch * row.output],
+        **_counted(row, case, completions, batch),
+        **_met(engine, row, case, completions),
     }
     problems = [f"{n} of {m} {kind}" for kind, (n, m) in counts.items() if n != m]
-    if [size for _, size in engine.stamps] != [row.batch] * row.output:
-        problems.append(f"{len(engine.stamps)} steps, not {row.output} of {row.batch} tokens each")
-    # Where the worker is another process, as on a CPU, nothing is seen of it.
-    if missing := [name for name in _timed(engine) if len(watch.seconds[name]) < row.output]:
-        missing = missing if gpu else [name for name in missing if watch.seconds[name]]
-        problems += [f"{name} was seen {len(watch.seconds[name])} times" for name in missing]
-    if gpu and engine.asynchronous != row.asynchronous:
+    if [size for _, size in engine.stamps] != [batch] * row.output and not case.streamed:
+        problems.append(f"{len(engine.stamps)} steps, not {row.output} of {batch} tokens each")
+    if gpu and engine.asynchronous != row.engine.asynchronous:
         problems.append(f"async scheduling is {'on' if engine.asynchronous else 'off'}")
-    figures = _figures(engine, watch, seconds, counts["tokens"][0])
-    if foreign is not None:
-        lengths = foreign.finish()
-        figures |= beside(watch.steps[1 : row.output], lengths)
-        problems += _unlike(watch.steps[1 : row.output], lengths)
     return {
-        "figures": figures,
-        "fences": fences,
+        "window": [began, ended],
+        "stamps": [at for at, _ in engine.stamps],
+        "beside": list(interference.begun) if foreign else None,
+        "copies": foreign.finish() if foreign else None,
         "counts": counts,
         "problems": problems,
         "sha256": {"tokens": outputs.digest(tokens), "logprobs": outputs.digest(logprobs)},
@@ -354,106 +328,37 @@ def _case(engine: Engine, watch: Watch, parameters: Mapping[str, Any], gpu: bool
     }
 
 
+def _counted(
+    row: Row, case: Case, completions: Sequence[Completion], batch: int
+) -> dict[str, list[int]]:
+    """Positions that have logprobs, and those that have all of them; and how many should."""
+    seen = whole = wanted = 0
+    for request, done in enumerate(completions):
+        given = done.logprobs or ()
+        seen += len(given)
+        if (top := case.of(request).get("logprobs")) is not None:
+            whole += _whole(done, top)
+    for request in range(batch):
+        wanted += row.output if "logprobs" in case.of(request) else 0
+    return {"logprobs": [seen, wanted], "positions with every logprob": [whole, wanted]}
+
+
 def _met(
-    engine: Engine, parameters: Mapping[str, Any], completions: Sequence[Completion]
+    engine: Engine, row: Row, case: Case, completions: Sequence[Completion]
 ) -> dict[str, list[int]]:
     """How many requests met what their parameters are there for, and how many should have."""
-    row, met = engine.row, {}
+    met = {}
+    batch = case.batch or engine.spec.batch
     given = [list(done.token_ids) for done in completions]
-    if "bad_words" in parameters:
+    if case.asks_for("bad_words"):
         changed = sum(tokens != plain for tokens, plain in zip(given, engine.plain, strict=True))
-        met["requests that met a bad word"] = [changed, row.batch]
-    if "thinking_token_budget" in parameters:
-        last = parameters["thinking_token_budget"] + len(thinking.END)
+        met["requests that met a bad word"] = [changed, batch]
+    if case.asks_for("thinking_token_budget"):
         ended = sum(map(thinking.ended, given))
-        met["requests that used up their budget"] = [ended, row.batch if last <= row.output else 0]
+        budgets = [row.budget(case.of(request)) for request in range(batch)]
+        last = [b for b in budgets if b is not None and b + len(thinking.END) <= row.output]
+        met["requests that used up their budget"] = [ended, len(last)]
     return met
-
-
-def _timed(engine: Engine) -> Sequence[str]:
-    """The functions that a step goes through."""
-    return TIMED if engine.asynchronous else TIMED[:-1]
-
-
-def _figures(engine: Engine, watch: Watch, seconds: float, tokens: int) -> dict[str, float | None]:
-    """The figures by name; milliseconds unless the name says otherwise, None if not seen."""
-    times = [at for at, _ in engine.stamps]
-    steps = [after - before for before, after in pairwise(times)]
-    # The first call is the prompts', and any after the last token has nothing to do.
-    decode = slice(1, engine.row.output)
-    figures: dict[str, float | None] = {
-        "tokens/s": tokens / seconds,
-        "ITL p50": _percentile(steps, 50),
-        "ITL p99": _percentile(steps, 99),
-        f"ITL p50 of the last {LAST} steps": _percentile(steps[-LAST:], 50),
-    }
-    for name in _timed(engine):
-        calls = watch.seconds[name]
-        figures[f"{name} p50"] = _percentile(calls[decode], 50)
-        figures[f"{name} p99"] = _percentile(calls[decode], 99)
-    waits, waited = watch.waits[decode], watch.waited[decode]
-    figures["waits in sample_tokens, a step"] = statistics.fmean(waits) if waits else None
-    figures["waited in sample_tokens, a step"] = statistics.fmean(waited) * 1e3 if waited else None
-    return figures
-
-
-def beside(steps: Sequence[Step], lengths: Sequence[float]) -> dict[str, float | None]:
-    """Steps begun while a foreign copy was running, against the quiet ones of the same run.
-
-    Args:
-        steps: in their order, one after the other.
-        lengths: of each foreign copy, in milliseconds.
-    """
-    figures: dict[str, float | None] = {
-        "steps begun beside the copy": float(sum(step.beside for step in steps)),
-        "copies": float(len(lengths)),
-        "copy, shortest": min(lengths, default=None),
-    }
-    # The last step's end is not known.
-    length = {id(step): after.start - step.start for step, after in pairwise(steps)}
-    measures: dict[str, Callable[[Step], float]] = {
-        "wait of a step": lambda step: step.waiting,
-        "event waits of a step": lambda step: step.events,
-        "step": lambda step: length[id(step)],
-    }
-    for name, measure in measures.items():
-        quiet = [measure(step) for step in steps[:-1] if not step.beside]
-        noisy = [measure(step) for step in steps[:-1] if step.beside]
-        for percent in (50, 99, 100):
-            one, other = _percentile(quiet, percent), _percentile(noisy, percent)
-            label = "max" if percent == 100 else f"p{percent}"
-            figures[f"{name}, quiet, {label}"] = one
-            figures[f"{name}, beside the copy, {label}"] = other
-            figures[f"{name}, beside / quiet, {label}"] = other / one if one and other else None
-    return figures
-
-
-def _unlike(steps: Sequence[Step], lengths: Sequence[float]) -> list[str]:
-    """Why these steps do not show what a long copy does."""
-    problems = []
-    if (noisy := sum(step.beside for step in steps)) < FEWEST or len(steps) - noisy < FEWEST:
-        problems.append(f"{noisy} of {len(steps)} steps began beside a copy")
-    if (shortest := min(lengths, default=0.0)) < Foreign.LEAST * 1e3:
-        problems.append(f"a copy took {shortest:.0f} ms")
-    return problems
-
-
-def _parted(case: Mapping[str, Any], alone: Mapping[str, Any], name: str) -> list[str]:
-    """Where a case gave something else than the same requests gave without foreign copies."""
-    return [
-        f"{kind} differ from those of {name!r}"
-        for kind, digest in case["sha256"].items()
-        if digest != alone["sha256"][kind]
-    ]
-
-
-def _percentile(seconds: Sequence[float], percent: int) -> float | None:
-    """In milliseconds."""
-    if len(seconds) < 2:
-        return None
-    if percent == 100:
-        return max(seconds) * 1e3
-    return statistics.quantiles(seconds, n=100, method="inclusive")[percent - 1] * 1e3
 
 
 def _line(at: Mapping[int, Any]) -> str:
@@ -465,14 +370,3 @@ def _whole(done: Completion, top: int) -> int:
     ranks = set(range(1, top + 1))
     pairs = zip(done.token_ids, done.logprobs or (), strict=False)
     return sum(token in at and ranks <= {lp.rank for lp in at.values()} for token, at in pairs)
-
-
-def _fences() -> dict[str, int]:
-    """Fences so far by owner; none where the overlay is not there or does not count them."""
-    name = "vllm.v1.readiness.fences"
-    try:
-        return dict(import_module(name).counts())
-    except ModuleNotFoundError as error:
-        if error.name is None or not name.startswith(error.name):
-            raise
-        return {}

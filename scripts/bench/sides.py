@@ -1,7 +1,9 @@
-"""The two sides of a comparison: a pristine installation, and a view of it overlaid."""
+"""The two sides of a comparison: views of one installation, pristine and overlaid."""
 
 from __future__ import annotations
 
+import argparse
+import ctypes
 import json
 import os
 import shlex
@@ -10,13 +12,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from overlay.errors import OverlayError
+from overlay.installation import locate
+
 ROOT = Path(__file__).resolve().parents[2]
 SIDES = ("stock", "overlaid")
+_PR_SET_PDEATHSIG = 1
 
 
 class Failure(Exception):
@@ -32,20 +39,28 @@ class Sides:
     """
 
     def __init__(self, site: Path, work: Path, python: str) -> None:
-        """Lay the overlay over a view of ``site`` in ``work``; ``site`` stays as it is.
+        """Make views of ``site`` in ``work``, one pristine and one overlaid.
+
+        ``site`` itself stays as it is.
 
         Raises:
-            Failure: ``site`` has no vLLM, is not pristine, or cannot be overlaid.
+            Failure: ``site`` has no vLLM, or one that can be neither overlaid nor made pristine.
         """
-        site, view = site.resolve(), work / "site"
+        site = site.resolve()
         if not (site / "vllm").is_dir():
             raise Failure(f"{site} holds no vllm; name a site-packages directory that does")
-        self.paths = {"stock": [site], "overlaid": [view, site]}
-        infos = [path for path in site.glob("vllm*-*.dist-info") if (path / "METADATA").is_file()]
-        for source in (site / "vllm", *infos):
-            shutil.copytree(source, view / source.name, copy_function=_link)
-        _overlay("apply", "--site", str(view), "--python", python)
-        self.digests = {"stock": _prove(site, "pristine"), "overlaid": _prove(view, "overlaid")}
+        self._site = site
+        self._before = _status(site)["digest"]
+        # Views of both, so that not even bytecode is written into the installation.
+        stock, overlaid = [work / "pristine", site], [work / "overlaid", site]
+        _view(site, stock[0])
+        if _status(stock[0])["state"] != "pristine":
+            _overlay("revert", "--site", str(stock[0]), "--python", python)
+        _view(stock[0], overlaid[0])
+        _overlay("apply", "--site", str(overlaid[0]), "--python", python)
+        self.paths = {"stock": stock, "overlaid": overlaid}
+        states = {"stock": "pristine", "overlaid": "overlaid"}
+        self.digests = {side: _prove(self.paths[side][0], states[side]) for side in SIDES}
 
     def run(
         self,
@@ -54,18 +69,40 @@ class Sides:
         log: Path,
         timeout: float,
         environment: Mapping[str, str],
+        watch: Callable[[], None] = lambda: None,
+        paths: Sequence[Path] = (),
     ) -> int | str:
-        """Run a command on one side and end whatever it started; its exit code, or why none."""
+        """Run a command on one side and end whatever it started; its exit code, or why none.
+
+        Args:
+            side: which installation the command imports.
+            command: the program and its arguments.
+            log: gets what it prints.
+            timeout: in seconds.
+            environment: variables to set.
+            watch: called about every second until it ends.
+            paths: where Python looks besides.
+        """
         inherited = os.environ.get("PYTHONPATH")
-        path = [*map(str, self.paths[side]), *([inherited] if inherited else [])]
+        searched = [*self.paths[side], *paths]
+        path = [*map(str, searched), *([inherited] if inherited else [])]
         env = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(path)}
         with log.open("wb") as sink:
             process = subprocess.Popen(
-                command, stdout=sink, stderr=subprocess.STDOUT, env=env, start_new_session=True
+                command,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                env=env,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 (one thread forks here)
             )
+        deadline = time.monotonic() + timeout
         try:
-            return process.wait(timeout)
-        except subprocess.TimeoutExpired:
+            while time.monotonic() < deadline:
+                try:
+                    return process.wait(min(1.0, timeout))
+                except subprocess.TimeoutExpired:
+                    watch()
             return f"no end after {timeout:g} s"
         finally:
             _end(process)
@@ -78,6 +115,33 @@ class Sides:
         """
         if Path(package).parent != self.paths[side][0]:
             raise Failure(f"{side} imported vLLM from {package}")
+
+    def check_untouched(self) -> None:
+        """Refuse a measurement that has changed the installation.
+
+        Raises:
+            Failure: its files are not those of the beginning.
+        """
+        if _status(self._site)["digest"] != self._before:
+            raise Failure(f"{self._site} is not what it was when the run began")
+
+
+def target(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Find the installation that --venv, --site and --python name, and where results go.
+
+    Args:
+        parser: ends the program if there is none.
+        args: its ``site``, ``python`` and ``out`` are set.
+    """
+    try:
+        found = locate(args.venv, args.site, args.python)
+    except OverlayError as error:
+        parser.error(str(error))
+    args.site = found.site
+    # Links to an environment's interpreter are what makes it the environment's.
+    args.python = args.python or str(found.interpreter or sys.executable)
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%d-%H%M%S")
+    args.out = args.out or ROOT / "build" / "bench" / now
 
 
 def work_beside(site: Path) -> Path:
@@ -93,30 +157,21 @@ def in_turn(turn: int) -> tuple[str, ...]:
     return SIDES[::-1] if turn % 2 else SIDES
 
 
-def heading(device: str, digest: str) -> list[str]:
-    """The lines that a report begins with: machine, day, overlay, and the command to repeat it."""
-    return [
-        f"{device}, {datetime.now(timezone.utc).date()}, overlay digest {digest[:12]}",
-        "",
-        f"`{shlex.join([Path(sys.executable).name, *sys.argv])}`",
-    ]
-
-
 def by_turns(
     program: Path, site: Path, argv: Sequence[str], rounds: int, timeout: float
-) -> tuple[list[dict[str, Any]], str]:
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Have a program measure both sides by turns, each time in a process of its own.
 
     Args:
         program: with ``argv`` and --child FILE it measures the vLLM that it imports and
             writes what it found as JSON, its "package" among it.
-        site: a pristine installation.
+        site: an installation.
         argv: of the program.
         rounds: how often each side is measured.
         timeout: seconds for one child.
 
     Returns:
-        By round, what each side found; and the overlaid installation's digest.
+        By round, what each side found; and side to its installation's digest.
 
     Raises:
         Failure: there is no such installation, or a side failed.
@@ -125,7 +180,7 @@ def by_turns(
     try:
         sides = Sides(site, work, sys.executable)
         made = [_round(sides, work, program, argv, turn, timeout) for turn in range(rounds)]
-        return made, sides.digests["overlaid"]
+        return made, sides.digests
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -155,9 +210,20 @@ def _overlay(*arguments: str) -> dict[str, Any]:
     return said
 
 
+def _view(site: Path, view: Path) -> None:
+    """Lay out vLLM's files of ``site`` in ``view``, as links where that works."""
+    infos = [path for path in site.glob("vllm*-*.dist-info") if (path / "METADATA").is_file()]
+    for source in (site / "vllm", *infos):
+        shutil.copytree(source, view / source.name, copy_function=_link)
+
+
+def _status(site: Path) -> dict[str, Any]:
+    return _overlay("status", "--site", str(site))
+
+
 def _prove(site: Path, state: str) -> str:
     """The digest of an installation that must be in ``state``, by checksum."""
-    said = _overlay("status", "--site", str(site))
+    said = _status(site)
     if said["state"] != state:
         raise Failure(f"{site} is {said['state']}, and has to be {state}")
     digest: str = said["digest"]
@@ -169,6 +235,11 @@ def _link(source: str, target: str) -> None:
         os.link(os.path.realpath(source), target)
     except OSError:  # another file system, or one without hard links
         shutil.copy2(source, target)
+
+
+def _die_with_parent() -> None:
+    """Have a child, in a session of its own, end with this process, however that ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

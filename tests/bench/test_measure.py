@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from bench import measure, thinking
-from bench.rows import BASELINE, ROWS, Row
+from bench.rows import BASELINE, ROWS, Case, Row
 
 PLAIN = [[10, 11, 12], [20, 21, 22]]
 
@@ -20,47 +20,101 @@ class Done:
     logprobs: Sequence[Mapping[int, Any]] | None = None
 
 
-def met(row: Row, case: str, *given: list[int]) -> dict[str, list[int]]:
-    engine: Any = SimpleNamespace(row=replace(row, batch=len(given)), plain=PLAIN)
-    return measure._met(engine, row.cases[case], [Done(tokens) for tokens in given])
+def met(row: Row, case: Case, *given: list[int]) -> dict[str, list[int]]:
+    engine: Any = SimpleNamespace(spec=replace(row.engine, batch=len(given)), plain=PLAIN)
+    return measure._met(engine, row, case, [Done(tokens) for tokens in given])
 
 
 def test_words_are_the_tokens_one_after_the_other() -> None:
     assert measure.words([1, 2, 3, 4, 5, 6, 7], (3, 1, 2)) == [[1, 2, 3], [4], [5, 6]]
 
 
+def sizes(name: str) -> tuple[Row, ...]:
+    return ROWS[name], ROWS[name].small(), ROWS[name].tiny()
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_the_baseline_is_first_and_has_tokens_for_every_word(name: str) -> None:
-    for row in (ROWS[name], ROWS[name].tiny()):
+    for row in sizes(name):
         assert next(iter(row.cases)) == BASELINE
-        for parameters in row.cases.values():
-            assert sum(parameters.get("bad_words", ())) <= row.output
-            assert row.thinking or "thinking_token_budget" not in parameters
+        assert row.cases[BASELINE] == Case()
+        for case in row.cases.values():
+            for parameters in case.parameters:
+                assert sum(parameters.get("bad_words", ())) <= row.output
+                assert row.engine.thinking or "thinking_token_budget" not in parameters
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_engine_has_room_for_every_case(name: str) -> None:
+    for row in sizes(name):
+        assert row.engine.prompt + row.output <= row.engine.length
+        assert row.engine.model.get("max_position_embeddings", 512) >= row.engine.length
+        for case in row.cases.values():
+            assert (case.batch or row.engine.batch) <= row.engine.batch
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_budget_ends_within_the_output(name: str) -> None:
+    for row in sizes(name):
+        for case in row.cases.values():
+            for parameters in case.parameters:
+                if (budget := row.budget(parameters)) is not None:
+                    assert 0 < budget <= row.output - len(thinking.END)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_what_runs_beside_a_copy_runs_without_it_too(name: str) -> None:
+    row = ROWS[name]
+    for case, each in row.cases.items():
+        assert row.cases[row.alone(case)].parameters == each.parameters
+        assert row.cases[row.alone(case)].beside is None
 
 
 def test_bad_words_must_change_every_request() -> None:
-    (counts,) = met(ROWS["bad-words"], "5 words", PLAIN[0], [20, 21, 9]).values()
+    row = ROWS["pull-23569"]
+    (counts,) = met(row, row.cases["5 bad words"], PLAIN[0], [20, 21, 9]).values()
     assert counts == [1, 2]
 
 
-def test_a_budget_must_be_used_up_by_every_request_that_is_long_enough() -> None:
+def test_a_budget_must_be_used_up_by_every_request() -> None:
+    row = ROWS["prime-rl-2772-thinking"]
     ended, endless = [1, *thinking.END, 2], [*thinking.END[:-1], 3]
-    (counts,) = met(ROWS["thinking"], "budget 1500", ended, endless).values()
+    (counts,) = met(row, row.cases["presence 1.5, budget"], ended, endless).values()
     assert counts == [1, 2]
-    (counts,) = met(ROWS["thinking"].tiny(), "budget 1500", endless, endless).values()
-    assert counts == [0, 0]
-
-
-@pytest.mark.parametrize("name", ["thinking", "thinking-4096"])
-def test_the_rows_are_long_enough_to_use_the_budget_up(name: str) -> None:
-    row = ROWS[name]
-    (budget,) = (p["thinking_token_budget"] for p in row.cases.values() if p)
-    assert budget + len(thinking.END) <= row.output
-    assert row.prompt + row.output <= row.length
 
 
 def test_nothing_is_met_where_nothing_is_asked_for() -> None:
-    assert met(ROWS["half-b"], "presence", *PLAIN) == {}
+    row = ROWS["prime-rl-2772"]
+    assert met(row, row.cases["presence 1.5"], *PLAIN) == {}
+
+
+def test_engines_of_a_cpu_are_one_unless_they_differ() -> None:
+    rows = [row for row in ROWS.values() if row.engine.runner == 1]
+    engines = {str(row.small().engine) for row in rows if not row.engine.thinking}
+    assert len(engines) == 1
+
+
+@dataclass
+class Logprob:
+    """What a position says of one token."""
+
+    rank: int
+
+
+def test_each_position_needs_the_token_taken_and_every_rank() -> None:
+    row = ROWS["issue-43450"]
+    case = Case(({"logprobs": 2}, {}))
+    whole = {5: Logprob(1), 6: Logprob(2)}
+    lacking = {5: Logprob(1)}
+    other = {7: Logprob(1), 6: Logprob(2)}
+    done = [Done([5, 5, 5], [whole, lacking, other]), Done([5, 5, 5])]
+    wanted = row.output
+    assert measure._counted(row, case, done, 2) == {
+        "logprobs": [3, wanted],
+        "positions with every logprob": [1, wanted],
+    }
+    unasked = measure._counted(row, Case(), [Done([5], [whole])], 1)
+    assert unasked["logprobs"] == [1, 0]
 
 
 def test_the_engine_takes_the_markers_without_a_tokenizer() -> None:

@@ -1,0 +1,46 @@
+"""Faults for the overlaid side of a benchmark, as a plugin that both sides load.
+
+Each spoils one kind of batch of the row ``issue-43450`` at its tiny size: plain requests
+are slowed down, requests with penalties and no logprobs get a wrong token, and the two
+requests of the smallest batch lose the logprobs of one step.
+"""
+
+import time
+from typing import Any
+
+#: Seconds that a plain step takes longer.
+SLOWER = 0.05
+#: The request's place in the batch, and its output position, that get a wrong token.
+WRONG = 1, 5
+#: The output position that loses its logprobs.
+LOST = 7
+
+
+def spoil() -> None:
+    """Spoil this process's steps, if the overlay is installed."""
+    from vllm.v1.readiness import identity
+
+    if identity.digest() is None:
+        return
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    sample, sample_tokens = GPUModelRunner._sample, GPUModelRunner.sample_tokens
+
+    def slow(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.input_batch.no_penalties and not self.input_batch.num_logprobs:
+            time.sleep(SLOWER)
+        return sample(self, *args, **kwargs)
+
+    def wrong(self: Any, *args: Any, **kwargs: Any) -> Any:
+        batch = self.input_batch
+        result = sample_tokens(self, *args, **kwargs)
+        made = {len(tokens) for tokens in batch.req_output_token_ids if tokens is not None}
+        logprobs = bool(batch.num_logprobs)
+        if logprobs and batch.num_reqs == 2 and made == {LOST + 1}:
+            result.logprobs = None
+        elif not batch.no_penalties and not logprobs and made == {WRONG[1] + 1}:
+            row = result.sampled_token_ids[WRONG[0]]
+            row[0] = (row[0] + 1) % 1000
+        return result
+
+    GPUModelRunner._sample, GPUModelRunner.sample_tokens = slow, wrong
