@@ -1,9 +1,11 @@
-"""A model small enough to make on the spot: a configuration, and no weights.
+"""A model small enough to make on the spot: a configuration, and a tokenizer if need be.
 
-vLLM draws the weights itself with ``load_format="dummy"``.
+vLLM draws the weights itself with ``load_format="dummy"``; whoever wants others finds their
+names and shapes here.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +41,60 @@ def write(directory: Path, **changes: object) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(CONFIG | changes))
     return directory
+
+
+def write_tokenizer(directory: Path, size: int) -> Path:
+    """Write a tokenizer into ``directory``, which is made if need be, as transformers loads it.
+
+    Each token is a word, "t17" for 17, and words are parted by spaces. No token is special,
+    so that whatever is generated can be read off the text, and a text says its length.
+
+    Args:
+        directory: another one than the configuration's: beside a Qwen2's, transformers takes
+            every tokenizer for a Qwen2's, too.
+        size: of the vocabulary.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    words = {f"t{token}": token for token in range(size)}
+    tokenizer: dict[str, Any] = {
+        "version": "1.0",
+        **dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder")),
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "t0"},
+    }
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    plain = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    (directory / "tokenizer_config.json").write_text(json.dumps(plain))
+    return directory
+
+
+def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The name and shape of every weight of a checkpoint for ``config``.
+
+    ``lm_head.weight`` is among them whether or not the configuration ties it.
+    """
+    hidden, intermediate = config["hidden_size"], config["intermediate_size"]
+    keys = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
+    found: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config["vocab_size"], hidden),
+        "model.norm.weight": (hidden,),
+        "lm_head.weight": (config["vocab_size"], hidden),
+    }
+    for number in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{number}"
+        found |= {
+            f"{layer}.input_layernorm.weight": (hidden,),
+            f"{layer}.self_attn.q_proj.weight": (hidden, hidden),
+            f"{layer}.self_attn.q_proj.bias": (hidden,),
+            f"{layer}.self_attn.k_proj.weight": (keys, hidden),
+            f"{layer}.self_attn.k_proj.bias": (keys,),
+            f"{layer}.self_attn.v_proj.weight": (keys, hidden),
+            f"{layer}.self_attn.v_proj.bias": (keys,),
+            f"{layer}.self_attn.o_proj.weight": (hidden, hidden),
+            f"{layer}.post_attention_layernorm.weight": (hidden,),
+            f"{layer}.mlp.gate_proj.weight": (intermediate, hidden),
+            f"{layer}.mlp.up_proj.weight": (intermediate, hidden),
+            f"{layer}.mlp.down_proj.weight": (hidden, intermediate),
+        }
+    return found

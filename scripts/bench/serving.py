@@ -1,0 +1,755 @@
+"""Serving on stock vLLM beside serving on the overlaid one: vLLM's own server and client.
+
+    PYTHON scripts/bench/serving.py --site SITE --out DIR [--rounds N] [--model PATH]
+
+SITE is an installation of vLLM, and stays as it is: what is measured are views of it. In each
+round each side runs `vllm serve` in a process of its own, by turns, and `vllm bench serve` of
+the pristine view drives it.
+DIR gets the table as serving.md and everything as serving.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+ROOT = Path(__file__).resolve().parents[2]
+if __name__ in ("__main__", "__mp_main__"):
+    sys.path[0] = str(ROOT / "scripts")
+
+from bench import outputs, report  # noqa: E402
+from bench.machine import describe  # noqa: E402
+from bench.rows import _HALF_B  # noqa: E402
+from bench.sides import SIDES, Failure, Sides, target, work_beside  # noqa: E402
+from demo import model  # noqa: E402
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+CHILD = ROOT / "scripts" / "bench" / "serving_child.py"
+#: Announces the probe to vLLM as a plugin, so that every side has the same.
+PLUGIN = ROOT / "scripts" / "probe" / "plugin"
+NAME = "bench"
+
+#: Case to the sampling parameters that make it.
+CASES: Mapping[str, Mapping[str, Any]] = {
+    "plain": {},
+    "presence_penalty 1.5": {"presence_penalty": 1.5},
+    "5 logprobs": {"logprobs": 5},
+}
+
+#: Figure to what `vllm bench serve` calls it. Times are in ms.
+FIGURES: Mapping[str, str] = {
+    "requests/s": "request_throughput",
+    "output tokens/s": "output_throughput",
+    "TTFT p50": "median_ttft_ms",
+    "TTFT p99": "p99_ttft_ms",
+    "TPOT p50": "median_tpot_ms",
+    "TPOT p99": "p99_tpot_ms",
+    "ITL p50": "median_itl_ms",
+    "ITL p99": "p99_itl_ms",
+}
+#: Those that say nothing where tokens came in bursts.
+LATENCIES = tuple(FIGURES)[2:]
+
+#: The sampler that needs no compiler on the machine, and the log line of each side.
+ENVIRONMENT = {
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "INFO",
+}
+
+#: Pristine vLLM on Model Runner V2.
+MRV2 = "mrv2"
+
+#: How long a server may take to end by itself, in seconds.
+GRACE = 30.0
+
+#: Without the proxy that the environment may name: the server is on this machine.
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is served, and what is asked of it.
+
+    Attributes:
+        model: fields of config.json that differ from the demo's model; for a generated one.
+        requests: in each case.
+        concurrency: so many of them at a time.
+        prompt: tokens in each prompt.
+        output: tokens that each request generates, whatever they are.
+        server: more arguments for the server.
+    """
+
+    model: Mapping[str, Any]
+    requests: int
+    concurrency: int
+    prompt: int
+    output: int
+    server: Sequence[str] = ()
+
+    @property
+    def length(self) -> int:
+        """The server's max_model_len; clients may count a few tokens more in a prompt."""
+        return self.prompt + self.output + 64
+
+
+#: Of a size at which one core takes longer for a step than the client for its tokens.
+_SMALL: Mapping[str, Any] = {
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+CPU = Load(_SMALL, requests=16, concurrency=4, prompt=16, output=48, server=("--enforce-eager",))
+GPU = Load(_HALF_B, requests=256, concurrency=32, prompt=128, output=256)
+
+
+@dataclass
+class Found:
+    """What one case gave, on one side, in one round.
+
+    Attributes:
+        side: which.
+        turn: the round, from 1.
+        figures: by the names of :data:`FIGURES`.
+        counts: what was received and what was expected, by kind.
+        streams: what was generated, by kind; see :mod:`bench.outputs`.
+        errors: what the first request that failed said.
+        bursts: whether most tokens came on the heels of the one before, because the client or
+            the server's front end had no core to run on.
+    """
+
+    side: str
+    turn: int
+    figures: Mapping[str, float]
+    counts: Mapping[str, tuple[int, int]]
+    streams: Mapping[str, outputs.Stream]
+    errors: Sequence[str] = ()
+    bursts: bool = False
+
+    @property
+    def name(self) -> str:
+        """Side and round."""
+        return f"{self.side} round {self.turn}"
+
+
+@dataclass
+class Setting:
+    """What stays the same through a run.
+
+    Attributes:
+        sides: the installations.
+        python: what runs them.
+        work: directory for what the children write.
+        out: directory for the logs of those that fail.
+        directory: the model.
+        load: what is asked of it.
+        cases: those of :data:`CASES` to measure.
+        generated: whether the model is ours, so that a text says how many tokens it has.
+        probe: directory for the probe's files, if the servers are to run with it.
+        timeout: seconds for a server to start, and for a client to end.
+    """
+
+    sides: Sides
+    python: str
+    work: Path
+    out: Path
+    directory: Path
+    load: Load = CPU
+    cases: Sequence[str] = tuple(CASES)
+    generated: bool = True
+    probe: Path | None = None
+    timeout: float = 300.0
+    device: str = field(default="CPU", init=False)
+
+    @property
+    def tokenizer(self) -> Path:
+        """Where the model's tokenizer is."""
+        return self.directory / "tokenizer" if self.generated else self.directory
+
+
+def measure(
+    site: Path,
+    out: Path,
+    *,
+    rounds: int = 1,
+    model_path: Path | None = None,
+    cases: Sequence[str] = tuple(CASES),
+    python: str = sys.executable,
+    sides: Sides | None = None,
+    load: Load | None = None,
+    server: Sequence[str] = (),
+    probe: Path | None = None,
+    timeout: float = 300.0,
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Serve on each side by turns, and drive each with vLLM's own client.
+
+    Args:
+        site: an installation.
+        out: directory for the logs of servers and clients that failed.
+        rounds: how often each side is measured.
+        model_path: a model with weights and a tokenizer; None for a generated one.
+        cases: those of :data:`CASES` to measure.
+        python: what runs the children.
+        sides: the installations, where they have been made already.
+        load: None for one that fits the device.
+        server: more arguments for `vllm serve`.
+        probe: directory that gets SIDE-ROUND.probe of each server; None for no probe.
+        timeout: seconds for a server to start, and for a client to end.
+        on_progress: told what has been done, one line at a time.
+
+    Returns:
+        The run, of kind "table". A side that failed is one of its problems. "complete" is
+        false where the run was interrupted; what was measured until then is there.
+
+    Raises:
+        Failure: there is no such installation, or nothing could be prepared.
+    """
+    started = time.monotonic()
+    work = work_beside(site)
+    try:
+        sides = sides or Sides(site, work, python)
+        out.mkdir(parents=True, exist_ok=True)
+        if probe:
+            probe.mkdir(parents=True, exist_ok=True)
+        directory = model_path.resolve() if model_path else work / "model"
+        setting = Setting(sides, python, work, out, directory)
+        setting.cases, setting.probe, setting.timeout = cases, probe, timeout
+        setting.generated = model_path is None
+        found: dict[str, list[Found]] = {case: [] for case in cases}
+        errors: list[str] = []
+        complete = False
+        try:
+            _prepare(setting, load, server)
+            on_progress(f"serving: the model is there; measuring on {setting.device}")
+            order = [*SIDES, *([MRV2] if setting.device != "CPU" else [])]
+            for turn in range(1, rounds + 1):
+                for side in _by_turns(order, turn):
+                    try:
+                        for case, one in _served(setting, side, turn):
+                            found[case].append(one)
+                            speed = one.figures["output tokens/s"]
+                            on_progress(f"serving: {one.name}, {case}: {speed:,.0f} tok/s")
+                    except Failure as error:
+                        errors.append(str(error).partition("\n")[0])
+                        on_progress(f"serving: {error}")
+            complete = True
+        except KeyboardInterrupt:
+            errors.append("interrupted")
+        run = describe("table", started, sides.digests, setting.device, site)
+        return run | {"complete": complete} | table(found, setting, errors)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def table(
+    found: Mapping[str, Sequence[Found]], setting: Setting, errors: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The part of a run that says what was found; no ratio where it would mean nothing.
+
+    Args:
+        found: case to what each side gave in each round.
+        setting: of the run.
+        errors: what failed altogether.
+    """
+    load = setting.load
+    sides = [side for side in (*SIDES, MRV2) if _of(side, *found.values())]
+    others = [side for side in sides if side != SIDES[0]]
+    columns = ["case", "figure", *sides, *(f"{side} / {SIDES[0]}" for side in others)]
+    rows: list[list[str | float]] = []
+    said = list(errors)
+    details: dict[str, Any] = {}
+    for case, given in found.items():
+        spoilt = problems(given, sides)
+        said += [f"{case}: {text}" for texts in spoilt.values() for text in texts]
+        bursts = [one for one in given if one.bursts]
+        said += [f"{case}: {one.name}: tokens came in bursts, no latency counts" for one in bursts]
+        for figure in FIGURES:
+            middle = {side: _median(_of(side, given), figure) for side in sides}
+            latency = figure in LATENCIES
+            void = {one.side for one in bursts if latency}.union(s for s in sides if spoilt[s])
+            ratios = {side: _ratio(middle, side, void) for side in others}
+            rows.append([case, figure, *map(_cell, middle.values()), *ratios.values()])
+        for kind in dict.fromkeys(kind for one in given for kind in one.counts):
+            received = [_received(_of(side, given), kind) for side in sides]
+            rows.append([case, kind, *received, *[""] * len(others)])
+        details[case] = {
+            "parameters": {"temperature": 0, **CASES[case]},
+            "problems": spoilt,
+            "rounds": {
+                side: [{**one.figures, "counts": one.counts} for one in _of(side, given)]
+                for side in sides
+            },
+        }
+    what = "generated model" if setting.generated else setting.directory.name
+    rounds = max((one.turn for given in found.values() for one in given), default=0)
+    return {
+        "title": "`vllm serve`, driven by `vllm bench serve`",
+        "note": f"{what}; {load.requests} requests, {load.concurrency} at a time, {load.prompt} "
+        f"tokens in and {load.output} out, greedy; times in ms, medians of {rounds} round(s). "
+        "Texts are compared whole; token ids and logprobs are those of one request alone.",
+        "columns": columns,
+        "align": ["l", "l", *["r"] * (len(columns) - 2)],
+        "rows": rows,
+        "problems": said,
+        "environment": ENVIRONMENT
+        | {name: value for name, value in os.environ.items() if name.startswith("VLLM_")},
+        "cases": details,
+    }
+
+
+def problems(given: Sequence[Found], sides: Iterable[str]) -> dict[str, list[str]]:
+    """Why a side's figures must not be held against stock's, by side.
+
+    What stock gave in its first round is what every round of every side must give.
+    """
+    said: dict[str, list[str]] = {side: [] for side in sides}
+    reference = next((one for one in given if one.side == SIDES[0]), None)
+    for side, texts in said.items():
+        if not _of(side, given):
+            texts.append(f"{side} was not measured")
+    for one in given:
+        for kind, (received, expected) in one.counts.items():
+            if received != expected:
+                said[one.side].append(f"{one.name}: {received} of {expected} {kind}")
+        said[one.side] += [f"{one.name}: {error}" for error in one.errors]
+        for kind, stream in one.streams.items():
+            before = reference.streams[kind] if reference else stream
+            if reference and (where := outputs.first_difference(before, stream)):
+                text = f"{kind} of {reference.name} and {one.name} differ: {where}"
+                if one.side == SIDES[0]:
+                    text += "; batches hang on arrivals, VLLM_BATCH_INVARIANT=1 makes them alike"
+                said[one.side].append(text)
+    return said
+
+
+def found_in(result: Mapping[str, Any], side: str, turn: int, load: Load, generated: bool) -> Found:
+    """What a result of `vllm bench serve --save-detailed` says.
+
+    Args:
+        result: the file's contents.
+        side: that was measured.
+        turn: the round.
+        load: what was asked for.
+        generated: whether a text says how many tokens it has, one a word.
+    """
+    texts = [text.strip(" ").split(" ") if text else [] for text in result["generated_texts"]]
+    wanted = load.requests * load.output
+    counts = {
+        "responses": (result["completed"], load.requests),
+        "tokens": (result["total_output_tokens"], wanted),
+    }
+    if generated:
+        counts["tokens in the texts"] = (sum(map(len, texts)), wanted)
+    failed = [f"request {n} failed: {_last(e)}" for n, e in enumerate(result["errors"]) if e]
+    return Found(
+        side,
+        turn,
+        {figure: float(result[key]) for figure, key in FIGURES.items()},
+        counts,
+        {"texts": texts},
+        failed[:1],
+        bursts=result["median_itl_ms"] < result["mean_itl_ms"] / 4,
+    )
+
+
+class Child:
+    """Commands of one side's `vllm`, in a session of their own, while the context lasts.
+
+    Attributes:
+        log: what they said.
+    """
+
+    def __init__(
+        self, setting: Setting, what: str, name: str, origin: str, environment: Mapping[str, str]
+    ) -> None:
+        """Of ``name``, that is a side and a round; ``what`` it is, and whose vLLM it runs."""
+        self.setting, self.what, self.name, self.origin = setting, what, name, origin
+        stem = setting.work / f"{name} {what}".replace(" ", "-")
+        self.log, self._package = stem.with_suffix(".log"), stem.with_suffix(".json")
+        self._go = stem.with_suffix(".go")
+        paths = [*setting.sides.paths[origin], *([PLUGIN] if setting.probe else [])]
+        path = [*map(str, paths), os.environ.get("PYTHONPATH", "")]
+        self._environment = {
+            **os.environ,
+            **environment,
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        }
+
+    def lines(self) -> list[str]:
+        """The command lines."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        """Start it; it imports vLLM, and waits for :meth:`go`."""
+        files = [str(self._package), str(self._go)]
+        with self.log.open("wb") as sink:
+            self._process = subprocess.Popen(
+                [self.setting.python, str(CHILD), "vllm", *files, *self.lines()],
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                start_new_session=True,
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ask it to end, then end whatever it started and is still there."""
+        self._process.terminate()
+        deadline = time.monotonic() + GRACE
+        with contextlib.suppress(ProcessLookupError):
+            # The engine's processes outlast the front end's: the probe writes as they end.
+            while time.monotonic() < deadline:
+                self._process.poll()
+                os.killpg(self._process.pid, 0)
+                time.sleep(0.05)
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def go(self) -> None:
+        """Let it run its commands."""
+        self._go.touch()
+
+    def check_import(self) -> None:
+        """Refuse another vLLM than the side's.
+
+        Raises:
+            Failure: it imported one.
+        """
+        self.setting.sides.check_import(
+            self.origin, json.loads(self._package.read_text())["package"]
+        )
+
+    def failure(self, text: str) -> Failure:
+        """What to raise; the log is kept."""
+        return _failure(f"the {self.what} of {self.name} {text}", self.log, self.setting.out)
+
+
+class Server(Child):
+    """`vllm serve` on one side.
+
+    Attributes:
+        url: where it listens.
+    """
+
+    def __init__(self, setting: Setting, side: str, turn: int) -> None:
+        environment = {**ENVIRONMENT, "VLLM_USE_V2_MODEL_RUNNER": str(int(side == MRV2))}
+        if setting.probe:
+            environment["VLLM_READINESS_PROBE"] = str(setting.probe / f"{side}-{turn}.probe")
+        origin = SIDES[0] if side == MRV2 else side
+        super().__init__(setting, "server", f"{side} round {turn}", origin, environment)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    def lines(self) -> list[str]:
+        """Those of the server."""
+        setting, load = self.setting, self.setting.load
+        line = ["serve", str(setting.directory), "--served-model-name", NAME]
+        line += ["--tokenizer", str(setting.tokenizer), "--seed", "0", "--no-enable-prefix-caching"]
+        # Without it the front end kills the engine's processes before the probe has written.
+        line += ["--shutdown-timeout", str(int(GRACE / 2))]
+        line += ["--host", "127.0.0.1", "--port", str(self._port)]
+        return [shlex.join([*line, "--max-model-len", str(load.length), *load.server])]
+
+    def __enter__(self) -> Self:
+        """Start it, and wait until it serves.
+
+        Raises:
+            Failure: it ended, took too long, or imported another vLLM than the side's.
+        """
+        super().__enter__()
+        try:
+            self.go()
+            self._wait()
+            self.check_import()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The server's answer to a request.
+
+        Raises:
+            Failure: there is none.
+        """
+        request = urllib.request.Request(
+            self.url + path,
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        try:
+            with _DIRECT.open(request, timeout=self.setting.timeout) as answer:
+                said: dict[str, Any] = json.load(answer)
+                return said
+        except OSError as error:
+            raise self.failure(f"did not answer {path} ({error})") from error
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + self.setting.timeout
+        while (code := self._process.poll()) is None:
+            with contextlib.suppress(OSError):
+                _DIRECT.open(f"{self.url}/health", timeout=5).close()
+                return
+            if time.monotonic() > deadline:
+                raise self.failure(f"did not serve within {self.setting.timeout:g} s")
+            time.sleep(0.2)
+        raise self.failure(f"did not start (exit code {code})")
+
+
+class Client(Child):
+    """`vllm bench serve` of the pristine view, for each case in turn.
+
+    Attributes:
+        results: case to the file that vLLM writes.
+        url: of the server.
+    """
+
+    def __init__(self, setting: Setting, side: str, turn: int, url: str) -> None:
+        # Its requests would go where the environment's proxy is, and not to the server.
+        environment = {**ENVIRONMENT, "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+        super().__init__(setting, "client", f"{side} round {turn}", SIDES[0], environment)
+        self.url = url
+        numbered = enumerate(setting.cases)
+        self.results = {case: setting.work / f"{side}-{turn}-{n}.json" for n, case in numbered}
+
+    def lines(self) -> list[str]:
+        """One a case."""
+        return [self._line(case, file) for case, file in self.results.items()]
+
+    def finish(self) -> None:
+        """Drive the server, which is there, to the end.
+
+        Raises:
+            Failure: it failed, took too long, or imported another vLLM than the pristine one.
+        """
+        self.go()
+        try:
+            code: int | str = self._process.wait(self.setting.timeout)
+        except subprocess.TimeoutExpired:
+            code = f"no end after {self.setting.timeout:g} s"
+        if code != 0:
+            raise self.failure(f"failed ({code})")
+        self.check_import()
+
+    def _line(self, case: str, file: Path) -> str:
+        load = self.setting.load
+        parameters = dict(CASES[case])
+        logprobs = parameters.pop("logprobs", None)
+        line = ["bench", "serve", "--backend", "openai", "--base-url", self.url]
+        line += ["--model", str(self.setting.directory), "--served-model-name", NAME]
+        line += ["--tokenizer", str(self.setting.tokenizer), "--disable-tqdm"]
+        line += ["--dataset-name", "random", "--seed", "0", "--ignore-eos", "--temperature", "0"]
+        line += ["--random-input-len", str(load.prompt), "--random-output-len", str(load.output)]
+        line += ["--num-prompts", str(load.requests), "--request-rate", "inf"]
+        line += ["--max-concurrency", str(load.concurrency), "--num-warmups", str(load.concurrency)]
+        line += ["--extra-body", json.dumps(parameters)] if parameters else []
+        line += ["--logprobs", str(logprobs)] if logprobs is not None else []
+        line += ["--save-result", "--save-detailed"]
+        line += ["--result-dir", str(file.parent), "--result-filename", file.name]
+        return shlex.join(line)
+
+
+def _prepare(setting: Setting, load: Load | None, server: Sequence[str]) -> None:
+    """Make the model, and settle the device and the load.
+
+    Raises:
+        Failure: the side's Python cannot.
+    """
+    for gpu in (False, True):  # what it must be for is not known before torch was asked
+        size = load or (GPU if gpu else CPU)
+        options: list[str] = []
+        if setting.generated:
+            changes = {"tie_word_embeddings": False, "max_position_embeddings": 32768}
+            config = {**size.model, **changes}
+            model.write(setting.directory, **config)
+            vocabulary = config.get("vocab_size", model.CONFIG["vocab_size"])
+            model.write_tokenizer(setting.tokenizer, vocabulary)
+            options = ["--weights"]
+        found = setting.work / "prepared.json"
+        log = setting.work / "prepare.log"
+        arguments = ["prepare", str(found), str(setting.directory), *options]
+        command = [setting.python, str(CHILD), *arguments]
+        if (code := setting.sides.run("stock", command, log, setting.timeout, {})) != 0:
+            raise _failure(f"preparing the model failed ({code})", log, setting.out)
+        said = json.loads(found.read_text())
+        setting.sides.check_import("stock", said["package"])
+        setting.device = said["device"]
+        if load or not setting.generated or (setting.device == "CPU") != gpu:
+            break
+    size = load or (CPU if setting.device == "CPU" else GPU)
+    setting.load = Load(**{**vars(size), "server": (*size.server, *server)})
+
+
+def _served(setting: Setting, side: str, turn: int) -> Iterator[tuple[str, Found]]:
+    """Each case and what it gave, on one server.
+
+    Raises:
+        Failure: the server or the client failed.
+    """
+    server = Server(setting, side, turn)
+    # The client's imports take as long as the server's, one after the other, each on one core.
+    with Client(setting, side, turn, server.url) as client, server:
+        try:
+            client.finish()
+        except Failure:
+            shutil.copy(server.log, setting.out)
+            raise
+        for case, file in client.results.items():
+            result = json.loads(file.read_text())
+            found = found_in(result, side, turn, setting.load, setting.generated)
+            yield case, _with_one_alone(found, server, CASES[case], setting.load)
+
+
+def _with_one_alone(
+    found: Found, server: Server, parameters: Mapping[str, Any], load: Load
+) -> Found:
+    """The same with what the client does not keep: a request's token ids and logprobs.
+
+    The request is alone on the server, so that no batch hangs on arrivals.
+    """
+    body = {
+        "model": NAME,
+        "prompt": [3 + 7 * k % 1000 for k in range(load.prompt)],
+        "max_tokens": load.output,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_tokens_as_token_ids": True,
+        "return_token_ids": True,
+        **parameters,
+    }
+    choice = server.post("/v1/completions", body)["choices"][0]
+    top = parameters.get("logprobs")
+    given = choice["logprobs"] or {"token_logprobs": [], "top_logprobs": []}
+    lines = [
+        f"{one!r} {sorted(more.items())!r}"
+        for one, more in zip(given["token_logprobs"], given["top_logprobs"], strict=True)
+        if one is not None and more and len(more) >= (top or 0)
+    ]
+    counts = dict(found.counts)
+    if top is not None:
+        counts["logprobs of one request"] = (len(lines), load.output)
+    found.counts = counts
+    found.streams = {
+        **found.streams,
+        "token ids of one request alone": [list(map(str, choice["token_ids"]))],
+        "logprobs of one request alone": [lines],
+    }
+    return found
+
+
+def _by_turns(sides: Sequence[str], turn: int) -> list[str]:
+    """The sides in the order of a round; each is first by turns."""
+    start = (turn - 1) % len(sides)
+    return [*sides[start:], *sides[:start]]
+
+
+def _of(side: str, *given: Sequence[Found]) -> list[Found]:
+    return [one for found in given for one in found if one.side == side]
+
+
+def _median(found: Sequence[Found], figure: str) -> float | None:
+    return statistics.median(one.figures[figure] for one in found) if found else None
+
+
+def _cell(value: float | None) -> str | float:
+    return "not measured" if value is None else round(value, 3)
+
+
+def _ratio(middle: Mapping[str, float | None], side: str, void: Container[str]) -> str | float:
+    one, other = middle[side], middle.get(SIDES[0])
+    if not one or not other or side in void or SIDES[0] in void:
+        return "refused"
+    return round(one / other, 3)
+
+
+def _received(found: Sequence[Found], kind: str) -> str:
+    """The round that lacks most."""
+    counts = [one.counts[kind] for one in found if kind in one.counts]
+    if not counts:
+        return "not measured"
+    received, expected = min(counts)
+    return f"{received:,} of {expected:,}"
+
+
+def _failure(what: str, log: Path, out: Path) -> Failure:
+    kept = shutil.copy(log, out)
+    tail = [line[:300] for line in log.read_text(errors="replace").splitlines()[-30:]]
+    return Failure("\n".join([f"{what}; log: {kept}", *tail]))
+
+
+def _last(text: str) -> str:
+    return text.strip().splitlines()[-1]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--venv", help="the installation: a virtual environment's directory,")
+    parser.add_argument("--site", help="or a site-packages directory")
+    parser.add_argument("--out", type=Path, help="directory for the results (build/bench/TIME)")
+    parser.add_argument("--rounds", type=int, default=1, help="(%(default)s)")
+    parser.add_argument("--model", type=Path, help="with weights and a tokenizer; else one is made")
+    parser.add_argument("--python", help="what runs server and client, if not the environment's")
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--server", default="", help="more arguments for `vllm serve`, quoted")
+    parser.add_argument("--probe", type=Path, help="directory for the probe's files")
+    parser.add_argument("--timeout", type=float, default=300.0, help="of a start, and of a client")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure, print the table; 0 if every side ran, and gave what stock gave."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    target(parser, args)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` runs
+    started = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - started:5.0f} s] {text}", flush=True)
+
+    try:
+        run = measure(
+            args.site,
+            args.out,
+            rounds=args.rounds,
+            model_path=args.model,
+            cases=args.cases,
+            python=args.python,
+            server=shlex.split(args.server),
+            probe=args.probe,
+            timeout=args.timeout,
+            on_progress=say,
+        )
+    except Failure as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    (args.out / "serving.md").write_text(report.markdown(run))
+    print()
+    return report.publish(run, args.out / "serving.json")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
