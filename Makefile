@@ -5,6 +5,8 @@
 
 PYTHON3 ?= python3
 TEST_ENV := build/env
+# What is measured if nothing is named: without a GPU, the tests' own vLLM.
+BENCH_ENV := $(if $(wildcard /dev/nvidiactl /dev/dxg),build/pristine,$(TEST_ENV))
 WHEEL ?=
 ARGS ?=
 # Files of tests run side by side, each in one worker; beyond four, the longest file decides.
@@ -20,23 +22,24 @@ ifeq ($(strip $(VENV)$(SITE)$(PYTHON)$(VIRTUAL_ENV)),)
   override VENV := .venv
   OWN_ENV := yes
 endif
-export VENV SITE PYTHON WHEEL FORCE
+export VENV SITE PYTHON WHEEL FORCE MODEL FILE
 
 # Values travel through the environment, so that a path may hold spaces.
 TARGET = $(if $(VENV),--venv "$$VENV") $(if $(SITE),--site "$$SITE") $(if $(PYTHON),--python "$$PYTHON")
+BENCH_TARGET = $(if $(OWN_ENV),--venv $(BENCH_ENV),$(TARGET))
 OVERLAY = $(PYTHON3) scripts/overlay
 DEMO_PYTHON = $(if $(PYTHON),"$$PYTHON",$(if $(VENV),"$$VENV/bin/python",$(if $(SITE),$(PYTHON3),"$$VIRTUAL_ENV/bin/python")))
 UPSTREAM = $(if $(WHEEL),--wheel "$$WHEEL",$(TARGET))
 
 .DEFAULT_GOAL := help
-.PHONY: help apply revert status verify diff vendor edit refresh dist demo bench test lint environment test-environment
+.PHONY: help apply revert status verify diff vendor edit refresh dist demo bench bench-serving probe test lint environment tools test-environment
 
 help: ## list the targets
 	@echo "The target: VENV=dir, SITE=site-packages dir, PYTHON=interpreter, the active"
 	@echo "virtual environment, or .venv here. More flags: ARGS='--json --dry-run'."
 	@echo
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; \
-	  do printf '  %-9s %s\n' "$$name" "$$text"; done
+	  do printf '  %-13s %s\n' "$$name" "$$text"; done
 
 environment:
 ifdef OWN_ENV
@@ -73,15 +76,26 @@ dist: ## build the reproducible archive of HEAD in build/dist
 demo: apply ## serve a small generated model on the overlaid engine and print tokens
 	@$(if $(SITE),PYTHONPATH="$$SITE" )$(DEMO_PYTHON) scripts/demo
 
+tools:
+	@$(PYTHON3) scripts/environment test --no-browser $(TEST_ENV)
+
 test-environment:
 	@$(PYTHON3) scripts/environment test $(TEST_ENV)
 
-bench: test-environment ## measure a sampling step with penalties, stock beside overlaid
-	@$(TEST_ENV)/bin/python scripts/bench/step.py $(if $(SITE),--site "$$SITE") $(ARGS)
+bench: tools ## compare pristine, overlaid and MRV2 (MODEL=dir for real weights)
+	@$(if $(OWN_ENV),$(if $(filter-out $(TEST_ENV),$(BENCH_ENV)),$(PYTHON3) scripts/environment serve $(BENCH_ENV)))
+	@$(TEST_ENV)/bin/python scripts/bench/engine.py $(BENCH_TARGET) $(if $(MODEL),--model "$$MODEL") $(ARGS)
 
-test: lint ## run every test, in a shared environment that it makes (build/env)
+bench-serving: tools ## compare pristine and overlaid as servers, by vLLM's own bench serve
+	@$(if $(OWN_ENV),$(if $(filter-out $(TEST_ENV),$(BENCH_ENV)),$(PYTHON3) scripts/environment serve $(BENCH_ENV)))
+	@$(TEST_ENV)/bin/python scripts/bench/serving.py $(BENCH_TARGET) $(if $(MODEL),--model "$$MODEL") $(ARGS)
+
+probe: ## show what the probe recorded in FILE=what VLLM_READINESS_PROBE held
+	@$(PYTHON3) scripts/probe "$$FILE" $(ARGS)
+
+test: test-environment lint ## run every test, in a shared environment that it makes (build/env)
 	@$(TEST_ENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-lint: test-environment ## ruff and mypy
+lint: tools ## ruff and mypy
 	@$(TEST_ENV)/bin/ruff check . && $(TEST_ENV)/bin/ruff format --check .
 	@$(TEST_ENV)/bin/mypy
