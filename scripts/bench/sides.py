@@ -51,13 +51,14 @@ class Sides:
             raise Failure(f"{site} holds no vllm; name a site-packages directory that does")
         self._site = site
         self._before = _status(site)["digest"]
-        # Views of both, so that not even bytecode is written into the installation.
+        # Views of both, so that not even bytecode is written into the installation. Whoever
+        # serves from that with the same interpreter does not serve from them: hence --force.
         stock, overlaid = [work / "pristine", site], [work / "overlaid", site]
         _view(site, stock[0])
         if _status(stock[0])["state"] != "pristine":
-            _overlay("revert", "--site", str(stock[0]), "--python", python)
+            _overlay("revert", "--force", "--site", str(stock[0]), "--python", python)
         _view(stock[0], overlaid[0])
-        _overlay("apply", "--site", str(overlaid[0]), "--python", python)
+        _overlay("apply", "--force", "--site", str(overlaid[0]), "--python", python)
         self.paths = {"stock": stock, "overlaid": overlaid}
         states = {"stock": "pristine", "overlaid": "overlaid"}
         self.digests = {side: _prove(self.paths[side][0], states[side]) for side in SIDES}

@@ -154,7 +154,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
 
 def test_an_overlaid_installation_is_measured_against_its_pristine_self(tmp_path: Path) -> None:
     site = sites.whole(tmp_path / "site")
-    overlay = [sys.executable, str(sites.REPO / "scripts" / "overlay"), "apply"]
+    overlay = [sys.executable, str(sites.REPO / "scripts" / "overlay"), "apply", "--force"]
     subprocess.run([*overlay, "--site", str(site), "--python", sys.executable], check=True)
     before = contents(site)
     found = sides.Sides(site, tmp_path / "work", sys.executable)

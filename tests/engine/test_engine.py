@@ -48,7 +48,10 @@ def test_the_requests_differ_and_are_answered(pristine: Any) -> None:
 def test_the_overlaid_engine_gives_the_same_and_says_who_it_is(
     engine: Engine, pristine: Any
 ) -> None:
-    assert run("apply", "--site", engine.site, "--python", sys.executable).returncode == Exit.DONE
+    assert (
+        run("apply", "--force", "--site", engine.site, "--python", sys.executable).returncode
+        == Exit.DONE
+    )
     assert run("verify", "--site", engine.site).returncode == Exit.DONE
     overlaid = engine.start(VLLM_READINESS="on")
     overlaid.wait_for("Readiness overlay")
@@ -72,7 +75,7 @@ print("\\n" + json.dumps(vllm.envs.compile_factors(), default=str, sort_keys=Tru
 
 def test_compiled_code_stays_valid_and_the_switch_is_known(engine: Engine) -> None:
     """VLLM keys its caches of compiled code by its variables, but not by ours."""
-    run("apply", "--site", engine.site, "--python", sys.executable)
+    run("apply", "--force", "--site", engine.site, "--python", sys.executable)
     factors = []
     plain = {k: v for k, v in os.environ.items() if not k.startswith("VLLM_")}
     overlaid = {"PYTHONPATH": str(engine.site)}
@@ -88,7 +91,7 @@ def test_compiled_code_stays_valid_and_the_switch_is_known(engine: Engine) -> No
 
 
 def test_a_misspelt_switch_is_refused_at_start_up(engine: Engine) -> None:
-    run("apply", "--site", engine.site, "--python", sys.executable)
+    run("apply", "--force", "--site", engine.site, "--python", sys.executable)
     refused = engine.start(VLLM_READINESS="banana")
     assert refused.process.wait(PATIENCE) != 0
     assert "VLLM_READINESS='banana'" in refused.text()
@@ -97,8 +100,11 @@ def test_a_misspelt_switch_is_refused_at_start_up(engine: Engine) -> None:
 
 
 def test_after_revert_the_engine_is_stock_again(engine: Engine, pristine: Any) -> None:
-    run("apply", "--site", engine.site, "--python", sys.executable)
-    assert run("revert", "--site", engine.site, "--python", sys.executable).returncode == Exit.DONE
+    run("apply", "--force", "--site", engine.site, "--python", sys.executable)
+    assert (
+        run("revert", "--force", "--site", engine.site, "--python", sys.executable).returncode
+        == Exit.DONE
+    )
     reverted = engine.start()
     assert reverted.finish() == pristine
     assert "Readiness overlay" not in reverted.text()

@@ -60,7 +60,7 @@ def folder() -> Iterator[Path]:
 def environments(folder: Path) -> dict[str, dict[str, str]]:
     """What has a Python run in each of the ways."""
     overlaid, stock = sites.whole(folder / "overlaid"), sites.whole(folder / "stock")
-    done = sites.run("apply", "--site", overlaid, "--python", sys.executable)
+    done = sites.run("apply", "--force", "--site", overlaid, "--python", sys.executable)
     assert done.returncode == Exit.DONE, done.stderr
     searched = {"overlaid": [overlaid], "plugin": [stock, PLUGIN]}
     return {

@@ -50,7 +50,7 @@ def ran() -> Iterator[dict[str, Ran]]:
     """All the runs, by name."""
     folder = Path(tempfile.mkdtemp(prefix="probe-", dir=REPO / "build"))
     stock, overlaid = Engine(folder / "stock"), Engine(folder / "overlaid")
-    applied = run("apply", "--site", overlaid.site, "--python", sys.executable)
+    applied = run("apply", "--force", "--site", overlaid.site, "--python", sys.executable)
     assert applied.returncode == Exit.DONE
     device = asynchronous.announce(folder / "device", asynchronous.register)
     apart = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}

@@ -50,7 +50,10 @@ def runs() -> Iterator[Runs]:
             return dict(zip(names, pool.map(result, names), strict=True))
 
     found = results("stock sync", "stock async", "stock async processor")
-    assert run("apply", "--site", engine.site, "--python", sys.executable).returncode == Exit.DONE
+    assert (
+        run("apply", "--force", "--site", engine.site, "--python", sys.executable).returncode
+        == Exit.DONE
+    )
     found |= results("on sync", "on async", "off async", "on async processor")
     yield found
     shutil.rmtree(folder)

@@ -37,7 +37,10 @@ def runs() -> Iterator[dict[str, Any]]:
     plugin = asynchronous.announce(folder / "plugin", asynchronous.register)
     stock = engine.start(PROGRAM, ["reference"], [REPO / "tests"])
     reference = stock.finish()
-    assert run("apply", "--site", engine.site, "--python", sys.executable).returncode == Exit.DONE
+    assert (
+        run("apply", "--force", "--site", engine.site, "--python", sys.executable).returncode
+        == Exit.DONE
+    )
 
     def result(mode: str, *plants: str) -> Any:
         arguments = [mode, str(stock.out), *plants]
