@@ -215,7 +215,9 @@ def _view(site: Path, view: Path) -> None:
     """Lay out vLLM's files of ``site`` in ``view``, as links where that works."""
     infos = [path for path in site.glob("vllm*-*.dist-info") if (path / "METADATA").is_file()]
     for source in (site / "vllm", *infos):
-        shutil.copytree(source, view / source.name, copy_function=_link)
+        # Bytecode that somebody is just writing has such a name, and not for long.
+        unfinished = shutil.ignore_patterns("*.pyc.*")
+        shutil.copytree(source, view / source.name, copy_function=_link, ignore=unfinished)
 
 
 def _status(site: Path) -> dict[str, Any]:
