@@ -29,12 +29,10 @@ if __name__ in ("__main__", "__mp_main__"):
 
 from bench import machine, report, summary  # noqa: E402
 from bench.rows import DEFAULT, ROWS, Engine, Row  # noqa: E402
-from bench.sides import Failure, Sides, target, work_beside  # noqa: E402
+from bench.sides import PLUGIN, Failure, Sides, target, work_beside  # noqa: E402
 from bench.summary import Child  # noqa: E402
 from probe import records  # noqa: E402
 
-#: Announces the probe to vLLM as a plugin.
-PLUGIN = ROOT / "scripts" / "probe" / "plugin"
 #: One process, so that the steps can be interfered with from outside; the sampler that
 #: needs no compiler on the machine.
 ENVIRONMENT = {
@@ -64,10 +62,6 @@ class Job:
         """How it is spoken of."""
         return f"{self.engine.name}, {self.side}, round {self.turn}"
 
-    def result(self) -> Any:
-        """What makes two jobs the same but for the round."""
-        return self.engine.name, self.side
-
 
 class Run:
     """The installations, the children and what they found so far."""
@@ -78,7 +72,6 @@ class Run:
         self.started = time.monotonic()
         self.gpu = args.device == "gpu"
         self.children: list[tuple[Job, Child]] = []
-        self.tables: list[dict[str, Any]] = []
         self.errors: list[str] = []
         self.complete = False
         # Model Runner V2 needs a GPU.

@@ -34,16 +34,14 @@ if __name__ in ("__main__", "__mp_main__"):
 
 from bench import outputs, report  # noqa: E402
 from bench.machine import describe  # noqa: E402
-from bench.rows import _HALF_B  # noqa: E402
-from bench.sides import SIDES, Failure, Sides, target, work_beside  # noqa: E402
+from bench.rows import HALF_B  # noqa: E402
+from bench.sides import PLUGIN, SIDES, Failure, Sides, target, work_beside  # noqa: E402
 from demo import model  # noqa: E402
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 CHILD = ROOT / "scripts" / "bench" / "serving_child.py"
-#: Announces the probe to vLLM as a plugin, so that every side has the same.
-PLUGIN = ROOT / "scripts" / "probe" / "plugin"
 NAME = "bench"
 
 #: Case to the sampling parameters that make it.
@@ -120,7 +118,7 @@ _SMALL: Mapping[str, Any] = {
     "num_key_value_heads": 4,
 }
 CPU = Load(_SMALL, requests=16, concurrency=4, prompt=16, output=48, server=("--enforce-eager",))
-GPU = Load(_HALF_B, requests=256, concurrency=32, prompt=128, output=256)
+GPU = Load(HALF_B.model, requests=256, concurrency=32, prompt=128, output=256)
 
 
 @dataclass

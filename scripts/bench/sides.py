@@ -23,6 +23,8 @@ from overlay.installation import locate
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDES = ("stock", "overlaid")
+#: Announces the probe to vLLM as a plugin, so that every side has the same.
+PLUGIN = ROOT / "scripts" / "probe" / "plugin"
 _PR_SET_PDEATHSIG = 1
 
 

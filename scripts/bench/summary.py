@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -79,24 +80,43 @@ def row(
         "scheduling": "/".join(sorted("async" if on else "sync" for on in asynchronous)),
         "rounds": len(common),
         "sides": list(sides),
-        "cases": {name: _case(row, name, sides, children) for name in row.cases},
+        "cases": _cases(row, sides, children),
     }
 
 
-def _case(row: Row, name: str, sides: Sequence[str], children: Sequence[Child]) -> dict[str, Any]:
-    found = {id(child): child.found["rows"][row.name][name] for child in children}
-    seen = {id(child): figures(row, name, child) for child in children}
-    problems = _problems(row, name, sides, children)
-    for child in children:
-        _refuse_ratios(seen[id(child)][0], bool(problems[child.side]))
-    if name != BASELINE:
-        spoilt = _problems(row, BASELINE, sides, children)
+#: What :func:`figures` gave for each child, by its id.
+_Seen = Mapping[int, tuple[dict[str, float | None], list[str]]]
+
+
+def _cases(row: Row, sides: Sequence[str], children: Sequence[Child]) -> dict[str, Any]:
+    """Every case of a row; each child's figures of a case are made once."""
+    seen: dict[str, _Seen] = {
+        name: {id(child): figures(row, name, child) for child in children} for name in row.cases
+    }
+    problems = {name: _problems(row, name, sides, children, seen[name]) for name in row.cases}
+    for name in row.cases:
         for child in children:
-            values, (base, _) = seen[id(child)][0], figures(row, BASELINE, child)
-            refused = problems[child.side] or spoilt[child.side]
-            for figure in _COSTS:
-                cost = None if refused else _ratio(values.get(figure), base.get(figure))
-                values[f"{figure} / {BASELINE}"] = cost
+            values, (base, _) = seen[name][id(child)][0], seen[BASELINE][id(child)]
+            _refuse_ratios(values, bool(problems[name][child.side]))
+            if name != BASELINE:
+                refused = problems[name][child.side] or problems[BASELINE][child.side]
+                for figure in _COSTS:
+                    cost = None if refused else _ratio(values.get(figure), base.get(figure))
+                    values[f"{figure} / {BASELINE}"] = cost
+    return {
+        name: _case(row, name, sides, children, seen[name], problems[name]) for name in row.cases
+    }
+
+
+def _case(
+    row: Row,
+    name: str,
+    sides: Sequence[str],
+    children: Sequence[Child],
+    seen: _Seen,
+    problems: Mapping[str, Sequence[str]],
+) -> dict[str, Any]:
+    found = {id(child): child.found["rows"][row.name][name] for child in children}
     made = {}
     for figure in dict.fromkeys(key for values, _ in seen.values() for key in values):
         rounds = {
@@ -145,7 +165,7 @@ def _refuse_ratios(values: dict[str, float | None], spoilt: bool) -> None:
 
 
 def _problems(
-    row: Row, name: str, sides: Sequence[str], children: Sequence[Child]
+    row: Row, name: str, sides: Sequence[str], children: Sequence[Child], seen: _Seen
 ) -> dict[str, list[str]]:
     """Why nothing may be said of a side: lost outputs, other outputs, or none at all."""
     problems: dict[str, list[str]] = {}
@@ -155,7 +175,7 @@ def _problems(
         problems[side] = [] if ours else [f"{side} was not measured"]
         for child in ours:
             case = child.found["rows"][row.name][name]
-            wrong = [*case["problems"], *figures(row, name, child)[1]]
+            wrong = [*case["problems"], *seen[id(child)][1]]
             problems[side] += [f"{child.name}: {text}" for text in wrong]
             held = first or ours[0]
             stock = held.found["rows"][row.name][name]
@@ -249,8 +269,8 @@ def _checked(row: Row, seen: Process, steps: Sequence[Step], between: Sequence[i
     if not steps or not between:
         return problems
     for kind in _TIMED:
-        numbers = [span.step for span in seen.of(kind)]
-        if numbers and any(numbers.count(step.number) != 1 for step in steps):
+        counts = Counter(span.step for span in seen.of(kind))
+        if counts and any(counts[step.number] != 1 for step in steps):
             problems.append(f"the probe has {kind} not once a step")
     # From the first output to the last, on two clocks. Steps begin when an output has been
     # handed out, under asynchronous scheduling the one before last; so from the third step's
@@ -329,11 +349,8 @@ def _marked(steps: Sequence[Step], marks: Iterable[int]) -> set[int]:
 
 def _fences(row: Row, name: str, child: Child) -> dict[str, int]:
     """Fences by owner, over the whole case."""
-    counts: dict[str, int] = {}
     seen = worker(row, name, child)
-    for span in seen.of("fence") if seen else ():
-        counts[span.owner] = counts.get(span.owner, 0) + 1
-    return counts
+    return dict(Counter(span.owner for span in seen.of("fence"))) if seen else {}
 
 
 def _series(row: Row, name: str, child: Child) -> dict[str, list[float]]:

@@ -17,7 +17,7 @@ import pytest
 import torch
 from bench import report, serving, serving_child
 from bench.serving import CASES, FIGURES, Found, Load, Setting
-from bench.sides import SIDES, Failure
+from bench.sides import PLUGIN, SIDES, Failure
 from demo import model
 from safetensors.torch import load_file
 from support.sites import UPSTREAM
@@ -291,7 +291,7 @@ def test_the_servers_differ_in_what_they_should(setting: Setting) -> None:
         assert server.origin == "stock"
         assert server._environment["VLLM_USE_V2_MODEL_RUNNER"] == runner
         path = server._environment["PYTHONPATH"].split(os.pathsep)
-        assert path[:2] == [str(UPSTREAM), str(serving.PLUGIN)]
+        assert path[:2] == [str(UPSTREAM), str(PLUGIN)]
         assert shlex.split(server.lines()[0])[-2:] == ["--x", "a b"]
     assert mrv2._environment["VLLM_READINESS_PROBE"] == "/probes/mrv2-3.probe"
     assert stock._environment["VLLM_READINESS_PROBE"] == "/probes/stock-3.probe"

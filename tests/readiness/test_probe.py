@@ -1,7 +1,6 @@
 """What the probe watches: stand-ins with upstream's methods, and upstream's own classes."""
 
 import logging
-import logging.handlers
 import multiprocessing
 import os
 import signal
@@ -19,6 +18,7 @@ import pytest
 import torch
 from probe import records
 from probe.records import Span
+from support import probes
 from support.device import Device, installed
 from vllm.v1.core.sched import scheduler
 from vllm.v1.readiness import fences, probe, switch
@@ -127,14 +127,8 @@ def standing(file: Path) -> Standing:
 @pytest.fixture
 def said() -> Iterator[Callable[[], list[str]]]:
     """What the probe has logged."""
-    handler = logging.handlers.BufferingHandler(1000)
-    logger = logging.getLogger("vllm.v1.readiness.probe")
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.WARNING)
-    yield lambda: [record.getMessage() for record in handler.buffer]
-    logger.removeHandler(handler)
-    logger.setLevel(level)
+    with probes.logged(probe) as sentences:
+        yield sentences
 
 
 def recorded(file: Path, label: str = "rank0") -> list[Span]:

@@ -1,8 +1,6 @@
 """The probe's figures: counted in the processes that record, shown by the server."""
 
 import json
-import logging
-import logging.handlers
 import os
 import subprocess
 import sys
@@ -18,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from support import probes
 from vllm.v1.readiness import probe_metrics, switch
 from vllm.v1.readiness.probe_metrics import BOUNDS, Histograms, ProbeCollector
 
@@ -92,14 +91,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def said() -> Iterator[Callable[[], list[str]]]:
     """What has been logged."""
-    handler = logging.handlers.BufferingHandler(1000)
-    logger = logging.getLogger("vllm.v1.readiness.probe_metrics")
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.WARNING)
-    yield lambda: [record.getMessage() for record in handler.buffer]
-    logger.removeHandler(handler)
-    logger.setLevel(level)
+    with probes.logged(probe_metrics) as sentences:
+        yield sentences
 
 
 def of(file: Path, label: str) -> Path:

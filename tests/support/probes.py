@@ -1,10 +1,13 @@
 """Files of the probe with records that are known, and what should be read from them."""
 
 import json
+import logging.handlers
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
@@ -176,3 +179,16 @@ def rows_of(steps: Iterable[Made], began: int = 10**15) -> list[Row]:
             last_output = free = seen
         at += step.gap
     return sorted(rows, key=lambda made: made[2])
+
+
+@contextmanager
+def logged(module: ModuleType) -> Iterator[Callable[[], list[str]]]:
+    """What a module logs from a warning up, while it lasts."""
+    handler = logging.handlers.BufferingHandler(1000)
+    logger = logging.getLogger(module.__name__)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING)
+    yield lambda: [record.getMessage() for record in handler.buffer]
+    logger.removeHandler(handler)
+    logger.setLevel(level)
