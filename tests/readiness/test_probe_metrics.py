@@ -379,6 +379,8 @@ def test_a_name_that_is_no_text_is_left_out(file: Path, said: Callable[[], list[
     assert Path(odd).exists()
     assert shown(registry_of(file)) == {}
     assert len(said()) == 1
+    assert said()[0].startswith(f"/metrics leaves out {file}.rank\\xff.metrics: ")
+    said()[0].encode()  # a log takes it
 
 
 @given(data=st.data())

@@ -187,7 +187,7 @@ class Recorder:
                     os.unlink(self._file)
                 self._file = path
         except OSError as error:
-            logger.warning("%s: cannot write %s: %s", switch.PROBE, path, error)
+            logger.warning("%s: cannot write %s: %s", switch.PROBE, switch.shown(path), error)
 
     def close(self) -> None:
         """Write the file for the last time."""
@@ -316,7 +316,7 @@ def install() -> None:
     _watch_events()
     for module, watch in _WATCHED.items():
         _when_imported(module, watch)
-    logger.info("Readiness probe on: records go to %s", f"{_path}.*")
+    logger.info("Readiness probe on: records go to %s.*", switch.shown(_path))
 
 
 def _watch_runner(module: ModuleType) -> None:

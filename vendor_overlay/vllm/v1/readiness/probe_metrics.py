@@ -165,7 +165,10 @@ class Histograms:
             os.replace(new, path)
         except OSError as error:
             if not self._failed:
-                logger.warning("/metrics will lack figures, %s cannot be written: %s", path, error)
+                logger.warning(
+                    "/metrics will lack figures, %s cannot be written: %s",
+                    *(switch.shown(path), error),
+                )
             self._failed = True
             with contextlib.suppress(OSError):
                 os.unlink(new)
@@ -402,4 +405,4 @@ def _warn(path: str, reason: Exception | str) -> None:
         _warned.add(path)
         if isinstance(reason, Exception):
             reason = f"{type(reason).__name__}: {reason}"
-        logger.warning("/metrics leaves out %s: %s", path, reason)
+        logger.warning("/metrics leaves out %s: %s", switch.shown(path), reason)

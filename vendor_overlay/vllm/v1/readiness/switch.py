@@ -120,14 +120,19 @@ def probe() -> str | None:
     path = os.path.abspath(value)
     folder = os.path.dirname(path)
     if os.path.isdir(path) or value.endswith(os.sep):
-        wrong = f"this is a directory. Name a file, such as {os.path.join(path, 'probe')}"
+        wrong = f"this is a directory. Name a file, such as {shown(os.path.join(path, 'probe'))}"
     elif not os.path.isdir(folder):
-        wrong = f"there is no directory {folder}. Make it, or name a file elsewhere"
+        wrong = f"there is no directory {shown(folder)}. Make it, or name a file elsewhere"
     elif not os.access(folder, os.W_OK | os.X_OK):
-        wrong = f"this user may not write to {folder}. Allow it, or name a file elsewhere"
+        wrong = f"this user may not write to {shown(folder)}. Allow it, or name a file elsewhere"
     else:
         return path
     raise PathError(PROBE, value, f"{wrong}; or unset it to have nothing recorded.")
+
+
+def shown(path: str) -> str:
+    """A path as a log can hold it: bytes of its name that are no text are escaped."""
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 #: Our environment variables, in the form of ``vllm.envs.environment_variables``: name
