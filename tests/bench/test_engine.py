@@ -56,6 +56,13 @@ def of(spoilt: tuple[dict[str, Any], Path, str, bool], case: str) -> dict[str, A
     return found
 
 
+def ratios(case: dict[str, Any]) -> set[float | None]:
+    """Everything in a case that holds the overlaid side against another or itself."""
+    figures = case["figures"]
+    found = {ratio for figure in figures.values() for ratio in figure["ratios"].values()}
+    return found | {figure["overlaid"] for name, figure in figures.items() if " / " in name}
+
+
 def test_a_planted_slowdown_shows_where_it_is(spoilt: Any) -> None:
     case = of(spoilt, "none")
     assert case["problems"] == {"stock": [], "overlaid": []}
@@ -75,7 +82,7 @@ def test_a_planted_wrong_token_is_named_and_has_no_ratio(spoilt: Any) -> None:
     assert re.fullmatch(
         rf"{head}request {request}, position {position}: (\d+) against (?!\1$)\d+", problem
     )
-    assert all(figure["ratios"]["overlaid"] is None for figure in case["figures"].values())
+    assert ratios(case) == {None}
 
 
 def test_a_planted_lost_logprob_is_counted_and_has_no_ratio(spoilt: Any) -> None:
@@ -84,7 +91,7 @@ def test_a_planted_lost_logprob_is_counted_and_has_no_ratio(spoilt: Any) -> None
     assert counts["tokens"] == [32, 32]
     assert counts["logprobs"] == [30, 32]
     assert "overlaid round 1: 30 of 32 logprobs" in case["problems"]["overlaid"]
-    assert all(figure["ratios"]["overlaid"] is None for figure in case["figures"].values())
+    assert ratios(case) == {None}
 
 
 def test_what_is_not_spoilt_is_identical_and_whole(spoilt: Any) -> None:
@@ -92,6 +99,7 @@ def test_what_is_not_spoilt_is_identical_and_whole(spoilt: Any) -> None:
         case = of(spoilt, name)
         assert case["problems"] == {"stock": [], "overlaid": []}, name
         assert case["figures"]["tokens/s"]["ratios"]["overlaid"] > 0
+        assert len(ratios(case)) > 10
         (counts,) = case["counts"]["stock"]
         assert counts["tokens"] == counts["logprobs"] == [128, 128]
 

@@ -322,8 +322,13 @@ def test_sides_take_turns_at_being_first() -> None:
 def test_an_installation_that_is_not_there_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert serving.main(["--site", "/nowhere", "--out", str(tmp_path)]) == 1
-    assert "/nowhere" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        serving.main(["--site", "/nowhere", "--out", str(tmp_path / "out")])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "/nowhere: does not exist" in said
+    assert "name the directory that holds vllm/" in said
+    assert not (tmp_path / "out").exists()
 
 
 def test_each_token_is_a_word_of_its_own(tmp_path: Path) -> None:
