@@ -7,6 +7,7 @@ claims on the other side; a patch that applies can therefore be reversed.
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -76,9 +77,11 @@ class FilePatch:
             result += hunk.new
             read = end
         result += lines[read:]
-        if any(not line.endswith(b"\n") for line in result[:-1]):
+        made = b"".join(result)
+        # Each line but a file's last ends with a line feed, and holds no other.
+        if made.count(b"\n") + (made[-1:] not in (b"", b"\n")) != len(result):
             raise damaged(f"{name} joins two lines: a line feed is missing", self.path)
-        return b"".join(result)
+        return made
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def header_fields(header: str) -> dict[str, str]:
 
 def split_lines(data: bytes) -> list[bytes]:
     """Lines of ``data`` at line feeds only, each with its line feed."""
-    return re.findall(rb"[^\n]*\n|[^\n]+", data)
+    return io.BytesIO(data).readlines()
 
 
 def parse(name: str, data: bytes) -> Patch:

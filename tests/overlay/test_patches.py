@@ -49,6 +49,20 @@ def test_git_agrees(tmp_path_factory: pytest.TempPathFactory, old: bytes, new: b
     assert changed.files[0].apply(old, "p.patch") == new
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "base"),
+    [
+        (b"a\n", b"a\nb\n", b"a"),  # added after a line that lacks its line feed
+        (b"a\n", b"b", b"a\nrest\n"),  # lacks its own, and lines follow
+    ],
+)
+def test_a_patch_that_would_join_two_lines_is_refused(old: bytes, new: bytes, base: bytes) -> None:
+    (file,) = patch(old, new).files
+    assert file.apply(old, "p.patch") == new
+    with pytest.raises(OverlayError, match="joins two lines"):
+        file.apply(base, "p.patch")
+
+
 @given(old=texts(), new=texts(), other=texts())
 def test_another_base_is_refused_or_has_the_same_lines(
     old: bytes, new: bytes, other: bytes
