@@ -535,19 +535,19 @@ def test_another_version_is_not_taken_off_for_nothing(
 @pytest.mark.parametrize("python", [None, sys.executable])
 @pytest.mark.parametrize("command", ["apply", "revert"])
 def test_another_version_killed_at_every_change(
-    older: Path, tmp_path: Path, command: str, python: str | None
+    older: Path, scratch: Path, command: str, python: str | None
 ) -> None:
     """Replaced or taken off, it leaves RECORD and all else as it should be."""
 
     def arguments(site: Path) -> list[str]:
         return ["--site", str(site), "--force", *(["--python", python] if python else [])]
 
-    fresh = mini.install(tmp_path / "fresh")
+    fresh = mini.install(scratch / "fresh")
     goal = {}
     for name in ("apply", "revert"):
         assert cli.main([name, *arguments(fresh)]) == Exit.DONE
         goal[name] = (snapshot(fresh), set(snapshot(fresh, bytecode=True)))
-    site, again = tmp_path / "cut", tmp_path / "again"
+    site, again = scratch / "cut", scratch / "again"
     seen = set()
     for at in itertools.count(1):
         shutil.copytree(older, site)

@@ -107,18 +107,18 @@ class Case:
 
 
 @pytest.fixture(params=["real files", "with bytecode"])
-def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
+def case(request: pytest.FixtureRequest, scratch: Path) -> Case:
     """The real files without an interpreter, and small ones with one.
 
     Compiling the real files at each of several hundred cuts would take minutes and
     would cut at the same calls.
     """
     if request.param == "real files":
-        site = sites.small(tmp_path / "site")
+        site = sites.small(scratch / "site")
         sites.shorten_record(site)
-        return Case(tmp_path, site, sites.OVERLAY, None)
-    site = mini.install(tmp_path / "site")
-    return Case(tmp_path, site, mini.overlay(tmp_path / "overlay"), sys.executable)
+        return Case(scratch, site, sites.OVERLAY, None)
+    site = mini.install(scratch / "site")
+    return Case(scratch, site, mini.overlay(scratch / "overlay"), sys.executable)
 
 
 GOAL = {"apply": State.OVERLAID, "revert": State.PRISTINE}
