@@ -8,24 +8,28 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bench import sides
-from support import sites, spoilers
+from support import forked, sites, spoilers
 from support.asynchronous import announce
 
 PROGRAM = sites.REPO / "scripts" / "bench" / "engine.py"
 PATIENCE = 400.0
 
 
-def start(site: Path, out: Path, *more: str, **environment: str) -> subprocess.Popen[str]:
+def start(
+    site: Path, out: Path, *more: str, plugins: Sequence[Callable[[], None]] = ()
+) -> subprocess.Popen[str]:
     command = [sys.executable, str(PROGRAM), "--site", str(site), "--python", sys.executable]
     command += ["--size", "tiny", "--rounds", "1", "--out", str(out), *more]
+    announced = announce(out.with_name("plugins"), forked.fork, *plugins)
+    path = os.pathsep.join(map(str, (announced, sites.REPO / "tests")))
+    env = {**os.environ, **forked.ENVIRONMENT, "PYTHONPATH": path}
     # A bar in a pipe is one line; its numbers are looked at below.
-    env = {**os.environ, **environment}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env)
 
@@ -42,9 +46,7 @@ def spoilt(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pa
     folder = tmp_path_factory.mktemp("bench")
     site = sites.whole(folder / "site")
     before = contents(site)
-    plugins = announce(folder / "plugins", spoilers.spoil)
-    path = os.pathsep.join(map(str, (plugins, sites.REPO / "tests")))
-    process = start(site, folder / "out", "--rows", "issue-43450", PYTHONPATH=path)
+    process = start(site, folder / "out", "--rows", "issue-43450", plugins=[spoilers.spoil])
     said, progress = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1, progress[-4000:]
     whole = json.loads((folder / "out" / "run.json").read_text())

@@ -49,7 +49,7 @@ class Ran(NamedTuple):
 def ran() -> Iterator[dict[str, Ran]]:
     """All the runs, by name."""
     folder = Path(tempfile.mkdtemp(prefix="probe-", dir=REPO / "build"))
-    stock, overlaid = Engine(folder / "stock"), Engine(folder / "overlaid")
+    stock, overlaid = (Engine(folder / side, forking=True) for side in ("stock", "overlaid"))
     applied = run("apply", "--force", "--site", overlaid.site, "--python", sys.executable)
     assert applied.returncode == Exit.DONE
     device = asynchronous.announce(folder / "device", asynchronous.register)

@@ -33,7 +33,7 @@ Runs = dict[str, Any]
 def runs() -> Iterator[Runs]:
     """What came out of every run, by installation and schedule."""
     folder = Path(tempfile.mkdtemp(prefix="schedules-", dir=REPO / "build"))
-    engine = Engine(folder)
+    engine = Engine(folder, forking=True)
     generate(folder / "model")  # before two runs at once would
     late = asynchronous.announce(folder / "late", asynchronous.register, thinking.unpin)
     usual = asynchronous.announce(folder / "usual", thinking.unpin)

@@ -32,7 +32,7 @@ FAULTS = sorted({*PLANTS} - {"sources let go of", "reused in flight"})
 def runs() -> Iterator[dict[str, Any]]:
     """What came out as things are, and with faults planted."""
     folder = Path(tempfile.mkdtemp(prefix="simulated-", dir=REPO / "build"))
-    engine = Engine(folder)
+    engine = Engine(folder, forking=True)
     generate(folder / "model")
     plugin = asynchronous.announce(folder / "plugin", asynchronous.register)
     stock = engine.start(PROGRAM, ["reference"], [REPO / "tests"])

@@ -10,7 +10,6 @@ Nothing is installed: :func:`announce` makes a directory that only needs to be o
 """
 
 import itertools
-import multiprocessing
 import os
 import random
 from collections.abc import Callable, Sequence
@@ -51,13 +50,11 @@ def simulate(_: Any, decisions: Sequence[int]) -> dict[str, int]:
 def register() -> None:
     """Bring the CPU engine of this process into the asynchronous path."""
     from vllm.platforms.cpu import CpuPlatform
+    from vllm.v1.worker import cpu_model_runner
 
     _device.decide = seeded(int(os.environ.get("SIMULATED_SEED", "0")))
     install(_device)
-    if multiprocessing.parent_process():  # a worker; elsewhere the import is for nothing
-        from vllm.v1.worker import cpu_model_runner
-
-        cpu_model_runner._torch_cuda_wrapper = nullcontext
+    cpu_model_runner._torch_cuda_wrapper = nullcontext
 
     decide = CpuPlatform.check_and_update_config
 
@@ -70,8 +67,11 @@ def register() -> None:
 
 
 def announce(folder: Path, *plugins: Callable[[], None]) -> Path:
-    """Make ``folder`` announce plugins to a Python that has it on its path."""
-    metadata = folder / "asynchronous-0.dist-info"
+    """Make ``folder`` announce plugins to a Python that has it on its path.
+
+    Of folders with the same last name, the first on the path is heard.
+    """
+    metadata = folder / f"{folder.name}-0.dist-info"
     metadata.mkdir(parents=True, exist_ok=True)
     entries = [f"{each.__module__} = {each.__module__}:{each.__name__}" for each in plugins]
     (metadata / "entry_points.txt").write_text("\n".join(["[vllm.general_plugins]", *entries, ""]))

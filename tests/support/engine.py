@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from support import sites
+from support import forked, sites
+from support.asynchronous import announce
 
 PROGRAM = sites.REPO / "tests" / "engine" / "generate.py"
 PATIENCE = 400.0
@@ -23,11 +24,21 @@ def at_once() -> int:
 
 
 class Engine:
-    """Runs of the engine over one installation."""
+    """Runs of the engine over one installation.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: a directory for it, which need not exist.
+        forking: see :mod:`support.forked`; otherwise workers start as they do by default.
+    """
+
+    def __init__(self, folder: Path, forking: bool = False) -> None:
         self.folder = folder
         self.site = sites.whole(folder / "site")
+        self.paths: list[Path] = []
+        self.environment: Mapping[str, str] = {}
+        if forking:
+            self.paths = [announce(folder / "forked", forked.fork), sites.REPO / "tests"]
+            self.environment = forked.ENVIRONMENT
         self.runs = itertools.count(1)
 
     def start(
@@ -63,10 +74,11 @@ class Run:
     ) -> None:
         self.out = path.with_suffix(".json")
         self.log = path.with_suffix(".log")
-        searched = [engine.site, sites.REPO / "scripts", *paths, os.environ.get("PYTHONPATH", "")]
+        searched = [engine.site, sites.REPO / "scripts", *paths, *engine.paths]
+        inherited = filter(None, [os.environ.get("PYTHONPATH")])
         env = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, map(str, searched))),
+            "PYTHONPATH": os.pathsep.join([*map(str, searched), *inherited]),
             # In one process every request is there before the first step, so that two runs
             # schedule alike; of weights that nearly tie, another batch gives other tokens.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -74,6 +86,7 @@ class Run:
             "VLLM_LOGGING_LEVEL": "INFO",
             # A view has no bytecode: let the first run write it for those that follow.
             "PYTHONDONTWRITEBYTECODE": "",
+            **engine.environment,
             **environment,
         }
         files = [program, engine.folder / "model", self.out]
