@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -66,11 +66,7 @@ def _table(run: Found) -> dict[str, Any]:
         ]
         for row in run["rows"]
     ]
-    return {"heading": "A micro-benchmark", "lines": cells, "notes": report.notes(_texts(cells))}
-
-
-def _texts(lines: Sequence[Sequence[Mapping[str, Any]]]) -> list[str]:
-    return [cell["text"] for line in lines for cell in line]
+    return {"heading": "A micro-benchmark", "lines": cells, "notes": report.table_notes(run)}
 
 
 def _engine(run: Found) -> dict[str, Any]:
@@ -164,13 +160,13 @@ def _ratio(case: Found, figure: str, side: str) -> dict[str, Any]:
         "ratio": side,
         "value": json.dumps(value),
         "text": report.ratio_text(case, figure, side),
-        "verdict": _verdict(figure, value, report.overlap(case["figures"][figure], side)),
+        "verdict": _verdict(figure, value, report.doubt(case["figures"][figure], side)),
     }
 
 
-def _verdict(figure: str, value: float | None, overlaps: bool) -> str:
+def _verdict(figure: str, value: float | None, mark: str) -> str:
     """What a ratio to stock is: better, worse, or nothing."""
-    if value is None or overlaps or abs(value - 1) < EVEN:
+    if value is None or mark or abs(value - 1) < EVEN:
         return ""
     return "better" if (value > 1) == (figure == "tokens/s") else "worse"
 

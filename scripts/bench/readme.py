@@ -123,7 +123,7 @@ def generated(block: Block, folder: Path) -> str:
         if block.rows or block.cases or block.figures:
             raise Failure(f"{where}: {block.run} is a table, and is shown whole")
         lines += [f"{run['title']}:", "", *report.table(run)]
-        lines += ["", run["note"]] if run.get("note") else []
+        lines += ["", *report.table_notes(run)]
         lines += ["", *(f"- {report.REFUSED}: {problem}" for problem in run["problems"])]
     else:
         if not run["complete"]:

@@ -28,9 +28,14 @@ Found = Mapping[str, Any]
 
 KINDS = ("engine", "table")
 REFUSED = "refused"
-#: Behind a ratio whose two sides overlap from round to round.
-NOISE = "~"
-NOISE_NOTE = f"{NOISE} marks a ratio whose rounds overlap: the difference may be noise."
+#: Behind a ratio whose two sides overlap from round to round, and behind one of fewer than
+#: :data:`ENOUGH` rounds: of two, sides that are alike lie apart once in three times.
+NOISE, FEW = "~", "?"
+ENOUGH = 3
+MARKS = {
+    NOISE: f"{NOISE} marks a ratio whose rounds overlap: the difference may be noise.",
+    FEW: f"{FEW} marks a ratio of fewer than {ENOUGH} rounds, too few to tell it from noise.",
+}
 UNSEEN_NOTE = "What shows - was not measured, or not seen from the process that measured."
 #: What the page's summary shows of each case.
 SUMMARY = (
@@ -66,11 +71,14 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def number(value: object, ratio: bool = False) -> str:
-    """A value as people read it: four digits, or three decimals of a ratio."""
-    if value is None:
-        return "-"
-    if isinstance(value, str):
-        return value
+    """A value as people read it: four digits, or three decimals of a ratio.
+
+    A pair is a value and its mark.
+    """
+    if value is None or isinstance(value, str):
+        return "-" if value is None else value
+    if isinstance(value, list | tuple):
+        return f"{number(value[0], ratio)} {value[1]}"
     if not isinstance(value, float):
         return f"{value:,}"
     size = abs(value)
@@ -94,7 +102,7 @@ def ratio(case: Found, figure: str, side: str) -> float | None:
 
 
 def ratio_text(case: Found, figure: str, side: str) -> str:
-    """The ratio as it is shown, with :data:`NOISE` where the rounds overlap; or why there is none.
+    """The ratio as it is shown, with its mark if it has one; or why there is none.
 
     "refused": there are problems, or none are named though both sides have the figure.
     "-": a side lacks the figure. Empty: the figure is not one to be held against stock's.
@@ -104,7 +112,8 @@ def ratio_text(case: Found, figure: str, side: str) -> str:
         return ""
     value = ratio(case, figure, side)
     if value is not None:
-        return number(float(value), ratio=True) + (f" {NOISE}" if overlap(values, side) else "")
+        mark = doubt(values, side)
+        return number((float(value), mark) if mark else float(value), ratio=True)
     seen = values.get("stock") and values.get(side) is not None
     return REFUSED if reasons(case, side) or seen else "-"
 
@@ -114,13 +123,23 @@ def reasons(case: Found, side: str) -> list[str]:
     return [*case["problems"].get("stock", []), *case["problems"].get(side, [])]
 
 
-def overlap(values: Found, side: str) -> bool:
-    """Whether the rounds of ``side`` and of stock overlap; one round alone has no range."""
-    one, other = (
-        [value for value in values.get("rounds", {}).get(each, []) if value is not None]
-        for each in ("stock", side)
-    )
-    return min(len(one), len(other)) > 1 and max(min(one), min(other)) <= min(max(one), max(other))
+def doubt(values: Found, side: str) -> str:
+    """The mark of the ratio of ``side`` to stock; empty if the rounds tell them apart."""
+    return mark(*(values["rounds"].get(each, []) for each in ("stock", side)))
+
+
+def mark(one: Sequence[float | None], other: Sequence[float | None]) -> str:
+    """The mark of a ratio of medians: :data:`NOISE`, :data:`FEW`, or nothing.
+
+    Args:
+        one: what was measured in each round of a side, None where it was not seen.
+        other: the same of the other side.
+    """
+    seen = [[value for value in each if value is not None] for each in (one, other)]
+    fewest = min(map(len, seen))
+    if fewest > 1 and max(map(min, seen)) <= min(map(max, seen)):
+        return NOISE
+    return FEW if fewest < ENOUGH else ""
 
 
 def others(sides: Iterable[str]) -> list[str]:
@@ -190,8 +209,7 @@ def markdown(run: Found) -> str:
     lines = [part for line in lines for part in (line, "")]
     if run["kind"] == "table":
         lines += [f"{run['title']}", "", *table(run)]
-        if run.get("note"):
-            lines += ["", run["note"]]
+        lines += ["", *table_notes(run)]
         lines += ["", *(f"- {REFUSED}: {problem}" for problem in run["problems"])]
     else:
         lines += _engine(run)
@@ -233,17 +251,29 @@ def _engine(run: Found) -> list[str]:
 
 def notes(cells: Sequence[str]) -> list[str]:
     """What the marks in these cells mean."""
-    notes = [NOISE_NOTE] if any(cell.endswith(f" {NOISE}") for cell in cells) else []
+    notes = [
+        note for mark, note in MARKS.items() if any(cell.endswith(f" {mark}") for cell in cells)
+    ]
     return notes + ([UNSEEN_NOTE] if "-" in cells else [])
 
 
 def table(run: Found) -> list[str]:
     """The lines of a "table" run's table."""
-    rows = [
+    return pipes(run["columns"], table_cells(run), run["align"])
+
+
+def table_cells(run: Found) -> list[list[str]]:
+    """What the cells of a "table" run show."""
+    return [
         [number(cell, " / " in column) for cell, column in zip(row, run["columns"], strict=True)]
         for row in run["rows"]
     ]
-    return pipes(run["columns"], rows, run["align"])
+
+
+def table_notes(run: Found) -> list[str]:
+    """What stands below a "table" run's table."""
+    cells = [cell for row in table_cells(run) for cell in row]
+    return [*([run["note"]] if run.get("note") else []), *notes(cells)]
 
 
 def pipes(head: Sequence[str], rows: Iterable[Sequence[str]], align: Sequence[str]) -> list[str]:

@@ -88,16 +88,35 @@ def test_what_was_not_seen_is_neither_a_figure_nor_refused(run: dict[str, Any]) 
     assert report.UNSEEN_NOTE in text
 
 
-def test_rounds_that_overlap_mark_the_ratio() -> None:
-    def marked(stock: list[float], ours: list[float]) -> bool:
-        return report.overlap({"rounds": {"stock": stock, "overlaid": ours}}, "overlaid")
+def test_rounds_that_overlap_or_are_too_few_mark_the_ratio() -> None:
+    assert report.mark([1.0, 2.0], [1.9, 3.0]) == "~"
+    assert report.mark([1.9, 3.0, 2.5], [1.0, 2.0, 1.1]) == "~"
+    assert report.mark([1.0, 4.0], [2.0, 3.0]) == "~"
+    assert report.mark([1.0, 2.0], [2.1, 3.0]) == "?"
+    assert report.mark([1.0, 2.0, None], [2.1, 3.0, 2.5]) == "?"
+    assert report.mark([1.0], [2.0]) == "?"
+    assert report.mark([], [2.0]) == "?"
+    assert report.mark([1.0, 2.0, 1.5], [2.1, 3.0, 2.5]) == ""
+    assert report.mark([2.1, 3.0, 2.5], [1.0, 2.0, 1.5]) == ""
 
-    assert marked([1.0, 2.0], [1.9, 3.0])
-    assert marked([1.9, 3.0], [1.0, 2.0])
-    assert marked([1.0, 4.0], [2.0, 3.0])
-    assert not marked([1.0, 2.0], [2.1, 3.0])
-    assert not marked([2.1, 3.0], [1.0, 2.0])
-    assert not marked([1.0], [0.5, 2.0])
+
+@pytest.mark.parametrize(("rounds", "shown"), [([7.0, 7.1, 7.2], "0.177"), ([7.0, 7.1], "0.177 ?")])
+def test_few_rounds_are_marked_and_explained(
+    run: dict[str, Any], rounds: list[float], shown: str
+) -> None:
+    figure = run["rows"][ROW]["cases"]["no history"]["figures"]["sample_tokens p50"]
+    figure["rounds"]["stock"] = rounds
+    text = report.markdown(run)
+    assert lines(text, "no history")["sample_tokens p50"][3] == shown
+    assert (report.MARKS[report.FEW] in text) == ("?" in shown)
+
+
+def test_a_table_can_have_marks_too() -> None:
+    run = runs.table()
+    run["rows"][0][-1] = [49.4, report.NOISE]
+    text = report.markdown(run)
+    assert "| penalties | 1,024 | 7.162 | 0.1451 | 49.4 ~ |" in text
+    assert report.MARKS[report.NOISE] in text
 
 
 @pytest.mark.parametrize(
