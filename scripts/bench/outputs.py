@@ -34,8 +34,15 @@ def first_difference(one: Stream, other: Stream) -> str | None:
     for request, pair in enumerate(zip_longest(one, other, fillvalue=())):
         for position, (a, b) in enumerate(zip_longest(*pair, fillvalue="nothing")):
             if a != b:
-                return f"request {request}, position {position}: {a} against {b}"
+                return f"request {request}, position {position}: {_parted(a, b)}"
     return None
+
+
+def _parted(one: str, other: str) -> str:
+    """Two positions; of their words, as the logprobs of one position are, those that differ."""
+    pairs = list(zip_longest(one.split(" "), other.split(" "), fillvalue="nothing"))
+    at, (a, b) = next((at, pair) for at, pair in enumerate(pairs) if pair[0] != pair[1])
+    return f"{a} against {b}" if len(pairs) == 1 else f"word {at}: {a} against {b}"
 
 
 def _text(stream: Stream) -> str:

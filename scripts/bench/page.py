@@ -196,7 +196,7 @@ def _counts(case: Found, row: Found) -> Iterator[dict[str, Any]]:
             owners = fences[turn] if turn < len(fences) else {}
             yield {
                 "side": side,
-                "round": turn + 1,
+                "round": row["compared"][turn] if "compared" in row else turn + 1,
                 "counts": [
                     {"kind": kind, "received": f"{n:,}", "expected": f"{m:,}", "lost": n != m}
                     for kind, (n, m) in counts.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -61,15 +61,16 @@ def row(
     Args:
         row: which.
         sides: those that were to be measured.
-        children: those of its engine, as far as they came to an end; only rounds that every
-            side has, but for a side that has none, are looked at.
+        children: those of its engine, as far as they came to an end. Problems are looked for
+            in all of them; figures are those of the rounds that every side has, but for a
+            side that has none.
         model: the name of a model with weights; None: the generated one.
     """
     engine = row.engine
     rounds = {side: {c.round for c in children if c.side == side} for side in sides}
     # A median over rounds that the other side has not would not be compared with its like.
     common = set.intersection(*filter(None, rounds.values())) if children else set()
-    children = [child for child in children if child.round in common]
+    compared = [child for child in children if child.round in common]
     asynchronous = {child.found["async scheduling"] for child in children}
     return {
         "title": row.title,
@@ -79,8 +80,9 @@ def row(
         "output": row.output,
         "scheduling": "/".join(sorted("async" if on else "sync" for on in asynchronous)),
         "rounds": len(common),
+        "compared": sorted(common),
         "sides": list(sides),
-        "cases": _cases(row, sides, children),
+        "cases": _cases(row, sides, children, compared),
     }
 
 
@@ -88,12 +90,17 @@ def row(
 _Seen = Mapping[int, tuple[dict[str, float | None], list[str]]]
 
 
-def _cases(row: Row, sides: Sequence[str], children: Sequence[Child]) -> dict[str, Any]:
+def _cases(
+    row: Row, sides: Sequence[str], children: Sequence[Child], compared: Sequence[Child]
+) -> dict[str, Any]:
     """Every case of a row; each child's figures of a case are made once."""
     seen: dict[str, _Seen] = {
         name: {id(child): figures(row, name, child) for child in children} for name in row.cases
     }
     problems = {name: _problems(row, name, sides, children, seen[name]) for name in row.cases}
+    if children and not compared:
+        for said in problems.values():
+            said[FIRST].append("no round was measured on every side")
     for name in row.cases:
         for child in children:
             values, (base, _) = seen[name][id(child)][0], seen[BASELINE][id(child)]
@@ -104,7 +111,7 @@ def _cases(row: Row, sides: Sequence[str], children: Sequence[Child]) -> dict[st
                     cost = None if refused else _ratio(values.get(figure), base.get(figure))
                     values[f"{figure} / {BASELINE}"] = cost
     return {
-        name: _case(row, name, sides, children, seen[name], problems[name]) for name in row.cases
+        name: _case(row, name, sides, compared, seen[name], problems[name]) for name in row.cases
     }
 
 
@@ -118,7 +125,7 @@ def _case(
 ) -> dict[str, Any]:
     found = {id(child): child.found["rows"][row.name][name] for child in children}
     made = {}
-    for figure in dict.fromkeys(key for values, _ in seen.values() for key in values):
+    for figure in dict.fromkeys(key for child in children for key in seen[id(child)][0]):
         rounds = {
             side: [seen[id(c)][0].get(figure) for c in children if c.side == side] for side in sides
         }
@@ -167,38 +174,40 @@ def _refuse_ratios(values: dict[str, float | None], spoilt: bool) -> None:
 def _problems(
     row: Row, name: str, sides: Sequence[str], children: Sequence[Child], seen: _Seen
 ) -> dict[str, list[str]]:
-    """Why nothing may be said of a side: lost outputs, other outputs, or none at all."""
+    """Why nothing may be said of a side: lost outputs, other outputs, or none at all.
+
+    What several rounds have alike is said once.
+    """
     problems: dict[str, list[str]] = {}
     first = next((child for child in children if child.side == FIRST), None)
     for side in sides:
         ours = [child for child in children if child.side == side]
-        problems[side] = [] if ours else [f"{side} was not measured"]
+        rounds: dict[tuple[str, str], list[int]] = {}
         for child in ours:
             case = child.found["rows"][row.name][name]
-            wrong = [*case["problems"], *seen[id(child)][1]]
-            problems[side] += [f"{child.name}: {text}" for text in wrong]
             held = first or ours[0]
-            stock = held.found["rows"][row.name][name]
-            problems[side] += differences(held.name, stock, child.name, case)
+            for text in (*case["problems"], *seen[id(child)][1]):
+                rounds.setdefault(("", text), []).append(child.round)
+            for kind, where in differences(held.found["rows"][row.name][name], case):
+                rounds.setdefault((f"{kind} of {held.name} and ", where), []).append(child.round)
+        problems[side] = [] if ours else [f"{side} was not measured"]
+        for (before, text), numbers in rounds.items():
+            name_ = f"{side} round{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+            problems[side].append(f"{before}{name_}{' differ' if before else ''}: {text}")
     return problems
 
 
-def differences(
-    first: str, one: Mapping[str, Any], second: str, other: Mapping[str, Any]
-) -> Iterable[str]:
-    """Where the outputs of one child part from those of another.
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Of what, and where, the outputs of one child part from those of another.
 
     Args:
-        first: the name of the one.
         one: what it gave in a case: digests, and the streams packed.
-        second: the name of the other.
-        other: what that gave.
+        other: what the other one gave.
     """
     for kind in _KINDS:
         if one["sha256"][kind] != other["sha256"][kind]:
             streams = outputs.unpack(one[kind]), outputs.unpack(other[kind])
-            where = outputs.first_difference(*streams)
-            yield f"{kind} of {first} and {second} differ: {where}"
+            yield kind, outputs.first_difference(*streams) or "only by their digests"
 
 
 def worker(row: Row, name: str, child: Child) -> Process | None:
@@ -255,7 +264,10 @@ def figures(row: Row, name: str, child: Child) -> tuple[dict[str, float | None],
         made |= beside(steps, marks, case["copies"])
         problems += unlike(steps, marks, case["copies"])
         alone = child.found["rows"][row.name][row.alone(name)]
-        problems += differences(f"{row.alone(name)!r}", alone, f"{name!r}", case)
+        problems += [
+            f"{kind} of {row.alone(name)!r} and {name!r} differ: {where}"
+            for kind, where in differences(alone, case)
+        ]
     return made, problems
 
 
@@ -275,11 +287,12 @@ def _checked(row: Row, seen: Process, steps: Sequence[Step], between: Sequence[i
     # From the first output to the last, on two clocks. Steps begin when an output has been
     # handed out, under asynchronous scheduling the one before last; so from the third step's
     # beginning to the last one's there are two outputs fewer, at the same moments of a step.
+    # Where these differ, one at either end may be the longest.
     whole, median = sum(between), statistics.median(between)
     outputs_, lengths = sum(seen.intervals()), sum(step.length for step in steps[1:])
     for name, sum_, slack in (
         ("outputs", outputs_, median / 2),
-        ("steps", lengths + 2 * median, median),
+        ("steps", lengths + 2 * median, max(between)),
     ):
         if abs(sum_ - whole) > TOLERANCE * whole + slack:
             problems.append(

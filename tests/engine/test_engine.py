@@ -115,7 +115,7 @@ def test_the_demo_serves_over_http_from_an_overlaid_engine(engine: Engine) -> No
     env = {key: value for key, value in os.environ.items() if key not in named}
     command = ["make", f"PYTHON3={sys.executable}", f"PYTHON={sys.executable}"]
     done = subprocess.run(
-        [*command, "demo", f"SITE={engine.site}"],
+        [*command, "demo", f"SITE={engine.site}", "FORCE=1"],
         cwd=REPO,
         capture_output=True,
         text=True,
