@@ -3,8 +3,8 @@
     PYTHON scripts/bench/readback.py stores [--sizes BYTES...] [--repeats N] [--json FILE]
 
 prints how long it takes to bring four tensors to pinned memory by the overlay's kernel and
-by copies, by their total size. :class:`Foreign` is what the rows ``readback-sync`` and
-``readback-async`` of ``engine.py`` run beside a decoding engine.
+by copies, by their total size. :class:`Foreign` is what cases of ``engine.py`` run beside a
+decoding engine.
 """
 
 from __future__ import annotations
@@ -44,30 +44,30 @@ HEAD_START = 500_000
 
 
 class Foreign:
-    """Long pinned copies on a stream of their own, as a KV connector's, launched by steps.
+    """Long pinned copies on a stream of their own, as a KV connector's.
 
     A burst is several copies from or to the same two buffers, one queued behind the other.
+    Bursts begin at a fixed pace in time, so that every side has them for the same part of it,
+    however many steps it makes meanwhile.
 
     Args:
         direction: "d2h" or "h2d".
         size: bytes of each buffer.
-        gap: quiet steps between the end of one burst and the launch of the next.
     """
 
-    #: Seconds that a burst has to take at least.
-    LEAST = 0.2
+    #: Seconds that a burst has to take at least, and seconds from one's launch to the next one's.
+    LEAST, PACE = 0.2, 0.5
     #: How much longer a burst is made than that, because steps may speed it up or down.
     MARGIN = 1.2
 
-    def __init__(self, direction: str, size: int = 2 << 30, gap: int = 16) -> None:
+    def __init__(self, direction: str, size: int = 2 << 30) -> None:
         import torch
 
         host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         device = torch.empty(size, dtype=torch.uint8, device="cuda")
         self._pair = {"d2h": (host, device), "h2d": (device, host)}[direction]
         self._stream = torch.cuda.Stream()
-        self._gap = gap
-        self._quiet = 0
+        self._due = 0.0
         self._bursts: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         # The first copies may be slower than the rest.
         torch.cuda.synchronize()
@@ -80,12 +80,12 @@ class Foreign:
     def step(self) -> bool:
         """Before a step: launch a burst if it is time to; whether one is running."""
         if self.running():
-            self._quiet = 0
             return True
-        self._quiet += 1
-        if self._quiet <= self._gap:
+        now = time.monotonic()
+        if now < self._due:
             return False
-        self._quiet = 0
+        # A burst that was late does not make the next one early.
+        self._due = now + self.PACE
         self._launch()
         return True
 

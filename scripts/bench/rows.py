@@ -116,6 +116,7 @@ class Row:
         output: tokens that each request generates, whatever they are.
         cases: by name, in their order.
         warmup: tokens that each request generates in the warm-up before a case.
+        without: the title where there is no GPU, and therefore less to show.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Row:
     output: int
     cases: Mapping[str, Case] = field(hash=False)
     warmup: int = 32
+    without: str | None = None
 
     def alone(self, name: str) -> str:
         """The case of the same parameters without copies beside it."""
@@ -144,23 +146,26 @@ class Row:
         """The row at a size for a CPU.
 
         Without what a CPU has not: copies beside the steps, and asynchronous scheduling.
-        Engines that differ in nothing else become one.
+        Engines that differ in nothing else become one, which knows the markers of thinking.
         """
-        cases = {
-            name: replace(case, batch=case.batch and max(2, case.batch // 4))
-            for name, case in self.cases.items()
-            if not case.beside and not case.consumed
-        }
         engine = Engine(
-            *("small thinking" if self.engine.thinking else "small", _SMALL),
-            batch=8,
-            prompt=16,
-            length=1024,
-            asynchronous=False,
-            thinking=self.engine.thinking,
+            *("small", _SMALL), batch=8, prompt=16, length=1024, asynchronous=False, thinking=True
         )
-        output = min(max(self.output // 16, 32), 96)
-        return replace(self, engine=engine, output=output, cases=cases, warmup=2)
+        cases = {}
+        for name, case in self.cases.items():
+            if not case.beside and not case.consumed:
+                batch = case.batch and max(2, case.batch // 4)
+                before, after = case.batch or self.engine.batch, batch or engine.batch
+                called = name.replace(f"batch {before}", f"batch {after}")
+                cases[called] = replace(case, batch=batch)
+        return replace(
+            self,
+            engine=engine,
+            title=self.without or self.title,
+            output=min(max(self.output // 16, 32), 64),
+            cases=cases,
+            warmup=2,
+        )
 
     def tiny(self) -> Row:
         """The row at a size that is there to try the programs, and not to measure."""
@@ -247,9 +252,10 @@ ROWS: Mapping[str, Row] = {
         Row(
             name="pull-22760",
             title="Synchronous scheduling, alone and beside a foreign stream's copies.",
+            without="Logprobs.",
             source="vLLM pull request 22760",
             engine=HALF_B_SYNC,
-            output=256,
+            output=768,
             cases={
                 BASELINE: Case(),
                 "logprobs 5": Case(_logprobs([{}])),
@@ -260,9 +266,10 @@ ROWS: Mapping[str, Row] = {
         Row(
             name="pull-23569",
             title="Asynchronous scheduling, alone and beside a foreign stream's copies.",
+            without="Logprobs and bad words.",
             source="vLLM pull request 23569",
             engine=HALF_B,
-            output=256,
+            output=768,
             cases={
                 BASELINE: Case(),
                 "logprobs 5": Case(_logprobs([{}])),

@@ -1,5 +1,6 @@
 """What the benchmark of the engine asks of requests, and how it sees that they met it."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -88,10 +89,20 @@ def test_nothing_is_met_where_nothing_is_asked_for() -> None:
     assert met(row, row.cases["presence 1.5"], *PLAIN) == {}
 
 
-def test_engines_of_a_cpu_are_one_unless_they_differ() -> None:
+def test_rows_share_one_engine_on_a_cpu() -> None:
     rows = [row for row in ROWS.values() if row.engine.runner == 1]
-    engines = {str(row.small().engine) for row in rows if not row.engine.thinking}
-    assert len(engines) == 1
+    assert len({str(row.small().engine) for row in rows}) == 1
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_is_called_what_it_is_at_any_size(name: str) -> None:
+    for row in (ROWS[name], ROWS[name].small(), ROWS[name].tiny()):
+        for label, case in row.cases.items():
+            if found := re.search(r"batch (\d+)", label):
+                assert int(found[1]) == (case.batch or row.engine.batch)
+        if not any(case.beside for case in row.cases.values()):
+            assert "foreign" not in row.title
+        assert row.engine.asynchronous or "Asynchronous" not in row.title
 
 
 @dataclass
