@@ -28,6 +28,7 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path[0] = str(ROOT / "scripts")
 
 from bench import machine, report, summary  # noqa: E402
+from bench.progress import progress  # noqa: E402
 from bench.rows import DEFAULT, ROWS, Engine, Row  # noqa: E402
 from bench.sides import PLUGIN, Failure, Sides, target, work_beside  # noqa: E402
 from bench.summary import Child  # noqa: E402
@@ -42,6 +43,10 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
+#: What else in the environment decides what is measured begins with one of these.
+SETTINGS = ("VLLM_", "CUDA_", "OMP_", "TORCH", "PYTORCH_", "NCCL_")
+#: What would have the sides differ in more than the overlay, or hide a side from the probe.
+NOT_INHERITED = ("VLLM_PLUGINS", "VLLM_READINESS_PROBE", "VLLM_READINESS_SYNC_GUARD")
 #: What a side's engine is started with besides.
 RUNNER = {"mrv2": 2}
 
@@ -117,13 +122,18 @@ class Run:
 
     def write(self) -> dict[str, Any]:
         """Write what there is so far; the run."""
+        found = self.children[0][1].found if self.children else {}
+        described = machine.describe(
+            "engine", self.started, self.sides.digests, found.get("device"), self.args.site
+        )
+        described["versions"] |= {key: found[key] for key in ("python",) if key in found}
         whole = {
-            **machine.describe(
-                "engine", self.started, self.sides.digests, self._device(), self.args.site
-            ),
+            **described,
             "complete": self.complete,
-            "environment": ENVIRONMENT
-            | {name: v for name, v in os.environ.items() if name.startswith("VLLM_READINESS")},
+            "environment": {
+                **{name: v for name, v in os.environ.items() if name.startswith(SETTINGS)},
+                **ENVIRONMENT,
+            },
             "model": self._model(),
             "sides": [side for side in ("stock", "overlaid", "mrv2") if side in self._seen()],
             "rows": {row.name: self._row(row) for row in self.rows if self._of(row)},
@@ -145,9 +155,6 @@ class Run:
 
     def _model(self) -> str | None:
         return Path(self.args.model).resolve().name if self.args.model else None
-
-    def _device(self) -> str | None:
-        return self.children[0][1].found["device"] if self.children else None
 
     def _child(self, job: Job, bar: Any) -> Child:
         """Measure one engine on one side in a process of its own.
@@ -223,37 +230,6 @@ def _replace(path: Path, text: str) -> None:
     os.replace(staged, path)
 
 
-class _Quiet:
-    """In place of a bar where there is no tqdm."""
-
-    def set_description(self, text: str) -> None:
-        print(text, flush=True)
-
-    def update(self, _: int) -> None: ...
-
-    def write(self, text: str) -> None:
-        print(text, flush=True)
-
-
-class progress:
-    """A progress bar with an estimate of what is left."""
-
-    def __init__(self, total: int) -> None:
-        try:
-            from tqdm import tqdm  # type: ignore[import-untyped]
-        except ImportError:
-            self._bar: Any = None
-        else:
-            self._bar = tqdm(total=total, unit="case", dynamic_ncols=True, smoothing=0.1)
-
-    def __enter__(self) -> Any:
-        return self._bar if self._bar is not None else _Quiet()
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--venv", help="the installation: a virtual environment's directory,")
@@ -261,7 +237,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--python", help="what runs the engines, if not the environment's")
     parser.add_argument("--model", help="directory of a model; without it one is generated")
     parser.add_argument("--out", type=Path, help="directory for the results (build/bench/TIME)")
-    parser.add_argument("--rounds", type=int, default=2, help="of each engine (%(default)s)")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=4,
+        help="of each engine (%(default)s); ratios of fewer than three are marked, and each side "
+        "is first equally often in a multiple of their number",
+    )
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(DEFAULT))
     parser.add_argument(
         "--sides", nargs="+", choices=("stock", "overlaid", "mrv2"), help="(all there are)"
@@ -283,8 +265,16 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = _parser()
     args = parser.parse_args(argv)
     target(parser, args)
+    if args.rounds < 1:
+        parser.error("--rounds is at least 1")
+    if args.out.is_file():
+        parser.error(f"--out {args.out} is a file; name a directory")
+    if args.model and not (Path(args.model) / "config.json").is_file():
+        parser.error(f"--model {args.model} has no config.json; name a model's directory")
     args.device = args.device or ("gpu" if Path("/dev/nvidiactl").exists() else "cpu")
     args.size = args.size or ("full" if args.device == "gpu" else "small")
+    if args.sides == ["mrv2"] and args.device == "cpu":
+        parser.error("--sides mrv2: Model Runner V2 needs a GPU; name overlaid")
     # Whatever is measured is held against stock.
     args.sides = {"stock", *(args.sides or ("overlaid", "mrv2"))}
     return args
@@ -295,43 +285,58 @@ def main(argv: Sequence[str]) -> int:
     args = arguments(argv)
     for number in (signal.SIGTERM, signal.SIGHUP):  # so that `finally` runs
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    # It would keep the probe, or its like, from one side or all.
-    os.environ.pop("VLLM_PLUGINS", None)
+    for name in NOT_INHERITED:
+        if os.environ.pop(name, None) is not None:
+            print(f"{name} is left out: each side would be another with it", file=sys.stderr)
+    if on := os.environ.get("VLLM_READINESS"):
+        print(f"VLLM_READINESS={on!r} is what the overlaid side runs with", file=sys.stderr)
     args.out.mkdir(parents=True, exist_ok=True)
     if args.work:
         args.work.mkdir(parents=True, exist_ok=True)
     kept = args.work and Path(tempfile.mkdtemp(prefix="bench-", dir=args.work)).resolve()
     work = kept or work_beside(args.site)
-    code = 0
     try:
-        run = Run(args, work)
-        try:
-            run.measure()
-        except KeyboardInterrupt:
-            code = 130
-            print("\nstopped; what was measured is kept", file=sys.stderr)
-        if not run.children:
-            print("bench: nothing was measured", *run.errors, sep="\n", file=sys.stderr)
-            return code or 1
-        whole = run.write()
-        print(f"\n{report.markdown(whole)}", flush=True)
-        _page(args.out, whole)
-        run.sides.check_untouched()
-        return code or int(bool(run.errors or any(_spoilt(whole))))
+        return _measure(args, work)
     except Failure as error:
         print(f"bench: {error}", file=sys.stderr)
-        return code or 1
+        return 1
+    except KeyboardInterrupt:
+        print("\nbench: stopped; run.json has what was measured", file=sys.stderr)
+        return 130
     finally:
         if not args.work:
             shutil.rmtree(work, ignore_errors=True)
+
+
+def _measure(args: argparse.Namespace, work: Path) -> int:
+    """The run, and what is made of it; what the program ends with.
+
+    Raises:
+        Failure: there are no such sides, or the installation is not what it was.
+    """
+    run = Run(args, work)
+    code = 0
+    try:
+        run.measure()
+    except KeyboardInterrupt:
+        code = 130
+        print("\nstopped; what was measured is kept", file=sys.stderr)
+    run.sides.check_untouched()
+    if not run.children:
+        print("bench: nothing was measured", *run.errors, sep="\n", file=sys.stderr)
+        return code or 1
+    whole = run.write()
+    print(f"\n{report.markdown(whole)}", flush=True)
+    _page(args.out, whole)
+    return code or int(bool(run.errors or any(_spoilt(whole))))
 
 
 def _page(out: Path, whole: Mapping[str, Any]) -> None:
     """Write the page, or say what it lacks."""
     try:
         _replace(out / "run.html", report.page(whole))
-    except ImportError as error:
-        print(f"{out}: run.json and run.md; no page, for want of {error.name}. {error}")
+    except Failure as error:
+        print(f"{out}: run.json and run.md, but no page: {error}")
         return
     print(f"{out}: run.json, run.md and run.html")
 

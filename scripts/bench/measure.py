@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import json
+import platform
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -278,6 +279,7 @@ def main(rows: Sequence[Row], out: Path, path: str | None, done: Callable[[str],
         "engine": rows[0].engine.name,
         "device": torch.cuda.get_device_name() if gpu else "CPU",
         "package": str(Path(vllm.__file__).parent),
+        "python": platform.python_version(),
         "async scheduling": engine.asynchronous,
         "runner": interference.runner,
         "startup s": ready,

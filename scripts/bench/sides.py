@@ -177,12 +177,13 @@ def by_turns(
         By round, what each side found; and side to its installation's digest.
 
     Raises:
-        Failure: there is no such installation, or a side failed.
+        Failure: there is no such installation, a side failed, or has changed the installation.
     """
     work = work_beside(site)
     try:
         sides = Sides(site, work, sys.executable)
         made = [_round(sides, work, program, argv, turn, timeout) for turn in range(rounds)]
+        sides.check_untouched()
         return made, sides.digests
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -88,7 +88,7 @@ def test_a_planted_wrong_token_is_named_and_has_no_ratio(spoilt: Any) -> None:
 
 
 def test_a_planted_lost_logprob_is_counted_and_has_no_ratio(spoilt: Any) -> None:
-    case = of(spoilt, "mixed, batch 8")
+    case = of(spoilt, "mixed, batch 2")
     (counts,) = case["counts"]["overlaid"]
     assert counts["tokens"] == [32, 32]
     assert counts["logprobs"] == [30, 32]
@@ -97,7 +97,7 @@ def test_a_planted_lost_logprob_is_counted_and_has_no_ratio(spoilt: Any) -> None
 
 
 def test_what_is_not_spoilt_is_identical_and_whole(spoilt: Any) -> None:
-    for name in ("mixed, batch 32", "mixed, streamed", "mixed, no history"):
+    for name in ("mixed, batch 8", "mixed, streamed", "mixed, no history"):
         case = of(spoilt, name)
         assert case["problems"] == {"stock": [], "overlaid": []}, name
         assert case["figures"]["tokens/s"]["ratios"]["overlaid"] > 0
@@ -107,7 +107,7 @@ def test_what_is_not_spoilt_is_identical_and_whole(spoilt: Any) -> None:
 
 
 def test_every_figure_of_a_step_was_seen(spoilt: Any) -> None:
-    figures = of(spoilt, "mixed, batch 32")["figures"]
+    figures = of(spoilt, "mixed, batch 8")["figures"]
     for name in ("step p50", "execute_model p50", "sample_tokens p99", "ITL p99"):
         for side in ("stock", "overlaid"):
             assert figures[name][side] > 0, name
@@ -178,6 +178,49 @@ def test_rows_of_runner_v2_are_left_out_without_a_gpu(tmp_path: Path) -> None:
     _, error = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "pull-35214 needs a GPU" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--rounds", "0"], "--rounds is at least 1"),
+        (["--model", "/nowhere"], "--model /nowhere has no config.json"),
+        (["--sides", "mrv2"], "Model Runner V2 needs a GPU"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_at_once(
+    arguments: list[str], sentence: str, tmp_path: Path
+) -> None:
+    site = sites.small(tmp_path / "site")
+    process = start(site, tmp_path / "out", "--device", "cpu", *arguments)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert sentence in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_results_cannot_go_into_a_file(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine")
+    _, error = start(sites.small(tmp_path / "site"), tmp_path / "out").communicate(timeout=60)
+    assert "is a file; name a directory" in error
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_ctrl_c_before_anything_was_measured_leaves_nothing(tmp_path: Path) -> None:
+    process = start(sites.whole(tmp_path / "site"), tmp_path / "out", "--rows", "prime-rl-2772")
+    deadline = time.monotonic() + PATIENCE
+    while not (views := list(tmp_path.glob("bench-*/pristine/vllm"))):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert error.strip().endswith("stopped; run.json has what was measured")
+    assert "Traceback" not in error
+    assert views
+    assert not list(tmp_path.glob("bench-*"))
 
 
 def plain(folder: Path) -> Path:
