@@ -121,9 +121,9 @@ def _sampler(asks: Sequence[Mapping[str, Any]], vocab: int, device: torch.device
 
 def table(
     rounds: Sequence[Mapping[str, Any]],
-) -> tuple[list[list[str | float]], list[str]]:
+) -> tuple[list[list[Any]], list[str]]:
     """The table's rows, and why ratios are refused: the sides differ, or the host was too slow."""
-    rows: list[list[str | float]] = []
+    rows: list[list[Any]] = []
     problems = []
     for case in CASES:
         found: dict[str, list[Mapping[str, Any]]] = {
@@ -134,7 +134,8 @@ def table(
             for of in ("device ms", "host ms")
         )
         every = [turn for turns in found.values() for turn in turns]
-        ratio: str | float = device[1] / device[0]
+        seen = ([turn["device ms"] for turn in found[side]] for side in SIDES)
+        ratio: object = report.marked(device[1] / device[0], *seen)
         if len({turn["digest"] for turn in every}) > 1:
             problems.append(f"{case}: the tokens or logprobs differ")
             ratio = REFUSED

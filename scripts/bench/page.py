@@ -81,7 +81,9 @@ def _engine(run: Found) -> dict[str, Any]:
         "heading": "Where each step’s time goes",
         "summary": report.SUMMARY,
         "rows": rows,
-        "refusals": list(report.refusals(run)),
+        # Model Runner V2 computes in another order: that it differs is the rule.
+        "refusals": [each for each in report.refusals(run) if each[2] != "mrv2"],
+        "others": [each for each in report.refusals(run) if each[2] == "mrv2"],
         "notes": report.notes([cell["text"] for cell in cells]),
     }
 

@@ -26,7 +26,12 @@ from bench.sides import Failure  # noqa: E402
 #: A run, a row, a case or a figure of it: what the JSON holds.
 Found = Mapping[str, Any]
 
-KINDS = ("engine", "table")
+#: Kind of a run to what it has beside what every run has.
+KINDS: Mapping[str, Sequence[str]] = {
+    "engine": ("complete", "rows", "errors"),
+    "table": ("title", "columns", "align", "rows", "problems"),
+}
+_EVERY = ("command", "date", "seconds", "machine", "versions", "digests")
 REFUSED = "refused"
 #: Behind a ratio whose two sides overlap from round to round, and behind one of fewer than
 #: :data:`ENOUGH` rounds: of two, sides that are alike lie apart once in three times.
@@ -36,7 +41,7 @@ MARKS = {
     NOISE: f"{NOISE} marks a ratio whose rounds overlap: the difference may be noise.",
     FEW: f"{FEW} marks a ratio of fewer than {ENOUGH} rounds, too few to tell it from noise.",
 }
-UNSEEN_NOTE = "What shows - was not measured, or not seen from the process that measured."
+UNSEEN_NOTE = "What shows - was not measured, not seen from the process that measured, or refused."
 #: What the page's summary shows of each case.
 SUMMARY = (
     "tokens/s",
@@ -63,6 +68,8 @@ def load(path: Path) -> dict[str, Any]:
             f"{path} is no run of schema {SCHEMA}; name the JSON that a program of scripts/bench "
             "has written"
         )
+    if lacking := [name for name in (*_EVERY, *KINDS[run["kind"]]) if name not in run]:
+        raise Failure(f"{path} is no whole run: it lacks {', '.join(lacking)}")
     return run
 
 
@@ -112,8 +119,8 @@ def ratio_text(case: Found, figure: str, side: str) -> str:
         return ""
     value = ratio(case, figure, side)
     if value is not None:
-        mark = doubt(values, side)
-        return number((float(value), mark) if mark else float(value), ratio=True)
+        found = doubt(values, side)
+        return number((float(value), found) if found else float(value), ratio=True)
     seen = values.get("stock") and values.get(side) is not None
     return REFUSED if reasons(case, side) or seen else "-"
 
@@ -126,6 +133,14 @@ def reasons(case: Found, side: str) -> list[str]:
 def doubt(values: Found, side: str) -> str:
     """The mark of the ratio of ``side`` to stock; empty if the rounds tell them apart."""
     return mark(*(values["rounds"].get(each, []) for each in ("stock", side)))
+
+
+def marked(
+    ratio: float, one: Sequence[float | None], other: Sequence[float | None]
+) -> float | tuple[float, str]:
+    """A ratio of medians for a cell of a "table" run, with its mark if it has one."""
+    found = mark(one, other)
+    return (ratio, found) if found else ratio
 
 
 def mark(one: Sequence[float | None], other: Sequence[float | None]) -> str:

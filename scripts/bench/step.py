@@ -315,24 +315,24 @@ def _run(
 
 def _table(
     what: str, rounds: Sequence[Mapping[str, Mapping[str, Any]]]
-) -> tuple[list[list[str | int | float]], list[str]]:
+) -> tuple[list[list[Any]], list[str]]:
     """The table's rows, and why ratios are refused.
 
     Args:
         what: was measured.
         rounds: of each round, side to label to what was found.
     """
-    rows: list[list[str | int | float]] = []
+    rows: list[list[Any]] = []
     problems = []
     for label in rounds[0]["stock"]:
-        stock, ours = (
-            statistics.median(turn[side][label]["ms"] for turn in rounds) for side in SIDES
-        )
+        seen = [[turn[side][label]["ms"] for turn in rounds] for side in SIDES]
+        stock, ours = map(statistics.median, seen)
         same = len({turn[side][label]["logits"] for turn in rounds for side in turn}) == 1
         if not same:
             problems.append(f"{what}, {label}: the logits differ")
         length, _, case = label.partition(", ")
-        rows.append([what, int(length), case, stock, ours, stock / ours if same else REFUSED])
+        ratio = report.marked(stock / ours, *seen) if same else REFUSED
+        rows.append([what, int(length), case, stock, ours, ratio])
     return rows, problems
 
 

@@ -253,6 +253,22 @@ def test_a_refused_ratio_says_why_at_the_top(
     assert marked
 
 
+def test_that_model_runner_v2_differs_does_not_bury_the_page(
+    show: Callable[..., Opened], run: dict[str, Any]
+) -> None:
+    for case in run["rows"][SIDE]["cases"].values():
+        for _ in range(9):
+            runs.refuse(case, "mrv2", DIFFERS)
+    page = show(run, PHONE).page
+    assert page.locator("#refused").count() == 0
+    summary = page.locator("#summary").bounding_box()
+    assert summary is not None
+    assert summary["y"] < 2 * PHONE[1]
+    page.locator("#others summary").click()
+    assert page.locator("#others li").count() == 9 * len(run["rows"][SIDE]["cases"])
+    assert DIFFERS in page.locator("#others li").first.inner_text()
+
+
 def test_a_ratio_that_came_beside_a_problem_is_not_on_the_page(
     show: Callable[..., Opened], run: dict[str, Any]
 ) -> None:

@@ -159,7 +159,11 @@ def test_a_name_cannot_break_a_table() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"schema": 2, "kind": "table"}', '{"schema": 1, "x": NaN}']
+    "text",
+    [
+        *("", "[]", "{}", '{"schema": 2, "kind": "table"}', '{"schema": 1, "x": NaN}'),
+        '{"schema": 1, "kind": "engine"}',
+    ],
 )
 def test_what_is_no_run_is_named(tmp_path: Path, text: str) -> None:
     file = tmp_path / "run.json"

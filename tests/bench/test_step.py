@@ -27,7 +27,8 @@ def test_both_sides_are_measured_and_make_the_same_of_the_logits(tmp_path: Path)
     assert [row[:3] for row in run["rows"]] == [
         [name, n, case] for name, what in step.WHAT.items() for n in (8, 24) for case in what.cases
     ]
-    assert all(row[5] == row[3] / row[4] > 0 for row in run["rows"])
+    assert all(row[5] == [row[3] / row[4], report.FEW] for row in run["rows"])
+    assert all(row[4] > 0 for row in run["rows"])
     assert run["problems"] == []
     assert run["machine"]["device"] == "CPU"
     assert str(file) not in run["command"]
@@ -36,7 +37,7 @@ def test_both_sides_are_measured_and_make_the_same_of_the_logits(tmp_path: Path)
 def test_sides_that_differ_have_no_ratio() -> None:
     same = {"ms": 2.0, "logits": "a"}
     found = step._table("penalties", [{"stock": {"8": same}, "overlaid": {"8": same}}])
-    assert found == ([["penalties", 8, "", 2.0, 2.0, 1.0]], [])
+    assert found == ([["penalties", 8, "", 2.0, 2.0, (1.0, "?")]], [])
     other = same | {"logits": "b"}
     found = step._table("penalties", [{"stock": {"8": same}, "overlaid": {"8": other}}])
     assert found[0] == [["penalties", 8, "", 2.0, 2.0, "refused"]]

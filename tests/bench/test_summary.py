@@ -122,6 +122,50 @@ def test_rounds_that_a_side_has_not_are_left_out() -> None:
     assert figure["rounds"]["stock"] == pytest.approx([10])
 
 
+def test_a_wrong_token_in_a_round_that_another_side_lacks_is_a_problem() -> None:
+    spoilt = child("overlaid", 2)
+    wrong_token(spoilt.found["rows"][ROW.name]["logprobs"])
+    found = summed(child("stock"), child("overlaid"), spoilt)
+    assert found["compared"] == [1]
+    assert len(found["cases"]["logprobs"]["counts"]["overlaid"]) == 1
+    problem, _ = found["cases"]["logprobs"]["problems"]["overlaid"]
+    assert problem.startswith("tokens of stock round 1 and overlaid round 2 differ: request 1")
+    assert set(found["cases"]["logprobs"]["figures"]["ITL p50"]["ratios"].values()) == {None}
+
+
+def test_rounds_of_which_no_side_has_the_same_give_no_ratio() -> None:
+    found = summed(child("stock", 1), child("overlaid", 2))
+    assert found["rounds"] == 0
+    case = found["cases"]["logprobs"]
+    assert case["problems"] == {"stock": ["no round was measured on every side"], "overlaid": []}
+    assert case["figures"] == {}
+
+
+def test_what_several_rounds_have_alike_is_said_once() -> None:
+    ours = [child("overlaid", turn) for turn in (1, 2, 3)]
+    for spoilt in ours[1:]:
+        wrong_token(spoilt.found["rows"][ROW.name]["logprobs"])
+        lost_logprob(spoilt.found["rows"][ROW.name]["logprobs"])
+    found = summed(*[child("stock", turn) for turn in (1, 2, 3)], *ours)
+    assert found["cases"]["logprobs"]["problems"]["overlaid"] == [
+        "overlaid rounds 2, 3: 79 of 80 logprobs",
+        "tokens of stock round 1 and overlaid rounds 2, 3 differ: request 1, position 17: "
+        "17 against 99",
+        "logprobs of stock round 1 and overlaid rounds 2, 3 differ: request 1, position 17: "
+        "17:1:-0.5 against 99:1:-0.5",
+    ]
+
+
+def test_of_many_logprobs_the_first_that_differs_is_shown() -> None:
+    one, other = [["a:1:-0.5 b:2:-0.7 c:3:-1"]], [["a:1:-0.5 b:2:-0.8 c:3:-2"]]
+    assert outputs.first_difference(one, other) == (
+        "request 0, position 0: word 1: b:2:-0.7 against b:2:-0.8"
+    )
+    assert outputs.first_difference(one, [["a:1:-0.5"]]) == (
+        "request 0, position 0: word 1: b:2:-0.7 against nothing"
+    )
+
+
 def wrong_token(found: dict[str, Any]) -> None:
     tokens = [list(range(STEPS)), [*range(17), 99, *range(18, STEPS)]]
     found.update(case(found["window"][0], tokens=tokens))
