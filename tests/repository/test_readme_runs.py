@@ -1,7 +1,9 @@
 """The README's measured figures are those of the committed runs, and stand nowhere else."""
 
+import hashlib
 import json
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,8 @@ from pathlib import Path
 import pytest
 from bench import readme, report
 from bench.sides import Failure
+from overlay import pin
+from overlay.source import PROVENANCE
 from support import runs
 from support.sites import REPO
 
@@ -20,10 +24,13 @@ FIGURE = re.compile(
     r"""(?x)
     (?<![\w.]) [\d][\d.,]* \s*
     (?: (?: [mµun]s | s | min | minutes? | hours? | (?:milli|micro|nano)?seconds? ) \b
-      | (?: tok | tokens? ) \s* (?: / \s* s \b | (?:a|per) \s+ second )
-      | % | × | x \b | -fold
+      | (?: tok | tokens? ) \s* (?: / \s* s (?: ec )? \b | (?:a|per) \s+ second )
+      | % | percent \b | × | x \b | -fold
+      | times \s+ (?: as \s | faster | slower | longer | stock | upstream | that | the )
     )
-    | \d\.\d+ \s+ (?: times | of | against ) \s+ (?: stock | upstream | as | that )
+    | \d\.\d+ \s+ (?: of | against ) \s+ (?: stock | upstream | that )
+    | \b (?: twice | thrice | double | half | a \s+ third ) \s+ (?: as | of | the | an? ) \s+
+      (?: fast | slow | long | time | speed | throughput | second | minute | hour | stock )
     | \| \s* \d+[.,]\d+ \s* \|
     """
 )
@@ -66,6 +73,63 @@ def test_a_committed_run_is_complete_and_says_how_to_repeat_it(file: Path) -> No
         assert run["versions"][name], name
 
 
+#: Measured with a working tree whose state was never committed.
+UNCOMMITTED = {"5aaa6e3839a1"}
+
+
+def git(*arguments: str) -> bytes:
+    return subprocess.run(["git", *arguments], cwd=REPO, capture_output=True, check=True).stdout
+
+
+def digest_of(pinned: bytes) -> str:
+    """The digest of an installation that the overlay with this pin was laid over."""
+    files = dict(pin.loads(pinned.decode()).result)
+    files[f"{PROVENANCE}/{pin.NAME}"] = hashlib.sha256(pinned).hexdigest()
+    lines = (f"{sha256}  {path}\n" for path, sha256 in sorted(files.items()))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def test_each_run_measured_an_overlay_that_was_committed() -> None:
+    if git("rev-parse", "--is-shallow-repository").strip() == b"true":
+        pytest.skip("a shallow clone does not have the pins of earlier commits")
+    commits = git("log", "--format=%H", "--", pin.NAME).decode().split()
+    known = {digest_of(git("show", f"{commit}:{pin.NAME}")) for commit in commits}
+    measured = {
+        file.name: report.load(file)["digests"]["overlaid"]
+        for file in COMMITTED
+        if report.load(file)["digests"]
+    }
+    assert measured
+    unknown = {name for name, digest in measured.items() if digest not in known}
+    assert {measured[name][:12] for name in unknown} <= UNCOMMITTED, unknown
+
+
+@pytest.mark.parametrize(
+    "file", [file for file in COMMITTED if report.load(file)["kind"] == "engine"], ids=str
+)
+def test_medians_and_ratios_are_those_of_the_rounds(file: Path) -> None:
+    run = report.load(file)
+    assert run["errors"] == []
+    seen = 0
+    for row in run["rows"].values():
+        for case in row["cases"].values():
+            for values in case["figures"].values():
+                medians = {}
+                for side in row["sides"]:
+                    rounds = [value for value in values["rounds"][side] if value is not None]
+                    medians[side] = statistics.median(rounds) if rounds else None
+                    assert values[side] == medians[side]
+                for side, ratio in values["ratios"].items():
+                    if ratio is not None:
+                        assert not report.reasons(case, side)
+                        ours, stock = medians[side], medians["stock"]
+                        assert ours is not None
+                        assert stock
+                        assert ratio == pytest.approx(ours / stock)
+                        seen += 1
+    assert seen
+
+
 def test_the_readme_has_no_figure_that_no_run_has() -> None:
     assert figures(readme.README.read_text()) == []
 
@@ -86,6 +150,14 @@ def test_the_readme_has_no_figure_that_no_run_has() -> None:
         "took 10 minutes",
         "| case | 7.162 | 0.145 |",
         "| all | 1,024 |",
+        "2,274 times faster than stock",
+        "404 times as fast",
+        "1.3 times faster",
+        "twice as fast",
+        "12 percent",
+        "5,061 tokens/sec",
+        "5061 tok/sec",
+        "takes half a minute",
     ],
 )
 def test_a_figure_outside_of_a_block_is_found(text: str) -> None:
