@@ -5,7 +5,8 @@
 SITE is an installation of vLLM, and stays as it is: what is measured are views of it. In each
 round each side runs `vllm serve` in a process of its own, by turns, and `vllm bench serve` of
 the pristine view drives it.
-DIR gets the table as serving.md and everything as serving.json.
+DIR gets the table as serving.md and everything as serving.json, both after each case, so that
+whatever ends the run leaves what was measured.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +36,7 @@ if __name__ in ("__main__", "__mp_main__"):
 
 from bench import outputs, report  # noqa: E402
 from bench.machine import describe  # noqa: E402
+from bench.progress import progress  # noqa: E402
 from bench.rows import HALF_B  # noqa: E402
 from bench.sides import PLUGIN, SIDES, Failure, Sides, target, work_beside  # noqa: E402
 from demo import model  # noqa: E402
@@ -78,6 +81,16 @@ MRV2 = "mrv2"
 
 #: How long a server may take to end by itself, in seconds.
 GRACE = 30.0
+
+#: One of the problems of a run that was cut off.
+UNFINISHED = "the run did not come to its end: this is what was measured until then"
+
+#: Variables that are not handed on, and why.
+LEFT_OUT = {
+    "VLLM_PLUGINS": "it would keep the probe, or its like, from the servers",
+    "VLLM_READINESS_PROBE": "every server would write to one file; --probe gives each its own",
+    "VLLM_READINESS_SYNC_GUARD": "it slows the overlaid side alone",
+}
 
 #: Without the proxy that the environment may name: the server is on this machine.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -164,7 +177,7 @@ class Setting:
         cases: those of :data:`CASES` to measure.
         generated: whether the model is ours, so that a text says how many tokens it has.
         probe: directory for the probe's files, if the servers are to run with it.
-        timeout: seconds for a server to start, and for a client to end.
+        timeout: seconds for a server to start, and for a case.
     """
 
     sides: Sides
@@ -189,7 +202,7 @@ def measure(
     site: Path,
     out: Path,
     *,
-    rounds: int = 1,
+    rounds: int | None = 1,
     model_path: Path | None = None,
     cases: Sequence[str] = tuple(CASES),
     python: str = sys.executable,
@@ -198,14 +211,14 @@ def measure(
     server: Sequence[str] = (),
     probe: Path | None = None,
     timeout: float = 300.0,
-    on_progress: Callable[[str], None] = lambda text: None,
+    on_found: Callable[[dict[str, Any]], None] = lambda run: None,
 ) -> dict[str, Any]:
     """Serve on each side by turns, and drive each with vLLM's own client.
 
     Args:
         site: an installation.
         out: directory for the logs of servers and clients that failed.
-        rounds: how often each side is measured.
+        rounds: how often each side is measured; None for :func:`fair_rounds`.
         model_path: a model with weights and a tokenizer; None for a generated one.
         cases: those of :data:`CASES` to measure.
         python: what runs the children.
@@ -213,15 +226,17 @@ def measure(
         load: None for one that fits the device.
         server: more arguments for `vllm serve`.
         probe: directory that gets SIDE-ROUND.probe of each server; None for no probe.
-        timeout: seconds for a server to start, and for a client to end.
-        on_progress: told what has been done, one line at a time.
+        timeout: seconds for a server to start, and for a case.
+        on_found: given the run so far whenever a case was measured.
 
     Returns:
-        The run, of kind "table". A side that failed is one of its problems. "complete" is
-        false where the run was interrupted; what was measured until then is there.
+        The run, of kind "table". A side that failed is one of its problems, and so is an
+        installation that is not what it was. "complete" is false where the run was
+        interrupted; what was measured until then is there.
 
     Raises:
         Failure: there is no such installation, or nothing could be prepared.
+        KeyboardInterrupt: the run was interrupted before anything was measured.
     """
     started = time.monotonic()
     work = work_beside(site)
@@ -234,36 +249,109 @@ def measure(
         setting = Setting(sides, python, work, out, directory)
         setting.cases, setting.probe, setting.timeout = cases, probe, timeout
         setting.generated = model_path is None
-        found: dict[str, list[Found]] = {case: [] for case in cases}
-        errors: list[str] = []
+        run = _Run(setting, site, started, on_found)
         complete = False
         try:
             _prepare(setting, load, server)
-            on_progress(f"serving: the model is there; measuring on {setting.device}")
-            order = [*SIDES, *([MRV2] if setting.device != "CPU" else [])]
-            for turn in range(1, rounds + 1):
-                for side in _by_turns(order, turn):
-                    try:
-                        for case, one in _served(setting, side, turn):
-                            found[case].append(one)
-                            speed = one.figures["output tokens/s"]
-                            on_progress(f"serving: {one.name}, {case}: {speed:,.0f} tok/s")
-                    except Failure as error:
-                        errors.append(str(error).partition("\n")[0])
-                        on_progress(f"serving: {error}")
+            run.measure(rounds)
             complete = True
         except KeyboardInterrupt:
-            errors.append("interrupted")
-        run = describe("table", started, sides.digests, setting.device, site)
-        return run | {"complete": complete} | table(found, setting, errors)
+            if not any(run.found.values()):
+                raise
+        try:
+            sides.check_untouched()
+        except Failure as error:
+            run.errors.append(str(error))
+        return run.result(complete)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+class _Run:
+    """What was measured so far.
+
+    Attributes:
+        found: case to what each side gave in each round.
+        errors: what failed altogether.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        site: Path,
+        started: float,
+        on_found: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self.setting, self._site, self._started = setting, site, started
+        self._on_found = on_found
+        self.found: dict[str, list[Found]] = {case: [] for case in setting.cases}
+        self.errors: list[str] = []
+
+    def measure(self, rounds: int | None) -> None:
+        """Every side in each round; one that fails leaves an error behind."""
+        setting = self.setting
+        order = [*SIDES, *([MRV2] if setting.device != "CPU" else [])]
+        rounds = rounds or fair_rounds(len(order))
+        if rounds % len(order):
+            print(
+                f"bench: {rounds} is no multiple of {len(order)} sides, so not each of them is "
+                f"first equally often; --rounds {fair_rounds(len(order))} makes it so",
+                file=sys.stderr,
+            )
+        with progress(rounds * len(order) * self._parts) as bar:
+            bar.write(f"serving: the model is there; measuring on {setting.device}")
+            for turn in range(1, rounds + 1):
+                for side in _by_turns(order, turn):
+                    bar.set_description(f"{side} round {turn}")
+                    self._side(side, turn, bar)
+
+    @property
+    def _parts(self) -> int:
+        """Of one side in one round: the server's start is one to wait for, each case another."""
+        return 1 + len(self.setting.cases)
+
+    def _side(self, side: str, turn: int, bar: Any) -> None:
+        left = self._parts
+
+        def done() -> None:
+            nonlocal left
+            left -= 1
+            bar.update(1)
+
+        try:
+            with contextlib.closing(_served(self.setting, side, turn, done)) as served:
+                for case, one in served:
+                    self.found[case].append(one)
+                    done()
+                    speed = one.figures["output tokens/s"]
+                    bar.write(f"serving: {one.name}, {case}: {speed:,.0f} tok/s")
+                    self._on_found(self.result(False))
+        except Failure as error:
+            self.errors.append(str(error).partition("\n")[0])
+            bar.update(left)
+            bar.write(f"serving: {error}")
+
+    def result(self, complete: bool) -> dict[str, Any]:
+        """The run's JSON; where it is not ``complete``, this is one of its problems."""
+        setting = self.setting
+        errors = [*([] if complete else [UNFINISHED]), *self.errors]
+        run = describe("table", self._started, setting.sides.digests, setting.device, self._site)
+        found = self.found if complete else {case: g for case, g in self.found.items() if g}
+        return run | {"complete": complete} | table(found, setting, errors)
+
+
+def fair_rounds(sides: int) -> int:
+    """The fewest rounds in which each side is first equally often, and that mark no ratio."""
+    return -(-report.ENOUGH // sides) * sides
 
 
 def table(
     found: Mapping[str, Sequence[Found]], setting: Setting, errors: Sequence[str] = ()
 ) -> dict[str, Any]:
     """The part of a run that says what was found; no ratio where it would mean nothing.
+
+    Medians and ratios are those of the rounds that every side has which has any. Problems are
+    those of all rounds.
 
     Args:
         found: case to what each side gave in each round.
@@ -274,20 +362,28 @@ def table(
     sides = [side for side in (*SIDES, MRV2) if _of(side, *found.values())]
     others = [side for side in sides if side != SIDES[0]]
     columns = ["case", "figure", *sides, *(f"{side} / {SIDES[0]}" for side in others)]
-    rows: list[list[str | float]] = []
+    rows: list[list[_Cell]] = []
     said = list(errors)
     details: dict[str, Any] = {}
+    compared = {case: _common(given) for case, given in found.items()}
     for case, given in found.items():
+        common = compared[case]
+        if given and not common:
+            said.append(f"{case}: no round has every side, so there is nothing to compare")
         spoilt = problems(given, sides)
         said += [f"{case}: {text}" for texts in spoilt.values() for text in texts]
         bursts = [one for one in given if one.bursts]
         said += [f"{case}: {one.name}: tokens came in bursts, no latency counts" for one in bursts]
         for figure in FIGURES:
-            middle = {side: _median(_of(side, given), figure) for side in sides}
+            values = {
+                side: [one.figures[figure] for one in _of(side, given) if one.turn in common]
+                for side in sides
+            }
             latency = figure in LATENCIES
             void = {one.side for one in bursts if latency}.union(s for s in sides if spoilt[s])
-            ratios = {side: _ratio(middle, side, void) for side in others}
-            rows.append([case, figure, *map(_cell, middle.values()), *ratios.values()])
+            ratios = [_ratio(values, side, void) for side in others]
+            shown = [_cell(values[side], bool(_of(side, given))) for side in sides]
+            rows.append([case, figure, *shown, *ratios])
         for kind in dict.fromkeys(kind for one in given for kind in one.counts):
             received = [_received(_of(side, given), kind) for side in sides]
             rows.append([case, kind, *received, *[""] * len(others)])
@@ -295,12 +391,16 @@ def table(
             "parameters": {"temperature": 0, **CASES[case]},
             "problems": spoilt,
             "rounds": {
-                side: [{**one.figures, "counts": one.counts} for one in _of(side, given)]
+                side: [
+                    {"round": one.turn, **one.figures, "counts": one.counts}
+                    for one in _of(side, given)
+                ]
                 for side in sides
             },
         }
     what = "generated model" if setting.generated else setting.directory.name
-    rounds = max((one.turn for given in found.values() for one in given), default=0)
+    # Cases have different rounds only where the run was cut off, or a server failed.
+    rounds = " or ".join(map(str, sorted({len(common) for common in compared.values()} or {0})))
     return {
         "title": "`vllm serve`, driven by `vllm bench serve`",
         "note": f"{what}; {load.requests} requests, {load.concurrency} at a time, {load.prompt} "
@@ -385,7 +485,7 @@ class Child:
         self.setting, self.what, self.name, self.origin = setting, what, name, origin
         stem = setting.work / f"{name} {what}".replace(" ", "-")
         self.log, self._package = stem.with_suffix(".log"), stem.with_suffix(".json")
-        self._go = stem.with_suffix(".go")
+        self._go = str(stem.with_suffix(".go"))
         paths = [*setting.sides.paths[origin], *([PLUGIN] if setting.probe else [])]
         path = [*map(str, paths), os.environ.get("PYTHONPATH", "")]
         self._environment = {
@@ -400,7 +500,7 @@ class Child:
 
     def __enter__(self) -> Self:
         """Start it; it imports vLLM, and waits for :meth:`go`."""
-        files = [str(self._package), str(self._go)]
+        files = [str(self._package), self._go]
         with self.log.open("wb") as sink:
             self._process = subprocess.Popen(
                 [self.setting.python, str(CHILD), "vllm", *files, *self.lines()],
@@ -412,21 +512,31 @@ class Child:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ask it to end, then end whatever it started and is still there."""
-        self._process.terminate()
-        deadline = time.monotonic() + GRACE
-        with contextlib.suppress(ProcessLookupError):
+        """Ask it to end, then end whatever it started and is still there, interrupted or not."""
+        gone = False
+        try:
+            self._process.terminate()
+            deadline = time.monotonic() + GRACE
             # The engine's processes outlast the front end's: the probe writes as they end.
             while time.monotonic() < deadline:
                 self._process.poll()
                 os.killpg(self._process.pid, 0)
                 time.sleep(0.05)
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        except ProcessLookupError:
+            gone = True
+        finally:
+            if not gone:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
-    def go(self) -> None:
-        """Let it run its commands."""
-        self._go.touch()
+    def go(self, number: int = 0) -> None:
+        """Let it run one of its commands, counted from 0."""
+        Path(f"{self._go}{number}").touch()
+
+    def done(self, number: int) -> bool:
+        """Whether a command has come to its end."""
+        return Path(f"{self._go}{number}.done").exists()
 
     def check_import(self) -> None:
         """Refuse another vLLM than the side's.
@@ -518,7 +628,7 @@ class Server(Child):
 
 
 class Client(Child):
-    """`vllm bench serve` of the pristine view, for each case in turn.
+    """`vllm bench serve` of the pristine view, for each case when it is asked to.
 
     Attributes:
         results: case to the file that vLLM writes.
@@ -537,20 +647,27 @@ class Client(Child):
         """One a case."""
         return [self._line(case, file) for case, file in self.results.items()]
 
-    def finish(self) -> None:
-        """Drive the server, which is there, to the end.
+    def drive(self, case: str) -> dict[str, Any]:
+        """What vLLM writes of one case, when it has driven the server, which is there.
 
         Raises:
             Failure: it failed, took too long, or imported another vLLM than the pristine one.
         """
-        self.go()
-        try:
-            code: int | str = self._process.wait(self.setting.timeout)
-        except subprocess.TimeoutExpired:
-            code = f"no end after {self.setting.timeout:g} s"
-        if code != 0:
-            raise self.failure(f"failed ({code})")
+        number = list(self.results).index(case)
+        self.go(number)
+        deadline = time.monotonic() + self.setting.timeout
+        while True:
+            code = self._process.poll()
+            if self.done(number):
+                break
+            if code is not None:
+                raise self.failure(f"ended at {case!r} (exit code {code})")
+            if time.monotonic() > deadline:
+                raise self.failure(f"had no end of {case!r} after {self.setting.timeout:g} s")
+            time.sleep(0.05)
         self.check_import()
+        result: dict[str, Any] = json.loads(self.results[case].read_text())
+        return result
 
     def _line(self, case: str, file: Path) -> str:
         load = self.setting.load
@@ -601,8 +718,10 @@ def _prepare(setting: Setting, load: Load | None, server: Sequence[str]) -> None
     setting.load = Load(**{**vars(size), "server": (*size.server, *server)})
 
 
-def _served(setting: Setting, side: str, turn: int) -> Iterator[tuple[str, Found]]:
-    """Each case and what it gave, on one server.
+def _served(
+    setting: Setting, side: str, turn: int, started: Callable[[], None]
+) -> Generator[tuple[str, Found], None, None]:
+    """Each case and what it gave, on one server; ``started`` is called when that serves.
 
     Raises:
         Failure: the server or the client failed.
@@ -610,13 +729,13 @@ def _served(setting: Setting, side: str, turn: int) -> Iterator[tuple[str, Found
     server = Server(setting, side, turn)
     # The client's imports take as long as the server's, one after the other, each on one core.
     with Client(setting, side, turn, server.url) as client, server:
-        try:
-            client.finish()
-        except Failure:
-            shutil.copy(server.log, setting.out)
-            raise
-        for case, file in client.results.items():
-            result = json.loads(file.read_text())
+        started()
+        for case in setting.cases:
+            try:
+                result = client.drive(case)
+            except Failure:
+                shutil.copy(server.log, setting.out)
+                raise
             found = found_in(result, side, turn, setting.load, setting.generated)
             yield case, _with_one_alone(found, server, CASES[case], setting.load)
 
@@ -668,19 +787,36 @@ def _of(side: str, *given: Sequence[Found]) -> list[Found]:
     return [one for found in given for one in found if one.side == side]
 
 
-def _median(found: Sequence[Found], figure: str) -> float | None:
-    return statistics.median(one.figures[figure] for one in found) if found else None
+def _common(given: Sequence[Found]) -> set[int]:
+    """The rounds that every side has which has any."""
+    turns: dict[str, set[int]] = {}
+    for one in given:
+        turns.setdefault(one.side, set()).add(one.turn)
+    return set.intersection(*turns.values()) if turns else set()
 
 
-def _cell(value: float | None) -> str | float:
-    return "not measured" if value is None else round(value, 3)
+#: What a cell of the table is: text, a number, or a ratio and its mark.
+_Cell = str | float | list[str | float]
 
 
-def _ratio(middle: Mapping[str, float | None], side: str, void: Container[str]) -> str | float:
-    one, other = middle[side], middle.get(SIDES[0])
-    if not one or not other or side in void or SIDES[0] in void:
-        return "refused"
-    return round(one / other, 3)
+def _cell(values: Sequence[float], measured: bool) -> _Cell:
+    """The median of a side's rounds; or why there is none."""
+    if values:
+        return round(statistics.median(values), 3)
+    return "not compared" if measured else "not measured"
+
+
+def _ratio(values: Mapping[str, Sequence[float]], side: str, void: Container[str]) -> _Cell:
+    """The ratio of the medians of a side and stock, with its mark if it has one."""
+    ours, stocks = values[side], values.get(SIDES[0])
+    if not ours or not stocks or side in void or SIDES[0] in void:
+        return report.REFUSED
+    one, other = statistics.median(ours), statistics.median(stocks)
+    if not one or not other:
+        return report.REFUSED
+    ratio = round(one / other, 3)
+    mark = report.mark(stocks, ours)
+    return [ratio, mark] if mark else ratio
 
 
 def _received(found: Sequence[Found], kind: str) -> str:
@@ -707,14 +843,73 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--venv", help="the installation: a virtual environment's directory,")
     parser.add_argument("--site", help="or a site-packages directory")
     parser.add_argument("--out", type=Path, help="directory for the results (build/bench/TIME)")
-    parser.add_argument("--rounds", type=int, default=1, help="(%(default)s)")
+    fair = [fair_rounds(len(sides)) for sides in (SIDES, (*SIDES, MRV2))]
+    parser.add_argument(
+        "--rounds",
+        type=_rounds,
+        help=f"how often each side is measured ({fair[0]} for the {len(SIDES)} sides of a CPU, "
+        f"{fair[1]} for the {len(SIDES) + 1} of a GPU). A multiple of the number of sides, "
+        f"{report.ENOUGH} or more, lets each be first equally often, and gives ratios without a "
+        "mark where rounds do not overlap. On a CPU with 2 cores a round takes about 70 s",
+    )
     parser.add_argument("--model", type=Path, help="with weights and a tokenizer; else one is made")
     parser.add_argument("--python", help="what runs server and client, if not the environment's")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--server", default="", help="more arguments for `vllm serve`, quoted")
     parser.add_argument("--probe", type=Path, help="directory for the probe's files")
-    parser.add_argument("--timeout", type=float, default=300.0, help="of a start, and of a client")
+    parser.add_argument("--timeout", type=float, default=300.0, help="of a start, and of a case")
     return parser
+
+
+def _rounds(text: str) -> int:
+    """A number of rounds.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    try:
+        rounds = int(text)
+    except ValueError:
+        rounds = 0
+    if rounds < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of rounds; give 1 or more")
+    return rounds
+
+
+def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """End the program if there is no such model, or nowhere to write to."""
+    if args.model and not (args.model / "config.json").is_file():
+        parser.error(
+            f"--model {args.model}: no directory with a config.json; name one that holds a model, "
+            "a downloaded one if need be"
+        )
+    for option, directory in (("--out", args.out), ("--probe", args.probe)):
+        if not directory:
+            continue
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=directory).close()
+        except OSError as error:
+            parser.error(
+                f"{option} {directory}: {error.strerror}; name a directory that can be written to"
+            )
+
+
+def _environment() -> None:
+    """Take from the environment what would spoil a comparison; say so, and what is kept."""
+    for name, reason in LEFT_OUT.items():
+        if os.environ.pop(name, None) is not None:
+            print(f"bench: {name} is left out: {reason}", file=sys.stderr)
+    if (switch := os.environ.get("VLLM_READINESS")) is not None:
+        text = f"bench: VLLM_READINESS={switch} is kept: it is what the overlaid side runs with"
+        print(text, file=sys.stderr)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file so that whoever stops it leaves the one before."""
+    staged = path.with_name(path.name + ".tmp")
+    staged.write_text(text, encoding="utf-8")
+    os.replace(staged, path)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -722,11 +917,18 @@ def main(argv: Sequence[str]) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     target(parser, args)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` runs
-    started = time.monotonic()
+    _check(parser, args)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # so that `finally` runs
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup wants it
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
+    _environment()
+    kept = False
 
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - started:5.0f} s] {text}", flush=True)
+    def write(run: Mapping[str, Any]) -> None:
+        nonlocal kept
+        _replace(args.out / "serving.json", json.dumps(run, indent=1) + "\n")
+        _replace(args.out / "serving.md", report.markdown(run))
+        kept = True
 
     try:
         run = measure(
@@ -739,14 +941,22 @@ def main(argv: Sequence[str]) -> int:
             server=shlex.split(args.server),
             probe=args.probe,
             timeout=args.timeout,
-            on_progress=say,
+            on_found=write,
         )
+        write(run)
+        print()
+        code = report.publish(run, None)
+        interrupted = not run["complete"]
     except Failure as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
-    (args.out / "serving.md").write_text(report.markdown(run))
-    print()
-    return report.publish(run, args.out / "serving.json")
+    except KeyboardInterrupt:
+        interrupted = True
+    if interrupted:
+        what = f"what was measured is in {args.out}" if kept else "nothing was measured"
+        print(f"\nbench: stopped; {what}", file=sys.stderr)
+        return 130
+    return code
 
 
 if __name__ == "__main__":

