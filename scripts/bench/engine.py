@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -30,7 +29,15 @@ if __name__ in ("__main__", "__mp_main__"):
 from bench import machine, report, summary  # noqa: E402
 from bench.progress import progress  # noqa: E402
 from bench.rows import DEFAULT, ROWS, Engine, Row  # noqa: E402
-from bench.sides import PLUGIN, Failure, Sides, target, work_beside  # noqa: E402
+from bench.sides import (  # noqa: E402
+    PLUGIN,
+    Failure,
+    Sides,
+    end_on_signals,
+    leave_out,
+    target,
+    work_beside,
+)
 from bench.summary import Child  # noqa: E402
 from probe import records  # noqa: E402
 
@@ -45,8 +52,6 @@ ENVIRONMENT = {
 }
 #: What else in the environment decides what is measured begins with one of these.
 SETTINGS = ("VLLM_", "CUDA_", "OMP_", "TORCH", "PYTORCH_", "NCCL_")
-#: What would have the sides differ in more than the overlay, or hide a side from the probe.
-NOT_INHERITED = ("VLLM_PLUGINS", "VLLM_READINESS_PROBE", "VLLM_READINESS_SYNC_GUARD")
 #: What a side's engine is started with besides.
 RUNNER = {"mrv2": 2}
 
@@ -139,8 +144,8 @@ class Run:
             "rows": {row.name: self._row(row) for row in self.rows if self._of(row)},
             "errors": self.errors,
         }
-        _replace(self.args.out / "run.json", json.dumps(whole, indent=1))
-        _replace(self.args.out / "run.md", report.markdown(whole))
+        report.replace(self.args.out / "run.json", json.dumps(whole, indent=1))
+        report.replace(self.args.out / "run.md", report.markdown(whole))
         return whole
 
     def _seen(self) -> set[str]:
@@ -223,13 +228,6 @@ def _fitting(row: Row, args: argparse.Namespace) -> Row:
     return {"full": lambda: row, "small": row.small, "tiny": row.tiny}[args.size]()
 
 
-def _replace(path: Path, text: str) -> None:
-    """Write a file so that whoever stops it leaves the one before."""
-    staged = path.with_suffix(path.suffix + ".tmp")
-    staged.write_text(text)
-    os.replace(staged, path)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--venv", help="the installation: a virtual environment's directory,")
@@ -283,13 +281,8 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     """Measure, print the table; 0 if every child ran and every side gave the same as stock."""
     args = arguments(argv)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # so that `finally` runs
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
-    for name in NOT_INHERITED:
-        if os.environ.pop(name, None) is not None:
-            print(f"{name} is left out: each side would be another with it", file=sys.stderr)
-    if on := os.environ.get("VLLM_READINESS"):
-        print(f"VLLM_READINESS={on!r} is what the overlaid side runs with", file=sys.stderr)
+    end_on_signals()
+    leave_out()
     args.out.mkdir(parents=True, exist_ok=True)
     if args.work:
         args.work.mkdir(parents=True, exist_ok=True)
@@ -334,7 +327,7 @@ def _measure(args: argparse.Namespace, work: Path) -> int:
 def _page(out: Path, whole: Mapping[str, Any]) -> None:
     """Write the page, or say what it lacks."""
     try:
-        _replace(out / "run.html", report.page(whole))
+        report.replace(out / "run.html", report.page(whole))
     except Failure as error:
         print(f"{out}: run.json and run.md, but no page: {error}")
         return

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -137,10 +138,10 @@ def doubt(values: Found, side: str) -> str:
 
 def marked(
     ratio: float, one: Sequence[float | None], other: Sequence[float | None]
-) -> float | tuple[float, str]:
+) -> float | list[float | str]:
     """A ratio of medians for a cell of a "table" run, with its mark if it has one."""
     found = mark(one, other)
-    return (ratio, found) if found else ratio
+    return [ratio, found] if found else ratio
 
 
 def mark(one: Sequence[float | None], other: Sequence[float | None]) -> str:
@@ -306,8 +307,15 @@ def publish(run: Found, file: Path | None) -> int:
     """Print a "table" run, and write it where asked; 0 unless something refuses a ratio."""
     print(markdown(run), end="")
     if file:
-        file.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
+        replace(file, json.dumps(run, indent=1) + "\n")
     return 1 if run["problems"] else 0
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file so that whoever stops it leaves the one before."""
+    staged = path.with_name(path.name + ".tmp")
+    staged.write_text(text, encoding="utf-8")
+    os.replace(staged, path)
 
 
 def page(run: Found) -> str:

@@ -38,7 +38,16 @@ from bench import outputs, report  # noqa: E402
 from bench.machine import describe  # noqa: E402
 from bench.progress import progress  # noqa: E402
 from bench.rows import HALF_B  # noqa: E402
-from bench.sides import PLUGIN, SIDES, Failure, Sides, target, work_beside  # noqa: E402
+from bench.sides import (  # noqa: E402
+    PLUGIN,
+    SIDES,
+    Failure,
+    Sides,
+    end_on_signals,
+    leave_out,
+    target,
+    work_beside,
+)
 from demo import model  # noqa: E402
 
 if TYPE_CHECKING:
@@ -84,13 +93,6 @@ GRACE = 30.0
 
 #: One of the problems of a run that was cut off.
 UNFINISHED = "the run did not come to its end: this is what was measured until then"
-
-#: Variables that are not handed on, and why.
-LEFT_OUT = {
-    "VLLM_PLUGINS": "it would keep the probe, or its like, from the servers",
-    "VLLM_READINESS_PROBE": "every server would write to one file; --probe gives each its own",
-    "VLLM_READINESS_SYNC_GUARD": "it slows the overlaid side alone",
-}
 
 #: Without the proxy that the environment may name: the server is on this machine.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -796,7 +798,7 @@ def _common(given: Sequence[Found]) -> set[int]:
 
 
 #: What a cell of the table is: text, a number, or a ratio and its mark.
-_Cell = str | float | list[str | float]
+_Cell = str | float | list[float | str]
 
 
 def _cell(values: Sequence[float], measured: bool) -> _Cell:
@@ -814,9 +816,7 @@ def _ratio(values: Mapping[str, Sequence[float]], side: str, void: Container[str
     one, other = statistics.median(ours), statistics.median(stocks)
     if not one or not other:
         return report.REFUSED
-    ratio = round(one / other, 3)
-    mark = report.mark(stocks, ours)
-    return [ratio, mark] if mark else ratio
+    return report.marked(round(one / other, 3), stocks, ours)
 
 
 def _received(found: Sequence[Found], kind: str) -> str:
@@ -895,39 +895,20 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
             )
 
 
-def _environment() -> None:
-    """Take from the environment what would spoil a comparison; say so, and what is kept."""
-    for name, reason in LEFT_OUT.items():
-        if os.environ.pop(name, None) is not None:
-            print(f"bench: {name} is left out: {reason}", file=sys.stderr)
-    if (switch := os.environ.get("VLLM_READINESS")) is not None:
-        text = f"bench: VLLM_READINESS={switch} is kept: it is what the overlaid side runs with"
-        print(text, file=sys.stderr)
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file so that whoever stops it leaves the one before."""
-    staged = path.with_name(path.name + ".tmp")
-    staged.write_text(text, encoding="utf-8")
-    os.replace(staged, path)
-
-
 def main(argv: Sequence[str]) -> int:
     """Measure, print the table; 0 if every side ran, and gave what stock gave."""
     parser = _parser()
     args = parser.parse_args(argv)
     target(parser, args)
     _check(parser, args)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # so that `finally` runs
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup wants it
-            signal.signal(number, lambda number, _: sys.exit(128 + number))
-    _environment()
+    end_on_signals()
+    leave_out()
     kept = False
 
     def write(run: Mapping[str, Any]) -> None:
         nonlocal kept
-        _replace(args.out / "serving.json", json.dumps(run, indent=1) + "\n")
-        _replace(args.out / "serving.md", report.markdown(run))
+        report.replace(args.out / "serving.json", json.dumps(run, indent=1) + "\n")
+        report.replace(args.out / "serving.md", report.markdown(run))
         kept = True
 
     try:

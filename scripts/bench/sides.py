@@ -26,6 +26,12 @@ SIDES = ("stock", "overlaid")
 #: Announces the probe to vLLM as a plugin, so that every side has the same.
 PLUGIN = ROOT / "scripts" / "probe" / "plugin"
 _PR_SET_PDEATHSIG = 1
+#: Variables that are not handed on to what is measured, and why.
+LEFT_OUT = {
+    "VLLM_PLUGINS": "it would keep the probe, or its like, from the sides",
+    "VLLM_READINESS_PROBE": "every process would write to one file; each gets its own",
+    "VLLM_READINESS_SYNC_GUARD": "it slows the overlaid side alone",
+}
 
 
 class Failure(Exception):
@@ -145,6 +151,23 @@ def target(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     args.python = args.python or str(found.interpreter or sys.executable)
     now = datetime.now(timezone.utc).strftime("%Y-%m-%d-%H%M%S")
     args.out = args.out or ROOT / "build" / "bench" / now
+
+
+def leave_out() -> None:
+    """Take from the environment what would spoil a comparison; say so, and what is kept."""
+    for name, reason in LEFT_OUT.items():
+        if os.environ.pop(name, None) is not None:
+            print(f"bench: {name} is left out: {reason}", file=sys.stderr)
+    if (switch := os.environ.get("VLLM_READINESS")) is not None:
+        text = f"bench: VLLM_READINESS={switch} is kept: it is what the overlaid side runs with"
+        print(text, file=sys.stderr)
+
+
+def end_on_signals() -> None:
+    """Have what would end this process at once end it so that ``finally`` runs."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup wants it
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
 
 
 def work_beside(site: Path) -> Path:

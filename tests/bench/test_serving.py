@@ -815,13 +815,13 @@ def test_a_hangup_that_the_caller_ignores_ends_nothing(tmp_path: Path) -> None:
 
 def test_results_are_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "serving.json"
-    serving._replace(file, "one")
+    report.replace(file, "one")
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", mock.Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            serving._replace(file, "two")
+            report.replace(file, "two")
     assert file.read_text() == "one"
-    serving._replace(file, "two")
+    report.replace(file, "two")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["two"]
 
 

@@ -37,7 +37,7 @@ def test_both_sides_are_measured_and_make_the_same_of_the_logits(tmp_path: Path)
 def test_sides_that_differ_have_no_ratio() -> None:
     same = {"ms": 2.0, "logits": "a"}
     found = step._table("penalties", [{"stock": {"8": same}, "overlaid": {"8": same}}])
-    assert found == ([["penalties", 8, "", 2.0, 2.0, (1.0, "?")]], [])
+    assert found == ([["penalties", 8, "", 2.0, 2.0, [1.0, "?"]]], [])
     other = same | {"logits": "b"}
     found = step._table("penalties", [{"stock": {"8": same}, "overlaid": {"8": other}}])
     assert found[0] == [["penalties", 8, "", 2.0, 2.0, "refused"]]
