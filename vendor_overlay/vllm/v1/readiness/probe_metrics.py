@@ -50,7 +50,7 @@ METRICS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "get_output": ("get_output", "Host time in getting a step's output, waits included."),
         "fence": ("fence", "Host time in one wait for the device, by who waited."),
         "readback": ("readback", "Time from the start of a step's copy to the host to its end."),
-        "output": ("output_interval", "Time between two outputs of a worker."),
+        "output": ("output_interval", "Time between two outputs of a worker, pauses left out."),
         "schedule": ("schedule", "Host time in the scheduler's schedule."),
         "update_from_output": (
             "update_from_output",
@@ -61,6 +61,9 @@ METRICS: Mapping[str, tuple[str, str]] = MappingProxyType(
 #: The kind whose records say who waited.
 _OWNED = "fence"
 _UNKNOWN = "unknown"
+#: The kind whose ``owner`` is the number of requests that its step continues. One that
+#: continues none comes after a pause, which is no request's.
+_INTERVAL = "output"
 
 #: What a file may hold: some hundred times what it does.
 _LARGEST_FILE = 1 << 20
@@ -109,7 +112,7 @@ class Histograms:
 
         Args:
             records: [n, 6], int64; kind, began, ended, step, owner, extra. One that ended
-                before it began is not counted.
+                before it began is not counted, nor an output that continues no request.
             names: what the owner of a fence is an index into.
         """
         kinds, began, ended, owners = records[:, 0], records[:, 1], records[:, 2], records[:, 4]
@@ -119,6 +122,8 @@ class Histograms:
             if kind not in METRICS:
                 continue
             of_kind = whole & (kinds == index)
+            if kind == _INTERVAL:
+                of_kind &= owners > 0
             if kind != _OWNED:
                 self._add((kind, None), lasted[of_kind])
                 continue
