@@ -237,12 +237,15 @@ class Recorder:
             self._metrics.write(f"{self.path}.{self.label()}.metrics")
 
     def _header(self, label: str) -> dict[str, object]:
+        from vllm.v1.readiness import probe_metrics
+
         torch = sys.modules.get("torch")
         vllm = sys.modules["vllm"]
         digest = identity.digest()
         return {
             "label": label,
             "pid": os.getpid(),
+            "boot": probe_metrics.boot(),
             "thread": threading.main_thread().ident,
             "owners": list(self.names),
             "vllm": getattr(vllm, "__version__", "unknown"),

@@ -389,11 +389,15 @@ def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < _LARGEST_NUMBER
 
 
+def boot() -> str:
+    """What tells this host's clock from any other's; empty if it is not known."""
+    with contextlib.suppress(OSError), open(_BOOT, encoding="ascii") as file:
+        return file.read().strip()
+    return ""
+
+
 def _instance(pid: int) -> str | None:
     """What tells a process from all others, on any host and of any time; None: it has ended."""
-    boot = ""
-    with contextlib.suppress(OSError), open(_BOOT, encoding="ascii") as file:
-        boot = file.read().strip()
     try:
         with open(f"/proc/{int(pid)}/stat", "rb") as file:
             # The name before the last parenthesis may hold anything.
@@ -401,7 +405,7 @@ def _instance(pid: int) -> str | None:
     except OSError:
         return None
     state, began = fields[0], fields[19]
-    return None if state in (b"Z", b"X") else f"{boot} {pid} {began.decode()}"
+    return None if state in (b"Z", b"X") else f"{boot()} {pid} {began.decode()}"
 
 
 def _warn(path: str, reason: Exception | str) -> None:
