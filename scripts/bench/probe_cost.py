@@ -6,7 +6,8 @@ PYTHON is one that can import vLLM. Stand-ins that do next to nothing take the p
 scheduler, the runner and its outputs; on a CUDA device they record an event and wait for it, as
 the real ones do. What a step of theirs takes is measured without the probe and under it: the
 difference is everything that the probe does in a step. (In a running engine it drowns in the
-noise of the host.)
+noise of the host.) Scheduled asynchronously, the step's output is taken as one of the pristine
+runner's; synchronously, it is shown and made a list of, as on the overlay.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ SCHEDULED = SimpleNamespace(
 )
 
 
+SHOWN = torch.zeros(128, 1, dtype=torch.int32)
+
+
 class Scheduler:
     """Stands for upstream's."""
 
@@ -68,34 +72,57 @@ class Output:
             self.async_copy_ready_event.synchronize()
 
 
+class Outputs:
+    """Stands for the overlay's."""
+
+    def __init__(self, gpu: bool) -> None:
+        self.gpu = gpu
+
+    def show(self, _: None) -> torch.Tensor:
+        """What has been sampled, on the host; wait, if there is something to wait for."""
+        if self.gpu:
+            event = torch.Event()
+            event.record()
+            event.synchronize()
+        return SHOWN
+
+
 class Runner:
     """Stands for the model runner."""
 
     vllm_config = CONFIG
 
-    def __init__(self, gpu: bool) -> None:
+    def __init__(self, gpu: bool, synchronous: bool) -> None:
         self.gpu = gpu
+        self.outputs = Outputs(gpu) if synchronous else None
 
     def execute_model(self, _: Any) -> None:
         """Nothing."""
 
-    def sample_tokens(self, _: None) -> Output:
-        """An output."""
-        return Output(self.gpu)
+    def sample_tokens(self, _: None) -> Any:
+        """An output, or a list."""
+        if self.outputs is None:
+            return Output(self.gpu)
+        return self._to_list(self.outputs.show(None))
+
+    def _to_list(self, shown: torch.Tensor) -> torch.Tensor:
+        """Nothing that takes time."""
+        return shown
 
 
 def _nothing(_: object) -> None:
     """In place of writing a file."""
 
 
-def step_time(gpu: bool, steps: int) -> float:
+def step_time(gpu: bool, steps: int, synchronous: bool) -> float:
     """Microseconds of a step."""
-    scheduler, runner = Scheduler(), Runner(gpu)
+    scheduler, runner = Scheduler(), Runner(gpu, synchronous)
     start = time.perf_counter()
     for _ in range(steps):
         runner.execute_model(scheduler.schedule())
         output = runner.sample_tokens(None)
-        output.get_output()
+        if not synchronous:
+            output.get_output()
         scheduler.update_from_output(output)
     return (time.perf_counter() - start) / steps * 1e6
 
@@ -113,21 +140,34 @@ def main(argv: Sequence[str]) -> int:
     from vllm.v1.readiness import probe
 
     gpu = torch.cuda.is_available()
-    without = [step_time(gpu, args.steps) for _ in range(args.turns)]
+    modes = {"asynchronous": False, "synchronous": True}
+
+    def measured(synchronous: bool) -> float:
+        return statistics.median(step_time(gpu, args.steps, synchronous) for _ in range(args.turns))
+
+    without = {name: measured(mode) for name, mode in modes.items()}
     folder = ROOT / "build"
     folder.mkdir(exist_ok=True)
     probe._path = str(folder / "probe-cost")  # for the figures of /metrics; no records
     probe.Recorder.write = _nothing  # type: ignore[method-assign, assignment]
     probe._watch_events()
-    modules = ModuleType("runner"), ModuleType("scheduler")
+    modules = ModuleType("runner"), ModuleType("scheduler"), ModuleType("outputs")
     vars(modules[0]).update(GPUModelRunner=Runner, AsyncGPUModelRunnerOutput=Output)
     vars(modules[1]).update(Scheduler=Scheduler)
+    vars(modules[2]).update(Outputs=Outputs)
     probe._watch_runner(modules[0])
     probe._watch_scheduler(modules[1])
-    under = [step_time(gpu, args.steps) for _ in range(args.turns)]
-    kinds = probe.recorder().ring.count / (args.steps * args.turns)
-    off, on = statistics.median(without), statistics.median(under)
+    probe._watch_outputs(modules[2])
     what = "with CUDA events" if gpu else "without events"
+    rows = []
+    for name, mode in modes.items():
+        begun = probe.recorder().ring.count
+        on = measured(mode)
+        kinds = (probe.recorder().ring.count - begun) / (args.steps * args.turns)
+        cost = on - without[name]
+        rows.append(
+            [f"{name}, {what}", round(kinds, 1), without[name], on, cost, cost / STEP * 100]
+        )
     run: dict[str, Any] = {
         **describe("table", started, {}, torch.cuda.get_device_name() if gpu else "CPU"),
         "title": f"What the probe does in a step, microseconds of the host; median of {args.turns} "
@@ -135,7 +175,7 @@ def main(argv: Sequence[str]) -> int:
         "note": None,
         "columns": ["step", "records", "without", "with", "difference", "of a 4 ms step, %"],
         "align": ["l", "r", "r", "r", "r", "r"],
-        "rows": [[what, round(kinds, 1), off, on, on - off, (on - off) / STEP * 100]],
+        "rows": rows,
         "problems": [],
     }
     return report.publish(run, args.json)

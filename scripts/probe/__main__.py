@@ -39,6 +39,12 @@ def main(argv: Sequence[str]) -> int:
         return 1
     for sentence in left_out:
         print(f"probe: {sentence}, and left out", file=sys.stderr)
+    if records.several_hosts(processes):
+        print(
+            "probe: these processes ran on several hosts. Between hosts, times are compared by "
+            "the time of day, which may differ by milliseconds or more",
+            file=sys.stderr,
+        )
     if args.json:
         found = {
             each.label: {"header": each.header, "rows": [r._asdict() for r in table.rows(each)]}

@@ -1,8 +1,8 @@
 """The probe's files, read.
 
 A file is one line of JSON, and records of 64-bit integers behind it. One engine's
-processes write files of their own: FILE.rank0, FILE.rank1, FILE.engine0, ... All of them
-have the clock of their host in common.
+processes write files of their own: FILE.rank0, FILE.rank1, FILE.engine0, ... Those of one
+host have its clock in common; those of several are brought together by the time of day.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VERSION = 1
 #: The fields of a record, as this program knows them; a file may have more.
 FIELDS = ("kind", "began", "ended", "step", "owner", "extra")
 #: What else the first line says.
-_SAID = ("label", "pid", "thread", "lost", "vllm", "overlay", "digest", "device")
+_SAID = ("label", "pid", "boot", "thread", "lost", "vllm", "overlay", "digest", "device")
 _TIMES = ("started_unix_ns", "started_ns", "written_ns")
 #: How the file of a process is named behind what VLLM_READINESS_PROBE held.
 _LABEL = re.compile(r"(?:dp\d+-)?(?:rank|engine)\d+")
@@ -282,6 +282,11 @@ def engine(name: Path) -> tuple[list[Process], list[str]]:
     Raises:
         ProbeError: there is no such file, or one is not what it should be.
     """
+    if not name.name:
+        raise ProbeError(
+            "no file is named. Name what VLLM_READINESS_PROBE held: python3 scripts/probe FILE, "
+            "or make probe FILE=FILE"
+        )
     if name.is_file():
         return [read(name)], []
     files = sorted(
@@ -298,7 +303,28 @@ def engine(name: Path) -> tuple[list[Process], list[str]]:
     newest = max(_began(process) for process in found)
     kept = [process for process in found if _ended(process) > newest]
     old = [f"{each.path} is of an earlier engine" for each in found if each not in kept]
+    if several_hosts(kept):
+        kept = [_by_time_of_day(process) for process in kept]
     return sorted(kept, key=_rank), old
+
+
+def several_hosts(processes: Iterable[Process]) -> bool:
+    """Whether their clocks are those of more than one host."""
+    return len({process.header["boot"] for process in processes}) > 1
+
+
+def _by_time_of_day(process: Process) -> Process:
+    """The same with times since 1970, by its host's clock."""
+    since = _began(process) - int(process.header["started_ns"])
+    spans = [
+        span._replace(
+            began=span.began + since,
+            ended=span.ended + since,
+            consumed=span.consumed and span.consumed + since,
+        )
+        for span in process.spans
+    ]
+    return Process(process.path, process.header, spans)
 
 
 def _began(process: Process) -> int:

@@ -316,6 +316,37 @@ def test_files_of_an_earlier_engine_are_left_out(tmp_path: Path) -> None:
     assert left_out == [f"{tmp_path / 'file.rank2'} is of an earlier engine"]
 
 
+def test_processes_of_several_hosts_are_brought_together_by_the_time_of_day(
+    tmp_path: Path,
+) -> None:
+    """Their clocks began when the hosts did."""
+    rows = [row("execute_model", 10, 20), row("readback", 12, 18, 1, 0, 19)]
+    for label, boot, started in (("rank0", "one", 5), ("rank1", "one", 6), ("rank2", "other", 2)):
+        times: dict[str, Any] = {"started_unix_ns": 10**18 + 7, "started_ns": started}
+        written(tmp_path / f"file.{label}", rows, label=label, boot=boot, **times)
+    (tmp_path / "alone").mkdir()
+    written(tmp_path / "alone" / "file.rank0", rows)
+    found, _ = records.engine(tmp_path / "file")
+    assert records.several_hosts(found)
+    for each, since in zip(found, (2, 1, 5), strict=True):
+        execute, copy = each.spans
+        assert (execute.began, execute.ended) == (10**18 + since + 10, 10**18 + since + 20)
+        assert (execute.consumed, copy.consumed) == (0, 10**18 + since + 19)
+    found, _ = records.engine(tmp_path / "alone" / "file")
+    assert not records.several_hosts(found)
+    assert found[0].spans[0].began == 10
+
+
+def test_processes_of_one_host_keep_its_clock(tmp_path: Path) -> None:
+    """Though its time of day has been set between their beginnings."""
+    for rank in (0, 1):
+        times: dict[str, Any] = {"started_unix_ns": 10**18 + 10**6 * rank, "started_ns": 7}
+        written(tmp_path / f"file.rank{rank}", EXAMPLE, label=f"rank{rank}", **times)
+    found, _ = records.engine(tmp_path / "file")
+    assert not records.several_hosts(found)
+    assert found[0].spans == found[1].spans == process(EXAMPLE).spans
+
+
 def test_no_file_at_all_says_what_to_look_at(tmp_path: Path) -> None:
     with pytest.raises(ProbeError, match=r"file\.\*.*SIGUSR2.*VLLM_READINESS_PROBE=.*/file "):
         records.engine(tmp_path / "file")

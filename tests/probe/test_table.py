@@ -1,6 +1,7 @@
 """The table: percentiles of what was recorded, and parts that add up to the whole."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -145,6 +146,33 @@ def test_files_of_an_earlier_engine_are_named(
     printed = capsys.readouterr()
     assert "rank1" not in printed.out
     assert "file.rank1 is of an earlier engine, and left out" in printed.err
+
+
+def test_files_of_several_hosts_are_said_to_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for label in ("rank0", "rank1"):
+        written(tmp_path / f"file.{label}", EXAMPLE, label=label, boot=f"of {label}")
+    assert main([str(tmp_path / "file"), "--trace", str(tmp_path / "trace")]) == 0
+    assert "several hosts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("named", ["", ".", "/"])
+def test_a_file_that_is_not_named_is_asked_for(
+    capsys: pytest.CaptureFixture[str], named: str
+) -> None:
+    assert main([named]) == 1
+    asked = "probe: no file is named. Name what VLLM_READINESS_PROBE held"
+    assert capsys.readouterr().err.startswith(asked)
+
+
+@pytest.mark.parametrize("arguments", [[], ["FILE="]])
+def test_make_asks_for_a_file_as_well(arguments: list[str]) -> None:
+    env = {k: v for k, v in os.environ.items() if k not in ("FILE", "MAKEFLAGS", "MAKELEVEL")}
+    command = ["make", f"PYTHON3={sys.executable}", "probe", *arguments]
+    done = subprocess.run(command, cwd=REPO, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "make probe FILE=FILE" in done.stderr
 
 
 @pytest.mark.parametrize("more", [[], ["--json"], ["--trace", "trace.json"]])

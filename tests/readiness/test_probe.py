@@ -21,7 +21,8 @@ from probe.records import Span
 from support import probes
 from support.device import Device, installed
 from vllm.v1.core.sched import scheduler
-from vllm.v1.readiness import fences, probe, switch
+from vllm.v1.readiness import fences, outputs, probe, switch
+from vllm.v1.readiness.probe_ring import Ring
 from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.gpu import async_utils
 
@@ -113,7 +114,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(probe, "_recorder", None)
     monkeypatch.setattr(probe, "_plain", torch.Event, raising=False)
     monkeypatch.setattr(probe.Recorder, "run", lambda _: None)
-    monkeypatch.setattr(fences, "listeners", [lambda *f: probe.recorder().fence(*f)])
+    monkeypatch.setattr(fences, "listeners", [probe._fence])
     probe._tell.cache_clear()
     return file
 
@@ -328,6 +329,62 @@ def test_owners_are_kept_apart_whichever_thread_is_first(standing: Standing, fil
     assert sorted(span.owner for span in of(recorded(file), "fence")) == sorted(names)
 
 
+def test_what_is_waited_for_while_an_engine_starts_is_no_steps(
+    standing: Standing, file: Path
+) -> None:
+    """And no reason to record: what this process is, is not known yet."""
+    assert file
+
+    def _sync_device() -> None:
+        """Upstream's profiling ends with one."""
+
+    for wait in (
+        probe._sync_device(_sync_device),
+        lambda: standing.event().synchronize(),
+        lambda: fences.wait(standing.event(), "warm-up"),
+    ):
+        wait()
+    assert probe._recorder is None
+    standing.scheduler.schedule()
+    fences.wait(standing.event(), "history")
+    assert [span.owner for span in of(recorded(file, "engine0"), "fence")] == ["history"]
+
+
+def test_threads_that_are_first_at_once_make_one_recorder(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert file
+    monkeypatch.setattr(probe.Recorder, "run", lambda _: time.sleep(0.01))
+    found: list[probe.Recorder] = []
+    threads = [threading.Thread(target=lambda: found.append(probe.recorder())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert len(set(map(id, found))) == 1
+
+
+@pytest.mark.parametrize("whose", ["ours", "another's", "nobody's"])
+def test_a_core_that_turns_out_to_run_a_worker_takes_back_no_file_but_its_own(
+    standing: Standing, file: Path, said: Callable[[], list[str]], whose: str
+) -> None:
+    standing.scheduler.schedule()
+    early = Path(f"{file}.engine0")
+    assert recorded(file, "engine0")
+    if whose == "another's":
+        probes.written(early, [], pid=os.getpid() + 1)
+    elif whose == "nobody's":
+        early.unlink()
+    standing.runner.execute_model(scheduled())
+    assert recorded(file)
+    assert early.exists() == (whose == "another's")
+    probes.written(early, [])  # by another process, later on
+    assert recorded(file)
+    assert early.exists()
+    assert said() == []
+
+
 # Upstream's classes, on a device that is simulated.
 
 
@@ -337,6 +394,7 @@ class Timed(Device):
     def __init__(self) -> None:
         super().__init__(lambda _: 0)
         self.timing = True
+        self.waits = 0
         stream, event = self.Stream, self.Event
         device = self
 
@@ -358,6 +416,10 @@ class Timed(Device):
                 made.timing = enable_timing  # where torch's own types take it
                 return made
 
+            def synchronize(self) -> None:
+                device.waits += 1
+                super().synchronize()
+
             def elapsed_time(self, other: Any) -> float:
                 if not (self.timing and other.timing and device.timing):
                     raise RuntimeError("made without enable_timing=True")
@@ -375,6 +437,7 @@ def device(file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Timed]:
     """It is there, and upstream's classes are watched for a while."""
     monkeypatch.setenv(switch.PROBE, str(file))
     monkeypatch.setattr(probe, "_path", None)
+    monkeypatch.setattr(fences, "listeners", [])
     monkeypatch.setattr(probe, "_has_device", lambda: True)
     monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
     monkeypatch.setattr(torch.cuda, "set_stream", lambda _: None)
@@ -448,6 +511,7 @@ def test_an_asynchronous_output_of_upstreams(
         assert got.step == copied.step == mine.step - 1
         assert launched <= copied.ended <= copied.consumed <= after
         assert copied.began <= copied.ended
+        assert got.began <= copied.consumed < got.ended  # seen before it was made a list
         if not ready:
             fence = of(spans, "fence")[-1]
             assert fence.owner == "get_output"
@@ -471,6 +535,21 @@ def test_events_that_tell_no_time_leave_readbacks_out(
     assert len([sentence for sentence in said() if "readbacks are left out" in sentence]) == 1
 
 
+def test_an_output_that_fails_before_its_copy_was_seen_has_no_readback(
+    device: Timed, file: Path
+) -> None:
+    """The copy that was seen before is another one's."""
+    probe.recorder().begin(CONFIG, 1)
+    first, second = v1_output(device), v1_output(device)
+    first.get_output()
+    second.sampled_token_ids_cpu = None
+    with pytest.raises(AttributeError):
+        second.get_output()
+    spans = recorded(file)
+    assert len(of(spans, "get_output")) == 2
+    assert len(of(spans, "readback")) == 1
+
+
 def test_only_an_outputs_event_is_made_to_tell_the_time(device: Timed) -> None:
     """Others cost the device nothing more than without the probe."""
     assert not torch.Event().timing
@@ -481,21 +560,88 @@ def test_only_an_outputs_event_is_made_to_tell_the_time(device: Timed) -> None:
     assert not torch.Event().timing
 
 
+class Sampled(torch.Tensor):  # type: ignore[misc]
+    """Ids on a device."""
+
+    is_cpu = False
+
+
+def on_device() -> Any:
+    return torch.tensor([[5], [7]]).as_subclass(Sampled)
+
+
 def test_a_synchronous_readback_of_upstreams(device: Timed, file: Path) -> None:
     """``_to_list``: a pinned copy, an event, and a wait for it."""
     runner = gpu_model_runner.GPUModelRunner.__new__(gpu_model_runner.GPUModelRunner)
     runner.sampled_token_ids_pinned_cpu = torch.zeros(4, 1, dtype=torch.int64)
     runner.transfer_event = torch.Event()
     mine = probe.recorder()
-    mine.begin(CONFIG, 1)
-    before = time.perf_counter_ns()
-    assert runner._to_list(torch.tensor([[5], [7]])) == [[5], [7]]
-    after = time.perf_counter_ns()
-    spans = recorded(file)
-    (copied,), (fence, *_) = of(spans, "readback"), of(spans, "fence")
-    assert fence.owner == "_to_list"
-    assert before <= copied.began <= copied.ended <= copied.consumed <= after
+    events = []
+    for step in (1, 2):
+        mine.begin(CONFIG, 1)
+        before = time.perf_counter_ns()
+        assert runner._to_list(on_device()) == [[5], [7]]
+        after = time.perf_counter_ns()
+        events.append(runner.transfer_event)
+        spans = recorded(file)
+        copied, fence = of(spans, "readback")[-1], of(spans, "fence")[-1]
+        assert fence.owner == "_to_list"
+        assert before <= copied.began <= copied.ended == copied.consumed == fence.ended <= after
+        assert len(of(spans, "readback")) == len(of(spans, "fence")) == device.waits == step
+    assert events[0] is events[1]
+    assert events[0].timing
+    assert not torch.Event().timing
     assert device.copies == 0
+
+
+class Synchronous:
+    """Stands for the overlaid runner, as it is scheduled synchronously."""
+
+    def __init__(self, on: bool) -> None:
+        batch: Any = SimpleNamespace(
+            device=torch.device("cpu"), pin_memory=False, is_pooling_model=False, max_num_reqs=2
+        )
+        self.outputs = outputs.Outputs(batch, 0, on)
+        self.transfer_event: Any = torch.Event()
+
+    def sample(self) -> Any:
+        return self._to_list(
+            self.outputs.show(
+                SimpleNamespace(sampled_token_ids=on_device(), logprobs_tensors=None)
+            )[0]
+        )
+
+    def _to_list(self, ids: torch.Tensor) -> Any:
+        if not ids.is_cpu:
+            self.transfer_event.record()
+            self.transfer_event.synchronize()
+        time.sleep(0.02)  # waking up, and making a list
+        return ids.tolist()
+
+
+@pytest.mark.parametrize("on", [True, False])
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_synchronous_step_has_one_readback_and_no_wait_of_the_probes(
+    device: Timed, file: Path, on: bool, ready: bool
+) -> None:
+    """However the overlay's readbacks are switched. It lasts until the device is done."""
+    if ready:
+        device.decide = lambda count: count - 1
+    probe._replace(Synchronous, "_to_list", probe._to_list)
+    runner = Synchronous(on)
+    mine = probe.recorder()
+    for step in (1, 2, 3):
+        mine.begin(CONFIG, 1)
+        assert runner.sample() == [[5], [7]]
+        spans = recorded(file)
+        owners = [span.owner for span in of(spans, "fence")]
+        assert owners == ([] if ready else ["output" if on else "_to_list"] * step)
+        assert [span.step for span in of(spans, "readback")] == [*range(1, step + 1)]
+    assert all(span.length < 10_000_000 for span in of(spans, "readback"))
+    # Upstream's code waits for an event whether or not it has completed.
+    assert device.waits == (0 if ready and on else 3)
+    # What has been shown already is not timed once more.
+    assert runner.transfer_event.timing == (not on)
 
 
 def test_a_wait_for_the_whole_device_is_a_fence(
@@ -637,10 +783,13 @@ def make_three(_: Any) -> None:
 
 
 def test_a_child_writes_its_file_when_it_ends(tmp_path: Path) -> None:
+    before = time.perf_counter_ns()
     child = start(tmp_path / "file", make_three)
     child.process.join(60)
     assert child.process.exitcode == 0
     assert number(tmp_path / "file") == 3
+    process = records.read(Path(f"{tmp_path / 'file'}.rank0"))
+    assert before < process.header["started_ns"] < process.spans[0].began
 
 
 def serve_until_sigterm(pipe: Any) -> None:
@@ -740,9 +889,154 @@ def test_a_file_that_cannot_be_written_is_logged_and_ends_nothing(tmp_path: Path
     assert f"cannot write {folder / 'file'}.rank0" in (tmp_path / "log").read_text()
 
 
+def load(rank: int | None) -> Callable[[Any], None]:
+    """What a worker or, without a rank, an engine's core does: it waits, and then steps."""
+
+    def work(pipe: Any) -> None:
+        probe.PERIOD = 0.05
+        fences.wait(Standing().event(), "warm-up")
+        time.sleep(8 * probe.PERIOD)  # there is more to load
+        pipe.send("loaded")
+        pipe.recv()
+        if rank is None:
+            Standing().scheduler.schedule()
+        else:
+            steps(2, rank)
+        pipe.send("stepped")
+        pipe.recv()
+
+    return work
+
+
+def test_workers_that_wait_before_their_first_step_leave_the_cores_file_alone(
+    tmp_path: Path,
+) -> None:
+    """As with tensor parallelism: which of them runs a core is not known until it steps."""
+    file = tmp_path / "file"
+    labels = ["engine0", "rank0", "rank1"]
+    core, *workers = children = [start(file, load(rank)) for rank in (None, 0, 1)]
+    for child in children:
+        child.hears("loaded")
+    assert [path.name for path in tmp_path.iterdir()] == ["file.log"]
+    for child, label in zip(children, labels, strict=True):
+        child.pipe.send("step")
+        child.hears("stepped")
+        until(Path(f"{file}.{label}.metrics").exists)
+        until(Path(f"{file}.{label}").exists)
+    time.sleep(0.4)
+    core.process.kill()
+    for child in workers:
+        child.end()
+    for child, label in zip(children, labels, strict=True):
+        process = records.read(Path(f"{file}.{label}"))
+        assert process.header["pid"] == child.process.pid
+        assert process.header["owners"] == []
+    assert Path(f"{file}.log").read_text() == ""
+
+
+def step_when_told(pipe: Any) -> None:
+    probe.PERIOD = 0.05
+    pipe.send("ready")
+    pipe.recv()
+    steps(1, rank=1)
+    pipe.recv()
+
+
+def test_a_process_that_has_been_idle_is_of_the_same_engine_as_one_that_steps_late(
+    tmp_path: Path,
+) -> None:
+    """Of two replicas, the first is killed before the second has anything to record."""
+    late = start(tmp_path / "file", step_when_told)
+    late.hears("ready")
+    early = start(tmp_path / "file", serve_and_be_killed)
+    early.hears("ready")
+    until(lambda: Path(f"{tmp_path / 'file'}.rank0").exists())
+    early.process.kill()
+    early.process.join(60)
+    late.pipe.send("step")
+    until(lambda: Path(f"{tmp_path / 'file'}.rank1").exists())
+    late.end()
+    found, left_out = records.engine(tmp_path / "file")
+    assert [each.label for each in found] == ["rank0", "rank1"]
+    assert left_out == []
+
+
+def fail_to_write(pipe: Any) -> None:
+    probe.PERIOD = 0.05
+    write = Ring.write
+    tries = []
+
+    def fail(*arguments: Any) -> None:
+        tries.append(arguments)
+        raise RuntimeError("an error of the device")
+
+    class EngineCore:
+        def shutdown(self) -> str:
+            return "shut down"
+
+    module: Any = SimpleNamespace(EngineCore=EngineCore)
+    probe._watch_core(module)
+    Ring.write = fail  # type: ignore[method-assign, assignment]
+    steps(1)
+    until(lambda: len(tries) > 0)
+    os.kill(os.getpid(), signal.SIGUSR2)
+    until(lambda: len(tries) > 1)
+    pipe.send(EngineCore().shutdown())
+    Ring.write = write  # type: ignore[method-assign]
+    os.kill(os.getpid(), signal.SIGUSR2)
+    until(lambda: Path(f"{os.environ[switch.PROBE]}.rank0").exists())
+    pipe.send("written")
+    Ring.write = fail  # type: ignore[method-assign, assignment]
+
+
+def test_an_error_of_any_kind_is_logged_once_and_ends_neither_thread_nor_engine(
+    tmp_path: Path,
+) -> None:
+    child = start(tmp_path / "file", fail_to_write)
+    child.hears("shut down")
+    child.hears("written")
+    child.process.join(60)
+    assert child.process.exitcode == 0
+    assert number(tmp_path / "file") == 1
+    log = Path(f"{tmp_path / 'file'}.log").read_text()
+    assert log.count("\n") == 1
+    assert "rank0: RuntimeError: an error of the device" in log
+
+
+def install_in_a_thread(pipe: Any, file: str) -> None:
+    os.environ[switch.PROBE] = file
+    signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+    thread = threading.Thread(target=probe.install)
+    thread.start()
+    thread.join()
+    if not (child := os.fork()):
+        probe.install()  # as vLLM does in each process
+        os.kill(os.getpid(), signal.SIGUSR2)
+        os._exit(0)
+    pipe.send(os.waitpid(child, 0)[1])
+
+
+def test_a_signal_ends_no_fork_of_a_process_that_was_watched_by_another_thread(
+    tmp_path: Path,
+) -> None:
+    """Only a main thread can have signals handled."""
+    mine, its = multiprocessing.Pipe()
+    context: Any = multiprocessing.get_context("fork")
+    process = context.Process(target=install_in_a_thread, args=(its, str(tmp_path / "file")))
+    process.start()
+    assert mine.poll(60)
+    assert mine.recv() == 0
+    process.join(60)
+
+
 def fork(pipe: Any) -> None:
     steps(3)
-    if os.fork() == 0:
+    probe._making.acquire()  # by another thread, for example
+    child = os.fork()
+    if child:
+        probe._making.release()
+    else:
+        signal.alarm(30)
         with suppress(BaseException):
             steps(2, rank=1)
             probe.recorder().write()
@@ -758,9 +1052,12 @@ def test_a_fork_records_for_itself(tmp_path: Path) -> None:
     child = start(tmp_path / "file", fork)
     child.process.join(60)
     assert child.process.exitcode == 0
+    assert child.pipe.poll(60)
     assert child.pipe.recv() == 1
     assert number(tmp_path / "file") == 4
     assert number(tmp_path / "file", 1) == 2
+    first, second = (records.read(Path(f"{tmp_path / 'file'}.rank{n}")) for n in (0, 1))
+    assert first.of("sample_tokens")[2].ended < second.header["started_ns"]
 
 
 def end_the_core(pipe: Any) -> None:

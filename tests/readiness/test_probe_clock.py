@@ -93,7 +93,7 @@ def test_what_the_host_saw_holds_and_errors_are_those_of_the_last_wait(
             allowed, since = float(seen - ready), began
         # A float has 24 bits; what it rounds are spans since the reference, or the length.
         span = max(seen - since, copy.length)
-        error = allowed + (DRIFT + 2**-22) * span + 4
+        error = allowed + (DRIFT + 2**-22) * span + 4 * (number + 1)
         assert abs(ended - ready) <= min(error, seen - launched)
         assert abs((ended - started) - copy.length) <= (DRIFT + 2**-23) * copy.length + 2
         now = seen
@@ -112,6 +112,27 @@ def test_after_one_wait_a_copy_is_placed_though_nobody_waits_for_it(
     started, ended = clock.times(Event(launched), Event(ready), launched, seen, False)
     assert abs(started - launched) <= 4
     assert abs(ended - ready) <= 4
+
+
+def test_a_reference_that_is_proved_wrong_gives_way_to_the_proof() -> None:
+    """Nobody ever waits; now and then an output is taken soon after it was ready."""
+    clock = DeviceClock()
+    late, soon = 3_000_000, 10_000
+    for number in range(50):
+        ready = number * 8_000_000 + 5_000_000
+        seen = ready + (late if number % 10 != 5 else soon)
+        event = Event(ready)
+        _, ended = clock.times(event, event, number * 8_000_000, seen, False)
+        assert abs(ended - ready) <= (late if number < 5 else soon + 100)
+
+
+def test_a_reference_that_is_too_early_gives_way_as_well() -> None:
+    """What was launched later is later."""
+    clock = DeviceClock()
+    clock.times(Event(5_000_000), Event(5_000_000), 0, 1_000_000, True)  # the host's error
+    first, second = Event(20_000_000), Event(30_000_000)
+    assert clock.times(first, first, 19_000_000, 90_000_000, False)[1] == 19_000_000
+    assert clock.times(second, second, 20_000_000, 90_000_000, False)[1] == 29_000_000
 
 
 @pytest.mark.parametrize("drift", [-DRIFT, DRIFT])

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from support import probes
 from vllm.v1.readiness import probe_metrics, switch
-from vllm.v1.readiness.probe_metrics import BOUNDS, Histograms, ProbeCollector
+from vllm.v1.readiness.probe_metrics import BOUNDS, Histograms, ProbeCollector, Series
 
 KINDS = (
     *("execute_model", "sample_tokens", "get_output", "fence"),
@@ -132,7 +132,8 @@ def test_what_is_counted_is_what_numpy_counts(
 
     expected: dict[tuple[str, str | None], list[int]] = {}
     for kind, lasted, owner in rows:
-        if kind in range(len(KINDS) - 1) and lasted >= 0:
+        pause = KINDS.index("output") == kind and owner <= 0
+        if kind in range(len(KINDS) - 1) and lasted >= 0 and not pause:
             name = NAMES[owner] if owner in range(len(NAMES)) else "unknown"
             key = (KINDS[kind], name if KINDS[kind] == "fence" else None)
             expected.setdefault(key, []).append(lasted)
@@ -145,13 +146,24 @@ def test_what_is_counted_is_what_numpy_counts(
         assert counted.series[key].total == sum(values)
 
 
+@given(probes.STEPS)
+def test_intervals_between_outputs_are_those_of_the_table(made: list[probes.Made]) -> None:
+    """A step that continues no request comes after a pause, and neither counts that."""
+    rows = probes.rows_of(made)
+    counted = Histograms(KINDS)
+    counted.update(np.array(rows, dtype=np.int64).reshape(-1, 6), probes.OWNERS)
+    intervals = probes.process(rows).intervals()
+    found = counted.series.get(("output", None), Series([], 0))
+    assert (sum(found.counts), found.total) == (len(intervals), sum(intervals))
+
+
 def test_two_workers_and_a_core_are_shown_side_by_side(file: Path) -> None:
     histograms(
         (0, 1_000, 0),
         (0, 1_001, 0),
         (0, 20_000_000_000, 0),
         (3, 5_000, 1),
-        (5, 4_000_000, 0),
+        (5, 4_000_000, 1),
     ).write(str(of(file, "rank0")))
     histograms((0, 300, 0), (3, 70, 0), (3, 80, 7)).write(str(of(file, "dp1-rank1")))
     histograms((6, 1, 0), (7, 2, 0), (8, 3, 0)).write(str(of(file, "engine0")))

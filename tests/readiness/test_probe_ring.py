@@ -1,11 +1,14 @@
 """The ring: what was put in last is what comes out, in order, as often as it was put in."""
 
+import io
 import json
 import os
 import sys
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -181,6 +184,34 @@ def test_the_first_line_says_what_the_rest_is(tmp_path: Path) -> None:
     assert tuple(header["kinds"]) == KINDS
     assert header["pid"] == 7
     assert len(rest) == 3 * 8 * len(FIELDS)
+
+
+def test_a_whole_ring_is_written_in_small_pieces_and_copied_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of all of it at once would stop every thread for milliseconds."""
+    ring = filled((1 << 15) + 1000, 1 << 15)
+    size = ring.capacity * 8 * len(FIELDS)
+    pieces = []
+
+    class Seen(io.FileIO):
+        def write(self, data: Any) -> int:
+            pieces.append(len(data))
+            return super().write(data)
+
+    monkeypatch.setattr(probe_ring, "open", Seen, raising=False)
+    tracemalloc.start()
+    try:
+        ring.write(str(tmp_path / "file.rank0"), lambda: HEADER)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sum(pieces) > size
+    assert max(pieces) < 200_000
+    assert most < 1.2 * size
+    assert [s.step for s in records.read(tmp_path / "file.rank0").spans] == list(
+        range(1000, ring.count)
+    )
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def header(count: int, **changes: Any) -> dict[str, Any]:
         "lost": 0,
         "label": "rank0",
         "pid": 7,
+        "boot": "this host's",
         "thread": MAIN,
         "owners": OWNERS,
         "vllm": "0.22.0",

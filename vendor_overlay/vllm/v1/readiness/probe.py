@@ -19,6 +19,7 @@ not seen as fences.
 
 import importlib.abc
 import importlib.machinery
+import json
 import logging
 import os
 import select
@@ -26,8 +27,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import lru_cache, partial, wraps
 from importlib.util import find_spec
 from multiprocessing import util
@@ -70,13 +71,17 @@ class _Here(threading.local):
 
     Attributes:
         step: whose output it hands out; 0: it works on the newest step.
-        waited: when it last stopped waiting for an event; 0: it has not waited.
+        event: the one that it has last seen complete.
+        seen: when that was.
+        waited: whether it waited for it until then.
         timing: whether the events that it makes shall tell the time.
         idle: whether its runner is in a step that serves no request.
     """
 
     step = 0
-    waited = 0
+    event: Any = None
+    seen = 0
+    waited = False
     timing = False
     idle = False
 
@@ -101,7 +106,8 @@ class Recorder:
         self.step = 0
         self.continuing = 0
         self.clock = DeviceClock()
-        self.started = (time.time_ns(), _now())
+        self.started = _begun
+        self._device = "CPU"
         self._owners: dict[str, int] = {}
         self._last_output = 0
         self._last_step = 0
@@ -139,6 +145,9 @@ class Recorder:
 
     def begin(self, config: Any, continuing: int) -> int:
         """A worker begins a step; its number."""
+        if self._worker is None:
+            with _harmless("the device has no name"):
+                self._device = _device()
         self._worker = config
         self.step += 1
         self.continuing = continuing
@@ -147,6 +156,10 @@ class Recorder:
     def schedules(self, config: Any) -> None:
         """This process has an engine's core."""
         self._engine = config
+
+    def known(self) -> bool:
+        """Whether it has been seen what this process is; it is not while an engine starts."""
+        return self._worker is not None or self._engine is not None
 
     def handed_out(self, at: int, step: int, continuing: int) -> None:
         """An output was handed out, maybe by one call within another."""
@@ -175,19 +188,15 @@ class Recorder:
         util.Finalize(None, self.close, exitpriority=100)
 
     def write(self) -> None:
-        """Write the file; an error is logged, and ends no step."""
+        """Write the file; an error is logged once, and ends nothing."""
         label = self.label()
         path = f"{self.path}.{label}"
-        try:
-            with self._writing:
-                self._written = self.ring.count
-                self.ring.write(path, lambda: self._header(label))
-                if self._file is not None and self._file != path:
-                    # A core that had not made its worker's first step yet.
-                    os.unlink(self._file)
-                self._file = path
-        except OSError as error:
-            logger.warning("%s: cannot write %s: %s", switch.PROBE, switch.shown(path), error)
+        with _harmless(f"cannot write {switch.shown(path)}"), self._writing:
+            self._written = self.ring.count
+            self.ring.write(path, lambda: self._header(label))
+            before, self._file = self._file, path
+            if before is not None and before != path:
+                _remove(before)  # of a core that had not made its worker's first step yet
 
     def close(self) -> None:
         """Write the file for the last time."""
@@ -212,10 +221,8 @@ class Recorder:
                 self.write()
             elif count == self.ring.count != self._written:
                 self.write()  # nobody is served now; vLLM may end this process by SIGKILL
-            try:
+            with _harmless("the figures on /metrics are not up to date"):
                 self._update_metrics()
-            except Exception as error:  # no figure is worth the signal
-                _tell(f"the figures on /metrics are not up to date: {error!r}")
 
     def _update_metrics(self) -> None:
         records, self._cursor = self.ring.since(self._cursor)
@@ -230,12 +237,15 @@ class Recorder:
             self._metrics.write(f"{self.path}.{self.label()}.metrics")
 
     def _header(self, label: str) -> dict[str, object]:
+        from vllm.v1.readiness import probe_metrics
+
         torch = sys.modules.get("torch")
         vllm = sys.modules["vllm"]
         digest = identity.digest()
         return {
             "label": label,
             "pid": os.getpid(),
+            "boot": probe_metrics.boot(),
             "thread": threading.main_thread().ident,
             "owners": list(self.names),
             "vllm": getattr(vllm, "__version__", "unknown"),
@@ -243,7 +253,7 @@ class Recorder:
             "digest": digest,
             "features": sorted(switch.enabled()) if digest else [],
             "torch": getattr(torch, "__version__", None),
-            "device": _device(torch),
+            "device": self._device,
             "command": sys.argv,
             "started_unix_ns": self.started[0],
             "started_ns": self.started[1],
@@ -251,26 +261,56 @@ class Recorder:
         }
 
 
-def _device(torch: ModuleType | None) -> str:
+def _device() -> str:
+    torch = sys.modules.get("torch")
     # A name is not worth a context on a device that this process does not use.
     if torch is None or not torch.cuda.is_initialized():
         return "CPU"
     return str(torch.cuda.get_device_name())
 
 
+def _remove(path: str) -> None:
+    """Remove this process's file, unless there is another process's of that name by now."""
+    with suppress(FileNotFoundError):
+        with open(path, "rb") as file:
+            mine = json.loads(file.readline())["pid"] == os.getpid()
+        if mine:
+            os.unlink(path)
+
+
+@contextmanager
+def _harmless(failing: str) -> Iterator[None]:
+    """Have what goes wrong within be logged once, and end neither a thread nor an engine."""
+    try:
+        yield
+    except Exception as error:
+        _tell(f"{failing}: {type(error).__name__}: {error}")
+
+
 _recorder: Recorder | None = None
+_making = threading.Lock()
 _path: str | None = None
+#: When this process began, as far as the probe knows: of Unix time, and on the records' clock.
+_begun = (time.time_ns(), _now())
 
 
 def recorder() -> Recorder:
     """This process's recorder; made when there is something to record."""
     global _recorder  # noqa: PLW0603
     if _recorder is None:
-        assert _path is not None
-        made = Recorder(_path)
-        made.run()
-        _recorder = made
+        with _making:
+            if _recorder is None:
+                assert _path is not None
+                made = Recorder(_path)
+                made.run()
+                _recorder = made
     return _recorder
+
+
+def _fence(name: str, began: int, ended: int) -> None:
+    """Somebody has waited; an engine that starts does so for nobody's step."""
+    if _recorder is not None and _recorder.known():
+        _recorder.fence(name, began, ended)
 
 
 def listen() -> None:
@@ -283,7 +323,7 @@ def listen() -> None:
     if signal.getsignal(SIGNAL) in (signal.SIG_DFL, _signalled):
         signal.signal(SIGNAL, _signalled)
     else:
-        logger.warning("%s: SIGUSR2 is taken; files are written at exit alone", switch.PROBE)
+        _tell("SIGUSR2 is taken; files are written at exit alone")
 
 
 def _signalled(*_: object) -> None:
@@ -293,8 +333,9 @@ def _signalled(*_: object) -> None:
 
 def _forked() -> None:
     """A child records for itself, if it has anything to record."""
-    global _recorder  # noqa: PLW0603
-    _recorder = None
+    global _recorder, _making, _begun  # noqa: PLW0603
+    _recorder, _making = None, threading.Lock()
+    _begun = (time.time_ns(), _now())
 
 
 def install() -> None:
@@ -305,14 +346,17 @@ def install() -> None:
     Raises:
         PathError: the variable's directory is not there, or not writable.
     """
-    global _path  # noqa: PLW0603
+    global _path, _begun  # noqa: PLW0603
     path = switch.probe()
-    if path is None or _path is not None:
+    if path is None:
+        return
+    listen()
+    if _path is not None:
         return
     _path = os.path.abspath(path)
+    _begun = (time.time_ns(), _now())
     os.register_at_fork(after_in_child=_forked)
-    listen()
-    fences.listeners.append(lambda *fence: recorder().fence(*fence))
+    fences.listeners.append(_fence)
     _watch_events()
     for module, watch in _WATCHED.items():
         _when_imported(module, watch)
@@ -327,25 +371,24 @@ def _watch_runner(module: ModuleType) -> None:
         if hasattr(runner, name):
             _replace(runner, name, make)
     if hasattr(module, "AsyncGPUModelRunnerOutput"):
-        _watch_output(module.AsyncGPUModelRunnerOutput, _plain, "async_copy_ready_event")
+        _watch_output(module.AsyncGPUModelRunnerOutput, _plain)
 
 
 def _watch_output_of_v2(module: ModuleType) -> None:
     import torch
 
-    _watch_output(module.AsyncOutput, torch.cuda.Event, "copy_event")
+    _watch_output(module.AsyncOutput, torch.cuda.Event)
 
 
-def _watch_output(output: type, event_type: Callable[..., Any], attribute: str) -> None:
+def _watch_output(output: type, event_type: Callable[..., Any]) -> None:
     """Watch what a step hands out later.
 
     Args:
         output: its class.
         event_type: the class of its event.
-        attribute: where that is.
     """
     _replace(output, "__init__", partial(_started, event_type=event_type))
-    _replace(output, "get_output", partial(_get_output, attribute=attribute))
+    _replace(output, "get_output", _get_output)
 
 
 def _watch_scheduler(module: ModuleType) -> None:
@@ -442,13 +485,13 @@ def _started(original: Function, event_type: Callable[..., Any]) -> Function:
     return start
 
 
-def _get_output(original: Function, attribute: str) -> Function:
+def _get_output(original: Function) -> Function:
     def get_output(self: Any) -> Any:
         step, continuing, started, launched = getattr(self, "_probe", (0, 0, None, 0))
         if not step:  # made before the probe was there
             return original(self)
         mine = recorder()
-        _here.step, _here.waited = step, 0
+        _here.step, _here.event = step, None
         began = _now()
         try:
             return original(self)
@@ -456,27 +499,31 @@ def _get_output(original: Function, attribute: str) -> Function:
             ended = _now()
             _here.step = 0
             mine.ring.put(GET_OUTPUT, began, ended, step, 0, threading.get_ident())
-            seen = _here.waited or ended
-            _read(mine, started, getattr(self, attribute), launched, seen, step)
+            _read(mine, started, launched, step)
             mine.handed_out(ended, step, continuing)
 
     return get_output
 
 
 def _to_list(original: Function) -> Function:
-    """Under synchronous scheduling, sampled ids are copied and waited for in one go."""
+    """Under synchronous scheduling, what is sampled is copied and waited for in one go."""
 
-    def to_list(*args: Any, **kwargs: Any) -> Any:
-        started = _mark(_plain)
+    def to_list(self: Any, sampled: Any) -> Any:
+        # The overlay's runner asks for a list of what it has been shown, too.
+        started = None if getattr(sampled, "is_cpu", False) else _mark(_plain)
+        if started is None:
+            return original(self, sampled)
         launched = _now()
-        result = original(*args, **kwargs)
-        if started is not None:
+        _here.event, _here.timing = None, True
+        try:
+            if getattr(self, "transfer_event", None) is not getattr(self, "_probe_event", None):
+                # Upstream's runner keeps one event, which was made to tell no time.
+                self.transfer_event = self._probe_event = sys.modules["torch"].Event()
+            return original(self, sampled)
+        finally:
+            _here.timing = False
             mine = recorder()
-            ready = _mark(_plain)
-            ready.synchronize()  # not for long: the stream has just been waited for
-            _here.waited = _now()
-            _read(mine, started, ready, launched, _here.waited, mine.step)
-        return result
+            _read(mine, started, launched, mine.step)
 
     return to_list
 
@@ -487,7 +534,7 @@ def _sync_device(original: Function) -> Function:
         try:
             return original(*args, **kwargs)
         finally:
-            recorder().fence("_sync_device", began, _now())
+            _fence("_sync_device", began, _now())
 
     return sync_device
 
@@ -528,12 +575,13 @@ def _shutdown(original: Function) -> Function:
     return shutdown
 
 
-def _read(mine: Recorder, started: Any, ready: Any, launched: int, seen: int, step: int) -> None:
-    """Record a readback that the host has seen complete."""
-    if started is None:
+def _read(mine: Recorder, started: Any, launched: int, step: int) -> None:
+    """Record a readback, of which this thread has just seen the event complete."""
+    ready, seen = _here.event, _here.seen
+    if started is None or ready is None:
         return
     try:
-        began, ended = mine.clock.times(started, ready, launched, seen, bool(_here.waited))
+        began, ended = mine.clock.times(started, ready, launched, seen, _here.waited)
     except RuntimeError as error:
         _tell(f"events tell no time, and readbacks are left out: {error}")
         return
@@ -586,7 +634,11 @@ def _watch_events() -> None:
         return made(cls, **_timed(kwargs))
 
     # A C type, whose attributes are fixed: a subclass takes its name.
-    watched = {"__new__": new, "synchronize": _synchronize(plain.synchronize)}
+    watched = {
+        "__new__": new,
+        "query": _query(plain.query),
+        "synchronize": _synchronize(plain.synchronize),
+    }
     torch.Event = _Lookalike("Event", (plain,), watched)
     event: Any = torch.cuda.Event
     if not event.__flags__ & _HEAP_TYPE:
@@ -597,6 +649,7 @@ def _watch_events() -> None:
         return make(cls, *args, **(kwargs if args else _timed(kwargs)))
 
     event.__new__ = new_on_cuda
+    event.query = _query(event.query)
     event.synchronize = _synchronize(event.synchronize)
 
 
@@ -614,6 +667,17 @@ def _timed(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {**kwargs, "enable_timing": True} if _here.timing else kwargs
 
 
+def _query(original: Function) -> Function:
+    @wraps(original)
+    def query(event: Any) -> Any:
+        completed = original(event)
+        if completed:
+            _here.event, _here.seen, _here.waited = event, _now(), False
+        return completed
+
+    return query
+
+
 def _synchronize(original: Function) -> Function:
     @wraps(original)
     def synchronize(event: Any) -> None:
@@ -622,10 +686,11 @@ def _synchronize(original: Function) -> Function:
             return
         began = _now()
         original(event)
-        _here.waited = ended = _now()
+        ended = _now()
+        _here.event, _here.seen, _here.waited = event, ended, True
         caller = sys._getframe(1)
         if caller.f_globals.get("__name__") != fences.__name__:  # that one tells us itself
-            recorder().fence(caller.f_code.co_name, began, ended)
+            _fence(caller.f_code.co_name, began, ended)
 
     return synchronize
 

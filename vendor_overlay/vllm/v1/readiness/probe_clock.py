@@ -4,7 +4,8 @@ A CUDA event that is made with timing tells, when it has completed, how long aft
 one it did so. What is missing is one moment on both clocks. Whenever the host really waits
 for an event, the end of the wait is one: the event completed then, but for the time that a
 wait takes to return. Between two such moments the device's own clock is trusted, and held
-to what is certain: nothing completes before it was launched, or after it was seen.
+to what is certain: nothing completes before it was launched, or after it was seen. What
+contradicts that is the moment that is known, and a better one takes its place.
 """
 
 from typing import Any
@@ -47,11 +48,11 @@ class DeviceClock:
         """
         length = _between(started, ready)
         if waited or self._reference is None:
-            late = seen
+            told = seen
         else:
-            late = self._at + _between(self._reference, ready)
-        late = min(max(late, launched), seen)
-        if waited or self._reference is None or late - self._at > _HORIZON:
+            told = self._at + _between(self._reference, ready)
+        late = min(max(told, launched), seen)
+        if waited or self._reference is None or late != told or late - self._at > _HORIZON:
             self._reference, self._at = started, late - length
         return late - length, late
 

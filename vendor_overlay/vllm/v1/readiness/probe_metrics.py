@@ -50,7 +50,7 @@ METRICS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "get_output": ("get_output", "Host time in getting a step's output, waits included."),
         "fence": ("fence", "Host time in one wait for the device, by who waited."),
         "readback": ("readback", "Time from the start of a step's copy to the host to its end."),
-        "output": ("output_interval", "Time between two outputs of a worker."),
+        "output": ("output_interval", "Time between two outputs of a worker, pauses left out."),
         "schedule": ("schedule", "Host time in the scheduler's schedule."),
         "update_from_output": (
             "update_from_output",
@@ -61,6 +61,9 @@ METRICS: Mapping[str, tuple[str, str]] = MappingProxyType(
 #: The kind whose records say who waited.
 _OWNED = "fence"
 _UNKNOWN = "unknown"
+#: The kind whose ``owner`` is the number of requests that its step continues. One that
+#: continues none comes after a pause, which is no request's.
+_INTERVAL = "output"
 
 #: What a file may hold: some hundred times what it does.
 _LARGEST_FILE = 1 << 20
@@ -109,7 +112,7 @@ class Histograms:
 
         Args:
             records: [n, 6], int64; kind, began, ended, step, owner, extra. One that ended
-                before it began is not counted.
+                before it began is not counted, nor an output that continues no request.
             names: what the owner of a fence is an index into.
         """
         kinds, began, ended, owners = records[:, 0], records[:, 1], records[:, 2], records[:, 4]
@@ -119,6 +122,8 @@ class Histograms:
             if kind not in METRICS:
                 continue
             of_kind = whole & (kinds == index)
+            if kind == _INTERVAL:
+                of_kind &= owners > 0
             if kind != _OWNED:
                 self._add((kind, None), lasted[of_kind])
                 continue
@@ -384,11 +389,15 @@ def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < _LARGEST_NUMBER
 
 
+def boot() -> str:
+    """What tells this host's clock from any other's; empty if it is not known."""
+    with contextlib.suppress(OSError), open(_BOOT, encoding="ascii") as file:
+        return file.read().strip()
+    return ""
+
+
 def _instance(pid: int) -> str | None:
     """What tells a process from all others, on any host and of any time; None: it has ended."""
-    boot = ""
-    with contextlib.suppress(OSError), open(_BOOT, encoding="ascii") as file:
-        boot = file.read().strip()
     try:
         with open(f"/proc/{int(pid)}/stat", "rb") as file:
             # The name before the last parenthesis may hold anything.
@@ -396,7 +405,7 @@ def _instance(pid: int) -> str | None:
     except OSError:
         return None
     state, began = fields[0], fields[19]
-    return None if state in (b"Z", b"X") else f"{boot} {pid} {began.decode()}"
+    return None if state in (b"Z", b"X") else f"{boot()} {pid} {began.decode()}"
 
 
 def _warn(path: str, reason: Exception | str) -> None:

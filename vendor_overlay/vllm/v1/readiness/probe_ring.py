@@ -58,7 +58,7 @@ class Ring:
         self.capacity = capacity
         self.count = 0
         self._mask = capacity - 1
-        self._memory = bytearray(capacity * _SIZE)
+        self._memory = memoryview(bytearray(capacity * _SIZE))
         self._lock = threading.Lock()
 
     def put(
@@ -77,6 +77,12 @@ class Ring:
         Returns:
             int64 [records, fields], and the cursor for the next call; 0 is the first.
         """
+        parts, following = self._parts(cursor)
+        records = np.frombuffer(b"".join(parts), np.int64).reshape(-1, len(FIELDS))
+        return records, following
+
+    def _parts(self, cursor: int) -> tuple[list[bytes], int]:
+        """The same as :meth:`since`, in parts of at most ``_CHUNK`` records."""
         parts: list[bytes] = []
         with self._lock:
             end = self.count
@@ -86,11 +92,9 @@ class Ring:
                 start = cursor & self._mask
                 stop = min(start + min(end - cursor, _CHUNK), self.capacity)
                 if cursor < end:
-                    part = self._memory[start * _SIZE : stop * _SIZE]
-                    parts.append(bytes(part))
+                    parts.append(bytes(self._memory[start * _SIZE : stop * _SIZE]))
                     cursor += stop - start
-        records = np.frombuffer(b"".join(parts), np.int64).reshape(-1, len(FIELDS))
-        return records, max(cursor, end)
+        return parts, max(cursor, end)
 
     def write(self, path: str, header: Callable[[], Mapping[str, object]]) -> None:
         """Write all there is to ``path``, which is replaced as a whole.
@@ -104,22 +108,24 @@ class Ring:
         Raises:
             OSError: it cannot be written; what was there before is still there.
         """
-        records, count = self.since(0)
+        parts, count = self._parts(0)
+        records = sum(map(len, parts)) // _SIZE
         line = {
             "format": FORMAT,
             "version": VERSION,
             "fields": FIELDS,
             "kinds": KINDS,
             "byteorder": sys.byteorder,
-            "records": len(records),
-            "lost": count - len(records),
+            "records": records,
+            "lost": count - records,
             **header(),
         }
         staged = f"{path}.{os.getpid()}.tmp"
         try:
             with open(staged, "wb") as file:
                 file.write(json.dumps(line).encode() + b"\n")
-                file.write(records.data)  # no copy, for which threads would stand still
+                for part in parts:  # joining them, all threads would stand still
+                    file.write(part)
             os.replace(staged, path)
         except OSError:
             if os.path.exists(staged):
