@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import modules
 from support.batches import Spec, state
 from support.sampling import MODES, Case, compare, half, passes, run
+from vllm.v1.readiness import sampler_copies
 
 VOCABULARY = 41
 ROWS = 3
@@ -82,8 +83,19 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(requests, logits, mode, drafts, processor=draw(st.integers(0, 7)) == 0)
 
 
+@pytest.fixture(autouse=True)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are made as on a GPU, where nothing else is said."""
+    if getattr(request, "param", "gpu") == "gpu":
+        monkeypatch.setattr(sampler_copies, "_CONVERTING", frozenset())
+
+
+ON_BOTH = pytest.mark.parametrize("device", ["gpu", "cpu"], indirect=True)
+
+
+@ON_BOTH
 @given(case=cases())
-@settings(max_examples=150)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_sampled_is_upstreams_to_the_bit(case: Case) -> None:
     """Tokens, logprobs of every mode, and what is left of the random numbers."""
     compare(case)
@@ -145,6 +157,25 @@ RANDOM: dict[str, Any] = {"temperature": 1.0, "seed": 4}
     ],
 )
 def test_passes_that_nobody_needs_are_gone(case: Case, gone: dict[str, int]) -> None:
+    assert both(case) == (Counter(gone), Counter())
+
+
+@pytest.mark.parametrize("device", ["cpu"], indirect=True)
+@pytest.mark.parametrize(
+    ("case", "gone"),
+    [
+        (a_case(B16), {}),
+        (a_case(torch.float16), {}),
+        (a_case(F32), {}),
+        (a_case(B16, logprobs=5), {"_to_copy": 1}),
+        (a_case(torch.float16, logprobs=5), {}),
+        (a_case(F32, logprobs=5, mode="raw_logits"), {"clone": 1}),
+        (a_case(B16, **RANDOM, logprobs=5), {"div_": 1, "_to_copy": 1}),
+        (a_case(B16, drafts=True), {"_to_copy": 1, "clone": 1}),
+        (a_case(F32, drafts=True), {"clone": 2}),
+    ],
+)
+def test_on_a_cpu_the_greedy_choice_reads_float32(case: Case, gone: dict[str, int]) -> None:
     assert both(case) == (Counter(gone), Counter())
 
 

@@ -5,7 +5,8 @@ change the logits before the greedy choice, and whether any temperature divides 
 the plan and from what the metadata itself says, the samplers leave out
 
 - the conversion to float32 where only the greedy choice and raw logprobs read the logits:
-  the conversion is exact, so the first of the largest is the same either way;
+  the conversion is exact, so the first of the largest is the same either way (not on CPUs,
+  where it is found faster in float32);
 - the second conversion where logprobs and processing both need one;
 - copies that keep raw logits where nobody asked for logprobs, or nothing changes them;
 - the division by temperatures that are all 1;
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from vllm.v1.sample.sampler import Sampler
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
+#: Types of devices on which converting and then searching float32 is faster than searching
+#: fewer bits: PyTorch's argmax on CPUs has vector code for float32 alone.
+_CONVERTING = frozenset({"cpu"})
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -42,12 +47,14 @@ class Plan:
         touches: whether anything but temperature, min_p, top_k and top_p may change the
             logits.
         scales: whether a temperature is neither 0, which is greedy, nor 1.
+        converts: whether logits are converted for the greedy choice all the same.
         temperature: the metadata's that the plan speaks of.
         logitsprocs: the metadata's that the plan speaks of.
     """
 
     touches: bool
     scales: bool
+    converts: bool
     temperature: torch.Tensor | None
     logitsprocs: "LogitsProcessors"
 
@@ -69,7 +76,8 @@ def plan(batch: "InputBatch", metadata: "SamplingMetadata") -> Plan:
     )
     temperature = batch.temperature_cpu[: batch.num_reqs]
     scales = bool(np.any((temperature != 0.0) & (temperature != 1.0)))
-    return Plan(touches, scales, metadata.temperature, metadata.logitsprocs)
+    converts = batch.device.type in _CONVERTING
+    return Plan(touches, scales, converts, metadata.temperature, metadata.logitsprocs)
 
 
 def shared(logits: torch.Tensor, metadata: "SamplingMetadata") -> torch.Tensor:
@@ -86,7 +94,9 @@ def shared(logits: torch.Tensor, metadata: "SamplingMetadata") -> torch.Tensor:
         ``logits``, in float32 where that will be needed anyway.
     """
     ours = _plan(metadata)
-    if ours is None or logits.dtype != torch.bfloat16 or _greedy_alone(ours, metadata):
+    if ours is None or logits.dtype != torch.bfloat16:
+        return logits
+    if _greedy_alone(ours, metadata) and not ours.converts:
         return logits
     return logits.to(torch.float32)
 
@@ -108,14 +118,14 @@ def kept(logits: torch.Tensor, metadata: "SamplingMetadata") -> torch.Tensor:
 
 
 def only_argmax(sampler: "Sampler", metadata: "SamplingMetadata") -> bool:
-    """Whether nothing but argmax will read the logits as they will have been processed.
+    """Whether nothing but argmax will read the processed logits, and it may do so as they are.
 
     Args:
         sampler: which may have to return processed logits or their logprobs.
         metadata: of the logits.
     """
     ours = _plan(metadata)
-    if ours is None or not _greedy_alone(ours, metadata):
+    if ours is None or ours.converts or not _greedy_alone(ours, metadata):
         return False
     return not (_asked(metadata) and sampler.logprobs_mode.startswith("processed"))
 
