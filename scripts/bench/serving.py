@@ -850,7 +850,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"how often each side is measured ({fair[0]} for the {len(SIDES)} sides of a CPU, "
         f"{fair[1]} for the {len(SIDES) + 1} of a GPU). A multiple of the number of sides, "
         f"{report.ENOUGH} or more, lets each be first equally often, and gives ratios without a "
-        "mark where rounds do not overlap. On a CPU with 2 cores a round takes about 70 s",
+        "mark where rounds do not overlap. On a CPU with 2 cores a round takes about two minutes",
     )
     parser.add_argument("--model", type=Path, help="with weights and a tokenizer; else one is made")
     parser.add_argument("--python", help="what runs server and client, if not the environment's")
