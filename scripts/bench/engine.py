@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -34,6 +33,7 @@ from bench.sides import (  # noqa: E402
     Failure,
     Sides,
     end_on_signals,
+    in_turn,
     leave_out,
     target,
     work_beside,
@@ -50,8 +50,6 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
-#: What else in the environment decides what is measured begins with one of these.
-SETTINGS = ("VLLM_", "CUDA_", "OMP_", "TORCH", "PYTORCH_", "NCCL_")
 #: What a side's engine is started with besides.
 RUNNER = {"mrv2": 2}
 
@@ -104,9 +102,7 @@ class Run:
             for rows in engines.values():
                 engine = rows[0].engine
                 sides = [side for side in engine.sides(self.gpu) if side in self.args.sides]
-                first = turn % len(sides)
-                sides = [*sides[first:], *sides[:first]]
-                jobs += [Job(engine, rows, side, turn + 1) for side in sides]
+                jobs += [Job(engine, rows, side, turn + 1) for side in in_turn(turn, sides)]
         return jobs
 
     def measure(self) -> None:
@@ -126,19 +122,16 @@ class Run:
         self.complete = True
 
     def write(self) -> dict[str, Any]:
-        """Write what there is so far; the run."""
-        found = self.children[0][1].found if self.children else {}
+        """Write what there is so far, one child at least; the run."""
+        found = self.children[0][1].found
         described = machine.describe(
-            "engine", self.started, self.sides.digests, found.get("device"), self.args.site
+            "engine", self.started, self.sides.digests, found["device"], self.args.site
         )
-        described["versions"] |= {key: found[key] for key in ("python",) if key in found}
+        described["versions"]["python"] = found["python"]
         whole = {
             **described,
             "complete": self.complete,
-            "environment": {
-                **{name: v for name, v in os.environ.items() if name.startswith(SETTINGS)},
-                **ENVIRONMENT,
-            },
+            "environment": machine.settings(ENVIRONMENT),
             "model": self._model(),
             "sides": [side for side in ("stock", "overlaid", "mrv2") if side in self._seen()],
             "rows": {row.name: self._row(row) for row in self.rows if self._of(row)},

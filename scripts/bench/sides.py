@@ -178,9 +178,10 @@ def work_beside(site: Path) -> Path:
         return Path(tempfile.mkdtemp(prefix="bench-"))
 
 
-def in_turn(turn: int) -> tuple[str, ...]:
-    """The sides in the order of a round; each is first in every other one."""
-    return SIDES[::-1] if turn % 2 else SIDES
+def in_turn(turn: int, sides: Sequence[str] = SIDES) -> tuple[str, ...]:
+    """The sides in the order of a round, counted from 0; each is first by turns."""
+    first = turn % len(sides)
+    return (*sides[first:], *sides[:first])
 
 
 def by_turns(

@@ -74,3 +74,14 @@ def test_the_command_leaves_out_where_the_results_go(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(sys, "argv", [program, "--batch", "2", *given, "--what", "a b"])
         words = [python, "scripts/bench/step.py", "--batch", "2", "--what", "a b"]
         assert machine.command() == shlex.join(words)
+
+
+def test_what_a_child_is_given_goes_before_what_it_inherits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    found = machine.settings({"VLLM_LOGGING_LEVEL": "INFO"})
+    assert found["VLLM_LOGGING_LEVEL"] == "INFO"
+    assert found["OMP_NUM_THREADS"] == "3"
+    assert "PATH" not in found

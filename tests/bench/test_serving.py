@@ -21,7 +21,7 @@ import pytest
 import torch
 from bench import report, serving, serving_child
 from bench.serving import CASES, FIGURES, Found, Load, Setting
-from bench.sides import PLUGIN, SIDES, Failure
+from bench.sides import PLUGIN, SIDES, Failure, in_turn
 from demo import model
 from safetensors.torch import load_file
 from support.sites import REPO, UPSTREAM
@@ -614,7 +614,7 @@ def test_each_side_is_first_equally_often(
 
 
 def test_sides_take_turns_at_being_first() -> None:
-    orders = [serving._by_turns(["a", "b", "c"], turn)[0] for turn in (1, 2, 3, 4)]
+    orders = [in_turn(turn, ["a", "b", "c"])[0] for turn in range(4)]
     assert orders == ["a", "b", "c", "a"]
 
 
