@@ -239,8 +239,10 @@ def test_torch_is_not_heard_on_the_mode_itself(
 def test_compiling_within_a_step_is_not_reported(
     word: str, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With cold caches, as only then everything is compiled and tried out."""
     runner = guarded(monkeypatch, word)
     torch._dynamo.reset()
+    monkeypatch.setattr("torch._inductor.config.force_disable_caches", True)
     values = torch.rand((5, 300), device="cuda")
 
     @torch.compile  # type: ignore[untyped-decorator]

@@ -570,12 +570,15 @@ def test_compiled_code_does_not_see_the_replacements(monkeypatch: pytest.MonkeyP
 # Compilation.
 
 
+@pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("word", ["warn", "error"])
 def test_what_torch_compile_does_is_left_alone(
-    word: str, cuda: Cuda, log: Log, monkeypatch: pytest.MonkeyPatch
+    word: str, reset: bool, cuda: Cuda, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Told by the real callbacks; nested compilations are one."""
     runner = guarded(monkeypatch, word)
+    if reset:  # it drops every callback
+        torch._dynamo.reset()
     modes = []
 
     def compiles() -> None:

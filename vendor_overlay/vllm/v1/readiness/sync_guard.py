@@ -137,6 +137,7 @@ def _guarded(function: Function, name: str, word: str) -> Function:
             return function(*args, **kwargs)
         mode = torch.cuda.get_sync_debug_mode()
         outer = _step.function, _step.word
+        _exempt_compilation()  # torch._dynamo.reset() forgets what it was told
         torch.cuda.set_sync_debug_mode(word)
         _step.function, _step.word = name, word
         try:
