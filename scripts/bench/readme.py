@@ -111,7 +111,7 @@ def generated(block: Block, folder: Path) -> str:
     """What stands in a block.
 
     Raises:
-        Failure: the run is missing or not complete, or has no such row, case or figure.
+        Failure: the run is missing, or has no such row, case or figure.
     """
     where = f"README line {block.line}"
     file = folder / f"{block.run}.json"
@@ -127,7 +127,7 @@ def generated(block: Block, folder: Path) -> str:
         lines += ["", *(f"- {report.REFUSED}: {problem}" for problem in run["problems"])]
     else:
         if not run["complete"]:
-            raise Failure(f"{where}: {block.run} was cut off; measure it again")
+            lines += [report.CUT_OFF, ""]
         cells: list[str] = []
         for name in block.rows or run["rows"]:
             row = _named(run["rows"], name, f"{where}: {block.run} has no row")

@@ -33,6 +33,8 @@ KINDS: Mapping[str, Sequence[str]] = {
     "table": ("title", "columns", "align", "rows", "problems"),
 }
 _EVERY = ("command", "date", "seconds", "machine", "versions", "digests")
+#: What is said above a run that did not come to its end.
+CUT_OFF = "**CUT OFF**: what was measured until then."
 REFUSED = "refused"
 #: Behind a ratio whose two sides overlap from round to round, and behind one of fewer than
 #: :data:`ENOUGH` rounds: of two, sides that are alike lie apart once in three times.
@@ -235,7 +237,7 @@ def markdown(run: Found) -> str:
 def _engine(run: Found) -> list[str]:
     lines = []
     if not run["complete"]:
-        lines += ["**CUT OFF**: what was measured until then.", ""]
+        lines += [CUT_OFF, ""]
     for error in run["errors"]:
         first, _, rest = error.partition("\n")
         lines += [f"FAILED: {first}", "", *(["````", rest, "````", ""] if rest else [])]
