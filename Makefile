@@ -8,6 +8,8 @@ TEST_ENV := build/env
 # What is measured if nothing is named: without a GPU, the tests' own vLLM.
 BENCH_ENV := $(if $(wildcard /dev/nvidiactl /dev/dxg),build/pristine,$(TEST_ENV))
 WHEEL ?=
+RELEASE ?=
+SHA256 ?=
 ARGS ?=
 # Files of tests run side by side, each in one worker; beyond four, the longest file decides.
 WORKERS ?= $(shell n=$$(nproc) && echo $$((n < 4 ? n : 4)))
@@ -22,17 +24,20 @@ ifeq ($(strip $(VENV)$(SITE)$(PYTHON)$(VIRTUAL_ENV)),)
   override VENV := .venv
   OWN_ENV := yes
 endif
-export VENV SITE PYTHON WHEEL FORCE MODEL FILE
+export VENV SITE PYTHON WHEEL FORCE MODEL FILE RELEASE SHA256
 
 # Values travel through the environment, so that a path may hold spaces.
 TARGET = $(if $(VENV),--venv "$$VENV") $(if $(SITE),--site "$$SITE") $(if $(PYTHON),--python "$$PYTHON")
 BENCH_TARGET = $(if $(OWN_ENV),--venv $(BENCH_ENV),$(TARGET))
 OVERLAY = $(PYTHON3) scripts/overlay
 DEMO_PYTHON = $(if $(PYTHON),"$$PYTHON",$(if $(VENV),"$$VENV/bin/python",$(if $(SITE),$(PYTHON3),"$$VIRTUAL_ENV/bin/python")))
+# Upstream's files where no installation is named: the tests' own vLLM.
+REVIEW_BASE = $(if $(OWN_ENV),--venv $(if $(wildcard .venv),.venv,$(TEST_ENV)),$(TARGET))
+REVIEW = $(TEST_ENV)/bin/python scripts/review
 UPSTREAM = $(if $(WHEEL),--wheel "$$WHEEL",$(TARGET))
 
 .DEFAULT_GOAL := help
-.PHONY: help apply revert status verify diff vendor edit refresh dist demo bench bench-serving probe test lint environment tools test-environment
+.PHONY: help apply revert status verify diff review rebase vendor edit refresh dist demo bench bench-serving probe test lint environment tools test-environment
 
 help: ## list the targets
 	@echo "The target: VENV=dir, SITE=site-packages dir, PYTHON=interpreter, the active"
@@ -58,8 +63,16 @@ status: ## say what state every file is in
 verify: ## silent; succeed only if the overlay is whole
 	@$(OVERLAY) verify $(TARGET) $(ARGS)
 
-diff: ## show what the overlay changes in upstream's files
-	@$(OVERLAY) diff $(TARGET) $(ARGS)
+# An unpacked archive has no tools to make a page with; it shows the text alone.
+diff: $(if $(wildcard pyproject.toml),tools) ## show what the overlay changes in upstream's files, as text and as a page
+	@$(OVERLAY) diff $(REVIEW_BASE) $(ARGS)
+	@$(if $(wildcard pyproject.toml),$(REVIEW) diff $(REVIEW_BASE) >&2)
+
+review: tools ## say what RELEASE=version or wheel means for the overlay, as a page
+	@$(REVIEW) release "$$RELEASE" $(if $(SHA256),--sha256 "$$SHA256") $(REVIEW_BASE) $(ARGS)
+
+rebase: tools ## lay out the series on RELEASE=version or wheel in build/edit
+	@$(REVIEW) rebase "$$RELEASE" $(if $(SHA256),--sha256 "$$SHA256") $(REVIEW_BASE) $(ARGS)
 
 vendor: ## build the vendored copies into vendor_overlay/ (or from WHEEL=file)
 	@$(OVERLAY) vendor $(UPSTREAM) $(ARGS)

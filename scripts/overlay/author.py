@@ -15,14 +15,14 @@ import subprocess
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from overlay import pin as pins
 from overlay.errors import Exit, OverlayError, damaged
 from overlay.installation import Installation
-from overlay.patches import SERIES, Patch, Series, header_fields, parse, split_lines
+from overlay.patches import SERIES, Series, header_fields, parse, split_lines
 from overlay.pin import PACKAGE, sha256
 from overlay.source import PROVENANCE, Overlay
 from overlay.state import inspect, refuse_foreign
@@ -32,6 +32,9 @@ FIELDS = ("Description", "How", "Bug", "Author", "Forwarded", "Last-Update", "Dr
 
 _EDIT = "build/edit"
 _PRISTINE, _SAVED, _LAID_OUT = "pristine", "saved", "overlay.patches"
+#: The release that the tree is for, if it is not the pinned one, and its wheels.
+_RELEASE, _ARCHIVE = "overlay.release", "overlay.archive"
+_IDENTITY = ("-c", "user.name=overlay", "-c", "user.email=overlay@localhost")
 _VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
 
 #: What an archive for container builds does without.
@@ -227,13 +230,25 @@ def edit(overlay: Overlay, upstream: Upstream, dry_run: bool) -> list[str]:
             next_step="list it, or put it somewhere else, and run `make edit` again",
         )
     texts = {path: upstream.read(path) for path in sorted(overlay.series.paths())}
-    commits: list[tuple[Patch, dict[str, bytes]]] = []
+    commits: list[tuple[str, dict[str, bytes]]] = []
     for patch in overlay.series.patches:
         changed = {f.path: f.apply(texts[f.path], patch.name) for f in patch.files}
         texts |= changed
-        commits.append((patch, changed))
+        commits.append((patch.header, changed))
     if dry_run:
         return [_EDIT]
+    _lay_out(tree, f"vLLM {overlay.pin.release}, pristine", upstream, commits)
+    _saved(tree, overlay.root)
+    return [_EDIT]
+
+
+def _lay_out(
+    tree: Path,
+    title: str,
+    upstream: Upstream,
+    commits: Iterable[tuple[str, Mapping[str, bytes]]],
+) -> None:
+    """Make a git tree of upstream's modules, and a branch with a commit for each patch."""
     tree.mkdir(parents=True, exist_ok=True)
     if not (tree / ".git").exists():
         _git(tree, "init", "--quiet")
@@ -242,20 +257,86 @@ def edit(overlay: Overlay, upstream: Upstream, dry_run: bool) -> list[str]:
     if _git(tree, "tag", "--list", _SAVED):
         _git(tree, "tag", "--delete", _SAVED)
         _git(tree, "config", "--unset-all", _LAID_OUT)
+    _target(tree, None)
     # A branch without a past, whatever branch was left here before.
     _git(tree, "update-ref", "-d", "refs/heads/laying-out")
     _git(tree, "symbolic-ref", "HEAD", "refs/heads/laying-out")
     for path in upstream.paths:
         _write(tree / path, upstream.read(path))
-    _commit(tree, f"vLLM {overlay.pin.release}, pristine\n")
+    _commit(tree, f"{title}\n")
     _git(tree, "tag", "--force", _PRISTINE)
-    for patch, changed in commits:
+    for header, changed in commits:
         for path, data in changed.items():
             _write(tree / path, data)
-        _commit(tree, patch.header.rstrip("\n") + "\n")
+        _commit(tree, header.rstrip("\n") + "\n")
     _git(tree, "branch", "--force", "--move", "series")
-    _saved(tree, overlay.root)
-    return [_EDIT]
+
+
+def rebase(
+    overlay: Overlay,
+    upstream: Upstream,
+    release: Upstream,
+    version: str,
+    archives: Mapping[str, str],
+) -> list[str]:
+    """Lay out the series as :func:`edit` does, and rebase it onto another release with git.
+
+    What merges is committed, and what the release holds already is dropped. Where a patch
+    conflicts git stops, as in any rebase: it is for the author to settle. `make refresh`
+    afterwards writes patches/ and VERSION_PIN for that release.
+
+    Args:
+        overlay: the overlay.
+        upstream: the files of the pinned release.
+        release: those of the other one.
+        version: of that release.
+        archives: its wheels, by file name, with their SHA-256.
+
+    Returns:
+        The files that conflict in the patch at which git has stopped.
+
+    Raises:
+        OverlayError: as for :func:`edit`; or git could not begin.
+    """
+    edit(overlay, upstream, dry_run=False)
+    tree = overlay.root / _EDIT
+    _git(tree, "checkout", "--quiet", "--detach", _PRISTINE)
+    for path in set(upstream.paths) - set(release.paths):
+        (tree / path).unlink()
+    for path in release.paths:
+        _write(tree / path, release.read(path))
+    _commit(tree, f"vLLM {version}, pristine\n")
+    onto = _git(tree, "rev-parse", "HEAD")
+    _git(tree, "checkout", "--quiet", "series")
+    old = _git(tree, "rev-parse", _PRISTINE)
+    _git(tree, "tag", "--force", _PRISTINE, onto)
+    _target(tree, (version, archives))
+    # As `git merge-file` does it, and with the text of the old release in each conflict.
+    settings = ["-c", "merge.conflictStyle=diff3", *_IDENTITY]
+    options = ["--quiet", "--empty=drop", "-Xdiff-algorithm=myers", "-Xno-renames"]
+    _git_bytes(tree, *settings, "rebase", *options, "--onto", onto, old, "series", stops=True)
+    return _git(tree, "diff", "--name-only", "--diff-filter=U").splitlines()
+
+
+def _target(tree: Path, release: tuple[str, Mapping[str, str]] | None) -> None:
+    """Note the release that the tree is for, if it is not the pinned one."""
+    for key in (_RELEASE, _ARCHIVE):
+        if _git(tree, "config", "--default", "", "--get", key):
+            _git(tree, "config", "--unset-all", key)
+    if release:
+        _git(tree, "config", _RELEASE, release[0])
+        for name, digest in sorted(release[1].items()):
+            _git(tree, "config", "--add", _ARCHIVE, f"{digest}  {name}")
+
+
+def _targeted(tree: Path, pin: pins.Pin) -> pins.Pin:
+    """The pin of the release that the tree is for, as far as it is known."""
+    version = _git(tree, "config", "--default", "", "--get", _RELEASE)
+    if not version:
+        return pin
+    rows = _git(tree, "config", "--get-all", _ARCHIVE).splitlines()
+    archives = {name: digest for digest, name in (row.split("  ", 1) for row in rows)}
+    return pins.Pin(version, pin.overlay, archives, {}, {})
 
 
 def refresh(root: Path, dry_run: bool) -> list[str]:
@@ -283,14 +364,6 @@ def refresh(root: Path, dry_run: bool) -> list[str]:
                 next_step="run `make edit`, and then `make refresh`",
             )
         return _save(root, {}, expected, dry_run)
-    if dirty := _git(tree, "status", "--porcelain"):
-        raise OverlayError(
-            Exit.USAGE,
-            f"has uncommitted changes: {dirty.splitlines()[0][3:]}",
-            subject=tree,
-            next_step="commit them (`git commit --amend`, or --fixup and `git rebase "
-            f"--interactive --autosquash {_PRISTINE}`) and run `make refresh` again",
-        )
     branch = _git(tree, "rev-parse", "--symbolic-full-name", "HEAD")
     if branch != "refs/heads/series" or not _git(tree, "tag", "--list", _SAVED):
         raise OverlayError(
@@ -300,6 +373,14 @@ def refresh(root: Path, dry_run: bool) -> list[str]:
             next_step="finish it (`git rebase --continue`, `git checkout series`), or delete the "
             "directory, run `make edit` again, and then `make refresh`",
         )
+    if dirty := _git(tree, "status", "--porcelain"):
+        raise OverlayError(
+            Exit.USAGE,
+            f"has uncommitted changes: {dirty.splitlines()[0][3:]}",
+            subject=tree,
+            next_step="commit them (`git commit --amend`, or --fixup and `git rebase "
+            f"--interactive --autosquash {_PRISTINE}`) and run `make refresh` again",
+        )
     if _git(tree, "config", "--default", "", "--get", _LAID_OUT) != _digest_of_patches(root):
         raise OverlayError(
             Exit.BUSY,
@@ -308,14 +389,15 @@ def refresh(root: Path, dry_run: bool) -> list[str]:
             next_step="put your commits aside (`git format-patch saved` in build/edit), delete "
             "build/edit, run `make edit` and take them up again",
         )
-    files: dict[str, bytes] = {}
-    patches = []
-    for number, commit in enumerate(_commits(tree, _PRISTINE), 1):
-        name, data = _patch(tree, number, commit)
-        patches.append(parse(name, data))
-        files[f"patches/{name}"] = data
-    series = Series(patches)
-    files[f"patches/{SERIES}"] = "".join(f"{patch.name}\n" for patch in patches).encode()
+    if _git(tree, "merge-base", _PRISTINE, "HEAD") != _git(tree, "rev-parse", _PRISTINE):
+        raise OverlayError(
+            Exit.BUSY,
+            "does not stand on its release: a rebase was given up",
+            subject=tree,
+            next_step="delete the directory and run `make edit` or `make rebase` again",
+        )
+    pin = _targeted(tree, pin)
+    files, series = _series(tree)
 
     def upstream(path: str) -> bytes:
         return _git_bytes(tree, "show", f"{_PRISTINE}:{path}")
@@ -325,17 +407,70 @@ def refresh(root: Path, dry_run: bool) -> list[str]:
             raise damaged("the tree's pristine file is not the pinned one; lay it out anew", path)
         if series.apply(path, upstream(path)) != _git_bytes(tree, "show", f"HEAD:{path}"):
             raise damaged("the patches do not give what the tree holds", path)
-    with tempfile.TemporaryDirectory() as scratch:
-        # The pin covers the patch files as they will be, so they are written once aside.
-        aside = Path(scratch)
-        for name, data in files.items():
-            _write(aside / name, data)
-        (aside / "vendor_overlay").symlink_to(root / "vendor_overlay")
-        expected = expected_pin(aside, pin, series, upstream)
-    written = _save(root, files, expected, dry_run)
+    written = _save(root, files, _aside(root, files, pin, series, upstream), dry_run)
     if not dry_run:
         _saved(tree, root)
     return written
+
+
+def _series(tree: Path) -> tuple[dict[str, bytes], Series]:
+    """The files of ``patches/`` that a tree's commits make, and what they say."""
+    files: dict[str, bytes] = {}
+    patches = []
+    for number, commit in enumerate(_commits(tree, _PRISTINE), 1):
+        name, data = _patch(tree, number, commit)
+        patches.append(parse(name, data))
+        files[f"patches/{name}"] = data
+    files[f"patches/{SERIES}"] = "".join(f"{patch.name}\n" for patch in patches).encode()
+    return files, Series(patches)
+
+
+def _aside(
+    root: Path,
+    files: Mapping[str, bytes],
+    pin: pins.Pin,
+    series: Series,
+    upstream: Callable[[str], bytes],
+) -> pins.Pin:
+    """The pin for patch files that are not written yet: they are written once aside."""
+    with tempfile.TemporaryDirectory() as scratch:
+        aside = Path(scratch)
+        for name, data in files.items():
+            _write(aside / name, data)
+        (aside / "vendor_overlay").symlink_to((root / "vendor_overlay").resolve())
+        return expected_pin(aside, pin, series, upstream)
+
+
+def candidate(
+    overlay: Overlay,
+    release: Upstream,
+    version: str,
+    archives: Mapping[str, str],
+    commits: Iterable[tuple[str, Mapping[str, bytes]]],
+) -> tuple[dict[str, bytes], pins.Pin]:
+    """The series and the pin for another release, from files before and after each patch.
+
+    Args:
+        overlay: the overlay; its modules are the candidate's, too.
+        release: the release's files.
+        version: of that release.
+        archives: its wheels, by file name, with their SHA-256.
+        commits: each patch's header, and the files that it changes, afterwards.
+
+    Returns:
+        The files of ``patches/``, and the pin, as `make refresh` would write them.
+
+    Raises:
+        OverlayError: git is not there, or a commit is no patch.
+    """
+    commits = list(commits)
+    paths = {path for _, changed in commits for path in changed}
+    with tempfile.TemporaryDirectory() as scratch:
+        tree = Path(scratch)
+        _lay_out(tree, version, Upstream(tuple(sorted(paths)), release.read), commits)
+        files, series = _series(tree)
+    pin = pins.Pin(version, overlay.pin.overlay, archives, {}, {})
+    return files, _aside(overlay.root, files, pin, series, release.read)
 
 
 def dist(root: Path, upstream: Callable[[Overlay], Upstream], dry_run: bool) -> list[str]:
@@ -496,29 +631,35 @@ def _commits(tree: Path, since: str) -> list[str]:
 
 def _commit(tree: Path, message: str) -> None:
     _git(tree, "add", "--all", "--force")
-    identity = ["-c", "user.name=overlay", "-c", "user.email=overlay@localhost"]
     options = ["--quiet", "--no-verify", "--no-gpg-sign", "--cleanup=verbatim", "--allow-empty"]
-    _git(tree, *identity, "commit", *options, "--file=-", input=message)
+    _git(tree, *_IDENTITY, "commit", *options, "--file=-", input=message)
 
 
 def _git(tree: Path, *arguments: str, input: str = "") -> str:
     return _git_bytes(tree, *arguments, input=input.encode()).decode().rstrip("\n")
 
 
-def _git_bytes(tree: Path, *arguments: str, input: bytes = b"") -> bytes:
-    # The person's own configuration must not change what the tool reads and writes.
+def environment() -> dict[str, str]:
+    """The process's environment, in which git has no configuration of the person's own.
+
+    It must not change what the tool reads and writes.
+    """
     clean = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
     outer = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    return outer | clean
+
+
+def _git_bytes(tree: Path, *arguments: str, input: bytes = b"", stops: bool = False) -> bytes:
     command = ["git", "-c", "core.autocrlf=false", "-c", "safe.directory=*", *arguments]
     try:
         child = subprocess.run(
-            command, cwd=tree, input=input, capture_output=True, check=False, env=outer | clean
+            command, cwd=tree, input=input, capture_output=True, check=False, env=environment()
         )
     except FileNotFoundError:
         raise OverlayError(
             Exit.USAGE, "git is not installed", next_step="install git and run it again"
         ) from None
-    if child.returncode:
+    if child.returncode and not (stops and (tree / ".git" / "rebase-merge").exists()):
         said = child.stderr.decode(errors="replace").strip()
         raise OverlayError(
             Exit.FAULT,

@@ -1,0 +1,161 @@
+"""Verdicts, held against what git says of the same texts."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from overlay.patches import Series, parse
+from review import merging
+from review.merging import Merged
+from support import mini, series
+from support.picks import git, held_against_git
+from support.series import BASE, CHANGES, PATH, RUNNER, Change
+
+
+def merged(release: str, patches: Series | None = None, base: str = RUNNER) -> Merged:
+    return merging.merge(
+        patches or series.series(),
+        series.upstream({**BASE, PATH: base}),
+        series.upstream({**BASE, PATH: release}),
+    )
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_one_change_of_upstreams(change: Change) -> None:
+    found = merged(change.edit(RUNNER))
+    assert tuple(each.verdict for each in found.patches) == change.verdicts
+    hunks = [file.hunks for each in found.patches for file in each.files]
+    assert tuple(hunk.verdict for (hunk,) in hunks) == change.hunks
+
+
+def test_a_hunk_that_moved_says_where_to() -> None:
+    found = merged(CHANGES["a line above"].edit(RUNNER))
+    (first,) = found.patches[0].files[0].hunks
+    line = RUNNER.splitlines().index("        self.wait()") + 1
+    assert (first.was, first.now, first.function) == (line, line + 1, "Runner.sample")
+    assert first.base == ("        self.wait()",)
+    assert found.patches[0].because == "1 of 1 hunk at other lines"
+
+
+def test_a_conflict_shows_its_three_sides_and_where_the_lines_are_now() -> None:
+    found = merged(CHANGES["a moved block"].edit(RUNNER))
+    (hunk,) = found.patches[1].files[0].hunks
+    there = CHANGES["a moved block"].edit(RUNNER).splitlines()
+    assert hunk.now is not None
+    assert there[hunk.now - 1] == next(line for line in hunk.base if line.strip())
+    assert "        readiness.done(self)" in hunk.ours
+    assert "        readiness.done(self)" not in hunk.base
+    assert not any(line.strip() for line in hunk.theirs)
+    inside = merged(CHANGES["a change inside a seam"].edit(RUNNER)).patches[0].files[0].hunks[0]
+    assert (inside.base, inside.ours, inside.theirs) == (
+        ("        self.wait()",),
+        ("        readiness.note(self)",),
+        ("        self.wait(1)",),
+    )
+    assert inside.now is None
+
+
+def test_what_hangs_on_a_conflict_names_it() -> None:
+    found = merged(CHANGES["a change inside a seam"].edit(RUNNER))
+    assert found.patches[2].files[0].hunks[0].after == ("0001-edit.patch",)
+    assert "with lines of 0001" in found.patches[2].because
+    assert found.patches[0].files[0].hunks[0].after == ()
+
+
+def test_what_conflicts_is_marked_and_left_out() -> None:
+    release = CHANGES["a change inside a seam"].edit(RUNNER)
+    found = merged(release)
+    assert found.conflicts == {PATH}
+    assert set(found.marked) == {("0001-edit.patch", PATH), ("0003-edit.patch", PATH)}
+    marked = found.marked["0001-edit.patch", PATH].decode()
+    assert "        self.wait(1)\n" in marked
+    assert "        readiness.note(self)\n" in marked
+    assert found.texts[PATH].decode() == series.replaced(release, series.EDITS[1])
+
+
+def test_lines_that_look_like_gits_marks_are_none() -> None:
+    text = RUNNER + '\n\nMARKS = """\n<<<<<<< release\n|||||||\n=======\n>>>>>>> overlay\n"""\n'
+    release = series.replaced(text, ("        self.wait()\n", "        self.wait(1)\n"))
+    found = merged(release, series.series(text=text), text)
+    (hunk,) = found.patches[0].files[0].hunks
+    assert (hunk.verdict, hunk.theirs) == ("conflicts", ("        self.wait(1)",))
+
+
+def test_a_function_that_is_elsewhere_now_is_not_gone() -> None:
+    text = CHANGES["the function is gone"].edit(RUNNER)
+    other = "def finish(rows):\n    return sum(rows)\n"
+    found = merging.merge(
+        series.series(), series.upstream(BASE), series.upstream({PATH: text, "vllm/new.py": other})
+    )
+    assert found.patches[1].verdict == "conflicts"
+
+
+def test_a_line_that_a_seam_stands_beside_does_not_make_it_obsolete() -> None:
+    """It puts in and takes nothing out: what is gone is not what it was for."""
+    release = series.replaced(RUNNER, ("        return total\n", ""))
+    found = merged(release)
+    assert found.patches[1].verdict == "conflicts"
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_git_says_the_same(change: Change, tmp_path: Path) -> None:
+    release = change.edit(RUNNER)
+    held_against_git(
+        tmp_path / "tree",
+        series.series(),
+        {PATH: RUNNER.encode()},
+        {PATH: release.encode()},
+        merged(release),
+    )
+
+
+LINES = RUNNER.splitlines(keepends=True)
+SPANS = st.tuples(st.integers(0, len(LINES)), st.integers(0, 3), st.integers(0, 3))
+
+
+def edited(spans: list[tuple[int, int, int]], word: str) -> str:
+    """The module with spans of lines replaced, from its end to its beginning."""
+    lines = list(LINES)
+    for at, out, put in sorted(set(spans), reverse=True):
+        lines[at : at + out] = [f"# {word} {at} {n}\n" for n in range(put)]
+    return "".join(lines)
+
+
+@given(ours=st.lists(SPANS, min_size=1, max_size=4), theirs=st.lists(SPANS, max_size=4))
+def test_any_changes_merge_as_git_merges_them(
+    ours: list[tuple[int, int, int]],
+    theirs: list[tuple[int, int, int]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    changed, release = edited(ours, "ours"), edited(theirs, "theirs")
+    assume(changed != RUNNER)
+    data = mini.unified(PATH, RUNNER.encode(), changed.encode())
+    patches = Series([parse("0001-any.patch", mini.HEADER.encode() + b"\n" + data)])
+    found = merged(release, patches)
+    (judged,) = found.patches
+    out, conflicts = git_merge(tmp_path_factory.mktemp("merge"), release, RUNNER, changed)
+    if judged.verdict == "obsolete":
+        assert found.texts[PATH].decode() == release
+    elif conflicts:
+        assert judged.verdict == "conflicts"
+        assert any(hunk.verdict in ("conflicts", "gone") for hunk in judged.files[0].hunks)
+    else:
+        assert judged.verdict in ("applies", "moved")
+        assert found.texts[PATH].decode() == out
+    for hunk in judged.files[0].hunks:
+        if hunk.verdict in ("applies", "moved"):
+            assert hunk.now is not None
+            # Its lines are where it says, in the release with the hunk alone.
+            at = hunk.now - 1
+            there = release.splitlines()
+            assert tuple(there[at : at + len(hunk.base)]) == hunk.base
+            assert (hunk.verdict == "applies") == (hunk.now == hunk.was)
+
+
+def git_merge(folder: Path, ours: str, base: str, theirs: str) -> tuple[str, int]:
+    """What the reference says."""
+    for name, text in (("ours", ours), ("base", base), ("theirs", theirs)):
+        (folder / name).write_text(text)
+    done = git(folder, "merge-file", "-p", "ours", "base", "theirs", code=None)
+    return done.stdout, done.returncode

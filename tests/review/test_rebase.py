@@ -1,0 +1,132 @@
+"""The series on another release, in the author's tree."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from overlay import author
+from overlay.errors import Exit, OverlayError
+from overlay.source import Overlay
+from support import series
+from support.series import BASE, CHANGES, EDITS, PATH, RUNNER, replaced
+from support.sites import snapshot
+
+VERSION = "0.23.0"
+ARCHIVES = {"vllm-0.23.0-py3-none-any.whl": "a" * 64}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    series.checkout(tmp_path / "checkout")
+    return tmp_path / "checkout"
+
+
+def rebase(root: Path, text: str, more: dict[str, str] | None = None) -> list[str]:
+    release = series.upstream({**(BASE if more is None else more), PATH: text})
+    overlay = author.load_unproven(root)
+    return author.rebase(overlay, series.upstream(BASE), release, VERSION, ARCHIVES)
+
+
+def git(root: Path, *arguments: str, code: int = 0) -> str:
+    command = ["git", "-c", "user.name=a", "-c", "user.email=a@localhost", *arguments]
+    tree = root / "build" / "edit"
+    done = subprocess.run(
+        command,
+        cwd=tree,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "GIT_EDITOR": "true"},
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout
+
+
+def refreshed(root: Path, text: str) -> Overlay:
+    """The overlay after `make refresh`, which has to fit the release."""
+    author.refresh(root, dry_run=False)
+    overlay = Overlay.load(root)
+    assert overlay.pin.release == VERSION
+    assert overlay.pin.archives == ARCHIVES
+    texts = {**BASE, PATH: text}
+    assert list(author.complaints(root, lambda path: texts[path].encode())) == []
+    return overlay
+
+
+def test_what_merges_becomes_a_series_for_the_release(root: Path) -> None:
+    text = CHANGES["a line above"].edit(RUNNER)
+    headers = [patch.header for patch in Overlay.load(root).series.patches]
+    assert rebase(root, text) == []
+    overlay = refreshed(root, text)
+    assert [patch.header for patch in overlay.series.patches] == headers
+    assert overlay.series.apply(PATH, text.encode()).decode() == replaced(text, *EDITS)
+
+
+def test_the_release_s_modules_are_in_the_tree(root: Path) -> None:
+    more = {"vllm/v1/new.py": "NEW = 1\n"}
+    assert rebase(root, RUNNER, more) == []
+    tree = root / "build" / "edit"
+    modules = {str(file.relative_to(tree)) for file in tree.rglob("*.py")}
+    assert modules == {PATH, *more}
+    assert git(root, "status", "--porcelain") == ""
+
+
+def test_a_patch_that_the_release_holds_is_dropped(root: Path) -> None:
+    text = CHANGES["our own change"].edit(RUNNER)
+    assert rebase(root, text) == []
+    descriptions = [p.header.splitlines()[0] for p in refreshed(root, text).series.patches]
+    assert descriptions == ["Description: Edit 2", "Description: Edit 3"]
+
+
+def test_git_stops_at_a_conflict_and_the_author_settles_it(root: Path) -> None:
+    text = CHANGES["a change inside a seam"].edit(RUNNER)
+    before = snapshot(root / "patches")
+    assert rebase(root, text) == [PATH]
+    file = root / "build" / "edit" / PATH
+    stopped = file.read_text()
+    for line in ("        self.wait()", "        self.wait(1)", "        readiness.note(self)"):
+        assert f"{line}\n" in stopped
+    with pytest.raises(OverlayError, match="a rebase is under way") as refused:
+        author.refresh(root, dry_run=False)
+    assert refused.value.code is Exit.BUSY
+    assert snapshot(root / "patches") == before
+    # As an author would have it: the patches' own words in place of the new call.
+    wanted = replaced(text, ("        self.wait(1)\n", EDITS[0][1]))
+    file.write_text(wanted)
+    git(root, "add", PATH)
+    git(root, "rebase", "--continue")
+    overlay = refreshed(root, text)
+    assert overlay.series.apply(PATH, text.encode()).decode() == replaced(wanted, *EDITS[1:])
+    assert len(overlay.series.patches) == len(EDITS)
+
+
+def test_a_rebase_that_was_given_up_is_not_written_out(root: Path) -> None:
+    rebase(root, CHANGES["a change inside a seam"].edit(RUNNER))
+    git(root, "rebase", "--abort")
+    before = snapshot(root)
+    with pytest.raises(OverlayError, match="a rebase was given up"):
+        author.refresh(root, dry_run=False)
+    assert snapshot(root) == before
+
+
+def test_work_in_the_tree_is_not_touched(root: Path) -> None:
+    author.edit(Overlay.load(root), series.upstream(BASE), dry_run=False)
+    file = root / "build" / "edit" / PATH
+    file.write_text(file.read_text() + "# mine\n")
+    before = snapshot(root)
+    with pytest.raises(OverlayError, match="holds changes that are not in patches/"):
+        rebase(root, CHANGES["a line above"].edit(RUNNER))
+    assert snapshot(root) == before
+
+
+def test_a_rebased_tree_holds_work_until_it_is_written_out(root: Path) -> None:
+    text = CHANGES["a line above"].edit(RUNNER)
+    rebase(root, text)
+    with pytest.raises(OverlayError, match="holds changes that are not in patches/"):
+        author.edit(author.load_unproven(root), series.upstream(BASE), dry_run=False)
+    overlay = refreshed(root, text)
+    # And from then on the tree is one for that release, as `make edit` makes it.
+    author.edit(overlay, series.upstream({**BASE, PATH: text}), dry_run=False)
+    assert author.refresh(root, dry_run=False) == []
+    assert Overlay.load(root).pin == overlay.pin

@@ -1,0 +1,280 @@
+"""Whole reviews: of the releases that there are, and of some with one change each."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from overlay import author, pin
+from overlay.installation import locate
+from overlay.patches import Series
+from overlay.pin import sha256
+from review import merging, page, review
+from review.wheels import Release
+from support import series
+from support.picks import held_against_git
+from support.releases import release
+from support.series import BASE, CHANGES, PATH, RUNNER
+from support.sites import OVERLAY, REPO, UPSTREAM, snapshot
+
+REAL = ("0.21.0", "0.22.1", "0.23.0", "0.33.0")
+PROGRAM = REPO / "scripts" / "review"
+
+
+@cache
+def base() -> author.Upstream:
+    return author.from_installation(locate(site=str(UPSTREAM)), OVERLAY)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("reviews")
+
+
+@pytest.fixture(scope="module", params=REAL)
+def real(request: pytest.FixtureRequest, folder: Path) -> tuple[Release, dict[str, Any], Path]:
+    """A release that there is, its review, and where that lies."""
+    wheel = release(request.param)
+    return wheel, review.of_release(OVERLAY, base(), wheel, folder), folder / wheel.version
+
+
+def test_verdicts_are_those_of_git(
+    real: tuple[Release, dict[str, Any], Path], tmp_path: Path
+) -> None:
+    wheel, found, _ = real
+    merged = merging.merge(OVERLAY.series, base(), wheel.upstream)
+    before, after = (
+        {path: upstream.read(path) for path in OVERLAY.targets}
+        for upstream in (base(), wheel.upstream)
+    )
+    held_against_git(tmp_path / "tree", OVERLAY.series, before, after, merged)
+    assert [each["verdict"] for each in found["patches"]] == [p.verdict for p in merged.patches]
+    assert found["candidate"]["conflicts"] == sorted(merged.conflicts)
+
+
+def test_the_candidate_applies_to_the_release_afresh(
+    real: tuple[Release, dict[str, Any], Path], tmp_path: Path
+) -> None:
+    wheel, found, where = real
+    candidate = where / review.CANDIDATE
+    names = (candidate / "patches" / "series").read_text().split()
+    for name in names:
+        file = candidate / "patches" / name
+        whole = name in found["candidate"]["patches"]
+        assert file.exists() is whole
+        data = (file if whole else file.with_name(f"{name}.incomplete")).read_bytes()
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "series").write_text("".join(f"{name}\n" for name in names))
+    patches = Series.load(tmp_path)
+    for path in found["candidate"]["vendored"]:
+        made = patches.apply(path, wheel.upstream.read(path))
+        assert made == (candidate / "vendor_overlay" / path).read_bytes()
+        assert patches.reverse(path, made) == wheel.upstream.read(path)
+    assert (candidate / pin.NAME).exists() is not found["candidate"]["conflicts"]
+
+
+def test_conflicts_lie_beside_the_candidate_with_gits_marks(
+    real: tuple[Release, dict[str, Any], Path],
+) -> None:
+    _, found, where = real
+    marked = {
+        (patch["name"].removesuffix(".patch"), file["path"])
+        for patch in found["patches"]
+        for file in patch["files"]
+        if patch["verdict"] == "conflicts"
+        and any(hunk["verdict"] in ("conflicts", "gone") for hunk in file["hunks"])
+    }
+    conflicts = where / review.CANDIDATE / "conflicts"
+    files = {tuple(str(f.relative_to(conflicts)).split("/", 1)) for f in conflicts.rglob("*.py")}
+    assert files == marked
+    for name, path in files:
+        assert (conflicts / name / path).read_text().count("<" * 31 + " release\n") > 0
+
+
+def test_a_release_with_the_same_files_needs_nothing(folder: Path) -> None:
+    found = review.of_release(OVERLAY, base(), release("0.22.1"), folder)
+    assert found["verdict"] == "clean"
+    assert {patch["verdict"] for patch in found["patches"]} == {"applies"}
+    assert {name["fate"] for name in found["names"]} == {"same"}
+    assert len(found["names"]) > 100
+    candidate = folder / "0.22.1" / review.CANDIDATE
+    for file in (REPO / "patches").iterdir():
+        assert (candidate / "patches" / file.name).read_bytes() == file.read_bytes()
+    made = pin.loads((candidate / pin.NAME).read_text())
+    assert made.release == "0.22.1"
+    assert (made.upstream, made.result) == (OVERLAY.pin.upstream, OVERLAY.pin.result)
+    for path in OVERLAY.targets:
+        vendored = (candidate / "vendor_overlay" / path).read_bytes()
+        assert sha256(vendored) == OVERLAY.pin.result[path]
+
+
+def test_the_next_release_needs_a_person(folder: Path) -> None:
+    """Of its files two do not merge, and what our modules call has changed."""
+    found = review.of_release(OVERLAY, base(), release("0.23.0"), folder)
+    assert found["verdict"] == "conflicts"
+    drifts = {each["path"]: each for each in found["targets"]}
+    runner = drifts["vllm/v1/worker/gpu_model_runner.py"]
+    # What `git diff --numstat` says of the two files.
+    assert runner["added"] + runner["removed"] == 421
+    assert {"name": "GPUModelRunner._sample", "fate": "changed"} not in runner["functions"]
+    text = (folder / "0.23.0" / review.MARKDOWN).read_text()
+    for patch in found["patches"]:
+        assert patch["because"] in text.replace("\\", "")
+
+
+# One change each.
+
+
+def synthetic(text: str, version: str = "0.23.0") -> Release:
+    upstream = series.upstream({**BASE, PATH: text})
+    return Release(version, f"vllm-{version}-py3-none-any.whl", "a" * 64, "a test's", upstream)
+
+
+def reviewed(root: Path, text: str) -> dict[str, Any]:
+    overlay = series.checkout(root / "checkout")
+    return review.of_release(overlay, series.upstream(BASE), synthetic(text), root / "reviews")
+
+
+VERDICTS = {
+    "nothing": "clean",
+    "a line above": "clean",
+    "a line below": "clean",
+    "a change two lines from a seam": "needs eyes",
+    "a renamed function": "needs eyes",
+    "a new parameter": "needs eyes",
+    "our own change": "needs eyes",
+    "the function is gone": "needs eyes",
+    "a moved block": "conflicts",
+    "a deleted call": "conflicts",
+    "a change next to a seam": "conflicts",
+    "a change inside a seam": "conflicts",
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_one_change_comes_to_one_verdict(name: str, tmp_path: Path) -> None:
+    found = reviewed(tmp_path, CHANGES[name].edit(RUNNER))
+    assert found["verdict"] == VERDICTS[name]
+
+
+def fates(found: dict[str, Any]) -> dict[str, str]:
+    return {name["name"]: name["fate"] for name in found["names"] if name["fate"] != "same"}
+
+
+def test_what_is_relied_on_is_named(tmp_path: Path) -> None:
+    """Every patch applies, and each of these would break at run time."""
+    prepare = ("def prepare(self, rows)", "def prepare(self, rows, *, strict)")
+    for old, new, name, fate in (
+        (*prepare, "Runner.prepare", "signature"),
+        ("return len(self.rows)", "return -len(self.rows)", "Runner.prepare", "body"),
+        ("LIMIT = 8", "BOUND = 8", "LIMIT", "gone"),
+        ("def sample(", "def draw(", "Runner.sample", "gone"),
+    ):
+        found = reviewed(tmp_path / name / fate, series.replaced(RUNNER, (old, new)))
+        assert fates(found) == {f"vllm.v1.runner.{name}": fate}, name
+        assert {patch["verdict"] for patch in found["patches"]} <= {"applies"}
+        assert found["verdict"] == "needs eyes"
+
+
+def test_obsolete_says_when_it_was_to_go(tmp_path: Path) -> None:
+    found = reviewed(tmp_path, CHANGES["our own change"].edit(RUNNER))
+    (warning, *_) = found["warnings"]
+    assert warning.startswith("0001 is obsolete")
+    assert "It is to go: text" in warning
+    assert found["candidate"]["patches"] == ["0001-edit-2.patch", "0002-edit-3.patch"]
+
+
+# What is written.
+
+
+def test_a_review_replaces_the_one_before_and_leaves_nothing_else(tmp_path: Path) -> None:
+    reviewed(tmp_path, CHANGES["a change inside a seam"].edit(RUNNER))
+    where = tmp_path / "reviews" / "0.23.0"
+    assert (where / review.CANDIDATE / "conflicts").exists()
+    found = reviewed(tmp_path, RUNNER)
+    assert not (where / review.CANDIDATE / "conflicts").exists()
+    assert [file.name for file in (tmp_path / "reviews").iterdir()] == ["0.23.0"]
+    assert json.loads((where / review.JSON).read_text()) == found
+    assert {file.name for file in where.iterdir()} == {
+        review.JSON,
+        review.MARKDOWN,
+        review.PAGE,
+        review.CANDIDATE,
+    }
+
+
+def test_a_review_that_fails_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reviewed(tmp_path, RUNNER)
+    before = snapshot(tmp_path)
+
+    def fail(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(page, "render", fail)
+    with pytest.raises(KeyboardInterrupt):
+        reviewed(tmp_path, CHANGES["a line above"].edit(RUNNER))
+    assert snapshot(tmp_path) == before
+
+
+def program(*arguments: object) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, str(PROGRAM), *(str(each) for each in arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory for reviews that has the wheels already."""
+    folder = tmp_path_factory.mktemp("kept")
+    (folder / "wheels").symlink_to(REPO / "build" / "wheels" / "releases")
+    yield folder
+
+
+@pytest.mark.parametrize(("version", "code"), [("0.22.1", 0), ("0.23.0", 11)])
+def test_the_program_ends_with_what_it_found(version: str, code: int, kept: Path) -> None:
+    done = program("release", version, "--site", UPSTREAM, "--out", kept)
+    assert done.returncode == code, done.stderr
+    found = json.loads((kept / version / review.JSON).read_text())
+    assert f"vLLM {version}: {found['verdict']}" in done.stdout
+    for patch in found["patches"]:
+        assert re.search(
+            rf"^  {patch['verdict']} +{patch['name'][:4]} .*{re.escape(patch['because'])}$",
+            done.stdout,
+            re.MULTILINE,
+        )
+
+
+def test_the_overlay_against_its_own_release(tmp_path: Path) -> None:
+    done = program("diff", "--site", UPSTREAM, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "0.22.0" / review.JSON).read_text())
+    assert found["own"] is True
+    assert {patch["verdict"] for patch in found["patches"]} == {"applies"}
+    text = (tmp_path / "0.22.0" / review.PAGE).read_text()
+    assert all(patch["title"] in text for patch in found["patches"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("release", ""), "RELEASE is empty"),
+        (("release", "0.22.999"), "0.22.999"),
+        (("release", "no/such.whl"), "no/such.whl"),
+        (("rebase", ""), "RELEASE is empty"),
+        (("release", "0.23.0", "--site", "/no/such/site"), "/no/such/site"),
+    ],
+)
+def test_a_refusal_says_why(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    out = ("--out", tmp_path) if arguments[0] == "release" else ()
+    site = () if "--site" in arguments else ("--site", UPSTREAM)
+    done = program(*arguments, *site, *out)
+    assert done.returncode not in (0, 1, 10, 11)
+    assert said in done.stderr
+    assert "next" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,196 @@
+"""A small series, a small release that it is for, and releases with one change each.
+
+They stand in for what no real release has done to the overlay yet; the tests of real releases
+are beside those that use them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from overlay import author, pin
+from overlay.author import Upstream
+from overlay.patches import Series, parse
+from overlay.source import Overlay
+
+from support import mini
+
+PATH = "vllm/v1/runner.py"
+OTHER = "vllm/v1/other.py"
+RUNNER = '''"""Runs."""
+
+LIMIT = 8
+
+
+class Runner:
+    """Holds rows."""
+
+    def __init__(self):
+        self.rows = []
+
+    def prepare(self, rows):
+        self.rows = list(rows)
+        return len(self.rows)
+
+    def sample(self, logits):
+        self.prepare(logits)
+        chosen = max(logits)
+        self.wait()
+        return chosen
+
+    def wait(self):
+        return None
+
+    def drop(self, row):
+        self.rows.remove(row)
+
+    def finish(self):
+        total = sum(self.rows)
+        return total
+'''
+#: Ours: what the patches call, and what it calls.
+NOTES = '''"""Notes."""
+
+from vllm.v1.runner import LIMIT, Runner
+
+
+def note(runner: Runner, chosen: int) -> int:
+    """Prepare again, and say how many are left."""
+    return LIMIT - runner.prepare([chosen]) - len(runner.rows)
+
+
+def done(runner: Runner) -> None:
+    """Nothing."""
+'''
+BASE = {PATH: RUNNER, OTHER: '"""Nothing of ours."""\n'}
+
+#: What each patch replaces by what: a wait, the end, and the line that the first puts in.
+EDITS = (
+    ("        self.wait()\n", "        readiness.note(self)\n"),
+    ("        return total\n", "        readiness.done(self)\n        return total\n"),
+    ("readiness.note(self)", "readiness.note(self, chosen)"),
+)
+
+
+def upstream(texts: Mapping[str, str]) -> Upstream:
+    """Files, as those of a release."""
+    return Upstream(tuple(sorted(texts)), lambda path: texts[path].encode())
+
+
+def replaced(text: str, *edits: tuple[str, str]) -> str:
+    """``text`` with each edit made in the one place that it fits."""
+    for old, new in edits:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
+
+
+def series(edits: tuple[tuple[str, str], ...] = EDITS, text: str = RUNNER) -> Series:
+    """A patch for each edit."""
+    patches = []
+    for number, edit in enumerate(edits, 1):
+        changed = replaced(text, edit)
+        header = mini.HEADER.replace("Description: text", f"Description: Edit {number}")
+        data = mini.unified(PATH, text.encode(), changed.encode())
+        patches.append(parse(f"{number:04}-edit.patch", header.encode() + b"\n" + data))
+        text = changed
+    return Series(patches)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A release with one change.
+
+    Attributes:
+        edit: makes it.
+        verdicts: of the patches.
+        hunks: of their hunks, one each.
+    """
+
+    edit: Callable[[str], str]
+    verdicts: tuple[str, str, str]
+    hunks: tuple[str, str, str]
+
+
+def _move(text: str) -> str:
+    """``finish``, with the second patch in it, to the class's beginning."""
+    at = text.index("    def finish")
+    rest, block = text[:at].rstrip("\n") + "\n", text[at:]
+    return replaced(rest, ("    def __init__", f"{block}\n    def __init__"))
+
+
+SAME = ("applies",) * 3
+CHANGES: Mapping[str, Change] = {
+    "nothing": Change(lambda text: text, SAME, SAME),
+    "a line above": Change(
+        lambda text: replaced(text, ("LIMIT = 8\n", "LIMIT = 8\nMORE = 9\n")),
+        ("moved",) * 3,
+        ("moved",) * 3,
+    ),
+    "a line below": Change(lambda text: text + "\n\nMORE = 9\n", SAME, SAME),
+    "a renamed function": Change(
+        lambda text: replaced(text, ("def sample(", "def draw(")), SAME, SAME
+    ),
+    "a new parameter": Change(
+        lambda text: replaced(text, ("sample(self, logits)", "sample(self, logits, top=1)")),
+        SAME,
+        SAME,
+    ),
+    "a moved block": Change(
+        _move, ("moved", "conflicts", "moved"), ("moved", "conflicts", "moved")
+    ),
+    "a deleted call": Change(
+        lambda text: replaced(text, ("        self.wait()\n", "")),
+        ("obsolete", "moved", "conflicts"),
+        ("gone", "moved", "conflicts"),
+    ),
+    "our own change": Change(
+        lambda text: replaced(text, EDITS[0]),
+        ("obsolete", "applies", "applies"),
+        ("adopted", "applies", "applies"),
+    ),
+    "a change next to a seam": Change(
+        lambda text: replaced(text, ("chosen = max(logits)", "chosen = min(logits)")),
+        ("conflicts", "applies", "conflicts"),
+        ("conflicts", "applies", "conflicts"),
+    ),
+    "a change two lines from a seam": Change(
+        lambda text: replaced(text, ("self.prepare(logits)", "self.prepare(logits + [])")),
+        SAME,
+        SAME,
+    ),
+    "a change inside a seam": Change(
+        lambda text: replaced(text, ("        self.wait()\n", "        self.wait(1)\n")),
+        ("conflicts", "applies", "conflicts"),
+        ("conflicts", "applies", "conflicts"),
+    ),
+    "the function is gone": Change(
+        lambda text: text[: text.index("    def finish")].rstrip() + "\n",
+        ("applies", "obsolete", "applies"),
+        ("applies", "gone", "applies"),
+    ),
+}
+
+
+def checkout(root: Path) -> Overlay:
+    """Write an overlay with that series into ``root`` and read it."""
+    made = series()
+    texts = {path: text.encode() for path, text in BASE.items()}
+    files = {
+        "patches/series": "".join(f"{patch.name}\n" for patch in made.patches).encode(),
+        "vendor_overlay/vllm/v1/readiness/version.py": b'__version__ = "0.0.1"\n',
+        "vendor_overlay/vllm/v1/readiness/notes.py": NOTES.encode(),
+    }
+    text = RUNNER
+    for patch, edit in zip(made.patches, EDITS, strict=True):
+        changed = replaced(text, edit)
+        diff = mini.unified(PATH, text.encode(), changed.encode())
+        files[f"patches/{patch.name}"] = patch.header.encode() + diff
+        text = changed
+    for name, data in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    empty = pin.Pin("0.22.0", "0.0.1", {"vllm-0.22.0-py3-none-any.whl": "0" * 64}, {}, {})
+    expected = author.expected_pin(root, empty, made, texts.__getitem__)
+    (root / pin.NAME).write_text(expected.dumps())
+    return Overlay.load(root)
