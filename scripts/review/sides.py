@@ -1,0 +1,191 @@
+"""Two texts side by side: which line stands beside which, and what is left out between."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Literal, NamedTuple
+
+#: Unchanged lines around a change.
+CONTEXT = 3
+#: Lines that share less than this part of their words are not versions of one another.
+ALIKE = 0.5
+#: Blocks with more pairs of lines than this are put side by side from the top.
+_PAIRS = 2500
+
+_WORD = re.compile(r"\w+|\s+|[^\w\s]")
+
+Kind = Literal["same", "changed", "gone", "new"]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The four texts of a file that the patches change.
+
+    Attributes:
+        base: that of the overlay's own release, pristine.
+        release: that of the release under review.
+        overlaid: base with the patches.
+        candidate: release with the rebased patches; None if they conflict.
+    """
+
+    base: str
+    release: str
+    overlaid: str
+    candidate: str | None
+
+
+class Span(NamedTuple):
+    """Characters of a line, from ``start`` up to ``end``."""
+
+    start: int
+    end: int
+
+
+class Row(NamedTuple):
+    """Two lines beside one another, by zero-based number; None where there is none.
+
+    Attributes:
+        left_spans: what differs within the left line; empty for the whole of it.
+        right_spans: the same of the right line.
+    """
+
+    kind: Kind
+    left: int | None
+    right: int | None
+    left_spans: tuple[Span, ...] = ()
+    right_spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True)
+class Hunk:
+    """Changes close together, the unchanged lines around them, and those left out before.
+
+    Attributes:
+        left: the zero-based left lines that are left out before the rows.
+        right: the same lines on the right.
+    """
+
+    left: range
+    right: range
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Two texts side by side; the last hunk may have no rows, only lines left out."""
+
+    left: tuple[str, ...]
+    right: tuple[str, ...]
+    hunks: tuple[Hunk, ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether the texts have the same lines."""
+        return not any(hunk.rows for hunk in self.hunks)
+
+
+def lines_of(text: str) -> tuple[str, ...]:
+    """The lines of a text, at line feeds only, without them."""
+    lines = text.split("\n")
+    return tuple(lines[:-1] if lines[-1] == "" else lines)
+
+
+def compare(left: Sequence[str], right: Sequence[str], context: int = CONTEXT) -> Sides:
+    """Put two texts side by side, with ``context`` unchanged lines around each change."""
+    matcher = SequenceMatcher(None, left, right, autojunk=False)
+    hunks: list[Hunk] = []
+    ends = (0, 0)
+    for group in matcher.get_grouped_opcodes(context):
+        _, i, _, j, _ = group[0]
+        rows: list[Row] = []
+        for tag, i1, i2, j1, j2 in group:
+            if tag == "equal":
+                rows += (Row("same", i1 + at, j1 + at) for at in range(i2 - i1))
+            else:
+                rows += _block(left, right, range(i1, i2), range(j1, j2))
+        hunks.append(Hunk(range(ends[0], i), range(ends[1], j), tuple(rows)))
+        _, _, i, _, j = group[-1]
+        ends = (i, j)
+    if ends != (len(left), len(right)):
+        hunks.append(Hunk(range(ends[0], len(left)), range(ends[1], len(right)), ()))
+    return Sides(tuple(left), tuple(right), tuple(hunks))
+
+
+def _block(left: Sequence[str], right: Sequence[str], old: range, new: range) -> list[Row]:
+    """The rows of a block that changed: lines alike stand beside one another."""
+    rows: list[Row] = []
+    i, j = old.start, new.start
+    for at, to in [*_pairs(left, right, old, new), (old.stop, new.stop)]:
+        # Between lines that are alike: the others, from the top.
+        while i < at and j < to:
+            rows.append(Row("changed", i, j))
+            i, j = i + 1, j + 1
+        rows += (Row("gone", line, None) for line in range(i, at))
+        rows += (Row("new", None, line) for line in range(j, to))
+        if at < old.stop:
+            rows.append(Row("changed", at, to, *_spans(left[at], right[to])))
+        i, j = at + 1, to + 1
+    return rows
+
+
+def _pairs(
+    left: Sequence[str], right: Sequence[str], old: range, new: range
+) -> list[tuple[int, int]]:
+    """The lines of a block that are alike, in order, so that the most of them agrees."""
+    if not old or not new or len(old) * len(new) > _PAIRS:
+        return []
+    words = [Counter(_words(left[i])) for i in old]
+    others = [Counter(_words(right[j])) for j in new]
+    # best[i][j]: the agreement of old[i:] with new[j:].
+    best = [[0.0] * (len(new) + 1) for _ in range(len(old) + 1)]
+    alike = [[_alike(one, other) for other in others] for one in words]
+    for i in reversed(range(len(old))):
+        for j in reversed(range(len(new))):
+            pair = alike[i][j] + best[i + 1][j + 1] if alike[i][j] >= ALIKE else 0.0
+            best[i][j] = max(pair, best[i + 1][j], best[i][j + 1])
+    found = []
+    i = j = 0
+    while i < len(old) and j < len(new):
+        if best[i][j] == best[i + 1][j]:
+            i += 1
+        elif best[i][j] == best[i][j + 1]:
+            j += 1
+        else:
+            found.append((old[i], new[j]))
+            i, j = i + 1, j + 1
+    return found
+
+
+def _words(line: str) -> list[str]:
+    return [word for word in _WORD.findall(line) if not word.isspace()]
+
+
+def _alike(one: Counter[str], other: Counter[str]) -> float:
+    """The part of their words that two lines share, from 0 to 1."""
+    total = sum(one.values()) + sum(other.values())
+    return 2 * sum((one & other).values()) / total if total else 1.0
+
+
+def _spans(left: str, right: str) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
+    """What differs within two lines that are alike, by whole words."""
+    one, other = _WORD.findall(left), _WORD.findall(right)
+    old: list[Span] = []
+    new: list[Span] = []
+    at, to = _starts(one), _starts(other)
+    for tag, i1, i2, j1, j2 in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
+        if tag != "equal":
+            old += [Span(at[i1], at[i2])] if i2 > i1 else []
+            new += [Span(to[j1], to[j2])] if j2 > j1 else []
+    return tuple(old), tuple(new)
+
+
+def _starts(words: Sequence[str]) -> list[int]:
+    """Where each word starts, and the end of the last."""
+    starts = [0]
+    for word in words:
+        starts.append(starts[-1] + len(word))
+    return starts
