@@ -8,6 +8,7 @@ from functools import cache, lru_cache
 from markupsafe import Markup, escape
 from pygments.lexers import PythonLexer
 from pygments.token import Token
+
 from review.sides import Span
 
 #: The kinds of token that have a colour; the first that holds a token gives its class.

@@ -22,6 +22,7 @@ import jedi
 from jedi.api.environment import InterpreterEnvironment
 from overlay.author import Upstream
 from overlay.pin import PACKAGE
+
 from review.definitions import (
     FATES,
     Definition,

@@ -11,6 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+
 from review import words
 from review.colours import Line, coloured, html, seen
 from review.sides import Hunk, Row, Sides, Texts, compare, lines_of

@@ -184,14 +184,17 @@ def _candidate(
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """What the series would be for the release, and the files of it.
 
-    A patch that is obsolete is not in it; one that conflicts is there without the hunks that
-    do, under a name that says so, and beside it lies the merge with git's marks.
+    A patch that is obsolete is not in it, nor one that conflicts in every hunk. Another one that
+    conflicts is there without the hunks that do, under a name that says so. Beside them lie the
+    merges with git's marks.
     """
-    kept = [
-        (judged, step)
-        for judged, step in zip(merged.patches, merged.steps, strict=True)
-        if judged.verdict != OBSOLETE
-    ]
+    texts = {path: release.upstream.read(path) for path in merged.texts}
+    kept = []
+    for judged, step in zip(merged.patches, merged.steps, strict=True):
+        # Of a patch that is obsolete, or conflicts everywhere, nothing is left.
+        if any(texts[path] != data for path, data in step.items()):
+            kept.append((judged, step))
+        texts |= step
     archives = {release.wheel: release.sha256}
     commits = [(judged.patch.header, step) for judged, step in kept]
     made, pin = author.candidate(overlay, release.upstream, release.version, archives, commits)
