@@ -641,8 +641,8 @@ def test_every_seam_is_held_by_something_that_is_looked_at(real: list[Use]) -> N
     [
         (
             "vllm/v1/worker/gpu_input_batch.py",
-            b"token_ids_cpu_tensor.numpy()",
-            b"token_ids_cpu_tensor.numpy().T",
+            b"self.token_ids_cpu = ",
+            b"self.token_ids_cpu = +",
             "vllm.v1.worker.gpu_input_batch.InputBatch.token_ids_cpu",
             "body",
         ),
@@ -668,4 +668,7 @@ def test_a_change_to_what_it_relies_on_is_told(
     text = (UPSTREAM / path).read_bytes()
     assert text.count(old) == 1
     entries = names.fates(real, installed({}), installed({path: text.replace(old, new)}))
-    assert {e["name"]: e["fate"] for e in entries if e["fate"] != "same"} == {name: fate}
+    found = {e["name"]: e["fate"] for e in entries if e["fate"] != "same"}
+    # The function that assigns an attribute has another body, too.
+    assert found.pop(f"{name.rpartition('.')[0]}.__init__", "body") == "body"
+    assert found == {name: fate}
