@@ -492,6 +492,14 @@ def test_a_class_that_moved_and_is_imported_in_the_old_place_is_not_gone(uses: l
     assert entry["detail"] == "It is vllm.v1.moved.Holder now; the old name still works."
 
 
+def test_a_method_that_moved_to_a_base_class_is_inherited(uses: list[Use]) -> None:
+    push = BASE[BATCH][BASE[BATCH].index("    def push") : BASE[BATCH].index("class Runner")]
+    release = changed(BATCH, (push, "\n"), ("class Root:\n", "class Root:\n" + push))
+    entry = became(uses, release)["vllm.v1.batch.Batch.push"]
+    assert entry["fate"] == "moved"
+    assert entry["detail"] == "It is vllm.v1.batch.Root.push now; the old name still works."
+
+
 def test_a_namesake_that_was_there_before_is_no_move(uses: list[Use]) -> None:
     namesake = {**BASE, MOVED: CLASS}
     entries = names.fates(
@@ -523,7 +531,7 @@ def test_a_module_may_be_gone_or_become_a_package(uses: list[Use]) -> None:
     assert elsewhere["vllm.v1.batch.Batch.push"]["fate"] == "moved"
 
 
-def test_of_several_that_may_be_meant_one_that_is_gone_is_told(tmp_path: Path) -> None:
+def test_of_several_that_may_be_meant_a_lost_one_is_mentioned(tmp_path: Path) -> None:
     twice = {**BASE, EXTRA: "class Other:\n    def launch(self) -> int:\n        return 2\n"}
     ours = USER.replace("import shift", "import Other") + "\n\nprint(Other)\n"
     tree = lay_out(tmp_path / "tree", {**twice, f"{PACKAGE}/__init__.py": "", OURS: ours})
@@ -611,6 +619,7 @@ def test_of_its_own_release_the_overlay_finds_everything_as_it_is(real: list[Use
     entries = names.fates(real, installed({}), installed({}))
     assert {entry["fate"] for entry in entries} == {"same"}
     assert all(entry["was"] == entry["now"] for entry in entries)
+    assert len({entry["name"] for entry in entries}) == len(entries)
     certain = {entry["name"]: entry for entry in entries if entry["certain"]}
     for name, how in {
         "vllm.v1.worker.gpu_input_batch.InputBatch.token_ids_cpu": "read",
