@@ -332,6 +332,9 @@ def successor(base: Definitions, release: Definitions, module: str, name: str) -
         still = "the old name still works" if name or before.path != after.path else ""
         return Successor("moved", after.place, _sentence(where, still, changed))
     elsewhere = _elsewhere(base, release, before)
+    if _position(before)[:2] != (module, name):  # the name was imported there
+        origin = release.find(before.module, before.name)
+        elsewhere = [origin] if origin is not None else elsewhere
     if len(elsewhere) == 1:
         _, changed = compare(before, elsewhere[0])
         where = f"it is {elsewhere[0].full_name} now"
@@ -542,7 +545,8 @@ def _difference(before: Definition, after: Definition) -> str:
             words.append(f"{_short(text)} is {_short(_value(match))} now")
     words += [f"{_short(text)} is gone" for text in gone]
     words += [f"{_short(text)} is new" for text in come]
-    return "; ".join(words) or f"another order: {_short(', '.join(map(_value, new)))}"
+    shifted = [_value(text) for was, text in zip(old, new, strict=False) if was != text]
+    return "; ".join(words) or f"another order: {_short(', '.join(shifted))}"
 
 
 def _key(text: str) -> str:
