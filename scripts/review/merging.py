@@ -91,8 +91,6 @@ class Merged:
         texts: every file with the whole series on it, as far as it merges.
         conflicts: files that some patch conflicts in.
         marked: by patch and path, the merge that conflicts, with git's marks.
-        origins: by path, the patch that each line of the overlaid file is from, in the pinned
-            release; empty where it is upstream's.
     """
 
     patches: list[JudgedPatch] = field(default_factory=list)
@@ -100,7 +98,6 @@ class Merged:
     texts: dict[str, bytes] = field(default_factory=dict)
     conflicts: set[str] = field(default_factory=set)
     marked: dict[tuple[str, str], bytes] = field(default_factory=dict)
-    origins: dict[str, list[str]] = field(default_factory=dict)
 
 
 def merge(series: Series, base: Upstream, release: Upstream) -> Merged:
@@ -123,8 +120,8 @@ class _Merging:
         self.release = release
         self.ours = {path: base.read(path) for path in sorted(series.paths())}
         self.result = Merged(texts={path: release.read(path) for path in self.ours})
-        self.origins = self.result.origins
-        self.origins |= {path: [""] * len(split_lines(data)) for path, data in self.ours.items()}
+        # The patch that each line of ours is from; empty where it is upstream's.
+        self.origins = {path: [""] * len(split_lines(data)) for path, data in self.ours.items()}
         self.broken: set[str] = set()
         self._names: set[bytes] | None = None
 

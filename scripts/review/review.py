@@ -19,7 +19,7 @@ from overlay.pin import PACKAGE
 from overlay.source import Overlay
 
 from review import markdown, merging, names, page
-from review.drift import drift
+from review.drift import changed_lines, drift
 from review.merging import CONFLICTS, OBSOLETE, JudgedPatch, Merged
 from review.sides import Texts
 from review.wheels import Release
@@ -49,7 +49,7 @@ def of_release(overlay: Overlay, base: Upstream, release: Release, folder: Path)
     """
     merged = merging.merge(overlay.series, base, release.upstream)
     found = _described(overlay, release.version, merged)
-    used = _names(overlay, base, release.upstream, merged)
+    used = _names(overlay, base, release.upstream)
     candidate, files = _candidate(overlay, release, merged)
     texts = _texts(overlay, base, release.upstream, merged)
     drifts = [drift(path, base.read(path), release.upstream.read(path)) for path in overlay.targets]
@@ -148,35 +148,18 @@ def _patch(judged: JudgedPatch) -> dict[str, Any]:
     }
 
 
-def _names(
-    overlay: Overlay, base: Upstream, release: Upstream, merged: Merged
-) -> list[dict[str, Any]]:
+def _names(overlay: Overlay, base: Upstream, release: Upstream) -> list[dict[str, Any]]:
     """What our modules and seams rely on, and what became of it."""
-    seams = {
-        path: list(_runs([n for n, name in enumerate(origins, 1) if name]))
-        for path, origins in merged.origins.items()
-    }
+    overlaid = {path: overlay.series.apply(path, base.read(path)) for path in overlay.targets}
+    seams = {path: changed_lines(base.read(path), data) for path, data in overlaid.items()}
     with tempfile.TemporaryDirectory(prefix="overlay-review-") as scratch:
         tree = Path(scratch) / "site"
         for path in base.paths:
-            data = base.read(path)
-            if path in seams:
-                data = overlay.series.apply(path, data)
-            _put(tree / path, data)
+            _put(tree / path, overlaid.get(path) or base.read(path))
         for file in sorted((overlay.root / "vendor_overlay" / PACKAGE).rglob("*.py")):
             _put(tree / PACKAGE / file.name, file.read_bytes())
         used = names.relied_on(tree, base, seams)
     return names.fates(used, base, release)
-
-
-def _runs(numbers: Sequence[int]) -> Iterator[range]:
-    """Numbers that follow one another, as ranges."""
-    start = None
-    for at, number in enumerate(numbers):
-        start = number if start is None else start
-        if at + 1 == len(numbers) or numbers[at + 1] != number + 1:
-            yield range(start, number + 1)
-            start = None
 
 
 def _candidate(

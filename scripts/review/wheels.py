@@ -56,6 +56,7 @@ _ZIP_ERRORS = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError),
     *(RuntimeError, ValueError, OverflowError, IndexError),
 )
+_TAMPERED = "DO NOT MATCH THE HASHES"
 _JSON_PAGE = "application/vnd.pypi.simple.v1+json"  # It states checksums beside the links.
 _HASHES = ("sha256", "sha384", "sha512")
 
@@ -323,7 +324,9 @@ def _ask(
                 break
             if unfetched := _unfetched(log):
                 raise _NoAnswerError(unfetched)
-            if "No matching distribution" in log or "DO NOT MATCH THE HASHES" in log:
+            if not digest:
+                _refuse_tampering(log, f"vLLM {version}")
+            if "No matching distribution" in log or _TAMPERED in log:
                 return None
         else:
             raise _NoAnswerError(_last_error(done))
@@ -351,10 +354,7 @@ def _download(listed: _Listed, version: Version, digest: str, wheel: Path) -> No
     with _aside(wheel.parent) as aside:
         command = ["download", f"--dest={aside}"]
         done, log = _pip(command, listed.project, version, listed.platforms, aside, digest)
-        if "DO NOT MATCH THE HASHES" in log:
-            got = re.search(r"Got\s+([0-9a-f]{64})", log)
-            why = "what the package index sends is not what it lists"
-            raise _another(listed.name, got and got[1], digest, why)
+        _refuse_tampering(log, listed.name)
         here = aside / listed.name
         if done.returncode or not here.is_file():
             raise OverlayError(
@@ -407,6 +407,15 @@ def _pip(
     text = log.read_text(errors="replace") if log.is_file() else done.stderr
     log.unlink(missing_ok=True)
     return done, text
+
+
+def _refuse_tampering(log: str, subject: str) -> None:
+    if _TAMPERED in log:
+        expected, got = (
+            (m := re.search(rf"{word}\s+(?:sha256 )?([0-9a-f]{{64}})", log)) and m[1]
+            for word in ("Expected", "Got")
+        )
+        raise _another(subject, got, expected, "what the package index sends is not what it lists")
 
 
 def _unfetched(log: str) -> str:
