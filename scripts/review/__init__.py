@@ -1,0 +1,1 @@
+"""What a new vLLM release means for the overlay: `make review RELEASE=version`."""
