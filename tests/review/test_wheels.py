@@ -60,10 +60,13 @@ def made(
         *extra,
     ]
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(buffer, "w") as archive:
         for name, data in members:
             if name != without:
-                archive.writestr(name, data)
+                member = zipfile.ZipInfo(name) if isinstance(name, str) else name
+                if isinstance(name, str):
+                    member.compress_type = zipfile.ZIP_DEFLATED
+                archive.writestr(member, data)  # without today's date, or bytes would differ
     return buffer.getvalue()
 
 
