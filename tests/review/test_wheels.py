@@ -32,9 +32,10 @@ FILES = {"vllm/__init__.py": b"", TARGET: b"limit = 3\n", "vllm/kernels.so": b"\
 PIN = Pin("1.0.0", "0.1.0", {}, {TARGET: "0" * 64}, {})
 
 
-def row(name: str, data: bytes) -> str:
-    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
-    return f"{name},sha256={digest},{len(data)}\n"
+def row(name: str, data: bytes, algorithm: str = "sha256") -> str:
+    made = hashlib.new(algorithm, data).digest()
+    digest = base64.urlsafe_b64encode(made).decode().rstrip("=")
+    return f"{name},{algorithm}={digest},{len(data)}\n"
 
 
 def made(
@@ -264,7 +265,7 @@ RECORDED = {
     "another hash": row(TARGET, b"limit = 4\n"),
     "another size": row(TARGET, FILES[TARGET]).replace(",10", ",11"),
     "no hash": f"{TARGET},,10\n",
-    "a weak hash": f"{TARGET},md5=1B2M2Y8AsgTpgAmY7PhCfg,10\n",
+    "a weak hash": row(TARGET, FILES[TARGET], "md5"),
     "an empty hash": f"{TARGET},sha256=,10\n",
 }
 
@@ -274,6 +275,12 @@ def test_a_module_that_record_contradicts_is_refused(tmp_path: Path, line: str) 
     error = refusal(tmp_path, made(record=row("vllm/__init__.py", b"") + line))
     assert error.code == Exit.FOREIGN
     assert f"holds {TARGET} with other contents than RECORD says" in error.reason
+
+
+def test_a_stronger_hash_in_record_is_taken(tmp_path: Path) -> None:
+    opened(
+        tmp_path, made(record=row("vllm/__init__.py", b"") + row(TARGET, FILES[TARGET], "sha512"))
+    )
 
 
 def test_a_module_without_a_row_in_record_is_refused(tmp_path: Path) -> None:
