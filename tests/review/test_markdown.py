@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -125,6 +125,12 @@ def test_nobody_is_mentioned_and_no_other_thread_linked() -> None:
     assert review["warnings"][0] in made.replace("<!-- -->", "").replace("\\", "")
 
 
+@example("1. a")
+@example("12) a")
+@example("- a")
+@example("+ a")
+@example("# a")
+@example("> a")
 @given(st.text(st.sampled_from("ab1.)-+=#*_`|\\<>[]&;~$@! \n\t"), min_size=1, max_size=30))
 def test_any_text_is_shown_as_it_is(text: str) -> None:
     one_line = " ".join(text.split())

@@ -275,12 +275,13 @@ def test_every_link_leads_somewhere_and_what_it_leads_to_opens(
     assert [heading for heading in headings if 'class="self"' not in heading] == []
     wanted = {"patch-0004", "patch-0002-file-1-hunk-1", "target-vllm-one.py", "name-vllm.two.Batch"}
     assert wanted <= set(links)
-    # From a page where all is folded, by its address and then by a click on a link that is
-    # in the address already.
+    # From a page where all is folded: by its address, by a click on a link that is in the
+    # address already, and where the browser itself opens nothing.
     for name in sorted(set(links)):
         for go in (
-            f"location.hash = '#' + {name!r}",
+            f"location.hash = '#{name}'",
             f"document.querySelector('a[href=\"#{name}\"]').click()",
+            f"history.replaceState(null, '', '#{name}'); dispatchEvent(new Event('hashchange'))",
         ):
             shown.evaluate("document.querySelectorAll('details').forEach(e => e.open = false)")
             shown.evaluate(f"new Promise(done => {{ {go}; setTimeout(done, 0); }})")
@@ -387,6 +388,9 @@ def test_everything_can_be_read(
         size[0],
     )
     assert beyond == []
+    # No line runs into the column beside it.
+    cells = "all => all.filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)"
+    assert shown.eval_on_selector_all(".diff td", cells) == []
     painted = shown.evaluate(PAINTED)
     assert len(painted) > 150
     assert {each["text"] for each in painted if each["size"] < 11} == set()

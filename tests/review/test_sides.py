@@ -2,7 +2,7 @@
 
 from html import unescape
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from review.colours import coloured, html, seen
 from review.sides import CONTEXT, Row, Sides, Span, compare, lines_of
@@ -92,6 +92,7 @@ def test_colours_change_no_text(text: str) -> None:
     assert tuple("".join(part for _, part in line) for line in lines) == lines_of(text)
 
 
+@example("x=None", 1, 5)
 @given(SOURCE.filter(lambda text: "\n" not in text), st.integers(0, 50), st.integers(1, 9))
 def test_emphasis_cuts_through_tokens(text: str, start: int, length: int) -> None:
     spans = [Span(start, start + length)] if start + length <= len(text) else []

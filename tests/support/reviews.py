@@ -101,6 +101,7 @@ def _patch(name: str, verdict: str, *files: dict[str, Any]) -> dict[str, Any]:
         "header": {
             "Description": f"The title of {name}\nand more of it.",
             "Bug": "https://example.org/issues/1",
+            "Forwarded": "javascript:alert(1)",
             "Drop-When": "a release does it.",
         },
         "verdict": verdict,
