@@ -153,10 +153,9 @@ class _Merging:
             self.ours[path] = after
         verdict = _together([hunk.verdict for file in files for hunk in file.hunks], not clean)
         if verdict == OBSOLETE:
-            # What is not needed is no conflict; the release's text stands.
+            # What is not needed is no conflict.
             for path in step:
                 self.result.marked.pop((patch.name, path), None)
-                step[path] = self.result.texts[path]
             if any(hunk.verdict == GONE for file in files for hunk in file.hunks):
                 self.broken.add(patch.name)
             self.result.conflicts = {path for _, path in self.result.marked}

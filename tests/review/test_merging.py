@@ -58,7 +58,7 @@ def test_a_conflict_shows_its_three_sides_and_where_the_lines_are_now() -> None:
 
 def test_what_hangs_on_a_conflict_names_it() -> None:
     found = merged(CHANGES["a change inside a seam"].edit(RUNNER))
-    assert found.patches[2].files[0].hunks[0].after == ("0001-edit.patch",)
+    assert found.patches[2].files[0].hunks[0].after == ("0001-edit-1.patch",)
     assert "with lines of 0001" in found.patches[2].because
     assert found.patches[0].files[0].hunks[0].after == ()
 
@@ -67,15 +67,25 @@ def test_what_conflicts_is_marked_and_left_out() -> None:
     release = CHANGES["a change inside a seam"].edit(RUNNER)
     found = merged(release)
     assert found.conflicts == {PATH}
-    assert set(found.marked) == {("0001-edit.patch", PATH), ("0003-edit.patch", PATH)}
-    marked = found.marked["0001-edit.patch", PATH].decode()
+    assert set(found.marked) == {("0001-edit-1.patch", PATH), ("0003-edit-3.patch", PATH)}
+    marked = found.marked["0001-edit-1.patch", PATH].decode()
     assert "        self.wait(1)\n" in marked
     assert "        readiness.note(self)\n" in marked
     assert found.texts[PATH].decode() == series.replaced(release, series.EDITS[1])
 
 
+def test_what_is_obsolete_is_no_conflict() -> None:
+    release = CHANGES["a deleted call"].edit(RUNNER)
+    found = merged(release, series.series(series.EDITS[:1]))
+    assert [each.verdict for each in found.patches] == ["obsolete"]
+    assert (found.conflicts, found.marked) == (set(), {})
+    assert found.texts[PATH].decode() == release
+    assert found.patches[0].because == "the lines of 1 of 1 hunk are gone"
+
+
 def test_lines_that_look_like_gits_marks_are_none() -> None:
-    text = RUNNER + '\n\nMARKS = """\n<<<<<<< release\n|||||||\n=======\n>>>>>>> overlay\n"""\n'
+    marks = "<<<<<<< release\n||||||| base\n=======\n>>>>>>> overlay\n"
+    text = f'MARKS = """\n{marks}"""\n\n\n{RUNNER}'
     release = series.replaced(text, ("        self.wait()\n", "        self.wait(1)\n"))
     found = merged(release, series.series(text=text), text)
     (hunk,) = found.patches[0].files[0].hunks

@@ -130,3 +130,16 @@ def test_a_rebased_tree_holds_work_until_it_is_written_out(root: Path) -> None:
     author.edit(overlay, series.upstream({**BASE, PATH: text}), dry_run=False)
     assert author.refresh(root, dry_run=False) == []
     assert Overlay.load(root).pin == overlay.pin
+
+
+def test_a_rebase_that_was_taken_back_leaves_no_trace(root: Path) -> None:
+    kept = {
+        file: file.read_bytes() for file in [*(root / "patches").iterdir(), root / "VERSION_PIN"]
+    }
+    text = CHANGES["a line above"].edit(RUNNER)
+    rebase(root, text)
+    refreshed(root, text)
+    for file, data in kept.items():
+        file.write_bytes(data)
+    author.edit(Overlay.load(root), series.upstream(BASE), dry_run=False)
+    assert author.refresh(root, dry_run=False) == []

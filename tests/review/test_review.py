@@ -97,6 +97,8 @@ def test_the_candidate_applies_to_the_release_afresh(real: Real, tmp_path: Path)
         (tmp_path / name).write_bytes(data)
     (tmp_path / "series").write_text("".join(f"{name}\n" for name in names))
     patches = Series.load(tmp_path)
+    described = found["candidate"]
+    assert sorted(described["vendored"] + described["conflicts"]) == OVERLAY.targets
     for path in found["candidate"]["vendored"]:
         made = patches.apply(path, wheel.upstream.read(path))
         assert made == (candidate / "vendor_overlay" / path).read_bytes()
@@ -189,6 +191,7 @@ VERDICTS = {
     "our own change": "needs eyes",
     "the function is gone": "needs eyes",
     "a moved block": "conflicts",
+    "a moved call": "conflicts",
     "a deleted call": "conflicts",
     "a change next to a seam": "conflicts",
     "a change inside a seam": "conflicts",
@@ -226,6 +229,16 @@ def test_obsolete_says_when_it_was_to_go(tmp_path: Path) -> None:
     assert warning.startswith("0001 is obsolete")
     assert "It is to go: text" in warning
     assert found["candidate"]["patches"] == ["0001-edit-2.patch", "0002-edit-3.patch"]
+
+
+def test_obsolete_needs_eyes_though_no_name_has_changed(tmp_path: Path) -> None:
+    edit = ("LIMIT = 8\n", "LIMIT = 8\nBOUND = 9\n")
+    overlay = series.checkout(tmp_path / "checkout", (edit,))
+    text = series.replaced(RUNNER, edit)
+    found = review.of_release(overlay, series.upstream(BASE), synthetic(text), tmp_path / "out")
+    assert fates(found) == {}
+    assert [patch["verdict"] for patch in found["patches"]] == ["obsolete"]
+    assert found["verdict"] == "needs eyes"
 
 
 # What is written.

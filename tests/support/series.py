@@ -92,7 +92,7 @@ def series(edits: tuple[tuple[str, str], ...] = EDITS, text: str = RUNNER) -> Se
         changed = replaced(text, edit)
         header = mini.HEADER.replace("Description: text", f"Description: Edit {number}")
         data = mini.unified(PATH, text.encode(), changed.encode())
-        patches.append(parse(f"{number:04}-edit.patch", header.encode() + b"\n" + data))
+        patches.append(parse(f"{number:04}-edit-{number}.patch", header.encode() + b"\n" + data))
         text = changed
     return Series(patches)
 
@@ -119,6 +119,15 @@ def _move(text: str) -> str:
     return replaced(rest, ("    def __init__", f"{block}\n    def __init__"))
 
 
+def _move_call(text: str) -> str:
+    """What the first patch takes out, into another function."""
+    return replaced(
+        text,
+        ("        self.wait()\n", ""),
+        ("        self.rows.remove(row)\n", "        self.rows.remove(row)\n        self.wait()\n"),
+    )
+
+
 SAME = ("applies",) * 3
 CHANGES: Mapping[str, Change] = {
     "nothing": Change(lambda text: text, SAME, SAME),
@@ -143,6 +152,9 @@ CHANGES: Mapping[str, Change] = {
         lambda text: replaced(text, ("        self.wait()\n", "")),
         ("obsolete", "moved", "conflicts"),
         ("gone", "moved", "conflicts"),
+    ),
+    "a moved call": Change(
+        _move_call, ("conflicts", "applies", "conflicts"), ("conflicts", "applies", "conflicts")
     ),
     "our own change": Change(
         lambda text: replaced(text, EDITS[0]),
@@ -172,9 +184,9 @@ CHANGES: Mapping[str, Change] = {
 }
 
 
-def checkout(root: Path) -> Overlay:
+def checkout(root: Path, edits: tuple[tuple[str, str], ...] = EDITS) -> Overlay:
     """Write an overlay with that series into ``root`` and read it."""
-    made = series()
+    made = series(edits)
     texts = {path: text.encode() for path, text in BASE.items()}
     files = {
         "patches/series": "".join(f"{patch.name}\n" for patch in made.patches).encode(),
@@ -182,7 +194,7 @@ def checkout(root: Path) -> Overlay:
         "vendor_overlay/vllm/v1/readiness/notes.py": NOTES.encode(),
     }
     text = RUNNER
-    for patch, edit in zip(made.patches, EDITS, strict=True):
+    for patch, edit in zip(made.patches, edits, strict=True):
         changed = replaced(text, edit)
         diff = mini.unified(PATH, text.encode(), changed.encode())
         files[f"patches/{patch.name}"] = patch.header.encode() + diff

@@ -1,0 +1,69 @@
+"""What upstream changed, and which lines are ours."""
+
+import pytest
+from review.drift import changed_lines, drift
+
+OLD = b"""\
+def kept():
+    return 1
+
+
+class Runner:
+    def changed(self):
+        return 1
+
+    def gone(self):
+        return 2
+"""
+NEW = b"""\
+def kept():
+    return 1
+
+
+class Runner:
+    def changed(self):
+        return 10
+
+    def new(self):
+        return 3
+
+    class Inner:
+        def new(self):
+            return 4
+"""
+
+
+def test_functions_are_told_apart() -> None:
+    found = drift("vllm/a.py", OLD, NEW)
+    assert found.functions == (
+        ("Runner.changed", "changed"),
+        ("Runner.gone", "gone"),
+        ("Runner.new", "new"),
+        ("Runner.Inner.new", "new"),
+    )
+    assert (found.added, found.removed) == (7, 3)
+
+
+def test_what_is_the_same_has_no_drift() -> None:
+    found = drift("vllm/a.py", OLD, OLD)
+    assert (found.added, found.removed, found.functions) == (0, 0, ())
+
+
+def test_a_module_of_a_newer_python_is_counted_all_the_same() -> None:
+    found = drift("vllm/a.py", OLD, b"def broken(:\n")
+    assert (found.added, found.removed) == (1, 10)
+
+
+@pytest.mark.parametrize(
+    ("after", "ranges"),
+    [
+        (b"a\nb\nc\nd\n", []),
+        (b"x\na\nb\nc\nd\n", [range(1, 2)]),
+        (b"a\nc\nd\n", [range(2, 2)]),
+        (b"b\nc\nd\n", [range(1, 1)]),
+        (b"a\nb\nx\ny\nd\ne\n", [range(3, 5), range(6, 7)]),
+        (b"a\n b\nc\nd\n", [range(2, 3)]),
+    ],
+)
+def test_changed_lines_are_those_of_the_text_afterwards(after: bytes, ranges: list[range]) -> None:
+    assert changed_lines(b"a\nb\nc\nd\n", after) == ranges
