@@ -63,10 +63,10 @@ status: ## say what state every file is in
 verify: ## silent; succeed only if the overlay is whole
 	@$(OVERLAY) verify $(TARGET) $(ARGS)
 
-# An unpacked archive has no tools to make a page with; it shows the text alone.
-diff: $(if $(wildcard pyproject.toml),tools) ## show what the overlay changes in upstream's files, as text and as a page
+# The page is made where the tools for it are; elsewhere there is the text alone.
+diff: $(if $(filter $(TEST_ENV),$(REVIEW_BASE)),tools) ## show what the overlay changes in upstream's files, as text and as a page
 	@$(OVERLAY) diff $(REVIEW_BASE) $(ARGS)
-	@$(if $(wildcard pyproject.toml),$(REVIEW) diff $(REVIEW_BASE) >&2)
+	@$(if $(wildcard pyproject.toml),$(if $(wildcard $(TEST_ENV)/bin/python),$(REVIEW) diff $(REVIEW_BASE) >&2))
 
 review: tools ## say what RELEASE=version or wheel means for the overlay, as a page
 	@$(REVIEW) release "$$RELEASE" $(if $(SHA256),--sha256 "$$SHA256") $(REVIEW_BASE) $(ARGS)

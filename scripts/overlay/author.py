@@ -16,7 +16,7 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from overlay import pin as pins
@@ -34,7 +34,17 @@ _EDIT = "build/edit"
 _PRISTINE, _SAVED, _LAID_OUT = "pristine", "saved", "overlay.patches"
 #: The release that the tree is for, if it is not the pinned one, and its wheels.
 _RELEASE, _ARCHIVE = "overlay.release", "overlay.archive"
+#: For the author's own git in the tree: what git says in a message is not for the header, a
+#: conflict shows the old release's text, and nobody's attributes change how files merge.
+_CONFIG = {
+    "commit.cleanup": "strip",
+    "core.commentChar": ";",
+    "merge.conflictStyle": "diff3",
+    "core.attributesFile": os.devnull,
+    "core.excludesFile": os.devnull,
+}
 _IDENTITY = ("-c", "user.name=overlay", "-c", "user.email=overlay@localhost")
+_CONFLICT = re.compile(rb"^\+(?:<{7}|\|{7}|>{7}) .*$", re.MULTILINE)
 _VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
 
 #: What an archive for container builds does without.
@@ -252,7 +262,8 @@ def _lay_out(
     tree.mkdir(parents=True, exist_ok=True)
     if not (tree / ".git").exists():
         _git(tree, "init", "--quiet")
-        _git(tree, "config", "commit.cleanup", "verbatim")
+    for key, value in _CONFIG.items():
+        _git(tree, "config", key, value)
     # From here on the tree says nothing that could be refreshed from, until it is whole.
     if _git(tree, "tag", "--list", _SAVED):
         _git(tree, "tag", "--delete", _SAVED)
@@ -296,8 +307,15 @@ def rebase(
         The files that conflict in the patch at which git has stopped.
 
     Raises:
-        OverlayError: as for :func:`edit`; or git could not begin.
+        OverlayError: as for :func:`edit`; or it is the pinned release; or git could not begin.
     """
+    if version == overlay.pin.release:
+        raise OverlayError(
+            Exit.USAGE,
+            "is the release that the overlay is for",
+            subject=f"vLLM {version}",
+            next_step="run `make edit` to lay the series out, or name another release",
+        )
     edit(overlay, upstream, dry_run=False)
     tree = overlay.root / _EDIT
     _git(tree, "checkout", "--quiet", "--detach", _PRISTINE)
@@ -311,10 +329,12 @@ def rebase(
     old = _git(tree, "rev-parse", _PRISTINE)
     _git(tree, "tag", "--force", _PRISTINE, onto)
     _target(tree, (version, archives))
-    # As `git merge-file` does it, and with the text of the old release in each conflict.
-    settings = ["-c", "merge.conflictStyle=diff3", *_IDENTITY]
+    # As `git merge-file` does it.
+    if _lacks_identity(tree):
+        _git(tree, "config", "user.name", "overlay")
+        _git(tree, "config", "user.email", "overlay@localhost")
     options = ["--quiet", "--empty=drop", "-Xdiff-algorithm=myers", "-Xno-renames"]
-    _git_bytes(tree, *settings, "rebase", *options, "--onto", onto, old, "series", stops=True)
+    _git_bytes(tree, *_IDENTITY, "rebase", *options, "--onto", onto, old, "series", stops=True)
     return _git(tree, "diff", "--name-only", "--diff-filter=U").splitlines()
 
 
@@ -336,7 +356,15 @@ def _targeted(tree: Path, pin: pins.Pin) -> pins.Pin:
         return pin
     rows = _git(tree, "config", "--get-all", _ARCHIVE).splitlines()
     archives = {name: digest for digest, name in (row.split("  ", 1) for row in rows)}
+    if version == pin.release:  # Refreshed before; there may be more archives now.
+        return replace(pin, archives={**archives, **pin.archives})
     return pins.Pin(version, pin.overlay, archives, {}, {})
+
+
+def _lacks_identity(tree: Path) -> bool:
+    """Whether a commit of the person's own would fail for want of a name."""
+    command = ["git", "config", "--get", "user.email"]
+    return subprocess.run(command, cwd=tree, capture_output=True, check=False).returncode != 0
 
 
 def refresh(root: Path, dry_run: bool) -> list[str]:
@@ -537,6 +565,13 @@ def _patch(tree: Path, number: int, commit: str) -> tuple[str, bytes]:
             subject=f"commit {commit[:12]} ({subject})",
             next_step="write it as a DEP-3 header: " + ", ".join(FIELDS),
         )
+    if comment := next((each for each in message.splitlines() if each[:1] in ("#", ";")), None):
+        raise OverlayError(
+            Exit.USAGE,
+            f"the message holds a comment: {comment}",
+            subject=f"commit {commit[:12]} ({subject})",
+            next_step="take it out with `git commit --amend`, or a rebase",
+        )
     if any(line.startswith("--- ") for line in message.splitlines()):
         raise damaged("a line of the message begins with '--- '", f"commit {commit[:12]}")
     for line in _git(
@@ -553,6 +588,13 @@ def _patch(tree: Path, number: int, commit: str) -> tuple[str, bytes]:
     options = ["-U0", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", "--text"]
     options += ["--diff-algorithm=myers", "--src-prefix=a/", "--dst-prefix=b/"]
     changes = b"".join(bare(_git_bytes(tree, "diff", *options, f"{commit}^", commit)))
+    if mark := _CONFLICT.search(changes):
+        raise OverlayError(
+            Exit.USAGE,
+            f"puts in git's mark of a conflict: {mark[0][1:].decode()}",
+            subject=f"commit {commit[:12]} ({subject})",
+            next_step="settle the conflict in that commit, and run `make refresh` again",
+        )
     slug = re.sub(r"[^a-z0-9]+", "-", header_fields(message)["Description"].split("\n")[0].lower())
     return f"{number:04}-{slug.strip('-')[:60]}.patch", f"{message}\n\n".encode() + changes
 
@@ -650,7 +692,9 @@ def environment() -> dict[str, str]:
 
 
 def _git_bytes(tree: Path, *arguments: str, input: bytes = b"", stops: bool = False) -> bytes:
-    command = ["git", "-c", "core.autocrlf=false", "-c", "safe.directory=*", *arguments]
+    settings = ["core.autocrlf=false", "safe.directory=*"]
+    settings += [f"core.{name}File={os.devnull}" for name in ("attributes", "excludes")]
+    command = ["git", *(part for each in settings for part in ("-c", each)), *arguments]
     try:
         child = subprocess.run(
             command, cwd=tree, input=input, capture_output=True, check=False, env=environment()

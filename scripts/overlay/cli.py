@@ -140,7 +140,8 @@ def _count(text: str) -> int:
     return value
 
 
-def _installation(args: argparse.Namespace) -> Installation:
+def installation(args: argparse.Namespace) -> Installation:
+    """The installation that the arguments name, or the active virtual environment's."""
     venv = args.venv
     if args.venv is None and args.site is None and args.python is None:
         venv = os.environ.get("VIRTUAL_ENV") or None
@@ -161,7 +162,7 @@ def _change(
     done: str,
 ) -> int:
     options = Options(args.dry_run, args.force, args.wait)
-    outcome = change(_installation(args), Overlay.load(ROOT), options)
+    outcome = change(installation(args), Overlay.load(ROOT), options)
     if args.json:
         _print_json(args, outcome, Exit.DONE)
         return Exit.DONE
@@ -177,7 +178,7 @@ def _change(
 
 
 def _status(args: argparse.Namespace) -> int:
-    outcome = commands.status(_installation(args), Overlay.load(ROOT))
+    outcome = commands.status(installation(args), Overlay.load(ROOT))
     code = commands.verdict(outcome.inspection, want_overlaid=False)
     if args.json:
         _print_json(args, outcome, code)
@@ -203,7 +204,7 @@ def _status(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace) -> int:
     try:
-        outcome = commands.status(_installation(args), Overlay.load(ROOT))
+        outcome = commands.status(installation(args), Overlay.load(ROOT))
         code = commands.verdict(outcome.inspection, want_overlaid=True)
     except OverlayError as error:
         return _fail(args, error) if args.json else error.code
@@ -214,7 +215,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 def _diff(args: argparse.Namespace) -> int:
     context = None if args.full else args.context
-    lines = commands.diff(_installation(args), Overlay.load(ROOT), context, args.added)
+    lines = commands.diff(installation(args), Overlay.load(ROOT), context, args.added)
     if args.json:
         print(json.dumps({"command": "diff", "diff": "".join(lines)}))
     else:
@@ -253,7 +254,7 @@ def _upstream(args: argparse.Namespace, overlay: Overlay) -> author.Upstream:
 
     if args.wheel:
         return author.from_wheel(Path(args.wheel), overlay)
-    return author.from_installation(_installation(args), overlay)
+    return author.from_installation(installation(args), overlay)
 
 
 def _wrote(args: argparse.Namespace, files: Sequence[str]) -> int:

@@ -12,20 +12,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
 if not __package__:
     # Run as a directory: put its parent on the path so that it is a package.
     sys.path[0] = str(ROOT / "scripts")
 
-from overlay import author  # noqa: E402
+from overlay import author, cli  # noqa: E402
 from overlay.author import Upstream  # noqa: E402
-from overlay.errors import Exit, OverlayError, denied  # noqa: E402
-from overlay.installation import locate  # noqa: E402
+from overlay.errors import Exit, OverlayError  # noqa: E402
 from overlay.source import Overlay  # noqa: E402
 
 from review import review, wheels  # noqa: E402
@@ -36,6 +36,8 @@ FOLDER = Path("build", "review")
 def main(argv: Sequence[str]) -> int:
     """Run one command; its exit code."""
     args = _parser().parse_args(argv)
+    # Scratch directories are taken away, whoever ends the run.
+    signal.signal(signal.SIGTERM, _end)
     try:
         run = {"release": _release, "rebase": _rebase, "diff": _diff}[args.command]
         return run(args)
@@ -46,9 +48,18 @@ def main(argv: Sequence[str]) -> int:
         print("review: interrupted; what was there before is there still", file=sys.stderr)
         return 130
     except OSError as error:
-        failed = denied(error, "what was there before is there still")
+        failed = OverlayError(
+            Exit.DENIED,
+            f"{error.strerror or error}; what was there before is there still",
+            subject=error.filename if isinstance(error.filename, str) else None,
+            next_step="mend that, or name a directory that can be written to with --out",
+        )
         print(f"review: {failed}", file=sys.stderr)
         return failed.code
+
+
+def _end(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -121,7 +132,7 @@ def _wanted(args: argparse.Namespace, overlay: Overlay, folder: Path) -> wheels.
 
 
 def _base(args: argparse.Namespace, overlay: Overlay) -> Upstream:
-    return author.from_installation(locate(args.venv, args.site, args.python), overlay)
+    return author.from_installation(cli.installation(args), overlay)
 
 
 def _say(args: argparse.Namespace, found: Mapping[str, Any], folder: Path) -> None:
@@ -140,7 +151,7 @@ def _say(args: argparse.Namespace, found: Mapping[str, Any], folder: Path) -> No
         fates = [name["fate"] for name in found["names"]]
         counted = {fate: fates.count(fate) for fate in dict.fromkeys(fates)}
         print("names relied on: " + ", ".join(f"{n} {fate}" for fate, n in counted.items()))
-    print(f"page: {folder / version / review.PAGE}")
+    print(f"page: {folder / (review.OWN if found['own'] else version) / review.PAGE}")
 
 
 if __name__ == "__main__":

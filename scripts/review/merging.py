@@ -26,8 +26,11 @@ ADOPTED, GONE = "adopted", "gone"
 
 #: Longer than any row of such characters in a module.
 _MARKER = 31
+#: A line shorter than this stands anywhere by chance.
+_TELLING = 8
 _REGION = re.compile(
-    rb"^<{%d} release\n(.*?)^\|{%d} base\n(.*?)^={%d}\n(.*?)^>{%d} overlay\n" % ((_MARKER,) * 4),
+    rb"^<{%d} release\r?\n(.*?)^\|{%d} base\r?\n(.*?)^={%d}\r?\n(.*?)^>{%d} overlay\r?\n"
+    % ((_MARKER,) * 4),
     re.MULTILINE | re.DOTALL,
 )
 _DEFINED = re.compile(rb"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
@@ -44,6 +47,7 @@ class Judged:
         now: its line in the new release with the patches before it; of one that conflicts,
             where its lines are now, if they are there once.
         function: what it stands in.
+        lands: what it stands in there; of one that does not merge, the same as ``function``.
         base: of one that conflicts, the pinned release's text of the region, in lines; else
             the lines that it takes out.
         ours: the same with the hunk; else the lines that it puts in.
@@ -59,6 +63,7 @@ class Judged:
     ours: tuple[str, ...]
     theirs: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    lands: str = ""
 
 
 @dataclass(frozen=True)
@@ -194,7 +199,9 @@ class _Merging:
             # Equal lines around a hunk let it be seen a little higher or lower than it is.
             at = _first_difference(before, after) + 1
             verdict = APPLIES if now == at else MOVED
-            return Judged(verdict, was, was + now - at, function, removed, put)
+            line = was + now - at
+            lands = around(defined[1], min(line, there.count(b"\n") or 1))
+            return Judged(verdict, was, line, function, removed, put, lands=lands)
         region = _REGION.search(text)
         if region is None:
             raise OverlayError(
@@ -205,11 +212,9 @@ class _Merging:
             )
         theirs, base, ours = (split_lines(part) for part in region.groups())
         now_at = _once(there, base)
-        known = {each.name for each in defined[1]}
         # Of lines that the hunk takes out; those that it is put beside are not its own.
-        deleted = any(line.strip() for line in hunk.old) and not any(map(bytes.strip, theirs))
-        vanished = bool(function) and function not in known and not self._elsewhere(function)
-        gone = now_at is None and (deleted or vanished)
+        deleted = not any(map(bytes.strip, theirs)) and self._nowhere(hunk.old)
+        gone = deleted or self._vanished(before, function, defined)
         first, last = max(hunk.old_at - 1, 0), hunk.old_at + len(hunk.old) + 1
         after_these = {name for name in self.origins[path][first:last] if name in self.broken}
         return Judged(
@@ -222,6 +227,29 @@ class _Merging:
             _lines(theirs),
             tuple(sorted(after_these)),
         )
+
+    def _vanished(
+        self, before: bytes, function: str, defined: tuple[list[Definition], list[Definition]]
+    ) -> bool:
+        """Whether nothing is left of a function: no such name, and none of its lines."""
+        if not function or function in {each.name for each in defined[1]}:
+            return False
+        (span, *_) = (each for each in defined[0] if each.name == function)
+        lines = split_lines(before)[span.first - 1 : span.last]
+        return not self._elsewhere(function) and self._nowhere(lines)
+
+    def _nowhere(self, lines: Sequence[bytes]) -> bool:
+        """Whether no module of the release holds any of these lines; no, if they say little."""
+        wanted = {line.strip() for line in lines if len(line.strip()) >= _TELLING}
+        if not wanted:
+            return False
+        for path in self.release.paths:
+            data = self.release.read(path)
+            if any(line in data for line in wanted) and any(
+                line.strip() in wanted for line in split_lines(data)
+            ):
+                return False
+        return True
 
     def _elsewhere(self, function: str) -> bool:
         """Whether any module of the release defines something by that name."""

@@ -28,6 +28,8 @@ from review.wheels import Release
 CLEAN, EYES, CONFLICT = "clean", "needs eyes", "conflicts"
 CODES = {CLEAN: 0, EYES: 10, CONFLICT: 11}
 
+#: The directory of the overlay's review against its own release.
+OWN = "own"
 #: What is written.
 JSON, MARKDOWN, PAGE, CANDIDATE = "review.json", "review.md", "review.html", "candidate"
 
@@ -51,6 +53,7 @@ def of_release(overlay: Overlay, base: Upstream, release: Release, folder: Path)
     found = _described(overlay, release.version, merged)
     used = _names(overlay, base, release.upstream)
     candidate, files = _candidate(overlay, release, merged)
+    warnings = list(_warnings(merged, used))
     texts = _texts(overlay, base, release.upstream, merged)
     drifts = [drift(path, base.read(path), release.upstream.read(path)) for path in overlay.targets]
     found |= {
@@ -60,7 +63,7 @@ def of_release(overlay: Overlay, base: Upstream, release: Release, folder: Path)
             "sha256": release.sha256,
             "proof": release.proof,
         },
-        "verdict": _verdict(merged.patches, used),
+        "verdict": _verdict(merged.patches, used, warnings),
         "targets": [
             {
                 "path": each.path,
@@ -72,7 +75,7 @@ def of_release(overlay: Overlay, base: Upstream, release: Release, folder: Path)
         ],
         "names": used,
         "candidate": candidate,
-        "warnings": list(_warnings(merged, used)),
+        "warnings": warnings,
     }
     _write(folder, release.version, found, texts, files)
     return found
@@ -103,7 +106,7 @@ def of_itself(overlay: Overlay, base: Upstream, folder: Path) -> dict[str, Any]:
         },
         "warnings": [],
     }
-    _write(folder, version, found, _texts(overlay, base, base, merged), {})
+    _write(folder, OWN, found, _texts(overlay, base, base, merged), {})
     return found
 
 
@@ -136,6 +139,7 @@ def _patch(judged: JudgedPatch) -> dict[str, Any]:
                         "was": hunk.was,
                         "now": hunk.now,
                         "function": hunk.function,
+                        "lands": hunk.lands,
                         "base": list(hunk.base),
                         "ours": list(hunk.ours),
                         "theirs": list(hunk.theirs),
@@ -157,7 +161,7 @@ def _names(overlay: Overlay, base: Upstream, release: Upstream) -> list[dict[str
         for path in base.paths:
             _put(tree / path, overlaid.get(path) or base.read(path))
         for file in sorted((overlay.root / "vendor_overlay" / PACKAGE).rglob("*.py")):
-            _put(tree / PACKAGE / file.name, file.read_bytes())
+            _put(tree / file.relative_to(overlay.root / "vendor_overlay"), file.read_bytes())
         used = names.relied_on(tree, base, seams)
     return names.fates(used, base, release)
 
@@ -218,12 +222,14 @@ def _texts(overlay: Overlay, base: Upstream, release: Upstream, merged: Merged) 
     }
 
 
-def _verdict(patches: Sequence[JudgedPatch], used: Sequence[Mapping[str, Any]]) -> str:
+def _verdict(
+    patches: Sequence[JudgedPatch], used: Sequence[Mapping[str, Any]], warnings: Sequence[str]
+) -> str:
     verdicts = {patch.verdict for patch in patches}
     if CONFLICTS in verdicts:
         return CONFLICT
     changed = any(name["fate"] != "same" for name in used)
-    return EYES if changed or OBSOLETE in verdicts else CLEAN
+    return EYES if changed or warnings else CLEAN
 
 
 def _warnings(merged: Merged, used: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -237,6 +243,13 @@ def _warnings(merged: Merged, used: Sequence[Mapping[str, Any]]) -> Iterator[str
             for file in judged.files
             for hunk in file.hunks
         )
+        for file in judged.files:
+            for hunk in file.hunks:
+                if hunk.now is not None and hunk.lands != hunk.function and hunk.lands:
+                    yield (
+                        f"{number}: what it puts into {hunk.function or 'the module'} of "
+                        f"{file.path} comes to stand in {hunk.lands}, at line {hunk.now}"
+                    )
         if adopted and judged.verdict != OBSOLETE:
             yield (
                 f"{number}: {adopted} of its hunks are in the release already, or their lines are "
@@ -253,34 +266,38 @@ def _warnings(merged: Merged, used: Sequence[Mapping[str, Any]]) -> Iterator[str
 
 def _write(
     folder: Path,
-    version: str,
+    name: str,
     found: Mapping[str, Any],
     texts: Mapping[str, Texts],
     files: Mapping[str, bytes],
 ) -> None:
     """Write a review aside, and put it in place of what was there."""
     folder.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{version}-", dir=folder))
+    aside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder))
+    old = aside.with_name(f"{aside.name}.old")
     try:
         aside.chmod(0o755)
         _put(aside / JSON, (json.dumps(found, indent=1) + "\n").encode())
         _put(aside / MARKDOWN, markdown.render(found).encode())
         _put(aside / PAGE, page.render(found, texts).encode())
-        for name, data in files.items():
-            _put(aside / CANDIDATE / name, data)
-        final = folder / version
-        if final.is_symlink() or final.is_file():
+        for file, data in files.items():
+            _put(aside / CANDIDATE / file, data)
+        final = folder / name
+        if final.is_symlink() or (final.exists() and not (final / JSON).is_file()):
             raise OverlayError(
                 Exit.USAGE,
-                "is no directory, and a review is to be written there",
+                "is no review, and one is to be written there",
                 subject=final,
-                next_step="move it away",
+                next_step="move it away, or name another directory with --out",
             )
         if final.exists():
-            shutil.rmtree(final)
+            final.rename(old)
         aside.rename(final)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        if old.exists() and not final.exists():
+            old.rename(final)
+        for left in (aside, old):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _put(file: Path, data: bytes) -> None:

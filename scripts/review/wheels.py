@@ -118,6 +118,13 @@ def obtain(wanted: str, sha256: str | None, folder: Path, pin: Pin) -> Release:
     """
     given = _digest(sha256) if sha256 else None
     asked: Version | None
+    if "://" in wanted:
+        raise OverlayError(
+            Exit.USAGE,
+            "is an address",
+            subject=wanted,
+            next_step="download the wheel, and name the file and SHA256=",
+        )
     if wanted.endswith(".whl") or "/" in wanted or os.sep in wanted:
         wheel = Path(wanted)
         digest = _sum(wheel)

@@ -101,6 +101,63 @@ def test_a_function_that_is_elsewhere_now_is_not_gone() -> None:
     assert found.patches[1].verdict == "conflicts"
 
 
+@pytest.mark.parametrize(
+    "edits",
+    [
+        (
+            ("        self.wait()\n", ""),
+            ("        self.rows.remove(row)\n", "        self.wait()\n        self.wait()\n"),
+        ),
+        (("        self.wait()\n", ""), ('"""Runs."""\n', '"""Runs."""\n\nself.wait()\n')),
+    ],
+    ids=["twice", "outside"],
+)
+def test_lines_that_are_elsewhere_now_are_not_gone(edits: tuple[tuple[str, str], ...]) -> None:
+    found = merged(series.replaced(RUNNER, *edits))
+    assert found.patches[0].verdict == "conflicts"
+
+
+def test_lines_that_are_in_another_module_now_are_not_gone() -> None:
+    release = {PATH: CHANGES["a deleted call"].edit(RUNNER), "vllm/new.py": "        self.wait()\n"}
+    found = merging.merge(series.series(), series.upstream(BASE), series.upstream(release))
+    assert found.patches[0].verdict == "conflicts"
+
+
+def test_a_function_that_has_another_name_now_is_not_gone() -> None:
+    edits = (
+        ("def finish(self)", "def end(self)"),
+        ("        return total\n", "        return 1\n"),
+    )
+    found = merged(series.replaced(RUNNER, *edits))
+    assert found.patches[1].verdict == "conflicts"
+
+
+def test_lines_that_stand_anywhere_are_not_called_gone() -> None:
+    """Of a bracket nobody can say where it went."""
+    text = series.replaced(RUNNER, ("max(logits)\n", "max(\n            logits,\n        )\n"))
+    patches = series.series((("        )\n", "        ) + 1\n"),), text)
+    release = series.replaced(text, ("        )\n", ""))
+    assert merged(release, patches, text).patches[0].verdict == "conflicts"
+
+
+def test_a_hunk_that_lands_in_another_function_says_so() -> None:
+    edits = (("def finish(", "def other("), ("def drop(", "def finish("))
+    (hunk,) = merged(series.replaced(RUNNER, *edits)).patches[1].files[0].hunks
+    assert (hunk.verdict, hunk.function, hunk.lands) == ("applies", "Runner.finish", "Runner.other")
+    (same,) = merged(RUNNER).patches[1].files[0].hunks
+    assert same.lands == same.function == "Runner.finish"
+
+
+def test_lines_that_end_as_on_windows_conflict_as_others_do() -> None:
+    text, release = (
+        each.replace("\n", "\r\n")
+        for each in (RUNNER, CHANGES["a change inside a seam"].edit(RUNNER))
+    )
+    edit = ("        self.wait()\r\n", "        readiness.note(self)\r\n")
+    found = merged(release, series.series((edit,), text), text)
+    assert found.patches[0].verdict == "conflicts"
+
+
 def test_a_line_that_a_seam_stands_beside_does_not_make_it_obsolete() -> None:
     """It puts in and takes nothing out: what is gone is not what it was for."""
     release = series.replaced(RUNNER, ("        return total\n", ""))

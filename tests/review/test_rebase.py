@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from overlay import author
 from overlay.errors import Exit, OverlayError
 from overlay.source import Overlay
 from support import series
-from support.series import BASE, CHANGES, EDITS, PATH, RUNNER, replaced
+from support.series import BASE, CHANGES, EDITS, PATH, RUNNER
 from support.sites import snapshot
 
 VERSION = "0.23.0"
@@ -60,7 +61,7 @@ def test_what_merges_becomes_a_series_for_the_release(root: Path) -> None:
     assert rebase(root, text) == []
     overlay = refreshed(root, text)
     assert [patch.header for patch in overlay.series.patches] == headers
-    assert overlay.series.apply(PATH, text.encode()).decode() == replaced(text, *EDITS)
+    assert overlay.series.apply(PATH, text.encode()).decode() == series.replaced(text, *EDITS)
 
 
 def test_the_release_s_modules_are_in_the_tree(root: Path) -> None:
@@ -81,6 +82,7 @@ def test_a_patch_that_the_release_holds_is_dropped(root: Path) -> None:
 
 def test_git_stops_at_a_conflict_and_the_author_settles_it(root: Path) -> None:
     text = CHANGES["a change inside a seam"].edit(RUNNER)
+    headers = [patch.header for patch in Overlay.load(root).series.patches]
     before = snapshot(root / "patches")
     assert rebase(root, text) == [PATH]
     file = root / "build" / "edit" / PATH
@@ -92,13 +94,73 @@ def test_git_stops_at_a_conflict_and_the_author_settles_it(root: Path) -> None:
     assert refused.value.code is Exit.BUSY
     assert snapshot(root / "patches") == before
     # As an author would have it: the patches' own words in place of the new call.
-    wanted = replaced(text, ("        self.wait(1)\n", EDITS[0][1]))
+    wanted = series.replaced(text, ("        self.wait(1)\n", EDITS[0][1]))
     file.write_text(wanted)
     git(root, "add", PATH)
     git(root, "rebase", "--continue")
     overlay = refreshed(root, text)
-    assert overlay.series.apply(PATH, text.encode()).decode() == replaced(wanted, *EDITS[1:])
+    assert [patch.header for patch in overlay.series.patches] == headers
+    assert overlay.series.apply(PATH, text.encode()).decode() == series.replaced(wanted, *EDITS[1:])
     assert len(overlay.series.patches) == len(EDITS)
+
+
+def test_each_conflict_shows_the_old_text(root: Path) -> None:
+    """Those at which the author's own git stops, too."""
+    rebase(root, CHANGES["a change inside a seam"].edit(RUNNER))
+    file = root / "build" / "edit" / PATH
+    assert "\n||||||| " in file.read_text()
+    git(root, "checkout", "--ours", PATH)
+    git(root, "add", PATH)
+    git(root, "-c", "core.editor=true", "rebase", "--skip", code=1)
+    assert "readiness.note(self, chosen)" in file.read_text()
+    assert "\n||||||| " in file.read_text()
+
+
+def test_gits_marks_are_not_written_out(root: Path) -> None:
+    rebase(root, CHANGES["a change inside a seam"].edit(RUNNER))
+    before = snapshot(root / "patches")
+    git(root, "add", PATH)
+    git(root, "rebase", "--continue", code=1)
+    git(root, "add", PATH)
+    git(root, "rebase", "--continue")
+    with pytest.raises(OverlayError, match="git's mark of a conflict: <<<<<<<"):
+        author.refresh(root, dry_run=False)
+    assert snapshot(root / "patches") == before
+
+
+def test_a_comment_of_gits_is_not_written_out(root: Path) -> None:
+    author.edit(Overlay.load(root), series.upstream(BASE), dry_run=False)
+    message = git(root, "log", "-1", "--format=%B").strip() + "\n# Please enter the message\n"
+    git(root, "commit", "--quiet", "--amend", "--cleanup=verbatim", "-m", message)
+    with pytest.raises(OverlayError, match="holds a comment: # Please enter"):
+        author.refresh(root, dry_run=False)
+
+
+def test_nobodys_attributes_change_how_files_merge(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "git").mkdir()
+    (tmp_path / "git" / "attributes").write_text("*.py merge=union\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert rebase(root, CHANGES["a change inside a seam"].edit(RUNNER)) == [PATH]
+
+
+def test_archives_that_were_added_stay(root: Path) -> None:
+    text = CHANGES["a line above"].edit(RUNNER)
+    rebase(root, text)
+    overlay = refreshed(root, text)
+    more = replace(overlay.pin, archives={**overlay.pin.archives, "vllm-0.23.0.tar.gz": "b" * 64})
+    (root / "VERSION_PIN").write_text(more.dumps())
+    assert author.refresh(root, dry_run=False) == []
+    assert Overlay.load(root).pin == more
+
+
+def test_the_pinned_release_is_no_other(root: Path) -> None:
+    before = snapshot(root)
+    release = series.upstream(BASE)
+    with pytest.raises(OverlayError, match="is the release that the overlay is for"):
+        author.rebase(author.load_unproven(root), release, release, "0.22.0", ARCHIVES)
+    assert snapshot(root) == before
 
 
 def test_a_rebase_that_was_given_up_is_not_written_out(root: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from overlay import author, pin
+from overlay.errors import OverlayError
 from overlay.installation import locate
 from overlay.patches import Series
 from overlay.pin import sha256
@@ -241,7 +242,39 @@ def test_obsolete_needs_eyes_though_no_name_has_changed(tmp_path: Path) -> None:
     assert found["verdict"] == "needs eyes"
 
 
+def test_what_warns_is_not_clean(tmp_path: Path) -> None:
+    """The patch merges; what is left of it may make no sense."""
+    edits = (
+        ("LIMIT = 8\n", "LIMIT = 8\nBOUND = 9\nFLOOR = 1\n"),
+        ('"""Runs."""\n', '"""Ran."""\n'),
+    )
+    text = series.replaced(RUNNER, *edits)
+    overlay = series.checkout(tmp_path / "checkout", ((RUNNER[:22], text[:38]),))
+    release = series.replaced(RUNNER, edits[1])
+    found = review.of_release(overlay, series.upstream(BASE), synthetic(release), tmp_path / "out")
+    assert [patch["verdict"] for patch in found["patches"]] == ["moved"]
+    assert fates(found) == {}
+    assert found["warnings"]
+    assert found["verdict"] == "needs eyes"
+
+
+def test_a_seam_that_lands_in_another_function_warns(tmp_path: Path) -> None:
+    edits = (("def finish(", "def other("), ("def drop(", "def finish("))
+    found = reviewed(tmp_path, series.replaced(RUNNER, *edits))
+    assert any("comes to stand in Runner.other" in warning for warning in found["warnings"])
+
+
 # What is written.
+
+
+def test_what_is_no_review_is_not_replaced(tmp_path: Path) -> None:
+    mine = tmp_path / "reviews" / "0.23.0" / "precious"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    before = snapshot(tmp_path / "reviews")
+    with pytest.raises(OverlayError, match="is no review"):
+        reviewed(tmp_path, RUNNER)
+    assert snapshot(tmp_path / "reviews") == before
 
 
 def test_a_review_replaces_the_one_before_and_leaves_nothing_else(tmp_path: Path) -> None:
@@ -297,13 +330,24 @@ def test_the_program_ends_with_what_it_found(tmp_path: Path) -> None:
         )
 
 
+def test_the_active_environment_is_the_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "none"))
+    done = program("diff", "--out", tmp_path)
+    assert str(tmp_path / "none") in done.stderr
+    monkeypatch.setenv("VIRTUAL_ENV", str(REPO / "build" / "env"))
+    assert program("diff", "--out", tmp_path).returncode == 0
+
+
 def test_the_overlay_against_its_own_release(tmp_path: Path) -> None:
     done = program("diff", "--site", UPSTREAM, "--out", tmp_path)
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "0.22.0" / review.JSON).read_text())
+    assert [file.name for file in tmp_path.iterdir()] == [review.OWN]
+    found = json.loads((tmp_path / review.OWN / review.JSON).read_text())
     assert found["own"] is True
     assert {patch["verdict"] for patch in found["patches"]} == {"applies"}
-    text = html.unescape((tmp_path / "0.22.0" / review.PAGE).read_text())
+    text = html.unescape((tmp_path / review.OWN / review.PAGE).read_text())
     assert all(patch["title"] in text for patch in found["patches"])
 
 
@@ -313,6 +357,11 @@ def test_the_overlay_against_its_own_release(tmp_path: Path) -> None:
         (("release", ""), "RELEASE is empty"),
         (("release", "0.22.999"), "0.22.999"),
         (("release", "no/such.whl"), "no/such.whl"),
+        (
+            ("release", "https://example.org/vllm.whl"),
+            "https://example.org/vllm.whl: is an address",
+        ),
+        (("release", "0.22.1", "--site", "x", "--venv", "y"), "VENV and SITE name two targets"),
         (("rebase", ""), "RELEASE is empty"),
         (("release", "0.23.0", "--site", "/no/such/site"), "/no/such/site"),
     ],
