@@ -244,12 +244,10 @@ def test_obsolete_needs_eyes_though_no_name_has_changed(tmp_path: Path) -> None:
 
 def test_what_warns_is_not_clean(tmp_path: Path) -> None:
     """The patch merges; what is left of it may make no sense."""
-    edits = (
-        ("LIMIT = 8\n", "LIMIT = 8\nBOUND = 9\nFLOOR = 1\n"),
-        ('"""Runs."""\n', '"""Ran."""\n'),
-    )
+    edits = (("LIMIT = 8", "LIMIT = 8\nBOUND = 9\nFLOOR = 1"), ('"""Runs."""', '"""Ran."""'))
     text = series.replaced(RUNNER, *edits)
-    overlay = series.checkout(tmp_path / "checkout", ((RUNNER[:22], text[:38]),))
+    heads = [each.partition("\n\n\nclass")[0] for each in (RUNNER, text)]
+    overlay = series.checkout(tmp_path / "checkout", ((heads[0], heads[1]),))
     release = series.replaced(RUNNER, edits[1])
     found = review.of_release(overlay, series.upstream(BASE), synthetic(release), tmp_path / "out")
     assert [patch["verdict"] for patch in found["patches"]] == ["moved"]
