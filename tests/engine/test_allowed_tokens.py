@@ -1,0 +1,98 @@
+"""What a request gives does not depend on the schedule where others have allowed tokens.
+
+On stock it does: the one place where the overlay gives other tokens on purpose.
+"""
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine.allowed import EVERY, REQUESTS, allowed
+from overlay.errors import Exit
+from support import asynchronous
+from support.checkpoint import generate
+from support.engine import Engine, at_once
+from support.sites import REPO, run
+
+PROGRAM = REPO / "tests" / "engine" / "allowed.py"
+BUDGETS = ("24", "48")
+
+Runs = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def runs() -> Iterator[Runs]:
+    """What came out of every run, by installation and schedule."""
+    folder = Path(tempfile.mkdtemp(prefix="allowed-", dir=REPO / "build"))
+    engine = Engine(folder, forking=True)
+    generate(folder / "model")
+    late = asynchronous.announce(folder / "late", asynchronous.register)
+
+    def result(name: str) -> Any:
+        installation, schedule = name.split()
+        paths = [REPO / "tests", *[late] * (schedule == "async")]
+        switch = {} if installation == "stock" else {"VLLM_READINESS": installation}
+        return engine.start(PROGRAM, [schedule, *BUDGETS], paths, **switch).finish()
+
+    found = {"stock sync": result("stock sync")}
+    assert (
+        run("apply", "--force", "--site", engine.site, "--python", sys.executable).returncode
+        == Exit.DONE
+    )
+    names = ("on sync", "on async", "allowed-tokens sync")
+    with ThreadPoolExecutor(max_workers=at_once()) as pool:
+        yield found | dict(zip(names, pool.map(result, names), strict=True))
+    shutil.rmtree(folder)
+
+
+def _differing(one: list[list[int]], other: list[list[int]]) -> list[int]:
+    """The requests whose tokens differ."""
+    return [number for number in range(REQUESTS) if one[number] != other[number]]
+
+
+def test_each_request_gives_the_same_tokens_whatever_the_schedule(runs: Runs) -> None:
+    reference = runs["on sync"]["results"][BUDGETS[0]]
+    for schedule in ("sync", "async"):
+        for budget in BUDGETS:
+            assert not _differing(reference, runs[f"on {schedule}"]["results"][budget])
+
+
+def test_on_stock_it_does_not(runs: Runs) -> None:
+    """Else upstream has mended it, or nothing here would show it."""
+    stock = runs["stock sync"]["results"]
+    assert _differing(*(stock[budget] for budget in BUDGETS))
+
+
+def test_stock_differs_where_masks_may_reach_and_nowhere_else(runs: Runs) -> None:
+    """Most requests give on stock what they give with the overlay."""
+    ours = runs["on sync"]["results"][BUDGETS[0]]
+    for budget in BUDGETS:
+        assert 0 < len(_differing(ours, runs["stock sync"]["results"][budget])) < REQUESTS / 2
+
+
+def test_switched_off_it_is_as_on_stock(runs: Runs) -> None:
+    assert runs["allowed-tokens sync"]["results"] == runs["stock sync"]["results"]
+
+
+def test_requests_have_allowed_tokens_and_no_others(runs: Runs) -> None:
+    for name in ("on sync", "on async"):
+        for budget in BUDGETS:
+            results = runs[name]["results"][budget]
+            kept = [set(tokens) <= set(allowed(n) or tokens) for n, tokens in enumerate(results)]
+            assert all(kept)
+            free = {token for n in range(REQUESTS) if allowed(n) is None for token in results[n]}
+            assert len(free) > 200
+    assert sum(allowed(number) is not None for number in range(REQUESTS)) == REQUESTS // EVERY
+
+
+def test_the_engine_scheduled_as_it_was_asked_to(runs: Runs) -> None:
+    for name, outcome in runs.items():
+        evidence = outcome["evidence"]
+        assert evidence["scheduler"] == ("AsyncScheduler" if "async" in name else "Scheduler")
+        assert (evidence["outputs handed over unready"] > 100) == ("async" in name), name
+        assert evidence["prefill chunks"] >= 20, name
