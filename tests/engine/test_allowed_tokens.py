@@ -34,17 +34,16 @@ def runs() -> Iterator[Runs]:
     late = asynchronous.announce(folder / "late", asynchronous.register)
 
     def result(name: str) -> Any:
-        installation, schedule = name.split()
+        schedule = name.split()[1]
         paths = [REPO / "tests", *[late] * (schedule == "async")]
-        switch = {} if installation == "stock" else {"VLLM_READINESS": installation}
-        return engine.start(PROGRAM, [schedule, *BUDGETS], paths, **switch).finish()
+        return engine.start(PROGRAM, [schedule, *BUDGETS], paths).finish()
 
     found = {"stock sync": result("stock sync")}
     assert (
         run("apply", "--force", "--site", engine.site, "--python", sys.executable).returncode
         == Exit.DONE
     )
-    names = ("on sync", "on async", "allowed-tokens sync")
+    names = ("overlaid sync", "overlaid async")
     with ThreadPoolExecutor(max_workers=at_once()) as pool:
         yield found | dict(zip(names, pool.map(result, names), strict=True))
     shutil.rmtree(folder)
@@ -56,10 +55,10 @@ def _differing(one: list[list[int]], other: list[list[int]]) -> list[int]:
 
 
 def test_each_request_gives_the_same_tokens_whatever_the_schedule(runs: Runs) -> None:
-    reference = runs["on sync"]["results"][BUDGETS[0]]
+    reference = runs["overlaid sync"]["results"][BUDGETS[0]]
     for schedule in ("sync", "async"):
         for budget in BUDGETS:
-            assert not _differing(reference, runs[f"on {schedule}"]["results"][budget])
+            assert not _differing(reference, runs[f"overlaid {schedule}"]["results"][budget])
 
 
 def test_on_stock_it_does_not(runs: Runs) -> None:
@@ -70,17 +69,13 @@ def test_on_stock_it_does_not(runs: Runs) -> None:
 
 def test_stock_differs_where_masks_may_reach_and_nowhere_else(runs: Runs) -> None:
     """Most requests give on stock what they give with the overlay."""
-    ours = runs["on sync"]["results"][BUDGETS[0]]
+    ours = runs["overlaid sync"]["results"][BUDGETS[0]]
     for budget in BUDGETS:
         assert 0 < len(_differing(ours, runs["stock sync"]["results"][budget])) < REQUESTS / 2
 
 
-def test_switched_off_it_is_as_on_stock(runs: Runs) -> None:
-    assert runs["allowed-tokens sync"]["results"] == runs["stock sync"]["results"]
-
-
 def test_requests_have_allowed_tokens_and_no_others(runs: Runs) -> None:
-    for name in ("on sync", "on async"):
+    for name in ("overlaid sync", "overlaid async"):
         for budget in BUDGETS:
             results = runs[name]["results"][budget]
             kept = [set(tokens) <= set(allowed(n) or tokens) for n, tokens in enumerate(results)]

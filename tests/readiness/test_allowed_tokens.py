@@ -248,7 +248,7 @@ PARAMS = st.fixed_dictionaries(
 
 
 def own_processors() -> LogitsProcessors:
-    """vLLM's logits processors, with nothing in them."""
+    """The logits processors that vLLM has, with nothing in them."""
     config = SimpleNamespace(
         scheduler_config=SimpleNamespace(max_num_seqs=ROWS), speculative_config=None
     )
@@ -378,7 +378,7 @@ def test_every_row_is_its_own_requests_always(pooling: bool, data: st.DataObject
             for batch in batches.all if one != other else ():
                 batch.swap_states(one, other)
             batches.compare()
-        if batches.expected and data.draw(st.booleans()):
+        if data.draw(st.booleans()) and batches.expected:
             counts = {name: data.draw(st.integers(1, 3)) for name in batches.expected}
             for batch in batches.all:
                 scheduled: Any = SimpleNamespace(num_scheduled_tokens=counts)
