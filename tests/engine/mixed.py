@@ -107,8 +107,11 @@ def cases() -> list[Case]:
     return made
 
 
-def start(model: Path, asynchronous: bool, blocks: int, **named: Any) -> Any:
-    """A small engine that prefills in chunks and has ``blocks`` of KV cache."""
+def start(model: Path, asynchronous: bool, blocks: int, budget: int = 48, **named: Any) -> Any:
+    """A small engine that prefills in chunks and has ``blocks`` of KV cache.
+
+    A step computes at most ``budget`` tokens.
+    """
     from vllm import EngineArgs, LLMEngine
 
     return LLMEngine.from_engine_args(
@@ -118,7 +121,7 @@ def start(model: Path, asynchronous: bool, blocks: int, **named: Any) -> Any:
             dtype="float32",
             max_model_len=256,
             max_num_seqs=16,
-            max_num_batched_tokens=48,
+            max_num_batched_tokens=budget,
             block_size=BLOCK,
             num_gpu_blocks_override=blocks,
             enable_prefix_caching=False,

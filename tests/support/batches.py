@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.ops.penalties import apply_all_penalties
 
@@ -26,8 +27,12 @@ def empty(
     max_num_reqs: int = 16,
     length: int = 256,
     num_spec_tokens: int = 0,
+    **named: Any,
 ) -> Any:
-    """A batch without requests; ``path_loader`` is modules.overlaid or modules.pristine."""
+    """A batch without requests; ``path_loader`` is modules.overlaid or modules.pristine.
+
+    What else is named goes to the batch as it is.
+    """
     return path_loader(modules.INPUT_BATCH).InputBatch(
         max_num_reqs=max_num_reqs,
         max_model_len=length,
@@ -38,6 +43,7 @@ def empty(
         block_sizes=[16],
         kernel_block_sizes=[16],
         num_spec_tokens=num_spec_tokens,
+        **named,
     )
 
 
@@ -57,6 +63,21 @@ def state(spec: Spec, req_id: str) -> Any:
         num_computed_tokens=0,
         output_token_ids=list(spec.output),
         prompt_embeds=spec.embeds,
+    )
+
+
+def pooled(prompt: list[int], req_id: str, requires_token_ids: bool) -> Any:
+    """The runner's state of a request to a model that pools."""
+    return modules.pristine(modules.INPUT_BATCH).CachedRequestState(
+        req_id=req_id,
+        prompt_token_ids=prompt,
+        mm_features=[],
+        sampling_params=None,
+        generator=None,
+        block_ids=([],),
+        num_computed_tokens=0,
+        output_token_ids=[],
+        pooling_params=PoolingParams(task="embed", requires_token_ids=requires_token_ids),
     )
 
 

@@ -12,6 +12,7 @@ FEATURES: Mapping[str, str] = MappingProxyType(
         "thinking-budget": "markers searched in new tokens only; waits where a force may be due",
         "penalties": "penalties from counts on the device; no cost grows with the output",
         "bad-words": "bad words matched and masked on the device; nothing waits",
+        "allowed-tokens": "a row holds what is its own request's, allowed tokens first of all",
         "sampler-copies": "logits are copied and converted only where something changes them",
     }
 )

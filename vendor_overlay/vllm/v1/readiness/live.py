@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from vllm.v1.readiness import sampler_copies, switch
+from vllm.v1.readiness.allowed_tokens import AllowedTokens
 from vllm.v1.readiness.bad_words import BadWords
 from vllm.v1.readiness.history import History
 from vllm.v1.readiness.outputs import Outputs
@@ -48,6 +49,7 @@ class LiveBatch:
         self.rows = LiveRows(self)
         on = switch.enabled()
         self.outputs = Outputs(batch, num_spec_tokens, "readback" in on)
+        self.allowed = AllowedTokens(batch) if "allowed-tokens" in on else None
         if batch.is_pooling_model:
             on = frozenset()
         self.plans = "sampler-copies" in on
@@ -77,17 +79,47 @@ class LiveBatch:
 
     def add_request(self, request: "CachedRequestState") -> None:
         """A request has been given a row."""
+        if self.allowed is not None:
+            self.allowed.add_request(request)
         if self.history is not None:
             self.history.add_request(request)
         for slots in self.slots:
             slots.add_request(request)
 
-    def remove_request(self, req_id: str) -> None:
+    def remove_request(self, req_id: str, row: int) -> None:
         """A request has lost its row."""
+        if self.allowed is not None:
+            self.allowed.remove_request(row)
         if self.history is not None:
             self.history.remove_request(req_id)
         for slots in self.slots:
             slots.remove_request(req_id)
+
+    def move_row(self, source: int, target: int) -> None:
+        """See :meth:`AllowedTokens.move_row`."""
+        if self.allowed is not None:
+            self.allowed.move_row(source, target)
+
+    def swap_rows(self, one: int, other: int) -> None:
+        """See :meth:`AllowedTokens.swap_rows`."""
+        if self.allowed is not None:
+            self.allowed.swap_rows(one, other)
+
+    def leave_mask(self, row: int) -> None:
+        """See :meth:`AllowedTokens.leave_mask`."""
+        if self.allowed is not None:
+            self.allowed.leave_mask(row)
+
+    def swap_masks(self, one: int, other: int) -> bool:
+        """Exchange the masks of two rows.
+
+        Returns:
+            Whether that is done; else upstream does it.
+        """
+        if self.allowed is None:
+            return False
+        self.allowed.swap_masks(one, other)
+        return True
 
     def plan(self, metadata: "SamplingMetadata") -> None:
         """The batch has changed; see :mod:`vllm.v1.readiness.sampler_copies`.
