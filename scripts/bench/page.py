@@ -8,9 +8,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pages
 from bench import plots, report
 from bench.report import Found
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 TEMPLATE = "page.html.j2"
@@ -20,13 +20,7 @@ EVEN = 0.03
 
 def render(run: Found) -> str:
     """The run as one HTML page."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = pages.environment(Path(__file__).parent)
     machine, versions = run["machine"], run["versions"]
     view = {
         "run": run,

@@ -87,25 +87,14 @@ def from_wheel(wheel: Path, overlay: Overlay) -> Upstream:
     Raises:
         OverlayError: it is another wheel.
     """
-    digest = hashlib.sha256()
-    try:
-        with wheel.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    except OSError as error:
-        raise OverlayError(
-            Exit.USAGE,
-            f"cannot be read ({error.strerror})",
-            subject=wheel,
-            next_step="name a wheel file",
-        ) from None
-    if digest.hexdigest() not in overlay.pin.archives.values():
+    digest = digest_of(wheel)
+    if digest not in overlay.pin.archives.values():
         raise OverlayError(
             Exit.RELEASE,
             "is not one of the pinned archives",
             subject=wheel,
             expected="one that VERSION_PIN lists under [archives]",
-            found=f"SHA-256 {digest.hexdigest()}",
+            found=f"SHA-256 {digest}",
             next_step=f"download the wheel of vLLM {overlay.pin.release}",
         )
     if not zipfile.is_zipfile(wheel):
@@ -118,6 +107,27 @@ def from_wheel(wheel: Path, overlay: Overlay) -> Upstream:
     archive = zipfile.ZipFile(wheel)
     names = (n for n in archive.namelist() if n.startswith("vllm/") and n.endswith(".py"))
     return Upstream(tuple(sorted(names)), archive.read)
+
+
+def digest_of(wheel: Path) -> str:
+    """The SHA-256 of a wheel file, in lower-case hexadecimal.
+
+    Raises:
+        OverlayError: it cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        with wheel.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    except OSError as error:
+        raise OverlayError(
+            Exit.USAGE,
+            f"cannot be read ({error.strerror})",
+            subject=wheel,
+            next_step="name a wheel file",
+        ) from None
+    return digest.hexdigest()
 
 
 def load_unproven(root: Path) -> Overlay:

@@ -17,7 +17,7 @@ from overlay.errors import Exit, OverlayError
 from overlay.patches import FilePatch, Hunk, Patch, Series, header_fields, split_lines
 
 from review import git
-from review.outline import Definition, around, definitions
+from review.outline import Extent, around, extents
 
 #: The verdicts, worst first.
 CONFLICTS, OBSOLETE, MOVED, APPLIES = "conflicts", "obsolete", "moved", "applies"
@@ -173,8 +173,8 @@ class _Merging:
         )
 
     def _hunks(self, file: FilePatch, before: bytes, there: bytes) -> Iterator[Judged]:
-        found = definitions(before.decode(errors="replace"))
-        later = definitions(there.decode(errors="replace"))
+        found = extents(before.decode(errors="replace"))
+        later = extents(there.decode(errors="replace"))
         for hunk in file.hunks:
             yield self._hunk(file.path, hunk, before, there, (found, later))
 
@@ -184,7 +184,7 @@ class _Merging:
         hunk: Hunk,
         before: bytes,
         there: bytes,
-        defined: tuple[list[Definition], list[Definition]],
+        defined: tuple[list[Extent], list[Extent]],
     ) -> Judged:
         alone = Hunk(hunk.old_at, hunk.old, hunk.old_at, hunk.new)
         after = FilePatch(path, (alone,)).apply(before, path)
@@ -229,7 +229,7 @@ class _Merging:
         )
 
     def _vanished(
-        self, before: bytes, function: str, defined: tuple[list[Definition], list[Definition]]
+        self, before: bytes, function: str, defined: tuple[list[Extent], list[Extent]]
     ) -> bool:
         """Whether nothing is left of a function: no such name, and none of its lines."""
         if not function or function in {each.name for each in defined[1]}:

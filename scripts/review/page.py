@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+import pages
 from markupsafe import Markup
 
 from review import words
@@ -53,13 +53,7 @@ def render(review: Found, texts: Mapping[str, Texts]) -> str:
         review: what ``review.json`` holds.
         texts: the texts of each file that the patches change, by its path.
     """
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = pages.environment(Path(__file__).parent)
     environment.filters["mood"] = lambda said: _MOODS.get(said, "")
     anchors = _Anchors()
     targets = list(_targets(review, texts, anchors))

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from overlay.author import Upstream
+from overlay.author import Upstream, digest_of
 from overlay.errors import Exit, OverlayError, denied
 from overlay.pin import Pin
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
@@ -127,7 +127,7 @@ def obtain(wanted: str, sha256: str | None, folder: Path, pin: Pin) -> Release:
         )
     if wanted.endswith(".whl") or "/" in wanted or os.sep in wanted:
         wheel = Path(wanted)
-        digest = _sum(wheel)
+        digest = digest_of(wheel)
         project, asked, platforms = _parsed(wheel.name)
         proof = _prove(wheel, digest, given, folder, pin, project, asked, platforms)
     else:
@@ -165,22 +165,6 @@ def _digest(text: str) -> str:
             next_step="give the wheel's whole checksum, or none",
         )
     return match[1].lower()
-
-
-def _sum(wheel: Path) -> str:
-    digest = hashlib.sha256()
-    try:
-        with wheel.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    except OSError as error:
-        raise OverlayError(
-            Exit.USAGE,
-            f"cannot be read ({error.strerror})",
-            subject=wheel,
-            next_step="name a wheel file, or a version",
-        ) from None
-    return digest.hexdigest()
 
 
 def _parsed(name: str) -> tuple[str, Version | None, tuple[str, ...]]:
@@ -265,7 +249,7 @@ def _fetch(version: Version, given: str | None, folder: Path, pin: Pin) -> tuple
     if not expected:
         raise _another(name, None, None, "the package index gives no checksum for it")
     wheel = folder / name
-    if not wheel.is_file() or _sum(wheel) != expected:
+    if not wheel.is_file() or digest_of(wheel) != expected:
         _download(listed, version, expected, wheel)
     return wheel, expected, proof
 
@@ -370,7 +354,7 @@ def _download(listed: _Listed, version: Version, digest: str, wheel: Path) -> No
                 subject=listed.name,
                 next_step="run it again, or name a wheel file and give SHA256=its checksum",
             )
-        if (found := _sum(here)) != digest:
+        if (found := digest_of(here)) != digest:
             raise _another(listed.name, found, digest, "pip downloaded something else")
         here.replace(wheel)
 

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +11,7 @@ import pytest
 from bench import report
 from playwright.sync_api import Browser, Page
 from support import runs
-from support.browser import DESKTOP, PHONE, Opened, browser, opened
+from support.browser import DESKTOP, PHONE, Opened, browser, opening
 from support.painted import PAINTED, contrast, luminance
 
 SIDE, OTHER = "issue-43450", "prime-rl-2772"
@@ -36,8 +35,6 @@ def run() -> dict[str, Any]:
 @pytest.fixture
 def show(started: Browser, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
     """Opens the page of a run; at the end, nothing may have been amiss with it."""
-    contexts: list[AbstractContextManager[Opened]] = []
-    pages: list[Opened] = []
 
     def showing(
         run: dict[str, Any],
@@ -46,15 +43,10 @@ def show(started: Browser, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
     ) -> Opened:
         file = tmp_path / "page.html"
         file.write_text(made(json.dumps(run)), encoding="utf-8")
-        contexts.append(opened(started, file, size, scheme))
-        pages.append(contexts[-1].__enter__())
-        return pages[-1]
+        return open_file(file, size, scheme)
 
-    yield showing
-    complaints = [each for page in pages for each in page.complaints]
-    for context in contexts:
-        context.__exit__(None, None, None)
-    assert complaints == []
+    with opening(started) as open_file:
+        yield showing
 
 
 @cache

@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from review import page
 from review.colours import seen
 from review.sides import Texts, lines_of
 from support import reviews
-from support.browser import DESKTOP, PHONE, Opened, browser, opened
+from support.browser import DESKTOP, PHONE, browser, opening
 from support.painted import PAINTED, contrast, luminance
 from support.reviews import HOSTILE, ONE, THREE, TWO
 
@@ -36,8 +36,7 @@ def started() -> Iterator[Browser]:
 @pytest.fixture
 def show(started: Browser, tmp_path: Path) -> Iterator[Callable[..., Page]]:
     """Opens the page of a review; at the end, nothing may have been amiss with it."""
-    contexts: list[AbstractContextManager[Opened]] = []
-    pages: list[Opened] = []
+    files = (tmp_path / f"page-{number}.html" for number in count())
 
     def showing(
         review: dict[str, Any],
@@ -45,18 +44,13 @@ def show(started: Browser, tmp_path: Path) -> Iterator[Callable[..., Page]]:
         size: tuple[int, int] = DESKTOP,
         scheme: Literal["light", "dark"] = "light",
     ) -> Page:
-        file = tmp_path / f"page-{len(pages)}.html"
+        file = next(files)
         made = page.render(review, reviews.texts() if texts is None else texts)
         file.write_text(made, encoding="utf-8")
-        contexts.append(opened(started, file, size, scheme))
-        pages.append(contexts[-1].__enter__())
-        return pages[-1].page
+        return open_file(file, size, scheme).page
 
-    yield showing
-    complaints = [each for found in pages for each in found.complaints]
-    for context in contexts:
-        context.__exit__(None, None, None)
-    assert complaints == []
+    with opening(started) as open_file:
+        yield showing
 
 
 def tables(shown: Page, around: str) -> list[list[list[str]]]:

@@ -1,7 +1,7 @@
 """A real headless Chromium, and what it says of a page."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -68,3 +68,21 @@ def opened(
         yield found
     finally:
         context.close()
+
+
+Show = Callable[[Path, tuple[int, int], Literal["light", "dark"]], Opened]
+
+
+@contextmanager
+def opening(started: Browser) -> Iterator[Show]:
+    """Opens files; at the end, nothing may have been amiss with any of them."""
+    pages: list[Opened] = []
+    with ExitStack() as stack:
+
+        def show(file: Path, size: tuple[int, int], scheme: Literal["light", "dark"]) -> Opened:
+            pages.append(stack.enter_context(opened(started, file, size, scheme)))
+            return pages[-1]
+
+        yield show
+        complaints = [each for page in pages for each in page.complaints]
+    assert complaints == []
