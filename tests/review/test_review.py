@@ -17,7 +17,8 @@ from overlay.errors import OverlayError
 from overlay.installation import locate
 from overlay.patches import Series
 from overlay.pin import sha256
-from review import merging, names, page, review
+from review import merging, names, page, review, wheels
+from review.__main__ import main as program_main
 from review.wheels import Release
 from support import series
 from support.picks import held_against_git
@@ -311,21 +312,24 @@ def program(*arguments: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_the_program_ends_with_what_it_found(tmp_path: Path) -> None:
-    version = "0.23.0"
-    (tmp_path / "wheels").symlink_to(REPO / "build" / "wheels" / "releases")
-    release(version)
-    done = program("release", version, "--site", UPSTREAM, "--out", tmp_path)
-    assert done.returncode == 11, done.stderr
-    kept = tmp_path
-    found = json.loads((kept / version / review.JSON).read_text())
-    assert f"vLLM {version}: {found['verdict']}" in done.stdout
+def test_the_program_ends_with_what_it_found(
+    reviews: Callable[[str], Real],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wheel, found, _ = reviews("0.23.0")
+    monkeypatch.setattr(wheels, "obtain", lambda *_: wheel)
+    monkeypatch.setattr(review, "_names", lambda *_: found["names"])
+    arguments = ["release", wheel.version, "--site", str(UPSTREAM), "--out", str(tmp_path)]
+    assert program_main(arguments) == 11
+    said = capsys.readouterr().out
+    assert json.loads((tmp_path / wheel.version / review.JSON).read_text()) == found
+    assert f"vLLM {wheel.version}: {found['verdict']}" in said
     for patch in found["patches"]:
-        assert re.search(
-            rf"^  {patch['verdict']} +{patch['name'][:4]} .*{re.escape(patch['because'])}$",
-            done.stdout,
-            re.MULTILINE,
-        )
+        because = re.escape(patch["because"])
+        line = rf"^  {patch['verdict']} +{patch['name'][:4]} .*{because}$"
+        assert re.search(line, said, re.MULTILINE)
 
 
 def test_the_active_environment_is_the_base(

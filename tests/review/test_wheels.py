@@ -391,7 +391,7 @@ def test_a_compression_that_wheels_do_not_use_is_refused(tmp_path: Path) -> None
     assert "holds vllm/text.txt, compressed in a way" in error.reason
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(st.integers(0, len(made()) - 1), st.integers(0, 255)), max_size=4))
 def test_a_damaged_wheel_is_refused_or_read_aright(
     tmp_path_factory: pytest.TempPathFactory, damage: list[tuple[int, int]]
