@@ -283,12 +283,12 @@ def _lay_out(
     _git(tree, "update-ref", "-d", "refs/heads/laying-out")
     _git(tree, "symbolic-ref", "HEAD", "refs/heads/laying-out")
     for path in upstream.paths:
-        _write(tree / path, upstream.read(path))
+        write_file(tree / path, upstream.read(path))
     _commit(tree, f"{title}\n")
     _git(tree, "tag", "--force", _PRISTINE)
     for header, changed in commits:
         for path, data in changed.items():
-            _write(tree / path, data)
+            write_file(tree / path, data)
         _commit(tree, header.rstrip("\n") + "\n")
     _git(tree, "branch", "--force", "--move", "series")
 
@@ -332,17 +332,17 @@ def rebase(
     for path in set(upstream.paths) - set(release.paths):
         (tree / path).unlink()
     for path in release.paths:
-        _write(tree / path, release.read(path))
+        write_file(tree / path, release.read(path))
     _commit(tree, f"vLLM {version}, pristine\n")
     onto = _git(tree, "rev-parse", "HEAD")
     _git(tree, "checkout", "--quiet", "series")
     old = _git(tree, "rev-parse", _PRISTINE)
     _git(tree, "tag", "--force", _PRISTINE, onto)
     _target(tree, (version, archives))
-    # As `git merge-file` does it.
     if _lacks_identity(tree):
         _git(tree, "config", "user.name", "overlay")
         _git(tree, "config", "user.email", "overlay@localhost")
+    # As `git merge-file` does it.
     options = ["--quiet", "--empty=drop", "-Xdiff-algorithm=myers", "-Xno-renames"]
     _git_bytes(tree, *_IDENTITY, "rebase", *options, "--onto", onto, old, "series", stops=True)
     return _git(tree, "diff", "--name-only", "--diff-filter=U").splitlines()
@@ -474,7 +474,7 @@ def _aside(
     with tempfile.TemporaryDirectory() as scratch:
         aside = Path(scratch)
         for name, data in files.items():
-            _write(aside / name, data)
+            write_file(aside / name, data)
         (aside / "vendor_overlay").symlink_to((root / "vendor_overlay").resolve())
         return expected_pin(aside, pin, series, upstream)
 
@@ -541,7 +541,7 @@ def dist(root: Path, upstream: Callable[[Overlay], Upstream], dry_run: bool) -> 
         with tarfile.open(fileobj=io.BytesIO(_git_bytes(root, "archive", "HEAD"))) as archive:
             for member in archive:
                 if file := archive.extractfile(member):
-                    _write(head / member.name, file.read())
+                    write_file(head / member.name, file.read())
                     (head / member.name).chmod(member.mode)
         overlay = Overlay.load(head)
         vendor(overlay, upstream(overlay), dry_run=False)
@@ -560,7 +560,7 @@ def dist(root: Path, upstream: Callable[[Overlay], Upstream], dry_run: bool) -> 
                 archive.addfile(info, io.BytesIO((head / path).read_bytes()))
     target = f"build/dist/{name}.tar"
     if not dry_run:
-        _write(root / target, data.getvalue())
+        write_file(root / target, data.getvalue())
     return [target]
 
 
@@ -634,7 +634,7 @@ def _save(root: Path, files: dict[str, bytes], pin: pins.Pin, dry_run: bool) -> 
     ]
     if not dry_run:
         for name in changed:
-            _write(root / name, files[name])
+            write_file(root / name, files[name])
         for name in gone:
             (root / name).unlink()
     return changed + [f"{name} (removed)" for name in gone]
@@ -672,7 +672,8 @@ def _unlisted(root: Path, series: Series) -> list[str]:
     return sorted({file.name for file in (root / "patches").iterdir()} - listed)
 
 
-def _write(file: Path, data: bytes) -> None:
+def write_file(file: Path, data: bytes) -> None:
+    """Write a file, and make the directories that it is in."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(data)
 

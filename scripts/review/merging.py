@@ -96,6 +96,7 @@ class Merged:
         texts: every file with the whole series on it, as far as it merges.
         conflicts: files that some patch conflicts in.
         marked: by patch and path, the merge that conflicts, with git's marks.
+        overlaid: every file with the whole series on it, in the pinned release.
     """
 
     patches: list[JudgedPatch] = field(default_factory=list)
@@ -103,6 +104,7 @@ class Merged:
     texts: dict[str, bytes] = field(default_factory=dict)
     conflicts: set[str] = field(default_factory=set)
     marked: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    overlaid: dict[str, bytes] = field(default_factory=dict)
 
 
 def merge(series: Series, base: Upstream, release: Upstream) -> Merged:
@@ -133,6 +135,7 @@ class _Merging:
     def merged(self) -> Merged:
         for patch in self.series.patches:
             self._patch(patch)
+        self.result.overlaid = self.ours
         return self.result
 
     def _patch(self, patch: Patch) -> None:

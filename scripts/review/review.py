@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from overlay import author
-from overlay.author import Upstream
+from overlay.author import Upstream, write_file
 from overlay.errors import Exit, OverlayError
 from overlay.patches import header_fields
 from overlay.pin import NAME as PIN
@@ -51,7 +51,7 @@ def of_release(overlay: Overlay, base: Upstream, release: Release, folder: Path)
     """
     merged = merging.merge(overlay.series, base, release.upstream)
     found = _described(overlay, release.version, merged)
-    used = _names(overlay, base, release.upstream)
+    used = _names(overlay, base, release.upstream, merged)
     candidate, files = _candidate(overlay, release, merged)
     warnings = list(_warnings(merged, used))
     texts = _texts(overlay, base, release.upstream, merged)
@@ -152,16 +152,17 @@ def _patch(judged: JudgedPatch) -> dict[str, Any]:
     }
 
 
-def _names(overlay: Overlay, base: Upstream, release: Upstream) -> list[dict[str, Any]]:
+def _names(
+    overlay: Overlay, base: Upstream, release: Upstream, merged: Merged
+) -> list[dict[str, Any]]:
     """What our modules and seams rely on, and what became of it."""
-    overlaid = {path: overlay.series.apply(path, base.read(path)) for path in overlay.targets}
-    seams = {path: changed_lines(base.read(path), data) for path, data in overlaid.items()}
+    seams = {path: changed_lines(base.read(path), data) for path, data in merged.overlaid.items()}
     with tempfile.TemporaryDirectory(prefix="overlay-review-") as scratch:
         tree = Path(scratch) / "site"
         for path in base.paths:
-            _put(tree / path, overlaid.get(path) or base.read(path))
+            write_file(tree / path, merged.overlaid.get(path) or base.read(path))
         for file in sorted((overlay.root / "vendor_overlay" / PACKAGE).rglob("*.py")):
-            _put(tree / file.relative_to(overlay.root / "vendor_overlay"), file.read_bytes())
+            write_file(tree / file.relative_to(overlay.root / "vendor_overlay"), file.read_bytes())
         used = names.relied_on(tree, base, seams)
     return names.fates(used, base, release)
 
@@ -215,7 +216,7 @@ def _texts(overlay: Overlay, base: Upstream, release: Upstream, merged: Merged) 
         path: Texts(
             base=text(base.read(path)),
             release=text(release.read(path)),
-            overlaid=text(overlay.series.apply(path, base.read(path))),
+            overlaid=text(merged.overlaid[path]),
             candidate=None if path in merged.conflicts else text(merged.texts[path]),
         )
         for path in overlay.targets
@@ -277,11 +278,11 @@ def _write(
     old = aside.with_name(f"{aside.name}.old")
     try:
         aside.chmod(0o755)
-        _put(aside / JSON, (json.dumps(found, indent=1) + "\n").encode())
-        _put(aside / MARKDOWN, markdown.render(found).encode())
-        _put(aside / PAGE, page.render(found, texts).encode())
+        write_file(aside / JSON, (json.dumps(found, indent=1) + "\n").encode())
+        write_file(aside / MARKDOWN, markdown.render(found).encode())
+        write_file(aside / PAGE, page.render(found, texts).encode())
         for file, data in files.items():
-            _put(aside / CANDIDATE / file, data)
+            write_file(aside / CANDIDATE / file, data)
         final = folder / name
         if final.is_symlink() or (final.exists() and not (final / JSON).is_file()):
             raise OverlayError(
@@ -298,8 +299,3 @@ def _write(
             old.rename(final)
         for left in (aside, old):
             shutil.rmtree(left, ignore_errors=True)
-
-
-def _put(file: Path, data: bytes) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(data)

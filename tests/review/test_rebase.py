@@ -1,7 +1,5 @@
 """The series on another release, in the author's tree."""
 
-import os
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +7,7 @@ import pytest
 from overlay import author
 from overlay.errors import Exit, OverlayError
 from overlay.source import Overlay
-from support import series
+from support import picks, series
 from support.series import BASE, CHANGES, EDITS, PATH, RUNNER
 from support.sites import snapshot
 
@@ -30,18 +28,7 @@ def rebase(root: Path, text: str, more: dict[str, str] | None = None) -> list[st
 
 
 def git(root: Path, *arguments: str, code: int = 0) -> str:
-    command = ["git", "-c", "user.name=a", "-c", "user.email=a@localhost", *arguments]
-    tree = root / "build" / "edit"
-    done = subprocess.run(
-        command,
-        cwd=tree,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "GIT_EDITOR": "true"},
-    )
-    assert done.returncode == code, done.stderr
-    return done.stdout
+    return picks.git(root / "build" / "edit", *arguments, code=code).stdout
 
 
 def refreshed(root: Path, text: str) -> Overlay:

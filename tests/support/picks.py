@@ -1,5 +1,6 @@
 """A series put on a release by git alone, to hold verdicts against."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -9,7 +10,14 @@ from review.merging import Merged
 
 def git(tree: Path, *arguments: str, code: int | None = 0) -> "subprocess.CompletedProcess[str]":
     command = ["git", "-c", "user.name=a", "-c", "user.email=a@localhost", *arguments]
-    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        cwd=tree,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "GIT_EDITOR": "true"},
+    )
     assert code is None or done.returncode == code, done.stderr
     return done
 
