@@ -1,0 +1,57 @@
+"""What an idle engine holds on the device after a step whose logprobs were large.
+
+    python idle.py MODEL_DIR OUT.json
+
+256 requests ask for the logprobs of a whole vocabulary, 311 MB a step. What the engine's core
+gives is not processed further: no client could wait for it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import vllm  # noqa: F401  (sets up what torch reads when it is imported)
+
+# isort: split
+import torch
+from demo.model import write
+
+VOCABULARY = 151_936
+REQUESTS = 256
+TOKENS = 3
+
+
+def main(directory: Path, out: Path) -> None:
+    """Write how many bytes were allocated before the requests, and after their last output."""
+    from vllm import LLM, SamplingParams, TokensPrompt
+
+    write(directory, vocab_size=VOCABULARY)
+    engine = LLM(
+        str(directory),
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        gpu_memory_utilization=0.3,
+        max_num_seqs=REQUESTS,
+        max_logprobs=-1,
+        async_scheduling=True,
+    ).llm_engine
+    params = SamplingParams(
+        temperature=0.0, max_tokens=TOKENS, ignore_eos=True, detokenize=False, logprobs=-1
+    )
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for number in range(REQUESTS):
+        engine.add_request(str(number), TokensPrompt(prompt_token_ids=[1, 2, number]), params)
+    finished = 0
+    while finished < REQUESTS:
+        finished += sum(each.finished for each in engine.engine_core.get_output().outputs)
+    torch.cuda.synchronize()
+    after = torch.cuda.memory_allocated()
+    out.write_text(json.dumps({"before": before, "after": after}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
