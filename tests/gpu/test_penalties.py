@@ -60,6 +60,7 @@ def test_as_upstream_to_the_bit(vocab: int, contiguous: bool) -> None:
         other = torch.full_like(wide, 5.0)
         other[:, :vocab] = logits
         expected = stock_penalties(batch, other[:, :vocab])
+    batch.readiness.begin_step()
     batch.readiness.prepare(logits, None)
     penalties = penalties_for(batch.sampling_metadata, logits)
     assert penalties is not None
@@ -85,6 +86,7 @@ def test_drafts_count_within_the_step(vocab: int) -> None:
     drafts = [chooser.choices(some, k=row % 5) for row in range(16)]
     made = SpecDecodeMetadata.make_dummy(drafts, torch.device("cuda"))
     bonus = logits_for(16, vocab, seed=10)
+    batch.readiness.begin_step()
     batch.readiness.prepare(bonus, made)
     penalties = penalties_for(batch.sampling_metadata, bonus)
     assert penalties is not None
@@ -133,6 +135,7 @@ def test_what_is_sampled_is_counted_and_nothing_waits() -> None:
     sampled[6:9, 1:] = -1
     sampled[9, 1] = sampled[9, 0]
     batch.readiness.warm_up()
+    batch.readiness.begin_step()
     batch.readiness.prepare(logits, None)
     batch.readiness.count(sampled, discarded)
     torch.cuda.synchronize()
@@ -142,6 +145,7 @@ def test_what_is_sampled_is_counted_and_nothing_waits() -> None:
     try:
         batch.add_request(late)  # in the row of the one that left
         batch.refresh_metadata()
+        batch.readiness.begin_step()
         batch.readiness.prepare(logits, None)
         penalties = penalties_for(batch.sampling_metadata, logits)
         assert penalties is not None
@@ -168,6 +172,7 @@ def test_memory_is_taken_with_the_first_penalty_and_given_back() -> None:
     batch = empty(modules.overlaid, vocab, "cuda", max_num_reqs=64)
     fill(batch, [Spec([1, 2], [3], {"presence_penalty": 1.0} if n % 2 else {}) for n in range(64)])
     start = torch.cuda.memory_allocated()
+    batch.readiness.begin_step()
     batch.readiness.prepare(torch.empty(1, vocab), None)
     taken = torch.cuda.memory_allocated() - start
     assert 0.5e6 * 32 < taken <= 0.65e6 * 32
@@ -175,6 +180,7 @@ def test_memory_is_taken_with_the_first_penalty_and_given_back() -> None:
         batch.remove_request(f"r{row}")
     batch.condense()
     batch.refresh_metadata()
+    batch.readiness.begin_step()
     batch.readiness.prepare(torch.empty(1, vocab), None)
     assert torch.cuda.memory_allocated() - start <= 0.65e6 * 16
 
@@ -193,6 +199,7 @@ def test_without_room_upstreams_path_serves(monkeypatch: pytest.MonkeyPatch) -> 
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction((used + (5 << 20)) / total)
     try:
+        batch.readiness.begin_step()
         batch.readiness.prepare(torch.empty(1, vocab), None)
         assert not batch.readiness.penalties.serving
     finally:
@@ -201,7 +208,9 @@ def test_without_room_upstreams_path_serves(monkeypatch: pytest.MonkeyPatch) -> 
         batch.remove_request(f"r{row}")
     batch.condense()
     batch.refresh_metadata()
+    batch.readiness.begin_step()
     batch.readiness.prepare(torch.empty(1, vocab), None)
     fill(batch, [Spec([1, 2], [3], {"presence_penalty": 1.0})])
+    batch.readiness.begin_step()
     batch.readiness.prepare(torch.empty(1, vocab), None)
     assert batch.readiness.penalties.serving

@@ -151,6 +151,7 @@ def test_wider_logits_are_upstreams(kernels: Any) -> None:
     pair.join([[1, 5]], [1])
     pair.refresh()
     logits, _ = pair.logits(1, "contiguous")
+    pair.ours.readiness.begin_step()
     pair.ours.readiness.prepare(logits, None)
     assert bad_words_for(pair.ours.sampling_metadata, logits) is None
 
@@ -165,6 +166,7 @@ def test_words_that_upstream_alone_can_read(odd: list[int]) -> None:
     req_id = pair.join([[1], odd])
     pair.refresh()
     logits, _ = pair.logits(2, "contiguous")
+    pair.ours.readiness.begin_step()
     pair.ours.readiness.prepare(logits, None)
     assert bad_words_for(pair.ours.sampling_metadata, logits) is None
     assert pair.ours.readiness.host_needs_drafts()
@@ -297,16 +299,16 @@ def test_without_room_upstreams_path_serves(monkeypatch: pytest.MonkeyPatch) -> 
     no_room_for_a_third(monkeypatch, bad_words)
     first, _ = (life.add([n, 1], bad_words=WORDS) for n in range(2))
     life.run(2)
-    assert bad_words.serving
+    assert bad_words.complete
     life.add([5], bad_words=WORDS)
     life.step()
-    assert not bad_words.serving
+    assert not bad_words.complete
     waited = life.ours.waits
     life.run(2)
     assert life.ours.waits == waited + 2
     life.abort(first)
     life.run(2)
-    assert bad_words.serving
+    assert bad_words.complete
     life.finish()
 
 

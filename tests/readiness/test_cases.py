@@ -386,6 +386,7 @@ def both_batches(specs: list[Spec], vocab: int = VOCABULARY) -> tuple[Any, Any]:
 
 def compare(stock: Any, ours: Any, logits: torch.Tensor) -> None:
     """Apply the penalties to the same logits on both sides."""
+    ours.readiness.begin_step()
     ours.readiness.prepare(logits, None)
     penalties = penalties_for(ours.sampling_metadata, logits)
     assert penalties is not None
@@ -429,6 +430,7 @@ def test_9_wider_logits_are_upstreams(width: int) -> None:
     specs = [Spec([1, 2], [3, 4], PENALTY), Spec([1], [2], {})]
     stock, ours = both_batches(specs)
     logits = torch.randn(2, width)
+    ours.readiness.begin_step()
     ours.readiness.prepare(logits, None)
     assert penalties_for(ours.sampling_metadata, logits) is None
     sampler = modules.overlaid(modules.SAMPLER).Sampler()
@@ -474,6 +476,7 @@ def test_10_dummy_runs_are_not_the_live_batch() -> None:
     ours = empty(modules.overlaid, VOCABULARY)
     fill(ours, [Spec([1], [2], PENALTY)])
     logits = torch.randn(1, VOCABULARY)
+    ours.readiness.begin_step()
     ours.readiness.prepare(logits, None)
     metadata = ours.sampling_metadata
     assert penalties_for(metadata, logits) is not None
@@ -490,6 +493,7 @@ def test_10_logits_of_another_shape_are_not_the_live_batchs() -> None:
     ours = empty(modules.overlaid, VOCABULARY)
     fill(ours, [Spec([1], [2], PENALTY)] * 2)
     logits = torch.randn(2, VOCABULARY)
+    ours.readiness.begin_step()
     ours.readiness.prepare(logits, None)
     metadata = ours.sampling_metadata
     assert penalties_for(metadata, logits) is not None
@@ -554,10 +558,10 @@ def test_without_room_upstreams_path_serves(
     no_room_for_a_third(monkeypatch, penalties)
     first, second = (life.add([n, 1], **PENALTY) for n in range(2))
     life.run(2)
-    assert penalties.serving
+    assert penalties.complete
     third = life.add([5], **PENALTY)
     life.step()
-    assert not penalties.serving
+    assert not penalties.complete
     assert not any(slot is not None for slot in penalties._slots.values())
     waited = life.ours.waits
     life.run(2)
@@ -565,9 +569,26 @@ def test_without_room_upstreams_path_serves(
     # A request that leaves makes room.
     life.abort(first)
     life.run(2)
-    assert penalties.serving
+    assert penalties.complete
     assert list(penalties._slots) == [second, third]
     life.finish()
+
+
+def test_more_requests_than_there_may_be_slots_are_upstreams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_READINESS_SLOTS", "2")
+    life = Life()
+    penalties = life.ours.batch.readiness.penalties
+    first, *_ = (life.add([n, 1], max_tokens=20, **PENALTY) for n in range(3))
+    life.run(4)
+    assert life.ours.waits == life.stock.waits > 0
+    life.abort(first)
+    life.run(2)
+    assert penalties.complete
+    waited = life.ours.waits
+    life.finish()
+    assert life.ours.waits == waited
 
 
 def test_the_state_of_a_request_is_its_own() -> None:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import device, modules
 from support.batches import Spec, empty, fill
+from torch.multiprocessing.reductions import StorageWeakRef
 from vllm.v1.outputs import LogprobsTensors, ModelRunnerOutput, RoutedExpertsTensors, SamplerOutput
 from vllm.v1.readiness import fences
 
@@ -221,6 +222,53 @@ def test_a_pooler_s_output_reaches_the_requests_that_have_finished(
         assert [row is None for row in mine] == [row is None for row in theirs]
         for one, other in zip(mine, theirs, strict=True):
             assert one is None or (one.dtype == other.dtype and torch.equal(one, other))
+
+
+def test_the_device_memory_of_an_output_is_free_once_it_was_given() -> None:
+    """As upstream frees it, and not only when the next step starts a readback."""
+    chance = torch.Generator().manual_seed(1)
+    with device.installed(device.Device(lambda _: 0)):
+        half = Half(modules.overlaid, 2, True)
+        sampled = sampled_of(chance, 2, 0, VOCABULARY)
+        ids, logprobs = sampled.sampled_token_ids, sampled.logprobs_tensors
+        pooled = torch.randn(2, 4, generator=chance)
+        sources = [ids, *logprobs[:3], pooled]
+        memory = [StorageWeakRef(source.untyped_storage()) for source in sources]
+        given: Any = (ModelRunnerOutput(req_ids=[], req_id_to_index={}), ids, logprobs, [])
+        output = half.module.AsyncGPUModelRunnerOutput(
+            *given, torch.cuda.Stream(), VOCABULARY, **half.extra
+        )
+        pooler_output = half.module.AsyncGPUPoolingModelRunnerOutput(
+            given[0], pooled, [True, True], torch.cuda.Stream(), **half.extra
+        )
+        del sampled, ids, logprobs, pooled, sources, given
+        assert not any(each.expired() for each in memory)
+        output.get_output()
+        pooler_output.get_output()
+        assert all(each.expired() for each in memory)
+
+
+def test_positions_of_a_prompt_that_are_not_computed_hold_nobody_else_s_logprobs() -> None:
+    """The first five came from a prefix cache: what lay in the buffer before is not shown."""
+    chance = torch.Generator().manual_seed(1)
+    length, cached = 9, 5
+    with device.installed(simulated(0)):
+        half = Half(modules.overlaid, 1)
+        half.runner.query_start_loc = SimpleNamespace(np=np.array([0]))
+        half.runner.num_prompt_logprobs = {"r0": 2}
+        half.runner.requests = {
+            "r0": SimpleNamespace(
+                prompt_token_ids=list(range(length)),
+                in_progress_prompt_logprobs_cpu=None,
+                num_computed_tokens=cached,
+            )
+        }
+        half.prompt_logprobs = logprobs_of(chance, length - cached - 1, 2)
+        hidden = torch.empty(length - cached, HIDDEN)
+        found = half.runner._get_prompt_logprobs_dict(hidden, {"r0": length - cached})["r0"]
+        for part, computed in zip(found[:3], half.prompt_logprobs[:3], strict=True):
+            assert not part[:cached].any()
+            assert torch.equal(part[cached:], computed.to(part.dtype))
 
 
 def test_a_pooler_s_output_of_another_size_is_refused_as_upstream_refuses_it() -> None:

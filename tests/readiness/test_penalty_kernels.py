@@ -70,6 +70,7 @@ def test_any_logits(kernels: ModuleType, data: st.DataObject, vocab: int) -> Non
     logits = torch.tensor([[chooser.gauss(0, 5) for _ in range(vocab)] for _ in specs])
     for row in logits:
         row[chooser.randrange(vocab)] = chooser.choice(EDGES)
+    ours.readiness.begin_step()
     ours.readiness.prepare(logits, None)
     penalties = penalties_for(ours.sampling_metadata, logits)
     if penalties is None:
@@ -90,6 +91,7 @@ def test_the_dividing_form(kernels: ModuleType) -> None:
     fill(batch, [Spec(list(range(0, vocab, 2)), [], {"repetition_penalty": 1.3})])
     penalties = batch.readiness.penalties
     penalties.kernels = kernels
+    batch.readiness.begin_step()
     batch.readiness.prepare(torch.empty(1, vocab), None)
     logits = torch.randn(1, vocab) * 10
     expected = torch.where(logits > 0, logits / penalty, logits * penalty)
@@ -111,6 +113,7 @@ def test_a_block_never_leaves_its_row(kernels: ModuleType) -> None:
     fill(batch, specs)
     batch.readiness.penalties.kernels = kernels
     wide = torch.full((3, vocab + 5), 2.0)
+    batch.readiness.begin_step()
     batch.readiness.prepare(wide[:, :vocab], None)
     batch.readiness.penalties.apply(wide[:, :vocab], after_drafts=False)
     assert (wide[:, vocab:] == 2.0).all()

@@ -180,3 +180,20 @@ except switch.PathError as error:
         folder.chmod(0o555)
         said = alone(program, VLLM_READINESS_PROBE=f"{folder}/probe")
     assert f"this user may not write to {folder}. Allow it," in said
+
+
+@pytest.mark.parametrize(("value", "count"), [("", None), (" ", None), ("0", 0), (" 12 ", 12)])
+def test_how_many_slots_there_may_be(
+    monkeypatch: pytest.MonkeyPatch, value: str, count: int | None
+) -> None:
+    monkeypatch.setenv(switch.SLOTS, value)
+    assert switch.slots() == count
+
+
+@pytest.mark.parametrize("value", ["-1", "1.5", "many", "1_0", "\u0661", "0x4"])
+def test_a_number_of_slots_that_is_none_is_refused(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv(switch.SLOTS, value)
+    with pytest.raises(switch.NumberError, match="from 0 on, or unset it"):
+        switch.slots()

@@ -212,7 +212,7 @@ def test_every_decision_is_upstream_s(drafts: int, asynchronous: bool, data: st.
         if not model.history.drafted and draw(st.booleans()):
             model.arrive(keep=draw(st.integers(0, 1)))
         model.show()
-        model.ours.settle()
+        model.history.settle_older("history")
         for number, row in enumerate(model.rows):
             if draw(st.integers(0, 15)) == 0 and row.tokens:
                 model.guess(row)

@@ -99,7 +99,7 @@ class Pair:
                 rows, spread
             )
         logits, expected = self.logits(len(rows), layout)
-        self.ours.readiness.prepare(logits, drafts)
+        self._prepare(logits, drafts)
         found = bad_words_for(self.ours.sampling_metadata, logits)
         assert found is (self.bad_words if words else None)
         before = expected.clone()
@@ -120,6 +120,10 @@ class Pair:
         apply_bad_words_with_drafts(expected, words, rows, [len(ids) for ids in spread])
         self._compare(logits, expected, before)
 
+    def _prepare(self, logits: torch.Tensor, drafts: SpecDecodeMetadata | None) -> None:
+        self.ours.readiness.begin_step()
+        self.ours.readiness.prepare(logits, drafts)
+
     def sample(self, tokens: list[list[int]], discarded: Sequence[int] = ()) -> None:
         """A step has sampled some tokens for each row; those of some rows are discarded."""
         widest = max(map(len, tokens))
@@ -127,6 +131,8 @@ class Pair:
         sampled = torch.tensor(padded, dtype=torch.int32, device=self.device)
         mask = torch.zeros(16, dtype=torch.bool)
         mask[list(discarded)] = True
+        if not self.bad_words.serving:
+            self._prepare(self.logits(len(tokens), "contiguous")[0], None)
         self.ours.readiness.count(sampled, mask.to(self.device))
         for batch in (self.stock, self.ours):
             for row, ids in enumerate(tokens):

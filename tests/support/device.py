@@ -7,9 +7,9 @@ was handed out twice, or behind the wrong event, reads something obviously wrong
 
 - A copy queued on the default stream reads its source at the call, because whatever
   overwrites the source is launched later, on the same stream.
-- A copy on another stream reads its source when it is executed, and does not keep it
-  alive: what is overwritten or freed meanwhile shows. So does a source that the stream
-  has not waited for since it was last left.
+- A copy on another stream reads its source when it is executed, and keeps it alive only if
+  ``record_stream`` says so: what is overwritten or freed meanwhile shows. So does a source
+  that the stream has not waited for since it was last left.
 - Each stream is in order; between streams only ``wait_stream`` and ``wait_event`` are.
 - ``event.query()`` first lets the device go on, as far as a function decides that the test
   gives: ``decide(n)`` is in ``range(n)``, and 0 is to do nothing. ``synchronize()``
@@ -79,6 +79,8 @@ class _Copy:
         self.dtype = target.dtype
         self.memory = memory
         self.data: torch.Tensor | None = None
+        #: Memory that is not used again before this copy is executed.
+        self.held: list[torch.UntypedStorage] = []
 
     def read(self) -> None:
         """Read the source, unless that is done; the data may arrive later."""
@@ -346,7 +348,13 @@ class Device:
         def copy_(target: torch.Tensor, source: Any, non_blocking: bool = False) -> torch.Tensor:
             return self.copy(target, source, non_blocking)
 
+        def record_stream(tensor: torch.Tensor, stream: Stream) -> None:
+            for operation in stream.queue:
+                if isinstance(operation, _Copy):
+                    operation.held.append(tensor.untyped_storage())
+
         found = [
+            (torch.Tensor, "record_stream", record_stream),
             (torch, "Event", self.Event),
             (torch.cuda, "Event", self.Event),
             (torch.cuda, "Stream", self.Stream),

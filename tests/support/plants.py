@@ -1,6 +1,6 @@
 """Faults planted in the readbacks, for tests to show that they would find them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -46,10 +46,9 @@ def _record_elsewhere(self: Readbacks, sources: Any, targets: Any, buffer: Any) 
     buffer.event.record(torch.cuda.Stream())
 
 
-def _forget_sources(self: Readbacks, sources: Sequence[torch.Tensor], *stream: Any) -> Readback:
-    made = _start(self, sources, *stream)
-    made._sources.clear()
-    return made
+def _forget_sources(self: Readbacks, sources: Any, stream: Any = None) -> Readback:
+    with patch.object(torch.Tensor, "record_stream", lambda *_: None):
+        return _start(self, sources, stream)
 
 
 def _copy_unordered(self: Readbacks, sources: Any, stream: Any = None) -> Readback:

@@ -111,6 +111,7 @@ def half(load: Callable[[str], Any], case: Case) -> Half:
 
     def sample() -> Any:
         if hasattr(batch, "readiness"):
+            batch.readiness.begin_step()
             batch.readiness.prepare(logits, drafts)
         if drafts is None:
             return sampler(logits, batch.sampling_metadata)

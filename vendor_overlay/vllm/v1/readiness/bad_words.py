@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
+from vllm.v1.readiness import switch
 from vllm.v1.readiness.bad_word_tails import MAX_ID, NOTHING, Tails, Words
 from vllm.v1.readiness.slots import Slots
 
@@ -67,47 +68,32 @@ class BadWords(Slots):
         self._launch_append(ids, discarded, addresses)
 
     def add_request(self, request: "CachedRequestState") -> None:
-        """Take note of a request that joins the batch."""
-        params = request.sampling_params
-        if params is None or not params.bad_words_token_ids:
-            return
-        words = params.bad_words_token_ids
-        if all(word and min(word) >= 0 and max(word) <= MAX_ID for word in words):
-            self._words[request.req_id] = Words.of(words)
-            self._slots[request.req_id] = None
-        else:
+        """Give a slot to a request that joins the batch, if it wants one."""
+        super().add_request(request)
+        if request.req_id in self._slots:
+            self._words[request.req_id] = Words.of(_words(request))
+        elif _words(request):
             self._odd.add(request.req_id)
 
-    def remove_request(self, req_id: str) -> None:
-        """Give back the slot of a request that leaves the batch."""
-        super().remove_request(req_id)
-        self._words.pop(req_id, None)
-        self._odd.discard(req_id)
+    def remove_request(self, request: "CachedRequestState", row: int) -> None:
+        """Keep the slot of a request that leaves its row; see :class:`Slots`."""
+        super().remove_request(request, row)
+        self._words.pop(request.req_id, None)
+        self._odd.discard(request.req_id)
 
-    def prepare(
-        self,
-        metadata: "SamplingMetadata",
-        width: int,
-        drafts: "SpecDecodeMetadata | None",
-    ) -> None:
-        """Make the slots ready for a step; :attr:`serving` says whether they are.
+    def _wants(self, request: "CachedRequestState") -> bool:
+        words = _words(request)
+        legible = all(word and min(word) >= 0 and max(word) <= MAX_ID for word in words)
+        return bool(words) and legible
 
-        Args:
-            metadata: the live batch's.
-            width: of the step's logits.
-            drafts: the step's drafts, if it has any.
-        """
+    def _can_serve(self, metadata: "SamplingMetadata", width: int) -> bool:
         # Of tokens beyond the vocabulary upstream drops some, depending on how they came.
         if not metadata.bad_words_token_ids or self._odd or width > self.vocab_size:
-            self._forget_rows()
-            return
+            return False
         if width != self._width:
             self._forget_rows()
             self._width = width
-        rows = self._rows
-        self._serve(metadata, drafts)
-        if self.serving and self._rows is not rows:
-            self._join()
+        return True
 
     def recognises(
         self,
@@ -160,16 +146,8 @@ class BadWords(Slots):
         assert self._tails is not None
         self._tails.mask(logits, drafts, each=True)
 
-    def record(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
-        """Append what was sampled to the tails.
-
-        Args:
-            sampled: [requests, 1 + drafts] token ids on the device; a row ends at its
-                first negative id (-1: rejected).
-            discarded: [at least requests] bool on the device: rows sampled for nothing.
-        """
-        if not self.serving:
-            return
+    def _carry_on(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
+        """Append what was sampled to the tails; a row ends at its first negative id."""
         if self.kernels is not None:
             assert self._addresses is not None
             self._launch_append(sampled, discarded, self._addresses)
@@ -185,7 +163,8 @@ class BadWords(Slots):
         logger.warning_once(
             "Readiness overlay: no room on the device for the bad words of every request. "
             "While that is so, vLLM's own path serves them, which waits on every step. Lower "
-            "gpu_memory_utilization or max_num_seqs."
+            "gpu_memory_utilization or max_num_seqs, or raise %s.",
+            switch.SLOTS,
         )
 
     def _count_history(self, row: int) -> torch.Tensor:
@@ -205,8 +184,9 @@ class BadWords(Slots):
         parts = (header, tail, words.lasts, words.lengths, starts, words.prefixes)
         return self._staged(np.concatenate(parts), torch.int32)
 
-    def _join(self) -> None:
-        """Make ready what the rows have in common."""
+    def _look_up(self, metadata: "SamplingMetadata") -> None:
+        """Find the slots of the batch's rows, and make ready what they have in common."""
+        super()._look_up(metadata)
         words = [self._words.get(req_id) for req_id in self.batch.req_ids]
         if self.kernels is not None:
             most = max(len(each.lasts) for each in words if each is not None)
@@ -265,3 +245,9 @@ class BadWords(Slots):
             BLOCK=_BLOCK,
             num_warps=1,
         )
+
+
+def _words(request: "CachedRequestState") -> list[list[int]]:
+    """A request's bad words, as lists of token ids."""
+    params = request.sampling_params
+    return [] if params is None else params.bad_words_token_ids or []

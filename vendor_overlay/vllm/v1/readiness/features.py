@@ -13,6 +13,7 @@ FEATURES: Mapping[str, str] = MappingProxyType(
         "penalties": "penalties from counts on the device; no cost grows with the output",
         "bad-words": "bad words matched and masked on the device; nothing waits",
         "allowed-tokens": "a row holds what is its own request's, allowed tokens first of all",
+        "plugin-processors": "a logits processor from an entry point reads each sampled token",
         "sampler-copies": "logits are copied and converted only where something changes them",
     }
 )
@@ -21,3 +22,8 @@ FEATURES: Mapping[str, str] = MappingProxyType(
 NEEDS: Mapping[str, frozenset[str]] = MappingProxyType(
     dict.fromkeys(("penalties", "bad-words", "thinking-budget"), frozenset({"history"}))
 )
+
+
+def without(name: str, on: frozenset[str]) -> frozenset[str]:
+    """The features that are left of ``on`` when one is off: its dependents go with it."""
+    return frozenset(each for each in on if each != name and name not in NEEDS.get(each, ()))

@@ -3,9 +3,11 @@
 Under async scheduling the runner writes a placeholder for a token that it has sampled and
 not read. Upstream repairs the placeholders in the lists only, only for batches that need
 them, and waits for the copy each time; ``token_ids_cpu`` keeps its placeholders for good.
-Here each step's tokens are settled once their copy has arrived: written into
-``token_ids_cpu`` and the lists, whoever may need them. Only a consumer that needs the
-newest token on the host waits, by name.
+Here every step but the newest is settled as the next one begins: its tokens are written into
+``token_ids_cpu`` and the lists, whoever may need them. By then the scheduler has seen them,
+so that they are there; a rank that lags waits. The newest step is settled only for a consumer
+that needs its tokens on the host, and waits for them by name. What can be read is therefore a
+matter of the schedule alone, never of when a copy arrives.
 
 A request that leaves the batch takes its tokens in flight with it, as with upstream: if it
 comes back, the scheduler sends its output along.
@@ -76,6 +78,10 @@ class History:
         self.arrived: Callable[[list[int], list[int] | None], None] | None = None
         #: Whether the batch is updated for the step after the newest in flight.
         self._updated = False
+        #: Whether :meth:`begin_step` was called since a step was recorded.
+        self._begun = False
+        #: Whether outputs may have been cut without :meth:`cut`.
+        self._untold = False
 
     def add_request(self, request: "CachedRequestState") -> None:
         """Take note of a request that joins the batch."""
@@ -115,13 +121,18 @@ class History:
             self._requests[req_id].prev_num_draft_len for req_id in self.batch.req_ids
         )
         self.in_flight.append(Step(tokens, event, self.batch, drafted, guessed=self.drafted))
-        self._updated = False
+        if not self._begun:
+            # A runner that updates its batch by code of its own: nobody else bounds what is
+            # in flight, and its next update must find the older tokens in place.
+            self._untold = True
+            self.settle_older("history")
+        self._begun = self._updated = False
 
-    def remove_request(self, req_id: str) -> None:
-        """Drop the tokens in flight of a request that leaves the batch."""
-        self._requests.pop(req_id, None)
+    def remove_request(self, req_id: str) -> "CachedRequestState | None":
+        """Drop the tokens in flight of a request that leaves the batch; the request."""
         for step in self.in_flight:
             step.rows.pop(req_id, None)
+        return self._requests.pop(req_id, None)
 
     def cut(self, req_id: str, length: int) -> bool:
         """Drop the tokens in flight that a request's cut leaves no place for.
@@ -149,29 +160,25 @@ class History:
         sampled = int((newest.tokens[newest.rows[req_id]] != PLACEHOLDER).sum())
         return length < self.known(row) + sampled
 
-    def settle(self) -> None:
-        """Write what has arrived; called as a step begins, and waits for nothing.
+    def begin_step(self) -> None:
+        """Write all steps but the newest, before the batch changes for a step.
 
-        The newest step is left alone if it had drafts: until the batch is updated for the
-        step that now begins, its requests lack the placeholders of their drafts.
+        The scheduler asks for a step when it has seen the tokens of the one before the last,
+        so that only ranks that hand out no tokens may have to wait, and hardly.
         """
-        while len(self.in_flight) > self._held():
-            step = self.in_flight[0]
-            if self.drafted:
-                # With drafts the scheduler asks for a step when it has seen the tokens of
-                # the one before the last, so that this is over before it begins, on the
-                # rank that hands out the tokens, and hardly later on the others.
-                fences.wait(step.event, "history")
-            elif not step.event.query():
-                break
-            self._write(self.in_flight.popleft())
+        self.settle_older("history")
+        self._begun = True
+
+    def batch_updated(self) -> None:
+        """Take note that the batch is updated for the step that is about to be sampled."""
         self._updated = True
 
     def settle_now(self, owner: str) -> None:
         """Write everything, waiting for it in the name of ``owner``.
 
         To be called once the batch is updated for a step, before it is sampled. Earlier
-        than that, the newest step is left alone if it had drafts, as in :meth:`settle`.
+        than that, the newest step is left alone if it had drafts: its requests lack the
+        placeholders of their drafts.
         """
         self._settle_to(self._held(), owner)
 
@@ -209,6 +216,8 @@ class History:
             self._write_guessed(step)
             return
         batch = self.batch
+        if self._untold:
+            self._drop_cut(step, step.columns)
         sources = np.fromiter(step.rows.values(), np.intp, len(step.rows))
         rows = sources
         if step.metadata is not batch.sampling_metadata:
@@ -225,6 +234,16 @@ class History:
             outputs[row][position] = token
         if self.arrived is not None:
             self.arrived(written, ids)
+
+    def _drop_cut(self, step: Step, columns: np.ndarray) -> None:
+        """Drop the tokens whose placeholders are gone, because an output was cut back."""
+        for req_id, source in list(step.rows.items()):
+            row = self.batch.req_id_to_index[req_id]
+            output = self.batch.req_output_token_ids[row]
+            newer = sum(req_id in other.rows for other in self.in_flight)
+            end = self.batch.num_prompt_tokens[row] + len(output) - newer
+            if columns[source] >= end:
+                del step.rows[req_id]
 
     def known(self, row: int) -> int:
         """How much of an output is known: all before its trailing placeholders."""

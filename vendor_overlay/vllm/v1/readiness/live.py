@@ -2,15 +2,18 @@
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
+from weakref import proxy, ref
 
 import torch
-from vllm.v1.readiness import sampler_copies, switch
+from vllm.logger import init_logger
+from vllm.v1.readiness import features, sampler_copies, switch
 from vllm.v1.readiness.allowed_tokens import AllowedTokens
 from vllm.v1.readiness.bad_words import BadWords
 from vllm.v1.readiness.history import History
 from vllm.v1.readiness.outputs import Outputs
 from vllm.v1.readiness.penalties import Penalties
 from vllm.v1.readiness.slots import Slots
+from vllm.v1.readiness.subclasses import full_name, has_seams
 from vllm.v1.readiness.thinking_budget import ThinkingBudget
 from vllm.v1.sample.logits_processor.builtin import (
     LogitBiasLogitsProcessor,
@@ -19,11 +22,14 @@ from vllm.v1.sample.logits_processor.builtin import (
 )
 
 if TYPE_CHECKING:
+    from vllm.config import CacheConfig
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+logger = init_logger(__name__)
 
 #: vLLM's own logits processors, which read no tokens of an output.
 _OWN_PROCESSORS = (LogitBiasLogitsProcessor, MinPLogitsProcessor, MinTokensLogitsProcessor)
@@ -38,29 +44,51 @@ class LiveRows(list["list[int] | None"]):
 
     def __init__(self, live: "LiveBatch") -> None:
         super().__init__()
-        self.live = live
+        self._live = ref(live)
+
+    @property
+    def live(self) -> "LiveBatch | None":
+        """The live batch; None once it is gone."""
+        return self._live()
 
 
 class LiveBatch:
-    """One InputBatch's features; None stands for one that is off."""
+    """One InputBatch's features; None stands for one that is off.
 
-    def __init__(self, batch: "InputBatch", num_spec_tokens: int) -> None:
+    Nothing here keeps the batch alive, so that a batch that is replaced goes at once.
+
+    Args:
+        batch: whose features these are; not used where none is on.
+        num_spec_tokens: draft tokens a request and step.
+        on: the features that are on; None: those that the environment leaves on.
+    """
+
+    def __init__(
+        self, batch: "InputBatch", num_spec_tokens: int, on: frozenset[str] | None = None
+    ) -> None:
+        batch = proxy(batch)
+        on = switch.enabled() if on is None else on
         self.batch = batch
+        self.on = on
         self.rows = LiveRows(self)
-        on = switch.enabled()
+        self._begun = False
+        #: Whether the runner's samplers are vLLM's own; None: that is not known yet.
+        self._own_samplers: bool | None = None
         self.outputs = Outputs(batch, num_spec_tokens, "readback" in on)
         self.allowed = AllowedTokens(batch) if "allowed-tokens" in on else None
-        if batch.is_pooling_model:
+        if on and batch.is_pooling_model:
             on = frozenset()
+        if on and _undeclared_processors(batch):
+            on = _with_undeclared_processors(batch, on)
         self.plans = "sampler-copies" in on
         self.history = History(batch, num_spec_tokens) if "history" in on else None
         self.penalties: Penalties | None = None
         if self.history is not None and "penalties" in on:
             self.penalties = Penalties(batch, self.history)
         self.thinking: ThinkingBudget | None = None
-        holder = batch.thinking_budget_state_holder
-        if self.history is not None and "thinking-budget" in on and holder is not None:
-            self.thinking = ThinkingBudget(batch, self.history, holder)
+        holder = batch.thinking_budget_state_holder if "thinking-budget" in on else None
+        if self.history is not None and holder is not None:
+            self.thinking = ThinkingBudget(batch, proxy(self.history), holder)
             batch.thinking_budget_state_holder = self.thinking
             self.history.arrived = self.thinking.arrive
         self.bad_words: BadWords | None = None
@@ -70,6 +98,22 @@ class LiveBatch:
         self.slots: list[Slots] = [
             each for each in (self.penalties, self.bad_words) if each is not None
         ]
+
+    @classmethod
+    def off(cls, batch: "InputBatch") -> "LiveBatch":
+        """With every feature off."""
+        return cls(batch, 0, frozenset())
+
+    def __eq__(self, other: object) -> bool:
+        """Two are equal where the same features are on, for who compares whole batches."""
+        return isinstance(other, LiveBatch) and self.on == other.on
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def reserve(self, cache: "CacheConfig") -> None:
+        """Called before memory is profiled, on ranks that sample."""
+        if self.penalties is not None:
+            self.penalties.reserve(cache.gpu_memory_utilization)
 
     def warm_up(self) -> None:
         """Called before the first request, on ranks that sample."""
@@ -90,10 +134,9 @@ class LiveBatch:
         """A request has lost its row."""
         if self.allowed is not None:
             self.allowed.remove_request(row)
-        if self.history is not None:
-            self.history.remove_request(req_id)
-        for slots in self.slots:
-            slots.remove_request(req_id)
+        if self.history is not None and (request := self.history.remove_request(req_id)):
+            for slots in self.slots:
+                slots.remove_request(request, row)
 
     def move_row(self, source: int, target: int) -> None:
         """See :meth:`AllowedTokens.move_row`."""
@@ -127,15 +170,14 @@ class LiveBatch:
         Args:
             metadata: just made from it.
         """
-        if self.plans:
+        if self.plans and self._own_samplers:
             metadata.copies = sampler_copies.plan(self.batch, metadata)
 
     def begin_step(self) -> None:
         """Called before the batch changes for a step."""
+        self._begun = True
         if self.history is not None:
-            self.history.settle()
-        if self.thinking is not None:
-            self.thinking.settle()
+            self.history.begin_step()
 
     def cut(self, req_id: str, length: int) -> None:
         """Called before the runner cuts an output back to what the scheduler has kept.
@@ -152,15 +194,43 @@ class LiveBatch:
         for slots in self.slots if lost else ():
             slots.recount(req_id)
 
-    def prepare(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata | None") -> None:
+    def prepare(
+        self,
+        logits: torch.Tensor,
+        drafts: "SpecDecodeMetadata | None",
+        runner: "GPUModelRunner | None" = None,
+    ) -> None:
         """Called before sampling.
 
         Args:
             logits: [positions, vocab].
             drafts: the step's drafts, if it has any.
+            runner: which samples; None: with vLLM's own samplers.
         """
+        begun, self._begun = self._begun, False
+        if self._own_samplers is None:
+            self._own_samplers = _has_own_samplers(runner)
+            self.plan(self.batch.sampling_metadata)
+        if self.history is None:
+            return
+        self.history.batch_updated()
+        if not begun:
+            self._leave_to_upstream(runner)
         for slots in self.slots:
-            slots.prepare(self.batch.sampling_metadata, logits.shape[-1], drafts)
+            if begun and self._own_samplers:
+                slots.prepare(self.batch.sampling_metadata, logits.shape[-1], drafts)
+            else:
+                slots.leave_step()
+
+    def _leave_to_upstream(self, runner: "GPUModelRunner | None") -> None:
+        """Take note that the runner may have cut outputs without a word."""
+        logger.warning_once(
+            "Readiness overlay: %s updates its batch by code of its own. vLLM's own paths serve "
+            "its penalties, bad words and thinking budgets, which wait on every step.",
+            full_name(type(runner)),
+        )
+        if self.thinking is not None:
+            self.thinking.begin_anew()
 
     def settle_for_sampling(self) -> bool:
         """Settle what a consumer on the host needs to sample this step.
@@ -170,6 +240,7 @@ class LiveBatch:
         """
         if self.history is None:
             return False
+        self.history.batch_updated()
         for owner, rows in (*self._readers(), *self._counters(self.history)):
             self.history.settle_rows(rows, owner)
         return True
@@ -271,12 +342,12 @@ def penalties_for(
         drafts: the drafts that the positions are those of; None: of the requests.
     """
     rows = metadata.output_token_ids
-    if metadata.no_penalties or not isinstance(rows, LiveRows):
+    if metadata.no_penalties or not isinstance(rows, LiveRows) or (live := rows.live) is None:
         return None
-    penalties = rows.live.penalties
+    penalties = live.penalties
     if penalties is not None and penalties.recognises(metadata, logits, drafts):
         return penalties
-    rows.live.settle_all(Penalties.owner)
+    live.settle_all(Penalties.owner)
     return None
 
 
@@ -289,10 +360,12 @@ def bad_words_for(
     rows = metadata.output_token_ids
     if not metadata.bad_words_token_ids or not isinstance(rows, LiveRows):
         return None
-    words = rows.live.bad_words
+    if (live := rows.live) is None:
+        return None
+    words = live.bad_words
     if words is not None and words.recognises(metadata, logits, drafts):
         return words
-    rows.live.settle_all(BadWords.owner)
+    live.settle_all(BadWords.owner)
     return None
 
 
@@ -305,3 +378,44 @@ def thinking_reads_lists(holder: "ThinkingBudgetStateHolder | None") -> bool:
     if holder is None or isinstance(holder, ThinkingBudget):
         return False
     return bool(holder.has_tracked_requests())
+
+
+def _has_own_samplers(runner: "GPUModelRunner | None") -> bool:
+    """Whether it is vLLM's own classes that a runner samples with; said once if it is not."""
+    for name in ("sampler", "rejection_sampler"):
+        sampler = getattr(runner, name, None)
+        if sampler is not None and not has_seams(sampler, sampler_copies):
+            logger.warning_once(
+                "Readiness overlay: the sampler %s is not vLLM's own. vLLM's own paths serve "
+                "penalties and bad words, which wait on every step, and copy logits as ever.",
+                full_name(type(sampler)),
+            )
+            return False
+    return True
+
+
+def _undeclared_processors(batch: "InputBatch") -> bool:
+    """Whether there are logits processors that upstream does not take for readers.
+
+    It counts those that are named when the engine is made, and none that is installed as an
+    entry point.
+    """
+    return not batch.logitsprocs_need_output_token_ids and any(
+        type(processor) not in _OWN_PROCESSORS for processor in batch.logitsprocs.all
+    )
+
+
+def _with_undeclared_processors(batch: "InputBatch", on: frozenset[str]) -> frozenset[str]:
+    """The features that are on with such processors: what they read must not be guesswork.
+
+    Upstream leaves placeholders for good in the lists that it gives them. Either they are
+    readers like any other processor, or the lists are kept as upstream keeps them.
+    """
+    if "plugin-processors" in on:
+        batch.logitsprocs_need_output_token_ids = True
+        return on
+    logger.info_once(
+        "Readiness overlay: with logits processors from entry points, and plugin-processors "
+        "off, vLLM's own code keeps the history."
+    )
+    return features.without("history", on)

@@ -37,14 +37,15 @@ class Outputs:
     """What one runner shows the host; None for ``readbacks`` leaves it to upstream.
 
     Args:
-        batch: the runner's.
+        batch: the runner's; not used unless the feature is on.
         num_spec_tokens: draft tokens a request and step.
         on: whether the feature is.
     """
 
     def __init__(self, batch: "InputBatch", num_spec_tokens: int, on: bool) -> None:
+        self.on = on
         self.readbacks: Readbacks | None = None
-        self.pin_memory: bool = batch.pin_memory
+        self.pin_memory: bool = on and batch.pin_memory
         if on and readback.has_events(batch.device):
             self.readbacks = Readbacks(batch.device, most=_MOST)
             if not batch.is_pooling_model:
@@ -89,7 +90,6 @@ class Outputs:
         parts = _parts(logprobs)
         tensors = [output._sampled_token_ids, *parts, *(routed or ())]
         started = self.readbacks.start(tensors, stream)
-        assert started.event is not None
         ids, *rest = started.tensors
         output.sampled_token_ids_cpu = ids
         output._logprobs_tensors_cpu = _joined(logprobs, rest[: len(parts)])
@@ -131,7 +131,6 @@ class Outputs:
             started = self.readbacks.start([pooled[row] for row in wanted], stream)
             for row, tensor in zip(wanted, started.tensors, strict=True):
                 rows[row] = tensor
-        assert started.event is not None
         output._model_runner_output.pooler_output = rows
         output.async_copy_ready_event = started.event
         return True
@@ -149,17 +148,18 @@ class Outputs:
             width: logprobs a position.
 
         Returns:
-            Pinned, unless that would be too much; then upstream copies to it.
+            Pinned, unless that would be too much; then upstream copies to it. Zeros, with a
+            rank that no token has, until a chunk is copied there: positions that came from a
+            prefix cache or a KV connector are never computed, and hold nobody else's logprobs.
         """
-        if self.readbacks is None:
-            return LogprobsTensors.empty_cpu(positions, width)
         shape = (positions, width)
-        tensors = self.readbacks.reserve(
+        tensors = self.readbacks and self.readbacks.reserve(
             ((shape, torch.int32), (shape, torch.float32), ((positions,), torch.int32))
         )
-        if tensors is None:
-            return LogprobsTensors.empty_cpu(positions, width)
-        return LogprobsTensors(*tensors)
+        room = LogprobsTensors(*tensors) if tensors else LogprobsTensors.empty_cpu(*shape)
+        for tensor in room[:3] if self.on else ():
+            tensor.zero_()
+        return room
 
     def start_prompt_logprobs(
         self, tensors: LogprobsTensors, rows: slice, *sources: torch.Tensor

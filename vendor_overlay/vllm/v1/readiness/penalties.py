@@ -11,8 +11,13 @@ each product rounded before it is subtracted.
 
 A slot is int32 [vocab]: the low 31 bits count how often the request has generated the
 token, the sign bit says that its prompt holds it. At 151,936 tokens that is 0.61 MB.
+
+vLLM fills up the fraction of the device that it may use with KV cache. Slots live beside it, in
+the fraction that it leaves; where that is too small, room for as many slots as there may be is
+held while vLLM measures how much it needs, so that its KV cache is smaller by as much.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +25,7 @@ import torch
 from vllm import _custom_ops
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
+from vllm.v1.readiness import switch
 from vllm.v1.readiness.slots import Slots
 
 if TYPE_CHECKING:
@@ -32,6 +38,8 @@ logger = init_logger(__name__)
 
 _PROMPT = np.iinfo(np.int32).min
 _COUNT = np.iinfo(np.int32).max
+#: Bytes that vLLM may take beside its fraction: contexts, graphs, workspaces, fragments.
+_BESIDE = 1 << 30
 _BLOCK = 1024
 _NUM_WARPS = 8
 
@@ -43,6 +51,9 @@ class Penalties(Slots):
 
     def __init__(self, batch: "InputBatch", history: "History") -> None:
         super().__init__(batch, history)
+        self._held: torch.Tensor | None = None
+        #: Slots of their own, so that none is cut out of memory that activations come back to.
+        self._pool = torch.cuda.MemPool() if _has_device_memory(self.device) else None
         if current_platform.is_cuda():
             from vllm.v1.readiness import penalty_kernels
 
@@ -65,35 +76,47 @@ class Penalties(Slots):
         self._launch_count(ids, discarded, addresses)
         _count(torch.zeros(1, dtype=torch.int32, device=self.device), addresses, addresses)
 
+    def reserve(self, utilization: float) -> None:
+        """Hold the room for slots that will not be left, until the first request joins.
+
+        Args:
+            utilization: the fraction of the device's memory that vLLM takes.
+        """
+        if self._pool is None:
+            return
+        free, total = torch.cuda.mem_get_info(self.device)
+        left = free + torch.cuda.memory_reserved(self.device) - int(utilization * total)
+        needed = 4 * self.vocab_size * self.capacity
+        missing = min(needed, needed + _BESIDE - left)
+        if missing > 0:
+            self._held = torch.empty(missing, dtype=torch.uint8, device=self.device)
+            logger.info_once(
+                "Readiness overlay: %.0f MiB of device memory are kept from the KV cache, for the "
+                "penalties of %d requests; %s=N plans for fewer.",
+                missing / (1 << 20),
+                self.capacity,
+                switch.SLOTS,
+            )
+
     def add_request(self, request: "CachedRequestState") -> None:
-        """Take note of a request that joins the batch."""
+        """Give a slot to a request that joins the batch, if it wants one."""
+        if self._held is not None:
+            self._held = None
+            torch.cuda.empty_cache()
+        super().add_request(request)
+
+    def _wants(self, request: "CachedRequestState") -> bool:
         params = request.sampling_params
-        if params is not None and (
+        return params is not None and (
             params.repetition_penalty != 1.0
             or params.frequency_penalty != 0.0
             or params.presence_penalty != 0.0
-        ):
-            self._slots[request.req_id] = None
+        )
 
-    def prepare(
-        self,
-        metadata: "SamplingMetadata",
-        width: int,
-        drafts: "SpecDecodeMetadata | None",
-    ) -> None:
-        """Make the slots ready for a step; :attr:`serving` says whether they are.
-
-        Args:
-            metadata: the live batch's.
-            width: of the step's logits.
-            drafts: the step's drafts, if it has any.
-        """
+    def _can_serve(self, metadata: "SamplingMetadata", width: int) -> bool:
         # Upstream pads with the configured vocabulary size, which is a token where the
         # logits are wider, and not allowed where they are narrower: leave both to it.
-        if metadata.no_penalties or width != self.vocab_size:
-            self._forget_rows()
-            return
-        self._serve(metadata, drafts)
+        return not metadata.no_penalties and width == self.vocab_size
 
     def recognises(
         self,
@@ -160,16 +183,8 @@ class Penalties(Slots):
                 position += 1
         return logits
 
-    def record(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
-        """Count what was sampled.
-
-        Args:
-            sampled: [requests, 1 + drafts] token ids on the device; others than the
-                vocabulary's (-1: rejected) count for nothing.
-            discarded: [at least requests] bool on the device: rows sampled for nothing.
-        """
-        if not self.serving:
-            return
+    def _carry_on(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
+        """Count what was sampled; ids beyond the vocabulary count for nothing."""
         if self.kernels is not None and sampled.stride(-1) == 1:
             assert self._addresses is not None
             self._launch_count(sampled, discarded, self._addresses)
@@ -183,13 +198,14 @@ class Penalties(Slots):
     def _say_no_room(self) -> None:
         logger.warning_once(
             "Readiness overlay: no room on the device for the penalties of every request "
-            "(%d bytes each). While that is so, vLLM's own path serves them, which waits "
-            "on every step. Lower gpu_memory_utilization or max_num_seqs.",
-            4 * self.vocab_size,
+            "(%d bytes each, %d at most). While that is so, vLLM's own path serves them, which "
+            "waits on every step. Lower gpu_memory_utilization or max_num_seqs, or raise %s.",
+            *(4 * self.vocab_size, self.capacity, switch.SLOTS),
         )
 
     def _count_history(self, row: int) -> torch.Tensor:
-        slot = torch.zeros(self.vocab_size, dtype=torch.int32, device=self.device)
+        with self._own_memory():
+            slot = torch.zeros(self.vocab_size, dtype=torch.int32, device=self.device)
         tokens = self.batch.token_ids_cpu[row]
         prompt_end = int(self.batch.num_prompt_tokens[row])
         output = self.batch.req_output_token_ids[row]
@@ -199,6 +215,11 @@ class Penalties(Slots):
         generated = self._upload(tokens[prompt_end : prompt_end + len(output)])
         _count(slot, prompt, generated)
         return slot
+
+    def _own_memory(self) -> AbstractContextManager[None]:
+        if self._pool is None:
+            return nullcontext()
+        return torch.cuda.use_mem_pool(self._pool)  # type: ignore[no-any-return]
 
     def _upload(self, tokens: "np.ndarray") -> torch.Tensor | None:
         """The tokens that the vocabulary holds, on the device as int64, or None."""
@@ -316,3 +337,8 @@ def _kernel_takes(logits: torch.Tensor) -> bool:
 
 def _by_request(drafts: "SpecDecodeMetadata") -> list[torch.Tensor]:
     return list(drafts.draft_token_ids.split(drafts.num_draft_tokens))
+
+
+def _has_device_memory(device: torch.device) -> bool:
+    """Whether there is device memory that torch.cuda knows of (CUDA and ROCm)."""
+    return bool(current_platform.is_cuda_alike()) and device.type == "cuda"

@@ -14,7 +14,6 @@ it has arrived. There are as many as are in use at a time.
 """
 
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import prod
@@ -61,17 +60,11 @@ class Readback:
         event: recorded behind the copies; None: there is nothing to wait for.
     """
 
-    __slots__ = ("_sources", "event", "tensors")
+    __slots__ = ("event", "tensors")
 
-    def __init__(
-        self,
-        tensors: list[torch.Tensor],
-        event: torch.Event | None,
-        sources: list[torch.Tensor],
-    ) -> None:
+    def __init__(self, tensors: list[torch.Tensor], event: torch.Event | None) -> None:
         self.tensors = tensors
         self.event = event
-        self._sources = sources
 
     def ready(self) -> bool:
         """Whether everything has arrived; asks the event, and waits for nothing."""
@@ -81,7 +74,6 @@ class Readback:
         """Wait until everything has arrived, in the name of ``owner``."""
         if self.event is not None:
             fences.wait(self.event, owner)
-        self._sources.clear()  # they need not live on
 
     def read(self, owner: str) -> list[np.ndarray]:
         """The tensors as arrays, waiting for them in the name of ``owner``.
@@ -163,7 +155,6 @@ class Readbacks:
         self._free: dict[int, list[_Buffer]] = {}
         #: All there are, by the address of their memory.
         self._buffers: dict[int, _Buffer] = {}
-        self._in_flight: deque[tuple[torch.Event, list[torch.Tensor]]] = deque()
         self._store: Store | None = None
         if self.events and current_platform.is_cuda():
             from vllm.v1.readiness import readback_kernels
@@ -185,16 +176,14 @@ class Readbacks:
         """Start the copies of some tensors, behind what the current stream has been given.
 
         Args:
-            sources: on the device, of any shapes and dtypes. They stay alive until the
-                copies are done, and then until they are waited for or the next ones start.
+            sources: on the device, of any shapes and dtypes. The caller need not keep them:
+                their memory is not used again before the copies are done.
             stream: where to put copies that are too large to be stored, so that the
                 current stream does not wait for them; the caller then leaves the sources
                 unchanged until they are done. None: the current stream.
         """
-        while self._in_flight and self._in_flight[0][0].query():
-            self._in_flight.popleft()
         if not self.events:
-            return Readback([source.clone() for source in sources], None, [])
+            return Readback([source.clone() for source in sources], None)
         kept = [source.contiguous() for source in sources]
         tensors, buffer = self._room(tuple([(source.shape, source.dtype) for source in kept]))
         if stream is None or self._stored(kept, tensors):
@@ -204,9 +193,9 @@ class Readbacks:
             with torch.cuda.stream(stream):
                 stream.wait_stream(current)
                 self._copy(kept, tensors, buffer)
-        assert buffer.event is not None
-        self._in_flight.append((buffer.event, kept))
-        return Readback(tensors, buffer.event, kept)
+            for source in kept:
+                source.record_stream(stream)
+        return Readback(tensors, buffer.event)
 
     def reserve(self, layout: Layout) -> list[torch.Tensor] | None:
         """Room for tensors that :meth:`fill` brings piece by piece.

@@ -17,7 +17,7 @@ before. Metadata without a plan that speaks of it takes upstream's path.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -48,15 +48,15 @@ class Plan:
             logits.
         scales: whether a temperature is neither 0, which is greedy, nor 1.
         converts: whether logits are converted for the greedy choice all the same.
-        temperature: the metadata's that the plan speaks of.
+        temperature: the metadata's that the plan speaks of; not compared, nor the next.
         logitsprocs: the metadata's that the plan speaks of.
     """
 
     touches: bool
     scales: bool
     converts: bool
-    temperature: torch.Tensor | None
-    logitsprocs: "LogitsProcessors"
+    temperature: torch.Tensor | None = field(compare=False)
+    logitsprocs: "LogitsProcessors" = field(compare=False)
 
 
 def plan(batch: "InputBatch", metadata: "SamplingMetadata") -> Plan:

@@ -56,7 +56,8 @@ class SamplerCopies:
 
     def __init__(self, sampler: "Sampler", max_num_reqs: int) -> None:
         self.sampler = sampler
-        self.on = "sampler-copies" in switch.enabled()
+        # A class that is derived from it may change what is only read here.
+        self.on = "sampler-copies" in switch.enabled() and type(sampler).__bases__ == (object,)
         self._added = np.zeros(max_num_reqs, dtype=bool)
         # The batch at hand: its requests' places, as bytes, and its plan.
         self._batch: bytes | None = None
@@ -64,8 +65,16 @@ class SamplerCopies:
 
     def add_request(self, req_idx: int) -> None:
         """A request has been given a place; what it asks for has been taken in."""
-        self._added[req_idx] = True
-        self._batch = None
+        if self.on:
+            self._added[req_idx] = True
+            self._batch = None
+
+    @classmethod
+    def off(cls, sampler: "Sampler") -> "SamplerCopies":
+        """With every copy made, as upstream makes it."""
+        made = cls(sampler, 0)
+        made.on = False
+        return made
 
     def decide(self, logits: torch.Tensor, idx_mapping_np: np.ndarray) -> Handling:
         """What is to become of a batch's logits.

@@ -1,23 +1,60 @@
 """Slots: what a feature keeps on the device for each request that asks for it.
 
-A request holds a slot from the first step that it is sampled in until it leaves the batch.
-A slot begins with the history that ``token_ids_cpu`` holds and is carried on with what is
-sampled, on the device, so that nothing waits and nothing grows with the output.
+A request holds a slot from the first step that it is sampled in. A slot begins with the history
+that ``token_ids_cpu`` holds and is carried on with what is sampled, on the device, so that
+nothing waits and nothing grows with the output.
+
+A slot is served only while it is known to hold the whole history. Wherever a step may have been
+sampled that it does not know of, it is made anew from the history: after a step that was left to
+upstream, after one that was not recorded, and after a cut.
+
+A request that leaves the batch and is still running (preempted, or in another micro-batch of a
+pipeline) has its slot kept, and gets it back if it returns as it left.
 """
 
 from abc import ABC, abstractmethod
 from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
+from vllm.logger import init_logger
 from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.readiness import switch
 
 if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams
     from vllm.v1.readiness.history import History
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
+
+logger = init_logger(__name__)
+
+
+class _Kept:
+    """The slot of a request that has left the batch, and the request as it was then.
+
+    Attributes:
+        slot: of the request; None: given back.
+        params: the request's, which a streaming session replaces.
+        length: tokens of the prompt, and of prompt and output.
+    """
+
+    __slots__ = ("__weakref__", "length", "params", "slot")
+
+    def __init__(
+        self, slot: torch.Tensor, params: "SamplingParams | None", length: tuple[int, int]
+    ) -> None:
+        self.slot: torch.Tensor | None = slot
+        self.params = params
+        self.length = length
+
+    def is_of(self, request: "CachedRequestState") -> bool:
+        """Whether the request is as it was."""
+        length = (request.num_prompt_tokens, request.num_tokens)
+        return self.params is request.sampling_params and self.length == length
 
 
 class Slots(ABC):
@@ -25,7 +62,8 @@ class Slots(ABC):
 
     Attributes:
         owner: in whose name a history is waited for.
-        serving: whether this step is served from the slots.
+        serving: whether a step is served from the slots that is not recorded yet.
+        capacity: how many requests may have a slot.
         kernels: the feature's Triton kernels, which find slots by their addresses; None
             where torch's operations do the work.
     """
@@ -34,6 +72,8 @@ class Slots(ABC):
 
     def __init__(self, batch: "InputBatch", history: "History") -> None:
         self.batch = batch
+        asked = switch.slots()
+        self.capacity = batch.max_num_reqs if asked is None else min(asked, batch.max_num_reqs)
         self.history = history
         self.vocab_size: int = batch.vocab_size
         self.device: torch.device = batch.device
@@ -41,6 +81,9 @@ class Slots(ABC):
         self.kernels: ModuleType | None = None
         #: Request id to slot; None: its history is counted at the next step.
         self._slots: dict[str, torch.Tensor | None] = {}
+        #: Of requests that have left the batch, the oldest first. Each belongs to its
+        #: request's state, and goes when the runner drops that.
+        self._kept: WeakValueDictionary[str, _Kept] = WeakValueDictionary()
         self._exhausted = False
         # The step at hand: the sampling metadata that the rows below are those of.
         self._metadata: SamplingMetadata | None = None
@@ -53,33 +96,21 @@ class Slots(ABC):
         """Compile and load the kernels, which would otherwise stall the first request."""
 
     @abstractmethod
-    def add_request(self, request: "CachedRequestState") -> None:
-        """Take note of a request that joins the batch."""
+    def _wants(self, request: "CachedRequestState") -> bool:
+        """Whether a request that joins the batch is to have a slot."""
 
     @abstractmethod
-    def prepare(
-        self,
-        metadata: "SamplingMetadata",
-        width: int,
-        drafts: "SpecDecodeMetadata | None",
-    ) -> None:
-        """Make the slots ready for a step; :attr:`serving` says whether they are.
+    def _can_serve(self, metadata: "SamplingMetadata", width: int) -> bool:
+        """Whether a step may be served from slots.
 
         Args:
             metadata: the live batch's.
             width: of the step's logits.
-            drafts: the step's drafts, if it has any.
         """
 
     @abstractmethod
-    def record(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
-        """Carry the slots on with what was sampled.
-
-        Args:
-            sampled: [requests, 1 + drafts] token ids on the device; -1 stands for a
-                rejected draft, and none that was accepted is behind one.
-            discarded: [at least requests] bool on the device: rows sampled for nothing.
-        """
+    def _carry_on(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
+        """Bring the slots up to date; see :meth:`record`."""
 
     @abstractmethod
     def _count_history(self, row: int) -> torch.Tensor:
@@ -93,37 +124,103 @@ class Slots(ABC):
     def _say_no_room(self) -> None:
         """Log, once, that upstream's path serves for want of room on the device."""
 
-    def remove_request(self, req_id: str) -> None:
-        """Give back the slot of a request that leaves the batch."""
-        if req_id in self._slots:
-            del self._slots[req_id]
-            self._exhausted = False  # there may be room now
+    def add_request(self, request: "CachedRequestState") -> None:
+        """Give a slot to a request that joins the batch, if it wants one."""
+        kept: _Kept | None = vars(request).pop(self._attribute, None)
+        if self._wants(request):
+            slot = kept.slot if kept is not None and kept.is_of(request) else None
+            self._slots[request.req_id] = slot
+
+    def remove_request(self, request: "CachedRequestState", row: int) -> None:
+        """Keep the slot of a request that leaves its row, as long as the runner knows it.
+
+        With drafts in flight the host does not know how much of the history the slot holds.
+        """
+        req_id = request.req_id
+        if req_id not in self._slots:
+            return
+        self._exhausted = False  # there may be room now
+        slot = self._slots.pop(req_id)
+        if slot is None or self.serving or self.history.drafted:
+            return
+        batch = self.batch
+        length = (int(batch.num_prompt_tokens[row]), int(batch.num_tokens_no_spec[row]))
+        kept = _Kept(slot, request.sampling_params, length)
+        vars(request)[self._attribute] = self._kept[req_id] = kept
+        if len(self._slots) + len(self._kept) > self.capacity:
+            self._kept.pop(next(iter(self._kept))).slot = None
+
+    @property
+    def _attribute(self) -> str:
+        """The attribute of a request's state under which its slot is kept."""
+        return f"readiness {self.owner}"
+
+    @property
+    def complete(self) -> bool:
+        """Whether every request that wants a slot has one that holds its history."""
+        return all(slot is not None for slot in self._slots.values())
 
     def recount(self, req_id: str) -> None:
         """Count a request's history anew at the next step, because it was cut back."""
         if req_id in self._slots:
             self._slots[req_id] = None
 
-    def _serve(self, metadata: "SamplingMetadata", drafts: "SpecDecodeMetadata | None") -> None:
-        """Serve a step from the slots, if there is room for them.
+    def prepare(
+        self,
+        metadata: "SamplingMetadata",
+        width: int,
+        drafts: "SpecDecodeMetadata | None",
+    ) -> None:
+        """Make the slots ready for a step; :attr:`serving` says whether they are.
 
         Args:
             metadata: the live batch's, which is replaced when a row moves.
+            width: of the step's logits.
             drafts: the step's drafts, if it has any.
         """
-        if not self._fill_slots():
-            self._forget_rows()
+        if self.serving:
+            logger.warning_once(
+                "Readiness overlay: the model runner samples by code of its own. The history of "
+                "its %s is counted anew on every step, and waited for.",
+                self.owner,
+            )
+            self.leave_step()
+        if not self._can_serve(metadata, width) or not self._fill_slots():
+            self.leave_step()
             return
         self.serving = True
         self._drafts = drafts
         if metadata is not self._metadata:
-            self._rows = [self._slots.get(req_id) for req_id in self.batch.req_ids]
-            if self.kernels is not None:
-                addresses = [0 if slot is None else slot.data_ptr() for slot in self._rows]
-                self._addresses = async_tensor_h2d(
-                    addresses, torch.int64, self.device, pin_memory=self.batch.pin_memory
-                )
-            self._metadata = metadata
+            self._look_up(metadata)
+
+    def record(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
+        """Carry the slots on with what was sampled.
+
+        Args:
+            sampled: [requests, 1 + drafts] token ids on the device; -1 stands for a
+                rejected draft, and none that was accepted is behind one.
+            discarded: [at least requests] bool on the device: rows sampled for nothing.
+        """
+        if not self.serving:
+            self.leave_step()
+            return
+        self.serving = False
+        self._carry_on(sampled, discarded)
+
+    def leave_step(self) -> None:
+        """Leave a step to upstream, so that the slots miss what is sampled in it."""
+        self._forget_rows()
+        self._slots = dict.fromkeys(self._slots)
+
+    def _look_up(self, metadata: "SamplingMetadata") -> None:
+        """Find the slots of the batch's rows."""
+        self._rows = [self._slots.get(req_id) for req_id in self.batch.req_ids]
+        if self.kernels is not None:
+            addresses = [0 if slot is None else slot.data_ptr() for slot in self._rows]
+            self._addresses = async_tensor_h2d(
+                addresses, torch.int64, self.device, pin_memory=self.batch.pin_memory
+            )
+        self._metadata = metadata
 
     def _forget_rows(self) -> None:
         """Serve no step until the rows are looked up again."""
@@ -135,9 +232,12 @@ class Slots(ABC):
 
     def _fill_slots(self) -> bool:
         """Count the history of every request that has none; False: there is no room."""
-        waiting = [req_id for req_id, slot in self._slots.items() if slot is None]
-        if not waiting:
+        if self.complete:
             return True
+        waiting = [req_id for req_id, slot in self._slots.items() if slot is None]
+        if len(self._slots) > self.capacity:
+            self._say_no_room()
+            return False
         if self._exhausted:
             return False
         self._forget_rows()
@@ -147,9 +247,13 @@ class Slots(ABC):
             for req_id, row in zip(waiting, rows, strict=True):
                 self._slots[req_id] = self._count_history(row)
         except torch.OutOfMemoryError:
+            if self._kept:
+                for kept in self._kept.values():
+                    kept.slot = None
+                self._kept.clear()
+                return self._fill_slots()
             # Until a request with a slot leaves: the next step would fail again.
             self._exhausted = True
-            self._slots = dict.fromkeys(self._slots)
             self._say_no_room()
             return False
         return True

@@ -7,6 +7,9 @@ off. Off means that upstream's code runs.
 ``VLLM_READINESS_SYNC_GUARD`` says what becomes of a step that waits for the device:
 ``warn`` or ``error``; ``off`` (the default) means that nobody looks.
 
+``VLLM_READINESS_SLOTS`` says for how many requests at a time penalties and bad words may be
+kept on the device; unset (the default) means for all that vLLM runs at a time.
+
 ``VLLM_READINESS_PROBE`` names the file that the probe records into, with the process
 appended to its name; unset (the default) means that nothing is recorded.
 """
@@ -19,6 +22,7 @@ from vllm.v1.readiness.features import FEATURES, NEEDS
 
 NAME = "VLLM_READINESS"
 SYNC_GUARD = "VLLM_READINESS_SYNC_GUARD"
+SLOTS = "VLLM_READINESS_SLOTS"
 PROBE = "VLLM_READINESS_PROBE"
 
 
@@ -54,6 +58,10 @@ class SwitchError(VariableError):
             f"{', '.join(map(repr, self.words))} is not understood. "
             f"Valid: {', '.join(valid)}. Unset it to have {unset}.",
         )
+
+
+class NumberError(VariableError):
+    """A variable holds no number, or none that it may hold."""
 
 
 class PathError(VariableError):
@@ -107,6 +115,22 @@ def sync_guard() -> str:
     return word
 
 
+def slots() -> int | None:
+    """How many requests may have a slot on the device; None: as many as vLLM runs.
+
+    Raises:
+        NumberError: the variable holds anything but a whole number from 0 on.
+    """
+    value = os.environ.get(SLOTS, "").strip()
+    if not value:
+        return None
+    if not (value.isascii() and value.isdigit()):
+        raise NumberError(
+            SLOTS, value, "this is not a whole number. Give one from 0 on, or unset it for all."
+        )
+    return int(value)
+
+
 def probe() -> str | None:
     """The absolute path of the file that the probe records into; None: nothing is recorded.
 
@@ -138,5 +162,5 @@ def shown(path: str) -> str:
 #: Our environment variables, in the form of ``vllm.envs.environment_variables``: name
 #: to a function that reads it. None of them changes what torch.compile sees.
 VARIABLES: Mapping[str, Callable[[], object]] = MappingProxyType(
-    {NAME: enabled, SYNC_GUARD: sync_guard, PROBE: probe}
+    {NAME: enabled, SYNC_GUARD: sync_guard, SLOTS: slots, PROBE: probe}
 )

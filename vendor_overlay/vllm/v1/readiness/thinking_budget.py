@@ -155,14 +155,10 @@ class ThinkingBudget(ThinkingBudgetStateHolder):  # type: ignore[misc]
         if state is not None and length < self.history.known(row):
             state[_PROGRESS].begin_anew()
 
-    def settle(self) -> None:
-        """Called as a step begins, before requests leave and outputs are cut.
-
-        Upstream's past updates have seen the tokens of all steps but the newest, and what
-        they found may outlast the request: a row's state passes to whoever moves there.
-        """
-        if self._state:
-            self.history.settle_older("thinking budget")
+    def begin_anew(self) -> None:
+        """Have the next updates made at once, and search anew."""
+        for _, _, progress in self._watched:
+            progress.begin_anew()
 
     def waiting(self) -> Iterator[int]:
         """The rows whose update in this step depends on tokens that may be on their way."""

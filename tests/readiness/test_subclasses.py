@@ -1,0 +1,128 @@
+"""Other people's subclasses: what is not known takes upstream's path, and never fails."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support import modules
+from support.batches import Spec, empty, fill, state
+from vllm.v1.readiness.live import LiveBatch
+from vllm.v1.readiness.sampler_copies_mrv2 import Handling, SamplerCopies
+
+VOCABULARY = 37
+PENALTY = {"presence_penalty": 1.5}
+
+
+def batch_without_our_constructor() -> Any:
+    """A batch whose class goes without InputBatch's constructor, and does what that did."""
+    stock = modules.pristine(modules.INPUT_BATCH).InputBatch
+    ours = modules.overlaid(modules.INPUT_BATCH).InputBatch
+
+    class Batch(ours):  # type: ignore[misc, valid-type]
+        def __init__(self, **named: Any) -> None:
+            stock.__init__(self, **named)
+
+    def module(_: str) -> Any:
+        return SimpleNamespace(InputBatch=Batch)
+
+    return empty(module, VOCABULARY)
+
+
+def test_a_batch_without_our_constructor_is_upstreams(
+    caplog_vllm: pytest.LogCaptureFixture,
+) -> None:
+    stock, ours = empty(modules.pristine, VOCABULARY), batch_without_our_constructor()
+    specs = [Spec([n, 1], [2], PENALTY if n % 2 else {}) for n in range(4)]
+    for batch in (stock, ours):
+        fill(batch, specs)
+        batch.remove_request("r0")
+        batch.condense()
+        batch.swap_states(0, 1)
+        batch.add_request(state(specs[3], "r9"))
+        batch.refresh_metadata()
+    assert ours.req_ids == stock.req_ids
+    assert (ours.token_ids_cpu == stock.token_ids_cpu).all()
+    live: LiveBatch = ours.readiness
+    live.begin_step()
+    live.prepare(torch.zeros(4, VOCABULARY), None)
+    live.count(torch.zeros(4, 1), torch.zeros(4, dtype=torch.bool))
+    assert not live.settle_for_sampling()
+    assert not live.place(256)
+    assert live.host_needs_drafts()
+    assert live.outputs.readbacks is None
+    assert ours.readiness is live
+    (said,) = [r for r in caplog_vllm.records if "InputBatch.__init__" in r.getMessage()]
+    assert "Batch does not call" in said.getMessage()
+
+
+@pytest.fixture
+def caplog_vllm(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What vLLM's loggers say, which do not tell the root logger."""
+    import logging
+
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    return caplog
+
+
+def sampled(load: Any, logits: torch.Tensor) -> Any:
+    """What a sampler gives that changes the logits where vLLM's own would leave them alone."""
+
+    class Sampler(load(modules.SAMPLER).Sampler):  # type: ignore[misc]
+        def apply_logits_processors(self, logits: Any, *others: Any, **named: Any) -> Any:
+            logits = super().apply_logits_processors(logits, *others, **named)
+            logits[:, 3] += 100.0
+            return logits
+
+    sampler = Sampler("raw_logits")
+    batch = empty(load, VOCABULARY)
+    fill(batch, [Spec([1, n], [2], {"logprobs": 2}) for n in range(3)])
+    if hasattr(batch, "readiness"):
+        batch.readiness.begin_step()
+        batch.readiness.prepare(logits, None, SimpleNamespace(sampler=sampler))
+    return sampler(logits, batch.sampling_metadata)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sampler_that_changes_logits_of_its_own_accord(dtype: torch.dtype) -> None:
+    """The raw logits are those before it, and the tokens those that it asks for."""
+    logits = torch.randn(3, VOCABULARY).to(dtype)
+    expected = sampled(modules.pristine, logits.clone())
+    found = sampled(modules.overlaid, logits.clone())
+    assert found.sampled_token_ids.tolist() == expected.sampled_token_ids.tolist() == [[3]] * 3
+    for mine, theirs in zip(found.logprobs_tensors[:3], expected.logprobs_tensors[:3], strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_sampler_of_another_make_reads_settled_lists() -> None:
+    """It reads the lists, for which nobody has to wait where vLLM's own sampler is served."""
+    batch = empty(modules.overlaid, VOCABULARY)
+    fill(batch, [Spec([1], [2], PENALTY)])
+    batch.readiness.begin_step()
+    batch.readiness.prepare(torch.zeros(1, VOCABULARY), None, SimpleNamespace(sampler=object()))
+    assert batch.readiness.host_needs_drafts()
+    assert not batch.readiness.penalties.serving
+
+
+class TestModelRunnerV2:
+    """Its sampler."""
+
+    @staticmethod
+    def derived() -> Any:
+        """A class derived from it that goes without its constructor."""
+
+        class Sampler(modules.overlaid(modules.MRV2_SAMPLER).Sampler):  # type: ignore[misc]
+            def __init__(self) -> None:
+                pass
+
+        return Sampler()
+
+    def test_without_its_constructor_every_copy_is_made(self) -> None:
+        copies = self.derived().readiness
+        copies.add_request(3)
+        assert copies.decide(torch.zeros(2, VOCABULARY), torch.tensor([0, 3]).numpy()) is (
+            Handling.COPY
+        )
+
+    def test_of_a_derived_class_every_copy_is_made(self) -> None:
+        assert not SamplerCopies(self.derived(), 4).on
