@@ -29,19 +29,24 @@ ifeq ($(strip $(VENV)$(SITE)$(PYTHON)$(value VIRTUAL_ENV)),)
   override VENV := .venv
   OWN_ENV := yes
 endif
+# A dry run makes no environment, however much of the flag is written.
+DRY := $(if $(findstring --d,$(ARGS)),--dry-run)
 
 PY3 = "$$PYTHON3"
 TARGET = $(if $(VENV),--venv="$$VENV") $(if $(SITE),--site="$$SITE") $(if $(PYTHON),--python="$$PYTHON")
 BENCH_TARGET = $(if $(OWN_ENV),--venv $(BENCH_ENV),$(TARGET))
 OVERLAY = $(PY3) scripts/overlay
 DEMO_PYTHON = $(if $(PYTHON),"$$PYTHON",$(if $(VENV),"$$VENV/bin/python",$(if $(SITE),$(PY3),"$$VIRTUAL_ENV/bin/python")))
-# Upstream's files where no installation is named: the tests' own vLLM.
-REVIEW_BASE = $(if $(OWN_ENV),--venv $(if $(wildcard .venv),.venv,$(TEST_ENV)),$(TARGET))
+# Upstream's files where no installation is named: ours, or the tests' own vLLM.
+HELD = $(firstword $(foreach each,.venv $(TEST_ENV),$(if $(wildcard $(each)/lib/python3*/site-packages/vllm),$(each))))
+REVIEW_BASE = $(if $(OWN_ENV),--venv $(or $(HELD),$(TEST_ENV)),$(TARGET))
 REVIEW = $(TEST_ENV)/bin/python scripts/review
 UPSTREAM = $(if $(WHEEL),--wheel="$$WHEEL",$(TARGET))
+# Runs what follows in .venv, which it makes, if nothing is named.
+IN_OWN = $(if $(OWN_ENV),$(PY3) scripts/environment serve $(DRY) .venv -- )
 
 .DEFAULT_GOAL := help
-.PHONY: help apply revert status verify diff review rebase vendor edit refresh dist demo bench bench-serving probe test lint environment tools test-environment
+.PHONY: help apply revert status verify diff review rebase vendor edit refresh dist demo bench bench-serving probe test lint tools test-environment
 
 help: ## list the targets
 	@echo "The target: VENV=dir, SITE=site-packages dir, PYTHON=interpreter, the active"
@@ -50,13 +55,8 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; \
 	  do printf '  %-13s %s\n' "$$name" "$$text"; done
 
-environment:
-ifdef OWN_ENV
-	@$(PY3) scripts/environment serve .venv
-endif
-
-apply: environment ## lay the overlay over the target (makes .venv if none is named)
-	@$(OVERLAY) apply $(TARGET) $(ARGS)
+apply: ## lay the overlay over the target (makes .venv if none is named)
+	@$(IN_OWN)$(OVERLAY) apply $(TARGET) $(ARGS)
 
 revert: ## give back upstream's files, byte for byte
 	@$(OVERLAY) revert $(TARGET) $(ARGS)
@@ -67,10 +67,15 @@ status: ## say what state every file is in
 verify: ## silent; succeed only if the overlay is whole
 	@$(OVERLAY) verify $(TARGET) $(ARGS)
 
-# The page is made where the tools for it are; elsewhere there is the text alone.
-diff: $(if $(filter $(TEST_ENV),$(REVIEW_BASE)),tools) ## show what the overlay changes in upstream's files, as text and as a page
+# Nothing is built to show it: without upstream's files there are the patches alone.
+diff: ## show what the overlay changes, in context (after `make tools`, as a page, too)
+ifeq ($(OWN_ENV)$(HELD)$(ARGS),yes)
+	@cat $$(sed 's|^|patches/|' patches/series) || [ $$? -gt 128 ]  # the reader has seen enough
+	@echo "diff: no vLLM is named, so these are the patches alone; VENV=dir shows them in context" >&2
+else
 	@$(OVERLAY) diff $(REVIEW_BASE) $(ARGS)
-	@$(if $(wildcard pyproject.toml),$(if $(wildcard $(TEST_ENV)/bin/python),$(REVIEW) diff $(REVIEW_BASE) >&2))
+endif
+	@$(if $(DRY)$(if $(wildcard pyproject.toml),,archive),,$(if $(wildcard $(TEST_ENV)/readiness-overlay.complete),$(REVIEW) diff $(REVIEW_BASE) >&2,echo "diff: for the page: \`make tools\` (5.8 GB in $(TEST_ENV)), and then \`make diff\` again" >&2))
 
 review: tools ## say what RELEASE=version or wheel means for the overlay, as a page
 	@$(REVIEW) release "$$RELEASE" $(if $(SHA256),--sha256 "$$SHA256") $(REVIEW_BASE) $(ARGS)
@@ -91,9 +96,9 @@ dist: ## build the reproducible archive of HEAD in build/dist
 	@$(OVERLAY) dist $(UPSTREAM) $(ARGS)
 
 demo: apply ## serve a small generated model on the overlaid engine and print tokens
-	@$(if $(SITE),PYTHONPATH="$$SITE" )$(DEMO_PYTHON) scripts/demo
+	@$(if $(DRY),: )$(if $(SITE),PYTHONPATH="$$SITE" )$(DEMO_PYTHON) scripts/demo
 
-tools:
+tools: ## make the environment of tests and pages (build/env, 5.8 GB)
 	@$(PY3) scripts/environment test --no-browser $(TEST_ENV)
 
 test-environment:

@@ -108,7 +108,7 @@ def test_help_is_the_default_and_lists_the_targets() -> None:
     text = make().stdout
     for target in ("apply", "revert", "status", "verify", "diff", "vendor", "edit", "refresh"):
         assert f"\n  {target} " in text
-    for target in ("dist", "demo", "test", "help"):
+    for target in ("dist", "demo", "tools", "test", "help"):
         assert f"\n  {target} " in text
 
 
