@@ -715,6 +715,7 @@ def environment() -> dict[str, str]:
     It must not change what the tool reads and writes.
     """
     clean = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    clean["GIT_NO_REPLACE_OBJECTS"] = "1"
     outer = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     return outer | clean
 
