@@ -119,8 +119,9 @@ def ensure(directory: Path, purpose: str, dry_run: bool) -> bool:
         [uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(directory)],
         check=True,
     )
-    environment = os.environ | {"VIRTUAL_ENV": str(directory.absolute())}
-    subprocess.run([uv, "pip", "install", *packages], check=True, env=environment)
+    # Named outright: where VIRTUAL_ENV cannot be asked, uv takes another environment.
+    into = ["--python", str(directory / "bin" / "python")]
+    subprocess.run([uv, "pip", "install", *into, *packages], check=True)
     (directory / COMPLETE).write_text(wanted)
     return True
 

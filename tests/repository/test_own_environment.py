@@ -48,7 +48,8 @@ def make(root: Path, tmp_path: Path, asked: Path, cut: Path) -> Make:
         echo "$@" >> {asked}
         [ "$1" != "$(cat {cut})" ] || {{ kill -9 $PPID; exit; }}
         [ "$1" != venv ] || exec {UV} "$@"
-        cp -r {wheel}/. "$VIRTUAL_ENV"/lib/python*/site-packages/"""
+        [ "$1 $2 $3" = "pip install --python" ] || exit
+        cp -r {wheel}/. "${{4%/bin/python}}"/lib/python*/site-packages/"""
     )
     program.chmod(0o755)
 
@@ -216,6 +217,19 @@ def test_the_tests_environment_is_not_taken_from_anybody(root: Path, make: Make)
     assert refused.returncode != 0
     assert "build/env was not made here; delete it or move it away" in refused.stderr
     assert snapshot(root) == before
+
+
+def test_packages_go_nowhere_else(root: Path, make: Make) -> None:
+    """Uv asks the environment's Python, whose start may print, and then looks around."""
+    shutil.copy(REPO / "pyproject.toml", root)
+    assert make("tools").returncode == 0
+    stale(root / "build" / "env")
+    (library(root / "build" / "env") / "sitecustomize.py").write_text("print('hello')\n")
+    before = snapshot(pristine(root / ".venv", holds=False))
+    done = checkouts.make("-C", str(root), "tools", UV=str(UV), UV_OFFLINE="1")
+    assert done.returncode != 0
+    assert "build/env/bin/python" in done.stderr
+    assert snapshot(root / ".venv") == before
 
 
 @pytest.mark.parametrize("flag", ["--dry-run", "--dry", "'--dry-run'"])
