@@ -107,6 +107,8 @@ def ensure(directory: Path, purpose: str, dry_run: bool) -> bool:
             f"{directory} was made with {others[0]}, and this is {python}; "
             f"delete it first, or run it again with PYTHON3={others[0]}"
         )
+    if sys.version_info < (3, 10):  # noqa: UP036 - whatever python3 is, it has come this far
+        raise Failure(f"vLLM needs Python 3.10 or newer, and this is {python}; name one: PYTHON3=")
     if dry_run:
         print(f"would make {directory} with {packages[0]}; there is nothing to check yet")
         return False
