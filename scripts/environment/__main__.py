@@ -98,7 +98,7 @@ def ensure(directory: Path, purpose: str, dry_run: bool) -> bool:
             raise Failure(f"{directory} {foreign}; delete it or move it away, and run it again")
         _holds_vllm(directory, foreign)
         return True
-    build = (mark or complete).partition("\n")[0]
+    build = (mark if mark.endswith("\n") else complete).partition("\n")[0]
     if build not in ("", packages[0]):
         raise Failure(f"{directory} was made with another build of vLLM; delete it first")
     python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
@@ -115,7 +115,8 @@ def ensure(directory: Path, purpose: str, dry_run: bool) -> bool:
     print(f"making {directory} with {packages[0]}", file=sys.stderr, flush=True)
     uv = find_uv()
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / MARK).write_text(f"{packages[0]}\n{directory.absolute()}\n")
+    made_as = f"{packages[0]}\n{directory.absolute()}\n"
+    (directory / MARK).write_text(made_as, errors="surrogateescape")
     (directory / COMPLETE).unlink(missing_ok=True)
     subprocess.run(
         [uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(directory)],
@@ -141,7 +142,7 @@ def needed(purpose: str) -> tuple[list[str], list[Path]]:
 
 
 def _read(mark: Path) -> str:
-    return mark.read_text(errors="replace") if mark.is_file() else ""
+    return mark.read_text(errors="surrogateescape") if mark.is_file() else ""
 
 
 def _foreign(directory: Path, mark: str, complete: str) -> str:

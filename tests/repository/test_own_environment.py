@@ -129,12 +129,16 @@ def test_what_is_no_target_is_refused_and_stays(
 
 
 @pytest.mark.parametrize("linked", [False, True])
-def test_an_empty_directory_is_used(root: Path, make: Make, tmp_path: Path, linked: bool) -> None:
+def test_a_directory_of_nothing_is_used(
+    root: Path, make: Make, tmp_path: Path, linked: bool
+) -> None:
+    """Empty, or with half a mark: a run was cut off at its first write."""
     (tmp_path / "big").mkdir()
     if linked:
         (root / ".venv").symlink_to(tmp_path / "big")
     else:
         (root / ".venv").mkdir()
+        (root / ".venv" / "readiness-overlay.made").write_text("vllm-c")
     assert make("apply").returncode == 0
     stale(root / ".venv")
     assert make("apply").returncode == 0
