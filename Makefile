@@ -61,10 +61,10 @@ apply: ## lay the overlay over the target (makes .venv if none is named)
 revert: ## give back upstream's files, byte for byte
 	@$(OVERLAY) revert $(TARGET) $(ARGS)
 
-status: ## say what state every file is in
+status: ## say what state the installation is in
 	@$(OVERLAY) status $(TARGET) $(ARGS)
 
-verify: ## silent; succeed only if the overlay is whole
+verify: ## succeed, and silently, only if the overlay is whole
 	@$(OVERLAY) verify $(TARGET) $(ARGS)
 
 # Nothing is built to show it: without upstream's files there are the patches alone.
