@@ -22,9 +22,11 @@ _UNCHECKED = 0b01
 
 #: Runs under the target's interpreter. Compiles a staged source under the final
 #: file's name; the staged file keeps its times when it is renamed, so the bytecode
-#: is valid for the final one.
+#: is valid for the final one. Without a umask the bytecode gets its source's mode, so
+#: that whoever imports the one may read the other.
 _COMPILE = """
 import importlib.util, json, os, py_compile, sys
+os.umask(0)
 made = []
 for source, final, out in json.load(sys.stdin):
     name = os.path.basename(importlib.util.cache_from_source(final))
