@@ -391,6 +391,15 @@ def _runs(site: Path, command: Path) -> Path:
     except OverlayError:
         return command  # What is not compiled, as in most reverts, does not need it.
     _refuse_old(asked)
+    layout = _LAYOUT.search(str(site.absolute())) or _LAYOUT.search(str(site.resolve()))
+    wanted = layout[2].removeprefix("python") if layout else asked.version
+    if wanted not in (asked.version, "3"):
+        raise OverlayError(
+            Exit.USAGE,
+            f"is Python {asked.version}, and {site} is a directory of Python {wanted}",
+            subject=asked.interpreter,
+            next_step=f"name a Python {wanted}, or none (PYTHON may come from the environment)",
+        )
     return asked.interpreter
 
 

@@ -279,6 +279,24 @@ def test_an_interpreter_that_says_more_than_it_is_asked(tmp_path: Path, end: str
     assert run("apply", "--site", site, "--python", wrapper).returncode == Exit.DONE
 
 
+def test_a_python_of_another_version_is_refused_for_a_directory(tmp_path: Path) -> None:
+    """Its bytecode would outlive an uninstall, and be of no use until then."""
+    site = sites.small(tmp_path / "lib" / "python3.99" / "site-packages")
+    before = sites.snapshot(site, bytecode=True)
+    version = VERSION.removeprefix("python")
+    for command in ("apply", "status"):
+        said = run(command, "--site", site, "--python", sys.executable)
+        assert said.returncode == Exit.USAGE
+        for part in (sys.executable, f"is Python {version}", "Python 3.99", str(site)):
+            assert part in said.stderr
+    assert sites.snapshot(site, bytecode=True) == before
+    assert locate(site=str(site)).interpreter is None
+    same = sites.small(tmp_path / "lib" / VERSION / "site-packages")
+    assert locate(site=str(same), python=sys.executable).interpreter == Path(sys.executable)
+    plain = sites.small(tmp_path / "lib" / "python3" / "dist-packages")
+    assert locate(site=str(plain), python=sys.executable).interpreter == Path(sys.executable)
+
+
 @pytest.mark.parametrize("kind", ["finder", "pth", "direct_url", "egg-link"])
 def test_an_editable_install(tmp_path: Path, kind: str) -> None:
     site = venv(tmp_path / "venv")
