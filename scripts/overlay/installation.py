@@ -181,11 +181,11 @@ def _refuse_outside(site: Path, roots: Iterable[Path], named: str, why: str) -> 
     if not any(site.is_relative_to(root) for root in roots):
         raise OverlayError(
             Exit.ABSENT,
-            f"has no vLLM of its own, only one that lies elsewhere: {why}",
+            f"imports vLLM from elsewhere: {why}",
             subject=named,
             expected="vllm/ in " + " or ".join(map(str, dict.fromkeys(roots))),
             found=f"vllm/ in {site}",
-            next_step=f"install vLLM there, or name that directory if it is meant: SITE={site}",
+            next_step=f"install vLLM in it, or name that directory if it is meant: SITE={site}",
         )
 
 
@@ -338,6 +338,9 @@ class _Python:
 
     def why_on_path(self, site: Path) -> str:
         """What leads to a directory on the path that is not its own, in words."""
+        entries = [path for path in map(Path, self.path) if path.resolve() == site]
+        if any(path.is_relative_to(own) for path in entries for own in self.own):
+            return "a link leads there"
         if site in self.users:
             return "these are the user's packages"
         if site in self.shared:

@@ -162,6 +162,8 @@ def test_a_pth_file_does_not_lead_to_another_installation(tmp_path: Path) -> Non
     (site / "other.pth").write_text(f"import sys; sys.path.insert(0, {str(other)!r})\n")
     refused_with_both_paths(tmp_path / "venv", other, "a .pth file")
     assert locate(venv=str(sites.small(site).parents[2])).site == site
+    python = str(tmp_path / "venv" / "bin" / "python")
+    refused(Exit.ABSENT, "imports vLLM from elsewhere", f"SITE={other}", python=python)
 
 
 def test_this_shell_does_not_lead_to_another_installation(
@@ -231,8 +233,7 @@ def test_an_environment_may_be_named_by_a_link_but_not_lead_out_by_one(tmp_path:
     assert locate(python=str(tmp_path / "link" / "bin" / "python")).site == site
     shutil.move(site, tmp_path / "shared")
     site.symlink_to(tmp_path / "shared")
-    why = "lies elsewhere"
-    refused_with_both_paths(tmp_path / "venv", tmp_path / "shared", why)
+    refused_with_both_paths(tmp_path / "venv", tmp_path / "shared", "a link leads there")
     assert locate(site=str(site)).site == tmp_path / "shared"
 
 
