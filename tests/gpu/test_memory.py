@@ -82,7 +82,10 @@ def test_what_activations_need_is_not_taken_and_what_was_taken_is_given_back() -
     fill(batch, specs[:100])
     begin(batch)
     assert live.penalties.serving
-    live.count(torch.ones(100, 1, device="cuda"), torch.zeros(100, dtype=bool, device="cuda"))
+    live.count(
+        torch.ones(100, 1, dtype=torch.int32, device="cuda"),
+        torch.zeros(100, dtype=bool, device="cuda"),
+    )
     for number, spec in enumerate(specs[100:], 100):
         batch.add_request(state(spec, f"r{number}"))
     batch.refresh_metadata()
