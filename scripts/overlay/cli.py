@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import sys
@@ -11,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay import commands
+from overlay import commands, output
 from overlay.commands import Options, Outcome
 from overlay.errors import MEANING, Exit, OverlayError, denied
 from overlay.installation import Installation, locate
@@ -43,9 +42,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code, one of :class:`~overlay.errors.Exit`.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # A path need not be valid text.
-            stream.reconfigure(errors="surrogateescape")
     args = _parser().parse_args(argv)
     try:
         run: Callable[[argparse.Namespace], int] = args.run
@@ -55,10 +51,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"overlay {args.command}: interrupted; `status` says where", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader of our output (a pager, `head`) has seen enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.DONE
     except OSError as error:
         return _fail(args, denied(error, "the run stopped there"))
 
@@ -148,6 +140,11 @@ def installation(args: argparse.Namespace) -> Installation:
     return locate(venv, args.site, args.python)
 
 
+def _say(text: str) -> None:
+    """Print one line of a report."""
+    print(output.escaped(text))
+
+
 def _apply(args: argparse.Namespace) -> int:
     return _change(args, commands.apply, "overlaid")
 
@@ -168,12 +165,12 @@ def _change(
         return Exit.DONE
     _head(outcome)
     for path in outcome.changed:
-        print(f"  {path}")
+        _say(f"  {path}")
     for note in outcome.notes:
-        print(f"note: {note}")
+        _say(f"note: {note}")
     if outcome.changed:
         verb = f"would be {done}" if args.dry_run else done
-        print(f"{len(outcome.changed)} files {verb}, digest {outcome.inspection.digest[:12]}")
+        _say(f"{len(outcome.changed)} files {verb}, digest {outcome.inspection.digest[:12]}")
     return Exit.DONE
 
 
@@ -186,19 +183,19 @@ def _status(args: argparse.Namespace) -> int:
     found = outcome.inspection
     _head(outcome)
     for file in found.files:
-        print(f"  {file.state.value:<9} {file.path}")
+        _say(f"  {file.state.value:<9} {file.path}")
         if file.state is State.FOREIGN:
-            print(f"            found {file.found}")
+            _say(f"            found {file.found}")
     if found.record:
-        print(f"  {found.record.value:<9} RECORD")
+        _say(f"  {found.record.value:<9} RECORD")
     for what, paths in (("left over", found.leftovers), ("stale", found.stale)):
         for path in paths:
-            print(f"  {what:<9} {path}")
+            _say(f"  {what:<9} {path}")
     for note in outcome.notes:
-        print(f"note: {note}")
+        _say(f"note: {note}")
     if found.state is State.PARTIAL:
-        print("next: `apply` carries on, `revert` undoes")
-    print(f"overlay {found.overlay.pin.overlay}, digest {found.digest}")
+        _say("next: `apply` carries on, `revert` undoes")
+    _say(f"overlay {found.overlay.pin.overlay}, digest {found.digest}")
     return code
 
 
@@ -219,8 +216,13 @@ def _diff(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"command": "diff", "diff": "".join(lines)}))
     else:
-        sys.stdout.writelines(lines)
-    return Exit.DONE
+        # The bytes of the files, whatever the encoding of the terminal is.
+        sys.stdout.flush()
+        for line in lines:
+            sys.stdout.buffer.write(line.encode(errors="surrogateescape"))
+        sys.stdout.buffer.flush()
+    # What was not shown was not done: showing is all that this is for.
+    return Exit.DENIED if output.lost() else Exit.DONE
 
 
 def _vendor(args: argparse.Namespace) -> int:
@@ -262,16 +264,16 @@ def _wrote(args: argparse.Namespace, files: Sequence[str]) -> int:
         print(json.dumps({"command": args.command, "dry_run": args.dry_run, "files": list(files)}))
         return Exit.DONE
     for file in files:
-        print(f"{'would write' if args.dry_run else 'wrote'} {file}")
+        _say(f"{'would write' if args.dry_run else 'wrote'} {file}")
     if not files:
-        print("nothing to do: everything is as it should be")
+        _say("nothing to do: everything is as it should be")
     return Exit.DONE
 
 
 def _head(outcome: Outcome) -> None:
     found = outcome.inspection
     installation = found.installation
-    print(f"{installation.site}: {installation.title}, {found.state.value}")
+    _say(f"{installation.site}: {installation.title}, {found.state.value}")
 
 
 def _print_json(args: argparse.Namespace, outcome: Outcome, code: Exit) -> None:

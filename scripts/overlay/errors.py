@@ -6,6 +6,8 @@ import enum
 import errno
 import os
 
+from overlay.output import escaped
+
 
 class Exit(enum.IntEnum):
     """The exit codes of every command. README.md shows the same table."""
@@ -67,9 +69,11 @@ class OverlayError(Exception):
         super().__init__(str(self))
 
     def __str__(self) -> str:
-        head = self.reason if self.subject is None else f"{self.subject}: {self.reason}"
         rows = [("expected", self.expected), ("found", self.found), ("next", self.next_step)]
-        return "\n".join([head] + [f"  {name:<9} {text}" for name, text in rows if text])
+        # What another program said, and a reason may quote, can have several lines.
+        reason = "\n  | ".join(map(escaped, self.reason.split("\n")))
+        head = reason if self.subject is None else f"{escaped(self.subject)}: {reason}"
+        return "\n".join([head] + [f"  {name:<9} {escaped(text)}" for name, text in rows if text])
 
     def to_json(self) -> dict[str, object]:
         """The error as plain values, for ``--json``."""
