@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import os
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -287,15 +288,18 @@ def refuse_foreign(found: Inspection) -> None:
     Raises:
         OverlayError: naming the first such file, and how many more there are.
     """
-    strange = [f for f in found.files if f.state in (State.FOREIGN, State.MISSING)]
-    if not strange:
-        return
+    if strange := [f for f in found.files if f.state in (State.FOREIGN, State.MISSING)]:
+        raise refusal(found, strange)
+
+
+def refusal(found: Inspection, strange: Sequence[FileState]) -> OverlayError:
+    """What is wrong with the first of some files that are not known, and what to do."""
     pin, installation = found.overlay.pin, found.installation
     file = strange[0]
     more = f" (and {len(strange) - 1} more)" if len(strange) > 1 else ""
     title = f"{installation.title} in {installation.site}"
     if installation.release != pin.release and any(f.path in pin.upstream for f in strange):
-        raise OverlayError(
+        return OverlayError(
             Exit.RELEASE,
             f"is not the file of vLLM {pin.release}{more}; this is {title}",
             subject=installation.site / file.path,
@@ -305,14 +309,14 @@ def refuse_foreign(found: Inspection) -> None:
         )
     if found.other and file.path in {f.path for f in found.other.files}:
         version = found.older or f"{found.other.overlay.pin.overlay} (partial)"
-        raise OverlayError(
+        return OverlayError(
             Exit.FOREIGN,
             f"is overlaid by overlay {version}; this is {pin.overlay}",
             subject=installation.site,
             next_step="`apply` replaces it with this one, `revert` takes it off",
         )
     target = file.path in pin.upstream
-    raise OverlayError(
+    return OverlayError(
         Exit.FOREIGN,
         ("is neither upstream's nor the overlay's" if target else "is not a file of the overlay")
         + more,
