@@ -15,7 +15,7 @@ from overlay.commands import Options, Outcome
 from overlay.errors import MEANING, Exit, OverlayError, denied
 from overlay.installation import Installation, locate
 from overlay.source import Overlay
-from overlay.state import State
+from overlay.state import Inspection, State, refusal
 
 # The author's commands are imported where they run: an entrypoint does not wait for them.
 if TYPE_CHECKING:
@@ -101,8 +101,10 @@ def _parser() -> argparse.ArgumentParser:
             metavar="SECONDS",
             help="how long to wait for another run (default: %(default)g)",
         )
-    command("status", _status, "say what state every file is in")
-    command("verify", _verify, "say by the exit code alone whether the overlay is whole")
+        sub.add_argument("--verbose", action="store_true", help="name every file")
+    sub = command("status", _status, "say what state the installation is in")
+    sub.add_argument("--verbose", action="store_true", help="name every file")
+    command("verify", _verify, "say nothing if the overlay is whole, or what is wrong in one line")
     sub = command("diff", _diff, "show what the overlay changes in upstream's files")
     lines = sub.add_mutually_exclusive_group()
     lines.add_argument("--context", type=_count, default=12, help="lines around each change")
@@ -163,51 +165,69 @@ def _change(
     if args.json:
         _print_json(args, outcome, Exit.DONE)
         return Exit.DONE
-    _head(outcome)
-    for path in outcome.changed:
-        _say(f"  {path}")
-    for note in outcome.notes:
-        _say(f"note: {note}")
+    found = outcome.inspection
+    _head(found)
     if outcome.changed:
         verb = f"would be {done}" if args.dry_run else done
-        _say(f"{len(outcome.changed)} files {verb}, digest {outcome.inspection.digest[:12]}")
+        _say(f"{len(outcome.changed)} files {verb}, digest {found.digest[:12]}")
+    for note in outcome.notes:
+        _say(f"note: {note}")
+    for path in outcome.changed if args.verbose else []:
+        _say(f"  {path}")
     return Exit.DONE
 
 
 def _status(args: argparse.Namespace) -> int:
     outcome = commands.status(installation(args), Overlay.load(ROOT))
-    code = commands.verdict(outcome.inspection, want_overlaid=False)
-    if args.json:
-        _print_json(args, outcome, code)
-        return code
     found = outcome.inspection
-    _head(outcome)
-    for file in found.files:
-        _say(f"  {file.state.value:<9} {file.path}")
-        if file.state is State.FOREIGN:
-            _say(f"            found {file.found}")
-    if found.record:
-        _say(f"  {found.record.value:<9} RECORD")
-    for what, paths in (("left over", found.leftovers), ("stale", found.stale)):
+    problem = commands.problem(found, want_overlaid=False)
+    code = problem.code if problem else Exit.DONE
+    if args.json:
+        _print_json(args, outcome, code, problem)
+        return code
+    _head(found)
+    _say(f"overlay {found.overlay.pin.overlay}, digest {found.digest}")
+    seen = found.other or found
+    states = [file.state for file in seen.files]
+    counts = {state: states.count(state) for state in State if state in states}
+    _say(f"{len(states)} files: " + ", ".join(f"{n} {s.value}" for s, n in counts.items()))
+    usual = max((State.PRISTINE, State.OVERLAID), key=states.count)
+    for file in seen.files:
+        if args.verbose or file.state is not usual:
+            _say(f"  {file.state.value:<9} {file.path}")
+        if file.state in (State.FOREIGN, State.MISSING):
+            error = refusal(found, [file])
+            for name, text in (("expected", error.expected), ("found", error.found)):
+                if text:
+                    _say(f"            {name:<9} {text}")
+            _say(f"            {'next':<9} {error.next_step}")
+    if seen.record and (args.verbose or seen.record is not usual):
+        _say(f"  {seen.record.value:<9} RECORD")
+    for what, paths in (("left over", seen.leftovers), ("stale", seen.stale)):
         for path in paths:
             _say(f"  {what:<9} {path}")
-    for note in outcome.notes:
-        _say(f"note: {note}")
-    if found.state is State.PARTIAL:
-        _say("next: `apply` carries on, `revert` undoes")
-    _say(f"overlay {found.overlay.pin.overlay}, digest {found.digest}")
+    if problem and seen.state is not State.FOREIGN:
+        _say(f"next: {problem.next_step}")
     return code
 
 
 def _verify(args: argparse.Namespace) -> int:
+    problem: OverlayError | None
     try:
         outcome = commands.status(installation(args), Overlay.load(ROOT))
-        code = commands.verdict(outcome.inspection, want_overlaid=True)
+        problem = commands.problem(outcome.inspection, want_overlaid=True)
     except OverlayError as error:
-        return _fail(args, error) if args.json else error.code
-    if args.json:
-        _print_json(args, outcome, code)
-    return code
+        problem = error
+        if args.json:
+            _fail(args, error)
+    else:
+        if args.json:
+            _print_json(args, outcome, problem.code if problem else Exit.DONE, problem)
+    if problem is None:
+        return Exit.DONE
+    # Where this fails in a container, the line may be all of its log.
+    print(f"overlay verify: {problem.line}", file=sys.stderr)
+    return problem.code
 
 
 def _diff(args: argparse.Namespace) -> int:
@@ -270,13 +290,18 @@ def _wrote(args: argparse.Namespace, files: Sequence[str]) -> int:
     return Exit.DONE
 
 
-def _head(outcome: Outcome) -> None:
-    found = outcome.inspection
+def _head(found: Inspection) -> None:
     installation = found.installation
-    _say(f"{installation.site}: {installation.title}, {found.state.value}")
+    state = found.state.value
+    if found.other:
+        version = found.older or found.other.overlay.pin.overlay
+        state = f"{found.other.state.value} by overlay {version}"
+    _say(f"{installation.site}: {installation.title}, {state}")
 
 
-def _print_json(args: argparse.Namespace, outcome: Outcome, code: Exit) -> None:
+def _print_json(
+    args: argparse.Namespace, outcome: Outcome, code: Exit, problem: OverlayError | None = None
+) -> None:
     found = outcome.inspection
     installation = found.installation
     report = {
@@ -300,6 +325,7 @@ def _print_json(args: argparse.Namespace, outcome: Outcome, code: Exit) -> None:
         "stale": found.stale,
         "changed": outcome.changed,
         "notes": outcome.notes,
+        "error": problem and problem.to_json(),
     }
     print(json.dumps(report))
 

@@ -144,28 +144,24 @@ def revert(installation: Installation, overlay: Overlay, options: Options) -> Ou
 
 def status(installation: Installation, overlay: Overlay) -> Outcome:
     """Look, and write nothing."""
-    found = inspect(installation, overlay)
-    notes = []
-    if older := found.other:
-        version = older.overlay.pin.overlay
-        notes.append(
-            f"version {version} of the overlay is laid over it ({older.state.value}); "
-            "`apply` replaces it with this one, `revert` takes it off"
-        )
-    return Outcome(found, notes=notes)
+    return Outcome(inspect(installation, overlay))
 
 
-def verdict(found: Inspection, want_overlaid: bool) -> Exit:
-    """The exit code that a state comes to, for ``status`` and ``verify``."""
+def problem(found: Inspection, want_overlaid: bool) -> OverlayError | None:
+    """What is wrong with an installation, for ``status`` and ``verify``; None if nothing is."""
     try:
         refuse_foreign(found)
     except OverlayError as error:
-        return error.code
+        return error
     if found.state is State.PARTIAL:
-        return Exit.PARTIAL
-    if found.state is State.PRISTINE and want_overlaid:
-        return Exit.PRISTINE
-    return Exit.DONE
+        code, reason = Exit.PARTIAL, "a run was cut off"
+        next_step = "`apply` carries on, `revert` undoes"
+    elif found.state is State.PRISTINE and want_overlaid:
+        code, reason, next_step = Exit.PRISTINE, "nothing is laid over it", "run `apply`"
+    else:
+        return None
+    reason = f"{found.installation.title} is {found.state.value}: {reason}"
+    return OverlayError(code, reason, subject=found.installation.site, next_step=next_step)
 
 
 def diff(

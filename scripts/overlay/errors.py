@@ -30,7 +30,7 @@ MEANING = {
     Exit.USAGE: "usage: an argument is wrong, or no target was named",
     Exit.ABSENT: "no vLLM there, or none that can be overlaid (editable, source, two of them)",
     Exit.RELEASE: "a vLLM of another release",
-    Exit.FOREIGN: "a file that is neither upstream's nor ours",
+    Exit.FOREIGN: "a file that is neither upstream's nor this version's of ours",
     Exit.PARTIAL: "partial: a run was cut off; apply or revert completes it",
     Exit.BUSY: "busy: another run holds the lock, or a process is serving from there",
     Exit.DENIED: "not permitted, read-only, or no space",
@@ -74,6 +74,12 @@ class OverlayError(Exception):
         reason = "\n  | ".join(map(escaped, self.reason.split("\n")))
         head = reason if self.subject is None else f"{escaped(self.subject)}: {reason}"
         return "\n".join([head] + [f"  {name:<9} {escaped(text)}" for name, text in rows if text])
+
+    @property
+    def line(self) -> str:
+        """What is wrong and what to do, on one line."""
+        head = self.reason if self.subject is None else f"{self.subject}: {self.reason}"
+        return escaped(f"{head}; next: {self.next_step}")
 
     def to_json(self) -> dict[str, object]:
         """The error as plain values, for ``--json``."""

@@ -221,13 +221,6 @@ def test_a_partial_installation_is_named_and_completed(site: Path, loss: str, co
     assert snapshot(site) == whole[command]
 
 
-def test_verify_tells_pristine_from_overlaid_in_silence(site: Path) -> None:
-    for command, code in (("revert", Exit.PRISTINE), ("apply", Exit.DONE)):
-        run(command, "--site", site)
-        verified = run("verify", "--site", site)
-        assert (verified.returncode, verified.stdout, verified.stderr) == (code, "", "")
-
-
 def test_an_interpreter_imports_what_is_there(site: Path) -> None:
     """Also where bytecode of the other state lies there that Python would trust unread."""
     module = site / "vllm" / "v1" / "worker" / "gpu_model_runner.py"

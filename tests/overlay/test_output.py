@@ -145,6 +145,8 @@ def test_names_cannot_fake_a_report(tmp_path: Path) -> None:
     stranger.write_text("")
     for arguments in (
         ["status"],
+        ["status", "--verbose"],
+        ["verify"],
         ["apply"],
         ["revert"],
         ["status", "--python", forged],
@@ -154,7 +156,7 @@ def test_names_cannot_fake_a_report(tmp_path: Path) -> None:
         printed = told.stdout + told.stderr
         assert "\\x1b[2J" in printed
         assert printed.replace("\n", "").isprintable()
-        assert printed.count("\n  overlaid  vllm/envs.py") == (arguments == ["status"])
+        assert printed.count("\n  overlaid  vllm/envs.py") == ("--verbose" in arguments)
     exact = json.loads(run("status", "--site", site, "--json").stdout)
     assert str(stranger.relative_to(site)) in [file["path"] for file in exact["files"]]
     assert exact["distribution"] == "vllm\x1b]0;\x07"
