@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 _TARGET = """\
 target (one of):
-  --venv DIR      a virtual environment; the active one if nothing is named
+  --venv DIR      a virtual or conda environment; the active one if nothing is named
   --site DIR      a site-packages, dist-packages or --target directory
   --python EXE    the vLLM that this interpreter would import;
                   with --site, the interpreter that runs that directory
@@ -135,11 +135,42 @@ def _count(text: str) -> int:
 
 
 def installation(args: argparse.Namespace) -> Installation:
-    """The installation that the arguments name, or the active virtual environment's."""
-    venv = args.venv
-    if args.venv is None and args.site is None and args.python is None:
-        venv = os.environ.get("VIRTUAL_ENV") or None
-    return locate(venv, args.site, args.python)
+    """The installation that the arguments name, or the active environment's.
+
+    Args:
+        args: gets ``named_by``, the variable that named it, or None.
+
+    Raises:
+        OverlayError: as for :func:`~overlay.installation.locate`.
+    """
+    args.named_by = None
+    if not args.venv is args.site is args.python is None:
+        return locate(args.venv, args.site, args.python)
+    args.named_by, prefix, passed_over = _active()
+    try:
+        return locate(prefix)
+    except OverlayError as error:
+        if passed_over:
+            error.reason += f"; {passed_over}"
+        if args.named_by:
+            error.named_by = args.named_by
+            error.next_step += f"; or unset {args.named_by}"
+        raise
+
+
+def _active() -> tuple[str | None, str | None, str | None]:
+    """The active environment: its variable, its directory, and why conda's is not it."""
+    venv, conda = os.environ.get("VIRTUAL_ENV"), os.environ.get("CONDA_PREFIX")
+    base = os.environ.get("CONDA_DEFAULT_ENV") == "base"
+    if not conda or (venv and (base or conda == venv)):
+        return ("VIRTUAL_ENV", venv, None) if venv else (None, None, None)
+    if venv:
+        return "VIRTUAL_ENV", venv, f"VIRTUAL_ENV goes before CONDA_PREFIX={conda}"
+    if base:
+        return None, None, f"conda's base environment ({conda}) is only changed if it is named"
+    if not Path(conda, "bin", "python").exists():
+        return None, None, f"CONDA_PREFIX={conda} holds no Python"
+    return "CONDA_PREFIX", conda, None
 
 
 def _say(text: str) -> None:
@@ -225,6 +256,7 @@ def _verify(args: argparse.Namespace) -> int:
             _print_json(args, outcome, problem.code if problem else Exit.DONE, problem)
     if problem is None:
         return Exit.DONE
+    problem.named_by = getattr(args, "named_by", None)
     # Where this fails in a container, the line may be all of its log.
     print(f"overlay verify: {problem.line}", file=sys.stderr)
     return problem.code
@@ -331,6 +363,7 @@ def _print_json(
 
 
 def _fail(args: argparse.Namespace, error: OverlayError) -> int:
+    error.named_by = getattr(args, "named_by", None)
     if args.json:
         report = {"command": args.command, "code": int(error.code), "error": error.to_json()}
         if error.code is Exit.ABSENT:

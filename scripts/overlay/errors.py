@@ -48,6 +48,7 @@ class OverlayError(Exception):
         expected: what would have been accepted, if that can be said.
         found: what is there instead, if that can be said.
         next_step: what a person can do now.
+        named_by: the environment's variable that named the target, if one did.
     """
 
     def __init__(
@@ -66,10 +67,16 @@ class OverlayError(Exception):
         self.expected = expected
         self.found = found
         self.next_step = next_step
+        self.named_by: str | None = None
         super().__init__(str(self))
 
     def __str__(self) -> str:
-        rows = [("expected", self.expected), ("found", self.found), ("next", self.next_step)]
+        rows = [
+            ("expected", self.expected),
+            ("found", self.found),
+            ("named by", self.named_by),
+            ("next", self.next_step),
+        ]
         # What another program said, and a reason may quote, can have several lines.
         reason = "\n  | ".join(map(escaped, self.reason.split("\n")))
         head = reason if self.subject is None else f"{escaped(self.subject)}: {reason}"
@@ -79,7 +86,8 @@ class OverlayError(Exception):
     def line(self) -> str:
         """What is wrong and what to do, on one line."""
         head = self.reason if self.subject is None else f"{self.subject}: {self.reason}"
-        return escaped(f"{head}; next: {self.next_step}")
+        named = f" (named by {self.named_by})" if self.named_by else ""
+        return escaped(f"{head}{named}; next: {self.next_step}")
 
     def to_json(self) -> dict[str, object]:
         """The error as plain values, for ``--json``."""
@@ -90,6 +98,7 @@ class OverlayError(Exception):
             "subject": self.subject,
             "expected": self.expected,
             "found": self.found,
+            "named_by": self.named_by,
             "next": self.next_step,
         }
 

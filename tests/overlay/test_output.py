@@ -26,7 +26,7 @@ def site(tmp_path: Path) -> Path:
 
 def shell(command: str, site: Path) -> "subprocess.CompletedProcess[bytes]":
     """The tool with shell redirections around it, and SITE for the installation."""
-    env = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "FORCE")}
+    env = {k: v for k, v in os.environ.items() if k not in sites.AMBIENT}
     return subprocess.run(
         ["/bin/bash", "-c", command.replace("overlay", TOOL, 1)],
         capture_output=True,
