@@ -20,7 +20,7 @@ try:
     code = output.run("overlay", cli.main)
 except KeyboardInterrupt:
     if sys.stderr is not None:
-        sys.stderr.write("overlay: interrupted; `status` says where\n")
+        sys.stderr.write("overlay: interrupted\n")
     code = 130
 
 raise SystemExit(code)

@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import select
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -63,19 +64,26 @@ class Guarded(io.RawIOBase):
 def run(name: str, main: Callable[[Sequence[str]], int]) -> int:
     """Run a program whose exit code is its work's, whether or not its output gets through.
 
+    From here on Ctrl-C is a KeyboardInterrupt, if it was to end the process at once before.
+
     Args:
         name: the program's, for the line on stderr that says what was lost.
-        main: takes the process's arguments; its exit code.
+        main: takes the process's arguments; its exit code. It may leave Ctrl-C to this.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:  # It is closed: no file that is opened later may take its place.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdout = _guarded(sys.stdout, 1)
     sys.stderr = _guarded(sys.stderr, 2)
     try:
         return main(sys.argv[1:])
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        return 130
     finally:
         if error := lost():
             text = f"the output could not be written: {error.strerror}"
