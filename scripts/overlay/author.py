@@ -48,7 +48,7 @@ _CONFLICT = re.compile(rb"^\+(?:<{7}|\|{7}|>{7}) .*$", re.MULTILINE)
 _VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
 
 #: What an archive for container builds does without.
-_NOT_SHIPPED = ("tests/", ".ci/", ".gitignore", "pyproject.toml")
+_NOT_SHIPPED = ("tests/", ".ci/", ".git", "pyproject.toml")
 
 
 @dataclass(frozen=True)
@@ -535,14 +535,14 @@ def dist(root: Path, upstream: Callable[[Overlay], Upstream], dry_run: bool) -> 
             subject=root,
             next_step="run it in a clone of the overlay's repository",
         )
-    time = int(_git(root, "log", "-1", "--format=%ct"))
+    time = int(_git(root, "log", "-1", "--no-show-signature", "--format=%ct"))
     with tempfile.TemporaryDirectory() as scratch:
         head = Path(scratch)
-        with tarfile.open(fileobj=io.BytesIO(_git_bytes(root, "archive", "HEAD"))) as archive:
-            for member in archive:
-                if file := archive.extractfile(member):
-                    write_file(head / member.name, file.read())
-                    (head / member.name).chmod(member.mode)
+        executable = set()
+        for path, mode, blob in _committed(root):
+            write_file(head / path, blob)
+            if mode == "100755":
+                executable.add(path)
         overlay = Overlay.load(head)
         vendor(overlay, upstream(overlay), dry_run=False)
         for path in overlay.added:
@@ -556,12 +556,29 @@ def dist(root: Path, upstream: Callable[[Overlay], Upstream], dry_run: bool) -> 
                 info = tarfile.TarInfo(f"{name}/{path}")
                 info.size = (head / path).stat().st_size
                 info.mtime = time
-                info.mode = 0o755 if os.access(head / path, os.X_OK) else 0o644
+                info.mode = 0o755 if path in executable else 0o644
                 archive.addfile(info, io.BytesIO((head / path).read_bytes()))
     target = f"build/dist/{name}.tar"
     if not dry_run:
         write_file(root / target, data.getvalue())
     return [target]
+
+
+def _committed(root: Path) -> Iterator[tuple[str, str, bytes]]:
+    """The files of HEAD: path, mode and bytes, as they were committed.
+
+    Blobs, and not `git archive`: attributes and settings of a clone change what that writes.
+    """
+    entries = _git(root, "ls-tree", "-r", "-z", "--full-tree", "HEAD").rstrip("\0").split("\0")
+    listed = [(*entry.partition("\t")[0].split(), entry.partition("\t")[2]) for entry in entries]
+    if odd := [path for mode, _, _, path in listed if mode not in ("100644", "100755")]:
+        raise damaged("is a link or a submodule; an archive holds plain files", odd[0])
+    names = "".join(f"{blob}\n" for _, _, blob, _ in listed).encode()
+    batch = io.BytesIO(_git_bytes(root, "cat-file", "--batch", input=names))
+    for mode, _, _, path in listed:
+        size = int(batch.readline().split()[2])
+        yield path, mode, batch.read(size)
+        batch.readline()
 
 
 def _patch(tree: Path, number: int, commit: str) -> tuple[str, bytes]:
@@ -698,6 +715,7 @@ def environment() -> dict[str, str]:
     It must not change what the tool reads and writes.
     """
     clean = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    clean["GIT_NO_REPLACE_OBJECTS"] = "1"
     outer = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     return outer | clean
 

@@ -17,21 +17,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlay.errors import Exit, OverlayError, denied
+from overlay.installation import MARK, answer_in
 
 _UNCHECKED = 0b01
 
 #: Runs under the target's interpreter. Compiles a staged source under the final
 #: file's name; the staged file keeps its times when it is renamed, so the bytecode
-#: is valid for the final one.
-_COMPILE = """
+#: is valid for the final one. Without a umask the bytecode gets its source's mode, so
+#: that whoever imports the one may read the other.
+_COMPILE = f"""
 import importlib.util, json, os, py_compile, sys
+os.umask(0)
 made = []
 for source, final, out in json.load(sys.stdin):
     name = os.path.basename(importlib.util.cache_from_source(final))
     py_compile.compile(source, cfile=out + name, dfile=final, doraise=True,
                        invalidation_mode=py_compile.PycInvalidationMode.TIMESTAMP)
     made.append(name)
-json.dump(made, sys.stdout)
+os.write(1, {MARK!r} + json.dumps(made).encode() + b"\\n")
 """
 
 
@@ -120,7 +123,7 @@ def compile_modules(interpreter: Path, jobs: Sequence[Job], lock: int) -> list[s
     said = child.stderr.decode(errors="replace").strip().splitlines()
     if child.returncode == 0:
         try:
-            names = [str(name) for name in json.loads(child.stdout)]
+            names = [str(name) for name in json.loads(answer_in(child.stdout))]
             if len(names) == len(jobs):
                 return names
         except (ValueError, TypeError):

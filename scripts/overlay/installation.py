@@ -12,7 +12,27 @@ from pathlib import Path
 
 from overlay.errors import Exit, OverlayError
 
-_ASK = "import json, sys; print(json.dumps([sys.version_info[:2], sys.path]))"
+#: What a program of ours puts before its answer: sitecustomize, a ``.pth`` file or a
+#: wrapper may print as well.
+MARK = b"\nreadiness-overlay answers: "
+
+#: The empty entry is the current directory, which must not shadow ``json``.
+_ASK = f"""
+import sys
+sys.path = [path for path in sys.path if path]
+import json, os, site
+users = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+answer = dict(version=sys.version_info[:2], free="t" in getattr(sys, "abiflags", ""),
+              executable=sys.executable, path=sys.path, prefix=sys.prefix, users=users,
+              derived=sys.prefix != getattr(sys, "base_prefix", ""),
+              shared=site.getsitepackages())
+os.write(1, {MARK!r} + json.dumps(answer).encode() + b"\\n")
+"""
+#: The installation is served without this shell's settings; only where the user's own
+#: packages lie is taken from it.
+_KEPT = ("PYTHONUSERBASE", "PYTHONNOUSERSITE")
+
+_LAYOUT = re.compile(r"^(.*)/lib(?:64)?/(python3(?:\.\d+t?)?)/(?:site|dist)-packages$")
 _VERSION = re.compile(r"^__version__ = (?:version = )?['\"]([^'\"]+)['\"]", re.MULTILINE)
 
 
@@ -26,7 +46,8 @@ class Installation:
             None where the installer left no metadata.
         version: what it calls itself; only shown, never trusted.
         record: its RECORD, or None.
-        interpreter: the Python that runs it, or None if that is not known.
+        interpreter: the Python that runs it, as an absolute path, or None if that is
+            not known.
     """
 
     site: Path
@@ -55,11 +76,12 @@ def locate(
         venv: a virtual environment's directory.
         site: a site-packages, dist-packages or ``--target`` directory; with it,
             ``python`` only says which interpreter runs it.
-        python: an interpreter, as a path or a command.
+        python: an interpreter, as a path or a command. It is asked once, in the
+            current directory, for that is what a pyenv shim goes by.
 
     Raises:
         OverlayError: nothing is named, too much is named, there is no vLLM, there
-            are two, or it is one that cannot be overlaid.
+            are two, it lies outside of what is named, or it cannot be overlaid.
     """
     for option, value in (("VENV", venv), ("SITE", site), ("PYTHON", python)):
         if value == "":
@@ -75,10 +97,9 @@ def locate(
             next_step="name one of them",
         )
     if site:
-        return _in_site(Path(site), _command(python) if python else None)
+        return _in_site(Path(site), _runs(Path(site), _command(python)) if python else None)
     if python:
-        interpreter = _command(python)
-        return _on_path(interpreter, _ask(interpreter), str(interpreter))
+        return _on_path(_ask(_command(python)))
     if venv:
         return _in_venv(Path(venv))
     raise OverlayError(
@@ -101,8 +122,9 @@ def _in_venv(venv: Path) -> Installation:
         )
     sites = sorted(venv.glob("lib/python3*/site-packages"))
     if len(sites) != 1 or not (sites[0] / "vllm").exists():
-        # Several Pythons, Debian's layout, or system site-packages: ask.
-        return _on_path(interpreter, _ask(interpreter), str(venv))
+        # Several Pythons, another layout, or none of its own: ask.
+        return _on_path(_ask(interpreter), venv)
+    _refuse_outside(sites[0], [venv], str(venv), "a link leads there")
     return _in_site(sites[0], interpreter if interpreter.exists() else None)
 
 
@@ -127,15 +149,22 @@ def _in_site(site: Path, interpreter: Path | None) -> Installation:
     return found
 
 
-def _on_path(interpreter: Path, path: Iterable[str], named: str) -> Installation:
-    sites = list(dict.fromkeys(Path(p).resolve() for p in path if p and Path(p).is_dir()))
-    found = [i for site in sites if (i := _describe(site, interpreter))]
-    if not found:
-        raise _absent(sites, named)
+def _on_path(python: _Python, venv: Path | None = None) -> Installation:
+    """The installation that ``python`` imports, if it lies in what was named."""
+    _refuse_old(python)
+    roots, named = ([venv], str(venv)) if venv else (python.own, str(python.interpreter))
+    sites = list(dict.fromkeys(Path(p).resolve() for p in python.path if Path(p).is_dir()))
+    found = [i for site in sites if (i := _describe(site, python.interpreter))]
     # What is imported is the checkout, even where a wheel lies further along the path.
-    ahead = sites[: sites.index(found[0].site) + 1]
-    if any(map(_editable, ahead if found[0].distribution else sites)):
+    ahead = sites[: sites.index(found[0].site) + 1] if found and found[0].distribution else sites
+    if any(map(_editable, ahead)):
         raise _absent(sites, named)
+    if not found:
+        for path in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+            if path and Path(path, "vllm", "__init__.py").is_file():
+                _refuse_outside(Path(path), roots, named, "PYTHONPATH leads there")
+        raise _absent(sites, named)
+    _refuse_outside(found[0].site, roots, named, python.why_on_path(found[0].site))
     if len(found) > 1:
         raise OverlayError(
             Exit.ABSENT,
@@ -145,6 +174,19 @@ def _on_path(interpreter: Path, path: Iterable[str], named: str) -> Installation
             next_step="uninstall one, or name the one that is meant with SITE=dir",
         )
     return found[0]
+
+
+def _refuse_outside(site: Path, roots: Iterable[Path], named: str, why: str) -> None:
+    site, roots = site.resolve(), [root.resolve() for root in roots]
+    if not any(site.is_relative_to(root) for root in roots):
+        raise OverlayError(
+            Exit.ABSENT,
+            f"imports vLLM from elsewhere: {why}",
+            subject=named,
+            expected="vllm/ in " + " or ".join(map(str, dict.fromkeys(roots))),
+            found=f"vllm/ in {site}",
+            next_step=f"install vLLM in it, or name that directory if it is meant: SITE={site}",
+        )
 
 
 def _describe(site: Path, interpreter: Path | None) -> Installation | None:
@@ -249,7 +291,7 @@ def _editable(site: Path) -> Path | None:
 
 def _interpreter_of(site: Path) -> Path | None:
     """The Python of the environment that ``site`` lies in, if its layout tells."""
-    match = re.search(r"^(.*)/lib(?:64)?/(python3(?:\.\d+)?)/(?:site|dist)-packages$", str(site))
+    match = _LAYOUT.search(str(site))
     if not match:
         return None
     prefix, name = Path(match[1]), match[2]
@@ -274,16 +316,63 @@ def _command(python: str) -> Path:
     )
 
 
-def _ask(interpreter: Path) -> list[str]:
-    """The interpreter's module path, without the current directory."""
+@dataclass(frozen=True)
+class _Python:
+    """What an interpreter says of itself.
+
+    Attributes:
+        interpreter: its absolute path; behind a shim, that of the real one.
+        version: such as ``3.12``, with a ``t`` if it is free-threaded.
+        path: its module path, without the current directory.
+        own: the directories that its packages are installed in.
+        users: the directory of the user's packages, if it imports from there.
+        shared: the system's directories of packages that it imports from.
+    """
+
+    interpreter: Path
+    version: str
+    path: list[str]
+    own: list[Path]
+    users: list[Path]
+    shared: list[Path]
+
+    def why_on_path(self, site: Path) -> str:
+        """What leads to a directory on the path that is not its own, in words."""
+        entries = [path for path in map(Path, self.path) if path.resolve() == site]
+        if any(path.is_relative_to(own) for path in entries for own in self.own):
+            return "a link leads there"
+        if site in self.users:
+            return "these are the user's packages"
+        if site in self.shared:
+            return "pyvenv.cfg has include-system-site-packages"
+        return "a .pth file or sitecustomize leads there"
+
+
+def _ask(interpreter: Path, *flags: str) -> _Python:
     said = "it gives no answer"
+    kept = {k: v for k, v in os.environ.items() if k in _KEPT or not k.startswith("PYTHON")}
     try:
-        command = [str(interpreter), "-c", _ASK]
-        child = subprocess.run(command, capture_output=True, check=False, cwd="/")
+        child = subprocess.run(
+            [str(interpreter), *flags, "-c", _ASK],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            env=kept,
+        )
         said = child.stderr.decode(errors="replace").strip() or said
-        version, path = json.loads(child.stdout.decode(errors="surrogateescape"))
-        version, path = (int(version[0]), int(version[1])), [str(entry) for entry in path]
-    except (OSError, ValueError, TypeError) as error:
+        answer = json.loads(answer_in(child.stdout))
+        major, minor = answer["version"]
+        users, shared = ([Path(p).resolve() for p in answer[k]] for k in ("users", "shared"))
+        real = Path(answer["executable"] or "")
+        return _Python(
+            real if real.is_absolute() and os.access(real, os.X_OK) else interpreter,
+            f"{major:d}.{minor:d}{'t' if answer['free'] else ''}",
+            [str(path) for path in answer["path"]],
+            [Path(answer["prefix"])] if answer["derived"] else [*shared, *users],
+            users,
+            shared,
+        )
+    except (OSError, ValueError, TypeError, KeyError) as error:
         said = (error.strerror or said) if isinstance(error, OSError) else said
         raise OverlayError(
             Exit.USAGE,
@@ -291,11 +380,38 @@ def _ask(interpreter: Path) -> list[str]:
             subject=interpreter,
             next_step="name another with PYTHON=, or the directory with SITE=",
         ) from None
-    if version < (3, 10):
+
+
+def answer_in(stdout: bytes) -> bytes:
+    """The JSON that a program of ours wrote after ``MARK``; empty if it wrote none."""
+    return stdout.rpartition(MARK)[2].partition(b"\n")[0] if MARK in stdout else b""
+
+
+def _runs(site: Path, command: Path) -> Path:
+    """The interpreter behind ``command``, which is said to run what is in ``site``."""
+    try:
+        asked = _ask(command, "-I", "-S")
+    except OverlayError:
+        return command  # What is not compiled, as in most reverts, does not need it.
+    _refuse_old(asked)
+    layout = _LAYOUT.search(str(site.absolute())) or _LAYOUT.search(str(site.resolve()))
+    wanted = layout[2].removeprefix("python") if layout else asked.version
+    if wanted not in (asked.version, "3"):
         raise OverlayError(
             Exit.USAGE,
-            f"is Python {version[0]}.{version[1]}; vLLM needs 3.10 or newer",
-            subject=interpreter,
+            f"is Python {asked.version}, and {site} is a directory of Python {wanted}",
+            subject=asked.interpreter,
+            next_step=f"name a Python {wanted}, or none (PYTHON may come from the environment)",
+        )
+    return asked.interpreter
+
+
+def _refuse_old(asked: _Python) -> None:
+    major, minor = map(int, asked.version.rstrip("t").split("."))
+    if (major, minor) < (3, 10):
+        raise OverlayError(
+            Exit.USAGE,
+            f"is Python {asked.version}; vLLM needs 3.10 or newer",
+            subject=asked.interpreter,
             next_step="name the Python that runs this vLLM",
         )
-    return path

@@ -6,13 +6,14 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from gpu.kinds import ENVIRONMENT
 from overlay.errors import Exit
 from support import modules
-from support.batches import Spec, empty, fill
+from support.batches import Spec, empty, fill, state
 from support.engine import Engine
 from support.sites import REPO, UPSTREAM, run
 
@@ -40,17 +41,57 @@ def filled() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("filled")
-def test_room_is_held_where_vllm_leaves_none() -> None:
-    """2 GiB are free, of which vLLM takes all; for 64 requests 37 MiB are held."""
+def test_slots_are_allocated_at_once_where_vllm_leaves_no_room() -> None:
+    """2 GiB are free, of which vLLM takes all."""
     needed = 64 * 4 * VOCABULARY
-    for utilization, held in ((1.0, needed), (0.9, 0)):
+    for fraction, cache, allocated in ((1.0, None, needed), (0.9, None, 0), (1.0, 1 << 30, 0)):
         batch = empty(modules.overlaid, VOCABULARY, "cuda", max_num_reqs=64)
         before = torch.cuda.memory_allocated()
-        # Of what is not free vLLM's own share is what torch has reserved here.
-        batch.readiness.reserve(SimpleNamespace(gpu_memory_utilization=utilization))
-        assert torch.cuda.memory_allocated() - before == pytest.approx(held, abs=MIB)
-        fill(batch, [Spec([1], [], {})])
-        assert torch.cuda.memory_allocated() - before < MIB
+        batch.readiness.reserve(
+            SimpleNamespace(gpu_memory_utilization=fraction, kv_cache_memory_bytes=cache)
+        )
+        assert torch.cuda.memory_allocated() - before == pytest.approx(allocated, abs=MIB)
+        reserved = torch.cuda.memory_reserved()
+        fill(batch, [Spec([1], [], PENALTY)])
+        begin(batch)
+        assert batch.readiness.penalties.serving
+        grown = torch.cuda.memory_reserved() - reserved
+        assert (grown >= 16 * MIB) is not bool(allocated)
+
+
+def begin(batch: Any) -> None:
+    """Begin a step, and make it ready to be sampled."""
+    batch.readiness.begin_step()
+    batch.readiness.prepare(torch.empty(1, batch.vocab_size), None)
+
+
+@pytest.mark.usefixtures("filled")
+def test_what_activations_need_is_not_taken_and_what_was_taken_is_given_back() -> None:
+    """2 GiB are free, and activations that are not there yet need 1.5 of them."""
+    batch = empty(modules.overlaid, LARGE, "cuda", max_num_reqs=1024)
+    live = batch.readiness
+    live.reserve(SimpleNamespace(gpu_memory_utilization=0.5, kv_cache_memory_bytes=None))
+    torch.cuda.reset_peak_memory_stats()
+    needed = 1536 * MIB
+    activation = torch.empty(needed, dtype=torch.uint8, device="cuda")
+    del activation
+    live.warm_up()
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    specs = [Spec([1, 2], [3], PENALTY)] * 700
+    fill(batch, specs[:100])
+    begin(batch)
+    assert live.penalties.serving
+    live.count(torch.ones(100, 1, device="cuda"), torch.zeros(100, dtype=bool, device="cuda"))
+    for number, spec in enumerate(specs[100:], 100):
+        batch.add_request(state(spec, f"r{number}"))
+    batch.refresh_metadata()
+    begin(batch)
+    assert not live.penalties.serving
+    # Nothing is held of what did not suffice.
+    assert free - torch.cuda.mem_get_info()[0] < 32 * MIB
+    activation = torch.empty(needed, dtype=torch.uint8, device="cuda")
+    del activation
 
 
 def test_slots_are_not_cut_out_of_memory_that_others_come_back_to() -> None:
@@ -60,8 +101,7 @@ def test_slots_are_not_cut_out_of_memory_that_others_come_back_to() -> None:
     fill(batch, [Spec([1, 2], [3], PENALTY)] * 64)
     del activation
     reserved = torch.cuda.memory_reserved()
-    batch.readiness.begin_step()
-    batch.readiness.prepare(torch.empty(1, LARGE), None)
+    begin(batch)
     assert batch.readiness.penalties.serving
     activation = torch.empty(512 * MIB, dtype=torch.uint8, device="cuda")
     slots = 64 * 4 * LARGE
@@ -87,8 +127,8 @@ def test_a_nearly_full_device_serves_512_penalised_requests(
     found = served.finish()
     assert "error" not in found, found
     assert found["finished"] == 512
-    assert "no room on the device" not in served.text()
-    assert "kept from the KV cache, for the penalties of 512 requests" in served.text()
+    assert "no memory left for" not in served.text()
+    assert "to leave room for the penalties of 512 requests" in served.text()
 
 
 def test_an_idle_engine_holds_no_logprobs_on_the_device(engine: Engine) -> None:

@@ -171,6 +171,15 @@ def test_late_copies_held_dropped_and_reused_are_always_right(seed: int) -> None
     assert early > 20, "nothing was ever in flight"
 
 
+def test_what_is_on_the_host_already_is_copied_too() -> None:
+    """A pooler of somebody else's may give such tensors."""
+    sources = [torch.arange(5.0), torch.arange(4.0, device="cuda")]
+    readback = Readbacks(torch.device("cuda")).start(sources, torch.cuda.Stream())
+    readback.wait("test-owner")
+    for source, tensor in zip(sources, readback.tensors, strict=True):
+        assert torch.equal(source.cpu(), tensor)
+
+
 def test_chunks_of_a_prompt_arrive_in_their_rows() -> None:
     readbacks = Readbacks(torch.device("cuda"))
     for rows, width in ((1, 1), (37, 4), (300, 1009)):

@@ -274,6 +274,20 @@ def test_bytecode_is_compiled_for_the_target(site: Path) -> None:
         assert int.from_bytes(head[12:], "little") == status.st_size
 
 
+def test_a_umask_hides_nothing_from_those_who_may_read_the_sources(site: Path) -> None:
+    (site / RUNNER).chmod(0o640)
+    shutil.copytree(site, site.parent / "open", symlinks=True)
+    for name, umask in (("site", 0o077), ("open", 0o022)):
+        arguments = ("apply", "--site", site.parent / name, "--python", sys.executable)
+        assert run(*arguments, umask=umask).returncode == Exit.DONE
+    hidden, seen = (snapshot(site.parent / name, bytecode=True) for name in ("site", "open"))
+    modes = {path: oct(stat.S_IMODE(mode)) for path, (mode, _) in hidden.items()}
+    assert modes == {path: oct(stat.S_IMODE(mode)) for path, (mode, _) in seen.items()}
+    for source in [path for path in (*OVERLAY.targets, *OVERLAY.added) if path.endswith(".py")]:
+        pyc = os.path.relpath(importlib.util.cache_from_source(str(site / source)), site)
+        assert modes[pyc] == modes[source]
+
+
 def test_an_interpreter_that_cannot_compile_is_refused(site: Path, tmp_path: Path) -> None:
     before = snapshot(site, bytecode=True)
     broken = tmp_path / "python"

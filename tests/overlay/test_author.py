@@ -320,6 +320,70 @@ def test_the_archive_is_the_same_from_the_same_commit(
     assert not [name for name in names if name.startswith(("tests", "patches/untracked"))]
 
 
+def test_nobody_s_attributes_or_settings_change_the_archive(
+    repository: Path, site: Path, tmp_path: Path
+) -> None:
+    (repository / "README.md").write_text("$Format:%H$ $Id$\n")
+    (repository / ".gitattributes").write_text("*.md export-subst ident\nLICENSE export-ignore\n")
+    program = repository / "scripts" / "program"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    subprocess.run(["git", "add", "--all"], cwd=repository, check=True)
+    commit(repository)
+    clone = tmp_path / "elsewhere"
+    subprocess.run(["git", "clone", "--quiet", repository, clone], check=True)
+    own = "scripts/** export-ignore\npatches/* text eol=crlf\n*.md !export-subst ident\n"
+    (clone / ".git" / "info" / "attributes").write_text(own)
+    for setting in ("core.autocrlf=true", "tar.umask=0777", "log.showSignature=true"):
+        subprocess.run(["git", "config", *setting.split("=")], cwd=clone, check=True)
+    replace = ["git", "replace", "HEAD:README.md", "HEAD:VERSION_PIN"]
+    subprocess.run(replace, cwd=clone, check=True)
+    archives = []
+    for root, umask in ((repository, 0o022), (clone, 0o077)):
+        done = run("dist", "--site", site, root=root, umask=umask)
+        assert done.returncode == Exit.DONE, done.stderr
+        (archive,) = (root / "build" / "dist").iterdir()
+        archives.append(archive.read_bytes())
+    assert archives[0] == archives[1]
+    with tarfile.open(fileobj=io.BytesIO(archives[0])) as tar:
+        modes = {member.name.partition("/")[2]: member.mode for member in tar}
+        read = tar.extractfile(next(m for m in tar if m.name.endswith("README.md")))
+        assert read
+        assert read.read() == b"$Format:%H$ $Id$\n"
+    assert modes["scripts/program"] == 0o755
+    assert modes["VERSION_PIN"] == modes["LICENSE"] == 0o644
+    assert ".gitattributes" not in modes
+
+
+def test_the_archive_holds_no_links(repository: Path, site: Path) -> None:
+    (repository / "scripts" / "link").symlink_to("/etc/passwd")
+    subprocess.run(["git", "add", "--all"], cwd=repository, check=True)
+    commit(repository)
+    refused = run("dist", "--site", site, root=repository)
+    assert refused.returncode == Exit.FAULT
+    assert "scripts/link: is a link" in refused.stderr
+
+
+def test_a_clone_that_rewrites_line_ends_is_whole(
+    repository: Path, site: Path, tmp_path: Path
+) -> None:
+    shutil.copy(REPO / ".gitattributes", repository)
+    subprocess.run(["git", "add", "--all"], cwd=repository, check=True)
+    commit(repository)
+    clone = tmp_path / "elsewhere"
+    settings = ["-c", "core.autocrlf=true", "-c", "core.eol=crlf"]
+    subprocess.run(["git", "clone", "--quiet", *settings, repository, clone], check=True)
+    assert complaints(clone) == []
+    target = sites.small(tmp_path / "target")
+    for name in ("apply", "verify"):
+        done = run(name, "--site", target, root=clone)
+        assert done.returncode == Exit.DONE, done.stderr
+    assert run("dist", "--site", site, root=clone).returncode == Exit.DONE
+    crlf = [p for p in clone.rglob("*") if ".git" not in p.parts and p.is_file()]
+    assert crlf
+    assert not [path for path in crlf if b"\r\n" in path.read_bytes()]
+
+
 def test_the_archive_applies_without_network_git_or_index(
     repository: Path, site: Path, tmp_path: Path
 ) -> None:

@@ -131,13 +131,171 @@ def test_two_distributions_in_one_directory(tmp_path: Path) -> None:
     refused(Exit.ABSENT, "two distributions", INFO, "vllm-0.22.0.dist-info", site=str(site))
 
 
-def test_two_installations_on_one_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_installations_on_one_path(tmp_path: Path) -> None:
     site = sites.small(venv(tmp_path / "venv"))
     other = sites.small(tmp_path / "other")
-    monkeypatch.setenv("PYTHONPATH", str(other))
+    (site / "other.pth").write_text(f"{other}\n")
     python = str(tmp_path / "venv/bin/python")
     refused(Exit.ABSENT, "two installations", str(site), str(other), python=python)
     assert locate(site=str(other)).site == other
+    assert locate(venv=str(tmp_path / "venv")).site == site
+
+
+def refused_with_both_paths(folder: Path, other: Path, why: str) -> None:
+    """Neither the environment nor its interpreter stands for what lies elsewhere."""
+    python = str(folder / "bin" / "python")
+    for target in ({"venv": str(folder)}, {"python": python}):
+        (subject,) = target.values()
+        error = refused(Exit.ABSENT, why, subject, f"vllm/ in {other}", **target)
+        assert f"SITE={other}" in error.next_step
+    before = sites.snapshot(other)
+    for option, value in (("--venv", folder), ("--python", python)):
+        assert run("apply", option, value).returncode == Exit.ABSENT
+    assert sites.snapshot(other) == before
+
+
+def test_a_pth_file_does_not_lead_to_another_installation(tmp_path: Path) -> None:
+    site = venv(tmp_path / "venv")
+    other = sites.small(venv(tmp_path / "other"))
+    (site / "other.pth").write_text(f"{other}\n")
+    refused_with_both_paths(tmp_path / "venv", other, "a .pth file")
+    (site / "other.pth").write_text(f"import sys; sys.path.insert(0, {str(other)!r})\n")
+    refused_with_both_paths(tmp_path / "venv", other, "a .pth file")
+    assert locate(venv=str(sites.small(site).parents[2])).site == site
+    python = str(tmp_path / "venv" / "bin" / "python")
+    refused(Exit.ABSENT, "imports vLLM from elsewhere", f"SITE={other}", python=python)
+
+
+def test_this_shell_does_not_lead_to_another_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What serves later, as a service or in a container, has not this environment."""
+    site = venv(tmp_path / "venv")
+    python = str(tmp_path / "venv" / "bin" / "python")
+    other = sites.small(tmp_path / "other")
+    monkeypatch.setenv("PYTHONPATH", str(other))
+    for target in ({"venv": str(tmp_path / "venv")}, {"python": python}):
+        refused(Exit.ABSENT, "PYTHONPATH", *target.values(), f"vllm/ in {other}", **target)
+    monkeypatch.setenv("PYTHONPATH", f"{other}:{sites.small(site)}")
+    monkeypatch.setenv("PYTHONHOME", str(tmp_path))
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-16")
+    assert locate(python=python) == locate(venv=str(tmp_path / "venv"))
+    assert locate(python=python).site == site
+
+
+def base_python(folder: Path) -> Path:
+    """A Python that is no virtual environment, but for us alone; its interpreter.
+
+    Its library is links to this one's, without what is installed there.
+    """
+    library = folder / "lib" / VERSION
+    (library / "site-packages").mkdir(parents=True)
+    for path in Path(os.__file__).parent.iterdir():
+        if not path.name.endswith("-packages"):
+            (library / path.name).symlink_to(path)
+    (folder / "bin").mkdir()
+    return Path(shutil.copy(os.path.realpath(sys.executable), folder / "bin" / VERSION))
+
+
+def test_the_base_of_an_environment_is_not_the_environment(tmp_path: Path) -> None:
+    base = base_python(tmp_path / "base")
+    command = [str(base), "-m", "venv", "--without-pip", "--system-site-packages"]
+    subprocess.run([*command, str(tmp_path / "venv")], check=True)
+    site = sites.small(tmp_path / "base" / "lib" / VERSION / "site-packages")
+    refused_with_both_paths(tmp_path / "venv", site, "include-system-site-packages")
+    found = locate(python=str(base))
+    assert (found.site, found.interpreter) == (site, base)
+    assert found == locate(site=str(site))
+
+
+def test_the_users_packages_are_not_the_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONUSERBASE", str(tmp_path / "user"))
+    command = [sys.executable, "-m", "venv", "--without-pip", "--system-site-packages"]
+    subprocess.run([*command, str(tmp_path / "venv")], check=True)
+    site = sites.small(tmp_path / "user" / "lib" / VERSION / "site-packages")
+    refused_with_both_paths(tmp_path / "venv", site, "the user's packages")
+
+
+def test_a_pth_file_of_a_base_python_does_not_either(tmp_path: Path) -> None:
+    base = base_python(tmp_path / "base")
+    other = sites.small(tmp_path / "base" / "src")
+    site = tmp_path / "base" / "lib" / VERSION / "site-packages"
+    (site / "other.pth").write_text(f"{other}\n")
+    refused(Exit.ABSENT, "a .pth file", str(site), str(other), python=str(base))
+
+
+def test_an_environment_may_be_named_by_a_link_but_not_lead_out_by_one(tmp_path: Path) -> None:
+    site = sites.small(venv(tmp_path / "venv"))
+    (tmp_path / "link").symlink_to("venv")
+    assert locate(venv=str(tmp_path / "link")).site == site
+    assert locate(python=str(tmp_path / "link" / "bin" / "python")).site == site
+    shutil.move(site, tmp_path / "shared")
+    site.symlink_to(tmp_path / "shared")
+    refused_with_both_paths(tmp_path / "venv", tmp_path / "shared", "a link leads there")
+    assert locate(site=str(site)).site == tmp_path / "shared"
+
+
+SHIM = """#!/bin/sh
+version=$(cat .python-version 2>/dev/null) || version={default}
+exec {versions}/$version/bin/python "$@"
+"""
+
+
+def test_a_shim_answers_for_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As pyenv's do. Nothing in that directory is imported."""
+    local, default = (sites.small(venv(tmp_path / name)) for name in ("local", "default"))
+    shim = tmp_path / "python"
+    shim.write_text(SHIM.format(versions=tmp_path, default="default"))
+    shim.chmod(0o755)
+    project = sites.small(tmp_path / "project")
+    (project / ".python-version").write_text("local\n")
+    for module in ("json", "os", "site", "py_compile"):
+        (project / f"{module}.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.chdir(project)
+    found = locate(python="../python")
+    assert (found.site, found.interpreter) == (local, tmp_path / "local" / "bin" / "python")
+    assert locate(site=str(local), python=str(shim)) == found
+    # What was answered holds wherever the program goes.
+    monkeypatch.chdir(tmp_path)
+    assert found.interpreter != locate(python=str(shim)).interpreter
+    assert run("apply", "--python", "../python", cwd=project).returncode == Exit.DONE
+    assert run("verify", "--site", local).returncode == Exit.DONE
+    assert run("verify", "--site", default).returncode == Exit.PRISTINE
+
+
+@pytest.mark.parametrize("end", ["\\n", ""])
+def test_an_interpreter_that_says_more_than_it_is_asked(tmp_path: Path, end: str) -> None:
+    site = sites.small(venv(tmp_path / "venv"))
+    say = f"import atexit; print('hello', end='{end}'); atexit.register(print, '[1]', end='{end}')"
+    (site / "hello.pth").write_text(f"{say}\n")
+    wrapper = tmp_path / "python"
+    wrapper.write_text(f'#!/bin/sh\necho welcome\nexec {tmp_path}/venv/bin/python "$@"\n')
+    wrapper.chmod(0o755)
+    for python in (tmp_path / "venv" / "bin" / "python", wrapper):
+        assert locate(python=str(python)) == locate(venv=str(tmp_path / "venv"))
+    assert run("apply", "--site", site, "--python", wrapper).returncode == Exit.DONE
+
+
+def test_a_python_of_another_version_is_refused_for_a_directory(tmp_path: Path) -> None:
+    """Its bytecode would outlive an uninstall, and be of no use until then."""
+    site = sites.small(tmp_path / "lib" / "python3.99" / "site-packages")
+    before = sites.snapshot(site, bytecode=True)
+    version = VERSION.removeprefix("python")
+    for command in ("apply", "status"):
+        said = run(command, "--site", site, "--python", sys.executable)
+        assert said.returncode == Exit.USAGE
+        for part in (sys.executable, f"is Python {version}", "Python 3.99", str(site)):
+            assert part in said.stderr
+    assert sites.snapshot(site, bytecode=True) == before
+    assert locate(site=str(site)).interpreter is None
+    same = sites.small(tmp_path / "lib" / VERSION / "site-packages")
+    assert locate(site=str(same), python=sys.executable).interpreter == Path(sys.executable)
+    plain = sites.small(tmp_path / "lib" / "python3" / "dist-packages")
+    assert locate(site=str(plain), python=sys.executable).interpreter == Path(sys.executable)
 
 
 @pytest.mark.parametrize("kind", ["finder", "pth", "direct_url", "egg-link"])

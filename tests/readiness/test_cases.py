@@ -612,3 +612,30 @@ def test_drafts_that_the_runner_drops_after_they_were_scheduled(seed: int) -> No
         steps = life.ours.batch.readiness.history.in_flight
         kinds |= {(step.drafted, step.tokens.shape[1] > 1) for step in steps}
     assert {(True, False), (True, True)} <= kinds
+
+
+class _Never:
+    """The event of a copy that never arrives."""
+
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        raise AssertionError("somebody waits for it")
+
+
+def test_a_step_is_not_waited_for_once_its_requests_have_left() -> None:
+    """A pipeline of three: each micro-batch has left before the next one begins."""
+    batch = empty(modules.overlaid, VOCABULARY)
+    live = batch.readiness
+    for name in "abcd":
+        live.begin_step()
+        for req_id in list(batch.req_ids):
+            batch.remove_request(req_id)
+        batch.add_request(state(Spec([1], [], {}), name))
+        batch.refresh_metadata()
+        live.prepare(torch.zeros(1, VOCABULARY), None)
+        batch.prev_req_id_to_index = {name: 0}
+        assert live.place(256)
+        assert live.record(torch.tensor([[7]], dtype=torch.int32), _Never())
+    assert len(live.history.in_flight) <= 2

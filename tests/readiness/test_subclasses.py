@@ -104,6 +104,41 @@ def test_a_sampler_of_another_make_reads_settled_lists() -> None:
     assert not batch.readiness.penalties.serving
 
 
+def test_a_batch_with_lists_of_its_own_is_not_served() -> None:
+    """The samplers read those lists, and nobody would wait for their tokens."""
+    batch = empty(modules.overlaid, VOCABULARY)
+    batch.req_output_token_ids = []
+    fill(batch, [Spec([1], [2], PENALTY)])
+    batch.readiness.begin_step()
+    batch.readiness.prepare(torch.zeros(1, VOCABULARY), None)
+    assert not batch.readiness.penalties.serving
+    assert batch.readiness.host_needs_drafts()
+
+
+def test_a_sampler_is_looked_at_again_once_it_is_another() -> None:
+    batch = empty(modules.overlaid, VOCABULARY)
+    fill(batch, [Spec([1], [2], PENALTY)])
+    own = modules.overlaid(modules.SAMPLER).Sampler()
+    for sampler, served in ((own, True), (object(), False), (own, True)):
+        batch.readiness.begin_step()
+        batch.readiness.prepare(torch.zeros(1, VOCABULARY), None, SimpleNamespace(sampler=sampler))
+        assert batch.readiness.penalties.serving is served
+        batch.readiness.count(torch.ones(1, 1, dtype=torch.int32), torch.zeros(1, dtype=torch.bool))
+
+
+def test_a_feature_needs_its_own_seams_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A series without the patch of the samplers' copies still has that of penalties."""
+    module = modules.overlaid(modules.SAMPLER)
+    batch = empty(modules.overlaid, VOCABULARY)
+    fill(batch, [Spec([1], [2], PENALTY)])
+    monkeypatch.delattr(module, "sampler_copies")
+    batch.readiness.begin_step()
+    runner = SimpleNamespace(sampler=module.Sampler())
+    batch.readiness.prepare(torch.zeros(1, VOCABULARY), None, runner)
+    assert batch.readiness.penalties.serving
+    assert batch.sampling_metadata.copies is None
+
+
 class TestModelRunnerV2:
     """Its sampler."""
 

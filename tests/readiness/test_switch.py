@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from vllm.v1.readiness import switch
+from vllm.v1.readiness import startup, switch
 from vllm.v1.readiness.features import FEATURES
 
 PACKAGE = str(Path(switch.__file__).parents[2])
@@ -195,5 +195,7 @@ def test_a_number_of_slots_that_is_none_is_refused(
     monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     monkeypatch.setenv(switch.SLOTS, value)
-    with pytest.raises(switch.NumberError, match="from 0 on, or unset it"):
+    with pytest.raises(switch.NumberError, match="0 or more, or unset"):
         switch.slots()
+    with pytest.raises(switch.NumberError):
+        startup.start(object())

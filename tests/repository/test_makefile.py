@@ -1,54 +1,38 @@
 """The front door, as a person uses it."""
 
-import os
-import shutil
-import subprocess
+import json
 import sys
+import venv
 from pathlib import Path
 
 import pytest
 from overlay.errors import Exit
 from support import sites
+from support.checkouts import checkout, library, make
 from support.sites import REPO
 
-
-def make(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    named = ("VENV", "SITE", "PYTHON", "VIRTUAL_ENV", "FORCE", "MAKEFLAGS", "MAKELEVEL")
-    env = {k: v for k, v in os.environ.items() if k not in named}
-    return subprocess.run(
-        ["make", "--no-print-directory", f"PYTHON3={sys.executable}", *arguments],
-        cwd=REPO,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=env | environment,
-    )
+#: What a path may hold, and shells and make trip over.
+ODD = "a 'site' of $HOME `x` $(shell touch made) \"#;&*"
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """An installation whose path holds what shells trip over."""
-    return sites.small(tmp_path / "a 'site' of $HOME")
-
-
-def quoted(site: Path) -> str:
-    """For make's own command line, where a dollar is doubled."""
-    return str(site).replace("$", "$$")
+    return sites.small(tmp_path / ODD)
 
 
 def test_the_round_trip(site: Path) -> None:
     before = sites.snapshot(site)
     for target in ("apply", "status", "verify", "diff", "revert"):
-        done = make(target, f"SITE={quoted(site)}")
+        done = make(target, f"SITE={site}")
         assert done.returncode == 0, done.stderr
     assert sites.snapshot(site) == before
-    assert make("verify", f"SITE={quoted(site)}").returncode != 0
+    assert make("verify", f"SITE={site}").returncode != 0
 
 
 def test_arguments_reach_the_tool(site: Path) -> None:
-    done = make("apply", f"SITE={quoted(site)}", "ARGS=--json --dry-run")
+    done = make("apply", f"SITE={site}", "ARGS=--json --dry-run")
     assert '"dry_run": true' in done.stdout
-    assert make("status", f"SITE={quoted(site)}", "ARGS=--json").stdout.count("pristine") > 2
+    assert make("status", f"SITE={site}", "ARGS=--json").stdout.count("pristine") > 2
 
 
 def test_the_active_environment_is_the_target(tmp_path: Path) -> None:
@@ -59,13 +43,56 @@ def test_the_active_environment_is_the_target(tmp_path: Path) -> None:
     assert sites.run("verify", "--site", site).returncode == Exit.DONE
 
 
+@pytest.mark.parametrize("by", ["command line", "environment"])
+def test_every_value_is_taken_as_it_stands(site: Path, by: str) -> None:
+    folder = site.parent / f"venv {ODD}"
+    venv.create(folder)
+    sites.small(library(folder))
+    python = folder / "bin" / "python"
+    for name, value in (
+        ("VENV", folder),
+        ("SITE", library(folder)),
+        ("PYTHON", python),
+        ("VIRTUAL_ENV", folder),
+    ):
+        if by == "environment" or name == "VIRTUAL_ENV":
+            done = make("status", **{name: str(value)})
+        else:
+            done = make("status", f"{name}={value}")
+        assert done.returncode == 0, done.stderr
+        assert f"{library(folder)}: " in done.stdout
+    assert make("status", f"PYTHON3={python}", f"VENV={folder}").returncode == 0
+    missing = folder / "missing.whl"
+    for target, name in (("dist", "WHEEL"), ("probe", "FILE")):
+        refused = make(target, f"{name}={missing}")
+        assert str(missing) in refused.stderr
+    assert not (REPO / "made").exists()
+
+
+def test_a_value_that_is_empty_is_refused_where_it_is_named(tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv")
+    sites.small(library(tmp_path / "venv"))
+    active = {"VIRTUAL_ENV": str(tmp_path / "venv")}
+    for name in ("VENV", "SITE", "PYTHON", "WHEEL"):
+        refused = make("status", f"{name}=", **active)
+        assert refused.returncode != 0
+        assert f"{name}= is empty" in refused.stderr
+        done = make("status", **active, **{name: ""})
+        assert done.returncode == 0, done.stderr
+
+
+def test_an_ambient_interpreter_does_not_join_a_named_directory(tmp_path: Path) -> None:
+    named = f"SITE={sites.small(tmp_path / 'site')}"
+    command = ("status", "ARGS=--json", named)
+    said = json.loads(make(*command, PYTHON=sys.executable).stdout)
+    assert said["interpreter"] is None
+    said = json.loads(make(*command, f"PYTHON={sys.executable}").stdout)
+    assert said["interpreter"] == sys.executable
+
+
 def test_apply_without_a_target_makes_its_own_environment(tmp_path: Path) -> None:
     """From an unpacked archive, whose path says "test": no git, no pyproject.toml."""
-    root = tmp_path / "latest"
-    for name in ("Makefile", "VERSION_PIN", "patches", "scripts", "vendor_overlay"):
-        copy = shutil.copytree if (REPO / name).is_dir() else shutil.copy
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        copy(REPO / name, root / name)
+    root = checkout(tmp_path / "latest")
     for done in ("files overlaid", "nothing to do"):
         applied = make("apply", "-C", str(root), UV=str(Path(sys.executable).parent / "uv"))
         assert applied.returncode == 0, applied.stderr
@@ -81,7 +108,7 @@ def test_help_is_the_default_and_lists_the_targets() -> None:
     text = make().stdout
     for target in ("apply", "revert", "status", "verify", "diff", "vendor", "edit", "refresh"):
         assert f"\n  {target} " in text
-    for target in ("dist", "demo", "test", "help"):
+    for target in ("dist", "demo", "tools", "test", "help"):
         assert f"\n  {target} " in text
 
 

@@ -109,10 +109,15 @@ def half(load: Callable[[str], Any], case: Case) -> Half:
             batch.spec_token_ids[row].extend(ids)
     rejecting = rejection.RejectionSampler(sampler)
 
-    def sample() -> Any:
+    def prepare() -> None:
         if hasattr(batch, "readiness"):
             batch.readiness.begin_step()
             batch.readiness.prepare(logits, drafts)
+
+    prepare()  # Nothing is planned before a first step, which tells whose samplers they are.
+
+    def sample() -> Any:
+        prepare()
         if drafts is None:
             return sampler(logits, batch.sampling_metadata)
         return rejecting(drafts, None, logits, batch.sampling_metadata)

@@ -36,7 +36,7 @@ class AllowedTokens:
         self.batch = batch
 
     def add_request(self, request: "CachedRequestState") -> None:
-        """Have a request find nobody's tokens where it has none itself."""
+        """Zero the row for prompt-embedding requests."""
         if request.prompt_token_ids is None:
             row = self.batch.req_id_to_index[request.req_id]
             self.batch.token_ids_cpu[row, : self.batch.num_prompt_tokens[row]] = 0

@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from vllm.logger import init_logger
 from vllm.platforms import current_platform
-from vllm.v1.readiness import switch
 from vllm.v1.readiness.bad_word_tails import MAX_ID, NOTHING, Tails, Words
 from vllm.v1.readiness.slots import Slots
 
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
-
-logger = init_logger(__name__)
 
 _BLOCK = 32
 
@@ -158,14 +154,6 @@ class BadWords(Slots):
     def _forget_rows(self) -> None:
         super()._forget_rows()
         self._tails = None
-
-    def _say_no_room(self) -> None:
-        logger.warning_once(
-            "Readiness overlay: no room on the device for the bad words of every request. "
-            "While that is so, vLLM's own path serves them, which waits on every step. Lower "
-            "gpu_memory_utilization or max_num_seqs, or raise %s.",
-            switch.SLOTS,
-        )
 
     def _count_history(self, row: int) -> torch.Tensor:
         words = self._words[self.batch.req_ids[row]]

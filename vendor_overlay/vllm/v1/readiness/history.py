@@ -4,8 +4,8 @@ Under async scheduling the runner writes a placeholder for a token that it has s
 not read. Upstream repairs the placeholders in the lists only, only for batches that need
 them, and waits for the copy each time; ``token_ids_cpu`` keeps its placeholders for good.
 Here every step but the newest is settled as the next one begins: its tokens are written into
-``token_ids_cpu`` and the lists, whoever may need them. By then the scheduler has seen them,
-so that they are there; a rank that lags waits. The newest step is settled only for a consumer
+``token_ids_cpu`` and the lists, whoever may need them. By then the scheduler has mostly seen
+them, so that they are there; a rank that lags waits. The newest step is settled only for a consumer
 that needs its tokens on the host, and waits for them by name. What can be read is therefore a
 matter of the schedule alone, never of when a copy arrives.
 
@@ -38,8 +38,8 @@ class Step:
         event: recorded behind the copy.
         rows: request id to row in ``tokens``, of the requests that have stayed since.
         metadata: the batch's sampling metadata, which is replaced when a row moves.
-        drafted: whether the batch will take it that a request has got more than one
-            token: drafts were scheduled for it, though the runner may have dropped them.
+        drafted: whether the batch assumes more than one token for a request: drafts were
+            scheduled for it, though the runner may have dropped them.
         columns: [rows] where in ``token_ids_cpu`` each request's placeholder is; None
             where that depends on how many drafts are accepted, in this step or before.
     """
@@ -80,8 +80,8 @@ class History:
         self._updated = False
         #: Whether :meth:`begin_step` was called since a step was recorded.
         self._begun = False
-        #: Whether outputs may have been cut without :meth:`cut`.
-        self._untold = False
+        #: Whether outputs may have been cut without a call of :meth:`cut`.
+        self._cuts_may_be_missed = False
 
     def add_request(self, request: "CachedRequestState") -> None:
         """Take note of a request that joins the batch."""
@@ -124,7 +124,7 @@ class History:
         if not self._begun:
             # A runner that updates its batch by code of its own: nobody else bounds what is
             # in flight, and its next update must find the older tokens in place.
-            self._untold = True
+            self._cuts_may_be_missed = True
             self.settle_older("history")
         self._begun = self._updated = False
 
@@ -163,8 +163,9 @@ class History:
     def begin_step(self) -> None:
         """Write all steps but the newest, before the batch changes for a step.
 
-        The scheduler asks for a step when it has seen the tokens of the one before the last,
-        so that only ranks that hand out no tokens may have to wait, and hardly.
+        The scheduler mostly asks for a step when it has seen the tokens of the one before the
+        last. Only ranks that hand out no tokens, and pipelines of three stages and more whose
+        requests run in every step, may have to wait.
         """
         self.settle_older("history")
         self._begun = True
@@ -189,8 +190,15 @@ class History:
     def _settle_to(self, left: int, owner: str) -> None:
         """Write steps, oldest first, until as many are left, waiting for each."""
         while len(self.in_flight) > left:
-            fences.wait(self.in_flight[0].event, owner)
-            self._write(self.in_flight.popleft())
+            step = self.in_flight.popleft()
+            if step.rows:
+                fences.wait(step.event, owner)
+                self._write(step)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is in the batch."""
+        return not self._requests
 
     @property
     def drafted(self) -> bool:
@@ -216,7 +224,7 @@ class History:
             self._write_guessed(step)
             return
         batch = self.batch
-        if self._untold:
+        if self._cuts_may_be_missed:
             self._drop_cut(step, step.columns)
         sources = np.fromiter(step.rows.values(), np.intp, len(step.rows))
         rows = sources

@@ -1,6 +1,8 @@
 """The live batch: what the seams in InputBatch, the runner and the samplers call."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import is_
+from types import ModuleType
 from typing import TYPE_CHECKING
 from weakref import proxy, ref
 
@@ -13,7 +15,7 @@ from vllm.v1.readiness.history import History
 from vllm.v1.readiness.outputs import Outputs
 from vllm.v1.readiness.penalties import Penalties
 from vllm.v1.readiness.slots import Slots
-from vllm.v1.readiness.subclasses import full_name, has_seams
+from vllm.v1.readiness.subclasses import full_name, has_seam
 from vllm.v1.readiness.thinking_budget import ThinkingBudget
 from vllm.v1.sample.logits_processor.builtin import (
     LogitBiasLogitsProcessor,
@@ -72,14 +74,15 @@ class LiveBatch:
         self.on = on
         self.rows = LiveRows(self)
         self._begun = False
-        #: Whether the runner's samplers are vLLM's own; None: that is not known yet.
-        self._own_samplers: bool | None = None
+        #: The runner's samplers, as they were last looked at; None: never yet.
+        self._samplers: list[object] | None = None
+        self._plans = False
         self.outputs = Outputs(batch, num_spec_tokens, "readback" in on)
         self.allowed = AllowedTokens(batch) if "allowed-tokens" in on else None
         if on and batch.is_pooling_model:
             on = frozenset()
-        if on and _undeclared_processors(batch):
-            on = _with_undeclared_processors(batch, on)
+        if on and _has_entry_point_processors(batch):
+            on = _with_entry_point_processors(batch, on)
         self.plans = "sampler-copies" in on
         self.history = History(batch, num_spec_tokens) if "history" in on else None
         self.penalties: Penalties | None = None
@@ -98,6 +101,8 @@ class LiveBatch:
         self.slots: list[Slots] = [
             each for each in (self.penalties, self.bad_words) if each is not None
         ]
+        #: Those whose seams the samplers have.
+        self._applied: list[Slots] = []
 
     @classmethod
     def off(cls, batch: "InputBatch") -> "LiveBatch":
@@ -113,7 +118,7 @@ class LiveBatch:
     def reserve(self, cache: "CacheConfig") -> None:
         """Called before memory is profiled, on ranks that sample."""
         if self.penalties is not None:
-            self.penalties.reserve(cache.gpu_memory_utilization)
+            self.penalties.reserve(cache)
 
     def warm_up(self) -> None:
         """Called before the first request, on ranks that sample."""
@@ -134,9 +139,14 @@ class LiveBatch:
         """A request has lost its row."""
         if self.allowed is not None:
             self.allowed.remove_request(row)
-        if self.history is not None and (request := self.history.remove_request(req_id)):
+        if self.history is None or (request := self.history.remove_request(req_id)) is None:
+            return
+        for slots in self.slots:
+            slots.remove_request(request, row)
+        if self.history.idle:
+            del request  # with what is kept for it, unless the runner still knows it
             for slots in self.slots:
-                slots.remove_request(request, row)
+                slots.idle()
 
     def move_row(self, source: int, target: int) -> None:
         """See :meth:`AllowedTokens.move_row`."""
@@ -157,7 +167,7 @@ class LiveBatch:
         """Exchange the masks of two rows.
 
         Returns:
-            Whether that is done; else upstream does it.
+            True if handled here; False to fall back to upstream.
         """
         if self.allowed is None:
             return False
@@ -170,7 +180,7 @@ class LiveBatch:
         Args:
             metadata: just made from it.
         """
-        if self.plans and self._own_samplers:
+        if self._plans:
             metadata.copies = sampler_copies.plan(self.batch, metadata)
 
     def begin_step(self) -> None:
@@ -208,26 +218,36 @@ class LiveBatch:
             runner: which samples; None: with vLLM's own samplers.
         """
         begun, self._begun = self._begun, False
-        if self._own_samplers is None:
-            self._own_samplers = _has_own_samplers(runner)
-            self.plan(self.batch.sampling_metadata)
+        self._look_at_samplers(runner)
         if self.history is None:
             return
         self.history.batch_updated()
         if not begun:
             self._leave_to_upstream(runner)
+        # A derived batch may have lists of its own, which the samplers do not take for ours.
+        live = begun and self.batch.req_output_token_ids is self.rows
         for slots in self.slots:
-            if begun and self._own_samplers:
+            if live and slots in self._applied:
                 slots.prepare(self.batch.sampling_metadata, logits.shape[-1], drafts)
             else:
                 slots.leave_step()
 
+    def _look_at_samplers(self, runner: "GPUModelRunner | None") -> None:
+        """Find out which seams the runner's samplers have, if they are not those of before."""
+        samplers = [getattr(runner, name, None) for name in ("sampler", "rejection_sampler")]
+        if self._samplers is not None and all(map(is_, samplers, self._samplers)):
+            return
+        self._samplers = samplers
+        self._applied = [each for each in self.slots if _call(samplers, _SEAMS[type(each)])]
+        self._plans = self.plans and _call(samplers, sampler_copies)
+        self.plan(self.batch.sampling_metadata)
+
     def _leave_to_upstream(self, runner: "GPUModelRunner | None") -> None:
         """Take note that the runner may have cut outputs without a word."""
         logger.warning_once(
-            "Readiness overlay: %s updates its batch by code of its own. vLLM's own paths serve "
-            "its penalties, bad words and thinking budgets, which wait on every step.",
-            full_name(type(runner)),
+            "Readiness overlay: %s does not call GPUModelRunner._update_states. vLLM's own paths "
+            "serve its penalties, bad words and thinking budgets, which wait on every step.",
+            "the runner" if runner is None else full_name(type(runner)),
         )
         if self.thinking is not None:
             self.thinking.begin_anew()
@@ -236,7 +256,7 @@ class LiveBatch:
         """Settle what a consumer on the host needs to sample this step.
 
         Returns:
-            Whether that is done; else upstream does it.
+            True if handled here; False to fall back to upstream.
         """
         if self.history is None:
             return False
@@ -261,7 +281,7 @@ class LiveBatch:
             max_model_len: how many tokens a request may have.
 
         Returns:
-            Whether that is done; else upstream does it.
+            True if handled here; False to fall back to upstream.
         """
         if self.history is None:
             return False
@@ -276,7 +296,7 @@ class LiveBatch:
             event: recorded behind the copy.
 
         Returns:
-            Whether that is done; else upstream does it.
+            True if handled here; False to fall back to upstream.
         """
         if self.history is None:
             return False
@@ -380,21 +400,27 @@ def thinking_reads_lists(holder: "ThinkingBudgetStateHolder | None") -> bool:
     return bool(holder.has_tracked_requests())
 
 
-def _has_own_samplers(runner: "GPUModelRunner | None") -> bool:
-    """Whether it is vLLM's own classes that a runner samples with; said once if it is not."""
-    for name in ("sampler", "rejection_sampler"):
-        sampler = getattr(runner, name, None)
-        if sampler is not None and not has_seams(sampler, sampler_copies):
+#: What the samplers call for a feature with slots.
+_SEAMS: Mapping[type[Slots], Callable[..., object]] = {
+    Penalties: penalties_for,
+    BadWords: bad_words_for,
+}
+
+
+def _call(samplers: Sequence[object], called: ModuleType | Callable[..., object]) -> bool:
+    """Whether every sampler calls something of ours; said once if one does not."""
+    for sampler in samplers:
+        if sampler is not None and not has_seam(sampler, called):
             logger.warning_once(
-                "Readiness overlay: the sampler %s is not vLLM's own. vLLM's own paths serve "
-                "penalties and bad words, which wait on every step, and copy logits as ever.",
-                full_name(type(sampler)),
+                "Readiness overlay: the sampler %s is left to vLLM's own code, because its class "
+                "does not call %s.",
+                *(full_name(type(sampler)), called.__name__.rpartition(".")[2]),
             )
             return False
     return True
 
 
-def _undeclared_processors(batch: "InputBatch") -> bool:
+def _has_entry_point_processors(batch: "InputBatch") -> bool:
     """Whether there are logits processors that upstream does not take for readers.
 
     It counts those that are named when the engine is made, and none that is installed as an
@@ -405,8 +431,8 @@ def _undeclared_processors(batch: "InputBatch") -> bool:
     )
 
 
-def _with_undeclared_processors(batch: "InputBatch", on: frozenset[str]) -> frozenset[str]:
-    """The features that are on with such processors: what they read must not be guesswork.
+def _with_entry_point_processors(batch: "InputBatch", on: frozenset[str]) -> frozenset[str]:
+    """The features that are on with such processors, which must read what is certain.
 
     Upstream leaves placeholders for good in the lists that it gives them. Either they are
     readers like any other processor, or the lists are kept as upstream keeps them.
@@ -415,7 +441,7 @@ def _with_undeclared_processors(batch: "InputBatch", on: frozenset[str]) -> froz
         batch.logitsprocs_need_output_token_ids = True
         return on
     logger.info_once(
-        "Readiness overlay: with logits processors from entry points, and plugin-processors "
-        "off, vLLM's own code keeps the history."
+        "Readiness overlay: history, penalties, bad-words and thinking-budget are off, too, "
+        "because plugin-processors is, and logits processors come from entry points."
     )
     return features.without("history", on)

@@ -82,7 +82,7 @@ class Outputs:
             stream: for copies that the device's next step need not wait for.
 
         Returns:
-            Whether that is done; else upstream does it.
+            True if handled here; False to fall back to upstream.
         """
         if self.readbacks is None:
             return False
@@ -102,18 +102,20 @@ class Outputs:
         output: "AsyncGPUPoolingModelRunnerOutput",
         pooled: "PoolerOutput",
         finished: Sequence[bool],
-        stream: torch.cuda.Stream,
     ) -> bool:
         """Start on what a step has pooled, for the requests that have finished.
+
+        The copies lie on the current stream, before the next step: what was pooled may be a
+        view of the model's output, which that step overwrites.
 
         Args:
             output: gets a tensor or None for each request, and the event to wait for.
             pooled: [requests, width], or a tensor or None for each request.
             finished: [requests].
-            stream: as for :meth:`start_async`.
 
         Returns:
-            Whether that is done; else upstream does it, which also refuses what does not fit.
+            True if handled here; False to fall back to upstream, which also refuses what does
+            not fit.
         """
         if self.readbacks is None or len(pooled) != len(finished):
             return False
@@ -123,12 +125,12 @@ class Outputs:
             runs = [
                 list(run) for done, run in groupby(range(len(rows)), finished.__getitem__) if done
             ]
-            started = self.readbacks.start([pooled[run[0] : run[-1] + 1] for run in runs], stream)
+            started = self.readbacks.start([pooled[run[0] : run[-1] + 1] for run in runs])
             for run, tensor in zip(runs, started.tensors, strict=True):
                 rows[run[0] : run[-1] + 1] = tensor
         else:
             wanted = [row for row, done in enumerate(finished) if done and pooled[row] is not None]
-            started = self.readbacks.start([pooled[row] for row in wanted], stream)
+            started = self.readbacks.start([pooled[row] for row in wanted])
             for row, tensor in zip(wanted, started.tensors, strict=True):
                 rows[row] = tensor
         output._model_runner_output.pooler_output = rows
@@ -172,7 +174,7 @@ class Outputs:
             sources: on the device, the chunk's ids, logprobs and ranks.
 
         Returns:
-            Whether that is done; else upstream does it.
+            True if handled here; False to fall back to upstream.
         """
         return self.readbacks is not None and self.readbacks.fill(tensors[:3], rows, sources)
 
@@ -185,7 +187,7 @@ class Outputs:
         step's output, and are there when that is.
 
         Returns:
-            Whether that is done; else upstream does it.
+            True if handled here; False to fall back to upstream.
         """
         if self.readbacks is None:
             return False

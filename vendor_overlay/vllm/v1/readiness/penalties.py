@@ -12,12 +12,11 @@ each product rounded before it is subtracted.
 A slot is int32 [vocab]: the low 31 bits count how often the request has generated the
 token, the sign bit says that its prompt holds it. At 151,936 tokens that is 0.61 MB.
 
-vLLM fills up the fraction of the device that it may use with KV cache. Slots live beside it, in
-the fraction that it leaves; where that is too small, room for as many slots as there may be is
-held while vLLM measures how much it needs, so that its KV cache is smaller by as much.
+vLLM fills the fraction of the device that it may use with KV cache. Slots use memory outside
+that fraction. Where that is too little, every slot is allocated while vLLM profiles its memory,
+so that the KV cache becomes smaller by as much.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,9 +25,11 @@ from vllm import _custom_ops
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.readiness import switch
+from vllm.v1.readiness.slot_memory import SlotMemory
 from vllm.v1.readiness.slots import Slots
 
 if TYPE_CHECKING:
+    from vllm.config import CacheConfig
     from vllm.v1.readiness.history import History
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
@@ -51,9 +52,7 @@ class Penalties(Slots):
 
     def __init__(self, batch: "InputBatch", history: "History") -> None:
         super().__init__(batch, history)
-        self._held: torch.Tensor | None = None
-        #: Slots of their own, so that none is cut out of memory that activations come back to.
-        self._pool = torch.cuda.MemPool() if _has_device_memory(self.device) else None
+        self.memory = SlotMemory(self.vocab_size, self.capacity, self.device)
         if current_platform.is_cuda():
             from vllm.v1.readiness import penalty_kernels
 
@@ -61,6 +60,7 @@ class Penalties(Slots):
 
     def warm_up(self) -> None:
         """Compile and load the kernels, which would otherwise stall the first request."""
+        self.memory.end_profile()
         if self.kernels is None:
             return
         addresses = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -76,34 +76,27 @@ class Penalties(Slots):
         self._launch_count(ids, discarded, addresses)
         _count(torch.zeros(1, dtype=torch.int32, device=self.device), addresses, addresses)
 
-    def reserve(self, utilization: float) -> None:
-        """Hold the room for slots that will not be left, until the first request joins.
+    def reserve(self, cache: "CacheConfig") -> None:
+        """Called before memory is profiled: allocate slots that may have no room later.
 
         Args:
-            utilization: the fraction of the device's memory that vLLM takes.
+            cache: says how much of the device's memory vLLM takes.
         """
-        if self._pool is None:
+        fraction = None if cache.kv_cache_memory_bytes else cache.gpu_memory_utilization
+        try:
+            reserved = self.memory.begin_profile(fraction, _BESIDE)
+        except torch.OutOfMemoryError:
+            self._say_no_room()
             return
-        free, total = torch.cuda.mem_get_info(self.device)
-        left = free + torch.cuda.memory_reserved(self.device) - int(utilization * total)
-        needed = 4 * self.vocab_size * self.capacity
-        missing = min(needed, needed + _BESIDE - left)
-        if missing > 0:
-            self._held = torch.empty(missing, dtype=torch.uint8, device=self.device)
+        if reserved:
             logger.info_once(
-                "Readiness overlay: %.0f MiB of device memory are kept from the KV cache, for the "
-                "penalties of %d requests; %s=N plans for fewer.",
-                missing / (1 << 20),
-                self.capacity,
-                switch.SLOTS,
+                "Readiness overlay: the KV cache is %.0f MiB smaller, to leave room for the "
+                "penalties of %d requests. Set %s=N for fewer.",
+                *(reserved / (1 << 20), self.capacity, switch.SLOTS),
             )
 
-    def add_request(self, request: "CachedRequestState") -> None:
-        """Give a slot to a request that joins the batch, if it wants one."""
-        if self._held is not None:
-            self._held = None
-            torch.cuda.empty_cache()
-        super().add_request(request)
+    def _release(self) -> None:
+        self.memory.release()
 
     def _wants(self, request: "CachedRequestState") -> bool:
         params = request.sampling_params
@@ -195,17 +188,8 @@ class Penalties(Slots):
             if slot is not None:
                 slot.index_add_(0, ids[row], counted[row].to(torch.int32))
 
-    def _say_no_room(self) -> None:
-        logger.warning_once(
-            "Readiness overlay: no room on the device for the penalties of every request "
-            "(%d bytes each, %d at most). While that is so, vLLM's own path serves them, which "
-            "waits on every step. Lower gpu_memory_utilization or max_num_seqs, or raise %s.",
-            *(4 * self.vocab_size, self.capacity, switch.SLOTS),
-        )
-
     def _count_history(self, row: int) -> torch.Tensor:
-        with self._own_memory():
-            slot = torch.zeros(self.vocab_size, dtype=torch.int32, device=self.device)
+        slot = self.memory.take()
         tokens = self.batch.token_ids_cpu[row]
         prompt_end = int(self.batch.num_prompt_tokens[row])
         output = self.batch.req_output_token_ids[row]
@@ -215,11 +199,6 @@ class Penalties(Slots):
         generated = self._upload(tokens[prompt_end : prompt_end + len(output)])
         _count(slot, prompt, generated)
         return slot
-
-    def _own_memory(self) -> AbstractContextManager[None]:
-        if self._pool is None:
-            return nullcontext()
-        return torch.cuda.use_mem_pool(self._pool)  # type: ignore[no-any-return]
 
     def _upload(self, tokens: "np.ndarray") -> torch.Tensor | None:
         """The tokens that the vocabulary holds, on the device as int64, or None."""
@@ -337,8 +316,3 @@ def _kernel_takes(logits: torch.Tensor) -> bool:
 
 def _by_request(drafts: "SpecDecodeMetadata") -> list[torch.Tensor]:
     return list(drafts.draft_token_ids.split(drafts.num_draft_tokens))
-
-
-def _has_device_memory(device: torch.device) -> bool:
-    """Whether there is device memory that torch.cuda knows of (CUDA and ROCm)."""
-    return bool(current_platform.is_cuda_alike()) and device.type == "cuda"

@@ -194,7 +194,8 @@ class Readbacks:
                 stream.wait_stream(current)
                 self._copy(kept, tensors, buffer)
             for source in kept:
-                source.record_stream(stream)
+                if source.device.type == self.device.type:
+                    source.record_stream(stream)
         return Readback(tensors, buffer.event)
 
     def reserve(self, layout: Layout) -> list[torch.Tensor] | None:
@@ -228,7 +229,7 @@ class Readbacks:
                 The current stream made them, and reads them before it reuses their memory.
 
         Returns:
-            Whether that is done; else the tensors are not of a readback.
+            True if started; False if the tensors are not of a readback.
         """
         buffer = self._buffers.get(tensors[0].data_ptr())
         if buffer is None:

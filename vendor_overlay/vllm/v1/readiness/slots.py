@@ -120,16 +120,14 @@ class Slots(ABC):
             torch.OutOfMemoryError: the device has no room for it.
         """
 
-    @abstractmethod
-    def _say_no_room(self) -> None:
-        """Log, once, that upstream's path serves for want of room on the device."""
-
     def add_request(self, request: "CachedRequestState") -> None:
         """Give a slot to a request that joins the batch, if it wants one."""
         kept: _Kept | None = vars(request).pop(self._attribute, None)
         if self._wants(request):
             slot = kept.slot if kept is not None and kept.is_of(request) else None
+            del kept
             self._slots[request.req_id] = slot
+            self._trim_kept()
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
         """Keep the slot of a request that leaves its row, as long as the runner knows it.
@@ -141,14 +139,25 @@ class Slots(ABC):
             return
         self._exhausted = False  # there may be room now
         slot = self._slots.pop(req_id)
-        if slot is None or self.serving or self.history.drafted:
-            return
-        batch = self.batch
-        length = (int(batch.num_prompt_tokens[row]), int(batch.num_tokens_no_spec[row]))
-        kept = _Kept(slot, request.sampling_params, length)
-        vars(request)[self._attribute] = self._kept[req_id] = kept
-        if len(self._slots) + len(self._kept) > self.capacity:
+        if slot is not None and not self.serving and not self.history.drafted:
+            batch = self.batch
+            length = (int(batch.num_prompt_tokens[row]), int(batch.num_tokens_no_spec[row]))
+            kept = _Kept(slot, request.sampling_params, length)
+            vars(request)[self._attribute] = self._kept[req_id] = kept
+            self._trim_kept()
+
+    def idle(self) -> None:
+        """No request is left in the batch: nothing runs that giving memory back would hold up."""
+        self._forget_rows()
+        self._release()
+
+    def _trim_kept(self) -> None:
+        """Give up kept slots, the oldest first, until no more than the capacity are held."""
+        while self._kept and len(self._slots) + len(self._kept) > self.capacity:
             self._kept.pop(next(iter(self._kept))).slot = None
+
+    def _release(self) -> None:  # noqa: B027  (a feature need not hold memory of its own)
+        """Give memory that no slot needs back to the device."""
 
     @property
     def _attribute(self) -> str:
@@ -180,8 +189,8 @@ class Slots(ABC):
         """
         if self.serving:
             logger.warning_once(
-                "Readiness overlay: the model runner samples by code of its own. The history of "
-                "its %s is counted anew on every step, and waited for.",
+                "Readiness overlay: this model runner replaces vLLM's sample_tokens. The history "
+                "of its %s is read again on every step, and the host waits for it.",
                 self.owner,
             )
             self.leave_step()
@@ -211,6 +220,8 @@ class Slots(ABC):
         """Leave a step to upstream, so that the slots miss what is sampled in it."""
         self._forget_rows()
         self._slots = dict.fromkeys(self._slots)
+        if self._exhausted:
+            self._release()
 
     def _look_up(self, metadata: "SamplingMetadata") -> None:
         """Find the slots of the batch's rows."""
@@ -236,7 +247,11 @@ class Slots(ABC):
             return True
         waiting = [req_id for req_id, slot in self._slots.items() if slot is None]
         if len(self._slots) > self.capacity:
-            self._say_no_room()
+            logger.warning_once(
+                "Readiness overlay: more than %d requests use %s (%s). Meanwhile vLLM's own path "
+                "serves them, which waits on every step.",
+                *(self.capacity, self.owner, switch.SLOTS),
+            )
             return False
         if self._exhausted:
             return False
@@ -257,6 +272,14 @@ class Slots(ABC):
             self._say_no_room()
             return False
         return True
+
+    def _say_no_room(self) -> None:
+        logger.warning_once(
+            "Readiness overlay: the device has no memory left for the %s of %d requests. Where "
+            "it has none, vLLM's own path serves them, which waits on every step. Lower "
+            "gpu_memory_utilization or max_num_seqs.",
+            *(self.owner, len(self._slots) or self.capacity),
+        )
 
     def _staged(self, values: "np.ndarray", dtype: torch.dtype) -> torch.Tensor:
         """[values] on the device, by way of memory that the host need not wait for."""

@@ -17,10 +17,12 @@ def start(runner: object) -> None:
 
     Raises:
         SwitchError: one of our variables holds a word that means nothing.
+        NumberError: one of them holds no number, or none that it may hold.
     """
     features = ", ".join(sorted(switch.enabled())) or "none"
     digest = identity.digest() or "unknown (not installed)"
     logger.info_once(
         "Readiness overlay %s, digest %s, features on: %s", __version__, digest, features
     )
+    switch.slots()
     sync_guard.install(runner)

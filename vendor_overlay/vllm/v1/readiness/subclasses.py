@@ -16,10 +16,11 @@ logger = init_logger(__name__)
 T = TypeVar("T")
 
 
-class Undeclared(Generic[T]):
-    """A class attribute that stands in where a subclass does not call the constructor.
+class OffUnlessBuilt(Generic[T]):
+    """A class attribute that takes the place of one that a constructor did not set.
 
-    The constructor sets the instance's attribute of the same name, which then goes first.
+    Where it is called, the constructor sets the instance's attribute of the same name, which
+    then goes first.
 
     Args:
         off: makes the attribute with everything off, given the instance.
@@ -33,7 +34,7 @@ class Undeclared(Generic[T]):
         self._owner = owner
         self._name = name
 
-    def __get__(self, instance: object, owner: type) -> "T | Undeclared[T]":
+    def __get__(self, instance: object, owner: type) -> "T | OffUnlessBuilt[T]":
         """Make the instance's attribute at its first access."""
         if instance is None:
             return self
@@ -45,16 +46,16 @@ class Undeclared(Generic[T]):
         return made
 
 
-def has_seams(instance: object, module: ModuleType) -> bool:
-    """Whether an instance's own class, and no class derived from it, calls one of our modules.
+def has_seam(instance: object, called: ModuleType | Callable[..., object]) -> bool:
+    """Whether an instance's own class, and no class derived from it, has a seam of ours.
 
     Args:
         instance: of any class.
-        module: of ours, which the file of upstream's class imports by its name.
+        called: what the seam calls, which the file of upstream's class imports by its name.
     """
     home = sys.modules.get(type(instance).__module__)
-    name = module.__name__.rpartition(".")[2]
-    return getattr(home, name, None) is module
+    name = called.__name__.rpartition(".")[2]
+    return getattr(home, name, None) is called
 
 
 def full_name(kind: type) -> str:

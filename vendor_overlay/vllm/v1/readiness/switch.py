@@ -126,7 +126,10 @@ def slots() -> int | None:
         return None
     if not (value.isascii() and value.isdigit()):
         raise NumberError(
-            SLOTS, value, "this is not a whole number. Give one from 0 on, or unset it for all."
+            SLOTS,
+            value,
+            "this is not a number of requests. Set a whole number, 0 or more, or unset "
+            "the variable to allow every request.",
         )
     return int(value)
 

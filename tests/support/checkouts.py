@@ -1,0 +1,43 @@
+"""Copies of this checkout, and make in them."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from overlay.pin import PACKAGE
+
+from support.sites import REPO
+
+
+def make(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run make in this checkout, or in -C, as if nothing were named or active."""
+    named = {"VENV", "SITE", "PYTHON", "VIRTUAL_ENV", "FORCE", "MAKEFLAGS", "MAKELEVEL"}
+    named |= {"CONDA_PREFIX", "PYTHON3", "WHEEL", "UV"}
+    env = {k: v for k, v in os.environ.items() if k not in named}
+    return subprocess.run(
+        ["make", "--no-print-directory", f"PYTHON3={sys.executable}", *arguments],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=env | environment,
+    )
+
+
+def checkout(root: Path) -> Path:
+    """What an archive holds, without vendored copies: no git, no pyproject.toml."""
+    root.mkdir(parents=True)
+    for name in ("Makefile", "VERSION_PIN", "patches", "scripts"):
+        copy = shutil.copytree if (REPO / name).is_dir() else shutil.copy
+        copy(REPO / name, root / name)
+    ours = f"vendor_overlay/{PACKAGE}"
+    shutil.copytree(REPO / ours, root / ours)
+    return root
+
+
+def library(folder: Path) -> Path:
+    """The site-packages directory of an environment."""
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    return folder / "lib" / version / "site-packages"

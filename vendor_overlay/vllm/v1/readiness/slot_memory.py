@@ -1,0 +1,134 @@
+"""Device memory for slots of one size.
+
+Slots lie in slabs, and on CUDA and ROCm slabs lie in a pool of their own: none is cut out of
+memory that activations come back to. A slot is free again when nothing refers to its tensor.
+
+A slab is made only where the device has room for it beside the activations that vLLM has
+planned for, which PyTorch need not hold at that moment.
+"""
+
+from contextlib import nullcontext
+from weakref import ref
+
+import torch
+from vllm.platforms import current_platform
+
+#: Bytes of a slab. PyTorch allocates what is larger than 10 MiB to within 2 MiB.
+_SLAB = 16 << 20
+
+
+class SlotMemory:
+    """Slots of ``length`` int32 values.
+
+    Args:
+        length: of a slot.
+        capacity: how many slots are in use at a time, at most.
+        device: where they lie.
+
+    Attributes:
+        nbytes: of a slot.
+        reserved: whether all slots have been allocated, for good.
+    """
+
+    def __init__(self, length: int, capacity: int, device: torch.device) -> None:
+        self.nbytes = 4 * length
+        self.reserved = False
+        self._length = length
+        self._capacity = capacity
+        self._device = device
+        self._on_device = current_platform.is_cuda_alike() and device.type == "cuda"
+        self._pool: torch.cuda.MemPool | None = None
+        self._free: list[torch.Tensor] = []
+        #: By address, so that each tells when its tensor is gone.
+        self._taken: dict[int, ref[torch.Tensor]] = {}
+        self._before = 0
+        self._activations: int | None = None
+
+    @property
+    def allocated(self) -> int:
+        """How many slots there is memory for."""
+        return len(self._free) + len(self._taken)
+
+    def begin_profile(self, utilization: float | None, beside: int) -> int:
+        """Allocate every slot now, if the device may have no room for them later.
+
+        Args:
+            utilization: the fraction of the device's memory that vLLM fills; None: the user
+                has set the size of the KV cache, from which nothing can be taken.
+            beside: bytes that vLLM may take outside that fraction.
+
+        Returns:
+            Bytes that were allocated.
+
+        Raises:
+            torch.OutOfMemoryError: the device has no room for them.
+        """
+        if not self._on_device or self.reserved:
+            return 0
+        self._before = torch.cuda.memory_allocated(self._device)
+        if utilization is None:
+            return 0
+        free, total = torch.cuda.mem_get_info(self._device)
+        left = free + torch.cuda.memory_reserved(self._device) - int(utilization * total)
+        needed = self.nbytes * self._capacity
+        if left >= needed + beside:
+            return 0
+        self._allocate(self._capacity)
+        self.reserved = True
+        return needed
+
+    def end_profile(self) -> None:
+        """Take note of how much memory activations need; only the first call counts."""
+        if self._on_device and self._activations is None:
+            self._activations = torch.cuda.max_memory_allocated(self._device) - self._before
+
+    def take(self) -> torch.Tensor:
+        """A slot of zeros.
+
+        Raises:
+            torch.OutOfMemoryError: the device has no room for it.
+        """
+        if not self._free:
+            self._grow()
+        row = self._free.pop()
+        slot = row.view_as(row)
+        # These two, and not self: what is released meanwhile is not given back.
+        taken, free, address = self._taken, self._free, row.data_ptr()
+
+        def give_back(_: object) -> None:
+            del taken[address]
+            free.append(row)
+
+        taken[address] = ref(slot, give_back)
+        return slot.zero_()
+
+    def release(self) -> None:
+        """Give the device back what is not reserved, if no slot is in use."""
+        if not (self._taken or self.reserved):
+            self._free = []
+            self._pool = None
+
+    def _grow(self) -> None:
+        """Allocate another slab."""
+        slots = max(1, min(_SLAB // self.nbytes, self._capacity - self.allocated))
+        if self._on_device:
+            cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(
+                self._device
+            )
+            planned = max(0, (self._activations or 0) - cached)
+            free, _ = torch.cuda.mem_get_info(self._device)
+            if free - planned < slots * self.nbytes:
+                raise torch.OutOfMemoryError(
+                    f"{slots} slots of {self.nbytes} bytes do not fit: {free} bytes are free, "
+                    f"{planned} of them planned for activations."
+                )
+        self._allocate(slots)
+
+    def _allocate(self, slots: int) -> None:
+        """Allocate a slab."""
+        if self._on_device and self._pool is None:
+            self._pool = torch.cuda.MemPool()
+        own = nullcontext() if self._pool is None else torch.cuda.use_mem_pool(self._pool)
+        with own:
+            slab = torch.empty((slots, self._length), dtype=torch.int32, device=self._device)
+        self._free.extend(slab)
