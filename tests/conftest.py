@@ -1,8 +1,11 @@
 """Makes ``vllm.v1.readiness`` importable from this checkout, without an installation."""
 
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -24,3 +27,19 @@ settings.register_profile(
     "busy", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("busy")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def programs_start_with_no_signal_ignored() -> Iterator[None]:
+    """Have what tests start react to signals, though this process was told to ignore them.
+
+    Under nohup, or in the background of a script, it goes on ignoring them: but by a
+    handler, which the programs that it starts do not inherit.
+    """
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+    ignored = [number for number in numbers if signal.getsignal(number) == signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, lambda *_: None)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)

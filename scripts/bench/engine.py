@@ -11,6 +11,11 @@ and keeps what was measured.
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until output.run: nothing is there to clean up
+
 import argparse
 import json
 import shutil
@@ -39,6 +44,7 @@ from bench.sides import (  # noqa: E402
     work_beside,
 )
 from bench.summary import Child  # noqa: E402
+from overlay import output  # noqa: E402
 from probe import records  # noqa: E402
 
 #: One process, so that the steps can be interfered with from outside; the sampler that
@@ -355,5 +361,6 @@ def child(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    raise SystemExit(child(given[1:]) if given[:1] == ["child"] else main(given))
+    if sys.argv[1:2] == ["child"]:
+        raise SystemExit(child(sys.argv[2:]))
+    raise SystemExit(output.run("bench", main))

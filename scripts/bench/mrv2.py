@@ -32,6 +32,7 @@ from bench import report  # noqa: E402
 from bench.machine import describe  # noqa: E402
 from bench.report import REFUSED  # noqa: E402
 from bench.sides import SIDES, Failure, by_turns  # noqa: E402
+from overlay import output  # noqa: E402
 
 GREEDY: Mapping[str, Any] = {"temperature": 0.0}
 RANDOM: Mapping[str, Any] = {"temperature": 1.0}
@@ -197,4 +198,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(output.run("bench", main))

@@ -29,6 +29,7 @@ import torch  # noqa: E402
 import vllm.v1  # noqa: E402
 from bench import report  # noqa: E402
 from bench.machine import describe  # noqa: E402
+from overlay import output  # noqa: E402
 
 #: The step that the cost is held against, in microseconds.
 STEP = 4000.0
@@ -182,4 +183,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(output.run("bench", main))

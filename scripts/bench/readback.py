@@ -34,6 +34,7 @@ if __name__ == "__main__":
 from bench import report  # noqa: E402
 from bench.machine import describe  # noqa: E402
 from bench.report import REFUSED  # noqa: E402
+from overlay import output  # noqa: E402
 
 KERNELS = ROOT / "vendor_overlay" / "vllm" / "v1" / "readiness" / "readback_kernels.py"
 
@@ -233,4 +234,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(output.run("bench", main))

@@ -29,6 +29,7 @@ if __name__ == "__main__":
 from bench import report  # noqa: E402
 from bench.report import Found  # noqa: E402
 from bench.sides import Failure  # noqa: E402
+from overlay import output  # noqa: E402
 
 README = ROOT / "README.md"
 RUNS = ROOT / "scripts" / "bench" / "runs"
@@ -241,4 +242,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(output.run("readme", main))

@@ -23,6 +23,7 @@ if __name__ == "__main__":
 
 from bench.machine import SCHEMA  # noqa: E402
 from bench.sides import Failure  # noqa: E402
+from overlay import output  # noqa: E402
 
 #: A run, a row, a case or a figure of it: what the JSON holds.
 Found = Mapping[str, Any]
@@ -358,4 +359,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(output.run("report", main))

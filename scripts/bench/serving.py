@@ -11,13 +11,17 @@ whatever ends the run leaves what was measured.
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until output.run: nothing is there to clean up
+
 import argparse
 import contextlib
 import json
 import os
 import shlex
 import shutil
-import signal
 import socket
 import statistics
 import subprocess
@@ -50,6 +54,7 @@ from bench.sides import (  # noqa: E402
     work_beside,
 )
 from demo import model  # noqa: E402
+from overlay import output  # noqa: E402
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -935,4 +940,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(output.run("bench", main))

@@ -18,8 +18,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from overlay import cli
 from overlay.errors import OverlayError
-from overlay.installation import locate
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDES = ("stock", "overlaid")
@@ -136,14 +136,14 @@ class Sides:
 
 
 def target(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Find the installation that --venv, --site and --python name, and where results go.
+    """Find the installation that is named, or active, and where results go.
 
     Args:
         parser: ends the program if there is none.
         args: its ``site``, ``python`` and ``out`` are set.
     """
     try:
-        found = locate(args.venv, args.site, args.python)
+        found = cli.installation(args)
     except OverlayError as error:
         parser.error(str(error))
     args.site = found.site

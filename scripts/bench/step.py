@@ -38,6 +38,7 @@ from bench import report, thinking  # noqa: E402
 from bench.machine import describe  # noqa: E402
 from bench.report import REFUSED  # noqa: E402
 from bench.sides import SIDES, Failure, by_turns  # noqa: E402
+from overlay import output  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -381,4 +382,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(output.run("bench", main))

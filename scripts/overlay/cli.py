@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import sys
@@ -11,12 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay import commands
+from overlay import commands, output
 from overlay.commands import Options, Outcome
 from overlay.errors import MEANING, Exit, OverlayError, denied
 from overlay.installation import Installation, locate
 from overlay.source import Overlay
-from overlay.state import State
+from overlay.state import Inspection, State, refusal
 
 # The author's commands are imported where they run: an entrypoint does not wait for them.
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 _TARGET = """\
 target (one of):
-  --venv DIR      a virtual environment; the active one if nothing is named
+  --venv DIR      a virtual or conda environment; the active one if nothing is named
   --site DIR      a site-packages, dist-packages or --target directory
   --python EXE    the vLLM that this interpreter would import;
                   with --site, the interpreter that runs that directory
@@ -43,9 +42,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code, one of :class:`~overlay.errors.Exit`.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # A path need not be valid text.
-            stream.reconfigure(errors="surrogateescape")
     args = _parser().parse_args(argv)
     try:
         run: Callable[[argparse.Namespace], int] = args.run
@@ -55,10 +51,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"overlay {args.command}: interrupted; `status` says where", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader of our output (a pager, `head`) has seen enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.DONE
     except OSError as error:
         return _fail(args, denied(error, "the run stopped there"))
 
@@ -109,8 +101,10 @@ def _parser() -> argparse.ArgumentParser:
             metavar="SECONDS",
             help="how long to wait for another run (default: %(default)g)",
         )
-    command("status", _status, "say what state every file is in")
-    command("verify", _verify, "say by the exit code alone whether the overlay is whole")
+        sub.add_argument("--verbose", action="store_true", help="name every file")
+    sub = command("status", _status, "say what state the installation is in")
+    sub.add_argument("--verbose", action="store_true", help="name every file")
+    command("verify", _verify, "say nothing if the overlay is whole, or what is wrong in one line")
     sub = command("diff", _diff, "show what the overlay changes in upstream's files")
     lines = sub.add_mutually_exclusive_group()
     lines.add_argument("--context", type=_count, default=12, help="lines around each change")
@@ -141,11 +135,47 @@ def _count(text: str) -> int:
 
 
 def installation(args: argparse.Namespace) -> Installation:
-    """The installation that the arguments name, or the active virtual environment's."""
-    venv = args.venv
-    if args.venv is None and args.site is None and args.python is None:
-        venv = os.environ.get("VIRTUAL_ENV") or None
-    return locate(venv, args.site, args.python)
+    """The installation that the arguments name, or the active environment's.
+
+    Args:
+        args: gets ``named_by``, the variable that named it, or None.
+
+    Raises:
+        OverlayError: as for :func:`~overlay.installation.locate`.
+    """
+    args.named_by = None
+    if not args.venv is args.site is args.python is None:
+        return locate(args.venv, args.site, args.python)
+    args.named_by, prefix, passed_over = _active()
+    try:
+        return locate(prefix)
+    except OverlayError as error:
+        if passed_over:
+            error.reason += f"; {passed_over}"
+        if args.named_by:
+            error.named_by = args.named_by
+            error.next_step += f"; or unset {args.named_by}"
+        raise
+
+
+def _active() -> tuple[str | None, str | None, str | None]:
+    """The active environment: its variable, its directory, and why conda's is not it."""
+    venv, conda = os.environ.get("VIRTUAL_ENV"), os.environ.get("CONDA_PREFIX")
+    base = os.environ.get("CONDA_DEFAULT_ENV") == "base"
+    if not conda or (venv and (base or conda == venv)):
+        return ("VIRTUAL_ENV", venv, None) if venv else (None, None, None)
+    if venv:
+        return "VIRTUAL_ENV", venv, f"VIRTUAL_ENV goes before CONDA_PREFIX={conda}"
+    if base:
+        return None, None, f"conda's base environment ({conda}) is only changed if it is named"
+    if not Path(conda, "bin", "python").exists():
+        return None, None, f"CONDA_PREFIX={conda} holds no Python"
+    return "CONDA_PREFIX", conda, None
+
+
+def _say(text: str) -> None:
+    """Print one line of a report."""
+    print(output.escaped(text))
 
 
 def _apply(args: argparse.Namespace) -> int:
@@ -166,51 +196,70 @@ def _change(
     if args.json:
         _print_json(args, outcome, Exit.DONE)
         return Exit.DONE
-    _head(outcome)
-    for path in outcome.changed:
-        print(f"  {path}")
-    for note in outcome.notes:
-        print(f"note: {note}")
+    found = outcome.inspection
+    _head(found)
     if outcome.changed:
         verb = f"would be {done}" if args.dry_run else done
-        print(f"{len(outcome.changed)} files {verb}, digest {outcome.inspection.digest[:12]}")
+        _say(f"{len(outcome.changed)} files {verb}, digest {found.digest[:12]}")
+    for note in outcome.notes:
+        _say(f"note: {note}")
+    for path in outcome.changed if args.verbose else []:
+        _say(f"  {path}")
     return Exit.DONE
 
 
 def _status(args: argparse.Namespace) -> int:
     outcome = commands.status(installation(args), Overlay.load(ROOT))
-    code = commands.verdict(outcome.inspection, want_overlaid=False)
-    if args.json:
-        _print_json(args, outcome, code)
-        return code
     found = outcome.inspection
-    _head(outcome)
-    for file in found.files:
-        print(f"  {file.state.value:<9} {file.path}")
-        if file.state is State.FOREIGN:
-            print(f"            found {file.found}")
-    if found.record:
-        print(f"  {found.record.value:<9} RECORD")
-    for what, paths in (("left over", found.leftovers), ("stale", found.stale)):
+    problem = commands.problem(found, want_overlaid=False)
+    code = problem.code if problem else Exit.DONE
+    if args.json:
+        _print_json(args, outcome, code, problem)
+        return code
+    _head(found)
+    _say(f"overlay {found.overlay.pin.overlay}, digest {found.digest}")
+    seen = found.other or found
+    states = [file.state for file in seen.files]
+    counts = {state: states.count(state) for state in State if state in states}
+    _say(f"{len(states)} files: " + ", ".join(f"{n} {s.value}" for s, n in counts.items()))
+    usual = max((State.PRISTINE, State.OVERLAID), key=states.count)
+    for file in seen.files:
+        if args.verbose or file.state is not usual:
+            _say(f"  {file.state.value:<9} {file.path}")
+        if file.state in (State.FOREIGN, State.MISSING):
+            error = refusal(found, [file])
+            for name, text in (("expected", error.expected), ("found", error.found)):
+                if text:
+                    _say(f"            {name:<9} {text}")
+            _say(f"            {'next':<9} {error.next_step}")
+    if seen.record and (args.verbose or seen.record is not usual):
+        _say(f"  {seen.record.value:<9} RECORD")
+    for what, paths in (("left over", seen.leftovers), ("stale", seen.stale)):
         for path in paths:
-            print(f"  {what:<9} {path}")
-    for note in outcome.notes:
-        print(f"note: {note}")
-    if found.state is State.PARTIAL:
-        print("next: `apply` carries on, `revert` undoes")
-    print(f"overlay {found.overlay.pin.overlay}, digest {found.digest}")
+            _say(f"  {what:<9} {path}")
+    if problem and seen.state is not State.FOREIGN:
+        _say(f"next: {problem.next_step}")
     return code
 
 
 def _verify(args: argparse.Namespace) -> int:
+    problem: OverlayError | None
     try:
         outcome = commands.status(installation(args), Overlay.load(ROOT))
-        code = commands.verdict(outcome.inspection, want_overlaid=True)
+        problem = commands.problem(outcome.inspection, want_overlaid=True)
     except OverlayError as error:
-        return _fail(args, error) if args.json else error.code
-    if args.json:
-        _print_json(args, outcome, code)
-    return code
+        problem = error
+        if args.json:
+            _fail(args, error)
+    else:
+        if args.json:
+            _print_json(args, outcome, problem.code if problem else Exit.DONE, problem)
+    if problem is None:
+        return Exit.DONE
+    problem.named_by = getattr(args, "named_by", None)
+    # Where this fails in a container, the line may be all of its log.
+    print(f"overlay verify: {problem.line}", file=sys.stderr)
+    return problem.code
 
 
 def _diff(args: argparse.Namespace) -> int:
@@ -219,8 +268,13 @@ def _diff(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"command": "diff", "diff": "".join(lines)}))
     else:
-        sys.stdout.writelines(lines)
-    return Exit.DONE
+        # The bytes of the files, whatever the encoding of the terminal is.
+        sys.stdout.flush()
+        for line in lines:
+            sys.stdout.buffer.write(line.encode(errors="surrogateescape"))
+        sys.stdout.buffer.flush()
+    # What was not shown was not done: showing is all that this is for.
+    return Exit.DENIED if output.lost() else Exit.DONE
 
 
 def _vendor(args: argparse.Namespace) -> int:
@@ -262,19 +316,24 @@ def _wrote(args: argparse.Namespace, files: Sequence[str]) -> int:
         print(json.dumps({"command": args.command, "dry_run": args.dry_run, "files": list(files)}))
         return Exit.DONE
     for file in files:
-        print(f"{'would write' if args.dry_run else 'wrote'} {file}")
+        _say(f"{'would write' if args.dry_run else 'wrote'} {file}")
     if not files:
-        print("nothing to do: everything is as it should be")
+        _say("nothing to do: everything is as it should be")
     return Exit.DONE
 
 
-def _head(outcome: Outcome) -> None:
-    found = outcome.inspection
+def _head(found: Inspection) -> None:
     installation = found.installation
-    print(f"{installation.site}: {installation.title}, {found.state.value}")
+    state = found.state.value
+    if found.other:
+        version = found.older or found.other.overlay.pin.overlay
+        state = f"{found.other.state.value} by overlay {version}"
+    _say(f"{installation.site}: {installation.title}, {state}")
 
 
-def _print_json(args: argparse.Namespace, outcome: Outcome, code: Exit) -> None:
+def _print_json(
+    args: argparse.Namespace, outcome: Outcome, code: Exit, problem: OverlayError | None = None
+) -> None:
     found = outcome.inspection
     installation = found.installation
     report = {
@@ -298,11 +357,13 @@ def _print_json(args: argparse.Namespace, outcome: Outcome, code: Exit) -> None:
         "stale": found.stale,
         "changed": outcome.changed,
         "notes": outcome.notes,
+        "error": problem and problem.to_json(),
     }
     print(json.dumps(report))
 
 
 def _fail(args: argparse.Namespace, error: OverlayError) -> int:
+    error.named_by = getattr(args, "named_by", None)
     if args.json:
         report = {"command": args.command, "code": int(error.code), "error": error.to_json()}
         if error.code is Exit.ABSENT:

@@ -66,7 +66,7 @@ def apply(installation: Installation, overlay: Overlay, options: Options) -> Out
     with exclusive(installation.site, options.wait) as lock:
         found = inspect(installation, overlay)
         notes = []
-        if older := _other_version(found):
+        if older := found.other:
             version = older.overlay.pin.overlay
             notes.append(f"replaces version {version} of the overlay")
             theirs = {file.path for file in older.files}
@@ -126,7 +126,7 @@ def revert(installation: Installation, overlay: Overlay, options: Options) -> Ou
     with exclusive(installation.site, options.wait) as lock:
         found = inspect(installation, overlay)
         notes = []
-        if older := _other_version(found):
+        if older := found.other:
             notes.append(f"takes off version {older.overlay.pin.overlay} of the overlay")
         else:
             refuse_foreign(found)
@@ -144,28 +144,24 @@ def revert(installation: Installation, overlay: Overlay, options: Options) -> Ou
 
 def status(installation: Installation, overlay: Overlay) -> Outcome:
     """Look, and write nothing."""
-    found = inspect(installation, overlay)
-    notes = []
-    if older := _other_version(found):
-        version = older.overlay.pin.overlay
-        notes.append(
-            f"version {version} of the overlay is laid over it ({older.state.value}); "
-            "`apply` replaces it with this one, `revert` takes it off"
-        )
-    return Outcome(found, notes=notes)
+    return Outcome(inspect(installation, overlay))
 
 
-def verdict(found: Inspection, want_overlaid: bool) -> Exit:
-    """The exit code that a state comes to, for ``status`` and ``verify``."""
+def problem(found: Inspection, want_overlaid: bool) -> OverlayError | None:
+    """What is wrong with an installation, for ``status`` and ``verify``; None if nothing is."""
     try:
         refuse_foreign(found)
     except OverlayError as error:
-        return error.code
+        return error
     if found.state is State.PARTIAL:
-        return Exit.PARTIAL
-    if found.state is State.PRISTINE and want_overlaid:
-        return Exit.PRISTINE
-    return Exit.DONE
+        code, reason = Exit.PARTIAL, "a run was cut off"
+        next_step = "`apply` carries on, `revert` undoes"
+    elif found.state is State.PRISTINE and want_overlaid:
+        code, reason, next_step = Exit.PRISTINE, "nothing is laid over it", "run `apply`"
+    else:
+        return None
+    reason = f"{found.installation.title} is {found.state.value}: {reason}"
+    return OverlayError(code, reason, subject=found.installation.site, next_step=next_step)
 
 
 def diff(
@@ -201,22 +197,6 @@ def _lines(data: bytes) -> list[str]:
 def _permit(installation: Installation, options: Options) -> None:
     if not options.force:
         refuse_serving(installation)
-
-
-def _other_version(found: Inspection) -> Inspection | None:
-    """The installation seen with the overlay that it was overlaid with, if another."""
-    if found.state is not State.FOREIGN:
-        return None
-    try:
-        other = Overlay.installed(found.installation.site)
-        seen = inspect(found.installation, other) if other else None
-    except OverlayError:
-        return None  # What lies there is damaged; it stays foreign.
-    if other is None or seen is None or other.pin_bytes == found.overlay.pin_bytes:
-        return None
-    ours = found.overlay.pin.upstream
-    agree = all(ours.get(path, digest) == digest for path, digest in other.pin.upstream.items())
-    return seen if agree and seen.state in (State.OVERLAID, State.PARTIAL) else None
 
 
 def _apply(found: Inspection, lock: int) -> None:

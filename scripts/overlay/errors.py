@@ -6,6 +6,8 @@ import enum
 import errno
 import os
 
+from overlay.output import escaped
+
 
 class Exit(enum.IntEnum):
     """The exit codes of every command. README.md shows the same table."""
@@ -28,7 +30,7 @@ MEANING = {
     Exit.USAGE: "usage: an argument is wrong, or no target was named",
     Exit.ABSENT: "no vLLM there, or none that can be overlaid (editable, source, two of them)",
     Exit.RELEASE: "a vLLM of another release",
-    Exit.FOREIGN: "a file that is neither upstream's nor ours",
+    Exit.FOREIGN: "a file that is neither upstream's nor this version's of ours",
     Exit.PARTIAL: "partial: a run was cut off; apply or revert completes it",
     Exit.BUSY: "busy: another run holds the lock, or a process is serving from there",
     Exit.DENIED: "not permitted, read-only, or no space",
@@ -46,6 +48,7 @@ class OverlayError(Exception):
         expected: what would have been accepted, if that can be said.
         found: what is there instead, if that can be said.
         next_step: what a person can do now.
+        named_by: the environment's variable that named the target, if one did.
     """
 
     def __init__(
@@ -64,12 +67,27 @@ class OverlayError(Exception):
         self.expected = expected
         self.found = found
         self.next_step = next_step
+        self.named_by: str | None = None
         super().__init__(str(self))
 
     def __str__(self) -> str:
+        rows = [
+            ("expected", self.expected),
+            ("found", self.found),
+            ("named by", self.named_by),
+            ("next", self.next_step),
+        ]
+        # What another program said, and a reason may quote, can have several lines.
+        reason = "\n  | ".join(map(escaped, self.reason.split("\n")))
+        head = reason if self.subject is None else f"{escaped(self.subject)}: {reason}"
+        return "\n".join([head] + [f"  {name:<9} {escaped(text)}" for name, text in rows if text])
+
+    @property
+    def line(self) -> str:
+        """What is wrong and what to do, on one line."""
         head = self.reason if self.subject is None else f"{self.subject}: {self.reason}"
-        rows = [("expected", self.expected), ("found", self.found), ("next", self.next_step)]
-        return "\n".join([head] + [f"  {name:<9} {text}" for name, text in rows if text])
+        named = f" (named by {self.named_by})" if self.named_by else ""
+        return escaped(f"{head}{named}; next: {self.next_step}")
 
     def to_json(self) -> dict[str, object]:
         """The error as plain values, for ``--json``."""
@@ -80,6 +98,7 @@ class OverlayError(Exception):
             "subject": self.subject,
             "expected": self.expected,
             "found": self.found,
+            "named_by": self.named_by,
             "next": self.next_step,
         }
 

@@ -6,17 +6,20 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from overlay.errors import damaged
 
 NAME = "VERSION_PIN"
 
+#: What earlier versions were; part of the tool, not of the overlay that it lays.
+RELEASES = Path(__file__).with_name("RELEASES")
+
 #: Every file that we add to an installation lies under this directory.
 PACKAGE = "vllm/v1/readiness"
 
-_ENTRY = re.compile(r"(?P<sha256>[0-9a-f]{64})  (?P<path>\S+)")
-_FACT = re.compile(r"(?P<key>[a-z]+) = (?P<value>\S+)")
+_ENTRY = re.compile(r"(?P<sha256>[0-9a-f]{64})  (?P<path>\S+)", re.ASCII)
+_FACT = re.compile(r"(?P<key>[a-z]+) = (?P<value>[\w.+-]+)")
 _SECTIONS = ("release", "archives", "upstream", "result")
 
 _PREAMBLE = """\
@@ -123,6 +126,43 @@ def loads(text: str, origin: str = NAME) -> Pin:
     if missing := {"vllm", "overlay"} - set(facts):
         raise damaged(f"[release] does not say {', '.join(sorted(missing))}", origin)
     return _consistent(Pin(facts["vllm"], facts["overlay"], **tables), origin)
+
+
+@dataclass(frozen=True)
+class Releases:
+    """What RELEASES says of all versions of the overlay.
+
+    Attributes:
+        upstream: pairs of a path that some version changes and the SHA-256 of
+            upstream's bytes there.
+        versions: SHA-256 of a VERSION_PIN to the version that it is of.
+    """
+
+    upstream: frozenset[tuple[str, str]]
+    versions: Mapping[str, str]
+
+
+def releases() -> Releases:
+    """Read RELEASES.
+
+    Raises:
+        OverlayError: it cannot be read, or a line is not of the format.
+    """
+    tables: dict[str, list[tuple[str, str]]] = {"[upstream]": [], "[pins]": []}
+    section = ""
+    try:
+        lines = RELEASES.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise damaged(f"cannot be read ({error})", RELEASES) from None
+    for number, line in enumerate(lines, 1):
+        if line in tables:
+            section = line
+        elif section and (entry := _ENTRY.fullmatch(line)):
+            tables[section].append((entry["path"], entry["sha256"]))
+        elif line and not line.startswith("#"):
+            raise damaged(f"not a line of the format: {line!r}", f"{RELEASES}, line {number}")
+    versions = {digest: version for version, digest in tables["[pins]"]}
+    return Releases(frozenset(tables["[upstream]"]), versions)
 
 
 def _consistent(pin: Pin, origin: str) -> Pin:

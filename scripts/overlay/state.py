@@ -5,11 +5,13 @@ from __future__ import annotations
 import enum
 import os
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from overlay import bytecode, record
+from overlay import pin as pins
 from overlay.errors import Exit, OverlayError, denied
 from overlay.files import STAGED
 from overlay.installation import Installation
@@ -88,6 +90,40 @@ class Inspection:
         """
         lines = (f"{file.sha256 or '-'}  {file.path}\n" for file in self.files)
         return sha256("".join(lines).encode())
+
+    @cached_property
+    def other(self) -> Inspection | None:
+        """The installation seen with the version of the overlay that it keeps a record of.
+
+        None if that is this version, or if the record cannot be believed. The record
+        may have been prepared by anyone. So it may only name files that some version
+        of ours changes, with upstream's checksums as we know them, and everything else
+        it names lies in our own directory.
+        """
+        if self.state is not State.FOREIGN:
+            return None
+        pin = self.overlay.pin
+        try:
+            overlay = Overlay.installed(self.installation.site)
+            if overlay is None or overlay.pin_bytes == self.overlay.pin_bytes:
+                return None
+            known = {*pin.upstream.items()}
+            known |= {(p, d) for p, d in pins.releases().upstream if p not in pin.upstream}
+            if not known.issuperset(overlay.pin.upstream.items()):
+                return None
+            seen = inspect(self.installation, overlay)
+        except OverlayError:
+            return None  # What lies there is damaged; it stays foreign.
+        return seen if seen.state in (State.OVERLAID, State.PARTIAL) else None
+
+    @property
+    def older(self) -> str | None:
+        """Another version of the overlay that lies here whole: every file is as it put it."""
+        if self.other is None or self.other.state is not State.OVERLAID:
+            return None
+        overlay = self.other.overlay
+        released = pins.releases().versions.get(sha256(overlay.pin_bytes))
+        return released or f"{overlay.pin.overlay} (unreleased)"
 
     def pristine(self, path: str) -> bytes:
         """A target's pristine bytes, whichever lie there."""
@@ -252,15 +288,18 @@ def refuse_foreign(found: Inspection) -> None:
     Raises:
         OverlayError: naming the first such file, and how many more there are.
     """
-    strange = [f for f in found.files if f.state in (State.FOREIGN, State.MISSING)]
-    if not strange:
-        return
+    if strange := [f for f in found.files if f.state in (State.FOREIGN, State.MISSING)]:
+        raise refusal(found, strange)
+
+
+def refusal(found: Inspection, strange: Sequence[FileState]) -> OverlayError:
+    """What is wrong with the first of some files that are not known, and what to do."""
     pin, installation = found.overlay.pin, found.installation
     file = strange[0]
     more = f" (and {len(strange) - 1} more)" if len(strange) > 1 else ""
     title = f"{installation.title} in {installation.site}"
     if installation.release != pin.release and any(f.path in pin.upstream for f in strange):
-        raise OverlayError(
+        return OverlayError(
             Exit.RELEASE,
             f"is not the file of vLLM {pin.release}{more}; this is {title}",
             subject=installation.site / file.path,
@@ -268,8 +307,16 @@ def refuse_foreign(found: Inspection) -> None:
             found=file.found,
             next_step=f"install vLLM {pin.release}, or take the overlay that is for this release",
         )
+    if found.other and file.path in {f.path for f in found.other.files}:
+        version = found.older or f"{found.other.overlay.pin.overlay} (partial)"
+        return OverlayError(
+            Exit.FOREIGN,
+            f"is overlaid by overlay {version}; this is {pin.overlay}",
+            subject=installation.site,
+            next_step="`apply` replaces it with this one, `revert` takes it off",
+        )
     target = file.path in pin.upstream
-    raise OverlayError(
+    return OverlayError(
         Exit.FOREIGN,
         ("is neither upstream's nor the overlay's" if target else "is not a file of the overlay")
         + more,

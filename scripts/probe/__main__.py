@@ -10,6 +10,11 @@ Standard library only; vLLM need not be there.
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until output.run: nothing is there to clean up
+
 import argparse
 import json
 import sys
@@ -18,6 +23,9 @@ from pathlib import Path
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from overlay import output
+from overlay.output import escaped
 
 from probe import records, table, trace
 
@@ -35,10 +43,10 @@ def main(argv: Sequence[str]) -> int:
             made = {"traceEvents": list(trace.events(processes)), "displayTimeUnit": "ms"}
             args.trace.write_text(json.dumps(made))
     except (records.ProbeError, OSError) as error:
-        print(f"probe: {error}", file=sys.stderr)
+        print(escaped(f"probe: {error}"), file=sys.stderr)
         return 1
     for sentence in left_out:
-        print(f"probe: {sentence}, and left out", file=sys.stderr)
+        print(escaped(f"probe: {sentence}, and left out"), file=sys.stderr)
     if records.several_hosts(processes):
         print(
             "probe: these processes ran on several hosts. Between hosts, times are compared by "
@@ -54,9 +62,10 @@ def main(argv: Sequence[str]) -> int:
     else:
         print(table.text(processes), end="")
         if args.trace:
-            print(f"{args.trace}: open it at https://ui.perfetto.dev")
-    return 0
+            print(escaped(f"{args.trace}: open it at https://ui.perfetto.dev"))
+    # Without a trace, the table is all that this is for.
+    return 1 if output.lost() and not args.trace else 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(output.run("probe", main))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from overlay.output import escaped
+
 from probe.records import OUTSIDE, PARTS, Process, percentile
 
 PERCENTS = (50, 90, 99, 100)
@@ -94,4 +96,4 @@ def text(processes: Iterable[Process]) -> str:
             cells = "".join(f"{value:>11}" for value in shown)
             lines.append(f"  {row.name:{width}}{cells}".rstrip())
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join(map(escaped, lines))

@@ -10,9 +10,13 @@ scripts/overlay for a refusal.
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until output.run: nothing is there to clean up
+
 import argparse
 import json
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,9 +27,10 @@ if not __package__:
     # Run as a directory: put its parent on the path so that it is a package.
     sys.path[0] = str(ROOT / "scripts")
 
-from overlay import author, cli  # noqa: E402
+from overlay import author, cli, output  # noqa: E402
 from overlay.author import Upstream  # noqa: E402
 from overlay.errors import Exit, OverlayError  # noqa: E402
+from overlay.output import escaped  # noqa: E402
 from overlay.source import Overlay  # noqa: E402
 
 from review import review, wheels  # noqa: E402
@@ -110,12 +115,12 @@ def _rebase(args: argparse.Namespace) -> int:
         wanted.version,
         {wanted.wheel: wanted.sha256},
     )
-    print(f"build/edit is laid out on vLLM {wanted.version}")
+    print(escaped(f"build/edit is laid out on vLLM {wanted.version}"))
     if not conflicts:
         print("next: look at it, and `make refresh`")
         return review.CODES[review.CLEAN]
     for path in conflicts:
-        print(f"  conflict  {path}")
+        print(escaped(f"  conflict  {path}"))
     print("next: in build/edit settle it, `git add` it and `git rebase --continue` until git is")
     print("      done (`git rebase --skip` drops a patch), then `make refresh` here")
     return review.CODES[review.CONFLICT]
@@ -141,18 +146,18 @@ def _say(args: argparse.Namespace, found: Mapping[str, Any], folder: Path) -> No
         return
     version = found["release"]["version"]
     if not found["own"]:
-        print(f"vLLM {version}: {found['verdict']}")
+        print(escaped(f"vLLM {version}: {found['verdict']}"))
         for patch in found["patches"]:
-            print(
-                f"  {patch['verdict']:<9} {patch['name'][:4]} {patch['title']}: {patch['because']}"
-            )
+            line = f"{patch['verdict']:<9} {patch['name'][:4]} {patch['title']}: {patch['because']}"
+            print(escaped(f"  {line}"))
         for warning in found["warnings"]:
-            print(f"warning: {warning}")
+            print(escaped(f"warning: {warning}"))
         fates = [name["fate"] for name in found["names"]]
         counted = {fate: fates.count(fate) for fate in dict.fromkeys(fates)}
         print("names relied on: " + ", ".join(f"{n} {fate}" for fate, n in counted.items()))
-    print(f"page: {folder / (review.OWN if found['own'] else version) / review.PAGE}")
+    page = folder / (review.OWN if found["own"] else version) / review.PAGE
+    print(escaped(f"page: {page}"))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(output.run("review", main))

@@ -200,6 +200,16 @@ def test_what_cannot_be_measured_is_refused_at_once(
     assert not (tmp_path / "out").exists()
 
 
+def test_the_active_environment_is_measured_if_nothing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / "pyvenv.cfg").write_text("")
+    sites.small(tmp_path / "venv" / "lib" / "python3.12" / "site-packages")
+    env = {**os.environ, "VIRTUAL_ENV": str(tmp_path / "venv")}
+    command = [sys.executable, str(PROGRAM), "--out", str(tmp_path / "out"), "--rounds", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert "--rounds is at least 1" in done.stderr
+
+
 def test_results_cannot_go_into_a_file(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
     _, error = start(sites.small(tmp_path / "site"), tmp_path / "out").communicate(timeout=60)

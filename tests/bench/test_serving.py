@@ -750,15 +750,7 @@ def stopped(
     work.mkdir()
     argv = [place, work, "--site", UPSTREAM, "--out", out]
     with subprocess.Popen(
-        [
-            "env",
-            "--default-signal=HUP,INT",
-            *before,
-            sys.executable,
-            "-c",
-            STAND_IN,
-            *map(str, argv),
-        ],
+        [*before, sys.executable, "-c", STAND_IN, *map(str, argv)],
         env={**os.environ, "PYTHONPATH": str(REPO / "scripts")},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -315,7 +315,7 @@ def test_the_archive_is_the_same_from_the_same_commit(
     assert archives[0][0] == f"vllm-readiness-overlay-{OVERLAY.pin.overlay}.tar"
     with tarfile.open(fileobj=io.BytesIO(archives[0][1])) as tar:
         names = [member.name.partition("/")[2] for member in tar]
-    assert "scripts/overlay/__main__.py" in names
+    assert {"scripts/overlay/__main__.py", "scripts/overlay/RELEASES"} < set(names)
     assert set(OVERLAY.targets) < {name.removeprefix("vendor_overlay/") for name in names}
     assert not [name for name in names if name.startswith(("tests", "patches/untracked"))]
 

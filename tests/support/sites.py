@@ -16,6 +16,9 @@ OVERLAY = Overlay.load(REPO)
 UPSTREAM = Path(vllm.__file__).parents[1]
 INFO = next(UPSTREAM.glob("vllm*-0.22.0.dist-info")).name
 
+#: What a shell may hold, and the tool reads.
+AMBIENT = ("VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "PYTHONPATH", "FORCE")
+
 #: Beside the files that are overlaid: what finding an installation looks at.
 _NEEDED = ("vllm/__init__.py", "vllm/_version.py", "vllm/v1/__init__.py")
 
@@ -81,7 +84,7 @@ def snapshot(root: Path, bytecode: bool = False) -> Snapshot:
 def run(*arguments: Any, root: Path = REPO, **options: Any) -> "subprocess.CompletedProcess[str]":
     """The tool, as a person runs it."""
     command = [options.pop("python", sys.executable), str(root / "scripts" / "overlay")]
-    env = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PYTHONPATH", "FORCE")}
+    env = {k: v for k, v in os.environ.items() if k not in AMBIENT}
     env |= options.pop("env", {})
     return subprocess.run(
         [*command, *map(str, arguments)],

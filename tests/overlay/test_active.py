@@ -1,0 +1,120 @@
+"""Which environment is meant where nobody names one, and that people are told so."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from overlay.errors import Exit
+from support import sites
+from support.sites import run, snapshot
+
+VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def conda(prefix: Path) -> Path:
+    """A Python prefix of its own, without a pyvenv.cfg, as conda makes them; its site-packages."""
+    library = prefix / "lib" / VERSION
+    library.mkdir(parents=True)
+    (prefix / "bin").mkdir()
+    shutil.copy(os.path.realpath(sys.executable), prefix / "bin" / "python")
+    for name in Path(sysconfig.get_path("stdlib")).iterdir():
+        if name.name not in ("site-packages", "dist-packages"):
+            (library / name.name).symlink_to(name)
+    for shared in Path(sys.base_prefix, "lib").glob("libpython*"):
+        (prefix / "lib" / shared.name).symlink_to(shared)
+    (prefix / "lib" / "python3.1").symlink_to(VERSION)  # as conda-forge has it
+    site = library / "site-packages"
+    site.mkdir()
+    asked = [str(prefix / "bin" / "python"), "-c", "import sys; print(sys.prefix, sys.path[-1])"]
+    answer = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+    assert answer == [str(prefix), str(site)]
+    return site
+
+
+def active(**prefixes: object) -> dict[str, str]:
+    """The variables of active environments; conda's one is not the base."""
+    names = {"CONDA_DEFAULT_ENV": "mine"} if "CONDA_PREFIX" in prefixes else {}
+    return names | {name: str(prefix) for name, prefix in prefixes.items()}
+
+
+def test_an_active_conda_environment_is_the_target(tmp_path: Path) -> None:
+    site = sites.small(conda(tmp_path / "conda"))
+    before = snapshot(site)
+    environment = active(CONDA_PREFIX=tmp_path / "conda")
+    applied = run("apply", "--json", env=environment)
+    assert applied.returncode == Exit.DONE, applied.stdout
+    assert json.loads(applied.stdout)["site"] == str(site)
+    assert json.loads(applied.stdout)["interpreter"] == str(tmp_path / "conda" / "bin" / "python")
+    assert run("verify", "--venv", tmp_path / "conda").returncode == Exit.DONE
+    assert run("revert", env=environment).returncode == Exit.DONE
+    assert snapshot(site) == before
+
+
+def test_conda_s_base_environment_is_passed_over_with_a_word(tmp_path: Path) -> None:
+    site = sites.small(conda(tmp_path / "conda"))
+    before = snapshot(site)
+    environment = active(CONDA_PREFIX=tmp_path / "conda", CONDA_DEFAULT_ENV="base")
+    refused = run("apply", env=environment)
+    assert refused.returncode == Exit.USAGE
+    assert "no target is named" in refused.stderr
+    assert f"conda's base environment ({tmp_path / 'conda'})" in refused.stderr
+    assert snapshot(site) == before
+    assert run("apply", "--venv", tmp_path / "conda", env=environment).returncode == Exit.DONE
+
+
+def test_a_conda_environment_without_python_is_none(tmp_path: Path) -> None:
+    (tmp_path / "conda" / "bin").mkdir(parents=True)
+    refused = run("status", env=active(CONDA_PREFIX=tmp_path / "conda"))
+    assert refused.returncode == Exit.USAGE
+    assert f"CONDA_PREFIX={tmp_path / 'conda'} holds no Python" in refused.stderr
+
+
+@pytest.mark.parametrize("base", [False, True])
+def test_a_virtual_environment_goes_before_conda_s(tmp_path: Path, base: bool) -> None:
+    """That is said where it may be the mistake."""
+    other = sites.small(conda(tmp_path / "conda"))
+    before = snapshot(other)
+    command = [sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")]
+    subprocess.run(command, check=True)
+    environment = active(VIRTUAL_ENV=tmp_path / "venv", CONDA_PREFIX=tmp_path / "conda")
+    environment |= {"CONDA_DEFAULT_ENV": "base"} if base else {}
+    refused = run("apply", env=environment)
+    assert refused.returncode == Exit.ABSENT
+    said = f"VIRTUAL_ENV goes before CONDA_PREFIX={tmp_path / 'conda'}" in refused.stderr
+    assert said is not base
+    site = sites.small(tmp_path / "venv" / "lib" / VERSION / "site-packages")
+    done = run("apply", env=environment)
+    assert (done.returncode, done.stderr) == (Exit.DONE, "")
+    assert "CONDA" not in done.stdout
+    assert run("verify", "--site", site).returncode == Exit.DONE
+    assert snapshot(other) == before
+
+
+@pytest.mark.parametrize("command", ["apply", "verify", "status"])
+def test_a_stale_virtual_env_is_named_as_what_named_the_target(
+    tmp_path: Path, command: str
+) -> None:
+    gone = tmp_path / "gone"
+    refused = run(command, env={"VIRTUAL_ENV": str(gone)})
+    assert refused.returncode == Exit.USAGE
+    for part in (f"{gone}: does not exist", "named by", "VIRTUAL_ENV", "or unset VIRTUAL_ENV"):
+        assert part in refused.stderr
+    named = run(command, "--venv", gone, env={"VIRTUAL_ENV": str(gone)})
+    assert "VIRTUAL_ENV" not in named.stderr
+    error = json.loads(run(command, "--json", env={"VIRTUAL_ENV": str(gone)}).stdout)["error"]
+    assert error["named_by"] == "VIRTUAL_ENV"
+
+
+def test_a_refusal_of_its_files_names_the_variable_too(tmp_path: Path) -> None:
+    site = sites.small(conda(tmp_path / "conda"))
+    (site / "vllm" / "envs.py").write_text("")
+    environment = active(CONDA_PREFIX=tmp_path / "conda")
+    for command in ("apply", "verify"):
+        refused = run(command, env=environment)
+        assert refused.returncode == Exit.FOREIGN
+        assert "CONDA_PREFIX" in refused.stderr

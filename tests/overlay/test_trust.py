@@ -1,0 +1,167 @@
+"""What an installation says of itself is checked: its record may have been prepared."""
+
+import io
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from overlay import cli, commands
+from overlay import pin as pins
+from overlay.commands import Options
+from overlay.errors import Exit, OverlayError
+from overlay.installation import locate
+from overlay.pin import PACKAGE, sha256
+from overlay.source import Overlay
+from overlay.state import inspect
+from support import mini, sites
+from support.sites import OVERLAY, REPO, snapshot
+
+NOW = Options(force=True, wait=5)
+LOGGER = "vllm/logger.py"
+THEIRS = b"import logging\n"
+EVIL = b"import evil\n"
+
+
+@pytest.fixture
+def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Overlay:
+    """The overlay that the command line works with."""
+    made = mini.overlay(tmp_path / "ours", version="0.0.2")
+    monkeypatch.setattr(cli, "ROOT", made.root)
+    return made
+
+
+def laid(folder: Path, pristine: dict[str, bytes], overlaid: dict[str, bytes]) -> Path:
+    """An installation that some other overlay was laid over, RECORD included."""
+    other = mini.overlay(folder / "other", pristine, overlaid)
+    site = mini.install(folder / "site", pristine)
+    commands.apply(locate(site=str(site)), other, NOW)
+    return site
+
+
+@pytest.mark.parametrize("command", ["apply", "revert"])
+def test_no_record_has_a_file_written_that_no_version_changes(
+    tmp_path: Path, ours: Overlay, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The record, its patches and RECORD agree with each other, and with nothing else."""
+    site = laid(tmp_path, {**mini.PRISTINE, LOGGER: EVIL}, {**mini.OVERLAID, LOGGER: THEIRS})
+    before = snapshot(site)
+    assert cli.main([command, "--site", str(site)]) == Exit.FOREIGN
+    assert snapshot(site) == before
+    assert inspect(locate(site=str(site)), ours).other is None
+
+
+def test_a_file_that_only_an_earlier_version_changed_is_given_back(
+    tmp_path: Path, ours: Overlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pristine = {**mini.PRISTINE, LOGGER: THEIRS}
+    site = laid(tmp_path, pristine, {**mini.OVERLAID, LOGGER: b"import logging  # changed\n"})
+    assert cli.main(["revert", "--site", str(site)]) == Exit.FOREIGN
+    table = tmp_path / "RELEASES"
+    table.write_text(f"[upstream]\n{sha256(EVIL)}  {LOGGER}\n")
+    monkeypatch.setattr(pins, "RELEASES", table)
+    assert cli.main(["revert", "--site", str(site)]) == Exit.FOREIGN
+    table.write_text(f"[upstream]\n{sha256(THEIRS)}  {LOGGER}\n")
+    assert cli.main(["revert", "--site", str(site)]) == Exit.DONE
+    assert snapshot(site) == snapshot(mini.install(tmp_path / "fresh", pristine))
+
+
+@pytest.mark.parametrize(
+    "name", ["../../victim", "/etc/victim", "other/victim.py", "vllm/../victim", "vllm/link/x.py"]
+)
+@pytest.mark.parametrize("section", ["upstream", "result"])
+def test_a_record_does_not_reach_out_of_the_package(
+    tmp_path: Path, ours: Overlay, name: str, section: str
+) -> None:
+    site = laid(tmp_path, mini.PRISTINE, mini.OVERLAID)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "x.py").write_bytes(THEIRS)
+    (site / "vllm" / "link").symlink_to(outside)
+    record = site / PACKAGE / "provenance" / "VERSION_PIN"
+    text = record.read_text()
+    rows = [section] if section == "result" else ["upstream", "result"]
+    for row in rows:
+        digest = sha256(THEIRS if row == "result" else EVIL)
+        text = text.replace(f"[{row}]\n", f"[{row}]\n{digest}  {name}\n")
+    record.write_text(text)
+    before = snapshot(tmp_path)
+    for command in ("revert", "apply"):
+        assert cli.main([command, "--site", str(site)]) == Exit.FOREIGN
+    assert snapshot(tmp_path) == before
+
+
+def history() -> dict[str, bytes]:
+    """Commit to VERSION_PIN, oldest first, of every commit that changed it."""
+
+    def git(*arguments: str) -> bytes:
+        return subprocess.run(["git", *arguments], cwd=REPO, capture_output=True, check=True).stdout
+
+    if git("rev-parse", "--is-shallow-repository").strip() == b"true":
+        pytest.skip("a shallow clone does not have the pins of earlier commits")
+    commits = git("log", "--reverse", "--format=%H", "--", pins.NAME).decode().split()
+    return {commit: git("show", f"{commit}:{pins.NAME}") for commit in commits}
+
+
+def test_every_version_in_the_history_is_known() -> None:
+    found = {data: pins.loads(data.decode()) for data in history().values()}
+    upstream = {pair for pin in found.values() for pair in pin.upstream.items()}
+    versions = {sha256(data): pin.overlay for data, pin in found.items()}
+    known = pins.releases()
+    # The present version's pins may still change, and are added with the next one.
+    earlier = {digest: v for digest, v in versions.items() if v != OVERLAY.pin.overlay}
+    lacking = [f"{digest}  {v}" for digest, v in earlier.items() if digest not in known.versions]
+    assert not lacking, "add to scripts/overlay/RELEASES:\n" + "\n".join(lacking)
+    assert {digest: versions.get(digest) for digest in known.versions} == known.versions
+    assert known.upstream == upstream
+
+
+def test_every_version_is_recognised_and_taken_off(tmp_path: Path) -> None:
+    """Of each version, the last state that is listed."""
+    site = sites.small(tmp_path / "site")
+    sites.shorten_record(site)
+    before = snapshot(site)
+    installation = locate(site=str(site))
+    known = pins.releases().versions
+    last = {known[sha256(data)]: c for c, data in history().items() if sha256(data) in known}
+    assert len(last) > 5
+    for version, commit in last.items():
+        command = ["git", "archive", commit, pins.NAME, "patches", "vendor_overlay"]
+        packed = subprocess.run(command, cwd=REPO, capture_output=True, check=True).stdout
+        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+            archive.extractall(tmp_path / "other", filter="data")
+        other = Overlay.load(tmp_path / "other")
+        commands.apply(installation, other, NOW)
+        assert inspect(installation, OVERLAY).older == version
+        commands.revert(installation, OVERLAY, NOW)
+        assert snapshot(site) == before
+        shutil.rmtree(tmp_path / "other")
+
+
+def test_another_version_is_called_by_its_name_only_while_it_is_whole(
+    tmp_path: Path, ours: Overlay, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed = {**mini.OVERLAID, "vllm/one.py": b"A = 1\nB = 22\nC = 3\n"}
+    site = laid(tmp_path, mini.PRISTINE, changed)
+    assert inspect(locate(site=str(site)), ours).older == "0.0.1 (unreleased)"
+    assert cli.main(["diff", "--site", str(site)]) == Exit.FOREIGN
+    said = capsys.readouterr().err
+    assert "is overlaid by overlay 0.0.1 (unreleased); this is 0.0.2" in said
+    assert "`apply` replaces it" in said
+    (site / PACKAGE / "a.py").unlink()
+    assert inspect(locate(site=str(site)), ours).older is None
+    assert cli.main(["diff", "--site", str(site)]) == Exit.FOREIGN
+    assert "0.0.1 (partial)" in capsys.readouterr().err
+
+
+def test_the_table_of_releases_is_read_strictly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pins, "RELEASES", tmp_path / "RELEASES")
+    for text in (None, "[other]\n", f"{sha256(b'')}  vllm/x.py\n", "[pins]\nnonsense\n"):
+        if text is not None:
+            pins.RELEASES.write_text(text)
+        with pytest.raises(OverlayError) as caught:
+            pins.releases()
+        assert caught.value.code is Exit.FAULT
