@@ -1,7 +1,8 @@
 # vllm-readiness-overlay. `make help` lists the targets.
 #
 # The installation that a target is about: VENV=dir, SITE=dir, PYTHON=interpreter, or the
-# active virtual environment; with none of them, .venv here, which `make apply` makes.
+# active environment, a virtual one or conda's (but its base); with none of them, .venv here,
+# which `make apply` makes.
 
 TEST_ENV := build/env
 # What is measured if nothing is named: without a GPU, the tests' own vLLM.
@@ -18,14 +19,18 @@ ifneq (,$(filter environment%,$(origin PYTHON)))
     override PYTHON :=
   endif
 endif
+# Errors about a target say so if it was the environment that named it.
+export READINESS_NAMED_BY := $(strip $(foreach name,VENV SITE PYTHON,$(if $(value $(name)),\
+  $(if $(filter environment%,$(origin $(name))),$(name)))))
 # Values are taken as they stand, dollars and all, and travel through the environment, so that
 # a path may hold whatever it likes. ARGS is for the shell to split.
 NAMED := VENV SITE PYTHON WHEEL FORCE MODEL FILE RELEASE SHA256
 $(foreach name,$(NAMED) PYTHON3 ARGS,$(if $(value $(name)),$(eval override $(name) := $$(value $(name)))))
 override PYTHON3 := $(or $(PYTHON3),python3)
 export $(NAMED) PYTHON3
+CONDA := $(if $(filter base,$(value CONDA_DEFAULT_ENV)),,$(value CONDA_PREFIX))
 OWN_ENV :=
-ifeq ($(strip $(VENV)$(SITE)$(PYTHON)$(value VIRTUAL_ENV)),)
+ifeq ($(strip $(VENV)$(SITE)$(PYTHON)$(value VIRTUAL_ENV)$(CONDA)),)
   override VENV := .venv
   OWN_ENV := yes
 endif
@@ -36,7 +41,7 @@ PY3 = "$$PYTHON3"
 TARGET = $(if $(VENV),--venv="$$VENV") $(if $(SITE),--site="$$SITE") $(if $(PYTHON),--python="$$PYTHON")
 BENCH_TARGET = $(if $(OWN_ENV),--venv $(BENCH_ENV),$(TARGET))
 OVERLAY = $(PY3) scripts/overlay
-DEMO_PYTHON = $(if $(PYTHON),"$$PYTHON",$(if $(VENV),"$$VENV/bin/python",$(if $(SITE),$(PY3),"$$VIRTUAL_ENV/bin/python")))
+DEMO_PYTHON = $(if $(PYTHON),"$$PYTHON",$(if $(VENV),"$$VENV/bin/python",$(if $(SITE),$(PY3),"$${VIRTUAL_ENV:-$$CONDA_PREFIX}/bin/python")))
 # Upstream's files where no installation is named: ours, or the tests' own vLLM.
 HELD = $(firstword $(foreach each,.venv $(TEST_ENV),$(if $(wildcard $(each)/lib/python3*/site-packages/vllm),$(each))))
 REVIEW_BASE = $(if $(OWN_ENV),--venv $(or $(HELD),$(TEST_ENV)),$(TARGET))
@@ -49,8 +54,8 @@ IN_OWN = $(if $(OWN_ENV),$(PY3) scripts/environment serve $(DRY) .venv -- )
 .PHONY: help apply revert status verify diff review rebase vendor edit refresh dist demo bench bench-serving probe test lint tools test-environment
 
 help: ## list the targets
-	@echo "The target: VENV=dir, SITE=site-packages dir, PYTHON=interpreter, the active"
-	@echo "virtual environment, or .venv here. More flags: ARGS='--json --dry-run'."
+	@echo "The target: VENV=dir, SITE=site-packages dir, PYTHON=interpreter, the active virtual"
+	@echo "or conda environment, or .venv here. More flags: ARGS='--json --dry-run'."
 	@echo
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; \
 	  do printf '  %-13s %s\n' "$$name" "$$text"; done

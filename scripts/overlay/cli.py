@@ -143,12 +143,14 @@ def installation(args: argparse.Namespace) -> Installation:
     Raises:
         OverlayError: as for :func:`~overlay.installation.locate`.
     """
-    args.named_by = None
-    if not args.venv is args.site is args.python is None:
-        return locate(args.venv, args.site, args.python)
-    args.named_by, prefix, passed_over = _active()
+    prefix, site, python, passed_over = args.venv, args.site, args.python, None
+    if prefix is site is python is None:
+        args.named_by, prefix, passed_over = _active()
+    else:
+        # The Makefile knows which of these it did not get from its own command line.
+        args.named_by = os.environ.get("READINESS_NAMED_BY") or None
     try:
-        return locate(prefix)
+        return locate(prefix, site, python)
     except OverlayError as error:
         if passed_over:
             error.reason += f"; {passed_over}"

@@ -270,10 +270,35 @@ def test_diff_shows_the_text_and_makes_nothing(root: Path, make: Make, asked: Pa
     assert asked.read_text() == ""
 
 
-def test_a_vllm_in_an_active_conda_environment_is_mentioned(
+def test_a_vllm_in_condas_base_environment_is_mentioned(
     root: Path, make: Make, tmp_path: Path
 ) -> None:
     sites.small(tmp_path / "conda/lib/python3.12/site-packages")
-    done = make("apply", "ARGS=--dry-run", CONDA_PREFIX=str(tmp_path / "conda"))
-    assert f"VENV={tmp_path / 'conda'} names it" in done.stderr
-    assert "conda" not in make("apply", "ARGS=--dry-run", CONDA_PREFIX=str(tmp_path)).stderr
+    for prefix, mentioned in ((tmp_path / "conda", True), (tmp_path, False)):
+        active = {"CONDA_PREFIX": str(prefix), "CONDA_DEFAULT_ENV": "base"}
+        done = make("apply", "ARGS=--dry-run", **active)
+        assert done.returncode == 0, done.stderr
+        assert (f"VENV={prefix} names it" in done.stderr) is mentioned
+
+
+def test_an_active_conda_environment_is_the_target(root: Path, make: Make, tmp_path: Path) -> None:
+    prefix = tmp_path / "conda"
+    site = sites.small(library(prefix))
+    (prefix / "bin").mkdir()
+    (prefix / "bin" / "python").symlink_to(sys.executable)
+    before = snapshot(root)
+    done = make("apply", "ARGS=--dry-run", CONDA_PREFIX=str(prefix), CONDA_DEFAULT_ENV="mine")
+    assert done.returncode == 0, done.stderr
+    assert str(site) in done.stdout
+    assert snapshot(root) == before
+
+
+@pytest.mark.parametrize("name", ["VENV", "SITE", "PYTHON"])
+def test_a_target_that_the_environment_names_is_said_to_be_its(
+    make: Make, tmp_path: Path, name: str
+) -> None:
+    gone = str(tmp_path / "gone")
+    refused = make("status", **{name: gone})
+    assert f"named by  {name}" in refused.stderr
+    assert f"or unset {name}" in refused.stderr
+    assert "named by" not in make("status", f"{name}={gone}").stderr
