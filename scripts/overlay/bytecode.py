@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlay.errors import Exit, OverlayError, denied
+from overlay.files import read
 
 _UNCHECKED = 0b01
 
@@ -81,8 +82,7 @@ def stale(source: Path, data: bytes | None) -> list[Path]:
                 found.append(pyc)
             continue
         try:
-            with pyc.open("rb") as file:
-                head = file.read(16)
+            head = read(pyc)[:16]
         except OSError:
             continue
         flags = int.from_bytes(head[4:8], "little")

@@ -1,4 +1,4 @@
-"""Every change to the file system: stage beside the target, sync, rename.
+"""Every look at a file's bytes, and every change: stage beside the target, sync, rename.
 
 Nothing is written in place and nothing is written through a link, so the file in a
 package cache that a target is linked to stays as it was. Only functions of ``os``
@@ -16,6 +16,40 @@ from types import TracebackType
 
 #: Staged files and directories are called so until they are renamed into place.
 STAGED = ".readiness-overlay-"
+
+#: No file that the overlay knows is larger by far; a larger one is not read.
+LARGEST = 64 << 20
+
+
+def kind(mode: int) -> str | None:
+    """What a file of this mode is, in words, or None if it is a plain file."""
+    if stat.S_ISREG(mode):
+        return None
+    return "a directory" if stat.S_ISDIR(mode) else "a special file"
+
+
+def read(path: Path) -> bytes:
+    """The bytes of a plain file, or of the plain file that a link leads to.
+
+    Raises:
+        OSError: no permission, or no such file; also where it is a pipe, a device or
+            a directory, which might be waited for without end, or is very large.
+    """
+    _plain(path, path.stat())  # To open a device may already do something.
+    with open(path, "rb", opener=_without_waiting) as file:
+        _plain(path, os.fstat(file.fileno()))
+        return file.read()
+
+
+def _plain(path: Path, status: os.stat_result) -> None:
+    if word := kind(status.st_mode):
+        raise OSError(errno.EINVAL, f"is {word}, and not a plain file", str(path))
+    if status.st_size > LARGEST:
+        raise OSError(errno.EFBIG, f"is {status.st_size} bytes long", str(path))
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 class Staging:

@@ -1,9 +1,14 @@
 """What an installation says of itself is checked: its record may have been prepared."""
 
 import io
+import itertools
+import os
 import shutil
+import socket
 import subprocess
+import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -165,3 +170,67 @@ def test_the_table_of_releases_is_read_strictly(
         with pytest.raises(OverlayError) as caught:
             pins.releases()
         assert caught.value.code is Exit.FAULT
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+
+
+def a_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def a_directory(path: Path) -> None:
+    path.mkdir()
+
+
+def a_huge_file(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+PLACES = [
+    f"{PACKAGE}/provenance/VERSION_PIN",
+    f"{PACKAGE}/provenance/patches/series",
+    f"{PACKAGE}/provenance/patches/0001-all.patch",
+    f"{PACKAGE}/a.py",
+    "vllm/one.py",
+    "vllm-0.22.0.dist-info/RECORD",
+    "vllm/__pycache__/one.cpython-399.pyc",
+]
+ODD = [a_socket, a_device, a_directory, a_huge_file]
+COMMANDS = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from overlay import cli
+cli.ROOT = Path(sys.argv[2])
+for command in ("verify", "status", "apply", "revert"):
+    code = cli.main([command, "--site", sys.argv[3]])
+    if code != 5:
+        sys.exit(f"{command} says {code}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "put"),
+    [*((place, a_pipe) for place in PLACES), *itertools.product([PLACES[0], PLACES[-3]], ODD)],
+)
+def test_nothing_is_waited_for_that_is_no_plain_file(
+    tmp_path: Path, ours: Overlay, place: str, put: Callable[[Path], None]
+) -> None:
+    site = laid(tmp_path, mini.PRISTINE, mini.OVERLAID)  # by another version: all is read
+    (site / "vllm" / "__pycache__").mkdir(exist_ok=True)
+    (site / place).unlink(missing_ok=True)
+    put(site / place)
+    before = sorted((str(path), path.lstat().st_mtime_ns) for path in site.rglob("*"))
+    command = [sys.executable, "-c", COMMANDS, *map(str, (REPO / "scripts", ours.root, site))]
+    # The limit only turns a wait without end into a failure.
+    done = subprocess.run(command, timeout=60, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted((str(path), path.lstat().st_mtime_ns) for path in site.rglob("*")) == before
