@@ -20,6 +20,7 @@ from overlay.files import (
     remove,
     remove_if_empty,
     sync,
+    traits,
     write,
 )
 from overlay.installation import Installation
@@ -213,7 +214,7 @@ def _apply(found: Inspection, lock: int) -> None:
     with _staging() as staging:
         _clear(found)
         for path in targets:
-            staging.file(site / path, new[path], (site / path).stat())
+            staging.file(site / path, new[path])
         pycs = _compile(found, staging, overlay.targets, lock)
         complete = all(state[path] is State.OVERLAID for path in overlay.added)
         if not complete:
@@ -222,7 +223,7 @@ def _apply(found: Inspection, lock: int) -> None:
             rows = [record.row(path, new[path]) for path in overlay.added]
             rows += _bytecode_rows(site, staging.newest(package))
             data = record.overlay(found.record_bytes, found.changed_rows, rows)
-            staging.file(installation.record, data, installation.record.stat())
+            staging.file(installation.record, data)
         for path in [*overlay.targets, *([] if complete else overlay.added)]:
             _forget(site / path)
         # Our package first, so that no seam is ever without what it calls, and no
@@ -238,8 +239,8 @@ def _stage_package(
     """Stage the directory of our own files, bytecode included."""
     site, overlay = found.installation.site, found.overlay
     package = site / PACKAGE
-    model = (site / overlay.targets[0]).stat()
-    parent = package.parent.stat()
+    model = traits(site / overlay.targets[0]).of_another
+    parent = traits(package.parent).of_another
     staged = staging.directory(package, parent)
     folders = {staged}
     for path in overlay.added:
@@ -290,7 +291,7 @@ def _compile(found: Inspection, staging: Staging, targets: Iterable[str], lock: 
         job.final.parent / "__pycache__" / name for job, name in zip(jobs, names, strict=True)
     ]
     for job, final in zip(jobs, finals, strict=True):
-        staging.made(final, job.final.stat())
+        staging.made(final, job.final)
     return finals
 
 
@@ -308,12 +309,12 @@ def _revert(found: Inspection, lock: int) -> None:
     with _staging() as staging:
         _clear(found)
         for path in targets:
-            staging.file(site / path, old[path], (site / path).stat())
+            staging.file(site / path, old[path])
         pycs, last = [], []
         if installation.record:
             last = [installation.record]
             data = record.restore(found.record_bytes, found.changed_rows)
-            staging.file(installation.record, data, installation.record.stat())
+            staging.file(installation.record, data)
             # Bytecode is made again only where the installer had made it.
             pycs = _compile(found, staging, _compiled_by_installer(overlay.targets, data), lock)
         for path in overlay.targets:
@@ -359,5 +360,7 @@ def _staging() -> Iterator[Staging]:
         try:
             yield staging
         except OSError as error:
+            if isinstance(error.filename, str):  # A person knows the file, not the staged one.
+                error.filename = error.filename.replace(STAGED, "")
             written = _CARRY_ON if staging.begun else "nothing was written"
             raise denied(error, written) from None

@@ -10,7 +10,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -19,6 +21,78 @@ STAGED = ".readiness-overlay-"
 
 #: No file that the overlay knows is larger by far; a larger one is not read.
 LARGEST = 64 << 20
+
+
+_ACCESS_ACL = "system.posix_acl_access"
+_ACLS = (_ACCESS_ACL, "system.posix_acl_default")
+
+#: Checksums and signatures of a file's bytes: other bytes cannot keep them.
+_SEALS = ("security.ima", "security.evm")
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a file that replaces another has in common with it.
+
+    Attributes:
+        mode: the permission bits; with an ACL, those of the group are its mask.
+        owner: the user's and the group's id.
+        attributes: extended attributes by name: ACLs, security labels, the user's own.
+    """
+
+    mode: int
+    owner: tuple[int, int]
+    attributes: Mapping[str, bytes]
+
+    @property
+    def of_another(self) -> Traits:
+        """Those for a file beside it with contents of its own: who may read and write it."""
+        kept = {name: value for name, value in self.attributes.items() if name in _ACLS}
+        return replace(self, attributes=kept)
+
+
+def traits(path: Path) -> Traits:
+    """What a replacement of ``path``, or of what a link leads to, must have.
+
+    Raises:
+        OSError: it cannot be looked at, or has an attribute that no other bytes can have.
+    """
+    status, attributes = os.stat(path), _attributes(path)
+    if seal := next((name for name in _SEALS if name in attributes), None):
+        reason = f"the extended attribute {seal} vouches for its bytes, and cannot be kept"
+        raise OSError(errno.EPERM, reason, str(path))
+    return Traits(stat.S_IMODE(status.st_mode), (status.st_uid, status.st_gid), attributes)
+
+
+def _attributes(file: Path | int) -> dict[str, bytes]:
+    try:
+        return {name: os.getxattr(file, name) for name in os.listxattr(file)}
+    except OSError as error:
+        if error.errno != errno.ENOTSUP:  # The file system has none.
+            raise
+        return {}
+
+
+def _dress(handle: int, path: Path, like: Traits) -> None:
+    """Give an open file its traits.
+
+    A change of owner clears bits of the mode, and a change of mode those of an ACL's
+    mask: hence the order. A new file may have got an ACL from its directory.
+    """
+    now = os.fstat(handle)
+    if (now.st_uid, now.st_gid) != like.owner:
+        os.fchown(handle, *like.owner)
+    if _ACCESS_ACL in _attributes(handle) and _ACCESS_ACL not in like.attributes:
+        os.removexattr(handle, _ACCESS_ACL)
+    os.fchmod(handle, like.mode)
+    present = _attributes(handle)
+    for name, value in like.attributes.items():
+        if present.get(name) != value:
+            try:
+                os.setxattr(handle, name, value)
+            except OSError as error:
+                reason = f"the extended attribute {name} cannot be kept: {error.strerror}"
+                raise OSError(error.errno, reason, str(path)) from None
 
 
 def kind(mode: int) -> str | None:
@@ -80,11 +154,11 @@ class Staging:
         for folder in [] if self.begun else self._folders:
             remove_if_empty(folder)
 
-    def file(self, final: Path, data: bytes, like: os.stat_result) -> None:
-        """Stage ``data`` for ``final``; see :func:`write`."""
-        write(self._stage(final), data, like)
+    def file(self, final: Path, data: bytes) -> None:
+        """Stage ``data`` to replace ``final``; see :func:`write`."""
+        write(self._stage(final), data, traits(final))
 
-    def directory(self, final: Path, like: os.stat_result) -> Path:
+    def directory(self, final: Path, like: Traits) -> Path:
         """Stage an empty directory for ``final``; the caller fills what is returned."""
         staged = self._stage(final)
         make_directory(staged, like)
@@ -93,13 +167,13 @@ class Staging:
     def folder(self, path: Path) -> None:
         """Make a directory now, for files to be staged in, if it is not there."""
         if not path.is_dir():
-            make_directory(path, path.parent.stat())
+            make_directory(path, traits(path.parent).of_another)
             self._folders.append(path)
 
-    def made(self, final: Path, like: os.stat_result) -> None:
-        """Take over a file that a child process made at :func:`staged_path`."""
+    def made(self, final: Path, source: Path) -> None:
+        """Take over bytecode that a child process made at :func:`staged_path`."""
         self._staged[final] = staged_path(final)
-        keep(self._staged[final], like)
+        keep(self._staged[final], traits(source).of_another)
 
     def newest(self, final: Path) -> Path:
         """Where the contents of ``final`` lie now: staged, or in place."""
@@ -139,44 +213,55 @@ def staged_path(final: Path) -> Path:
     return final.with_name(STAGED + final.name)
 
 
-def write(path: Path, data: bytes, like: os.stat_result) -> None:
-    """Make a new file with ``data``, synced, with the mode and owner of ``like``.
+@contextmanager
+def _about(path: Path) -> Iterator[None]:
+    """Have errors of calls on an open file name it."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+def write(path: Path, data: bytes, like: Traits) -> None:
+    """Make a new file with ``data`` and the traits of ``like``, synced.
 
     Raises:
         OSError: the file is there already, or no permission, or no space; also
-            where the owner cannot be kept.
+            where the owner or an attribute cannot be kept.
     """
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(handle, view) :]
-        _own(handle, like)
-        os.fchmod(handle, stat.S_IMODE(like.st_mode))
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with _about(path):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(handle, view) :]
+            _dress(handle, path, like)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
-def keep(path: Path, like: os.stat_result) -> None:
-    """Give a file the owner of ``like``, and sync it."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        _own(handle, like)
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def keep(path: Path, like: Traits) -> None:
+    """Give bytecode the traits of its source, and sync it."""
+    with _about(path):
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            _dress(handle, path, replace(like, mode=like.mode & 0o666))
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
-def make_directory(path: Path, like: os.stat_result) -> None:
-    """Make a directory with the mode and owner of ``like``."""
-    os.mkdir(path, 0o700)
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        _own(handle, like)
-        os.fchmod(handle, stat.S_IMODE(like.st_mode))
-    finally:
-        os.close(handle)
+def make_directory(path: Path, like: Traits) -> None:
+    """Make a directory with the traits of ``like``."""
+    with _about(path):
+        os.mkdir(path, 0o700)
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            _dress(handle, path, like)
+        finally:
+            os.close(handle)
 
 
 def sync(directory: Path) -> None:
@@ -227,9 +312,3 @@ def _merge(staged: Path, final: Path) -> None:
             os.replace(source, target)
     sync(final)
     os.rmdir(staged)
-
-
-def _own(handle: int, like: os.stat_result) -> None:
-    now = os.fstat(handle)
-    if (now.st_uid, now.st_gid) != (like.st_uid, like.st_gid):
-        os.fchown(handle, like.st_uid, like.st_gid)

@@ -30,7 +30,9 @@ from typing import Any, NamedTuple
 from overlay import cli
 
 #: Audited calls that only look; an open does so unless it is for writing.
-_LOOKING = frozenset({"fcntl.flock", "os.listdir", "os.scandir"})
+_LOOKING = frozenset(
+    {"fcntl.flock"} | {f"os.{name}" for name in ("listdir", "scandir", "listxattr", "getxattr")}
+)
 _CHANGING = frozenset(
     {"subprocess.Popen"}
     | {f"os.{name}" for name in ("mkdir", "rename", "remove", "rmdir", "chmod", "chown")}
