@@ -8,13 +8,18 @@ are called, one system call each, so that tests can cut a run off at every one.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import re
 import stat
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
+
+from overlay.errors import Exit, OverlayError
 
 #: Staged files and directories are called so until they are renamed into place.
 STAGED = ".readiness-overlay-"
@@ -95,6 +100,11 @@ def _dress(handle: int, path: Path, like: Traits) -> None:
                 raise OSError(error.errno, reason, str(path)) from None
 
 
+#: FS_IOC_GETFLAGS, and the flags that even root's changes stop at (ioctl_iflags(2)).
+_GET_FLAGS = 0x80086601
+_FLAGS = {0x10: "is immutable (chattr +i)", 0x20: "is append-only (chattr +a)"}
+
+
 def kind(mode: int) -> str | None:
     """What a file of this mode is, in words, or None if it is a plain file."""
     if stat.S_ISREG(mode):
@@ -113,6 +123,45 @@ def read(path: Path) -> bytes:
     with open(path, "rb", opener=_without_waiting) as file:
         _plain(path, os.fstat(file.fileno()))
         return file.read()
+
+
+def _holds(path: Path, data: bytes | None) -> bool:
+    """Whether ``data`` lies at ``path``, or nothing if it is None."""
+    try:
+        with open(path, "rb", opener=_without_waiting) as file:
+            status, now = os.fstat(file.fileno()), path.stat()
+            same = os.path.samestat(status, now) and stat.S_ISREG(status.st_mode)
+            return same and data is not None and file.read(len(data) + 1) == data
+    except FileNotFoundError:
+        return data is None and not os.path.lexists(path)
+
+
+def fixed(path: Path) -> str | None:
+    """Why a file or a directory cannot be changed by anybody, or None if that is not known."""
+    if not os.path.lexists(path) or os.path.islink(path):
+        return None
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        flags = int.from_bytes(fcntl.ioctl(handle, _GET_FLAGS, bytes(8))[:4], sys.byteorder)
+    except OSError:  # The file system has no flags.
+        return None
+    finally:
+        os.close(handle)
+    return next((word for flag, word in _FLAGS.items() if flags & flag), None)
+
+
+def mount_points() -> set[str]:
+    """Where file systems, directories and single files are mounted (proc(5), mountinfo)."""
+    try:
+        with open("/proc/self/mountinfo", "rb") as file:
+            points = [line.split(b" ")[4] for line in file]
+    except OSError:
+        return set()
+    plain = (re.sub(rb"\\([0-7]{3})", lambda m: bytes([int(m[1], 8)]), each) for each in points)
+    return {os.fsdecode(each) for each in plain}
 
 
 def _plain(path: Path, status: os.stat_result) -> None:
@@ -137,6 +186,8 @@ class Staging:
 
     def __init__(self) -> None:
         self.begun = False
+        self._found: dict[Path, bytes | None] = {}
+        self._like: dict[Path, Traits] = {}
         self._staged: dict[Path, Path] = {}
         self._folders: list[Path] = []
 
@@ -154,12 +205,21 @@ class Staging:
         for folder in [] if self.begun else self._folders:
             remove_if_empty(folder)
 
-    def file(self, final: Path, data: bytes) -> None:
-        """Stage ``data`` to replace ``final``; see :func:`write`."""
-        write(self._stage(final), data, traits(final))
+    def file(self, final: Path, data: bytes, found: bytes | None) -> None:
+        """Stage ``data`` to replace ``final``, where ``found`` lies; see :func:`write`."""
+        self._found[final] = found
+        self._like[final] = traits(final)
+        write(self._stage(final), data, self._like[final])
 
-    def directory(self, final: Path, like: Traits) -> Path:
-        """Stage an empty directory for ``final``; the caller fills what is returned."""
+    def directory(self, final: Path, like: Traits, found: Mapping[Path, bytes | None]) -> Path:
+        """Stage an empty directory for ``final``; the caller fills what is returned.
+
+        Args:
+            final: where it will lie.
+            like: its traits.
+            found: the bytes of each file that the directory may replace, None for nothing.
+        """
+        self._found.update(found)
         staged = self._stage(final)
         make_directory(staged, like)
         return staged
@@ -180,21 +240,35 @@ class Staging:
         return self._staged.get(final, final)
 
     def commit(self, finals: Iterable[Path]) -> None:
-        """Rename what is staged into place, in this order, and make it last."""
+        """Rename what is staged into place, in this order, and make it last.
+
+        Raises:
+            OverlayError: what would be replaced is not what was found.
+            OSError: the system refuses.
+        """
         for final in finals:
             staged = self._staged[final]
-            self.begun = True
             if staged.is_dir() and os.path.lexists(final):
-                _merge(staged, final)
+                self._merge(staged, final)
             else:
-                os.replace(staged, final)
+                self._replace(staged, final)
                 sync(final.parent)
             del self._staged[final]
 
-    def take_away(self, paths: Iterable[Path]) -> None:
-        """Remove files, in this order, and then the directories that are empty."""
+    def take_away(self, found: Mapping[Path, bytes | None]) -> None:
+        """Remove files, in this order, and then the directories that are empty.
+
+        Args:
+            found: the bytes of each file, or None where there is none.
+
+        Raises:
+            OverlayError: what would be removed is not what was found.
+            OSError: the system refuses.
+        """
         folders = set()
-        for path in paths:
+        for path, data in found.items():
+            self._found[path] = data
+            self._refuse_change(path)
             self.begun = True
             remove(path)
             folders.add(path.parent)
@@ -202,6 +276,45 @@ class Staging:
             remove(folder / "__pycache__")
             if remove_if_empty(folder):
                 sync(folder.parent)
+
+    def _merge(self, staged: Path, final: Path) -> None:
+        """Rename each file of one directory into another, and remove the first.
+
+        An existing directory is not renamed: overlayfs refuses that for one that comes
+        from a lower layer of an image (EXDEV).
+        """
+        for name in sorted(os.listdir(staged)):
+            source, target = staged / name, final / name
+            if source.is_dir() and target.is_dir():
+                self._merge(source, target)
+            else:
+                self._replace(source, target)
+        sync(final)
+        os.rmdir(staged)
+
+    def _replace(self, staged: Path, final: Path) -> None:
+        self._refuse_change(final)
+        self.begun = True
+        os.replace(staged, final)
+
+    def _refuse_change(self, final: Path) -> None:
+        """Raise if somebody else has changed a file since it was looked at.
+
+        Looked at once more right before it is replaced, which leaves to chance only the
+        time between two system calls.
+        """
+        if final not in self._found or (
+            _holds(final, self._found[final])
+            and (final not in self._like or self._like[final] == traits(final))
+        ):
+            return
+        written = "other files are changed already" if self.begun else "nothing was written"
+        raise OverlayError(
+            Exit.FOREIGN,
+            f"was changed by somebody else during this run, and is left as it is; {written}",
+            subject=final,
+            next_step="see to it that nobody else works there; `status` says how things are",
+        )
 
     def _stage(self, final: Path) -> Path:
         staged = self._staged[final] = staged_path(final)
@@ -290,25 +403,21 @@ def remove(path: Path) -> None:
     os.rmdir(path)
 
 
+def prune(folder: Path) -> None:
+    """Remove a directory and those in it, as far as they hold nothing but bytecode."""
+    if not folder.is_dir():
+        return
+    for name in sorted(os.listdir(folder)):
+        if name == "__pycache__":
+            remove(folder / name)
+        elif not (folder / name).is_symlink():
+            prune(folder / name)
+    remove_if_empty(folder)
+
+
 def remove_if_empty(folder: Path) -> bool:
     """Remove a directory that is there and holds nothing; whether it was removed."""
     if not folder.is_dir() or os.listdir(folder):
         return False
     os.rmdir(folder)
     return True
-
-
-def _merge(staged: Path, final: Path) -> None:
-    """Rename each file of one directory into another, and remove the first.
-
-    An existing directory is not renamed: overlayfs refuses that for one that comes
-    from a lower layer of an image (EXDEV).
-    """
-    for name in sorted(os.listdir(staged)):
-        source, target = staged / name, final / name
-        if source.is_dir() and target.is_dir():
-            _merge(source, target)
-        else:
-            os.replace(source, target)
-    sync(final)
-    os.rmdir(staged)

@@ -126,7 +126,7 @@ class Inspection:
 
     def pristine(self, path: str) -> bytes:
         """A target's pristine bytes, whichever lie there."""
-        file = self._target(path)
+        file = self.file(path)
         assert file.data is not None
         if file.state is State.OVERLAID:
             return self.overlay.pristine_bytes(path, file.data)
@@ -134,13 +134,14 @@ class Inspection:
 
     def overlaid(self, path: str) -> bytes:
         """A target's overlaid bytes, whichever lie there."""
-        file = self._target(path)
+        file = self.file(path)
         assert file.data is not None
         if file.state is State.OVERLAID:
             return file.data
         return self.overlay.overlaid_bytes(path, file.data)
 
-    def _target(self, path: str) -> FileState:
+    def file(self, path: str) -> FileState:
+        """The file at ``path``, which is one of the overlay's."""
         return next(file for file in self.files if file.path == path)
 
     @cached_property
