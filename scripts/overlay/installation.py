@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlay.errors import Exit, OverlayError
+from overlay.files import read
 
 _ASK = "import json, sys; print(json.dumps([sys.version_info[:2], sys.path]))"
 _VERSION = re.compile(r"^__version__ = (?:version = )?['\"]([^'\"]+)['\"]", re.MULTILINE)
@@ -179,7 +180,7 @@ def _distributions(site: Path) -> list[Path]:
 
 def _owns(info: Path) -> bool:
     try:
-        rows = (info / "RECORD").read_bytes() if (info / "RECORD").is_file() else None
+        rows = read(info / "RECORD") if (info / "RECORD").is_file() else None
     except OSError:
         rows = None
     if rows is None:
@@ -190,7 +191,7 @@ def _owns(info: Path) -> bool:
 
 def _metadata(info: Path) -> tuple[str | None, str | None]:
     try:
-        head = (info / "METADATA").read_text(errors="replace").partition("\n\n")[0]
+        head = read(info / "METADATA").decode(errors="replace").partition("\n\n")[0]
     except OSError:
         name, _, version = info.stem.partition("-")
         return name, version or None
@@ -200,7 +201,7 @@ def _metadata(info: Path) -> tuple[str | None, str | None]:
 
 def _own_version(site: Path) -> str | None:
     try:
-        match = _VERSION.search((site / "vllm" / "_version.py").read_text(errors="replace"))
+        match = _VERSION.search(read(site / "vllm" / "_version.py").decode(errors="replace"))
     except OSError:
         return None
     return match[1] if match else None
@@ -240,7 +241,7 @@ def _editable(site: Path) -> Path | None:
         return mark
     for origin in sorted(site.glob("vllm*.dist-info/direct_url.json")):
         try:
-            if json.loads(origin.read_bytes())["dir_info"]["editable"]:
+            if json.loads(read(origin))["dir_info"]["editable"]:
                 return origin
         except (OSError, ValueError, KeyError, TypeError):
             continue

@@ -210,7 +210,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from overlay import cli
 cli.ROOT = Path(sys.argv[2])
-for command in ("verify", "status", "apply", "revert"):
+for command in sys.argv[4:]:
     code = cli.main([command, "--site", sys.argv[3]])
     if code != 5:
         sys.exit(f"{command} says {code}")
@@ -229,8 +229,28 @@ def test_nothing_is_waited_for_that_is_no_plain_file(
     (site / place).unlink(missing_ok=True)
     put(site / place)
     before = sorted((str(path), path.lstat().st_mtime_ns) for path in site.rglob("*"))
-    command = [sys.executable, "-c", COMMANDS, *map(str, (REPO / "scripts", ours.root, site))]
-    # The limit only turns a wait without end into a failure.
-    done = subprocess.run(command, timeout=60, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
+    foreign(site, ours, "verify", "status", "apply", "revert")
     assert sorted((str(path), path.lstat().st_mtime_ns) for path in site.rglob("*")) == before
+
+
+@pytest.mark.parametrize("put", [a_pipe, a_huge_file])
+@pytest.mark.parametrize("name", ["METADATA", "RECORD", "direct_url.json", "_version.py"])
+def test_nothing_is_waited_for_that_is_only_shown(
+    tmp_path: Path, ours: Overlay, name: str, put: Callable[[Path], None]
+) -> None:
+    site = laid(tmp_path, mini.PRISTINE, mini.OVERLAID)
+    info = site / "vllm-0.22.0.dist-info"
+    place = (site / "vllm" if name == "_version.py" else info) / name
+    if name == "_version.py":  # It is asked where there is no metadata.
+        shutil.rmtree(info)
+        (site / "vllm" / "__init__.py").touch()
+    place.unlink(missing_ok=True)
+    put(place)
+    foreign(site, ours, "verify", "status")
+
+
+def foreign(site: Path, overlay: Overlay, *commands: str) -> None:
+    """Each command says so; the limit only turns a wait without end into a failure."""
+    command = [sys.executable, "-c", COMMANDS, *map(str, (REPO / "scripts", overlay.root, site))]
+    done = subprocess.run([*command, *commands], timeout=60, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
