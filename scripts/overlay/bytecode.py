@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from overlay import files
 from overlay.errors import Exit, OverlayError, denied
-from overlay.files import read
 
 _UNCHECKED = 0b01
 
@@ -82,7 +82,7 @@ def stale(source: Path, data: bytes | None) -> list[Path]:
                 found.append(pyc)
             continue
         try:
-            head = read(pyc)[:16]
+            head = files.read(pyc)[:16]
         except OSError:
             continue
         flags = int.from_bytes(head[4:8], "little")

@@ -81,17 +81,25 @@ def _attributes(file: Path | int) -> dict[str, bytes]:
 def _dress(handle: int, path: Path, like: Traits) -> None:
     """Give an open file its traits.
 
-    A change of owner clears bits of the mode, and a change of mode those of an ACL's
-    mask: hence the order. A new file may have got an ACL from its directory.
+    The order matters: a change of owner clears bits of the mode, only a file that may be
+    written takes a user's attributes, and a change of mode changes an ACL's mask. A new
+    file may have got an ACL from its directory.
     """
     now = os.fstat(handle)
     if (now.st_uid, now.st_gid) != like.owner:
         os.fchown(handle, *like.owner)
     if _ACCESS_ACL in _attributes(handle) and _ACCESS_ACL not in like.attributes:
         os.removexattr(handle, _ACCESS_ACL)
+    acls = {name: value for name, value in like.attributes.items() if name in _ACLS}
+    others = {name: value for name, value in like.attributes.items() if name not in acls}
+    _give(handle, path, others)
     os.fchmod(handle, like.mode)
+    _give(handle, path, acls)
+
+
+def _give(handle: int, path: Path, attributes: Mapping[str, bytes]) -> None:
     present = _attributes(handle)
-    for name, value in like.attributes.items():
+    for name, value in attributes.items():
         if present.get(name) != value:
             try:
                 os.setxattr(handle, name, value)

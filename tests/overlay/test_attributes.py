@@ -123,29 +123,54 @@ def test_a_seal_on_the_bytes_is_refused(
     assert snapshot(site, bytecode=True) == before
 
 
-@ROOT_ONLY
-def test_an_attribute_that_cannot_be_kept_is_refused(site: Path, tmp_path: Path) -> None:
-    """Only root may set a label, and somebody else runs the tool."""
-    give(site / TWO, "security.label", b"secret")
+@pytest.fixture
+def as_nobody(site: Path, tmp_path: Path) -> Callable[[str], tuple[int, str]]:
+    """Runs a command as a user without rights who owns the installation: code and stderr."""
     for path in (site, *site.rglob("*")):
         os.chown(path, 65534, 65534)
     for folder in (tmp_path, *tmp_path.parents[:2]):  # pytest keeps them to its user
         folder.chmod(folder.stat().st_mode | 0o055)
+
+    def run_it(command: str) -> tuple[int, str]:
+        error = tmp_path / "stderr"
+        if not (child := os.fork()):
+            with error.open("w") as sys.stderr:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+                code = cli.main([command, "--site", str(site)])
+            os._exit(code)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), error.read_text()
+
+    return run_it
+
+
+@ROOT_ONLY
+def test_an_attribute_that_cannot_be_kept_is_refused(
+    site: Path, as_nobody: Callable[[str], tuple[int, str]]
+) -> None:
+    """Only root may set a label, and somebody else runs the tool."""
+    give(site / TWO, "security.label", b"secret")
     before = snapshot(site, bytecode=True)
-    error = tmp_path / "stderr"
-    if not (child := os.fork()):
-        with error.open("w") as sys.stderr:
-            os.setgroups([])
-            os.setgid(65534)
-            os.setuid(65534)
-            code = cli.main(["apply", "--site", str(site)])
-        os._exit(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    said = error.read_text()
+    code, said = as_nobody("apply")
     assert code == Exit.DENIED, said
     assert f"{site / TWO}: the extended attribute security.label cannot be kept" in said
     assert "nothing was written" in said
     assert snapshot(site, bytecode=True) == before
+
+
+@ROOT_ONLY
+def test_a_note_stays_on_a_file_that_its_owner_may_not_write(
+    site: Path, as_nobody: Callable[[str], tuple[int, str]]
+) -> None:
+    give(site / ONE, "user.note", b"mine")
+    give(site / TWO, ACCESS, acl(4, 6, 4, 4, 0))
+    (site / ONE).chmod(0o444)
+    before = {path: traits(site / path) for path in (ONE, TWO)}
+    for command in ("apply", "revert"):
+        code, said = as_nobody(command)
+        assert code == Exit.DONE, said
+        assert {path: traits(site / path) for path in before} == before, command
 
 
 def modes(folder: Path, wanted: Callable[[Path], bool]) -> set[int]:
