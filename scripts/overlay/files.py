@@ -27,7 +27,6 @@ STAGED = ".readiness-overlay-"
 #: No file that the overlay knows is larger by far; a larger one is not read.
 LARGEST = 64 << 20
 
-
 _ACCESS_ACL = "system.posix_acl_access"
 _ACLS = (_ACCESS_ACL, "system.posix_acl_default")
 
@@ -88,24 +87,24 @@ def _dress(handle: int, path: Path, like: Traits) -> None:
     now = os.fstat(handle)
     if (now.st_uid, now.st_gid) != like.owner:
         os.fchown(handle, *like.owner)
-    if _ACCESS_ACL in _attributes(handle) and _ACCESS_ACL not in like.attributes:
-        os.removexattr(handle, _ACCESS_ACL)
-    acls = {name: value for name, value in like.attributes.items() if name in _ACLS}
-    others = {name: value for name, value in like.attributes.items() if name not in acls}
-    _give(handle, path, others)
-    os.fchmod(handle, like.mode)
-    _give(handle, path, acls)
-
-
-def _give(handle: int, path: Path, attributes: Mapping[str, bytes]) -> None:
     present = _attributes(handle)
-    for name, value in attributes.items():
-        if present.get(name) != value:
-            try:
-                os.setxattr(handle, name, value)
-            except OSError as error:
-                reason = f"the extended attribute {name} cannot be kept: {error.strerror}"
-                raise OSError(error.errno, reason, str(path)) from None
+    if _ACCESS_ACL in present and _ACCESS_ACL not in like.attributes:
+        os.removexattr(handle, _ACCESS_ACL)
+    for name, value in like.attributes.items():
+        if name not in _ACLS and present.get(name) != value:
+            _give(handle, path, name, value)
+    os.fchmod(handle, like.mode)
+    for name, value in like.attributes.items():
+        if name in _ACLS:
+            _give(handle, path, name, value)
+
+
+def _give(handle: int, path: Path, name: str, value: bytes) -> None:
+    try:
+        os.setxattr(handle, name, value)
+    except OSError as error:
+        reason = f"the extended attribute {name} cannot be kept: {error.strerror}"
+        raise OSError(error.errno, reason, str(path)) from None
 
 
 #: FS_IOC_GETFLAGS, and the flags that even root's changes stop at (ioctl_iflags(2)).
