@@ -311,8 +311,8 @@ class Staging:
         time between two system calls.
         """
         if final not in self._found or (
-            _holds(final, self._found[final])
-            and (final not in self._like or self._like[final] == traits(final))
+            (final not in self._like or (final.exists() and self._like[final] == traits(final)))
+            and _holds(final, self._found[final])
         ):
             return
         written = "other files are changed already" if self.begun else "nothing was written"
