@@ -34,7 +34,7 @@ def overlay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Overlay:
 @pytest.fixture
 def site(tmp_path: Path, overlay: Overlay) -> Path:
     """A small installation, whose path holds what mountinfo escapes."""
-    site = mini.install(tmp_path / "a site\twith\\signs")
+    site = mini.install(tmp_path / "a site with\\signs")
     (site / PYC).parent.mkdir()
     (site / PYC).write_bytes(b"")
     return site
