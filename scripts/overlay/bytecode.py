@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from overlay import files
 from overlay.errors import Exit, OverlayError, denied
 from overlay.installation import MARK, answer_in
 
@@ -84,8 +85,7 @@ def stale(source: Path, data: bytes | None) -> list[Path]:
                 found.append(pyc)
             continue
         try:
-            with pyc.open("rb") as file:
-                head = file.read(16)
+            head = files.read(pyc)[:16]
         except OSError:
             continue
         flags = int.from_bytes(head[4:8], "little")

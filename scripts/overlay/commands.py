@@ -15,11 +15,15 @@ from overlay.errors import Exit, OverlayError, denied
 from overlay.files import (
     STAGED,
     Staging,
+    fixed,
     keep,
     make_directory,
+    mount_points,
+    prune,
     remove,
     remove_if_empty,
     sync,
+    traits,
     write,
 )
 from overlay.installation import Installation
@@ -72,9 +76,10 @@ def apply(installation: Installation, overlay: Overlay, options: Options) -> Out
             theirs = {file.path for file in older.files}
             refuse_foreign(replace(found, files=[f for f in found.files if f.path not in theirs]))
             _prove(found, older)
-            _permit(installation, options)
+            both = [*found.files, *older.files]
+            _permit(older, [file.path for file in both], options)
             if options.dry_run:
-                return Outcome(found, sorted({f.path for f in [*found.files, *older.files]}), notes)
+                return Outcome(found, sorted({f.path for f in both}), notes)
             _revert(older, lock)
             try:
                 return _lay_over(inspect(installation, overlay), notes, options, lock)
@@ -99,7 +104,7 @@ def _lay_over(found: Inspection, notes: list[str], options: Options, lock: int) 
         notes.append("no interpreter is known here: bytecode is left to the first import")
     if installation.record is None:
         notes.append("there is no RECORD: revert before you uninstall or replace vLLM")
-    _permit(installation, options)
+    _permit(found, changed, options)
     if not options.dry_run:
         _apply(found, lock)
         found = inspect(installation, found.overlay)
@@ -134,7 +139,7 @@ def revert(installation: Installation, overlay: Overlay, options: Options) -> Ou
                 return Outcome(found, notes=["nothing to do: it is pristine"])
         chosen = older or found
         changed = [f.path for f in chosen.files if f.state is State.OVERLAID]
-        _permit(installation, options)
+        _permit(chosen, changed, options)
         if not options.dry_run:
             _revert(chosen, lock)
             found = inspect(installation, overlay)
@@ -194,9 +199,27 @@ def _lines(data: bytes) -> list[str]:
     return [line + "\n" for line in text.removesuffix("\n").split("\n")] if text else []
 
 
-def _permit(installation: Installation, options: Options) -> None:
+def _permit(found: Inspection, changed: Iterable[str], options: Options) -> None:
+    """Raise if something is at work there, or if some file cannot be changed at all."""
     if not options.force:
-        refuse_serving(installation)
+        refuse_serving(found.installation)
+    site, package = found.installation.site, found.installation.site / PACKAGE
+    files = {site / path for path in (*changed, *found.overlay.added)}
+    files |= {pyc for path in files if path.suffix == ".py" for pyc in bytecode.cached(path)}
+    files |= {found.installation.record} if found.installation.record else set()
+    folders = {file.parent for file in files} | {package.parent}
+    mounted = mount_points()
+    for path in sorted(files | folders):
+        reason, way = fixed(path), "take the attribute off (chattr -i -a)"
+        if str(path) in mounted and (path in files or path.is_relative_to(package)):
+            reason, way = "is a mount of its own", "unmount it, or overlay what is mounted there"
+        if reason:
+            raise OverlayError(
+                Exit.DENIED,
+                f"{reason}, and can be neither replaced nor removed; nothing was written",
+                subject=path,
+                next_step=f"{way}, and run the same command again",
+            )
 
 
 def _apply(found: Inspection, lock: int) -> None:
@@ -209,7 +232,7 @@ def _apply(found: Inspection, lock: int) -> None:
     with _staging() as staging:
         _clear(found)
         for path in targets:
-            staging.file(site / path, new[path], (site / path).stat())
+            staging.file(site / path, new[path], found.file(path).data)
         pycs = _compile(found, staging, overlay.targets, lock)
         complete = all(state[path] is State.OVERLAID for path in overlay.added)
         if not complete:
@@ -218,7 +241,7 @@ def _apply(found: Inspection, lock: int) -> None:
             rows = [record.row(path, new[path]) for path in overlay.added]
             rows += _bytecode_rows(site, staging.newest(package))
             data = record.overlay(found.record_bytes, found.changed_rows, rows)
-            staging.file(installation.record, data, installation.record.stat())
+            staging.file(installation.record, data, found.record_bytes)
         for path in [*overlay.targets, *([] if complete else overlay.added)]:
             _forget(site / path)
         # Our package first, so that no seam is ever without what it calls, and no
@@ -234,9 +257,10 @@ def _stage_package(
     """Stage the directory of our own files, bytecode included."""
     site, overlay = found.installation.site, found.overlay
     package = site / PACKAGE
-    model = (site / overlay.targets[0]).stat()
-    parent = package.parent.stat()
-    staged = staging.directory(package, parent)
+    model = traits(site / overlay.targets[0]).of_another
+    parent = traits(package.parent).of_another
+    now = {site / path: found.file(path).data for path in overlay.added}
+    staged = staging.directory(package, parent, now)
     folders = {staged}
     for path in overlay.added:
         file = staged / Path(path).relative_to(PACKAGE)
@@ -286,7 +310,7 @@ def _compile(found: Inspection, staging: Staging, targets: Iterable[str], lock: 
         job.final.parent / "__pycache__" / name for job, name in zip(jobs, names, strict=True)
     ]
     for job, final in zip(jobs, finals, strict=True):
-        staging.made(final, job.final.stat())
+        staging.made(final, job.final)
     return finals
 
 
@@ -304,20 +328,21 @@ def _revert(found: Inspection, lock: int) -> None:
     with _staging() as staging:
         _clear(found)
         for path in targets:
-            staging.file(site / path, old[path], (site / path).stat())
+            staging.file(site / path, old[path], found.file(path).data)
         pycs, last = [], []
         if installation.record:
             last = [installation.record]
             data = record.restore(found.record_bytes, found.changed_rows)
-            staging.file(installation.record, data, installation.record.stat())
+            staging.file(installation.record, data, found.record_bytes)
             # Bytecode is made again only where the installer had made it.
             pycs = _compile(found, staging, _compiled_by_installer(overlay.targets, data), lock)
         for path in overlay.targets:
             _forget(site / path)
         # The reverse of apply: our package goes last, and of it the pin.
         staging.commit([*(site / path for path in targets), *pycs, *last])
-        staging.take_away(site / path for path in sorted(overlay.added, key=_lasting))
-        remove(site / PACKAGE)
+        ours = sorted(overlay.added, key=_lasting)
+        staging.take_away({site / path: found.file(path).data for path in ours})
+        prune(site / PACKAGE)
         for cache in {(site / path).parent / "__pycache__" for path in overlay.targets}:
             remove_if_empty(cache)
 
@@ -339,7 +364,7 @@ def _clear(found: Inspection) -> None:
     """Take away what a killed run left, and bytecode that hides its source."""
     site = found.installation.site
     for path in [*found.leftovers, *found.stale]:
-        remove(site / path)
+        (prune if path == PACKAGE else remove)(site / path)
 
 
 def _forget(source: Path) -> None:
@@ -355,5 +380,7 @@ def _staging() -> Iterator[Staging]:
         try:
             yield staging
         except OSError as error:
+            if isinstance(error.filename, str):  # A person knows the file, not the staged one.
+                error.filename = error.filename.replace(STAGED, "")
             written = _CARRY_ON if staging.begun else "nothing was written"
             raise denied(error, written) from None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlay.errors import Exit, OverlayError
+from overlay.files import read
 
 #: What a program of ours puts before its answer: sitecustomize, a ``.pth`` file or a
 #: wrapper may print as well.
@@ -221,7 +222,7 @@ def _distributions(site: Path) -> list[Path]:
 
 def _owns(info: Path) -> bool:
     try:
-        rows = (info / "RECORD").read_bytes() if (info / "RECORD").is_file() else None
+        rows = read(info / "RECORD") if (info / "RECORD").is_file() else None
     except OSError:
         rows = None
     if rows is None:
@@ -232,7 +233,7 @@ def _owns(info: Path) -> bool:
 
 def _metadata(info: Path) -> tuple[str | None, str | None]:
     try:
-        head = (info / "METADATA").read_text(errors="replace").partition("\n\n")[0]
+        head = read(info / "METADATA").decode(errors="replace").partition("\n\n")[0]
     except OSError:
         name, _, version = info.stem.partition("-")
         return name, version or None
@@ -242,7 +243,7 @@ def _metadata(info: Path) -> tuple[str | None, str | None]:
 
 def _own_version(site: Path) -> str | None:
     try:
-        match = _VERSION.search((site / "vllm" / "_version.py").read_text(errors="replace"))
+        match = _VERSION.search(read(site / "vllm" / "_version.py").decode(errors="replace"))
     except OSError:
         return None
     return match[1] if match else None
@@ -282,7 +283,7 @@ def _editable(site: Path) -> Path | None:
         return mark
     for origin in sorted(site.glob("vllm*.dist-info/direct_url.json")):
         try:
-            if json.loads(origin.read_bytes())["dir_info"]["editable"]:
+            if json.loads(read(origin))["dir_info"]["editable"]:
                 return origin
         except (OSError, ValueError, KeyError, TypeError):
             continue

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlay.errors import damaged
+from overlay.files import read
 from overlay.pin import is_safe
 
 SERIES = "series"
@@ -203,9 +204,9 @@ class Series:
             OverlayError: a listed patch is missing or malformed.
         """
         try:
-            listing = (directory / SERIES).read_bytes().decode(errors="replace").splitlines()
+            listing = read(directory / SERIES).decode(errors="replace").splitlines()
             names = [line.strip() for line in listing if line.strip() and line[0] != "#"]
-            return cls(parse(name, (directory / _plain(name)).read_bytes()) for name in names)
+            return cls(parse(name, read(directory / _plain(name))) for name in names)
         except OSError as error:
             raise damaged(
                 f"cannot be read ({error.strerror})", str(error.filename or directory)

@@ -51,7 +51,8 @@ def is_safe(path: str) -> bool:
         and len(pure.parts) > 1
         and pure.parts[0] == "vllm"
         and ".." not in pure.parts
-        and not any(c in path for c in '\\\0\n\r,"')
+        and path.isprintable()
+        and not any(c in path for c in '\\,"')
     )
 
 

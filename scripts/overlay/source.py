@@ -7,6 +7,7 @@ from pathlib import Path
 
 from overlay import pin as pins
 from overlay.errors import OverlayError, damaged
+from overlay.files import read
 from overlay.patches import Series
 from overlay.pin import PACKAGE, Pin, sha256
 
@@ -38,7 +39,7 @@ class Overlay:
         """
         origin = root / pins.NAME
         try:
-            data = origin.read_bytes()
+            data = read(origin)
             text = data.decode()
         except OSError as error:
             raise damaged(f"cannot be read ({error.strerror})", origin) from None
@@ -62,12 +63,13 @@ class Overlay:
             OverlayError: the pin that is recorded there is malformed.
         """
         root = site / PROVENANCE
-        if not (root / pins.NAME).is_file():
-            return None
         try:
             return cls.load(root)
         except OverlayError:
-            data = (root / pins.NAME).read_bytes()
+            try:
+                data = read(root / pins.NAME)
+            except OSError:
+                return None
             return cls(root, pins.loads(data.decode(errors="replace")), data, Series([]))
 
     @property
@@ -99,7 +101,7 @@ class Overlay:
         """
         origin = self.origin_of(path)
         try:
-            data = origin.read_bytes()
+            data = read(origin)
         except OSError as error:
             raise damaged(f"cannot be read ({error.strerror})", origin) from None
         return _proven(data, self.digest_of(path), origin)
@@ -115,7 +117,7 @@ class Overlay:
         """
         vendored = self.root / "vendor_overlay" / path
         if vendored.is_file():
-            data = vendored.read_bytes()
+            data = read(vendored)
             if sha256(data) == self.pin.result[path]:
                 return data
         return _proven(self.series.apply(path, pristine), self.pin.result[path], path)

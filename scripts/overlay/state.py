@@ -13,7 +13,7 @@ from pathlib import Path
 from overlay import bytecode, record
 from overlay import pin as pins
 from overlay.errors import Exit, OverlayError, denied
-from overlay.files import STAGED
+from overlay.files import LARGEST, STAGED, kind, read
 from overlay.installation import Installation
 from overlay.pin import PACKAGE, sha256
 from overlay.source import Overlay
@@ -127,7 +127,7 @@ class Inspection:
 
     def pristine(self, path: str) -> bytes:
         """A target's pristine bytes, whichever lie there."""
-        file = self._target(path)
+        file = self.file(path)
         assert file.data is not None
         if file.state is State.OVERLAID:
             return self.overlay.pristine_bytes(path, file.data)
@@ -135,13 +135,14 @@ class Inspection:
 
     def overlaid(self, path: str) -> bytes:
         """A target's overlaid bytes, whichever lie there."""
-        file = self._target(path)
+        file = self.file(path)
         assert file.data is not None
         if file.state is State.OVERLAID:
             return file.data
         return self.overlay.overlaid_bytes(path, file.data)
 
-    def _target(self, path: str) -> FileState:
+    def file(self, path: str) -> FileState:
+        """The file at ``path``, which is one of the overlay's."""
         return next(file for file in self.files if file.path == path)
 
     @cached_property
@@ -165,7 +166,7 @@ def inspect(installation: Installation, overlay: Overlay) -> Inspection:
             installation, overlay, [_file(installation.site, overlay, path) for path in paths]
         )
         found.files += _strangers(installation.site, overlay)
-        found.files += _linked_caches(installation.site, overlay)
+        found.files += _odd_caches(installation.site, overlay)
         found.files.sort(key=lambda file: file.path)
         _look_aside(found)
         if installation.record and found.state is not State.FOREIGN:
@@ -186,17 +187,18 @@ def _file(site: Path, overlay: Overlay, path: str) -> FileState:
         return _foreign(path, f"{link} is not a plain directory")
     full = site / path
     try:
-        mode = full.stat().st_mode
+        status = full.stat()
     except OSError:
         if full.is_symlink():
             return _foreign(path, "a link that leads nowhere")
         if os.path.lexists(full):
             raise
         return FileState(path, State.MISSING if target else State.PRISTINE, None, None, "nothing")
-    if not stat.S_ISREG(mode):
-        kind = "a directory" if stat.S_ISDIR(mode) else "a special file"
-        return _foreign(path, kind)
-    data = full.read_bytes()
+    if word := kind(status.st_mode):
+        return _foreign(path, word)
+    if status.st_size > LARGEST:
+        return _foreign(path, f"{status.st_size} bytes")
+    data = read(full)
     digest = sha256(data)
     if digest == overlay.digest_of(path):
         state = State.OVERLAID
@@ -230,15 +232,19 @@ def _strangers(site: Path, overlay: Overlay) -> list[FileState]:
     ]
 
 
-def _linked_caches(site: Path, overlay: Overlay) -> list[FileState]:
-    """Directories of bytecode that are links: what lies behind them is not ours."""
+def _odd_caches(site: Path, overlay: Overlay) -> list[FileState]:
+    """Directories of bytecode that are links, and bytecode that is not a plain file."""
     modules = [path for path in (*overlay.targets, *overlay.added) if path.endswith(".py")]
     folders = sorted({str(Path(path).parent / "__pycache__") for path in modules})
-    return [
+    found = [
         _foreign(folder, "a link, and no plain directory")
         for folder in folders
         if os.path.lexists(site / folder) and not stat.S_ISDIR(os.lstat(site / folder).st_mode)
     ]
+    for pyc in (pyc for path in modules for pyc in bytecode.cached(site / path)):
+        if pyc.exists() and (word := kind(pyc.stat().st_mode)):
+            found.append(_foreign(os.path.relpath(pyc, site), word))
+    return found
 
 
 def _look_aside(found: Inspection) -> None:
@@ -268,7 +274,7 @@ def _look_at_record(found: Inspection, path: Path) -> None:
         name = str(path.relative_to(found.installation.site))
         found.files.append(_foreign(name, "not a plain file"))
         return
-    data = found.record_bytes = path.read_bytes()
+    data = found.record_bytes = read(path)
     restored = record.restore(data, found.changed_rows)
     listed = record.rows_of_ours(data)
     needed = {

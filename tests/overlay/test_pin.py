@@ -46,6 +46,8 @@ SUM = "0" * 64
         (("[upstream]\n", f"[upstream]\n{SUM}  vllm/lone.py\n"), "lacks vllm/lone.py"),
         (("[upstream]\n", f"[upstream]\n{SUM}  vllm/envs.py\n"), "listed twice"),
         (("[upstream]\n", "[upstream]\nnonsense\n"), "not a line of the format"),
+        (("overlay = ", "overlay = \x1b[2J"), "not a line of the format"),
+        (("[result]\n", f"[result]\n{SUM}  {pin.PACKAGE}/\x1b[2J\n"), "not a path inside"),
         (("[result]\n", f"[result]\n{SUM}  vllm/elsewhere.py\n"), "added outside"),
         (
             (OVERLAY.pin.upstream["vllm/envs.py"], OVERLAY.pin.result["vllm/envs.py"]),

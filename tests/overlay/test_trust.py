@@ -1,9 +1,14 @@
 """What an installation says of itself is checked: its record may have been prepared."""
 
 import io
+import itertools
+import os
 import shutil
+import socket
 import subprocess
+import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -165,3 +170,87 @@ def test_the_table_of_releases_is_read_strictly(
         with pytest.raises(OverlayError) as caught:
             pins.releases()
         assert caught.value.code is Exit.FAULT
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+
+
+def a_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def a_directory(path: Path) -> None:
+    path.mkdir()
+
+
+def a_huge_file(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+PLACES = [
+    f"{PACKAGE}/provenance/VERSION_PIN",
+    f"{PACKAGE}/provenance/patches/series",
+    f"{PACKAGE}/provenance/patches/0001-all.patch",
+    f"{PACKAGE}/a.py",
+    "vllm/one.py",
+    "vllm-0.22.0.dist-info/RECORD",
+    "vllm/__pycache__/one.cpython-399.pyc",
+]
+ODD = [a_socket, a_device, a_directory, a_huge_file]
+COMMANDS = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from overlay import cli
+cli.ROOT = Path(sys.argv[2])
+for command in sys.argv[4:]:
+    code = cli.main([command, "--site", sys.argv[3]])
+    if code != 5:
+        sys.exit(f"{command} says {code}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "put"),
+    [*((place, a_pipe) for place in PLACES), *itertools.product([PLACES[0], PLACES[-3]], ODD)],
+)
+def test_nothing_is_waited_for_that_is_no_plain_file(
+    tmp_path: Path, ours: Overlay, place: str, put: Callable[[Path], None]
+) -> None:
+    site = laid(tmp_path, mini.PRISTINE, mini.OVERLAID)  # by another version: all is read
+    (site / "vllm" / "__pycache__").mkdir(exist_ok=True)
+    (site / place).unlink(missing_ok=True)
+    put(site / place)
+    before = sorted((str(path), path.lstat().st_mtime_ns) for path in site.rglob("*"))
+    foreign(site, ours, "verify", "status", "apply", "revert")
+    assert sorted((str(path), path.lstat().st_mtime_ns) for path in site.rglob("*")) == before
+
+
+@pytest.mark.parametrize("put", [a_pipe, a_huge_file])
+@pytest.mark.parametrize("name", ["METADATA", "RECORD", "direct_url.json", "_version.py"])
+def test_nothing_is_waited_for_that_is_only_shown(
+    tmp_path: Path, ours: Overlay, name: str, put: Callable[[Path], None]
+) -> None:
+    site = laid(tmp_path, mini.PRISTINE, mini.OVERLAID)
+    info = site / "vllm-0.22.0.dist-info"
+    place = (site / "vllm" if name == "_version.py" else info) / name
+    if name == "_version.py":  # It is asked where there is no metadata.
+        shutil.rmtree(info)
+        (site / "vllm" / "__init__.py").touch()
+    place.unlink(missing_ok=True)
+    put(place)
+    foreign(site, ours, "verify", "status")
+
+
+def foreign(site: Path, overlay: Overlay, *commands: str) -> None:
+    """Each command says so; the limit only turns a wait without end into a failure."""
+    command = [sys.executable, "-c", COMMANDS, *map(str, (REPO / "scripts", overlay.root, site))]
+    done = subprocess.run([*command, *commands], timeout=60, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr

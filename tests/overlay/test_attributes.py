@@ -1,0 +1,188 @@
+"""Mode, owner, ACL and extended attributes of a file are those of the file it replaces."""
+
+import os
+import stat
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from overlay import cli
+from overlay.errors import Exit
+from overlay.pin import PACKAGE
+from support import mini
+from support.sites import run, small, snapshot
+
+ONE, TWO = mini.PRISTINE
+RECORD = "vllm-0.22.0.dist-info/RECORD"
+ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="only root may set this attribute")
+_UNNAMED = 0xFFFFFFFF
+
+
+def acl(user: int, named: int, group: int, mask: int, other: int) -> bytes:
+    """An ACL as the kernel takes it, in which ``named`` is for user 1234 (acl(5))."""
+    entries = [(1, user, _UNNAMED), (2, named, 1234), (4, group, _UNNAMED)]
+    entries += [(0x10, mask, _UNNAMED), (0x20, other, _UNNAMED)]
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
+ACCESS, DEFAULT = "system.posix_acl_access", "system.posix_acl_default"
+SHARED = acl(6, 6, 4, 6, 0)  # User 1234 may write; the group may only read.
+
+
+def give(path: Path, name: str, value: bytes) -> None:
+    """Set an attribute, or skip the test where the file system has none."""
+    try:
+        os.setxattr(path, name, value)
+    except OSError as error:
+        pytest.skip(f"no {name} on the file system of {path}: {error.strerror}")
+
+
+def traits(path: Path) -> tuple[int, int, int, Mapping[str, bytes]]:
+    status = path.stat()
+    found = {name: os.getxattr(path, name) for name in os.listxattr(path)}
+    return status.st_mode, status.st_uid, status.st_gid, found
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small installation; the command line works with a small overlay."""
+    monkeypatch.setattr(cli, "ROOT", mini.overlay(tmp_path / "overlay").root)
+    return mini.install(tmp_path / "site")
+
+
+def change(site: Path, *options: str) -> None:
+    for command in ("apply", "revert"):
+        before = {path: traits(site / path) for path in (ONE, TWO, RECORD)}
+        assert cli.main([command, "--site", str(site), *options]) == Exit.DONE
+        assert {path: traits(site / path) for path in before} == before, command
+
+
+def test_what_a_person_noted_on_a_file_stays(site: Path) -> None:
+    for path in (ONE, RECORD):
+        give(site / path, "user.note", b"mine")
+        give(site / path, "user.empty", b"")
+    change(site)
+
+
+@ROOT_ONLY
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("security.selinux", b"system_u:object_r:lib_t:s0\0"),
+        ("security.capability", struct.pack("<IIIII", 0x02000000, 1, 0, 0, 0)),
+        ("trusted.note", b"theirs"),
+    ],
+)
+def test_a_label_stays(site: Path, name: str, value: bytes) -> None:
+    give(site / ONE, name, value)
+    change(site)
+
+
+def test_an_acl_stays(site: Path) -> None:
+    for path in (ONE, RECORD):
+        give(site / path, ACCESS, SHARED)
+        assert stat.S_IMODE((site / path).stat().st_mode) == 0o660
+    change(site)
+
+
+def test_a_directory_gives_its_acl_to_no_file_that_is_replaced(site: Path) -> None:
+    for folder in ("vllm", "vllm/v1", "vllm-0.22.0.dist-info"):
+        give(site / folder, DEFAULT, acl(7, 7, 7, 7, 7))
+    give(site / ONE, ACCESS, SHARED)
+    change(site)
+
+
+def test_our_own_files_are_for_the_same_people(site: Path) -> None:
+    """A mask taken for the group's permissions would let the group write to them."""
+    give(site / ONE, ACCESS, SHARED)
+    give(site / "vllm" / "v1", ACCESS, acl(7, 7, 5, 7, 0))
+    give(site / ONE, "user.note", b"about this file")
+    assert cli.main(["apply", "--site", str(site), "--python", sys.executable]) == Exit.DONE
+    ours = [path for path in (site / PACKAGE).rglob("*") if path.is_file()]
+    assert {path.suffix for path in ours} > {".py", ".pyc", ".patch"}
+    for path in [*ours, *(site / "vllm" / "__pycache__").glob("one.*")]:
+        assert os.getxattr(path, ACCESS) == SHARED, path
+        assert os.listxattr(path) == [ACCESS], path
+    for path in (site / PACKAGE, *(p for p in (site / PACKAGE).rglob("*") if p.is_dir())):
+        assert os.getxattr(path, ACCESS) == acl(7, 7, 5, 7, 0), path
+
+
+@ROOT_ONLY
+@pytest.mark.parametrize("name", ["security.ima", "security.evm"])
+def test_a_seal_on_the_bytes_is_refused(
+    site: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    give(site / TWO, name, b"\x03" + bytes(20))
+    before = snapshot(site, bytecode=True)
+    assert cli.main(["apply", "--site", str(site)]) == Exit.DENIED
+    said = capsys.readouterr().err
+    assert f"{site / TWO}: the extended attribute {name} vouches for its bytes" in said
+    assert "nothing was written" in said
+    assert snapshot(site, bytecode=True) == before
+
+
+@pytest.fixture
+def as_nobody(site: Path, tmp_path: Path) -> Callable[[str], tuple[int, str]]:
+    """Runs a command as a user without rights who owns the installation: code and stderr."""
+    for path in (site, *site.rglob("*")):
+        os.chown(path, 65534, 65534)
+    for folder in (tmp_path, *tmp_path.parents[:2]):  # pytest keeps them to its user
+        folder.chmod(folder.stat().st_mode | 0o055)
+
+    def run_it(command: str) -> tuple[int, str]:
+        error = tmp_path / "stderr"
+        if not (child := os.fork()):
+            with error.open("w") as sys.stderr:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+                code = cli.main([command, "--site", str(site)])
+            os._exit(code)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), error.read_text()
+
+    return run_it
+
+
+@ROOT_ONLY
+def test_an_attribute_that_cannot_be_kept_is_refused(
+    site: Path, as_nobody: Callable[[str], tuple[int, str]]
+) -> None:
+    """Only root may set a label, and somebody else runs the tool."""
+    give(site / TWO, "security.label", b"secret")
+    before = snapshot(site, bytecode=True)
+    code, said = as_nobody("apply")
+    assert code == Exit.DENIED, said
+    assert f"{site / TWO}: the extended attribute security.label cannot be kept" in said
+    assert "nothing was written" in said
+    assert snapshot(site, bytecode=True) == before
+
+
+@ROOT_ONLY
+def test_a_note_stays_on_a_file_that_its_owner_may_not_write(
+    site: Path, as_nobody: Callable[[str], tuple[int, str]]
+) -> None:
+    give(site / ONE, "user.note", b"mine")
+    give(site / TWO, ACCESS, acl(4, 6, 4, 4, 0))
+    (site / ONE).chmod(0o444)
+    before = {path: traits(site / path) for path in (ONE, TWO)}
+    for command in ("apply", "revert"):
+        code, said = as_nobody(command)
+        assert code == Exit.DONE, said
+        assert {path: traits(site / path) for path in before} == before, command
+
+
+def modes(folder: Path, wanted: Callable[[Path], bool]) -> set[int]:
+    return {stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*") if wanted(path)}
+
+
+def test_a_narrow_umask_hides_nothing_from_others(tmp_path: Path) -> None:
+    site = small(tmp_path / "site")
+    for path in (site, *site.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    for command in ("apply", "revert"):
+        done = run(command, "--site", site, "--python", sys.executable, umask=0o077)
+        assert done.returncode == Exit.DONE, done.stderr
+        assert modes(site, Path.is_dir) == {0o755}
+        assert modes(site, Path.is_file) == {0o644}

@@ -1,0 +1,231 @@
+"""What others do to the files: fixed beforehand, or changed while a run is at work."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from overlay import cli, commands
+from overlay.commands import Options
+from overlay.errors import Exit, OverlayError
+from overlay.files import Staging
+from overlay.installation import locate
+from overlay.pin import PACKAGE
+from overlay.source import Overlay
+from support import mini
+from support.sites import snapshot
+
+ONE, TWO = mini.PRISTINE
+RECORD = "vllm-0.22.0.dist-info/RECORD"
+PYC = "vllm/__pycache__/one.cpython-399.pyc"
+NOW = Options(force=True, wait=5)
+
+
+@pytest.fixture
+def overlay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Overlay:
+    made = mini.overlay(tmp_path / "overlay")
+    monkeypatch.setattr(cli, "ROOT", made.root)
+    return made
+
+
+@pytest.fixture
+def site(tmp_path: Path, overlay: Overlay) -> Path:
+    """A small installation, whose path holds what mountinfo escapes."""
+    site = mini.install(tmp_path / "a site with\\signs")
+    (site / PYC).parent.mkdir()
+    (site / PYC).write_bytes(b"")
+    return site
+
+
+def run(command: str, site: Path) -> int:
+    return cli.main([command, "--site", str(site), "--force", "--python", sys.executable])
+
+
+@pytest.fixture
+def marked() -> Iterator[Callable[[str, Path], None]]:
+    """Sets a flag, and takes it off in the end."""
+    done: list[tuple[str, Path]] = []
+
+    def mark(flag: str, path: Path) -> None:
+        said = subprocess.run(["chattr", f"+{flag}", path], capture_output=True, check=False)
+        if said.returncode:
+            pytest.skip(f"chattr: {said.stderr.decode().strip()}")
+        done.append((flag, path))
+
+    yield mark
+    for flag, path in done:
+        subprocess.run(["chattr", f"-{flag}", path], check=True)
+
+
+FILES = [ONE, TWO, RECORD, PYC]
+OURS = [f"{PACKAGE}/a.py", f"{PACKAGE}/provenance/VERSION_PIN"]
+FOLDERS = ["vllm", "vllm/v1", "vllm/__pycache__", "vllm-0.22.0.dist-info"]
+
+
+def refused(command: str, site: Path, path: str, text: str, capsys: Any) -> None:
+    """The run is refused before anything is written, and names the file or directory."""
+    before = snapshot(site, bytecode=True)
+    capsys.readouterr()
+    for extra in ([], ["--dry-run"]):
+        assert cli.main([command, "--site", str(site), "--force", *extra]) == Exit.DENIED
+        said = capsys.readouterr().err
+        assert f"{site / path}: {text}" in said
+        assert "nothing was written" in said
+    assert snapshot(site, bytecode=True) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may set these flags")
+@pytest.mark.parametrize("path", [*FILES, *OURS, *FOLDERS, PACKAGE])
+@pytest.mark.parametrize(("flag", "word"), [("i", "immutable"), ("a", "append-only")])
+def test_what_nobody_may_change_is_found_first(
+    site: Path, path: str, flag: str, word: str, marked: Callable[[str, Path], None], capsys: Any
+) -> None:
+    command = "apply"
+    if path.startswith(PACKAGE):
+        assert run("apply", site) == Exit.DONE
+        command = "revert"
+    marked(flag, site / path)
+    refused(command, site, path, f"is {word}", capsys)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+@pytest.mark.parametrize("path", [*FILES, *OURS, PACKAGE])
+def test_a_mount_is_found_first(site: Path, tmp_path: Path, path: str, capsys: Any) -> None:
+    command = "apply"
+    if path.startswith(PACKAGE):
+        assert run("apply", site) == Exit.DONE
+        command = "revert"
+    said = subprocess.run(
+        ["mount", "--bind", site / path, site / path], capture_output=True, check=False
+    )
+    if said.returncode:
+        pytest.skip(f"mount: {said.stderr.decode().strip()}")
+    try:
+        refused(command, site, path, "is a mount of its own", capsys)
+    finally:
+        subprocess.run(["umount", site / path], check=True)
+    assert run(command, site) == Exit.DONE
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+def test_a_directory_on_the_way_may_be_a_mount(site: Path, tmp_path: Path) -> None:
+    (tmp_path / "v1").mkdir()
+    mounted = subprocess.run(["mount", "--bind", site / "vllm", site / "vllm"], check=False)
+    if mounted.returncode:
+        pytest.skip("mounting is not permitted here")
+    try:
+        before = snapshot(site)
+        assert run("apply", site) == Exit.DONE
+        assert run("revert", site) == Exit.DONE
+        assert snapshot(site) == before
+    finally:
+        subprocess.run(["umount", site / "vllm"], check=True)
+
+
+def test_an_error_names_the_file_and_not_the_staged_one(
+    site: Path, overlay: Overlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = os.replace
+
+    def busy(source: Any, target: Any) -> None:
+        if Path(target) == site / TWO:
+            raise OSError(16, "Device or resource busy", str(source), None, str(target))
+        original(source, target)
+
+    monkeypatch.setattr(os, "replace", busy)
+    with pytest.raises(OverlayError, match="Device or resource busy") as caught:
+        commands.apply(locate(site=str(site)), overlay, NOW)
+    assert caught.value.subject == str(site / TWO)
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> None:
+    """Have somebody change something when all is staged, and nothing renamed."""
+    original = Staging.commit
+
+    def commit(staging: Staging, finals: Iterable[Path]) -> None:
+        change()
+        original(staging, finals)
+
+    monkeypatch.setattr(Staging, "commit", commit)
+
+
+def a_line_more(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"# mine\n")
+
+
+def another_file(path: Path) -> None:
+    path.with_name("new").write_bytes(b"# mine\n")
+    path.with_name("new").replace(path)
+
+
+def another_mode(path: Path) -> None:
+    path.chmod(0o600)
+
+
+def gone(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("change", [a_line_more, another_file, another_mode, gone])
+@pytest.mark.parametrize("command", ["apply", "revert"])
+@pytest.mark.parametrize("path", [ONE, RECORD])
+def test_a_change_meanwhile_is_not_overwritten(
+    site: Path,
+    path: str,
+    command: str,
+    change: Callable[[Path], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+) -> None:
+    if command == "revert":
+        assert run("apply", site) == Exit.DONE
+    changed = []
+
+    def edit() -> None:
+        change(site / path)
+        changed.append(snapshot(site).get(path))
+
+    meanwhile(monkeypatch, edit)
+    assert run(command, site) == Exit.FOREIGN
+    assert f"{site / path}: was changed by somebody else" in capsys.readouterr().err
+    assert changed == [snapshot(site).get(path)]
+
+
+@pytest.mark.parametrize("change", [a_line_more, another_file])
+def test_a_change_to_our_own_files_meanwhile_is_not_removed(
+    site: Path, change: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    assert run("apply", site) == Exit.DONE
+    mine = site / PACKAGE / "a.py"
+    meanwhile(monkeypatch, lambda: change(mine))
+    assert run("revert", site) == Exit.FOREIGN
+    assert f"{mine}: was changed by somebody else" in capsys.readouterr().err
+    assert mine.read_bytes().endswith(b"# mine\n")
+
+
+def test_a_file_that_appears_meanwhile_is_not_replaced(
+    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    assert run("apply", site) == Exit.DONE
+    mine = site / PACKAGE / "a.py"
+    mine.unlink()
+    meanwhile(monkeypatch, lambda: a_line_more(mine))
+    assert run("apply", site) == Exit.FOREIGN
+    assert f"{mine}: was changed by somebody else" in capsys.readouterr().err
+    assert mine.read_bytes() == b"# mine\n"
+
+
+def test_a_file_that_appears_in_our_directory_meanwhile_stays(
+    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    assert run("apply", site) == Exit.DONE
+    note = site / PACKAGE / "sub" / "notes.txt"
+    note.parent.mkdir()
+    meanwhile(monkeypatch, lambda: a_line_more(note))
+    assert run("revert", site) == Exit.FOREIGN
+    assert str(note) in capsys.readouterr().err
+    assert note.read_bytes() == b"# mine\n"
