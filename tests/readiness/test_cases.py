@@ -287,7 +287,7 @@ def test_7_penalties_mixed_with(more: dict[str, Any], owner: str | None) -> None
 
 def test_7_penalties_mixed_with_a_users_processor() -> None:
     before = fences.counts().get("logits processors", 0)
-    life = Life(processor=True)
+    life = Life(processor="user")
     life.add([1, 2, 3], **PENALTY)
     life.add([4, 5])
     life.finish()
