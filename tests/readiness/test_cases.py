@@ -441,6 +441,23 @@ def test_9_wider_logits_are_upstreams(width: int) -> None:
     assert not same_bits(mine, logits)
 
 
+def test_9_a_step_of_wider_logits_is_caught_up_with() -> None:
+    """It is upstream's, and what it samples is counted all the same."""
+    specs = [Spec([1, 2], [3, 4], PENALTY), Spec([1], [2], {})]
+    stock, ours = both_batches(specs)
+    nobody = torch.zeros(16, dtype=torch.bool)
+    for width, token in ((VOCABULARY, 5), (VOCABULARY + 3, 6), (VOCABULARY + 3, 6)):
+        ours.readiness.begin_step()
+        ours.readiness.prepare(torch.randn(2, width), None)
+        ours.readiness.count(torch.tensor([[token], [token]]), nobody)
+        for batch in (stock, ours):
+            for row, output in enumerate(batch.req_output_token_ids):
+                batch.token_ids_cpu[row, batch.num_tokens_no_spec[row]] = token
+                batch.num_tokens_no_spec[row] += 1
+                output.append(token)
+    compare(stock, ours, torch.randn(2, VOCABULARY))
+
+
 @pytest.mark.parametrize("vocab", [1, 2, 31, 37, 1009, 1021])
 @pytest.mark.parametrize("layout", ["contiguous", "columns", "transposed"])
 def test_9_vocabularies_and_layouts(vocab: int, layout: str) -> None:
