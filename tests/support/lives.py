@@ -538,6 +538,7 @@ class Life:
                     one.complete()
         scheduled = self._scheduled(self.scheduler.schedule)
         self._cut(scheduled)
+        self._doubt(scheduled)
         depth = max(0, len(self.in_flight) - 1)
         if scheduled.total_num_scheduled_tokens or scheduled.finished_req_ids:
             self.steps += 1
@@ -569,6 +570,17 @@ class Life:
         self.cuts = {}
         if self.shortened & cached.resumed_req_ids:
             raise SetAside("the scheduler brings back what the test has cut off")
+
+    def _doubt(self, scheduled: Any) -> None:
+        """Stock takes as many tokens for outputs as it is told, also where they are a prompt's.
+
+        That is so where a request was preempted with more than one step in flight.
+        """
+        cached = scheduled.scheduled_cached_reqs
+        for req_id in cached.resumed_req_ids:
+            told = cached.num_output_tokens[cached.req_ids.index(req_id)]
+            if told > self.scheduler.requests[req_id].num_output_tokens:
+                self.excuse = "stock takes prompt tokens for outputs after a preemption"
 
     def run(self, steps: int, arrives: Callable[[], bool] = lambda: False) -> None:
         """Run some steps, or until no request is left."""
