@@ -417,7 +417,9 @@ class Life:
             self.twins = []
             if twins:
                 self.twins.append(Half(modules.overlaid, self, lambda: True))
-                self.twins.append(Half(modules.overlaid, self, lambda: False, reads=False))
+                # With drafts a rank that lags takes those that were rejected for a cut, and waits.
+                late = Half(modules.overlaid, self, lambda: False, reads=drafts > 0)
+                self.twins.append(late)
         self.halves = [self.stock, self.ours, *self.twins]
         self.in_flight: deque[tuple[Any, Any, list[Copy]]] = deque()
         self.proposed: dict[str, list[int]] = {}
