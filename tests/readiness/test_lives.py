@@ -96,6 +96,8 @@ class Course:
             arrives=lambda: chance.random() < often,
             twins=asynchronous,
         )
+        #: Whether copies of upstream's half arrive as ours do.
+        self.even = often == 0.0
         self.live: list[str] = []
         self.sessions: list[str] = []
         #: Whether there was nothing to wait for: nothing that only upstream serves, and no cut.
@@ -193,7 +195,7 @@ def lived(draw: Any, asynchronous: bool, drafts: int) -> None:
     course = Course(draw, asynchronous, drafts)
     course.run()
     if course.plain:
-        assert course.life.ours.waits <= course.life.stock.waits
+        assert not course.even or course.life.ours.waits <= course.life.stock.waits
         assert fences.counts().get("bad words", 0) == before
 
 
