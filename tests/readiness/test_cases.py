@@ -287,7 +287,7 @@ def test_7_penalties_mixed_with(more: dict[str, Any], owner: str | None) -> None
 
 def test_7_penalties_mixed_with_a_users_processor() -> None:
     before = fences.counts().get("logits processors", 0)
-    life = Life(processor=True)
+    life = Life(processor="user")
     life.add([1, 2, 3], **PENALTY)
     life.add([4, 5])
     life.finish()
@@ -439,6 +439,23 @@ def test_9_wider_logits_are_upstreams(width: int) -> None:
     expected = theirs.apply_logits_processors(logits.clone(), stock.sampling_metadata, False)
     assert same_bits(mine, expected)
     assert not same_bits(mine, logits)
+
+
+def test_9_a_step_of_wider_logits_is_caught_up_with() -> None:
+    """It is upstream's, and what it samples is counted all the same."""
+    specs = [Spec([1, 2], [3, 4], PENALTY), Spec([1], [2], {})]
+    stock, ours = both_batches(specs)
+    nobody = torch.zeros(16, dtype=torch.bool)
+    for width, token in ((VOCABULARY, 5), (VOCABULARY + 3, 6), (VOCABULARY + 3, 6)):
+        ours.readiness.begin_step()
+        ours.readiness.prepare(torch.randn(2, width), None)
+        ours.readiness.count(torch.tensor([[token], [token]]), nobody)
+        for batch in (stock, ours):
+            for row, output in enumerate(batch.req_output_token_ids):
+                batch.token_ids_cpu[row, batch.num_tokens_no_spec[row]] = token
+                batch.num_tokens_no_spec[row] += 1
+                output.append(token)
+    compare(stock, ours, torch.randn(2, VOCABULARY))
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 31, 37, 1009, 1021])

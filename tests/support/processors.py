@@ -26,3 +26,28 @@ class ForbidLatest(LogitsProcessor):  # type: ignore[misc]
         for row, output in self.outputs.items():
             logits[row, output[-2:]] = -torch.inf
         return logits
+
+
+class Spy(ForbidLatest):
+    """Takes note of the lists that it is given.
+
+    Attributes:
+        seen: row to output, when the step's batch is made known and when it is sampled.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.seen: list[dict[int, list[int]]] = []
+
+    def update_state(self, batch_update: Any) -> None:
+        """Begin the step's notes."""
+        super().update_state(batch_update)
+        self.seen = [self._given()]
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Take note of what sampling sees."""
+        self.seen.append(self._given())
+        return super().apply(logits)
+
+    def _given(self) -> dict[int, list[int]]:
+        return {row: list(output) for row, output in self.outputs.items()}
