@@ -219,6 +219,7 @@ def test_5_cut_with_drafts_in_flight(kept: int) -> None:
     cached = scheduled.scheduled_cached_reqs
     cached.num_output_tokens[cached.req_ids.index(req_id)] = known + kept - 2
     life._run(scheduled)
+    life.ours.batch.readiness.history.settle_older("test")
     theirs, ours = (
         half.runner.requests[req_id].output_token_ids for half in (life.stock, life.ours)
     )
@@ -355,9 +356,9 @@ def test_8_rejected_drafts_are_no_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(3):
         life.add([n, 1], max_tokens=40, **PENALTY)
     life.run(2)
-    counted: list[str] = []
+    counted: list[int] = []
     penalties = life.ours.batch.readiness.penalties
-    monkeypatch.setattr(penalties, "recount", counted.append)
+    monkeypatch.setattr(penalties, "_count_history", counted.append)
     for _ in range(10):
         life.step(read_first=True)
     assert life.accepted < life.drafted

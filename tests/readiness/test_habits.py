@@ -157,3 +157,14 @@ def test_in_a_pipeline_each_history_is_counted_once(monkeypatch: pytest.MonkeyPa
         *(f"bad words r{n}" for n in (0, 2)),
         *(f"penalties r{n}" for n in range(4)),
     ]
+
+
+def test_rejected_drafts_leave_the_same_lists_whenever_copies_arrive() -> None:
+    """The engine has read a step; a rank that lags has not, and counts a whole history anew."""
+    life = Life(drafts=2, twins=True)
+    life.twins[1].reads = False
+    life.add([1, 2], max_tokens=30, **PENALTY)
+    life.run(4)
+    life.step(read_first=True)
+    early, late = life.twins
+    assert early.batch.req_output_token_ids == late.batch.req_output_token_ids

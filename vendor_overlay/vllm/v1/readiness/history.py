@@ -101,7 +101,7 @@ class History:
             f"A sampled token would be number {columns.max() + 1} of its request, which may "
             f"have {max_model_len}."
         )
-        if self.drafted:
+        if self.num_spec_tokens:
             # Upstream corrects a guess twice where the scheduler has done so (ngram_gpu):
             # the column may then be that of a token that is known.
             ends = batch.num_prompt_tokens[at] + list(map(self.known, rows.values()))
@@ -134,16 +134,12 @@ class History:
             step.rows.pop(req_id, None)
         return self._requests.pop(req_id, None)
 
-    def cut(self, req_id: str, length: int) -> bool:
+    def cut(self, req_id: str, length: int) -> None:
         """Drop the tokens in flight that a request's cut leaves no place for.
 
         Args:
             req_id: a request in the batch.
             length: how many of its output tokens and placeholders are kept.
-
-        Returns:
-            Whether a token that was sampled may be lost; else only placeholders are, of
-            drafts that the scheduler already knows to be rejected.
         """
         row = self.batch.req_id_to_index[req_id]
         end = int(self.batch.num_prompt_tokens[row]) + length
@@ -152,11 +148,23 @@ class History:
             columns, at = step.columns, step.rows.get(req_id)
             if columns is not None and at is not None and columns[at] >= end:
                 del step.rows[req_id]
+
+    def loses_tokens(self, req_id: str, length: int, owner: str) -> bool:
+        """Whether a cut may lose a token that was sampled; else only placeholders are lost.
+
+        Those are of drafts that the scheduler already knows to be rejected, so that the step
+        in flight is there, or nearly, on a rank that lags.
+
+        Args:
+            req_id: a request in the batch that was just cut.
+            length: how many of its output tokens and placeholders are kept.
+            owner: in whose name the step in flight is waited for.
+        """
+        row = self.batch.req_id_to_index[req_id]
         (*older, newest) = self.in_flight or (None,)
         if newest is None or older or not newest.drafted or req_id not in newest.rows:
             return True
-        if not newest.event.query():
-            return True
+        fences.wait(newest.event, owner)
         sampled = int((newest.tokens[newest.rows[req_id]] != PLACEHOLDER).sum())
         return length < self.known(row) + sampled
 

@@ -200,9 +200,11 @@ class LiveBatch:
             return
         if self.thinking is not None:
             self.thinking.cut(self.batch.req_id_to_index[req_id], length)
-        lost = self.history is not None and self.history.cut(req_id, length)
-        for slots in self.slots if lost else ():
-            slots.recount(req_id)
+        if self.history is None:
+            return
+        self.history.cut(req_id, length)
+        for slots in self.slots:
+            slots.cut(req_id, length)
 
     def prepare(
         self,

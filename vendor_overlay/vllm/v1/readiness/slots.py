@@ -169,9 +169,16 @@ class Slots(ABC):
         """Whether every request that wants a slot has one that holds its history."""
         return all(slot is not None for slot in self._slots.values())
 
-    def recount(self, req_id: str) -> None:
-        """Count a request's history anew at the next step, because it was cut back."""
-        if req_id in self._slots:
+    def cut(self, req_id: str, length: int) -> None:
+        """Count a request's history anew at the next step if a cut may have lost a token.
+
+        Args:
+            req_id: a request in the batch.
+            length: how many of its output tokens and placeholders are kept.
+        """
+        if self._slots.get(req_id) is not None and self.history.loses_tokens(
+            req_id, length, self.owner
+        ):
             self._slots[req_id] = None
 
     def prepare(
