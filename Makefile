@@ -51,7 +51,7 @@ UPSTREAM = $(if $(WHEEL),--wheel="$$WHEEL",$(TARGET))
 IN_OWN = $(if $(OWN_ENV),$(PY3) scripts/environment serve $(DRY) .venv -- )
 
 .DEFAULT_GOAL := help
-.PHONY: help apply revert status verify diff review rebase vendor edit refresh dist demo bench bench-serving probe test lint tools test-environment
+.PHONY: help apply revert status verify diff review rebase vendor edit refresh dist demo bench bench-serving probe test test-slow lint tools test-environment
 
 help: ## list the targets
 	@echo "The target: VENV=dir, SITE=site-packages dir, PYTHON=interpreter, the active virtual"
@@ -122,6 +122,9 @@ probe: ## show what the probe recorded in FILE=what VLLM_READINESS_PROBE held
 
 test: test-environment lint ## run every test, in a shared environment that it makes (build/env)
 	@$(TEST_ENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-slow: test-environment ## run the tests that take minutes each
+	@$(TEST_ENV)/bin/python -m pytest -m slow $(ARGS)
 
 lint: tools ## ruff and mypy
 	@$(TEST_ENV)/bin/ruff check . && $(TEST_ENV)/bin/ruff format --check .
