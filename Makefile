@@ -74,7 +74,8 @@ verify: ## succeed, and silently, only if the overlay is whole
 
 # Nothing is built to show it: without upstream's files there are the patches alone.
 diff: ## show what the overlay changes, in context (after `make tools`, as a page, too)
-ifeq ($(OWN_ENV)$(HELD)$(ARGS),yes)
+ifeq ($(OWN_ENV)$(HELD),yes)
+	@$(if $(ARGS),echo "diff: no vLLM is named; ARGS needs one: VENV=dir" >&2; exit 2)
 	@cat $$(sed 's|^|patches/|' patches/series) || [ $$? -gt 128 ]  # the reader has seen enough
 	@echo "diff: no vLLM is named, so these are the patches alone; VENV=dir shows them in context" >&2
 else

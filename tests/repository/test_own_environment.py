@@ -1,5 +1,6 @@
 """The environments that make makes, and those that it must not touch."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -201,6 +202,51 @@ def test_one_of_an_earlier_release_is_known_by_its_only_mark(
     assert "pip install" in asked.read_text()
 
 
+def test_somebody_s_environment_in_the_place_of_one_that_was_cut_off(
+    root: Path, make: Make, cut: Path, asked: Path
+) -> None:
+    """Python's venv leaves the mark of ours where it was."""
+    cut.write_text("venv")
+    make("apply")
+    cut.write_text("")
+    asked.write_text("")
+    pristine(root / ".venv")
+    done = make("apply")
+    assert done.returncode == 0, done.stderr
+    assert ".venv was made anew by something else; the vLLM in it is taken as it is" in done.stderr
+    assert asked.read_text() == ""
+
+
+def test_words_that_reach_nobody_stop_nothing(root: Path, make: Make, tmp_path: Path) -> None:
+    pristine(root / ".venv")
+    with Path("/dev/full").open("w") as full:
+        command = ["make", "-s", "-C", str(root), "apply", f"PYTHON3={sys.executable}"]
+        code = subprocess.run(
+            command, stderr=full, stdout=full, env=clean(), check=False
+        ).returncode
+    assert code == 0
+    assert run("verify", "--venv", root / ".venv").returncode == Exit.DONE
+
+
+def clean() -> dict[str, str]:
+    """This environment, with nothing active in it."""
+    return {k: v for k, v in os.environ.items() if k not in (*sites.AMBIENT, "MAKEFLAGS")}
+
+
+def test_a_uv_that_fails_is_named(root: Path, make: Make, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\nexit 3\n")
+    broken.chmod(0o755)
+    refused = checkouts.make("-C", str(root), "apply", UV=str(broken))
+    assert f"{broken} failed, and has said why; run it again" in refused.stderr
+
+
+def test_diff_with_arguments_needs_a_vllm(make: Make) -> None:
+    refused = make("diff", "ARGS=--json")
+    assert "diff: no vLLM is named; ARGS needs one: VENV=dir" in refused.stderr
+    assert refused.stdout == ""
+
+
 def test_ours_for_another_python_is_refused(root: Path, make: Make, cut: Path) -> None:
     cut.write_text("pip")
     make("apply")
@@ -242,7 +288,7 @@ def test_a_dry_run_makes_nothing(root: Path, make: Make, asked: Path, flag: str)
     for target in ("apply", "demo"):
         done = make(target, f"ARGS={flag}")
         assert done.returncode == 0, done.stderr
-        assert "would make .venv with vllm" in done.stdout
+        assert "would make .venv with vllm" in done.stderr
     assert snapshot(root) == before
     assert asked.read_text() == ""
     pristine(root / ".venv")

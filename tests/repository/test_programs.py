@@ -61,7 +61,9 @@ def test_no_encoding_and_no_lost_output_fails_a_program(
         assert done.stderr.count(b"\n") == 1
 
 
-@pytest.mark.parametrize("name", ["probe", "review", "bench/engine.py", "bench/serving.py"])
+@pytest.mark.parametrize(
+    "name", ["environment", "probe", "review", "bench/engine.py", "bench/serving.py"]
+)
 def test_ctrl_c_while_a_program_starts_is_no_traceback(tmp_path: Path, name: str) -> None:
     for at in (2, 5, 20, 60, 200):
         env = interrupts.environment(tmp_path, at)

