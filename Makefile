@@ -125,7 +125,7 @@ test: test-environment lint ## run every test, in a shared environment that it m
 	@$(TEST_ENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: test-environment ## run the tests that take minutes each
-	@$(TEST_ENV)/bin/python -m pytest -m slow $(ARGS)
+	@$(TEST_ENV)/bin/python -m pytest -m slow -n $(WORKERS) $(ARGS)
 
 lint: tools ## ruff and mypy
 	@$(TEST_ENV)/bin/ruff check . && $(TEST_ENV)/bin/ruff format --check .

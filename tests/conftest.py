@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,3 +44,12 @@ def programs_start_with_no_signal_ignored() -> Iterator[None]:
     yield
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many lives were equal, and why others were set aside; see test_lives.py."""
+    found: Counter[str] = Counter()
+    for report in terminalreporter.getreports("passed"):
+        found.update(dict(report.user_properties).get("lives", {}))
+    for why, count in found.most_common():
+        terminalreporter.write_line(f"{count:5} lives: {why}")

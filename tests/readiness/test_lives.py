@@ -7,7 +7,7 @@ of our history. Ours lives three times: copies arrive at any time, at once, and 
 
 import random
 from collections import Counter
-from itertools import product
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -238,11 +238,13 @@ def tally(number: int, count: int, asynchronous: bool, drafts: int) -> Counter[s
 
 
 @pytest.mark.slow
-def test_fifteen_hundred_lives(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_fifteen_hundred_lives(
+    asynchronous: bool, drafts: int, number: int, record_property: Callable[[str, object], None]
+) -> None:
     """The same ones each time; what is set aside is counted, and made up for by others."""
-    found: Counter[str] = Counter()
-    for number, asynchronous, drafts in product(range(5), (True, False), (0, 2)):
-        found += tally(number, 75, asynchronous, drafts)
-    with capsys.disabled():
-        print("", *(f"{count:5} lives: {why}" for why, count in found.most_common()), sep="\n")
-    assert found["equal"] == 1500
+    found = tally(number, 75, asynchronous, drafts)
+    record_property("lives", dict(found))
+    assert found["equal"] == 75
