@@ -89,7 +89,7 @@ class Inspection:
         not there: what ``sha256sum`` would print for them.
         """
         lines = (f"{file.sha256 or '-'}  {file.path}\n" for file in self.files)
-        return sha256("".join(lines).encode())
+        return sha256("".join(lines).encode(errors="surrogateescape"))
 
     @cached_property
     def other(self) -> Inspection | None:

@@ -1,6 +1,7 @@
 """What a person is told: what is wrong, where, and what to do next."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -158,3 +159,12 @@ def test_status_of_a_partial_installation_shows_what_differs(site: Path) -> None
     assert "  left over vllm/.readiness-overlay-x" in lines
     assert len([line for line in lines if line.startswith("  ")]) == 2
     assert lines[-1] == "next: `apply` carries on, `revert` undoes"
+
+
+@pytest.mark.parametrize("command", [["status"], ["status", "--json"], ["verify", "--json"]])
+def test_a_name_that_is_no_text_is_named_all_the_same(site: Path, command: list[str]) -> None:
+    run("apply", "--site", site)
+    (site / PACKAGE / os.fsdecode(b"\xff")).touch()
+    told = run(*command, "--site", site)
+    assert told.returncode == Exit.FOREIGN, told.stderr
+    assert "xff" in told.stdout or "udcff" in told.stdout
