@@ -123,15 +123,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _seconds(text: str) -> float:
-    if not 0 <= (value := float(text)) < 1e9:
-        raise ValueError(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 1e9")
     return value
 
 
 def _count(text: str) -> int:
-    if (value := int(text)) < 0:
-        raise ValueError(text)
-    return value
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of lines")
+    return int(text)
 
 
 def installation(args: argparse.Namespace) -> Installation:

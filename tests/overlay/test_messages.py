@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from overlay import cli
 from overlay.errors import Exit
 from overlay.pin import PACKAGE
 from support import mini, sites
@@ -168,3 +169,21 @@ def test_a_name_that_is_no_text_is_named_all_the_same(site: Path, command: list[
     told = run(*command, "--site", site)
     assert told.returncode == Exit.FOREIGN, told.stderr
     assert "xff" in told.stdout or "udcff" in told.stdout
+
+
+@pytest.mark.parametrize("value", ["x", "nan", "-1", "1e9", ""])
+@pytest.mark.parametrize(
+    ("command", "option", "what"),
+    [
+        ("apply", "--wait", "seconds"),
+        ("revert", "--wait", "seconds"),
+        ("diff", "--context", "lines"),
+    ],
+)
+def test_what_is_no_number_is_called_so(
+    command: str, option: str, what: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main([command, f"{option}={value}"])
+    assert caught.value.code == Exit.USAGE
+    assert f"argument {option}: {value!r} is not a number of {what}" in capsys.readouterr().err
