@@ -224,7 +224,7 @@ def _status(args: argparse.Namespace) -> int:
         return code
     _head(found)
     _say(f"overlay {found.overlay.pin.overlay}, digest {found.digest}")
-    seen = found.other or found
+    seen = found.recorded or found
     states = [file.state for file in seen.files]
     counts = {state: states.count(state) for state in State if state in states}
     _say(f"{len(states)} files: " + ", ".join(f"{n} {s.value}" for s, n in counts.items()))
@@ -331,9 +331,9 @@ def _wrote(args: argparse.Namespace, files: Sequence[str]) -> int:
 def _head(found: Inspection) -> None:
     installation = found.installation
     state = found.state.value
-    if found.other:
-        version = found.older or found.other.overlay.pin.overlay
-        state = f"{found.other.state.value} by overlay {version}"
+    if found.recorded:
+        by = "by" if found.other else "to"
+        state = f"{found.recorded.state.value} {by} overlay {found.older}"
     _say(f"{installation.site}: {installation.title}, {state}")
 
 

@@ -71,7 +71,7 @@ def apply(installation: Installation, overlay: Overlay, options: Options) -> Out
         found = inspect(installation, overlay)
         notes = []
         if older := found.other:
-            version = older.overlay.pin.overlay
+            version = found.older
             notes.append(f"replaces version {version} of the overlay")
             theirs = {file.path for file in older.files}
             refuse_foreign(replace(found, files=[f for f in found.files if f.path not in theirs]))
@@ -132,7 +132,7 @@ def revert(installation: Installation, overlay: Overlay, options: Options) -> Ou
         found = inspect(installation, overlay)
         notes = []
         if older := found.other:
-            notes.append(f"takes off version {older.overlay.pin.overlay} of the overlay")
+            notes.append(f"takes off version {found.older} of the overlay")
         else:
             refuse_foreign(found)
             if found.state is State.PRISTINE:
