@@ -363,8 +363,13 @@ def refusal(found: Inspection, strange: Sequence[FileState]) -> OverlayError:
         reason = f"is missing or damaged, and {whose} cannot be taken off without it"
         expected = expected and expected.removesuffix(", or nothing")
         next_step = f"{anew}, then apply"
+    elif installation.record and file.path == os.path.relpath(
+        installation.record, installation.site
+    ):
+        reason, next_step = "is not a plain file", f"put the installer's RECORD back, or {anew}"
     else:
-        reason = f"is not a file of {whose}"
+        named = file.path in overlay.added
+        reason = f"is not {whose}'s file" if named else f"is not a file of {whose}"
         next_step = "move it away, then run the same command again"
     return OverlayError(
         Exit.FOREIGN,

@@ -309,3 +309,33 @@ def foreign(site: Path, overlay: Overlay, *commands: str) -> None:
     command = [sys.executable, "-c", COMMANDS, *map(str, (REPO / "scripts", overlay.root, site))]
     done = subprocess.run([*command, *commands], timeout=60, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("put", [a_pipe, a_directory, lambda path: path.symlink_to("nowhere")])
+@pytest.mark.parametrize("command", ["status", "apply", "revert"])
+@pytest.mark.parametrize("older", [True, False])
+def test_a_record_that_is_no_file_is_not_to_be_moved_away(
+    tmp_path: Path,
+    ours: Overlay,
+    older: bool,
+    command: str,
+    put: Callable[[Path], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without it vLLM cannot be uninstalled; our own file comes back by itself."""
+    site = laid(tmp_path, mini.PRISTINE, mini.OVERLAID)
+    if not older:
+        assert cli.main(["apply", "--site", str(site)]) == Exit.DONE
+    for path, next_step in (
+        ("vllm-0.22.0.dist-info/RECORD", "put the installer's RECORD back, or reinstall"),
+        (f"{PACKAGE}/a.py", "move it away"),
+    ):
+        kept = (site / path).read_bytes()
+        (site / path).unlink()
+        put(site / path)
+        assert cli.main([command, "--site", str(site)]) == Exit.FOREIGN
+        said = "".join(capsys.readouterr())
+        assert next_step in said
+        assert "is not a file of the overlay" not in said
+        (site / path).rmdir() if (site / path).is_dir() else (site / path).unlink()
+        (site / path).write_bytes(kept)
