@@ -8,6 +8,7 @@ module, so files of every tag go before the source is replaced.
 from __future__ import annotations
 
 import _imp
+import ast
 import json
 import os
 import re
@@ -133,8 +134,11 @@ def compile_modules(interpreter: Path, jobs: Sequence[Job], lock: int) -> list[s
 
 
 def _cannot_compile(interpreter: Path, said: str) -> OverlayError:
-    if system := re.search(r"\[Errno (\d+)\] ([^:]*)", said):
-        return denied(OSError(int(system[1]), system[2], str(interpreter)), "nothing was written")
+    if system := re.search(r"\[Errno (\d+)\] ([^:]*)(?:: ('[^']*'|\"[^\"]*\"))?", said):
+        path = str(ast.literal_eval(system[3])) if system[3] else str(interpreter)
+        if ".pyc" in os.path.basename(path):  # A passing name; what matters is where.
+            path = os.path.dirname(path).replace(files.STAGED, "")
+        return denied(OSError(int(system[1]), system[2], path), "nothing was written")
     return OverlayError(
         Exit.USAGE,
         f"cannot compile the modules: {said}; nothing was written",

@@ -123,15 +123,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _seconds(text: str) -> float:
-    if not 0 <= (value := float(text)) < 1e9:
-        raise ValueError(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 1e9")
     return value
 
 
 def _count(text: str) -> int:
-    if (value := int(text)) < 0:
-        raise ValueError(text)
-    return value
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of lines")
+    return int(text)
 
 
 def installation(args: argparse.Namespace) -> Installation:
@@ -220,7 +224,7 @@ def _status(args: argparse.Namespace) -> int:
         return code
     _head(found)
     _say(f"overlay {found.overlay.pin.overlay}, digest {found.digest}")
-    seen = found.other or found
+    seen = found.recorded or found
     states = [file.state for file in seen.files]
     counts = {state: states.count(state) for state in State if state in states}
     _say(f"{len(states)} files: " + ", ".join(f"{n} {s.value}" for s, n in counts.items()))
@@ -327,9 +331,9 @@ def _wrote(args: argparse.Namespace, files: Sequence[str]) -> int:
 def _head(found: Inspection) -> None:
     installation = found.installation
     state = found.state.value
-    if found.other:
-        version = found.older or found.other.overlay.pin.overlay
-        state = f"{found.other.state.value} by overlay {version}"
+    if found.recorded:
+        by = "by" if found.other else "to"
+        state = f"{found.recorded.state.value} {by} overlay {found.older}"
     _say(f"{installation.site}: {installation.title}, {state}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -71,7 +72,7 @@ def apply(installation: Installation, overlay: Overlay, options: Options) -> Out
         found = inspect(installation, overlay)
         notes = []
         if older := found.other:
-            version = older.overlay.pin.overlay
+            version = found.older
             notes.append(f"replaces version {version} of the overlay")
             theirs = {file.path for file in older.files}
             refuse_foreign(replace(found, files=[f for f in found.files if f.path not in theirs]))
@@ -132,7 +133,7 @@ def revert(installation: Installation, overlay: Overlay, options: Options) -> Ou
         found = inspect(installation, overlay)
         notes = []
         if older := found.other:
-            notes.append(f"takes off version {older.overlay.pin.overlay} of the overlay")
+            notes.append(f"takes off version {found.older} of the overlay")
         else:
             refuse_foreign(found)
             if found.state is State.PRISTINE:
@@ -207,9 +208,10 @@ def _permit(found: Inspection, changed: Iterable[str], options: Options) -> None
     files = {site / path for path in (*changed, *found.overlay.added)}
     files |= {pyc for path in files if path.suffix == ".py" for pyc in bytecode.cached(path)}
     files |= {found.installation.record} if found.installation.record else set()
-    folders = {file.parent for file in files} | {package.parent}
+    needed = {file.parent for file in files} | {package.parent}
+    caches = {path.parent / "__pycache__" for path in files if path.suffix == ".py"}
     mounted = mount_points()
-    for path in sorted(files | folders):
+    for path in sorted(files | needed | caches):
         reason, way = fixed(path), "take the attribute off (chattr -i -a)"
         if str(path) in mounted and (path in files or path.is_relative_to(package)):
             reason, way = "is a mount of its own", "unmount it, or overlay what is mounted there"
@@ -220,6 +222,10 @@ def _permit(found: Inspection, changed: Iterable[str], options: Options) -> None
                 subject=path,
                 next_step=f"{way}, and run the same command again",
             )
+        if path in needed and path.is_dir() and not os.access(path, os.W_OK | os.X_OK):
+            read_only = os.statvfs(path).f_flag & os.ST_RDONLY
+            number = errno.EROFS if read_only else errno.EACCES
+            raise denied(OSError(number, os.strerror(number), str(path)), "nothing was written")
 
 
 def _apply(found: Inspection, lock: int) -> None:

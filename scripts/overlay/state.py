@@ -6,7 +6,7 @@ import enum
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from overlay.errors import Exit, OverlayError, denied
 from overlay.files import LARGEST, STAGED, kind, read
 from overlay.installation import Installation
 from overlay.pin import PACKAGE, sha256
-from overlay.source import Overlay
+from overlay.source import PROVENANCE, Overlay
 
 
 class State(enum.Enum):
@@ -89,16 +89,21 @@ class Inspection:
         not there: what ``sha256sum`` would print for them.
         """
         lines = (f"{file.sha256 or '-'}  {file.path}\n" for file in self.files)
-        return sha256("".join(lines).encode())
+        return sha256("".join(lines).encode(errors="surrogateescape"))
+
+    @property
+    def strange(self) -> list[FileState]:
+        """The files that are not known, and those that are missing."""
+        return [file for file in self.files if file.state in (State.FOREIGN, State.MISSING)]
 
     @cached_property
-    def other(self) -> Inspection | None:
+    def recorded(self) -> Inspection | None:
         """The installation seen with the version of the overlay that it keeps a record of.
 
-        None if that is this version, or if the record cannot be believed. The record
-        may have been prepared by anyone. So it may only name files that some version
-        of ours changes, with upstream's checksums as we know them, and everything else
-        it names lies in our own directory.
+        None if that is this version, if it explains less than this one, or if the record
+        cannot be believed. The record may have been prepared by anyone. So it may only
+        name files that some version of ours changes, with upstream's checksums as we know
+        them, and everything else it names lies in our own directory.
         """
         if self.state is not State.FOREIGN:
             return None
@@ -114,14 +119,21 @@ class Inspection:
             seen = inspect(self.installation, overlay)
         except OverlayError:
             return None  # What lies there is damaged; it stays foreign.
-        return seen if seen.state in (State.OVERLAID, State.PARTIAL) else None
+        _miss_patches(seen)
+        return seen if len(seen.strange) <= len(self.strange) else None
+
+    @property
+    def other(self) -> Inspection | None:
+        """Another version of the overlay that can be taken off: no file is strange to it."""
+        seen = self.recorded
+        return seen if seen and seen.state in (State.OVERLAID, State.PARTIAL) else None
 
     @property
     def older(self) -> str | None:
-        """Another version of the overlay that lies here whole: every file is as it put it."""
-        if self.other is None or self.other.state is not State.OVERLAID:
+        """What the version is called that the installation keeps a record of, if another."""
+        if self.recorded is None:
             return None
-        overlay = self.other.overlay
+        overlay = self.recorded.overlay
         released = pins.releases().versions.get(sha256(overlay.pin_bytes))
         return released or f"{overlay.pin.overlay} (unreleased)"
 
@@ -174,6 +186,20 @@ def inspect(installation: Installation, overlay: Overlay) -> Inspection:
     except OSError as error:
         raise denied(error, "the installation cannot be looked at") from None
     return found
+
+
+def _miss_patches(seen: Inspection) -> None:
+    """Miss the patches that a record lacks, if upstream's files cannot be had without them."""
+    try:
+        for file in seen.files:
+            if file.path in seen.overlay.pin.upstream and file.state is State.OVERLAID:
+                seen.pristine(file.path)
+    except OverlayError:
+        for at, file in enumerate(seen.files):
+            if file.path.startswith(PROVENANCE + "/") and file.state is State.PRISTINE:
+                seen.files[at] = replace(file, state=State.MISSING)
+        if not seen.strange:
+            seen.files.append(_foreign(PROVENANCE, "patches that do not fit the files"))
 
 
 def _foreign(path: str, found: str) -> FileState:
@@ -294,8 +320,13 @@ def refuse_foreign(found: Inspection) -> None:
     Raises:
         OverlayError: naming the first such file, and how many more there are.
     """
-    if strange := [f for f in found.files if f.state in (State.FOREIGN, State.MISSING)]:
-        raise refusal(found, strange)
+    if not found.strange:
+        return
+    strange = found.strange
+    if found.recorded and not found.other:
+        theirs = {file.path for file in found.recorded.files}
+        strange = [*found.recorded.strange, *(f for f in strange if f.path not in theirs)]
+    raise refusal(found, strange)
 
 
 def refusal(found: Inspection, strange: Sequence[FileState]) -> OverlayError:
@@ -313,25 +344,40 @@ def refusal(found: Inspection, strange: Sequence[FileState]) -> OverlayError:
             found=file.found,
             next_step=f"install vLLM {pin.release}, or take the overlay that is for this release",
         )
-    if found.other and file.path in {f.path for f in found.other.files}:
-        version = found.older or f"{found.other.overlay.pin.overlay} (partial)"
-        return OverlayError(
-            Exit.FOREIGN,
-            f"is overlaid by overlay {version}; this is {pin.overlay}",
-            subject=installation.site,
-            next_step="`apply` replaces it with this one, `revert` takes it off",
-        )
-    target = file.path in pin.upstream
+    overlay, whose = found.overlay, "the overlay"
+    if found.recorded and file.path in {f.path for f in found.recorded.files}:
+        if found.other:
+            part = "in part " if found.other.state is State.PARTIAL else ""
+            return OverlayError(
+                Exit.FOREIGN,
+                f"is overlaid {part}by overlay {found.older}; this is {pin.overlay}",
+                subject=installation.site,
+                next_step="`apply` replaces it with this one, `revert` takes it off",
+            )
+        overlay, whose = found.recorded.overlay, f"overlay {found.older}"
+    expected, anew = _expected(overlay, file.path), f"reinstall {installation.title}"
+    if file.path in overlay.pin.upstream:
+        reason = f"is neither upstream's nor {whose}'s"
+        next_step = f"keep your change elsewhere and {anew}, then apply"
+    elif file.path.startswith(PROVENANCE) and overlay is not found.overlay:
+        reason = f"is missing or damaged, and {whose} cannot be taken off without it"
+        expected = expected and expected.removesuffix(", or nothing")
+        next_step = f"{anew}, then apply"
+    elif installation.record and file.path == os.path.relpath(
+        installation.record, installation.site
+    ):
+        reason, next_step = "is not a plain file", f"put the installer's RECORD back, or {anew}"
+    else:
+        named = file.path in overlay.added
+        reason = f"is not {whose}'s file" if named else f"is not a file of {whose}"
+        next_step = "move it away, then run the same command again"
     return OverlayError(
         Exit.FOREIGN,
-        ("is neither upstream's nor the overlay's" if target else "is not a file of the overlay")
-        + more,
+        reason + more,
         subject=installation.site / file.path,
-        expected=_expected(found.overlay, file.path),
+        expected=expected,
         found=file.found,
-        next_step=f"keep your change elsewhere and reinstall {installation.title}, then apply"
-        if target
-        else "move it away, then run the same command again",
+        next_step=next_step,
     )
 
 

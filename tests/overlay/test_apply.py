@@ -536,7 +536,7 @@ def test_another_version_is_not_taken_off_for_nothing(
     capsys.readouterr()
     assert cli.main(["apply", "--site", str(older), "--python", str(broken)]) == Exit.USAGE
     said = capsys.readouterr().err
-    assert "version 0.0.1 of the overlay was taken off, and this one is not on" in said
+    assert "version 0.0.1 (unreleased) of the overlay was taken off, and this one is not on" in said
     assert "nothing was written" not in said
 
 

@@ -1,6 +1,7 @@
 """Mode, owner, ACL and extended attributes of a file are those of the file it replaces."""
 
 import os
+import shutil
 import stat
 import struct
 import sys
@@ -124,21 +125,21 @@ def test_a_seal_on_the_bytes_is_refused(
 
 
 @pytest.fixture
-def as_nobody(site: Path, tmp_path: Path) -> Callable[[str], tuple[int, str]]:
+def as_nobody(site: Path, tmp_path: Path) -> Callable[..., tuple[int, str]]:
     """Runs a command as a user without rights who owns the installation: code and stderr."""
     for path in (site, *site.rglob("*")):
         os.chown(path, 65534, 65534)
     for folder in (tmp_path, *tmp_path.parents[:2]):  # pytest keeps them to its user
         folder.chmod(folder.stat().st_mode | 0o055)
 
-    def run_it(command: str) -> tuple[int, str]:
+    def run_it(command: str, *options: str) -> tuple[int, str]:
         error = tmp_path / "stderr"
         if not (child := os.fork()):
             with error.open("w") as sys.stderr:
                 os.setgroups([])
                 os.setgid(65534)
                 os.setuid(65534)
-                code = cli.main([command, "--site", str(site)])
+                code = cli.main([command, "--site", str(site), *options])
             os._exit(code)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), error.read_text()
 
@@ -156,6 +157,23 @@ def test_an_attribute_that_cannot_be_kept_is_refused(
     assert code == Exit.DENIED, said
     assert f"{site / TWO}: the extended attribute security.label cannot be kept" in said
     assert "nothing was written" in said
+    assert snapshot(site, bytecode=True) == before
+
+
+@ROOT_ONLY
+def test_the_cache_is_named_that_may_not_be_written(
+    site: Path, as_nobody: Callable[..., tuple[int, str]]
+) -> None:
+    named = (sys.executable, shutil.which("python3", path=os.defpath))
+    known = [Path(path).resolve() for path in named if path]
+    free = [p for p in known if all(each.stat().st_mode & 1 for each in (p, *p.parents))]
+    if not free:
+        pytest.skip("only root may run a Python here")
+    (site / "vllm" / "__pycache__").mkdir()
+    before = snapshot(site, bytecode=True)
+    code, said = as_nobody("apply", "--python", str(free[0]))
+    assert code == Exit.DENIED, said
+    assert f"{site / 'vllm' / '__pycache__'}: Permission denied; nothing was written" in said
     assert snapshot(site, bytecode=True) == before
 
 

@@ -1,10 +1,12 @@
 """What a person is told: what is wrong, where, and what to do next."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+from overlay import cli
 from overlay.errors import Exit
 from overlay.pin import PACKAGE
 from support import mini, sites
@@ -158,3 +160,30 @@ def test_status_of_a_partial_installation_shows_what_differs(site: Path) -> None
     assert "  left over vllm/.readiness-overlay-x" in lines
     assert len([line for line in lines if line.startswith("  ")]) == 2
     assert lines[-1] == "next: `apply` carries on, `revert` undoes"
+
+
+@pytest.mark.parametrize("command", [["status"], ["status", "--json"], ["verify", "--json"]])
+def test_a_name_that_is_no_text_is_named_all_the_same(site: Path, command: list[str]) -> None:
+    run("apply", "--site", site)
+    (site / PACKAGE / os.fsdecode(b"\xff")).touch()
+    told = run(*command, "--site", site)
+    assert told.returncode == Exit.FOREIGN, told.stderr
+    assert "xff" in told.stdout or "udcff" in told.stdout
+
+
+@pytest.mark.parametrize("value", ["x", "nan", "-1", "1e9", ""])
+@pytest.mark.parametrize(
+    ("command", "option", "what"),
+    [
+        ("apply", "--wait", "seconds"),
+        ("revert", "--wait", "seconds"),
+        ("diff", "--context", "lines"),
+    ],
+)
+def test_what_is_no_number_is_called_so(
+    command: str, option: str, what: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main([command, f"{option}={value}"])
+    assert caught.value.code == Exit.USAGE
+    assert f"argument {option}: {value!r} is not a number of {what}" in capsys.readouterr().err

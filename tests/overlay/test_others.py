@@ -91,6 +91,38 @@ def test_what_nobody_may_change_is_found_first(
     refused(command, site, path, f"is {word}", capsys)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may set these flags")
+@pytest.mark.parametrize("command", ["apply", "revert"])
+def test_a_cache_without_a_file_of_ours_is_looked_at_too(
+    site: Path, command: str, marked: Callable[[str, Path], None], capsys: Any
+) -> None:
+    if command == "revert":
+        assert cli.main(["apply", "--site", str(site)]) == Exit.DONE
+    cache = site / "vllm" / "v1" / "__pycache__"
+    cache.mkdir()
+    marked("i", cache)
+    refused(command, site, "vllm/v1/__pycache__", "is immutable", capsys)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+@pytest.mark.parametrize("command", ["apply", "revert"])
+@pytest.mark.parametrize("path", ["", "vllm", "vllm/v1", "vllm-0.22.0.dist-info"])
+def test_a_mount_to_read_is_found_first(site: Path, path: str, command: str, capsys: Any) -> None:
+    if command == "revert":
+        assert run("apply", site) == Exit.DONE
+    if subprocess.run(["mount", "--bind", site / path, site / path], check=False).returncode:
+        pytest.skip("mounting is not permitted here")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", site / path], check=True)
+        for extra in ([], ["--dry-run"]):
+            assert cli.main([command, "--site", str(site), "--force", *extra]) == Exit.DENIED
+            said = capsys.readouterr().err
+            assert f"{site / path}" in said
+            assert "Read-only file system; nothing was written" in said
+    finally:
+        subprocess.run(["umount", site / path], check=True)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 @pytest.mark.parametrize("path", [*FILES, *OURS, PACKAGE])
 def test_a_mount_is_found_first(site: Path, tmp_path: Path, path: str, capsys: Any) -> None:

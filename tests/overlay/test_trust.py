@@ -144,7 +144,7 @@ def test_every_version_is_recognised_and_taken_off(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "other")
 
 
-def test_another_version_is_called_by_its_name_only_while_it_is_whole(
+def test_another_version_is_called_by_the_name_that_its_pin_has(
     tmp_path: Path, ours: Overlay, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed = {**mini.OVERLAID, "vllm/one.py": b"A = 1\nB = 22\nC = 3\n"}
@@ -155,9 +155,64 @@ def test_another_version_is_called_by_its_name_only_while_it_is_whole(
     assert "is overlaid by overlay 0.0.1 (unreleased); this is 0.0.2" in said
     assert "`apply` replaces it" in said
     (site / PACKAGE / "a.py").unlink()
-    assert inspect(locate(site=str(site)), ours).older is None
     assert cli.main(["diff", "--site", str(site)]) == Exit.FOREIGN
-    assert "0.0.1 (partial)" in capsys.readouterr().err
+    assert "is overlaid in part by overlay 0.0.1 (unreleased)" in capsys.readouterr().err
+    assert cli.main(["status", "--site", str(site)]) == Exit.FOREIGN
+    assert "0.22.0, partial by overlay 0.0.1 (unreleased)\n" in capsys.readouterr().out
+
+
+PATCH = f"{PACKAGE}/provenance/patches/0001-all.patch"
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")])
+def test_another_version_that_cannot_be_taken_off_is_reinstalled(
+    tmp_path: Path,
+    ours: Overlay,
+    recorded: bool,
+    damage: Callable[[Path], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    site = laid(tmp_path, mini.PRISTINE, mini.OVERLAID)
+    if not recorded:
+        (site / "vllm-0.22.0.dist-info" / "RECORD").unlink()
+    damage(site / PATCH)
+    before = snapshot(site)
+    for command in ("status", "verify", "apply", "revert"):
+        code = cli.main([command, "--site", str(site), "--dry-run"])
+        said = "".join(capsys.readouterr())
+        assert "0.0.1 (unreleased)" in said
+        assert code == Exit.FOREIGN, said
+        assert PATCH in said
+        assert "reinstall vllm 0.22.0" in said
+        assert "or nothing" not in said
+        assert "make refresh" not in said
+        assert "`revert`" not in said
+    assert snapshot(site) == before
+
+
+def test_a_file_that_is_strange_to_another_version_is_shown_alone(
+    tmp_path: Path, ours: Overlay, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = laid(tmp_path, mini.PRISTINE, mini.OVERLAID)
+    for path in ("vllm/one.py", f"{PACKAGE}/a.py"):
+        kept = (site / path).read_bytes()
+        (site / path).write_bytes(kept + b"# mine\n")
+        assert cli.main(["status", "--site", str(site)]) == Exit.FOREIGN
+        shown = capsys.readouterr().out
+        assert "0.22.0, foreign to overlay 0.0.1 (unreleased)\n" in shown
+        assert [line.split()[1] for line in shown.splitlines() if "  foreign " in line] == [path]
+        assert sha256(kept) in shown
+        before = snapshot(site)
+        for command in ("apply", "revert"):
+            assert cli.main([command, "--site", str(site)]) == Exit.FOREIGN
+            said = capsys.readouterr().err
+            assert f"{site / path}: is " in said
+            assert "overlay 0.0.1 (unreleased)" in said
+            assert "more)" not in said
+        assert snapshot(site) == before
+        (site / path).write_bytes(kept)
+    assert cli.main(["apply", "--site", str(site)]) == Exit.DONE
 
 
 def test_the_table_of_releases_is_read_strictly(
@@ -254,3 +309,33 @@ def foreign(site: Path, overlay: Overlay, *commands: str) -> None:
     command = [sys.executable, "-c", COMMANDS, *map(str, (REPO / "scripts", overlay.root, site))]
     done = subprocess.run([*command, *commands], timeout=60, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("put", [a_pipe, a_directory, lambda path: path.symlink_to("nowhere")])
+@pytest.mark.parametrize("command", ["status", "apply", "revert"])
+@pytest.mark.parametrize("older", [True, False])
+def test_a_record_that_is_no_file_is_not_to_be_moved_away(
+    tmp_path: Path,
+    ours: Overlay,
+    older: bool,
+    command: str,
+    put: Callable[[Path], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without it vLLM cannot be uninstalled; our own file comes back by itself."""
+    site = laid(tmp_path, mini.PRISTINE, mini.OVERLAID)
+    if not older:
+        assert cli.main(["apply", "--site", str(site)]) == Exit.DONE
+    for path, next_step in (
+        ("vllm-0.22.0.dist-info/RECORD", "put the installer's RECORD back, or reinstall"),
+        (f"{PACKAGE}/a.py", "move it away"),
+    ):
+        kept = (site / path).read_bytes()
+        (site / path).unlink()
+        put(site / path)
+        assert cli.main([command, "--site", str(site)]) == Exit.FOREIGN
+        said = "".join(capsys.readouterr())
+        assert next_step in said
+        assert "is not a file of the overlay" not in said
+        (site / path).rmdir() if (site / path).is_dir() else (site / path).unlink()
+        (site / path).write_bytes(kept)
