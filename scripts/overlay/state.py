@@ -128,7 +128,7 @@ class Inspection:
         seen = self.recorded
         return seen if seen and seen.state in (State.OVERLAID, State.PARTIAL) else None
 
-    @property
+    @cached_property
     def older(self) -> str | None:
         """What the version is called that the installation keeps a record of, if another."""
         if self.recorded is None:
