@@ -576,13 +576,15 @@ class Life:
     def _doubt(self, scheduled: Any) -> None:
         """Stock takes as many tokens for outputs as it is told, also where they are a prompt's.
 
-        That is so where a request was preempted with more than one step in flight.
+        That is so where a request comes back to the batch with more than one step in flight:
+        it was preempted, or left out of a step.
         """
         cached = scheduled.scheduled_cached_reqs
-        for req_id in cached.resumed_req_ids:
+        back = {r for r in cached.req_ids if r not in self.stock.batch.req_id_to_index}
+        for req_id in back | cached.resumed_req_ids:
             told = cached.num_output_tokens[cached.req_ids.index(req_id)]
             if told > self.scheduler.requests[req_id].num_output_tokens:
-                self.excuse = "stock takes prompt tokens for outputs after a preemption"
+                self.excuse = "stock takes prompt tokens for outputs of what comes back"
 
     def run(self, steps: int, arrives: Callable[[], bool] = lambda: False) -> None:
         """Run some steps, or until no request is left."""
