@@ -88,9 +88,8 @@ class LiveBatch:
     def __init__(
         self, batch: "InputBatch", num_spec_tokens: int, on: frozenset[str] | None = None
     ) -> None:
-        batch = proxy(batch)
         on = switch.enabled() if on is None else on
-        self.batch = batch
+        self.batch = batch = proxy(batch)
         self.on = on
         self.rows = LiveRows(self)
         self.outputs = Outputs(batch, num_spec_tokens, features.READBACK in on)
@@ -205,7 +204,7 @@ class LiveBatch:
 
     def cut(self, req_id: str, length: int) -> None:
         """See :meth:`Feature.cut`; the request need not be in the batch."""
-        if req_id in self.batch.req_id_to_index:
+        if self._features and req_id in self.batch.req_id_to_index:
             for feature in self._features:
                 feature.cut(req_id, length)
 
@@ -238,6 +237,8 @@ class LiveBatch:
 
     def _check_samplers(self, runner: "GPUModelRunner | None") -> None:
         """Find out which seams the runner's samplers have, if they have been replaced."""
+        if not (self.slots or self._plans_copies):
+            return
         samplers = [getattr(runner, name, None) for name in ("sampler", "rejection_sampler")]
         if self._samplers is not None and all(map(is_, samplers, self._samplers)):
             return

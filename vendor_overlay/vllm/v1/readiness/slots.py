@@ -245,7 +245,7 @@ class Slots(Feature, ABC):
         while len(self._kept) > max(0, most):
             self._kept.pop(next(iter(self._kept))).slot = None
 
-    def _release(self) -> None:  # noqa: B027  (a feature need not hold memory of its own)
+    def _release(self) -> None:
         """Return memory that no slot needs to the device."""
 
     @property

@@ -35,8 +35,9 @@ def attached(owner: object, off: Callable[[], T]) -> T:
         "vLLM's own code.",
         full_name(type(owner)),
     )
-    setattr(owner, ATTRIBUTE, off())
-    return getattr(owner, ATTRIBUTE)  # type: ignore[no-any-return]
+    substitute = off()
+    setattr(owner, ATTRIBUTE, substitute)
+    return substitute
 
 
 def all_have_seam(samplers: Iterable[object], called: ModuleType) -> bool:
