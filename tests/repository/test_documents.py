@@ -123,7 +123,7 @@ def sandbox(tmp_path: Path) -> Sandbox:
         "cd site-packages": f"cd {overlaid}",
         "/tmp/": f"{tmp_path}/",
         # The release would be downloaded.
-        "build/env/bin/python scripts/review": f"{sys.executable} scripts/review --help",
+        "build/env/bin/python -m review": f"{sys.executable} -m review --help",
         "build/env/bin/python": sys.executable,
     }
     return Sandbox(root, tmp_path, paths)
