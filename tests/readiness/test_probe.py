@@ -22,7 +22,8 @@ from support import probes
 from support.device import Device, installed
 from vllm.v1.core.sched import scheduler
 from vllm.v1.readiness import fences, outputs, probe, switch
-from vllm.v1.readiness.probe_ring import Ring
+from vllm.v1.readiness.probe import events, imports, methods, recorder
+from vllm.v1.readiness.probe.ring import Ring
 from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.gpu import async_utils
 
@@ -93,13 +94,13 @@ class Standing:
                     raise sampled
                 return sampled
 
-        Event.synchronize = probe._synchronize(Event.synchronize)  # type: ignore[method-assign]
+        Event.synchronize = events._synchronize(Event.synchronize)  # type: ignore[method-assign]
         module: Any = SimpleNamespace(
             GPUModelRunner=Runner, AsyncGPUModelRunnerOutput=Output, Scheduler=Scheduler
         )
         for _ in range(2):  # watching twice is watching once
-            probe._watch_runner(module)
-            probe._watch_scheduler(module)
+            methods.watch_runner(module)
+            methods.watch_scheduler(module)
         self.event: Any = Event
         self.runner: Any = Runner()
         self.output: Any = Output
@@ -110,12 +111,12 @@ class Standing:
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where this process records to, without a thread that runs on."""
     file = tmp_path / "file"
-    monkeypatch.setattr(probe, "_path", str(file))
-    monkeypatch.setattr(probe, "_recorder", None)
-    monkeypatch.setattr(probe, "_plain", torch.Event, raising=False)
-    monkeypatch.setattr(probe.Recorder, "run", lambda _: None)
-    monkeypatch.setattr(fences, "listeners", [probe._fence])
-    probe._tell.cache_clear()
+    monkeypatch.setattr(recorder, "_path", str(file))
+    monkeypatch.setattr(recorder, "_recorder", None)
+    monkeypatch.setattr(events, "_torch_event", torch.Event, raising=False)
+    monkeypatch.setattr(recorder.Recorder, "start_thread", lambda _: None)
+    monkeypatch.setattr(fences, "listeners", [recorder.record_fence])
+    recorder.log_once.cache_clear()
     return file
 
 
@@ -134,7 +135,7 @@ def said() -> Iterator[Callable[[], list[str]]]:
 
 def recorded(file: Path, label: str = "rank0") -> list[Span]:
     """What there is in the file, when it is written."""
-    probe.recorder().write()
+    recorder.recorder().write()
     return records.read(Path(f"{file}.{label}")).spans
 
 
@@ -170,7 +171,7 @@ def test_an_exception_is_passed_on_and_its_step_recorded(standing: Standing, fil
         raise wrong
 
     failing: Any = type("Failing", (type(standing.runner),), {})
-    failing.execute_model = probe._execute_model(fail)
+    failing.execute_model = methods._execute_model(fail)
     broken: Any = failing()
     output = standing.output(wrong)
     calls: list[Callable[[], Any]] = [
@@ -199,7 +200,7 @@ def test_an_exception_is_passed_on_and_its_step_recorded(standing: Standing, fil
 def test_dummy_runs_and_empty_steps_are_left_out(standing: Standing, file: Path) -> None:
     assert standing.runner.execute_model(scheduled(), dummy_run=True) == ("executed", True)
     assert standing.runner.execute_model(scheduled(tokens=0)) == ("executed", False)
-    assert probe._recorder is None
+    assert recorder._recorder is None
     standing.runner.execute_model(scheduled())
     assert [span.step for span in recorded(file)] == [1]
 
@@ -339,12 +340,12 @@ def test_what_is_waited_for_while_an_engine_starts_is_no_steps(
         """Upstream's profiling ends with one."""
 
     for wait in (
-        probe._sync_device(_sync_device),
+        methods._sync_device(_sync_device),
         lambda: standing.event().synchronize(),
         lambda: fences.wait(standing.event(), "warm-up"),
     ):
         wait()
-    assert probe._recorder is None
+    assert recorder._recorder is None
     standing.scheduler.schedule()
     fences.wait(standing.event(), "history")
     assert [span.owner for span in of(recorded(file, "engine0"), "fence")] == ["history"]
@@ -354,9 +355,9 @@ def test_threads_that_are_first_at_once_make_one_recorder(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert file
-    monkeypatch.setattr(probe.Recorder, "run", lambda _: time.sleep(0.01))
-    found: list[probe.Recorder] = []
-    threads = [threading.Thread(target=lambda: found.append(probe.recorder())) for _ in range(4)]
+    monkeypatch.setattr(recorder.Recorder, "start_thread", lambda _: time.sleep(0.01))
+    found: list[recorder.Recorder] = []
+    threads = [threading.Thread(target=lambda: found.append(recorder.recorder())) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -436,12 +437,12 @@ class Timed(Device):
 def device(file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Timed]:
     """It is there, and upstream's classes are watched for a while."""
     monkeypatch.setenv(switch.PROBE, str(file))
-    monkeypatch.setattr(probe, "_path", None)
+    monkeypatch.setattr(recorder, "_path", None)
     monkeypatch.setattr(fences, "listeners", [])
-    monkeypatch.setattr(probe, "_has_device", lambda: True)
+    monkeypatch.setattr(events, "_has_device", lambda: True)
     monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
     monkeypatch.setattr(torch.cuda, "set_stream", lambda _: None)
-    monkeypatch.setattr(probe, "_importing", probe._Importing())
+    monkeypatch.setattr(imports, "_hook", imports.ImportHook())
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     owners = [
         gpu_model_runner.GPUModelRunner,
@@ -449,7 +450,7 @@ def device(file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Timed]:
         async_utils.AsyncOutput,
         scheduler.Scheduler,
     ]
-    for name in probe._WATCHED:
+    for name in methods.WATCHED:
         if name in sys.modules:
             owners += [v for v in vars(sys.modules[name]).values() if isinstance(v, type)]
     with ExitStack() as stack:
@@ -494,12 +495,12 @@ def test_an_asynchronous_output_of_upstreams(
     device: Timed, file: Path, made: Callable[[Timed], Any], ready: bool
 ) -> None:
     """It gives what it gives, and its copy is seen from its start until it is taken."""
-    mine = probe.recorder()
+    mine = recorder.recorder()
     for _ in range(3):
-        mine.begin(CONFIG, 2)
+        mine.begin_step(CONFIG, 2)
         output = made(device)
         launched = time.perf_counter_ns()
-        mine.begin(CONFIG, 2)
+        mine.begin_step(CONFIG, 2)
         if ready:
             for stream in device.streams:
                 stream.finish()
@@ -526,7 +527,7 @@ def test_events_that_tell_no_time_leave_readbacks_out(
     device: Timed, file: Path, said: Callable[[], list[str]]
 ) -> None:
     device.timing = False
-    probe.recorder().begin(CONFIG, 1)
+    recorder.recorder().begin_step(CONFIG, 1)
     for _ in range(2):
         assert v1_output(device).get_output().sampled_token_ids == [[5], []]
     spans = recorded(file)
@@ -539,7 +540,7 @@ def test_an_output_that_fails_before_its_copy_was_seen_has_no_readback(
     device: Timed, file: Path
 ) -> None:
     """The copy that was seen before is another one's."""
-    probe.recorder().begin(CONFIG, 1)
+    recorder.recorder().begin_step(CONFIG, 1)
     first, second = v1_output(device), v1_output(device)
     first.get_output()
     second.sampled_token_ids_cpu = None
@@ -554,7 +555,7 @@ def test_only_an_outputs_event_is_made_to_tell_the_time(device: Timed) -> None:
     """Others cost the device nothing more than without the probe."""
     assert not torch.Event().timing
     assert not torch.cuda.Event().timing
-    probe.recorder().begin(CONFIG, 1)
+    recorder.recorder().begin_step(CONFIG, 1)
     assert v1_output(device).async_copy_ready_event.timing
     assert v2_output(device).copy_event.timing
     assert not torch.Event().timing
@@ -575,10 +576,10 @@ def test_a_synchronous_readback_of_upstreams(device: Timed, file: Path) -> None:
     runner = gpu_model_runner.GPUModelRunner.__new__(gpu_model_runner.GPUModelRunner)
     runner.sampled_token_ids_pinned_cpu = torch.zeros(4, 1, dtype=torch.int64)
     runner.transfer_event = torch.Event()
-    mine = probe.recorder()
+    mine = recorder.recorder()
     events = []
     for step in (1, 2):
-        mine.begin(CONFIG, 1)
+        mine.begin_step(CONFIG, 1)
         before = time.perf_counter_ns()
         assert runner._to_list(on_device()) == [[5], [7]]
         after = time.perf_counter_ns()
@@ -627,11 +628,11 @@ def test_a_synchronous_step_has_one_readback_and_no_wait_of_the_probes(
     """However the overlay's readbacks are switched. It lasts until the device is done."""
     if ready:
         device.decide = lambda count: count - 1
-    probe._replace(Synchronous, "_to_list", probe._to_list)
+    methods._wrap(Synchronous, "_to_list", methods._to_list)
     runner = Synchronous(on)
-    mine = probe.recorder()
+    mine = recorder.recorder()
     for step in (1, 2, 3):
-        mine.begin(CONFIG, 1)
+        mine.begin_step(CONFIG, 1)
         assert runner.sample() == [[5], [7]]
         spans = recorded(file)
         owners = [span.owner for span in of(spans, "fence")]
@@ -650,7 +651,7 @@ def test_a_wait_for_the_whole_device_is_a_fence(
     assert device
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
     runner = gpu_model_runner.GPUModelRunner.__new__(gpu_model_runner.GPUModelRunner)
-    probe.recorder().begin(CONFIG, 1)
+    recorder.recorder().begin_step(CONFIG, 1)
     runner._sync_device()
     assert [span.owner for span in of(recorded(file), "fence")] == ["_sync_device"]
 
@@ -661,7 +662,7 @@ def test_upstreams_methods_keep_their_names(device: Timed) -> None:
     watched: Any = gpu_model_runner.GPUModelRunner.execute_model
     assert watched.__name__ == "execute_model"
     assert watched.__wrapped__
-    assert not hasattr(watched.__wrapped__, "_probed")
+    assert not hasattr(watched.__wrapped__, "_readiness_wrapped_by")
 
 
 # Who is watched, and when.
@@ -675,8 +676,8 @@ def test_without_the_variable_nothing_is_replaced(monkeypatch: pytest.MonkeyPatc
     attributes = [dict(vars(each)) for each in classes]
     handler = signal.getsignal(signal.SIGUSR2)
     probe.install()
-    assert probe._path is None
-    assert probe._recorder is None
+    assert recorder._path is None
+    assert recorder._recorder is None
     assert fences.listeners == []
     assert threading.active_count() == threads
     assert signal.getsignal(signal.SIGUSR2) == handler
@@ -693,7 +694,7 @@ def test_modules_imported_before_and_after_are_watched_once(
     (tmp_path / "watched_never.py").write_text("VALUE = 3")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-    monkeypatch.setattr(probe, "_importing", probe._Importing())
+    monkeypatch.setattr(imports, "_hook", imports.ImportHook())
     told: list[tuple[str, int]] = []
 
     def watch(module: ModuleType) -> None:
@@ -701,7 +702,7 @@ def test_modules_imported_before_and_after_are_watched_once(
 
     __import__("watched_before")
     for name in ("watched_before", "watched_after", "watched_missing"):
-        probe._when_imported(name, watch)
+        imports.when_imported(name, watch)
     assert told == [("watched_before", 1)]
     __import__("watched_after")
     __import__("watched_after")
@@ -720,7 +721,7 @@ def test_a_path_that_cannot_be_is_an_error_at_once(
     monkeypatch.setenv(switch.PROBE, str(tmp_path / "none" / "file"))
     with pytest.raises(switch.PathError):
         probe.install()
-    assert probe._path is None
+    assert recorder._path is None
 
 
 # Processes. A child does what a worker does: it installs the probe, makes some steps and ends.
@@ -834,7 +835,7 @@ def test_a_signal_has_the_file_written_while_the_process_goes_on(tmp_path: Path)
 
 
 def serve_and_be_killed(pipe: Any) -> None:
-    probe.PERIOD = 0.1
+    recorder.PERIOD = 0.1
     steps(2)
     pipe.send("ready")
     pipe.recv()
@@ -855,7 +856,7 @@ def test_a_file_is_written_when_nothing_has_happened_for_a_while(tmp_path: Path)
 
 def serve_with_a_handler(pipe: Any) -> None:
     signal.signal(signal.SIGUSR2, lambda *_: pipe.send("mine"))
-    probe.listen()
+    recorder.listen()
     serve(pipe)
 
 
@@ -874,7 +875,7 @@ def lose_the_directory(pipe: Any) -> None:
     steps(2)
     pipe.send("ready")
     pipe.recv()
-    probe.recorder().write()
+    recorder.recorder().write()
     steps(1)
 
 
@@ -893,9 +894,9 @@ def load(rank: int | None) -> Callable[[Any], None]:
     """What a worker or, without a rank, an engine's core does: it waits, and then steps."""
 
     def work(pipe: Any) -> None:
-        probe.PERIOD = 0.05
+        recorder.PERIOD = 0.05
         fences.wait(Standing().event(), "warm-up")
-        time.sleep(8 * probe.PERIOD)  # there is more to load
+        time.sleep(8 * recorder.PERIOD)  # there is more to load
         pipe.send("loaded")
         pipe.recv()
         if rank is None:
@@ -935,7 +936,7 @@ def test_workers_that_wait_before_their_first_step_leave_the_cores_file_alone(
 
 
 def step_when_told(pipe: Any) -> None:
-    probe.PERIOD = 0.05
+    recorder.PERIOD = 0.05
     pipe.send("ready")
     pipe.recv()
     steps(1, rank=1)
@@ -962,7 +963,7 @@ def test_a_process_that_has_been_idle_is_of_the_same_engine_as_one_that_steps_la
 
 
 def fail_to_write(pipe: Any) -> None:
-    probe.PERIOD = 0.05
+    recorder.PERIOD = 0.05
     write = Ring.write
     tries = []
 
@@ -975,7 +976,7 @@ def fail_to_write(pipe: Any) -> None:
             return "shut down"
 
     module: Any = SimpleNamespace(EngineCore=EngineCore)
-    probe._watch_core(module)
+    methods.watch_core(module)
     Ring.write = fail  # type: ignore[method-assign, assignment]
     steps(1)
     until(lambda: len(tries) > 0)
@@ -1031,15 +1032,15 @@ def test_a_signal_ends_no_fork_of_a_process_that_was_watched_by_another_thread(
 
 def fork(pipe: Any) -> None:
     steps(3)
-    probe._making.acquire()  # by another thread, for example
+    recorder._recorder_lock.acquire()  # by another thread, for example
     child = os.fork()
     if child:
-        probe._making.release()
+        recorder._recorder_lock.release()
     else:
         signal.alarm(30)
         with suppress(BaseException):
             steps(2, rank=1)
-            probe.recorder().write()
+            recorder.recorder().write()
             threads = [each.name for each in threading.enumerate()]
             pipe.send(threads.count("readiness-probe"))
         os._exit(0)
@@ -1069,7 +1070,7 @@ def end_the_core(pipe: Any) -> None:
             os._exit(0)
 
     module: Any = SimpleNamespace(EngineCore=EngineCore)
-    probe._watch_core(module)
+    methods.watch_core(module)
     EngineCore().shutdown()
 
 
@@ -1086,6 +1087,7 @@ from types import SimpleNamespace
 import vllm.v1
 vllm.v1.__path__.append(sys.argv[1])
 from vllm.v1.readiness import probe
+from vllm.v1.readiness.probe import methods
 
 class Scheduler:
     vllm_config = SimpleNamespace()
@@ -1099,7 +1101,7 @@ class GPUModelRunner:
 
 def work():
     probe.install()
-    probe._watch_runner(SimpleNamespace(GPUModelRunner=GPUModelRunner))
+    methods.watch_runner(SimpleNamespace(GPUModelRunner=GPUModelRunner))
     cached = SimpleNamespace(req_ids=[])
     given = SimpleNamespace(total_num_scheduled_tokens=1, num_scheduled_tokens={"a": 1},
                             scheduled_cached_reqs=cached)
@@ -1109,7 +1111,7 @@ if __name__ == "__main__":
     probe.install()
     threads = [each.name for each in threading.enumerate()]
     assert threads == ["MainThread"], threads
-    probe._watch_scheduler(SimpleNamespace(Scheduler=Scheduler))
+    methods.watch_scheduler(SimpleNamespace(Scheduler=Scheduler))
     Scheduler().schedule()
     child = multiprocessing.get_context("spawn").Process(target=work)
     child.start()
@@ -1122,7 +1124,7 @@ def test_a_program_and_a_child_that_it_spawns_write_when_they_end(tmp_path: Path
     """Installing alone starts no thread: many processes have nothing to record."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    command = [sys.executable, str(program), str(Path(probe.__file__).parents[1])]
+    command = [sys.executable, str(program), str(Path(probe.__file__).parents[2])]
     env = {**os.environ, switch.PROBE: str(tmp_path / "file")}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from support import probes
-from vllm.v1.readiness import probe_metrics, switch
-from vllm.v1.readiness.probe_metrics import BOUNDS, Histograms, ProbeCollector, Series
+from vllm.v1.readiness import probe, switch
+from vllm.v1.readiness.probe import metrics
+from vllm.v1.readiness.probe.histograms import BOUNDS, Histograms, Series
+from vllm.v1.readiness.probe.metrics import ProbeCollector
 
 KINDS = (
     *("execute_model", "sample_tokens", "get_output", "fence"),
@@ -84,14 +86,14 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "a [probe]*"
     monkeypatch.setenv(switch.PROBE, str(file))
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
-    monkeypatch.setattr(probe_metrics, "_warned", set())
+    monkeypatch.setattr(metrics, "_warned", set())
     return file
 
 
 @pytest.fixture
 def said() -> Iterator[Callable[[], list[str]]]:
     """What has been logged."""
-    with probes.logged(probe_metrics) as sentences:
+    with probes.logged(probe) as sentences:
         yield sentences
 
 
@@ -268,7 +270,7 @@ def test_of_a_process_that_has_ended_nothing_is_shown(
 ) -> None:
     """Killed, its file stays; not waited for, it is still in the table of processes."""
     program = f"""{ALONE}
-from vllm.v1.readiness.probe_metrics import Histograms
+from vllm.v1.readiness.probe.histograms import Histograms
 import numpy as np
 counted = Histograms({KINDS!r})
 counted.update(np.array([[0, 1, 2, 0, 0, 0]]), [])
@@ -427,7 +429,7 @@ def test_a_directory_that_is_gone_is_logged_once(file: Path, said: Callable[[], 
         counted.write(str(of(gone, "rank0")))
     assert [line.partition(":")[0] for line in said()] == [
         f"/metrics leaves out {gone.parent}",
-        f"/metrics will lack figures, {of(gone, 'rank0')} cannot be written",
+        f"/metrics will lack histograms, because {of(gone, 'rank0')} cannot be written",
     ]
     counted.write(str(of(file, "rank0")))
     assert shown(registry_of(file))
@@ -445,13 +447,13 @@ def test_what_cannot_be_put_in_place_is_not_left_lying_about(
 def test_a_registry_carries_the_probe_once(file: Path, said: Callable[[], list[str]]) -> None:
     histograms((0, 1, 0)).write(str(of(file, "rank0")))
     registry, other = CollectorRegistry(), CollectorRegistry()
-    assert probe_metrics.expose(registry) is registry
-    assert probe_metrics.expose(registry) is registry
-    assert probe_metrics.expose(other) is other
+    assert metrics.expose(registry) is registry
+    assert metrics.expose(registry) is registry
+    assert metrics.expose(other) is other
     assert shown(registry) == shown(other) != {}
     assert said() == []
     taken = registry_of(file)
-    assert probe_metrics.expose(taken) is taken
+    assert metrics.expose(taken) is taken
     assert shown(taken) == shown(registry)
     assert said() == [f"/metrics leaves out {file}: other metrics bear its metrics' names"]
 
@@ -461,7 +463,7 @@ def test_without_a_probe_a_registry_is_handed_back_as_it_came(
 ) -> None:
     monkeypatch.delenv(switch.PROBE)
     registry = CollectorRegistry()
-    assert probe_metrics.expose(registry) is registry
+    assert metrics.expose(registry) is registry
     assert list(registry._collector_to_names) == []
 
 
@@ -481,7 +483,7 @@ def test_doing_it_again_changes_nothing(
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
 
     def again() -> list[Any]:
-        probe_metrics.install()
+        metrics.install()
         registry = prometheus.get_prometheus_registry()
         assert len(registry._collector_to_names) == 2
         return [getattr(place, name) for place, name in places]
@@ -495,7 +497,7 @@ def test_a_misspelt_file_is_refused_before_anything_is_shown(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(switch.PROBE, str(file / "nowhere"))
-    for function in (probe_metrics.install, lambda: probe_metrics.expose(CollectorRegistry())):
+    for function in (metrics.install, lambda: metrics.expose(CollectorRegistry())):
         with pytest.raises(switch.PathError, match="there is no directory"):
             function()
 
@@ -525,7 +527,7 @@ import numpy, json
 before = set(sys.modules)
 events = []
 sys.addaudithook(lambda event, _: events.append(event))
-import vllm.v1.readiness.probe_metrics as ours
+import vllm.v1.readiness.probe.metrics as ours
 import threading
 registry = object()
 assert ours.expose(registry) is registry
@@ -547,7 +549,7 @@ print(json.dumps([
         cwd=tmp_path,
     )
     modules, events, threads = json.loads(done.stdout)
-    names = ("", ".features", ".probe_metrics", ".switch")
+    names = ("", ".features", ".probe", ".probe.histograms", ".probe.metrics", ".switch")
     assert modules == [f"vllm.v1.readiness{name}" for name in names]
     assert events == []
     assert threads == 1

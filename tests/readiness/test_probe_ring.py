@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from probe import records
 from support import probes
-from vllm.v1.readiness import probe_ring
-from vllm.v1.readiness.probe_ring import FIELDS, KINDS, Ring
+from vllm.v1.readiness.probe import ring as probe_ring
+from vllm.v1.readiness.probe.ring import FIELDS, KINDS, Ring
 
 HEADER = {
     name: value
