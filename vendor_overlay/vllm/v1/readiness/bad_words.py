@@ -38,9 +38,9 @@ class BadWords(Slots):
     def __init__(self, batch: "InputBatch", history: "History") -> None:
         super().__init__(batch, history)
         if current_platform.is_cuda():
-            from vllm.v1.readiness import bad_word_kernels
+            from vllm.v1.readiness.kernels import bad_words as kernels
 
-            self.kernels = bad_word_kernels
+            self.kernels = kernels
         self._words: dict[str, Words] = {}
         #: Requests with words that upstream alone knows how to read.
         self._odd: set[str] = set()

@@ -157,9 +157,9 @@ class Readbacks:
         self._buffers: dict[int, _Buffer] = {}
         self._store: Store | None = None
         if self.events and current_platform.is_cuda():
-            from vllm.v1.readiness import readback_kernels
+            from vllm.v1.readiness.kernels import readback
 
-            self._store = readback_kernels.store
+            self._store = readback.store
 
     def warm_up(self, buffers: int) -> None:
         """Pin the first buffers and compile the kernel, which would stall a first step."""
