@@ -9,7 +9,7 @@ word is masked there.
 Bit for bit what upstream's ``apply_bad_words`` makes of the logits: it writes minus infinity
 and reads nothing. The prompt counts for nothing, and a token beyond the logits is passed over.
 
-Off CUDA torch's operations do it, for all rows at once; see ``bad_word_tails``. A slot then is
+Off CUDA torch's operations do it, for all rows at once; see ``bad_words_torch``. A slot then is
 no more than the tail.
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from vllm.platforms import current_platform
-from vllm.v1.readiness.bad_word_tails import MAX_ID, NOTHING, Tails, Words
+from vllm.v1.readiness.bad_words_torch import MAX_ID, NOTHING, Tails, Words
 from vllm.v1.readiness.slots import Slots
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class BadWords(Slots):
             self._mask(logits, mode, drafts, 1)
             return
         assert self._tails is not None
-        self._tails.mask(logits, drafts, each=False)
+        self._tails.mask(logits, drafts, per_draft=False)
 
     def apply_to_targets(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata") -> None:
         """Mask what would complete a bad word where drafts are verified, in place.
@@ -140,7 +140,7 @@ class BadWords(Slots):
             self._mask(logits, self.kernels.TARGET, drafts, drafts.max_spec_len)
             return
         assert self._tails is not None
-        self._tails.mask(logits, drafts, each=True)
+        self._tails.mask(logits, drafts, per_draft=True)
 
     def _carry_on(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
         """Append what was sampled to the tails; a row ends at its first negative id."""
