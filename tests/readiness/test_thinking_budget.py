@@ -192,10 +192,10 @@ class Model:
             theirs, ours = self.stock._state[number], self.ours._state[number]
             progress = ours[_PROGRESS]
             assert theirs["in_end"] == ours["in_end"]
-            if progress.limit == _NEVER or number >= len(self.rows):
+            if progress.force_from == _NEVER or number >= len(self.rows):
                 continue
             assert not progress.deferred
-            self.ours._make_skipped(ours, progress)
+            self.ours._update_skipped(ours, progress)
             assert {name: theirs[name] for name in FIELDS} == {name: ours[name] for name in FIELDS}
 
 
