@@ -1,10 +1,9 @@
-"""What the probe watches: stand-ins with upstream's methods, and upstream's own classes."""
+"""The probe on stand-ins with upstream's methods, and on upstream's own classes."""
 
 import logging
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -43,8 +42,8 @@ def scheduled(tokens: int = 1, continuing: int = 1, first: str = "request-0") ->
     )
 
 
-class Standing:
-    """Stand-ins for upstream's classes, which are watched."""
+class StandIns:
+    """Observed stand-ins for upstream's classes."""
 
     def __init__(self) -> None:
         class Event:
@@ -121,14 +120,14 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def standing(file: Path) -> Standing:
+def stand_ins(file: Path) -> StandIns:
     assert file
-    return Standing()
+    return StandIns()
 
 
 @pytest.fixture
-def said() -> Iterator[Callable[[], list[str]]]:
-    """What the probe has logged."""
+def warnings() -> Iterator[Callable[[], list[str]]]:
+    """What the probe has logged as warnings."""
     with probes.logged(probe) as sentences:
         yield sentences
 
@@ -139,6 +138,15 @@ def recorded(file: Path, label: str = "rank0") -> list[Span]:
     return records.read(Path(f"{file}.{label}")).spans
 
 
+def together(*calls: Callable[[], Any]) -> None:
+    """Make each call in a thread of its own."""
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def of(spans: list[Span], kind: str) -> list[Span]:
     return [span for span in spans if span.kind == kind]
 
@@ -146,12 +154,12 @@ def of(spans: list[Span], kind: str) -> list[Span]:
 # What a step records.
 
 
-def test_steps_are_numbered_and_timed(standing: Standing, file: Path) -> None:
+def test_steps_are_numbered_and_timed(stand_ins: StandIns, file: Path) -> None:
     before = time.perf_counter_ns()
     for continuing in (0, 2):
         given = scheduled(continuing=continuing)
-        assert standing.runner.execute_model(given) == ("executed", False)
-        assert standing.runner.sample_tokens("sampled") == "sampled"
+        assert stand_ins.runner.execute_model(given) == ("executed", False)
+        assert stand_ins.runner.sample_tokens("sampled") == "sampled"
     after = time.perf_counter_ns()
     spans = recorded(file)
     kinds = [*("execute_model", "sample_tokens"), *("execute_model", "sample_tokens", "output")]
@@ -164,59 +172,51 @@ def test_steps_are_numbered_and_timed(standing: Standing, file: Path) -> None:
     assert [before, *times, after] == sorted([before, *times, after])
 
 
-def test_an_exception_is_passed_on_and_its_step_recorded(standing: Standing, file: Path) -> None:
+def test_an_exception_is_passed_on_and_its_step_recorded(stand_ins: StandIns, file: Path) -> None:
     wrong = ValueError("wrong")
 
     def fail(*_: Any, **__: Any) -> None:
         raise wrong
 
-    failing: Any = type("Failing", (type(standing.runner),), {})
+    failing: Any = type("Failing", (type(stand_ins.runner),), {})
     failing.execute_model = methods._execute_model(fail)
     broken: Any = failing()
-    output = standing.output(wrong)
     calls: list[Callable[[], Any]] = [
         lambda: broken.execute_model(scheduled()),
-        lambda: standing.runner.sample_tokens(wrong),
-        lambda: standing.scheduler.update_from_output(wrong),
+        lambda: stand_ins.runner.sample_tokens(wrong),
+        lambda: stand_ins.scheduler.update_from_output(wrong),
+        lambda: stand_ins.output(wrong).get_output(),
     ]
     for call in calls:
         with pytest.raises(ValueError, match="wrong") as caught:
             call()
         assert caught.value is wrong
-    standing.runner.execute_model(scheduled())
-    output = standing.output(wrong)
-    with pytest.raises(ValueError, match="wrong"):
-        output.get_output()
-    standing.runner.sample_tokens("sampled")
-    spans = recorded(file)
-    for kind, count in (("execute_model", 2), ("sample_tokens", 2), ("update_from_output", 1)):
-        assert len(of(spans, kind)) == count
-    assert [span.step for span in of(spans, "get_output")] == [2]
-    # The thread is out of the output again.
-    fences.wait(standing.event(), "history")
-    assert of(recorded(file), "fence")[-1].step == 2
+    stand_ins.runner.execute_model(scheduled())
+    fences.wait(stand_ins.event(), "history")  # the thread fetches no output any more
+    assert [(span.kind, span.step) for span in recorded(file) if span.kind != "output"] == [
+        *[(kind, 1) for kind in ("execute_model", "sample_tokens", "update_from_output")],
+        *[("fence", 1), ("get_output", 1), ("execute_model", 2), ("fence", 2)],
+    ]
 
 
-def test_dummy_runs_and_empty_steps_are_left_out(standing: Standing, file: Path) -> None:
-    assert standing.runner.execute_model(scheduled(), dummy_run=True) == ("executed", True)
-    assert standing.runner.execute_model(scheduled(tokens=0)) == ("executed", False)
+def test_dummy_runs_and_empty_steps_are_left_out(stand_ins: StandIns, file: Path) -> None:
+    assert stand_ins.runner.execute_model(scheduled(), dummy_run=True) == ("executed", True)
+    assert stand_ins.runner.execute_model(scheduled(tokens=0)) == ("executed", False)
     assert recorder._recorder is None
-    standing.runner.execute_model(scheduled())
+    stand_ins.runner.execute_model(scheduled())
     assert [span.step for span in recorded(file)] == [1]
 
 
 def test_an_output_bears_its_steps_number_though_newer_steps_have_begun(
-    standing: Standing, file: Path
+    stand_ins: StandIns, file: Path
 ) -> None:
-    runner = standing.runner
+    runner = stand_ins.runner
     outputs = []
     for continuing in (4, 5, 6):
         runner.execute_model(scheduled(continuing=continuing))
-        outputs.append(runner.sample_tokens(lambda: standing.output("tokens")))
+        outputs.append(runner.sample_tokens(lambda: stand_ins.output("tokens")))
         if len(outputs) > 1:
-            thread = threading.Thread(target=outputs[-2].get_output)
-            thread.start()
-            thread.join()
+            together(outputs[-2].get_output)
     spans = recorded(file)
     assert [span.step for span in of(spans, "get_output")] == [1, 2]
     assert [span.step for span in of(spans, "fence")] == [1, 2]
@@ -226,41 +226,36 @@ def test_an_output_bears_its_steps_number_though_newer_steps_have_begun(
     assert (between.step, between.continuing) == (2, 5)
     assert first.thread != of(spans, "sample_tokens")[0].thread
     # What this thread waits for meanwhile is the newest step's.
-    fences.wait(standing.event(), "history")
+    fences.wait(stand_ins.event(), "history")
     assert of(recorded(file), "fence")[-1].step == 3
 
 
-def test_an_output_taken_within_sample_tokens_is_handed_out_once(
-    standing: Standing, file: Path
-) -> None:
-    """Runner V2 does so under synchronous scheduling."""
-    for _ in range(3):
-        standing.runner.execute_model(scheduled())
-        standing.runner.sample_tokens(lambda: standing.output("tokens").get_output())
-    assert [span.step for span in of(recorded(file), "output")] == [2, 3]
-
-
-def test_a_step_without_an_output_hands_out_none(standing: Standing, file: Path) -> None:
-    """As one of a rank in the middle of a pipeline."""
-    for result in ("tokens", None, "tokens"):
-        standing.runner.execute_model(scheduled())
-        standing.runner.sample_tokens(result)
-    assert [span.step for span in of(recorded(file), "output")] == [3]
+def test_an_output_is_delivered_once_or_not_at_all(stand_ins: StandIns, file: Path) -> None:
+    """Synchronous runner V2 takes it within sample_tokens; the middle of a pipeline has none."""
+    for sampled in (
+        lambda: stand_ins.output("tokens").get_output(),
+        lambda: stand_ins.output("tokens").get_output(),
+        None,
+        "tokens",
+    ):
+        stand_ins.runner.execute_model(scheduled())
+        stand_ins.runner.sample_tokens(sampled)
+    assert [span.step for span in of(recorded(file), "output")] == [2, 4]
 
 
 def test_an_output_made_before_the_probe_was_there_is_left_alone(
-    standing: Standing, file: Path
+    stand_ins: StandIns, file: Path
 ) -> None:
-    standing.runner.execute_model(scheduled())
-    output = standing.output.__new__(standing.output)
-    output.result, output.async_copy_ready_event = "tokens", standing.event()
+    stand_ins.runner.execute_model(scheduled())
+    output = stand_ins.output.__new__(stand_ins.output)
+    output.result, output.async_copy_ready_event = "tokens", stand_ins.event()
     assert output.get_output() == "tokens"
     assert of(recorded(file), "get_output") == []
 
 
-def test_the_schedulers_part_is_recorded(standing: Standing, file: Path) -> None:
-    assert standing.scheduler.schedule(1) == (1,)
-    assert standing.scheduler.update_from_output("output") == "output"
+def test_the_schedulers_part_is_recorded(stand_ins: StandIns, file: Path) -> None:
+    assert stand_ins.scheduler.schedule(1) == (1,)
+    assert stand_ins.scheduler.update_from_output("output") == "output"
     assert [span.kind for span in recorded(file, "engine0")] == ["schedule", "update_from_output"]
 
 
@@ -275,11 +270,11 @@ def test_the_schedulers_part_is_recorded(standing: Standing, file: Path) -> None
     ],
 )
 def test_each_process_has_a_file_of_its_own(
-    standing: Standing, file: Path, parallel: dict[str, int], label: str
+    stand_ins: StandIns, file: Path, parallel: dict[str, int], label: str
 ) -> None:
     given = SimpleNamespace(**{**vars(CONFIG.parallel_config), **parallel})
-    standing.runner.vllm_config = SimpleNamespace(parallel_config=given)
-    standing.runner.execute_model(scheduled())
+    stand_ins.runner.vllm_config = SimpleNamespace(parallel_config=given)
+    stand_ins.runner.execute_model(scheduled())
     assert recorded(file, label)
     assert records._LABEL.fullmatch(label)
 
@@ -287,51 +282,34 @@ def test_each_process_has_a_file_of_its_own(
 # Fences.
 
 
-def test_a_wait_by_name_is_one_fence_with_its_owners_name(standing: Standing, file: Path) -> None:
-    standing.runner.execute_model(scheduled())
-    fences.wait(standing.event(), "thinking budget")
-    (fence,) = of(recorded(file), "fence")
-    assert fence.owner == "thinking budget"
-    assert fence.length >= 0
-
-
-def test_any_other_wait_bears_the_name_of_the_function_that_waits(
-    standing: Standing, file: Path
+def test_a_fence_bears_the_name_of_its_owner_or_of_the_function_that_waits(
+    stand_ins: StandIns, file: Path
 ) -> None:
-    standing.runner.execute_model(scheduled())
+    stand_ins.runner.execute_model(scheduled())
 
     def update_async_output_token_ids() -> None:
-        standing.event().synchronize()
+        stand_ins.event().synchronize()
 
+    fences.wait(stand_ins.event(), "thinking budget")
     update_async_output_token_ids()
-    (fence,) = of(recorded(file), "fence")
-    assert fence.owner == "update_async_output_token_ids"
+    completed = stand_ins.event()
+    completed.completed = True
+    completed.synchronize()  # not a wait, nor is the next one
+    fences.wait(completed, "history")
+    found = of(recorded(file), "fence")
+    assert [span.owner for span in found] == ["thinking budget", "update_async_output_token_ids"]
+    assert all(span.length >= 0 for span in found)
 
 
-def test_who_does_not_wait_is_no_fence(standing: Standing, file: Path) -> None:
-    standing.runner.execute_model(scheduled())
-    event = standing.event()
-    event.completed = True
-    event.synchronize()
-    fences.wait(event, "history")
-    assert of(recorded(file), "fence") == []
-
-
-def test_owners_are_kept_apart_whichever_thread_is_first(standing: Standing, file: Path) -> None:
-    standing.runner.execute_model(scheduled())
+def test_owners_are_kept_apart_whichever_thread_is_first(stand_ins: StandIns, file: Path) -> None:
+    stand_ins.runner.execute_model(scheduled())
     names = [f"owner-{n % 7}" for n in range(70)]
-    threads = [
-        threading.Thread(target=fences.wait, args=(standing.event(), name)) for name in names
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*[lambda name=name: fences.wait(stand_ins.event(), name) for name in names])  # type: ignore[misc]
     assert sorted(span.owner for span in of(recorded(file), "fence")) == sorted(names)
 
 
 def test_what_is_waited_for_while_an_engine_starts_is_no_steps(
-    standing: Standing, file: Path
+    stand_ins: StandIns, file: Path
 ) -> None:
     """And no reason to record: what this process is, is not known yet."""
     assert file
@@ -341,13 +319,13 @@ def test_what_is_waited_for_while_an_engine_starts_is_no_steps(
 
     for wait in (
         methods._sync_device(_sync_device),
-        lambda: standing.event().synchronize(),
-        lambda: fences.wait(standing.event(), "warm-up"),
+        lambda: stand_ins.event().synchronize(),
+        lambda: fences.wait(stand_ins.event(), "warm-up"),
     ):
         wait()
     assert recorder._recorder is None
-    standing.scheduler.schedule()
-    fences.wait(standing.event(), "history")
+    stand_ins.scheduler.schedule()
+    fences.wait(stand_ins.event(), "history")
     assert [span.owner for span in of(recorded(file, "engine0"), "fence")] == ["history"]
 
 
@@ -357,33 +335,29 @@ def test_threads_that_are_first_at_once_make_one_recorder(
     assert file
     monkeypatch.setattr(recorder.Recorder, "start_thread", lambda _: time.sleep(0.01))
     found: list[recorder.Recorder] = []
-    threads = [threading.Thread(target=lambda: found.append(recorder.recorder())) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(*[lambda: found.append(recorder.recorder())] * 4)
     assert len(found) == 4
     assert len(set(map(id, found))) == 1
 
 
 @pytest.mark.parametrize("whose", ["ours", "another's", "nobody's"])
 def test_a_core_that_turns_out_to_run_a_worker_takes_back_no_file_but_its_own(
-    standing: Standing, file: Path, said: Callable[[], list[str]], whose: str
+    stand_ins: StandIns, file: Path, warnings: Callable[[], list[str]], whose: str
 ) -> None:
-    standing.scheduler.schedule()
+    stand_ins.scheduler.schedule()
     early = Path(f"{file}.engine0")
     assert recorded(file, "engine0")
     if whose == "another's":
         probes.written(early, [], pid=os.getpid() + 1)
     elif whose == "nobody's":
         early.unlink()
-    standing.runner.execute_model(scheduled())
+    stand_ins.runner.execute_model(scheduled())
     assert recorded(file)
     assert early.exists() == (whose == "another's")
     probes.written(early, [])  # by another process, later on
     assert recorded(file)
     assert early.exists()
-    assert said() == []
+    assert warnings() == []
 
 
 # Upstream's classes, on a device that is simulated.
@@ -524,7 +498,7 @@ def test_an_asynchronous_output_of_upstreams(
 
 
 def test_events_that_tell_no_time_leave_readbacks_out(
-    device: Timed, file: Path, said: Callable[[], list[str]]
+    device: Timed, file: Path, warnings: Callable[[], list[str]]
 ) -> None:
     device.timing = False
     recorder.recorder().begin_step(CONFIG, 1)
@@ -533,7 +507,7 @@ def test_events_that_tell_no_time_leave_readbacks_out(
     spans = recorded(file)
     assert len(of(spans, "get_output")) == 2
     assert of(spans, "readback") == []
-    assert len([sentence for sentence in said() if "readbacks are left out" in sentence]) == 1
+    assert len([sentence for sentence in warnings() if "readbacks are left out" in sentence]) == 1
 
 
 def test_an_output_that_fails_before_its_copy_was_seen_has_no_readback(
@@ -596,7 +570,7 @@ def test_a_synchronous_readback_of_upstreams(device: Timed, file: Path) -> None:
 
 
 class Synchronous:
-    """Stands for the overlaid runner, as it is scheduled synchronously."""
+    """A stand-in for the overlaid runner under synchronous scheduling."""
 
     def __init__(self, on: bool) -> None:
         batch: Any = SimpleNamespace(
@@ -604,19 +578,18 @@ class Synchronous:
         )
         self.outputs = outputs.Outputs(batch, 0, on)
         self.transfer_event: Any = torch.Event()
+        #: When the ids were on the host, and a list was yet to be made.
+        self.read: list[int] = []
 
     def sample(self) -> Any:
-        return self._to_list(
-            self.outputs.show(
-                SimpleNamespace(sampled_token_ids=on_device(), logprobs_tensors=None)
-            )[0]
-        )
+        sampled = SimpleNamespace(sampled_token_ids=on_device(), logprobs_tensors=None)
+        return self._to_list(self.outputs.show(sampled)[0])
 
     def _to_list(self, ids: torch.Tensor) -> Any:
         if not ids.is_cpu:
             self.transfer_event.record()
             self.transfer_event.synchronize()
-        time.sleep(0.02)  # waking up, and making a list
+        self.read.append(time.perf_counter_ns())
         return ids.tolist()
 
 
@@ -638,7 +611,8 @@ def test_a_synchronous_step_has_one_readback_and_no_wait_of_the_probes(
         owners = [span.owner for span in of(spans, "fence")]
         assert owners == ([] if ready else ["output" if on else "_to_list"] * step)
         assert [span.step for span in of(spans, "readback")] == [*range(1, step + 1)]
-    assert all(span.length < 10_000_000 for span in of(spans, "readback"))
+    for span, read in zip(of(spans, "readback"), runner.read, strict=True):
+        assert span.ended <= read
     # Upstream's code waits for an event whether or not it has completed.
     assert device.waits == (0 if ready and on else 3)
     # What has been shown already is not timed once more.
@@ -654,15 +628,9 @@ def test_a_wait_for_the_whole_device_is_a_fence(
     recorder.recorder().begin_step(CONFIG, 1)
     runner._sync_device()
     assert [span.owner for span in of(recorded(file), "fence")] == ["_sync_device"]
-
-
-def test_upstreams_methods_keep_their_names(device: Timed) -> None:
-    """And what they are called with, which others ask them for."""
-    assert device
-    watched: Any = gpu_model_runner.GPUModelRunner.execute_model
-    assert watched.__name__ == "execute_model"
-    assert watched.__wrapped__
-    assert not hasattr(watched.__wrapped__, "_readiness_wrapped_by")
+    observed: Any = gpu_model_runner.GPUModelRunner.execute_model
+    assert observed.__name__ == observed.__wrapped__.__name__ == "execute_model"
+    assert not hasattr(observed.__wrapped__, "_readiness_wrapped_by")
 
 
 # Who is watched, and when.
@@ -759,19 +727,20 @@ def _child(file: str, work: Callable[[Any], None], pipe: Any) -> None:
     logger.addHandler(sink)
     logger.setLevel(logging.WARNING)
     os.environ[switch.PROBE] = file
+    signal.signal(signal.SIGUSR2, signal.SIG_DFL)  # whatever the parent does with it
     probe.install()
     work(pipe)
     sink.flush()
 
 
 def steps(count: int, rank: int = 0) -> None:
-    standing = Standing()
-    standing.runner.vllm_config = SimpleNamespace(
+    stand_ins = StandIns()
+    stand_ins.runner.vllm_config = SimpleNamespace(
         parallel_config=SimpleNamespace(rank=rank, data_parallel_index=0, data_parallel_size=1)
     )
     for _ in range(count):
-        standing.runner.execute_model(scheduled())
-        standing.runner.sample_tokens("tokens")
+        stand_ins.runner.execute_model(scheduled())
+        stand_ins.runner.sample_tokens("tokens")
 
 
 def number(file: Path, rank: int = 0) -> int:
@@ -779,18 +748,10 @@ def number(file: Path, rank: int = 0) -> int:
     return len(records.read(Path(f"{file}.rank{rank}")).of("execute_model"))
 
 
-def make_three(_: Any) -> None:
+def return_at_once(_: Any) -> None:
+    # Many processes that install the probe have nothing to record.
+    assert [thread.name for thread in threading.enumerate()] == ["MainThread"]
     steps(3)
-
-
-def test_a_child_writes_its_file_when_it_ends(tmp_path: Path) -> None:
-    before = time.perf_counter_ns()
-    child = start(tmp_path / "file", make_three)
-    child.process.join(60)
-    assert child.process.exitcode == 0
-    assert number(tmp_path / "file") == 3
-    process = records.read(Path(f"{tmp_path / 'file'}.rank0"))
-    assert before < process.header["started_ns"] < process.spans[0].began
 
 
 def serve_until_sigterm(pipe: Any) -> None:
@@ -798,17 +759,23 @@ def serve_until_sigterm(pipe: Any) -> None:
         raise SystemExit
 
     signal.signal(signal.SIGTERM, end)  # as vLLM's workers do
-    steps(4)
+    steps(3)
     pipe.send("ready")
     time.sleep(60)
 
 
-def test_a_child_that_is_terminated_writes_its_file(tmp_path: Path) -> None:
-    child = start(tmp_path / "file", serve_until_sigterm)
-    child.hears("ready")
-    child.process.terminate()
+@pytest.mark.parametrize("work", [return_at_once, serve_until_sigterm])
+def test_a_child_writes_its_file_when_it_ends(work: Callable[[Any], None], tmp_path: Path) -> None:
+    before = time.perf_counter_ns()
+    child = start(tmp_path / "file", work)
+    if work is serve_until_sigterm:
+        child.hears("ready")
+        child.process.terminate()
     child.process.join(60)
-    assert number(tmp_path / "file") == 4
+    assert child.process.exitcode == 0
+    assert number(tmp_path / "file") == 3
+    process = records.read(Path(f"{tmp_path / 'file'}.rank0"))
+    assert before < process.header["started_ns"] < process.spans[0].began
 
 
 def serve(pipe: Any) -> None:
@@ -822,12 +789,10 @@ def serve(pipe: Any) -> None:
 def test_a_signal_has_the_file_written_while_the_process_goes_on(tmp_path: Path) -> None:
     child = start(tmp_path / "file", serve)
     child.hears("ready")
-    began = time.monotonic()
     assert child.process.pid
     for _ in range(3):
         os.kill(child.process.pid, signal.SIGUSR2)
     until(lambda: Path(f"{tmp_path / 'file'}.rank0").exists())
-    assert time.monotonic() - began < 2
     assert number(tmp_path / "file") == 2
     assert child.process.is_alive()
     child.end()
@@ -871,36 +836,17 @@ def test_a_signal_that_somebody_else_uses_is_theirs(tmp_path: Path) -> None:
     assert number(tmp_path / "file") == 7
 
 
-def lose_the_directory(pipe: Any) -> None:
-    steps(2)
-    pipe.send("ready")
-    pipe.recv()
-    recorder.recorder().write()
-    steps(1)
-
-
-def test_a_file_that_cannot_be_written_is_logged_and_ends_nothing(tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    child = start(folder / "file", lose_the_directory)
-    child.hears("ready")
-    (folder / "file.log").rename(tmp_path / "log")
-    folder.rmdir()
-    child.end()
-    assert f"cannot write {folder / 'file'}.rank0" in (tmp_path / "log").read_text()
-
-
 def load(rank: int | None) -> Callable[[Any], None]:
     """What a worker or, without a rank, an engine's core does: it waits, and then steps."""
 
     def work(pipe: Any) -> None:
         recorder.PERIOD = 0.05
-        fences.wait(Standing().event(), "warm-up")
+        fences.wait(StandIns().event(), "warm-up")
         time.sleep(8 * recorder.PERIOD)  # there is more to load
         pipe.send("loaded")
         pipe.recv()
         if rank is None:
-            Standing().scheduler.schedule()
+            StandIns().scheduler.schedule()
         else:
             steps(2, rank)
         pipe.send("stepped")
@@ -935,41 +881,15 @@ def test_workers_that_wait_before_their_first_step_leave_the_cores_file_alone(
     assert Path(f"{file}.log").read_text() == ""
 
 
-def step_when_told(pipe: Any) -> None:
-    recorder.PERIOD = 0.05
-    pipe.send("ready")
-    pipe.recv()
-    steps(1, rank=1)
-    pipe.recv()
-
-
-def test_a_process_that_has_been_idle_is_of_the_same_engine_as_one_that_steps_late(
-    tmp_path: Path,
-) -> None:
-    """Of two replicas, the first is killed before the second has anything to record."""
-    late = start(tmp_path / "file", step_when_told)
-    late.hears("ready")
-    early = start(tmp_path / "file", serve_and_be_killed)
-    early.hears("ready")
-    until(lambda: Path(f"{tmp_path / 'file'}.rank0").exists())
-    early.process.kill()
-    early.process.join(60)
-    late.pipe.send("step")
-    until(lambda: Path(f"{tmp_path / 'file'}.rank1").exists())
-    late.end()
-    found, left_out = records.engine(tmp_path / "file")
-    assert [each.label for each in found] == ["rank0", "rank1"]
-    assert left_out == []
-
-
 def fail_to_write(pipe: Any) -> None:
     recorder.PERIOD = 0.05
     write = Ring.write
+    errors = [OSError("the disk is full"), RuntimeError("an error of the device")]
     tries = []
 
-    def fail(*arguments: Any) -> None:
-        tries.append(arguments)
-        raise RuntimeError("an error of the device")
+    def fail(*_: Any) -> None:
+        tries.append(errors[len(tries) % 2])
+        raise tries[-1]
 
     class EngineCore:
         def shutdown(self) -> str:
@@ -979,9 +899,9 @@ def fail_to_write(pipe: Any) -> None:
     methods.watch_core(module)
     Ring.write = fail  # type: ignore[method-assign, assignment]
     steps(1)
-    until(lambda: len(tries) > 0)
-    os.kill(os.getpid(), signal.SIGUSR2)
-    until(lambda: len(tries) > 1)
+    for count in (1, 2, 3):
+        until(lambda least=count: len(tries) >= least)  # type: ignore[misc]
+        os.kill(os.getpid(), signal.SIGUSR2)
     pipe.send(EngineCore().shutdown())
     Ring.write = write  # type: ignore[method-assign]
     os.kill(os.getpid(), signal.SIGUSR2)
@@ -990,9 +910,7 @@ def fail_to_write(pipe: Any) -> None:
     Ring.write = fail  # type: ignore[method-assign, assignment]
 
 
-def test_an_error_of_any_kind_is_logged_once_and_ends_neither_thread_nor_engine(
-    tmp_path: Path,
-) -> None:
+def test_each_error_is_logged_once_and_ends_neither_thread_nor_engine(tmp_path: Path) -> None:
     child = start(tmp_path / "file", fail_to_write)
     child.hears("shut down")
     child.hears("written")
@@ -1000,16 +918,15 @@ def test_an_error_of_any_kind_is_logged_once_and_ends_neither_thread_nor_engine(
     assert child.process.exitcode == 0
     assert number(tmp_path / "file") == 1
     log = Path(f"{tmp_path / 'file'}.log").read_text()
-    assert log.count("\n") == 1
+    assert log.count("\n") == 2
+    assert f"cannot write {tmp_path / 'file'}.rank0: OSError: the disk is full" in log
     assert "rank0: RuntimeError: an error of the device" in log
 
 
 def install_in_a_thread(pipe: Any, file: str) -> None:
     os.environ[switch.PROBE] = file
     signal.signal(signal.SIGUSR2, signal.SIG_DFL)
-    thread = threading.Thread(target=probe.install)
-    thread.start()
-    thread.join()
+    together(probe.install)
     if not (child := os.fork()):
         probe.install()  # as vLLM does in each process
         os.kill(os.getpid(), signal.SIGUSR2)
@@ -1079,57 +996,6 @@ def test_an_engines_core_writes_before_it_waits_for_its_workers(tmp_path: Path) 
     assert child.pipe.recv()
     child.process.join(60)
     assert number(tmp_path / "file") == 2
-
-
-PROGRAM = """
-import multiprocessing, sys, threading
-from types import SimpleNamespace
-import vllm.v1
-vllm.v1.__path__.append(sys.argv[1])
-from vllm.v1.readiness import probe
-from vllm.v1.readiness.probe import methods
-
-class Scheduler:
-    vllm_config = SimpleNamespace()
-    def schedule(self): return 1
-    def update_from_output(self): return 2
-
-class GPUModelRunner:
-    vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(rank=5))
-    def execute_model(self, given): return 1
-    def sample_tokens(self, given): return 2
-
-def work():
-    probe.install()
-    methods.watch_runner(SimpleNamespace(GPUModelRunner=GPUModelRunner))
-    cached = SimpleNamespace(req_ids=[])
-    given = SimpleNamespace(total_num_scheduled_tokens=1, num_scheduled_tokens={"a": 1},
-                            scheduled_cached_reqs=cached)
-    GPUModelRunner().execute_model(given)
-
-if __name__ == "__main__":
-    probe.install()
-    threads = [each.name for each in threading.enumerate()]
-    assert threads == ["MainThread"], threads
-    methods.watch_scheduler(SimpleNamespace(Scheduler=Scheduler))
-    Scheduler().schedule()
-    child = multiprocessing.get_context("spawn").Process(target=work)
-    child.start()
-    child.join()
-    sys.exit(child.exitcode)
-"""
-
-
-def test_a_program_and_a_child_that_it_spawns_write_when_they_end(tmp_path: Path) -> None:
-    """Installing alone starts no thread: many processes have nothing to record."""
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    command = [sys.executable, str(program), str(Path(probe.__file__).parents[2])]
-    env = {**os.environ, switch.PROBE: str(tmp_path / "file")}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    for label, kind in (("engine0", "schedule"), ("rank5", "execute_model")):
-        assert [s.kind for s in records.read(tmp_path / f"file.{label}").spans] == [kind]
 
 
 def until(condition: Callable[[], bool]) -> None:
