@@ -755,10 +755,7 @@ def return_at_once(_: Any) -> None:
 
 
 def serve_until_sigterm(pipe: Any) -> None:
-    def end(*_: object) -> None:
-        raise SystemExit
-
-    signal.signal(signal.SIGTERM, end)  # as vLLM's workers do
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # as vLLM's workers do
     steps(3)
     pipe.send("ready")
     time.sleep(60)
@@ -797,26 +794,6 @@ def test_a_signal_has_the_file_written_while_the_process_goes_on(tmp_path: Path)
     assert child.process.is_alive()
     child.end()
     assert number(tmp_path / "file") == 7
-
-
-def serve_and_be_killed(pipe: Any) -> None:
-    recorder.PERIOD = 0.1
-    steps(2)
-    pipe.send("ready")
-    pipe.recv()
-
-
-def test_a_file_is_written_when_nothing_has_happened_for_a_while(tmp_path: Path) -> None:
-    """A server ends its engine's core by SIGKILL, and at once."""
-    child = start(tmp_path / "file", serve_and_be_killed)
-    child.hears("ready")
-    until(lambda: Path(f"{tmp_path / 'file'}.rank0").exists())
-    written = Path(f"{tmp_path / 'file'}.rank0").stat().st_mtime_ns
-    time.sleep(0.5)
-    assert Path(f"{tmp_path / 'file'}.rank0").stat().st_mtime_ns == written
-    child.process.kill()
-    child.process.join(60)
-    assert number(tmp_path / "file") == 2
 
 
 def serve_with_a_handler(pipe: Any) -> None:
@@ -870,8 +847,10 @@ def test_workers_that_wait_before_their_first_step_leave_the_cores_file_alone(
         child.hears("stepped")
         until(Path(f"{file}.{label}.metrics").exists)
         until(Path(f"{file}.{label}").exists)
-    time.sleep(0.4)
-    core.process.kill()
+    written = [Path(f"{file}.{label}").stat().st_mtime_ns for label in labels]
+    time.sleep(0.4)  # nobody is served, and nothing is written again
+    assert [Path(f"{file}.{label}").stat().st_mtime_ns for label in labels] == written
+    core.process.kill()  # as a server does, at once
     for child in workers:
         child.end()
     for child, label in zip(children, labels, strict=True):
@@ -892,8 +871,8 @@ def fail_to_write(pipe: Any) -> None:
         raise tries[-1]
 
     class EngineCore:
-        def shutdown(self) -> str:
-            return "shut down"
+        def shutdown(self) -> int:
+            return len(tries)
 
     module: Any = SimpleNamespace(EngineCore=EngineCore)
     methods.watch_core(module)
@@ -902,7 +881,9 @@ def fail_to_write(pipe: Any) -> None:
     for count in (1, 2, 3):
         until(lambda least=count: len(tries) >= least)  # type: ignore[misc]
         os.kill(os.getpid(), signal.SIGUSR2)
-    pipe.send(EngineCore().shutdown())
+    until(lambda: len(tries) == 4)
+    assert EngineCore().shutdown() == 5  # tried before it waits for its workers
+    pipe.send("shut down")
     Ring.write = write  # type: ignore[method-assign]
     os.kill(os.getpid(), signal.SIGUSR2)
     until(lambda: Path(f"{os.environ[switch.PROBE]}.rank0").exists())
@@ -976,26 +957,6 @@ def test_a_fork_records_for_itself(tmp_path: Path) -> None:
     assert number(tmp_path / "file", 1) == 2
     first, second = (records.read(Path(f"{tmp_path / 'file'}.rank{n}")) for n in (0, 1))
     assert first.of("sample_tokens")[2].ended < second.header["started_ns"]
-
-
-def end_the_core(pipe: Any) -> None:
-    steps(2)
-
-    class EngineCore:
-        def shutdown(self) -> None:
-            pipe.send(Path(f"{os.environ[switch.PROBE]}.rank0").exists())
-            os._exit(0)
-
-    module: Any = SimpleNamespace(EngineCore=EngineCore)
-    methods.watch_core(module)
-    EngineCore().shutdown()
-
-
-def test_an_engines_core_writes_before_it_waits_for_its_workers(tmp_path: Path) -> None:
-    child = start(tmp_path / "file", end_the_core)
-    assert child.pipe.recv()
-    child.process.join(60)
-    assert number(tmp_path / "file") == 2
 
 
 def until(condition: Callable[[], bool]) -> None:
