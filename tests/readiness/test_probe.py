@@ -716,7 +716,8 @@ def start(file: Path, work: Callable[[Any], None]) -> Child:
     """A child that installs the probe and works."""
     mine, its = multiprocessing.Pipe()
     context: Any = multiprocessing.get_context("fork")
-    process = context.Process(target=_child, args=(str(file), work, its))
+    # A daemon, so that a test that fails does not leave one that waits for ever.
+    process = context.Process(target=_child, args=(str(file), work, its), daemon=True)
     process.start()
     return Child(process, mine)
 
