@@ -304,7 +304,7 @@ def test_a_fence_bears_the_name_of_its_owner_or_of_the_function_that_waits(
 def test_owners_are_kept_apart_whichever_thread_is_first(stand_ins: StandIns, file: Path) -> None:
     stand_ins.runner.execute_model(scheduled())
     names = [f"owner-{n % 7}" for n in range(70)]
-    together(*[lambda name=name: fences.wait(stand_ins.event(), name) for name in names])  # type: ignore[misc]
+    together(*[lambda name=name: fences.wait(stand_ins.event(), name) for name in names])
     assert sorted(span.owner for span in of(recorded(file), "fence")) == sorted(names)
 
 
@@ -865,7 +865,7 @@ def fail_to_write(pipe: Any) -> None:
     recorder.PERIOD = 0.05
     write = Ring.write
     errors = [OSError("the disk is full"), RuntimeError("an error of the device")]
-    tries = []
+    tries: list[Exception] = []
 
     def fail(*_: Any) -> None:
         tries.append(errors[len(tries) % 2])

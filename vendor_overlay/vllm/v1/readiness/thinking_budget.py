@@ -21,6 +21,7 @@ the step's drafts together.
 
 from collections import Counter, deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from sys import maxsize
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,7 @@ class _SearchedOutput:
         return self.output[start:stop:step]
 
 
+@dataclass(slots=True, eq=False)
 class _Progress:
     """How far one request's output has been searched and its updates have been made.
 
@@ -82,26 +84,14 @@ class _Progress:
         shared: whether two rows share the state.
     """
 
-    __slots__ = (
-        "deferred",
-        "force_from",
-        "output",
-        "restart",
-        "searched",
-        "shared",
-        "skipped",
-        "update_from",
-    )
-
-    def __init__(self) -> None:
-        self.output: list[int] | None = None
-        self.searched = 0
-        self.update_from = 0
-        self.force_from = 0
-        self.skipped: int | None = None
-        self.deferred: deque[tuple[int, list[int]]] = deque()
-        self.restart = True
-        self.shared = False
+    output: list[int] | None = None
+    searched: int = 0
+    update_from: int = 0
+    force_from: int = 0
+    skipped: int | None = None
+    deferred: deque[tuple[int, list[int]]] = field(default_factory=deque)
+    restart: bool = True
+    shared: bool = False
 
     @property
     def pending_length(self) -> int:
