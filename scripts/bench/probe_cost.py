@@ -138,7 +138,7 @@ def main(argv: Sequence[str]) -> int:
     started = time.monotonic()
     if not hasattr(vllm.v1, "readiness"):
         vllm.v1.__path__.append(str(ROOT / "vendor_overlay" / "vllm" / "v1"))
-    from vllm.v1.readiness import probe
+    from vllm.v1.readiness.probe import events, methods, recorder
 
     gpu = torch.cuda.is_available()
     modes = {"asynchronous": False, "synchronous": True}
@@ -149,22 +149,22 @@ def main(argv: Sequence[str]) -> int:
     without = {name: measured(mode) for name, mode in modes.items()}
     folder = ROOT / "build"
     folder.mkdir(exist_ok=True)
-    probe._path = str(folder / "probe-cost")  # for the figures of /metrics; no records
-    probe.Recorder.write = _nothing  # type: ignore[method-assign, assignment]
-    probe._watch_events()
+    recorder._path = str(folder / "probe-cost")  # for the figures of /metrics; no records
+    recorder.Recorder.write = _nothing  # type: ignore[method-assign, assignment]
+    events.watch()
     modules = ModuleType("runner"), ModuleType("scheduler"), ModuleType("outputs")
     vars(modules[0]).update(GPUModelRunner=Runner, AsyncGPUModelRunnerOutput=Output)
     vars(modules[1]).update(Scheduler=Scheduler)
     vars(modules[2]).update(Outputs=Outputs)
-    probe._watch_runner(modules[0])
-    probe._watch_scheduler(modules[1])
-    probe._watch_outputs(modules[2])
+    methods.watch_runner(modules[0])
+    methods.watch_scheduler(modules[1])
+    methods.watch_overlay_outputs(modules[2])
     what = "with CUDA events" if gpu else "without events"
     rows = []
     for name, mode in modes.items():
-        begun = probe.recorder().ring.count
+        begun = recorder.recorder().ring.count
         on = measured(mode)
-        kinds = (probe.recorder().ring.count - begun) / (args.steps * args.turns)
+        kinds = (recorder.recorder().ring.count - begun) / (args.steps * args.turns)
         cost = on - without[name]
         rows.append(
             [f"{name}, {what}", round(kinds, 1), without[name], on, cost, cost / STEP * 100]

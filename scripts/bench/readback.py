@@ -36,7 +36,7 @@ from bench.machine import describe  # noqa: E402
 from bench.report import REFUSED  # noqa: E402
 from overlay import output  # noqa: E402
 
-KERNELS = ROOT / "vendor_overlay" / "vllm" / "v1" / "readiness" / "readback_kernels.py"
+KERNELS = ROOT / "vendor_overlay" / "vllm" / "v1" / "readiness" / "kernels" / "readback.py"
 
 #: Sampled ids, and the ids, values and ranks of logprobs.
 TENSORS = 4

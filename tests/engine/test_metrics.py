@@ -28,7 +28,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from support import sites
 from support.engine import PATIENCE, at_once
-from vllm.v1.readiness.probe_metrics import Histograms
+from vllm.v1.readiness.probe.histograms import Histograms
 
 WAYS = ("overlaid", "plugin")
 PLUGIN = sites.REPO / "scripts" / "probe" / "plugin"

@@ -6,7 +6,6 @@ simulated device. The clock that the probe is held to is the client's.
 """
 
 import shutil
-import statistics
 import sys
 import tempfile
 from collections import Counter
@@ -26,8 +25,6 @@ from support.sites import REPO, run
 
 PROGRAM = REPO / "tests" / "engine" / "probed.py"
 PLUGIN = REPO / "scripts" / "probe" / "plugin"
-#: What a step's parts may be off the client's clock.
-TOLERANCE = 0.02
 #: The first steps compile and warm up, and are not compared.
 STEPS = 60
 
@@ -135,8 +132,12 @@ def test_every_step_is_there_once(ran: dict[str, Ran], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_the_parts_of_all_steps_add_up_to_the_clients_time(ran: dict[str, Ran], name: str) -> None:
-    assert abs(deviation(ran[name].processes["rank0"], ran[name].stamps)) < TOLERANCE
+def test_the_client_gets_each_output_between_its_step_and_the_next(
+    ran: dict[str, Ran], name: str
+) -> None:
+    """Another process may get it only after the next step has begun."""
+    worker, stamps = ran[name].processes["rank0"], ran[name].stamps
+    assert out_of_order(worker, stamps, in_process=name == "plugin") == []
 
 
 @pytest.mark.parametrize("name", ALIKE)
@@ -152,11 +153,6 @@ def test_the_core_is_at_work_while_the_worker_does_nothing_that_is_known(
     window = core.within(steps[0].began, steps[-1].ended)
     theirs = sum(span.length for span in window.spans if span.kind in PARTS)
     assert 0 < theirs < sum(step.parts["outside"] for step in steps)
-
-
-def test_each_step_lasts_as_long_as_the_client_sees_it_last(ran: dict[str, Ran]) -> None:
-    """Where no other process has to be woken up for the client to see it."""
-    assert apart(ran["plugin"].processes["rank0"], ran["plugin"].stamps) < TOLERANCE
 
 
 # What is planted must show.
@@ -178,31 +174,24 @@ def counted(worker: Process, core: Process, steps: int) -> list[str]:
     return wrong
 
 
-def pairs(worker: Process, stamps: list[int]) -> list[tuple[int, int]]:
-    """Steps by the probe and by the client: the sum of the parts, and the time between stamps.
+def out_of_order(worker: Process, stamps: list[int], in_process: bool = True) -> list[int]:
+    """The steps that end after the client's stamp of them, or are followed too early.
 
-    A step begins when the client has got the output before.
+    An order of events does not depend on the machine's load, as durations would.
     """
-    found = {step.number: step for step in worker.steps()}
-    numbers = range(len(stamps) - STEPS, len(stamps))
+    began = {span.step: span.began for span in worker.of("execute_model")}
+    ended = {span.step: span.ended for span in worker.of("sample_tokens")}
     return [
-        (
-            sum(found[number].parts.values()) if number in found else 0,
-            stamps[number - 1] - stamps[number - 2],
-        )
-        for number in numbers
+        number
+        for number in range(1, len(stamps) + 1)
+        if ended[number] > stamps[number - 1]
+        or (in_process and stamps[number - 1] > began.get(number + 1, sys.maxsize))
     ]
 
 
-def deviation(worker: Process, stamps: list[int]) -> float:
-    """Of the sum over all steps, by the client's."""
-    compared = pairs(worker, stamps)
-    return sum(ours for ours, _ in compared) / sum(theirs for _, theirs in compared) - 1
-
-
-def apart(worker: Process, stamps: list[int]) -> float:
-    """The median deviation of one step."""
-    return statistics.median(abs(ours / theirs - 1) for ours, theirs in pairs(worker, stamps))
+def total(worker: Process) -> int:
+    """The nanoseconds of all parts of all steps."""
+    return sum(sum(step.parts.values()) for step in worker.steps())
 
 
 def changed(process: Process, spans: list[Span]) -> Process:
@@ -216,10 +205,6 @@ def test_a_lost_record_shows(ran: dict[str, Ran]) -> None:
         lost = worker.of(kind)[-STEPS // 2]
         without = changed(worker, [span for span in worker.spans if span is not lost])
         assert counted(without, core, len(stamps)) == [kind]
-    # One step's time is too little on a machine where a few take much longer than the others.
-    several = worker.of("execute_model")[-STEPS // 2 :][:6]
-    without = changed(worker, [span for span in worker.spans if span not in several])
-    assert abs(deviation(without, stamps)) > TOLERANCE
     for kind in OF_THE_CORE:
         fewer = changed(core, [span for span in core.spans if span is not core.of(kind)[7]])
         assert counted(worker, fewer, len(stamps)) == [kind]
@@ -233,7 +218,10 @@ def test_a_doubled_record_shows(ran: dict[str, Ran]) -> None:
         doubled = changed(worker, [*worker.spans, twice])
         assert counted(doubled, core, len(stamps)) == [kind]
         # It is not taken for another step's time.
-        assert deviation(doubled, stamps) == deviation(worker, stamps)
+        lengths = [
+            [sum(step.parts.values()) for step in each.steps()] for each in (worker, doubled)
+        ]
+        assert sum(lengths[0]) == sum(lengths[1])
 
 
 def test_a_wrong_clock_shows(ran: dict[str, Ran]) -> None:
@@ -242,14 +230,13 @@ def test_a_wrong_clock_shows(ran: dict[str, Ran]) -> None:
         span._replace(began=span.began * 21 // 20, ended=span.ended * 21 // 20)
         for span in worker.spans
     ]
-    assert abs(deviation(changed(worker, fast), stamps)) > TOLERANCE
-    assert apart(changed(worker, fast), stamps) > TOLERANCE
+    assert out_of_order(changed(worker, fast), stamps)
     tick = 16_000_000  # such as some clocks have
     coarse = [
         span._replace(began=span.began // tick * tick, ended=span.ended // tick * tick)
         for span in worker.spans
     ]
-    assert apart(changed(worker, coarse), stamps) > TOLERANCE
+    assert out_of_order(changed(worker, coarse), stamps)
 
 
 # Asynchronously.

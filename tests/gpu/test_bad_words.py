@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 from support.bad_words import LAYOUTS, Pair
-from vllm.v1.readiness import bad_word_kernels, fences
+from vllm.v1.readiness import fences
+from vllm.v1.readiness.kernels import bad_words as kernels
 from vllm.v1.readiness.bad_words import BadWords
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
@@ -27,7 +28,7 @@ def words(chooser: random.Random, vocab: int, count: int) -> list[list[int]]:
 def test_any_stream(vocab: int, torch_form: bool) -> None:
     """Requests come, go, move and are cut back; drafts are accepted or not."""
     chooser = random.Random(vocab)
-    pair = Pair(vocab, None if torch_form else bad_word_kernels, "cuda")
+    pair = Pair(vocab, None if torch_form else kernels, "cuda")
     for number in range(60):
         while len(pair.req_ids) < 12:
             made = words(chooser, vocab, chooser.choice([0, 1, 5, 40]))
@@ -53,7 +54,7 @@ def test_any_stream(vocab: int, torch_form: bool) -> None:
 def test_tails_longer_than_a_block() -> None:
     """They are shifted in place, by threads that must not overtake one another."""
     chooser = random.Random(1)
-    pair = Pair(1009, bad_word_kernels, "cuda")
+    pair = Pair(1009, kernels, "cuda")
     req_ids = [pair.join([[0] * n + [5]]) for n in (1, 31, 32, 33, 64, 500)]
     pair.refresh()
     pair.check()
@@ -68,7 +69,7 @@ def test_tails_longer_than_a_block() -> None:
 def test_nothing_waits() -> None:
     """Under torch's sync debug mode, where any wait is an error."""
     vocab = 1009
-    pair = Pair(vocab, bad_word_kernels, "cuda")
+    pair = Pair(vocab, kernels, "cuda")
     chooser = random.Random(3)
     for _ in range(8):
         pair.join(words(chooser, vocab, 6), [0, 1])

@@ -58,7 +58,7 @@ class TestKernel:
     @staticmethod
     def check(sources: list[torch.Tensor]) -> None:
         """Each target lies between bytes that must stay, none of them nearer than a word."""
-        from vllm.v1.readiness import readback_kernels
+        from vllm.v1.readiness.kernels import readback
 
         margin = 64
         memories = [
@@ -70,7 +70,7 @@ class TestKernel:
             for memory, source in zip(memories, sources, strict=True)
         ]
         on_device = [source.cuda() for source in sources]
-        readback_kernels.store(on_device, targets)
+        readback.store(on_device, targets)
         torch.cuda.synchronize()
         for source, target, device, memory in zip(
             sources, targets, on_device, memories, strict=True

@@ -28,7 +28,7 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[Any]:
     if request.param == "torch":
         yield None
         return
-    with modules.interpreted("bad_word_kernels") as module:
+    with modules.interpreted("bad_words") as module:
         yield module
 
 

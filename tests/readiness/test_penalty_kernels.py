@@ -23,7 +23,7 @@ EDGES = [0.0, -0.0, float("inf"), float("-inf"), 1e-40, -1e-40, 3e38, -3e38]
 
 @pytest.fixture(scope="module")
 def kernels() -> Iterator[ModuleType]:
-    with modules.interpreted("penalty_kernels") as module:
+    with modules.interpreted("penalties") as module:
         yield module
 
 

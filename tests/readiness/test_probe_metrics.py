@@ -1,4 +1,4 @@
-"""The probe's figures: counted in the processes that record, shown by the server."""
+"""The probe's histograms: counted in the processes that record, shown by the server."""
 
 import json
 import os
@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from support import probes
-from vllm.v1.readiness import probe_metrics, switch
-from vllm.v1.readiness.probe_metrics import BOUNDS, Histograms, ProbeCollector, Series
+from vllm.v1.readiness import probe, switch
+from vllm.v1.readiness.probe import metrics
+from vllm.v1.readiness.probe.histograms import BOUNDS, Histograms, Series
+from vllm.v1.readiness.probe.metrics import ProbeCollector
 
 KINDS = (
     *("execute_model", "sample_tokens", "get_output", "fence"),
@@ -84,14 +86,14 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "a [probe]*"
     monkeypatch.setenv(switch.PROBE, str(file))
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
-    monkeypatch.setattr(probe_metrics, "_warned", set())
+    monkeypatch.setattr(metrics, "_warned", set())
     return file
 
 
 @pytest.fixture
-def said() -> Iterator[Callable[[], list[str]]]:
-    """What has been logged."""
-    with probes.logged(probe_metrics) as sentences:
+def warned() -> Iterator[Callable[[], list[str]]]:
+    """The warnings that have been logged."""
+    with probes.logged(probe) as sentences:
         yield sentences
 
 
@@ -103,14 +105,6 @@ def registry_of(file: Path) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(ProbeCollector(str(file)))
     return registry
-
-
-def test_the_buckets_are_a_1_25_5_series_from_1_us_to_10_s() -> None:
-    seconds = [bound / 1e9 for bound in BOUNDS]
-    assert seconds[:4] == [1e-6, 2.5e-6, 5e-6, 1e-5]
-    assert seconds[-4:] == [1, 2.5, 5, 10]
-    assert len(seconds) == 3 * 7 + 1
-    assert all(200 <= 100 * later // sooner <= 250 for sooner, later in pairwise(BOUNDS))
 
 
 near_a_bound = st.builds(
@@ -227,29 +221,28 @@ def test_the_names_are_known_before_anything_is_recorded(file: Path) -> None:
 
 
 def test_a_file_is_replaced_all_at_once(file: Path) -> None:
-    """A reader beside the writer finds whole figures, each time no fewer than before."""
+    """A reader beside the writer finds whole histograms, each time no fewer than before."""
     counted = histograms(*[(kind, 5, 0) for kind in range(8)])
     counted.write(str(of(file, "rank0")))
     done = threading.Event()
 
     def write() -> None:
-        for _ in range(300):
+        while not done.is_set():
             counted.update(records(*[(kind, 5, 0) for kind in range(8)]), NAMES)
             counted.write(str(of(file, "rank0")))
-        done.set()
 
     writer = threading.Thread(target=write)
     writer.start()
-    registry, last, scrapes = registry_of(file), 0.0, 0
-    while not done.is_set():
-        page = shown(registry)
-        counts = {value for key, value in page.items() if key[0].endswith("_count")}
-        assert len(counts) == 1
-        assert counts.pop() >= last
-        last = page["readback_seconds_count", "rank0", None, ""]
-        scrapes += 1
-    writer.join()
-    assert scrapes > 3
+    registry, last = registry_of(file), 0.0
+    try:
+        for _ in range(30):
+            page = shown(registry)
+            (count,) = {value for key, value in page.items() if key[0].endswith("_count")}
+            assert count >= last
+            last = count
+    finally:
+        done.set()
+        writer.join()
     assert [path.name for path in file.parent.iterdir()] == [of(file, "rank0").name]
 
 
@@ -264,11 +257,11 @@ sys.modules["vllm.logger"].init_logger = logging.getLogger
 
 
 def test_of_a_process_that_has_ended_nothing_is_shown(
-    file: Path, said: Callable[[], list[str]]
+    file: Path, warned: Callable[[], list[str]]
 ) -> None:
     """Killed, its file stays; not waited for, it is still in the table of processes."""
     program = f"""{ALONE}
-from vllm.v1.readiness.probe_metrics import Histograms
+from vllm.v1.readiness.probe.histograms import Histograms
 import numpy as np
 counted = Histograms({KINDS!r})
 counted.update(np.array([[0, 1, 2, 0, 0, 0]]), [])
@@ -288,7 +281,7 @@ time.sleep(600)
     assert not Path(f"/proc/{writer.pid}").exists()
     assert of(file, "rank0").exists()
     assert shown(registry_of(file)) == {}
-    assert said() == []
+    assert warned() == []
 
 
 def rewritten(path: Path, **changes: Any) -> None:
@@ -296,7 +289,7 @@ def rewritten(path: Path, **changes: Any) -> None:
 
 
 def test_a_process_that_got_the_number_of_another_is_not_taken_for_it(
-    file: Path, said: Callable[[], list[str]]
+    file: Path, warned: Callable[[], list[str]]
 ) -> None:
     """Nor one of another boot or host, nor a file that does not say whose it is."""
     path = of(file, "rank0")
@@ -310,11 +303,11 @@ def test_a_process_that_got_the_number_of_another_is_not_taken_for_it(
         assert shown(registry_of(file)) == {}
     rewritten(path, instance=None, pid=2**22 + 1)
     assert shown(registry_of(file)) == {}
-    assert said() == []
+    assert warned() == []
 
 
 def test_files_that_only_look_like_ours_are_left_alone(
-    file: Path, said: Callable[[], list[str]]
+    file: Path, warned: Callable[[], list[str]]
 ) -> None:
     """Those of another server's probe, copies, temporary ones, and the records."""
     path = of(file, "rank0")
@@ -329,37 +322,28 @@ def test_files_that_only_look_like_ours_are_left_alone(
     of(file, "a directory").mkdir()
     os.mkfifo(of(file, "a pipe"))
     assert shown(registry_of(file)) == expected
-    assert said() == []
+    assert warned() == []
 
 
 SERIES = {"kind": "execute_model", "owner": None, "counts": [1] * 23, "total": 23}
 GARBAGE: dict[str, Any] = {
     "nothing": b"",
-    "half": lambda whole: whole[: len(whole) // 2],
     "all but the end": lambda whole: whole[:-1],
-    "twice": lambda whole: whole + whole,
     "bytes": bytes(range(256)) * 40,
     "a list": b"[]",
-    "a word": b'"rank0"',
-    "a number": b"1e999",
     "deep": b"[" * 100_000,
     "huge": lambda whole: b" " * (1 << 21) + whole,
-    "no label": b"{}",
     "another form": {"form": 2},
     "other bounds": {"bounds": [1, 2, 3]},
     "no process": {"pid": "../self"},
     "no series": {"series": None},
-    "series of nothing": {"series": [1]},
     "an unknown kind": {"series": [SERIES | {"kind": "lunch"}]},
-    "a kind that is a list": {"series": [SERIES | {"kind": []}]},
     "an owner too many": {"series": [SERIES | {"owner": "history"}]},
     "an owner too few": {"series": [SERIES | {"kind": "fence"}]},
     "half a character": {"series": [SERIES | {"kind": "fence", "owner": "\ud800"}]},
     "a bucket too few": {"series": [SERIES | {"counts": [1] * 22}]},
     "counts that are text": {"series": [SERIES | {"counts": "1" * 23}]},
-    "a negative count": {"series": [SERIES | {"counts": [1] * 22 + [-1]}]},
     "a broken count": {"series": [SERIES | {"counts": [1] * 22 + [0.5]}]},
-    "no sum": {"series": [SERIES | {"total": None}]},
     "a sum beyond floats": {"series": [SERIES | {"total": 10**400}]},
     "a series twice": {"series": [SERIES, SERIES]},
 }
@@ -367,7 +351,7 @@ GARBAGE: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", GARBAGE)
 def test_garbage_is_left_out_and_logged_once(
-    name: str, file: Path, said: Callable[[], list[str]]
+    name: str, file: Path, warned: Callable[[], list[str]]
 ) -> None:
     histograms((0, 1, 0)).write(str(of(file, "rank0")))
     expected = shown(registry_of(file))
@@ -381,18 +365,18 @@ def test_garbage_is_left_out_and_logged_once(
         path.write_bytes(garbage if isinstance(garbage, bytes) else garbage(path.read_bytes()))
     for _ in range(3):
         assert shown(registry_of(file)) == expected
-    assert len(said()) == 1
-    assert str(path) in said()[0]
+    assert len(warned()) == 1
+    assert str(path) in warned()[0]
 
 
-def test_a_name_that_is_no_text_is_left_out(file: Path, said: Callable[[], list[str]]) -> None:
+def test_a_name_that_is_no_text_is_left_out(file: Path, warned: Callable[[], list[str]]) -> None:
     odd = os.fsdecode(os.fsencode(f"{file}.rank") + b"\xff.metrics")
     histograms((0, 1, 0)).write(odd)
     assert Path(odd).exists()
     assert shown(registry_of(file)) == {}
-    assert len(said()) == 1
-    assert said()[0].startswith(f"/metrics leaves out {file}.rank\\xff.metrics: ")
-    said()[0].encode()  # a log takes it
+    assert len(warned()) == 1
+    assert warned()[0].startswith(f"/metrics leaves out {file}.rank\\xff.metrics: ")
+    warned()[0].encode()  # a log takes it
 
 
 @given(data=st.data())
@@ -409,60 +393,57 @@ def test_no_damage_to_a_file_ends_a_scrape(data: st.DataObject, tmp_path_factory
 
 
 def test_a_file_that_goes_between_the_look_and_the_reading_is_not_missed(
-    file: Path, said: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+    file: Path, warned: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     histograms((0, 1, 0)).write(str(of(file, "rank0")))
     gone = [("rank1", str(of(file, "rank1")))]
     found = ProbeCollector._files
     monkeypatch.setattr(ProbeCollector, "_files", lambda self: gone + found(self))
     assert ("execute_model_seconds_count", "rank0", None, "") in shown(registry_of(file))
-    assert said() == []
+    assert warned() == []
 
 
-def test_a_directory_that_is_gone_is_logged_once(file: Path, said: Callable[[], list[str]]) -> None:
+def test_a_directory_that_is_gone_is_logged_once(
+    file: Path, warned: Callable[[], list[str]]
+) -> None:
     counted = histograms((0, 1, 0))
     gone = file.parent / "gone" / "probe"
     for _ in range(3):
         assert shown(registry_of(gone)) == {}
         counted.write(str(of(gone, "rank0")))
-    assert [line.partition(":")[0] for line in said()] == [
+    assert [line.partition(":")[0] for line in warned()] == [
         f"/metrics leaves out {gone.parent}",
-        f"/metrics will lack figures, {of(gone, 'rank0')} cannot be written",
+        f"/metrics will lack histograms, because {of(gone, 'rank0')} cannot be written",
     ]
     counted.write(str(of(file, "rank0")))
     assert shown(registry_of(file))
 
 
 def test_what_cannot_be_put_in_place_is_not_left_lying_about(
-    file: Path, said: Callable[[], list[str]]
+    file: Path, warned: Callable[[], list[str]]
 ) -> None:
     of(file, "rank0").mkdir()
     histograms((0, 1, 0)).write(str(of(file, "rank0")))
     assert list(file.parent.iterdir()) == [of(file, "rank0")]
-    assert len(said()) == 1
+    assert len(warned()) == 1
 
 
-def test_a_registry_carries_the_probe_once(file: Path, said: Callable[[], list[str]]) -> None:
-    histograms((0, 1, 0)).write(str(of(file, "rank0")))
-    registry, other = CollectorRegistry(), CollectorRegistry()
-    assert probe_metrics.expose(registry) is registry
-    assert probe_metrics.expose(registry) is registry
-    assert probe_metrics.expose(other) is other
-    assert shown(registry) == shown(other) != {}
-    assert said() == []
-    taken = registry_of(file)
-    assert probe_metrics.expose(taken) is taken
-    assert shown(taken) == shown(registry)
-    assert said() == [f"/metrics leaves out {file}: other metrics bear its metrics' names"]
-
-
-def test_without_a_probe_a_registry_is_handed_back_as_it_came(
-    file: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_registry_carries_the_probe_once_or_not_at_all(
+    file: Path, warned: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    histograms((0, 1, 0)).write(str(of(file, "rank0")))
+    registry, other, taken = CollectorRegistry(), CollectorRegistry(), registry_of(file)
+    for each in (registry, registry, other):
+        assert metrics.expose(each) is each
+    assert shown(registry) == shown(other) != {}
+    assert warned() == []
+    assert metrics.expose(taken) is taken
+    assert shown(taken) == shown(registry)
+    assert warned() == [f"/metrics leaves out {file}: other metrics have the same names"]
     monkeypatch.delenv(switch.PROBE)
-    registry = CollectorRegistry()
-    assert probe_metrics.expose(registry) is registry
-    assert list(registry._collector_to_names) == []
+    untouched = CollectorRegistry()
+    assert metrics.expose(untouched) is untouched
+    assert list(untouched._collector_to_names) == []
 
 
 def test_doing_it_again_changes_nothing(
@@ -481,7 +462,7 @@ def test_doing_it_again_changes_nothing(
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
 
     def again() -> list[Any]:
-        probe_metrics.install()
+        metrics.install()
         registry = prometheus.get_prometheus_registry()
         assert len(registry._collector_to_names) == 2
         return [getattr(place, name) for place, name in places]
@@ -495,7 +476,7 @@ def test_a_misspelt_file_is_refused_before_anything_is_shown(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(switch.PROBE, str(file / "nowhere"))
-    for function in (probe_metrics.install, lambda: probe_metrics.expose(CollectorRegistry())):
+    for function in (metrics.install, lambda: metrics.expose(CollectorRegistry())):
         with pytest.raises(switch.PathError, match="there is no directory"):
             function()
 
@@ -525,7 +506,7 @@ import numpy, json
 before = set(sys.modules)
 events = []
 sys.addaudithook(lambda event, _: events.append(event))
-import vllm.v1.readiness.probe_metrics as ours
+import vllm.v1.readiness.probe.metrics as ours
 import threading
 registry = object()
 assert ours.expose(registry) is registry
@@ -547,7 +528,7 @@ print(json.dumps([
         cwd=tmp_path,
     )
     modules, events, threads = json.loads(done.stdout)
-    names = ("", ".features", ".probe_metrics", ".switch")
+    names = ("", ".features", ".probe", ".probe.histograms", ".probe.metrics", ".switch")
     assert modules == [f"vllm.v1.readiness{name}" for name in names]
     assert events == []
     assert threads == 1

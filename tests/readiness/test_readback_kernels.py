@@ -20,7 +20,7 @@ SENTINEL = 0xAD
 
 @pytest.fixture(scope="module")
 def kernels() -> Iterator[ModuleType]:
-    with modules.interpreted("readback_kernels") as module:
+    with modules.interpreted("readback") as module:
         yield module
 
 

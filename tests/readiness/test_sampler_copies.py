@@ -218,7 +218,7 @@ def test_the_plan_is_of_the_batch_as_it_is() -> None:
     def plan() -> tuple[bool, bool]:
         batch.refresh_metadata()
         made = batch.sampling_metadata.copies
-        return made.touches, made.scales
+        return made.changes_logits, made.scales_logits
 
     assert plan() == (False, False)
     late = state(Spec([1], [], {"min_tokens": 2, "stop_token_ids": [3]}), "late")

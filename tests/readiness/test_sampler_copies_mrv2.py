@@ -159,13 +159,13 @@ def test_one_plan_a_batch_until_a_request_comes(
     copies, at = ours.sampler.readiness, ours.batch.idx_mapping_np
     as_is, copy = sides.copies.Handling.AS_IS, sides.copies.Handling.COPY
     made = []
-    plan = copies._made
+    plan = copies._make_plan
 
     def counted(at: np.ndarray) -> Any:
         made.append(at)
         return plan(at)
 
-    monkeypatch.setattr(copies, "_made", counted)
+    monkeypatch.setattr(copies, "_make_plan", counted)
     for _ in range(5):
         assert copies.decide(ours.logits, at.copy()) is as_is
     assert len(made) == 1

@@ -34,7 +34,7 @@ WATCHED = [
 class Runner:
     """Nothing but what a guard asks for; a step does the work that it is given."""
 
-    def execute_model(self, work: Callable[[], Any]) -> Any:
+    def execute_model(self, work: Callable[[], Any], dummy_run: bool = False) -> Any:
         return work()
 
     def sample_tokens(self, work: Callable[[], Any]) -> Any:
@@ -130,30 +130,21 @@ def reports(log: Log) -> list[str]:
 # The variable.
 
 
-@pytest.mark.parametrize(
-    ("value", "word"),
-    [("", "off"), ("off", "off"), ("warn", "warn"), ("error", "error"), (" warn ", "warn")],
+@given(
+    st.sampled_from(["", "off", "warn", "error", " warn "])
+    | st.text(st.characters(exclude_characters="\0", codec="utf-8"))
 )
-def test_the_words_of_the_variable(value: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_READINESS_SYNC_GUARD", value)
-    assert switch.sync_guard() == word
-    assert switch.VARIABLES["VLLM_READINESS_SYNC_GUARD"]() == word
-    monkeypatch.delenv("VLLM_READINESS_SYNC_GUARD")
-    assert switch.sync_guard() == "off"
-
-
-@given(st.text(st.characters(exclude_characters="\0", codec="utf-8")))
-def test_any_other_text_is_refused_with_the_valid_words(value: str) -> None:
+def test_any_word_but_the_valid_ones_is_refused(value: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(switch.SYNC_GUARD, value)
-        try:
-            assert switch.sync_guard() == (value.strip() or "off")
-            assert value.strip() in ("", "off", "warn", "error")
-        except switch.SwitchError as error:
-            assert value.strip() not in ("", "off", "warn", "error")
-            assert error.words == (value.strip(),)
-            assert "VLLM_READINESS_SYNC_GUARD=" in str(error)
-            assert "Valid: off, warn, error." in str(error)
+        patch.setenv("VLLM_READINESS_SYNC_GUARD", value)
+        word = value.strip() or "off"
+        if word in ("off", "warn", "error"):
+            assert switch.sync_guard() == switch.VARIABLES[switch.SYNC_GUARD]() == word
+            return
+        with pytest.raises(switch.SwitchError, match=r"Valid: off, warn, error\.") as caught:
+            switch.sync_guard()
+        assert caught.value.words == (word,)
+        assert "VLLM_READINESS_SYNC_GUARD=" in str(caught.value)
 
 
 def test_an_engine_with_a_misspelt_word_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,15 +200,20 @@ def test_starting_an_engine_guards_its_runner_and_says_so(
     assert [line for line in said if "Sync guard on (VLLM_READINESS_SYNC_GUARD=error)" in line]
 
 
-def test_what_is_replaced_in_torch_is_replaced_once(
-    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+def test_functions_are_wrapped_once_whatever_is_guarded_twice(
+    cuda: Cuda, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guarded(monkeypatch, "warn")
+    """Another runner, or the same one by the overlay and by a plugin."""
+    runner = guarded(monkeypatch, "warn")
     once = [getattr(owner, name) for owner, name in WATCHED]
     shown = warnings.showwarning
     guarded(monkeypatch, "error")
     assert [getattr(owner, name) for owner, name in WATCHED] == once
     assert warnings.showwarning is shown
+    sync_guard.install(runner)
+    assert runner.sample_tokens(cuda.item) == 7
+    assert len(reports(log)) == 1
+    assert cuda.mode == DEFAULT
 
 
 # The mode.
@@ -257,18 +253,6 @@ def test_a_step_inside_a_step_leaves_the_outer_one_guarded(
     assert caught.value.function == "execute_model"
     assert cuda.mode == DEFAULT
     assert torch.cuda.synchronize() == ("waited", None)
-
-
-def test_a_runner_that_is_guarded_twice_reports_as_one(
-    cuda: Cuda, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a plugin and by the overlay, say."""
-    runner = guarded(monkeypatch, "warn")
-    sync_guard.install(runner)
-    assert runner.sample_tokens(cuda.item) == 7
-    assert len(reports(log)) == 1
-    assert "sync_guard.py" not in reports(log)[0].replace(__file__, "")
-    assert cuda.mode == DEFAULT
 
 
 # What a step says of a wait.
@@ -320,9 +304,8 @@ def test_a_warning_is_logged_with_the_stack_of_the_step(
     assert "test_a_warning_is_logged" not in report
 
 
-def test_a_stack_is_logged_once_and_another_stack_as_well(
-    cuda: Cuda, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_stack_is_logged_once(cuda: Cuda, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of different functions, lines, or ways to one line."""
     runner = guarded(monkeypatch, "warn")
 
     def here() -> None:
@@ -331,29 +314,22 @@ def test_a_stack_is_logged_once_and_another_stack_as_well(
     def there() -> None:
         cuda.item()
 
-    for _ in range(3):
-        runner.sample_tokens(here)
-    assert len(reports(log)) == 1
-    runner.sample_tokens(there)
-    assert len(reports(log)) == 2
-    runner.execute_model(here)
-    assert len(reports(log)) == 3
-
-
-def test_two_ways_to_one_place_are_two_stacks(
-    cuda: Cuda, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runner = guarded(monkeypatch, "warn")
-
-    def way() -> None:
-        cuda.item()
-
     def detour() -> None:
-        way()
+        here()
 
-    runner.sample_tokens(way)
-    runner.sample_tokens(detour)
-    assert len(reports(log)) == 2
+    for _ in range(3):
+        for count, (step, work) in enumerate(
+            [
+                (runner.sample_tokens, here),
+                (runner.sample_tokens, there),
+                (runner.execute_model, here),
+                (runner.execute_model, detour),
+            ],
+            1,
+        ):
+            step(work)
+            assert len(reports(log)) >= count
+    assert len(reports(log)) == 4
 
 
 def test_other_warnings_are_shown_as_before(
@@ -448,7 +424,7 @@ COPIES = {
     "nothing": (pageable(torch.zeros(0)), torch.ones(0), False),
 }
 
-#: Source and arguments of ``to``, and whether it blocks although it need not.
+#: Source and arguments of ``to``, and whether it blocks though non-blocking.
 CASTS = {
     "columns, converted": (COLUMNS, {"dtype": torch.float64, "non_blocking": True}, True),
     "columns": (COLUMNS, {"non_blocking": True}, False),
@@ -481,23 +457,19 @@ def reported_if(
 
 
 @pytest.mark.usefixtures("cuda", "host")
-@pytest.mark.parametrize("name", COPIES)
+@pytest.mark.parametrize("name", [*COPIES, *CASTS])
 def test_a_copy_to_the_host_that_blocks_is_reported_inside_a_step_only(
     name: str, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    destination, source, blocks = COPIES[name]
-    source = on_device(source)
-    reported_if(blocks, lambda: destination.copy_(source, non_blocking=True), log, monkeypatch)
-
-
-@pytest.mark.usefixtures("cuda", "host")
-@pytest.mark.parametrize("name", CASTS)
-def test_a_cast_to_the_host_that_blocks_is_reported_inside_a_step_only(
-    name: str, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, how, blocks = CASTS[name]
-    source = on_device(source)
-    reported_if(blocks, lambda: source.to("cpu", **how), log, monkeypatch)
+    if name in COPIES:
+        destination, source, blocks = COPIES[name]
+        source = on_device(source)
+        copy = lambda: destination.copy_(source, non_blocking=True)  # noqa: E731
+    else:
+        source, how, blocks = CASTS[name]
+        source = on_device(source)
+        copy = lambda: source.to("cpu", **how)  # noqa: E731
+    reported_if(blocks, copy, log, monkeypatch)
 
 
 @pytest.mark.usefixtures("cuda", "host")
@@ -526,13 +498,7 @@ def test_a_copy_is_recognised_however_its_arguments_are_given(
         lambda host, device: on_device(device.t()).copy_(on_device(ROW[:2]), non_blocking=True),
         lambda host, device: host.copy_(3.0, non_blocking=True),
     ],
-    ids=[
-        "blocking, which torch's mode sees",
-        "host to host",
-        "to the device",
-        "on it",
-        "of a number",
-    ],
+    ids=["blocking, which torch's mode sees", "host to host", "to it", "on it", "of a number"],
 )
 def test_other_copies_are_left_alone(
     copy: Callable[..., Any], log: Log, monkeypatch: pytest.MonkeyPatch
@@ -616,13 +582,7 @@ def test_trying_out_a_compiled_kernel_is_left_alone(
 def test_the_dummy_steps_of_a_warm_up_are_not_guarded(
     cuda: Cuda, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Dummy(Runner):
-        def execute_model(self, work: Callable[[], Any], dummy_run: bool = False) -> Any:
-            return work()
-
-    monkeypatch.setenv(switch.SYNC_GUARD, "error")
-    runner = Dummy()
-    sync_guard.install(runner)
+    runner: Any = guarded(monkeypatch, "error")
     assert runner.execute_model(cuda.item, dummy_run=True) == 7
     with pytest.raises(DeviceSyncError):
         runner.execute_model(cuda.item)

@@ -51,20 +51,22 @@ def overlaid(path: str) -> Any:
 
 @contextmanager
 def interpreted(name: str) -> Iterator[Any]:
-    """One of our modules of kernels, under Triton's interpreter.
+    """A module of ``vllm.v1.readiness.kernels`` under Triton's interpreter.
 
-    It is a module of its own, so that no other test sees it.
+    It is loaded for the caller alone, with the modules of that package that it imports.
     """
+    package = "vllm.v1.readiness.kernels"
+
+    def unload() -> dict[str, ModuleType]:
+        names = [each for each in sys.modules if each.partition(package)[1]]
+        return {each: sys.modules.pop(each) for each in names}
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        found = importlib.util.find_spec(f"vllm.v1.readiness.{name}")
-        assert found is not None
-        assert found.origin is not None
-        spec = importlib.util.spec_from_file_location(f"interpreted_{name}", found.origin)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        compiled = unload()
+        module = importlib.import_module(f"{package}.{name}")
+        unload()
+        sys.modules.update(compiled)
         yield module
 
 

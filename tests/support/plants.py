@@ -26,24 +26,25 @@ def _take_and_leave(self: Readbacks, size: int) -> Any:
     return buffer, free
 
 
-def _record_first(self: Readbacks, sources: Any, targets: Any, buffer: Any) -> None:
+def _record_first(self: Readbacks, *copies: Any) -> None:
     event = torch.Event()
     event.record()
-    _copy(self, sources, targets, buffer)
-    buffer.event = event
+    _copy(self, *copies)
+    copies[-1].event = event
 
 
-def _record_last_time(self: Readbacks, sources: Any, targets: Any, buffer: Any) -> None:
-    _copy(self, sources, targets, buffer)
+def _record_last_time(self: Readbacks, *copies: Any) -> None:
+    buffer = copies[-1]
+    _copy(self, *copies)
     newest = buffer.event
     buffer.event = self.__dict__.get("planted", newest)
     self.__dict__["planted"] = newest
 
 
-def _record_elsewhere(self: Readbacks, sources: Any, targets: Any, buffer: Any) -> None:
-    _copy(self, sources, targets, buffer)
-    buffer.event = torch.Event()
-    buffer.event.record(torch.cuda.Stream())
+def _record_elsewhere(self: Readbacks, *copies: Any) -> None:
+    _copy(self, *copies)
+    copies[-1].event = torch.Event()
+    copies[-1].event.record(torch.cuda.Stream())
 
 
 def _forget_sources(self: Readbacks, sources: Any, stream: Any = None) -> Readback:

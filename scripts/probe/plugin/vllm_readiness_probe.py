@@ -27,10 +27,11 @@ def install() -> None:
 
     if find_spec("vllm.v1.readiness") is None:
         vllm.v1.__path__.append(str(PACKAGE))
-    from vllm.v1.readiness import probe, probe_metrics, switch
+    from vllm.v1.readiness import probe, switch
+    from vllm.v1.readiness.probe import metrics
 
     probe.install()
-    probe_metrics.install()
+    metrics.install()
     _make_known(switch.VARIABLES)
 
 

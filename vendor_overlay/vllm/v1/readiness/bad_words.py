@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from vllm.platforms import current_platform
 from vllm.v1.readiness import features
-from vllm.v1.readiness.bad_word_tails import MAX_ID, NOTHING, Tails, Words
+from vllm.v1.readiness.bad_words_torch import MAX_ID, NOTHING, Tails, Words
 from vllm.v1.readiness.slots import Slots
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ class BadWords(Slots):
     def __init__(self, batch: "InputBatch", history: "History") -> None:
         super().__init__(batch, history)
         if current_platform.is_cuda():
-            from vllm.v1.readiness import bad_word_kernels
+            from vllm.v1.readiness.kernels import bad_words as kernels
 
-            self.kernels = bad_word_kernels
+            self.kernels = kernels
         self._words: dict[str, Words] = {}
         #: Requests with words that only upstream's code can interpret.
         self._odd: set[str] = set()
@@ -123,7 +123,7 @@ class BadWords(Slots):
             self._mask(logits, mode, drafts, 1)
             return
         assert self._tails is not None
-        self._tails.mask(logits, drafts, each=False)
+        self._tails.mask(logits, drafts, per_draft=False)
 
     def apply_to_targets(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata") -> None:
         """See :meth:`Slots.apply_to_targets`."""
@@ -131,7 +131,7 @@ class BadWords(Slots):
             self._mask(logits, self.kernels.TARGET, drafts, drafts.max_spec_len)
             return
         assert self._tails is not None
-        self._tails.mask(logits, drafts, each=True)
+        self._tails.mask(logits, drafts, per_draft=True)
 
     def _update_slots(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
         """Append the sampled tokens to the tails; a row ends at its first negative id."""

@@ -1,24 +1,28 @@
-"""Which overlay this is, read off the files that are installed."""
+"""The identity of this overlay, computed from the installed files."""
 
 import hashlib
 from pathlib import Path
 
-#: The pin and the patches that this installation was overlaid with.
+#: The VERSION_PIN and the patches that this installation was overlaid with.
 PROVENANCE = Path(__file__).parent / "provenance"
 
 _SITE = Path(__file__).parents[3]
 
 
 def digest(provenance: Path = PROVENANCE, site: Path = _SITE) -> str | None:
-    """One SHA-256 over every file of the overlay as it lies on this machine.
+    """Compute one SHA-256 over every file of the overlay that is installed here.
 
-    The digest that ``scripts/overlay status`` prints: of the lines that ``sha256sum``
-    prints for the files listed under [result] in VERSION_PIN and for VERSION_PIN
-    itself, sorted by path. Ranks that print the same one run the same files.
+    It is the digest that ``scripts/overlay status`` prints: of the lines that ``sha256sum``
+    prints for the files listed under [result] in VERSION_PIN and for VERSION_PIN itself,
+    sorted by path. Ranks with the same digest run the same files.
+
+    Args:
+        provenance: the directory that VERSION_PIN is installed in.
+        site: the site-packages directory that the listed paths are relative to.
 
     Returns:
-        The digest in lower-case hexadecimal, or None where no VERSION_PIN is installed
-        (the package is imported from a checkout).
+        The digest in lower-case hexadecimal; None if no VERSION_PIN is installed, because
+        the package is imported from a checkout.
     """
     pin = provenance / "VERSION_PIN"
     if not pin.is_file():
@@ -31,6 +35,7 @@ def digest(provenance: Path = PROVENANCE, site: Path = _SITE) -> str | None:
 
 
 def _sha256(file: Path) -> str:
+    """The file's digest; a dash if it is missing."""
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except FileNotFoundError:

@@ -54,9 +54,9 @@ class Penalties(Slots):
         super().__init__(batch, history)
         self.memory = SlotMemory(self.vocab_size, self.capacity, self.device)
         if current_platform.is_cuda():
-            from vllm.v1.readiness import penalty_kernels
+            from vllm.v1.readiness.kernels import penalties as kernels
 
-            self.kernels = penalty_kernels
+            self.kernels = kernels
 
     def warm_up(self) -> None:
         """Compile and load the kernels, which would otherwise stall the first request."""

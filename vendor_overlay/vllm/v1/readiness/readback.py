@@ -1,16 +1,16 @@
-"""Readback: one way from the device to the host, and one event to wait for.
+"""Readbacks: copies from the device to the host, each with one event to wait for.
 
-Tensors that the host is to see travel together into one pinned buffer, and the host waits
-for the event behind them: not for the stream, whose later work is none of its business,
-and not for other streams (the idea of vLLM pull request 22760, there for sampled ids).
+The tensors that the host reads travel together into one pinned buffer, and the host waits
+for the event behind them. It waits neither for the rest of the stream nor for other streams
+(the idea of vLLM pull request 22760, which does so for sampled ids).
 
-On CUDA, what is small is not copied but stored into the pinned buffer by a kernel. The
-copy engine serves one direction in order, whatever the streams and their priorities, so
-that a copy of a few kilobytes waits for every gigabyte that a KV connector is moving at
-the time. A store waits for no engine.
+On CUDA, small tensors are not copied but stored into the pinned buffer by a kernel. The
+copy engine serves one direction in order, whatever the streams and their priorities, so that a
+copy of a few kilobytes waits for every gigabyte that a KV connector is moving at the time. A
+store does not use the copy engine.
 
-A buffer is free again when nothing on the host refers to what it holds, and the copy into
-it has arrived. There are as many as are in use at a time.
+A buffer is free again when the copy into it has completed and nothing on the host refers to
+its content. There are as many buffers as are in use at a time.
 """
 
 import weakref
@@ -26,38 +26,40 @@ from vllm.v1.readiness import fences
 
 #: Offsets in a buffer are multiples of this many bytes: whole cache lines.
 _ALIGNMENT = 64
-#: Up to so many bytes are stored by a kernel; more would keep it too long on the device.
-_STORED = 1 << 20
+#: A kernel stores at most this many bytes; more would occupy the device for too long.
+_MAX_STORED = 1 << 20
 
-#: What numpy has a type for.
-_NUMPY = {
+#: The dtypes that occur and that numpy has.
+_NUMPY_TYPES = {
     torch.int32: np.int32,
     torch.int64: np.int64,
     torch.float32: np.float32,
 }
 
+#: Shape and dtype of each tensor.
 Layout = tuple[tuple[tuple[int, ...], torch.dtype], ...]
-Store = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
+#: Starts copies of sources into targets of the same shapes.
+Copy = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
 
 
 def has_events(device: torch.device) -> bool:
-    """Whether copies from ``device`` need not block, and there is something to wait for."""
-    known = current_platform.is_cuda_alike() or current_platform.is_xpu()
-    return known and device.type != "cpu" and bool(is_pin_memory_available())
+    """Whether copies from ``device`` can be non-blocking, with events to wait for."""
+    supported = current_platform.is_cuda_alike() or current_platform.is_xpu()
+    return supported and device.type != "cpu" and bool(is_pin_memory_available())
 
 
 def allocate(size: int) -> torch.Tensor:
-    """Pinned host memory, uint8 [size]."""
+    """Allocate pinned host memory, uint8 [size]."""
     return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 
 class Readback:
-    """What one call of :meth:`Readbacks.start` brings to the host.
+    """The result of :meth:`Readbacks.start`: tensors on their way to the host.
 
     Attributes:
-        tensors: on the host, shaped and typed as the sources; valid once ready, and as
-            long as anything refers to them or to views of them.
-        event: recorded behind the copies; None: there is nothing to wait for.
+        tensors: on the host, with the sources' shapes and dtypes. They are valid once the
+            readback is ready, and as long as they or views of them are referred to.
+        event: recorded behind the copies; None: the tensors are valid already.
     """
 
     __slots__ = ("event", "tensors")
@@ -67,19 +69,19 @@ class Readback:
         self.event = event
 
     def ready(self) -> bool:
-        """Whether everything has arrived; asks the event, and waits for nothing."""
+        """Whether all tensors have arrived; does not wait."""
         return self.event is None or self.event.query()
 
     def wait(self, owner: str) -> None:
-        """Wait until everything has arrived, in the name of ``owner``."""
+        """Wait until all tensors have arrived, in the name of ``owner``."""
         if self.event is not None:
             fences.wait(self.event, owner)
 
     def read(self, owner: str) -> list[np.ndarray]:
-        """The tensors as arrays, waiting for them in the name of ``owner``.
+        """Wait for the tensors in the name of ``owner``, and return them as arrays.
 
         Raises:
-            TypeError: numpy has no such dtype (bfloat16); :attr:`tensors` has the values.
+            TypeError: numpy lacks a dtype (bfloat16); read :attr:`tensors` instead.
         """
         self.wait(owner)
         return [tensor.numpy() for tensor in self.tensors]
@@ -96,54 +98,57 @@ class _Buffer:
         self.lease: _Lease | None = None
 
     def arrived(self) -> bool:
+        """Whether the newest copy has completed."""
         return self.event is None or self.event.query()
 
 
 class _Lease(weakref.ref[np.ndarray]):
-    """Tells the pool when nothing refers to a buffer's content any more."""
+    """A weak reference that frees a buffer when nothing refers to its content any more."""
 
     __slots__ = ("buffer", "free")
 
     def __init__(
         self,
         root: np.ndarray,
-        ended: Callable[["_Lease"], None],
+        callback: Callable[["_Lease"], None],
         buffer: _Buffer,
         free: list[_Buffer],
     ) -> None:
-        super().__init__(root, ended)  # type: ignore[call-arg]
+        super().__init__(root, callback)  # type: ignore[call-arg]
         self.buffer = buffer
         self.free = free
 
-    def __new__(cls, root: np.ndarray, ended: Callable[["_Lease"], None], *_: object) -> "_Lease":
-        return super().__new__(cls, root, ended)
+    def __new__(
+        cls, root: np.ndarray, callback: Callable[["_Lease"], None], *_: object
+    ) -> "_Lease":
+        return super().__new__(cls, root, callback)
 
 
-def _ended(lease: _Lease) -> None:
-    """The host is done with what the buffer holds."""
+def _free_buffer(lease: _Lease) -> None:
+    """Return a lease's buffer to the free ones."""
     lease.free.append(lease.buffer)
 
 
 @lru_cache(maxsize=256)
-def _places(layout: Layout) -> tuple[int, tuple[int, ...]]:
-    """How many bytes a layout takes, and at which byte each tensor begins."""
-    starts = []
+def _offsets(layout: Layout) -> tuple[int, tuple[int, ...]]:
+    """The size of a layout, and the offset of each tensor, in bytes."""
+    offsets = []
     size = 0
     for shape, dtype in layout:
-        starts.append(size)
+        offsets.append(size)
         size += -(-prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-    return size, tuple(starts)
+    return size, tuple(offsets)
 
 
 class Readbacks:
     """The buffers of one runner, and the copies into them.
 
-    Not thread-safe, but for one thing: what was read may be let go of in any thread.
+    Not thread-safe, except that any thread may drop its references to tensors.
 
     Args:
-        device: where the tensors come from.
-        least: bytes of the smallest buffer; what a step is expected to need.
-        most: bytes of all buffers, beyond which :meth:`reserve` makes no more.
+        device: the device of the tensors.
+        least: the size of the smallest buffer in bytes; what a step is expected to need.
+        most: the size of all buffers in bytes beyond which :meth:`reserve` allocates none.
     """
 
     def __init__(self, device: torch.device, least: int = 4096, most: int = 1 << 30) -> None:
@@ -153,66 +158,72 @@ class Readbacks:
         self._pinned = 0
         self.events = has_events(device)
         self._free: dict[int, list[_Buffer]] = {}
-        #: All there are, by the address of their memory.
+        #: All buffers, by the address of their memory.
         self._buffers: dict[int, _Buffer] = {}
-        self._store: Store | None = None
+        self._store: Copy | None = None
         if self.events and current_platform.is_cuda():
-            from vllm.v1.readiness import readback_kernels
+            from vllm.v1.readiness.kernels import readback
 
-            self._store = readback_kernels.store
+            self._store = readback.store
 
     def warm_up(self, buffers: int) -> None:
-        """Pin the first buffers and compile the kernel, which would stall a first step."""
+        """Pin the first buffers and compile the kernel; otherwise the first step would stall.
+
+        Args:
+            buffers: how many buffers of the smallest size.
+        """
         if not self.events:
             return
-        held = [self.reserve((((self.least,), torch.uint8),)) for _ in range(buffers)]
-        del held
+        reserved = [self.reserve((((self.least,), torch.uint8),)) for _ in range(buffers)]
+        del reserved  # only now, so that each has a buffer of its own
         zeros = torch.zeros(1, dtype=torch.int32, device=self.device)
         self.start([zeros]).wait(fences.WARM_UP)
 
     def start(
         self, sources: Sequence[torch.Tensor], stream: torch.cuda.Stream | None = None
     ) -> Readback:
-        """Start the copies of some tensors, behind what the current stream has been given.
+        """Start the copies of some tensors, behind the work of the current stream.
 
         Args:
             sources: on the device, of any shapes and dtypes. The caller need not keep them:
-                their memory is not used again before the copies are done.
-            stream: where to put copies that are too large to be stored, so that the
-                current stream does not wait for them; the caller then leaves the sources
-                unchanged until they are done. None: the current stream.
+                their memory is not reused before the copies have completed.
+            stream: a stream for copies that are too large to be stored, so that the
+                current stream does not wait for them; the caller must then leave the
+                sources unchanged until they have completed. None: the current stream.
         """
         if not self.events:
             return Readback([source.clone() for source in sources], None)
-        kept = [source.contiguous() for source in sources]
-        tensors, buffer = self._room(tuple([(source.shape, source.dtype) for source in kept]))
-        if stream is None or self._stored(kept, tensors):
-            self._copy(kept, tensors, buffer)
+        contiguous = [source.contiguous() for source in sources]
+        layout = tuple([(source.shape, source.dtype) for source in contiguous])
+        tensors, buffer = self._allocate(layout)
+        copy = self._choose_copy(contiguous, tensors)
+        if stream is None or copy is self._store:
+            self._copy(copy, contiguous, tensors, buffer)
         else:
             current = torch.cuda.current_stream()
             with torch.cuda.stream(stream):
                 stream.wait_stream(current)
-                self._copy(kept, tensors, buffer)
-            for source in kept:
+                self._copy(copy, contiguous, tensors, buffer)
+            for source in contiguous:
                 if source.device.type == self.device.type:
                     source.record_stream(stream)
         return Readback(tensors, buffer.event)
 
     def reserve(self, layout: Layout) -> list[torch.Tensor] | None:
-        """Room for tensors that :meth:`fill` brings piece by piece.
+        """Reserve tensors on the host, which :meth:`fill` copies piece by piece.
 
         Args:
             layout: shape and dtype of each.
 
         Returns:
-            The tensors, or None if there is as much pinned memory as there may be.
+            The tensors; None if the limit of pinned memory is reached.
         """
         if not self.events:
             return [torch.empty(shape, dtype=dtype) for shape, dtype in layout]
-        size = self._size(_places(layout)[0])
+        size = self._buffer_size(_offsets(layout)[0])
         if not self._free.get(size) and self._pinned + size > self.most:
             return None
-        return self._room(layout)[0]
+        return self._allocate(layout)[0]
 
     def fill(
         self,
@@ -220,94 +231,106 @@ class Readbacks:
         rows: slice,
         sources: Sequence[torch.Tensor],
     ) -> bool:
-        """Start copies into some rows of what :meth:`reserve` has made room for.
+        """Start copies into some rows of reserved tensors.
 
         Args:
-            tensors: all that there is room for, in their order; the first is not empty.
-            rows: which rows of each.
-            sources: on the device, as many rows of each; converted where dtypes differ.
-                The current stream made them, and reads them before it reuses their memory.
+            tensors: all tensors that a call of :meth:`reserve` returned, in their order;
+                the first is not empty.
+            rows: the rows of each to copy into.
+            sources: on the device, as many rows for each; converted where dtypes differ.
+                They belong to the current stream.
 
         Returns:
-            True if started; False if the tensors are not of a readback.
+            True if the copies were started; False if the tensors were not reserved here.
         """
         buffer = self._buffers.get(tensors[0].data_ptr())
         if buffer is None:
             return False
         targets = [tensor[rows] for tensor in tensors]
         pairs = zip(sources, targets, strict=True)
-        self._copy([s.to(t.dtype).contiguous() for s, t in pairs], targets, buffer)
+        converted = [source.to(target.dtype).contiguous() for source, target in pairs]
+        self._copy(self._choose_copy(converted, targets), converted, targets, buffer)
         return True
 
     def event_of(self, tensors: Sequence[torch.Tensor]) -> torch.Event | None:
-        """The event behind the newest copy into a readback's tensors; None: not of one."""
+        """The event behind the newest copy into a readback's tensors.
+
+        Returns:
+            The event; None if the tensors are not a readback's, or nothing was copied.
+        """
         buffer = self._buffers.get(tensors[0].data_ptr())
         return None if buffer is None else buffer.event
 
-    def _room(self, layout: Layout) -> tuple[list[torch.Tensor], _Buffer]:
-        """A buffer, and tensors in it; it is taken until nothing refers to any of them."""
-        size, starts = _places(layout)
-        buffer, free = self._take(size)
-        # Whatever is made of the memory refers to this array, and nothing else does.
-        root = buffer.memory.numpy()
-        buffer.lease = _Lease(root, _ended, buffer, free)
-        tensors = []
-        for start, (shape, dtype) in zip(starts, layout, strict=True):
-            if (like := _NUMPY.get(dtype)) is not None:
-                array = np.ndarray(shape, like, root, start)
-                tensors.append(torch.from_numpy(array))
-            else:
-                end = start + prod(shape) * dtype.itemsize
-                tensors.append(torch.from_numpy(root[start:end]).view(dtype).view(shape))
-        return tensors, buffer
-
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Start one copy into pinned memory of the caller's, who records the event.
+        """Start one copy into the caller's own pinned memory; the caller records the event.
 
         Args:
-            target: contiguous; dtypes may differ.
-            source: on the device; as for :meth:`fill`.
+            target: contiguous, on the host.
+            source: on the device, and of the current stream; converted if dtypes differ.
         """
-        self._launch([source.to(target.dtype).contiguous()], [target])
+        sources, targets = [source.to(target.dtype).contiguous()], [target]
+        self._choose_copy(sources, targets)(sources, targets)
+
+    def _choose_copy(
+        self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
+    ) -> Copy:
+        """The store kernel if it is to copy these tensors; otherwise torch, or its error."""
+        if (
+            self._store is not None
+            and sum(source.nbytes for source in sources) <= _MAX_STORED
+            and all(source.is_cuda for source in sources)
+            and all(s.shape == t.shape for s, t in zip(sources, targets, strict=True))
+        ):
+            return self._store
+        return _copy_by_torch
 
     def _copy(
-        self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], buffer: _Buffer
+        self,
+        copy: Copy,
+        sources: Sequence[torch.Tensor],
+        targets: Sequence[torch.Tensor],
+        buffer: _Buffer,
     ) -> None:
-        self._launch(sources, targets)
+        """Start the copies in the current stream, and record the buffer's event behind them."""
+        copy(sources, targets)
         buffer.event = torch.Event()
         buffer.event.record()
 
-    def _launch(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
-        if self._stored(sources, targets):
-            assert self._store is not None
-            self._store(sources, targets)
-        else:
-            for source, target in zip(sources, targets, strict=True):
-                target.copy_(source, non_blocking=True)
+    def _allocate(self, layout: Layout) -> tuple[list[torch.Tensor], _Buffer]:
+        """Take a buffer, and make tensors in it; it is in use while one is referred to."""
+        size, offsets = _offsets(layout)
+        buffer, free = self._take(size)
+        # Every tensor and view made here refers to this array, and nothing else does.
+        root = buffer.memory.numpy()
+        buffer.lease = _Lease(root, _free_buffer, buffer, free)
+        tensors = []
+        for offset, (shape, dtype) in zip(offsets, layout, strict=True):
+            if (numpy_type := _NUMPY_TYPES.get(dtype)) is not None:
+                array = np.ndarray(shape, numpy_type, root, offset)
+                tensors.append(torch.from_numpy(array))
+            else:
+                end = offset + prod(shape) * dtype.itemsize
+                tensors.append(torch.from_numpy(root[offset:end]).view(dtype).view(shape))
+        return tensors, buffer
 
-    def _stored(self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> bool:
-        """Whether a kernel stores them; else they are copied, or refused, by torch."""
-        return (
-            self._store is not None
-            and sum(source.nbytes for source in sources) <= _STORED
-            and all(source.is_cuda for source in sources)
-            and all(s.shape == t.shape for s, t in zip(sources, targets, strict=True))
-        )
-
-    def _size(self, size: int) -> int:
+    def _buffer_size(self, size: int) -> int:
         """The size of the buffers that hold ``size`` bytes: a power of two."""
         return 1 << (max(size, self.least) - 1).bit_length()
 
     def _take(self, size: int) -> tuple[_Buffer, list[_Buffer]]:
-        """A buffer of ``size`` bytes or more that nobody uses, and where it is given back."""
-        size = self._size(size)
+        """Take a free buffer of ``size`` bytes or more, or allocate one.
+
+        Returns:
+            The buffer, and the list that it goes back to when it is free again.
+        """
+        size = self._buffer_size(size)
         free = self._free.get(size)
         if free is None:
             free = self._free[size] = []
-        # Only this thread takes, so that what is there stays there.
-        for at in range(len(free) - 1, -1, -1):
-            if free[at].arrived():
-                buffer = free.pop(at)
+        # Other threads only append, so that indices stay valid.
+        for index in range(len(free) - 1, -1, -1):
+            if free[index].arrived():
+                buffer = free.pop(index)
                 break
         else:
             buffer = _Buffer(size)
@@ -315,3 +338,8 @@ class Readbacks:
             self._pinned += size
         buffer.event = None
         return buffer, free
+
+
+def _copy_by_torch(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source, non_blocking=True)

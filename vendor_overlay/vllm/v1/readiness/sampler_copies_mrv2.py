@@ -1,14 +1,14 @@
 """Model Runner V2's sampler without needless copies of the logits.
 
-Upstream copies all logits to float32 on every step. Here a plan a batch says whether anything
-that the requests ask for will change logits. Where nothing will, the logits are sampled from
-as they are: the kernels convert to float32 as they load, which is exact. Where something
-will, they are processed in place if they already are what upstream's copy would be, and
-nobody reads them as they were. Taking apart the few rows that need processing was measured,
+Upstream copies all logits to float32 on every step. Here a plan for each batch says whether
+anything that the requests ask for will change logits. If nothing will, they are sampled from
+as they are: the kernels convert to float32 as they load, which is exact. If something will,
+they are processed in place, provided that they already are what upstream's copy would be and
+that nobody reads the raw logits. Copying only the rows that need processing was measured,
 and was not faster.
 
-A row whose request was not added here takes upstream's path, and so does all of a batch
-with it: the profile run's among them, so that its peak of memory stays upstream's.
+A batch with a request that was not added here takes upstream's path. So does the profile run,
+whose peak of memory must stay upstream's.
 """
 
 from dataclasses import dataclass
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 class Handling(Enum):
-    """What becomes of a batch's logits."""
+    """How a batch's logits are handled."""
 
-    AS_IS = auto()  #: they are sampled from as they are
-    IN_PLACE = auto()  #: they are processed where they are
-    COPY = auto()  #: a copy is processed, as upstream does
+    AS_IS = auto()  #: sampled from without processing
+    IN_PLACE = auto()  #: processed in place
+    COPY = auto()  #: copied to float32 and processed, as upstream does
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class Plan:
     """What the requests of a batch ask for.
 
     Attributes:
-        touched: whether any logits are changed before sampling.
+        changes_logits: whether any logits are changed before sampling.
         greedy: whether every request is greedy.
         raw_logprobs: whether raw logits are read after processing.
-        processed_logprobs: whether processed logits are read for more than sampling.
+        processed_logprobs: whether processed logits are read for logprobs, too.
     """
 
-    touched: bool
+    changes_logits: bool
     greedy: bool
     raw_logprobs: bool
     processed_logprobs: bool
@@ -64,47 +64,57 @@ def of(sampler: "Sampler") -> "SamplerCopies":
 
 
 class SamplerCopies:
-    """The plans of one sampler."""
+    """The plans of one sampler.
+
+    Args:
+        sampler: the sampler.
+        max_num_reqs: how many requests it has places for.
+        on: whether the feature is on.
+    """
 
     def __init__(self, sampler: "Sampler", max_num_reqs: int, on: bool) -> None:
         self.sampler = sampler
         self.on = on
         self._added = np.zeros(max_num_reqs, dtype=bool)
-        # The batch at hand: its requests' places, as bytes, and its plan.
+        # The newest batch: the places of its requests, as bytes, and its plan.
         self._batch: bytes | None = None
         self._plan: Plan | None = None
 
     def add_request(self, req_idx: int) -> None:
-        """A request has been given a place; what it asks for has been taken in."""
+        """Note that a request has a place, and that the sampler's states hold its parameters.
+
+        Args:
+            req_idx: its place.
+        """
         if self.on:
             self._added[req_idx] = True
             self._batch = None
 
     def decide(self, logits: torch.Tensor, idx_mapping_np: np.ndarray) -> Handling:
-        """What is to become of a batch's logits.
+        """Decide how a batch's logits are handled.
 
         Args:
             logits: [positions, vocab].
-            idx_mapping_np: [requests] int32 their places.
+            idx_mapping_np: int32 [requests]: their places.
         """
-        plan = self._planned(idx_mapping_np)
+        plan = self._plan_of(idx_mapping_np)
         if plan is None:
             self._warm_up(logits, idx_mapping_np)
             return Handling.COPY
-        as_copied = _as_copied(logits)
-        if plan.touched:
-            in_place = as_copied and not plan.raw_logprobs
+        like_copy = _is_like_copy(logits)
+        if plan.changes_logits:
+            in_place = like_copy and not plan.raw_logprobs
             return Handling.IN_PLACE if in_place else Handling.COPY
-        if as_copied:
+        if like_copy:
             return Handling.AS_IS
         if logits.stride(-1) != 1 or plan.processed_logprobs:
             return Handling.COPY  # the order of ties and of sums may depend on the dtype
-        # Where drafts are verified, sums are taken for rows that are not greedy.
-        plain = plan.greedy or len(logits) == len(idx_mapping_np)
-        return Handling.AS_IS if plain else Handling.COPY
+        # Verifying drafts sums over the logits of rows that are not greedy.
+        sums = not plan.greedy and len(logits) != len(idx_mapping_np)
+        return Handling.COPY if sums else Handling.AS_IS
 
     def _warm_up(self, logits: torch.Tensor, idx_mapping_np: np.ndarray) -> None:
-        """Compile the kernels for logits as they are, which upstream's own runs do not."""
+        """Compile the kernels for logits that are not copied; upstream's dummy runs do not."""
         if not self.on or logits.stride(-1) != 1 or len(logits) != len(idx_mapping_np):
             return
         zeros = torch.zeros(2, dtype=torch.int32, device=logits.device)
@@ -137,45 +147,45 @@ class SamplerCopies:
                 use_fp64=self.sampler.use_fp64_gumbel,
             )
 
-    def _planned(self, idx_mapping_np: np.ndarray) -> Plan | None:
-        """The batch's plan; None: a request is not known."""
+    def _plan_of(self, idx_mapping_np: np.ndarray) -> Plan | None:
+        """Return the batch's plan; None if a request was not added here."""
         if not self.on:
             return None
         batch = idx_mapping_np.tobytes()
         if batch != self._batch:
             self._batch = batch
             known = bool(self._added[idx_mapping_np].all())
-            self._plan = self._made(idx_mapping_np) if known else None
+            self._plan = self._make_plan(idx_mapping_np) if known else None
         return self._plan
 
-    def _made(self, at: np.ndarray) -> Plan:
+    def _make_plan(self, places: np.ndarray) -> Plan:
         sampler = self.sampler
         states = sampler.sampling_states
-        temperature = states.temperature.np[at]
-        touched = (
-            sampler.logit_bias_state.use_logit_bias[at]
-            | sampler.penalties_state.use_penalty[at]
-            | (sampler.bad_words_state.num_bad_words.np[at] != 0)
+        temperature = states.temperature.np[places]
+        changed = (
+            sampler.logit_bias_state.use_logit_bias[places]
+            | sampler.penalties_state.use_penalty[places]
+            | (sampler.bad_words_state.num_bad_words.np[places] != 0)
             | ((temperature != 0.0) & (temperature != 1.0))
-            | (states.min_p.np[at] != 0.0)
-            | (states.top_k.np[at] != states.vocab_size)
-            | (states.top_p.np[at] != 1.0)
+            | (states.min_p.np[places] != 0.0)
+            | (states.top_k.np[places] != states.vocab_size)
+            | (states.top_p.np[places] != 1.0)
         )
-        asked = (
-            states.max_num_logprobs(at) != NO_LOGPROBS
-            or sampler.logprob_token_ids_state.max_num_token_ids(at) > 0
+        requested = (
+            states.max_num_logprobs(places) != NO_LOGPROBS
+            or sampler.logprob_token_ids_state.max_num_token_ids(places) > 0
         )
-        processed = asked and sampler.logprobs_mode == "processed_logprobs"
+        processed = requested and sampler.logprobs_mode == "processed_logprobs"
         return Plan(
-            touched=bool(touched.any()),
+            changes_logits=bool(changed.any()),
             greedy=bool((temperature == 0.0).all()),
-            raw_logprobs=asked and not processed,
+            raw_logprobs=requested and not processed,
             processed_logprobs=processed,
         )
 
 
-def _as_copied(logits: torch.Tensor) -> bool:
-    """Whether upstream's copy would be of the same dtype and layout."""
+def _is_like_copy(logits: torch.Tensor) -> bool:
+    """Whether the logits have the dtype and layout that upstream's copy would have."""
     if logits.dtype != torch.float32 or not logits.is_contiguous():
         return False
     return bool(logits.data_ptr() % 16 == 0)

@@ -1,28 +1,28 @@
-"""The sync guard: a step that waits for the device is named, with the stack that waits.
+"""The sync guard: report a step that waits for the device, with the stack that waits.
 
-A sync added by accident breaks nothing; it costs throughput, and nobody notices. With
-``VLLM_READINESS_SYNC_GUARD`` set, a model runner's ``execute_model`` and ``sample_tokens``
-run under torch's CUDA sync debug mode. ``warn`` logs each stack that waits, once; ``error``
-raises. Unset, nothing is installed, here or in torch.
+A sync that was added by accident breaks nothing. It costs throughput, and nobody notices.
+With ``VLLM_READINESS_SYNC_GUARD`` set, a model runner's ``execute_model`` and
+``sample_tokens`` run under torch's CUDA sync debug mode. ``warn`` logs each stack that waits,
+once; ``error`` raises. If it is unset, nothing is installed, neither here nor in torch.
 
-torch's mode misses some waits. These are watched by replacing what Python calls, once and
-for good: ``torch.cuda.synchronize`` and ``torch.accelerator.synchronize`` (called through
-their modules), and non-blocking copies to the host by ``Tensor.copy_`` and ``Tensor.to``
-that block all the same. Outside of a step a replacement only asks a thread-local flag.
+torch's mode misses some waits. These are observed by wrapping the functions that Python
+calls: ``torch.cuda.synchronize`` and ``torch.accelerator.synchronize`` (called through their
+modules), and non-blocking copies to the host by ``Tensor.copy_`` and ``Tensor.to`` that block
+nevertheless. Outside of a step a wrapper only reads a thread-local flag.
 
-What torch.compile does when a function is first used is left alone: it waits by its nature,
-and once.
+The waits of torch.compile when it compiles a function are not reported: they cannot be
+avoided, and occur once.
 
-Still not seen:
+Still missed are
 
-- ``Event.synchronize``, by design: it is how we wait, and a fence has an owner;
+- ``Event.synchronize``, on purpose: it is how the overlay waits, and a fence has an owner;
 - a non-blocking copy of more than 64 KiB from pageable memory to the device;
 - a wait in a C++ extension that does not go through torch, or in ``torch.distributed``;
-- in warn mode, a wait while somebody else's filter silences Python's warnings.
+- under ``warn``, a wait while another filter silences Python's warnings.
 
-torch's mode is the process's, not the thread's: while a step runs, a wait in another
-thread is found as well. ``warn`` says that it was outside of a step; under ``error`` that
-thread gets torch's own RuntimeError. What we watch ourselves is seen in the step's thread.
+torch's mode belongs to the process, not to a thread: during a step, waits in other threads
+are reported as well. ``warn`` says that such a wait was outside of a step; under ``error``
+that thread gets torch's own RuntimeError. The wrappers report the step's thread alone.
 """
 
 import inspect
@@ -31,26 +31,27 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable
-from functools import wraps
+from functools import partial
 
 import torch
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.readiness import switch
+from vllm.v1.readiness.wrapping import wrap_once
 
 logger = init_logger(__name__)
 
 Function = Callable[..., object]
 
-#: What is guarded: together, a step.
+#: The guarded methods of a runner; together they are a step.
 FUNCTIONS = ("execute_model", "sample_tokens")
 
-#: How torch's warning, and its error, begin.
+#: How torch's warning and its error begin.
 _SYNC = "called a synchronizing CUDA operation"
-#: How torch's warning of the mode itself begins.
+#: How torch's warning about the mode itself begins.
 _PROTOTYPE = "Synchronization debug mode is a prototype feature"
-#: Who tries out kernels when they are first launched, which torch does not announce.
-_TRIALS = tuple(
+#: The code that benchmarks kernels at their first launch, which torch does not announce.
+_AUTOTUNERS = tuple(
     os.path.join(*path)
     for path in (("torch", "_inductor", "runtime", ""), ("triton", "runtime", "autotuner.py"))
 )
@@ -60,8 +61,8 @@ class DeviceSyncError(RuntimeError):
     """A step waited for the device, or was about to.
 
     Attributes:
-        function: of the model runner.
-        operation: what waited, as far as known.
+        function: the model runner's method.
+        operation: the operation that waits, as far as it is known.
     """
 
     def __init__(self, function: str, operation: str) -> None:
@@ -78,12 +79,12 @@ class DeviceSyncError(RuntimeError):
 
 
 class _Step(threading.local):
-    """What this thread runs under the guard.
+    """What the current thread runs under the guard.
 
     Attributes:
-        function: of the model runner; empty outside of a step.
+        function: the model runner's method; empty outside of a step.
         word: ``warn`` or ``error``.
-        compiling: whether the step is held up by torch.compile, and not watched.
+        compiling: whether torch.compile is compiling within the step, and waits are ignored.
     """
 
     function = ""
@@ -91,20 +92,21 @@ class _Step(threading.local):
     compiling = False
 
 
+_wrap = partial(wrap_once, by=__name__)
 _step = _Step()
 #: The stacks that have been logged.
 _reported: set[str] = set()
 
 
 def install(runner: object) -> None:
-    """Guard the steps of ``runner``, if :func:`switch.sync_guard` says so.
+    """Guard the steps of ``runner`` if VLLM_READINESS_SYNC_GUARD asks for it.
 
     Args:
-        runner: anything that has the methods of :data:`FUNCTIONS`; they are replaced on
-            this instance.
+        runner: an object with the methods of :data:`FUNCTIONS`, which are wrapped on this
+            instance.
 
     Raises:
-        SwitchError: the variable holds a word that means nothing.
+        SwitchError: the variable holds an unknown word.
     """
     word = switch.sync_guard()
     if word == "off":
@@ -114,30 +116,34 @@ def install(runner: object) -> None:
             "%s=%s: there is no CUDA device, and nothing to guard", switch.SYNC_GUARD, word
         )
         return
-    _listen()
+    warnings.filterwarnings("ignore", message=_PROTOTYPE)
+    warnings.filterwarnings("always", message=_SYNC)
+    _wrap(warnings, "showwarning", _show_warning)
     _exempt_compilation()
-    _watch(torch.cuda, "synchronize", _synchronize("torch.cuda.synchronize"))
-    _watch(torch.accelerator, "synchronize", _synchronize("torch.accelerator.synchronize"))
-    _watch(torch.Tensor, "copy_", _copy)
-    _watch(torch.Tensor, "to", _to)
+    _wrap(torch.cuda, "synchronize", partial(_synchronize, name="torch.cuda.synchronize"))
+    _wrap(
+        *(torch.accelerator, "synchronize"),
+        partial(_synchronize, name="torch.accelerator.synchronize"),
+    )
+    _wrap(torch.Tensor, "copy_", _copy)
+    _wrap(torch.Tensor, "to", _to)
     for name in FUNCTIONS:
-        setattr(runner, name, _guarded(getattr(runner, name), name, word))
+        _wrap(runner, name, partial(_guarded, name=name, word=word))
     logger.info_once(
-        "Sync guard on (%s=%s): it names each wait for the device in %s",
+        "Sync guard on (%s=%s): it reports each wait for the device in %s",
         *(switch.SYNC_GUARD, word, " and ".join(FUNCTIONS)),
     )
 
 
 def _guarded(function: Function, name: str, word: str) -> Function:
-    """``function`` under torch's mode and our flag; both are as before when it is left."""
+    """Wrap ``function``: set torch's mode and our flag, and restore both when it returns."""
 
-    @wraps(function)
     def guarded(*args: object, **kwargs: object) -> object:
         if kwargs.get("dummy_run"):  # runner V2 profiles and warms up by steps
             return function(*args, **kwargs)
         mode = torch.cuda.get_sync_debug_mode()
         outer = _step.function, _step.word
-        _exempt_compilation()  # torch._dynamo.reset() forgets what it was told
+        _exempt_compilation()  # torch._dynamo.reset() drops callbacks
         torch.cuda.set_sync_debug_mode(word)
         _step.function, _step.word = name, word
         try:
@@ -154,21 +160,21 @@ def _guarded(function: Function, name: str, word: str) -> Function:
 
 
 def _exempt_compilation() -> None:
-    """Have torch.compile say when it begins and ends."""
-    from torch._dynamo.callback import callback_handler  # not loaded for nothing
+    """Register callbacks for the begin and the end of a compilation."""
+    from torch._dynamo.callback import callback_handler  # slow to import
 
-    if _compile_starts not in callback_handler.start_callbacks:
-        callback_handler.register_start_callback(_compile_starts)
-        callback_handler.register_end_callback(_compile_ends)
+    if _on_compile_start not in callback_handler.start_callbacks:
+        callback_handler.register_start_callback(_on_compile_start)
+        callback_handler.register_end_callback(_on_compile_end)
 
 
-def _compile_starts(_: object) -> None:
+def _on_compile_start(_: object) -> None:
     if _step.function:
         _step.compiling = True
         torch.cuda.set_sync_debug_mode("default")
 
 
-def _compile_ends(_: object) -> None:
+def _on_compile_end(_: object) -> None:
     if _step.compiling:
         _step.compiling = False
         torch.cuda.set_sync_debug_mode(_step.word)
@@ -178,9 +184,9 @@ def _report(operation: str) -> None:
     """Raise, or log the stack unless it has been logged.
 
     Raises:
-        DeviceSyncError: if this thread's step runs under ``error``.
+        DeviceSyncError: this thread's step runs under ``error``.
     """
-    if _step.compiling or _tries_out():
+    if _step.compiling or _is_autotuning():
         return
     if _step.word == "error":
         raise DeviceSyncError(_step.function, operation)
@@ -191,62 +197,47 @@ def _report(operation: str) -> None:
         logger.warning("%s waits for the device: %s\n%s", who, operation, stack)
 
 
-def _tries_out() -> bool:
-    """Whether a compiled kernel is being tried out."""
+def _is_autotuning() -> bool:
+    """Whether this thread is benchmarking a compiled kernel."""
     frame = inspect.currentframe()
     while frame is not None:
-        if any(part in frame.f_code.co_filename for part in _TRIALS):
+        if any(part in frame.f_code.co_filename for part in _AUTOTUNERS):
             return True
         frame = frame.f_back
     return False
 
 
 def _stack() -> str:
-    """This thread's stack from the step on, without the guard's own frames."""
+    """Format this thread's stack from the step on, without the guard's own frames."""
     frames = traceback.extract_stack()
-    ours = [index for index, frame in enumerate(frames) if frame.filename == __file__]
-    # The outermost is the step's, unless there is none.
-    start = ours[0] if _step.function else -1
-    kept = [frame for index, frame in enumerate(frames) if index > start and index not in ours]
-    return "".join(traceback.format_list(kept)).rstrip()
+    own = [index for index, frame in enumerate(frames) if frame.filename == __file__]
+    # The outermost of them is the wrapper of the step, unless there is no step.
+    start = own[0] if _step.function else -1
+    shown = [frame for index, frame in enumerate(frames) if index > start and index not in own]
+    return "".join(traceback.format_list(shown)).rstrip()
 
 
-def _listen() -> None:
-    """Have torch's warnings reported here, each time and not once a place."""
-    warnings.filterwarnings("ignore", message=_PROTOTYPE)
-    warnings.filterwarnings("always", message=_SYNC)
-    others: Function = warnings.showwarning
-    if getattr(others, "__module__", None) == __name__:
-        return
+def _show_warning(original: Function) -> Function:
+    """Report torch's warnings of a wait; show the others as before."""
 
     def showwarning(message: Warning | str, *args: object, **kwargs: object) -> None:
         if str(message).startswith(_SYNC):
             _report(f"it {_SYNC}")
         else:
-            others(message, *args, **kwargs)
+            original(message, *args, **kwargs)
 
-    warnings.showwarning = showwarning
-
-
-def _watch(owner: object, name: str, make: Callable[[Function], Function]) -> None:
-    """Replace ``owner.name`` by what ``make`` makes of it, unless that has been done."""
-    original = getattr(owner, name)
-    if getattr(original, "__module__", None) != __name__:
-        setattr(owner, name, make(original))
+    return showwarning
 
 
-def _synchronize(name: str) -> Callable[[Function], Function]:
-    """A wait for a whole device."""
+def _synchronize(original: Function, name: str) -> Function:
+    """Report a wait for a whole device."""
 
-    def make(original: Function) -> Function:
-        def synchronize(*args: object, **kwargs: object) -> object:
-            if _step.function:
-                _report(name)
-            return original(*args, **kwargs)
+    def synchronize(*args: object, **kwargs: object) -> object:
+        if _step.function:
+            _report(name)
+        return original(*args, **kwargs)
 
-        return synchronize
-
-    return make
+    return synchronize
 
 
 def _copy(original: Function) -> Function:
@@ -263,7 +254,7 @@ def _copy(original: Function) -> Function:
 def _to(original: Function) -> Function:
     def to(self: torch.Tensor, *args: object, **kwargs: object) -> object:
         result = original(self, *args, **kwargs)
-        # It makes its destination itself: only the result tells.
+        # It allocates its destination itself, which is the result.
         if _step.function and _non_blocking(args, kwargs) and _blocks(result, self):
             _report("Tensor.to, though non_blocking")
         return result
@@ -272,15 +263,15 @@ def _to(original: Function) -> Function:
 
 
 def _non_blocking(args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
-    """Whether a copy was asked not to block; torch's mode sees the others."""
+    """Whether a copy was asked not to block; torch's mode reports the others."""
     return bool(kwargs.get("non_blocking")) or any(arg is True for arg in args)
 
 
 def _blocks(destination: torch.Tensor, source: torch.Tensor) -> bool:
-    """Whether a non-blocking copy to the host waits all the same.
+    """Whether a non-blocking copy to the host blocks nevertheless.
 
-    It does if ``destination`` is pageable, or if the bytes are not all in one piece on
-    both sides: then torch goes through a temporary, which is pageable.
+    It does if ``destination`` is pageable, or if either side is not one contiguous piece:
+    then torch copies through a temporary, which is pageable.
     """
     if not source.is_cuda or destination.device.type != "cpu" or destination.numel() == 0:
         return False

@@ -1,4 +1,4 @@
-"""Thinking budgets that read what is new, and wait only where a decision depends on it.
+"""Thinking budgets that search new tokens alone, and wait only if a decision depends on it.
 
 Upstream searches a request's whole output for the start and the end marker on every step
 until each is found, and needs the newest token on the host for that. Here every decision
@@ -6,21 +6,22 @@ is still made by upstream's own ``_update_think_state``, but
 
 - markers are searched in the tokens that have arrived since the last search, with an
   overlap of a marker's length less one;
-- while the budget left exceeds what a step may bring, an update would only count down: it
-  is left out, and made up for in one go before the next one that matters;
-- an update whose tokens are still on their way, and which cannot force anything yet, is
-  made when they arrive;
-- only a step that may force the end marker, or may have to go on with it, waits.
+- while the remaining budget exceeds what a step may add, an update would only count down: it
+  is skipped, and one call makes up for the skipped ones before the next update that matters;
+- an update whose tokens are still on their way, and which cannot force a token yet, is
+  deferred until they arrive;
+- only a step that may force the end marker, or continue to force it, waits.
 
-Where upstream has two rows share one state, because it swapped a request that has a budget
-with one that has none, both rows are searched whole and waited for, as upstream does it.
+When upstream swaps a request that has a budget with one that has none, it leaves both rows
+with one shared state. Both are then searched from the start and waited for, as upstream does.
 
-Lengths are in output tokens; a request's *reach* at a step is the length of its output and
+Lengths are in output tokens. A request's *reach* at a step is the length of its output and of
 the step's drafts together.
 """
 
 from collections import Counter, deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from sys import maxsize
 from typing import TYPE_CHECKING, Any
 
@@ -34,20 +35,24 @@ if TYPE_CHECKING:
     from vllm.v1.sample.logits_processor.interface import BatchUpdate
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
-#: Token ids, row by row.
+#: [rows]: each row's token ids.
 Lists = list[list[int]]
-#: A reach that is never attained.
+#: A reach that no request attains.
 _NEVER = maxsize
-#: What upstream takes for no budget at all.
+#: Upstream's value for a request without a budget.
 _UNLIMITED = -1
 #: A length that depends on how many drafts are accepted.
 _OPEN = -1
-#: The key of a request's :class:`_Progress` in upstream's state, with which it moves.
+#: The key of a request's :class:`_Progress` in upstream's state, so that they move together.
 _PROGRESS = "readiness"
 
 
-class _Searched:
-    """The first tokens of an output, in which no marker is left to be found."""
+class _SearchedOutput:
+    """The first tokens of an output, which have been searched for markers.
+
+    Upstream's update gets it instead of a list, and finds no marker in it; see
+    :meth:`ThinkingBudget._find_last_sequence_index`.
+    """
 
     def __init__(self, output: list[int], length: int) -> None:
         self.output = output
@@ -61,57 +66,60 @@ class _Searched:
         return self.output[start:stop:step]
 
 
+@dataclass(slots=True, eq=False)
 class _Progress:
-    """How far one request's output was searched and its updates were made.
+    """How far one request's output has been searched and its updates have been made.
 
     Attributes:
-        output: the list that was searched.
-        searched: how many of its tokens were.
-        wake: the reach from which an update of ``output`` does more than count down; 0
-            also where it is not to be skipped for another reason.
-        limit: the reach from which it may force the end marker, if the start is known;
-            _NEVER also where nothing will be forced any more.
-        skipped: the length at the last update that was left out; None: none was left out,
-            or _OPEN: it is known when the next step's tokens arrive.
-        deferred: updates to be made when their tokens arrive: the length, or _OPEN, and
-            the step's drafts.
-        exact: make the next update at once, and search anew.
-        shared: two rows share the state, as upstream leaves it when it swaps a request
-            that has a budget with one that has none.
+        output: the list that has been searched.
+        searched: how many of its tokens have been.
+        update_from: the reach from which an update does more than count down; 0 if the next
+            update must not be skipped for another reason.
+        force_from: the reach from which an update may force the end marker, if the start
+            marker is known; _NEVER if no token will be forced any more.
+        skipped: the output's length at the last skipped update; None if none was skipped;
+            _OPEN if it will be known when the next step's tokens arrive.
+        deferred: the updates to be made when their tokens arrive: for each the length, or
+            _OPEN, and the step's drafts.
+        restart: whether the next update is made at once, after a search from the start.
+        shared: whether two rows share the state.
     """
 
-    __slots__ = ("deferred", "exact", "limit", "output", "searched", "shared", "skipped", "wake")
-
-    def __init__(self) -> None:
-        self.output: list[int] | None = None
-        self.searched = 0
-        self.wake = 0
-        self.limit = 0
-        self.skipped: int | None = None
-        self.deferred: deque[tuple[int, list[int]]] = deque()
-        self.exact = True
-        self.shared = False
+    output: list[int] | None = None
+    searched: int = 0
+    update_from: int = 0
+    force_from: int = 0
+    skipped: int | None = None
+    deferred: deque[tuple[int, list[int]]] = field(default_factory=deque)
+    restart: bool = True
+    shared: bool = False
 
     @property
-    def seen(self) -> int:
-        """The length that the last update which was put off was to see; 0: there is none."""
+    def pending_length(self) -> int:
+        """The length at the newest update that was skipped or deferred; 0 if none, or open."""
         return max(0, self.deferred[-1][0] if self.deferred else self.skipped or 0)
 
-    def resolve(self, known: int) -> None:
-        """The length that an update was to see is known now, if it was open."""
+    def resolve_open(self, known: int) -> None:
+        """Set the length of an update to ``known`` if it was open."""
         if self.skipped == _OPEN:
             self.skipped = known
         if self.deferred and self.deferred[0][0] == _OPEN:
             self.deferred[0] = (known, self.deferred[0][1])
 
     def begin_anew(self) -> None:
-        """Have the next update made at once, and search anew."""
-        self.exact = True
-        self.wake = 0
+        """Make the next update at once, after a search from the start."""
+        self.restart = True
+        self.update_from = 0
 
 
 class ThinkingBudget(ThinkingBudgetStateHolder, Feature):  # type: ignore[misc]
-    """Upstream's state holder for one live batch, with its history."""
+    """Upstream's state holder for one live batch, with its history.
+
+    Args:
+        batch: the live batch.
+        history: the batch's.
+        holder: upstream's state holder, whose attributes this one takes over.
+    """
 
     def __init__(
         self, batch: "InputBatch", history: "History", holder: ThinkingBudgetStateHolder
@@ -119,27 +127,27 @@ class ThinkingBudget(ThinkingBudgetStateHolder, Feature):  # type: ignore[misc]
         self.__dict__.update(holder.__dict__)
         self.batch = batch
         self.history = history
-        #: Each marker, by the name under which upstream's state keeps where it was found.
+        #: The markers, by the key under which upstream's state keeps the index of each.
         self._markers = {
             "start_thinking": self.think_start_token_ids,
             "end_thinking": self.think_end_token_ids,
         }
-        self._last = {marker[-1] for marker in self._markers.values() if marker}
-        #: What there is to look at on every step, row by row.
-        self._watched: list[tuple[int, dict[str, Any], _Progress]] = []
-        self._deferring = False
+        self._last_tokens = {marker[-1] for marker in self._markers.values() if marker}
+        #: The rows with a state, each with the state and its progress.
+        self._tracked: list[tuple[int, dict[str, Any], _Progress]] = []
+        self._any_deferred = False
 
     def sync_batch(self, batch_update: "BatchUpdate | None") -> None:
-        """Requests join, leave and move; as upstream does it."""
+        """Follow requests that join, leave and move; as upstream, and for our progress, too."""
         super().sync_batch(batch_update)
         if not batch_update:
             return
         rows = Counter(map(id, self._state.values()))
-        self._watched = [
+        self._tracked = [
             (row, state, state.setdefault(_PROGRESS, _Progress()))
             for row, state in self._state.items()
         ]
-        for _, state, progress in self._watched:
+        for _, state, progress in self._tracked:
             shared = rows[id(state)] > 1
             if shared or progress.shared:
                 progress.begin_anew()
@@ -153,33 +161,33 @@ class ThinkingBudget(ThinkingBudgetStateHolder, Feature):  # type: ignore[misc]
             state[_PROGRESS].begin_anew()
 
     def begin_anew(self) -> None:
-        """Have the next updates made at once, and search anew."""
-        for _, _, progress in self._watched:
+        """Make all next updates at once, after a search from the start."""
+        for _, _, progress in self._tracked:
             progress.begin_anew()
 
     def waiting(self) -> Iterator[int]:
-        """The rows whose update in this step depends on tokens that may be on their way."""
+        """Yield the rows whose update in this step depends on tokens that may not have arrived."""
         outputs = self.batch.req_output_token_ids
         drafts = self.batch.spec_token_ids
-        for row, state, progress in self._watched:
+        for row, state, progress in self._tracked:
             if row >= len(outputs):
                 continue
             output = outputs[row]
             reach = len(output) + len(drafts[row])
-            if reach < progress.wake and progress.output is output:
+            if reach < progress.update_from and progress.output is output:
                 continue
             if output and self._may_force(row, state, progress, reach):
                 yield row
 
     def arrive(self, rows: list[int], tokens: list[int] | None) -> None:
-        """Called when a step's tokens have been written into the lists.
+        """Search a step's tokens, which have been written into the lists.
 
         Args:
-            rows: the requests that have got some.
-            tokens: the one token that each has got; None: they may be more.
+            rows: the rows that have got tokens.
+            tokens: the one token of each; None if a row may have got several.
         """
-        # A marker ends with a last token of one.
-        if tokens is not None and not self._deferring and self._last.isdisjoint(tokens):
+        # Without the last token of a marker there is no new marker.
+        if tokens is not None and not self._any_deferred and self._last_tokens.isdisjoint(tokens):
             return
         outputs = self.batch.req_output_token_ids
         for row in rows:
@@ -187,14 +195,14 @@ class ThinkingBudget(ThinkingBudgetStateHolder, Feature):  # type: ignore[misc]
             if state is None:
                 continue
             progress: _Progress = state[_PROGRESS]
-            if progress.exact or progress.output is not outputs[row]:
+            if progress.restart or progress.output is not outputs[row]:
                 continue
             known = self.history.known(row)
-            progress.resolve(known)
-            # What no update was to see yet may be cut off before one does.
-            self._search(state, progress, min(known, progress.seen))
-            self._make_deferred(state, progress, known)
-        self._deferring = any(progress.deferred for _, _, progress in self._watched)
+            progress.resolve_open(known)
+            # Tokens that no update has been due for yet may still be cut off.
+            self._search(state, progress, min(known, progress.pending_length))
+            self._update_deferred(state, progress, known)
+        self._any_deferred = any(progress.deferred for _, _, progress in self._tracked)
 
     def update_state(
         self,
@@ -202,18 +210,17 @@ class ThinkingBudget(ThinkingBudgetStateHolder, Feature):  # type: ignore[misc]
         spec_token_ids: Lists | None,
         repeat_indices: torch.Tensor | None = None,
     ) -> None:
-        """Make the step's updates, or put them off; called once a step.
+        """Make, skip or defer the step's updates; called once a step.
 
         Args:
-            output_token_ids: the rows' outputs, with or without the step's drafts; the
-                live batch's are read instead.
-            spec_token_ids: the rows' drafts.
-            repeat_indices: not used, as in 0.22.0's samplers.
+            output_token_ids: not used; the live batch's outputs are read instead.
+            spec_token_ids: [rows]: the step's drafts.
+            repeat_indices: not used; 0.22.0's samplers do not pass it either.
         """
         outputs = self.batch.req_output_token_ids
         drafts = spec_token_ids or []
-        guessed = self.history.drafted
-        for row, state, progress in self._watched:
+        drafted = self.history.drafted
+        for row, state, progress in self._tracked:
             if row >= len(outputs):
                 continue
             output = outputs[row]
@@ -221,18 +228,18 @@ class ThinkingBudget(ThinkingBudgetStateHolder, Feature):  # type: ignore[misc]
             length = len(output)
             reach = length + len(specs)
             unread = length > 0 and output[-1] == PLACEHOLDER
-            if reach < progress.wake and progress.output is output:
-                if progress.searched < length and not unread and progress.wake != _NEVER:
+            if reach < progress.update_from and progress.output is output:
+                if progress.searched < length and not unread and progress.update_from != _NEVER:
                     self._search(state, progress, length)
-                progress.skipped = _OPEN if guessed and unread else length
-            elif progress.limit == _NEVER:
+                progress.skipped = _OPEN if drafted and unread else length
+            elif progress.force_from == _NEVER:
                 continue
             elif unread and not self._may_force(row, state, progress, reach):
-                progress.deferred.append((_OPEN if guessed else length, list(specs)))
-                progress.wake = 0
-                self._deferring = True
+                progress.deferred.append((_OPEN if drafted else length, list(specs)))
+                progress.update_from = 0
+                self._any_deferred = True
             else:
-                self._update(state, progress, output, specs)
+                self._update_now(state, progress, output, specs)
 
     def apply_to_logits(
         self,
@@ -240,12 +247,12 @@ class ThinkingBudget(ThinkingBudgetStateHolder, Feature):  # type: ignore[misc]
         predict_bonus_token: bool,
         spec_token_ids: Lists | None,
     ) -> torch.Tensor:
-        """Force the end marker where an update says so; as upstream does it.
+        """Force the end marker where an update has decided so; as upstream does.
 
         Args:
-            logits: [positions, vocab] float32, changed in place.
+            logits: float32 [positions, vocab], changed in place.
             predict_bonus_token: whether the positions follow the step's drafts.
-            spec_token_ids: the rows' drafts.
+            spec_token_ids: [rows]: the step's drafts.
 
         Returns:
             ``logits``.
@@ -256,33 +263,33 @@ class ThinkingBudget(ThinkingBudgetStateHolder, Feature):  # type: ignore[misc]
 
     @staticmethod
     def _find_last_sequence_index(
-        target_list: "list[int] | _Searched", token_ids: list[int]
+        target_list: "list[int] | _SearchedOutput", token_ids: list[int]
     ) -> int:
-        """Where upstream searches: prompts. What was generated has been searched."""
-        if isinstance(target_list, _Searched):
+        """Search a prompt as upstream does; an output has been searched already."""
+        if isinstance(target_list, _SearchedOutput):
             return -1
         return _find_last(target_list, token_ids, 0, len(target_list))
 
     def _may_force(self, row: int, state: dict[str, Any], progress: _Progress, reach: int) -> bool:
-        """Whether an update that is not skipped may force a token, or go on with it."""
+        """Whether an update that is not skipped may force a token, or continue to."""
         budget: int = state["thinking_token_budget"]
-        if progress.limit == _NEVER:
+        if progress.force_from == _NEVER:
             return False
-        if progress.exact or progress.output is not self.batch.req_output_token_ids[row]:
+        if progress.restart or progress.output is not self.batch.req_output_token_ids[row]:
             return True
         if state["start_thinking"] != -1:
-            return reach >= progress.limit
-        # If the start marker is on its way, what follows it is on its way as well.
+            return reach >= progress.force_from
+        # If the start marker has not arrived, nor has anything that follows it.
         return reach - self.history.known(row) > budget
 
     def _search(self, state: dict[str, Any], progress: _Progress, length: int) -> None:
-        """Search what is new among an output's first tokens for the markers not yet found."""
+        """Search the new ones among an output's first ``length`` tokens for missing markers."""
         output = progress.output
         assert output is not None
         searched, progress.searched = progress.searched, max(length, progress.searched)
         if state["end_thinking"] != -1 and state["start_thinking"] != -1:
             return
-        if self._last.isdisjoint(output[searched:length]):
+        if self._last_tokens.isdisjoint(output[searched:length]):
             return
         unstarted = state["start_thinking"] == -1
         for name, marker in self._markers.items():
@@ -290,96 +297,97 @@ class ThinkingBudget(ThinkingBudgetStateHolder, Feature):  # type: ignore[misc]
                 first = max(0, searched - len(marker) + 1)
                 state[name] = _find_last(output, marker, first, length)
         if unstarted and progress.skipped is not None and progress.skipped < length:
-            progress.skipped = None  # nothing counted before the start was found
-        self._plan(state, progress)
+            progress.skipped = None  # nothing is counted before the start marker
+        self._set_thresholds(state, progress)
 
-    def _update(
+    def _update_now(
         self, state: dict[str, Any], progress: _Progress, output: list[int], drafts: list[int]
     ) -> None:
-        """Make this step's update; what was put off before it is made first."""
+        """Make this step's update, after the ones that were skipped and deferred."""
         length = len(output)
         if progress.output is not None:
-            known = len(progress.output)  # which may be that of another row by now
-            self._search(state, progress, min(known, progress.seen))
-            self._make_deferred(state, progress, known)
-        if progress.exact or progress.output is not output:
-            self._make_skipped(state, progress)
+            known = len(progress.output)  # its request may have moved to another row
+            self._search(state, progress, min(known, progress.pending_length))
+            self._update_deferred(state, progress, known)
+        if progress.restart or progress.output is not output:
+            self._update_skipped(state, progress)
             progress.output = output
             progress.searched = 0
-            progress.exact = progress.shared
+            progress.restart = progress.shared
         self._search(state, progress, length)
-        self._make(state, progress, length, drafts)
-        if progress.exact:
-            progress.wake = 0
+        self._update_at(state, progress, length, drafts)
+        if progress.restart:
+            progress.update_from = 0
 
-    def _make_deferred(self, state: dict[str, Any], progress: _Progress, known: int) -> None:
-        """Make the deferred updates whose tokens are known."""
+    def _update_deferred(self, state: dict[str, Any], progress: _Progress, known: int) -> None:
+        """Make the deferred updates whose tokens have arrived."""
         while progress.deferred and _OPEN < progress.deferred[0][0] <= known:
             length, drafts = progress.deferred.popleft()
-            self._make(state, progress, length, drafts)
+            self._update_at(state, progress, length, drafts)
         if progress.deferred:
-            progress.wake = 0
+            progress.update_from = 0
 
-    def _make_skipped(self, state: dict[str, Any], progress: _Progress) -> None:
-        """Make up for the updates that were skipped: they add up to one."""
+    def _update_skipped(self, state: dict[str, Any], progress: _Progress) -> None:
+        """Make one update in the place of the skipped ones; it has the same effect."""
         length, progress.skipped = progress.skipped, None
         if length is not None:
-            self._run(state, progress, length, [])
+            self._call_upstream(state, progress, length, [])
 
-    def _make(
+    def _update_at(
         self, state: dict[str, Any], progress: _Progress, length: int, drafts: list[int]
     ) -> None:
-        self._make_skipped(state, progress)
-        self._run(state, progress, length, drafts)
-        self._plan(state, progress)
+        """Make an update as of a length of the output, after the skipped ones."""
+        self._update_skipped(state, progress)
+        self._call_upstream(state, progress, length, drafts)
+        self._set_thresholds(state, progress)
 
-    def _run(
+    def _call_upstream(
         self, state: dict[str, Any], progress: _Progress, length: int, drafts: list[int]
     ) -> None:
-        """Upstream's update, as of a length."""
+        """Run upstream's update on the first ``length`` tokens of the output."""
         assert progress.output is not None
-        state["output_tok_ids"] = _Searched(progress.output, length)
+        state["output_tok_ids"] = _SearchedOutput(progress.output, length)
         state["spec_token_ids"] = list(drafts)
         state["in_spec_mode"] = self.in_spec_mode
         state["force_index"] = []
         self._update_think_state(state)
 
-    def _plan(self, state: dict[str, Any], progress: _Progress) -> None:
-        """Foresee when an update does more than count down, and when it may force."""
+    def _set_thresholds(self, state: dict[str, Any], progress: _Progress) -> None:
+        """Compute from which reach updates do more than count down, and may force a token."""
         budget = state["thinking_token_budget"]
         start, end = state["start_thinking"], state["end_thinking"]
         prompt = len(state["prompt_tok_ids"] or ()) if state["continue_thinking"] else 0
         over = not state["in_end"] and start != -1 and end != -1 and start <= end + prompt
         if over or budget == _UNLIMITED:
-            # Upstream never looks for another start.
-            progress.wake = progress.limit = _NEVER
+            # Upstream does not search for another start marker.
+            progress.update_from = progress.force_from = _NEVER
         elif state["in_end"]:
-            progress.wake = progress.limit = 0
+            progress.update_from = progress.force_from = 0
         else:
             width = len(self.think_start_token_ids)
             counted = state["prev_output_length"]
-            progress.wake = state["check_count_down"] + counted
+            progress.update_from = state["check_count_down"] + counted
             if not counted and not state["continue_thinking"]:
-                # Upstream begins to count after the marker's width, wherever it is.
-                progress.wake = progress.wake + width if start == -1 else 0
-            progress.limit = budget + start + width - prompt
+                # Upstream begins to count after the marker's width, wherever the marker is.
+                progress.update_from = progress.update_from + width if start == -1 else 0
+            progress.force_from = budget + start + width - prompt
 
 
 def _find_last(tokens: list[int], marker: list[int], first: int, end: int) -> int:
-    """Where the last occurrence of a marker within ``tokens[first:end]`` begins, or -1."""
-    found = -1
+    """The index of the last occurrence of a marker within ``tokens[first:end]``, or -1."""
+    last = -1
     if not marker:
-        return found
-    at = first + len(marker) - 1
+        return last
+    index = first + len(marker) - 1
     while True:
         try:
-            at = tokens.index(marker[-1], at, end)
+            index = tokens.index(marker[-1], index, end)
         except ValueError:
-            return found
-        begin = at + 1 - len(marker)
-        if tokens[begin : at + 1] == marker:
-            found = begin
-        at += 1
+            return last
+        begin = index + 1 - len(marker)
+        if tokens[begin : index + 1] == marker:
+            last = begin
+        index += 1
 
 
 def reads_lists(holder: "ThinkingBudgetStateHolder | None", otherwise: bool) -> bool:

@@ -1,8 +1,8 @@
-"""The probe's memory: a ring of records, and the file that it is written to.
+"""The ring buffer that holds a process's newest records, and the file it is written to.
 
-A record is six 64-bit integers; writing one takes a lock and a ``struct.pack_into``, and
-leaves nothing for the garbage collector. The file is one line of JSON and the records
-after it, as they lie in memory, oldest first.
+A record is six 64-bit integers. Adding one takes a lock and a ``struct.pack_into``, and
+creates no garbage. The file is one line of JSON, followed by the records as they are in memory,
+oldest first.
 """
 
 import json
@@ -14,16 +14,16 @@ from struct import Struct
 
 import numpy as np
 
-#: What a record holds. ``began`` and ``ended`` are nanoseconds of ``time.perf_counter_ns``.
+#: The fields of a record. ``began`` and ``ended`` are nanoseconds of ``time.perf_counter_ns``.
 #:
-#: ``step`` counts the worker's steps from 1. ``owner`` indexes the names for a fence; of
+#: ``step`` counts the worker's steps from 1. ``owner`` is the index of a fence's owner; for
 #: ``execute_model`` and ``output`` it is the number of requests that the step continues.
-#: ``extra`` is the thread's ident; of a readback it is when it was consumed.
+#: ``extra`` is the thread's ident; for a readback it is when the host saw it complete.
 FIELDS = ("kind", "began", "ended", "step", "owner", "extra")
-#: What is recorded; a record's ``kind`` is the index in here.
+#: The kinds of records; a record's ``kind`` is an index into this tuple.
 #:
-#: ``output`` lasts from the output before to this one. ``readback`` lasts from the moment
-#: when the device could start the copy until the host may read.
+#: ``output`` lasts from the previous output to this one. ``readback`` lasts from the moment
+#: when the device could start the copy until the host may read it.
 KINDS = (
     "execute_model",
     "sample_tokens",
@@ -42,7 +42,7 @@ VERSION = 1
 _RECORD = Struct(f"={len(FIELDS)}q")
 _SIZE = _RECORD.size
 _pack = _RECORD.pack_into
-#: Records copied at a time, so that nobody waits long for the lock.
+#: Records copied at a time, so that no thread waits long for the lock.
 _CHUNK = 4096
 
 
@@ -50,7 +50,10 @@ class Ring:
     """The newest records of one process. Thread-safe.
 
     Args:
-        capacity: records, a power of two; the oldest give way to the newest.
+        capacity: how many records it holds, a power of two; then the oldest are overwritten.
+
+    Attributes:
+        count: how many records were added, including those that were overwritten.
     """
 
     def __init__(self, capacity: int = 1 << 18) -> None:
@@ -66,23 +69,25 @@ class Ring:
     ) -> None:
         """Add one record; see :data:`FIELDS`."""
         with self._lock:
-            at = self.count
-            self.count = at + 1
-            place = (at & self._mask) * _SIZE
-            _pack(self._memory, place, kind, began, ended, step, owner, extra)
+            offset = (self.count & self._mask) * _SIZE
+            self.count += 1
+            _pack(self._memory, offset, kind, began, ended, step, owner, extra)
 
     def since(self, cursor: int) -> tuple[np.ndarray, int]:
-        """The records that came after ``cursor``, as far as they are still there.
+        """Return the records that were added after ``cursor``, except overwritten ones.
+
+        Args:
+            cursor: 0 for all records, or the cursor that the last call returned.
 
         Returns:
-            int64 [records, fields], and the cursor for the next call; 0 is the first.
+            int64 [records, fields], and the cursor for the next call.
         """
-        parts, following = self._parts(cursor)
+        parts, end = self._parts(cursor)
         records = np.frombuffer(b"".join(parts), np.int64).reshape(-1, len(FIELDS))
-        return records, following
+        return records, end
 
     def _parts(self, cursor: int) -> tuple[list[bytes], int]:
-        """The same as :meth:`since`, in parts of at most ``_CHUNK`` records."""
+        """As :meth:`since`, in parts of at most ``_CHUNK`` records."""
         parts: list[bytes] = []
         with self._lock:
             end = self.count
@@ -97,16 +102,16 @@ class Ring:
         return parts, max(cursor, end)
 
     def write(self, path: str, header: Callable[[], Mapping[str, object]]) -> None:
-        """Write all there is to ``path``, which is replaced as a whole.
+        """Write all records to ``path``, replacing the file as a whole.
 
         Args:
-            path: its directory exists.
-            header: gives what the first line says besides the format, the fields and the
-                kinds; called when the records have been taken, so that it can name whatever
-                they refer to.
+            path: in an existing directory.
+            header: returns what the first line holds beside the format, the fields and the
+                kinds; called after the records have been copied, so that it knows every
+                owner that they refer to.
 
         Raises:
-            OSError: it cannot be written; what was there before is still there.
+            OSError: the file cannot be written; a previous one is unchanged.
         """
         parts, count = self._parts(0)
         records = sum(map(len, parts)) // _SIZE
@@ -124,7 +129,7 @@ class Ring:
         try:
             with open(staged, "wb") as file:
                 file.write(json.dumps(line).encode() + b"\n")
-                for part in parts:  # joining them, all threads would stand still
+                for part in parts:  # joining them would hold the GIL for long
                     file.write(part)
             os.replace(staged, path)
         except OSError:

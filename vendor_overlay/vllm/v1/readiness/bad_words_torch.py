@@ -1,0 +1,254 @@
+"""Bad words by PyTorch operations, for platforms without the Triton kernels.
+
+The words and tails of all rows are matched at once. The number of operations a step takes
+depends on neither rows nor words, and none of them waits for the device. The indices that the
+operations use are computed on the host, when the batch or the number of drafts changes.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+#: The largest token id that a tail can hold.
+MAX_ID = int(np.iinfo(np.int32).max)
+#: Pads a tail whose output is shorter; no word contains it.
+NOTHING = -1
+#: How many plans to keep. A plan belongs to one number of drafts for each row; few of these
+#: occur where every row gets as many drafts as it can.
+_PLANS = 8
+
+
+class Words(NamedTuple):
+    """Bad words, concatenated. A word is a prefix, which may be empty, and a last token.
+
+    Attributes:
+        lasts: int32 [words]: the last tokens.
+        lengths: int32 [words]: the lengths of the prefixes.
+        prefixes: int32 [sum of ``lengths``]: the prefixes, word by word.
+    """
+
+    lasts: np.ndarray
+    lengths: np.ndarray
+    prefixes: np.ndarray
+
+    @classmethod
+    def of(cls, words: Sequence[Sequence[int]]) -> "Words":
+        """Convert words, each a non-empty list of ids from 0 to :data:`MAX_ID`."""
+        lasts = np.fromiter((word[-1] for word in words), np.int32, len(words))
+        lengths = np.fromiter(map(len, words), np.int32, len(words)) - 1
+        prefixes = chain.from_iterable(word[:-1] for word in words)
+        return cls(lasts, lengths, np.fromiter(prefixes, np.int32, int(lengths.sum())))
+
+    @property
+    def longest(self) -> int:
+        """The length of the longest prefix, which is how long a tail must be."""
+        return int(self.lengths.max())
+
+    def below(self, width: int) -> "Words":
+        """The words whose last token is below ``width``."""
+        mask = self.lasts < width
+        if mask.all():
+            return self
+        return Words(
+            self.lasts[mask], self.lengths[mask], self.prefixes[np.repeat(mask, self.lengths)]
+        )
+
+
+class _Plan(NamedTuple):
+    """The indices to compare and to mask, for one number of drafts for each row.
+
+    Each word occurs once for each position of its row. A target is an element of the logits;
+    words that share one (equal words, or words of one position with the same last token) are
+    combined, so that each element is written once.
+
+    Attributes:
+        prefixes: int32 [tokens]: the prefixes of all words.
+        sources: int64 [tokens]: the index, in the tails followed by the drafts, of the token
+            that each must equal.
+        words: int64 [tokens]: the word of each.
+        lengths: int32 [words]: how many tokens each word has in ``prefixes``.
+        targets: int64 [words]: the target of each.
+        positions: int64 [targets]: the row of the logits.
+        columns: int64 [targets]: the last token.
+    """
+
+    prefixes: torch.Tensor
+    sources: torch.Tensor
+    words: torch.Tensor
+    lengths: torch.Tensor
+    targets: torch.Tensor
+    positions: torch.Tensor
+    columns: torch.Tensor
+
+
+class Tails:
+    """The tails of all rows, concatenated in one tensor.
+
+    Args:
+        upload: copies an array to the device as a tensor of a dtype.
+        words: [rows]: each row's words; None for a row without.
+        tails: [rows]: each row's tail, int32; None for a row without.
+        width: the number of columns of the logits.
+
+    Attributes:
+        views: as ``tails``: each row's part of the tensor, which is updated in place.
+    """
+
+    def __init__(
+        self,
+        upload: Callable[[np.ndarray, torch.dtype], torch.Tensor],
+        words: Sequence[Words | None],
+        tails: Sequence[torch.Tensor | None],
+        width: int,
+    ) -> None:
+        self._to_device = upload
+        present = [tail for tail in tails if tail is not None]
+        self._tokens = torch.cat(present)
+        parts = iter(self._tokens.split([len(tail) for tail in present]))
+        self.views = [None if tail is None else next(parts) for tail in tails]
+
+        sizes = np.array([0 if tail is None else len(tail) for tail in tails])
+        self._ends = sizes.cumsum()
+        rows = np.repeat(np.arange(len(sizes)), sizes)
+        entries = np.arange(len(rows))
+        self._rows = self._upload(rows)
+        self._entries = self._upload(entries)
+        #: How many newer entries each entry's row has; 0 for the newest.
+        self._ages = self._upload(self._ends[rows] - 1 - entries)
+
+        valid = [None if of_row is None else of_row.below(width) for of_row in words]
+        counts = np.array([0 if of_row is None else len(of_row.lasts) for of_row in valid])
+        lasts, lengths, prefixes = (
+            np.concatenate([of_row[part] for of_row in valid if of_row is not None])
+            for part in range(3)
+        )
+        row_of_word = np.repeat(np.arange(len(counts)), counts)
+        pairs, target_of_word = np.unique(row_of_word * (MAX_ID + 1) + lasts, return_inverse=True)
+        word_of_token = np.repeat(np.arange(len(lasts)), lengths)
+        self._columns = pairs % (MAX_ID + 1)
+        self._lengths = lengths
+        self._prefixes = prefixes
+        self._targets_by_row = _Groups(pairs // (MAX_ID + 1), len(counts))
+        self._words_by_row = _Groups(row_of_word, len(counts))
+        self._tokens_by_row = _Groups(row_of_word[word_of_token], len(counts))
+        self._target_of_word = target_of_word
+        self._word_of_token = word_of_token
+        #: How far each token is before the last token of its word; 1 or more.
+        ends = lengths.cumsum()
+        self._distances = ends[word_of_token] - np.arange(len(prefixes))
+        self._plans: dict[tuple[tuple[int, ...] | None, bool], _Plan] = {}
+
+    def mask(
+        self, logits: torch.Tensor, drafts: "SpecDecodeMetadata | None", per_draft: bool
+    ) -> None:
+        """Mask the tokens that would complete a word, in place.
+
+        Args:
+            logits: [positions, width].
+            drafts: the drafts that precede positions; None: there are none.
+            per_draft: True: one position for each draft, after the drafts before it;
+                False: one position for each row, after all its drafts.
+        """
+        plan = self._plan(drafts, per_draft)
+        tokens = self._tokens
+        if drafts is not None:
+            tokens = torch.cat((tokens, drafts.draft_token_ids.to(torch.int32)))
+        equal = (tokens[plan.sources] == plan.prefixes).to(torch.int32)
+        matched = torch.zeros_like(plan.lengths).index_add_(0, plan.words, equal) == plan.lengths
+        matches = plan.lengths.new_zeros(len(plan.columns))
+        matches.index_add_(0, plan.targets, matched.to(torch.int32))
+        values = logits[plan.positions, plan.columns]
+        values.masked_fill_(matches > 0, float("-inf"))
+        logits[plan.positions, plan.columns] = values
+
+    def append(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
+        """Append sampled tokens to the tails.
+
+        Args:
+            sampled: int32 or int64 [rows, tokens]; a row ends at its first negative id.
+            discarded: bool [rows or more]: whose tokens are discarded.
+        """
+        if not len(self._tokens):
+            return
+        rows, width = sampled.shape
+        added = (sampled >= 0).to(torch.int64).cumprod(1).sum(1)
+        added.masked_fill_(discarded[:rows], 0)
+        added = added[self._rows]
+        # The sampled tokens are placed behind the tails, row by row.
+        new = len(self._tokens) + self._rows * width + added - 1 - self._ages
+        sources = torch.where(self._ages < added, new, self._entries + added)
+        tokens = torch.cat((self._tokens, sampled.flatten().to(torch.int32)))
+        torch.index_select(tokens, 0, sources, out=self._tokens)
+
+    def _plan(self, drafts: "SpecDecodeMetadata | None", per_draft: bool) -> _Plan:
+        """Return the plan for these drafts; their numbers are known on the host."""
+        counts = None if drafts is None else tuple(drafts.num_draft_tokens)
+        key = counts, per_draft
+        if key not in self._plans:
+            if len(self._plans) >= _PLANS:
+                self._plans.clear()
+            self._plans[key] = self._make_plan(np.array(counts or [0] * len(self._ends)), per_draft)
+        return self._plans[key]
+
+    def _make_plan(self, drafts: np.ndarray, per_draft: bool) -> _Plan:
+        """Make the plan for [rows] numbers of drafts."""
+        starts = drafts.cumsum() - drafts
+        if per_draft:
+            rows = np.repeat(np.arange(len(drafts)), drafts)
+            preceding = np.arange(len(rows)) - starts[rows]
+        else:
+            rows, preceding = np.arange(len(drafts)), drafts
+        tokens, token_position, _ = self._tokens_by_row.gather(rows)
+        words, word_position, word_offset = self._words_by_row.gather(rows)
+        targets, target_position, target_offset = self._targets_by_row.gather(rows)
+        row = rows[token_position]
+        # Counted from the row's first draft; a negative index is in its tail.
+        index = preceding[token_position] - self._distances[tokens]
+        sources = np.where(index < 0, self._ends[row], self._ends[-1] + starts[row]) + index
+        return _Plan(
+            prefixes=self._upload(self._prefixes[tokens], torch.int32),
+            sources=self._upload(sources),
+            words=self._upload(self._word_of_token[tokens] + word_offset[token_position]),
+            lengths=self._upload(self._lengths[words], torch.int32),
+            targets=self._upload(self._target_of_word[words] + target_offset[word_position]),
+            positions=self._upload(target_position),
+            columns=self._upload(self._columns[targets]),
+        )
+
+    def _upload(self, values: np.ndarray, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return self._to_device(values, dtype)
+
+
+class _Groups:
+    """Items that belong to rows, sorted by row.
+
+    Args:
+        rows: [items]: the row of each.
+        count: how many rows there are.
+    """
+
+    def __init__(self, rows: np.ndarray, count: int) -> None:
+        self._counts = np.bincount(rows, minlength=count)
+        self._starts = self._counts.cumsum() - self._counts
+
+    def gather(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Gather the items of some rows, one row's after another's.
+
+        Args:
+            rows: [groups]; a row may occur several times.
+
+        Returns:
+            [gathered]: the index of each item; [gathered]: the group that it is in; and
+            [groups]: the offset of each group after gathering, relative to its offset
+            before.
+        """
+        counts = self._counts[rows]
+        offsets = counts.cumsum() - counts - self._starts[rows]
+        groups = np.repeat(np.arange(len(rows)), counts)
+        return np.arange(len(groups)) - offsets[groups], groups, offsets

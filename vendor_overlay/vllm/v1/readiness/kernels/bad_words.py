@@ -1,0 +1,114 @@
+"""Triton kernels for bad words: match and mask a request's words, and append to its tail.
+
+A request's tail is the newest part of its output, as long as its longest word needs.
+
+A slot is int32, and holds in this order: the number of words W; the length T of the tail;
+the tail [T], the newest token last, padded with -1 in front if the output is shorter; each
+word's last token [W]; the length of each word's prefix, which is the tokens before that [W];
+the offset of each prefix in the slot [W]; and the prefixes. A request's slot is given by its
+address, 0 for a request without bad words.
+"""
+
+import triton
+import triton.language as tl
+from vllm.v1.readiness.kernels.drafts import BONUS, PLAIN, TARGET, locate
+
+__all__ = ["BONUS", "PLAIN", "TARGET", "append_kernel", "mask_kernel"]
+
+#: The offset of the tail in a slot.
+_TAIL = tl.constexpr(2)
+
+
+@triton.jit
+def mask_kernel(
+    logits,  # floating [rows, width], changed in place
+    row_stride,
+    column_stride,
+    slots,  # int64 [requests]: addresses
+    drafts,  # [drafts of all requests], any integer dtype
+    drafts_end,  # int32 [requests]: see drafts.locate
+    width,
+    MODE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Mask the tokens that would complete one block of one request's words, in one row.
+
+    Launch with grid [requests, blocks of words, positions a request].
+    """
+    request = tl.program_id(0)
+    address = tl.load(slots + request)
+    if address == 0:
+        return
+    row, exists, first, preceding = locate(drafts_end, MODE)
+    if not exists:
+        return
+
+    slot = address.to(tl.pointer_type(tl.int32))
+    words = tl.load(slot)
+    longest = tl.load(slot + 1)
+    tail_end = slot + _TAIL + longest
+    word = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = word < words
+    last = tl.load(tail_end + word, mask=inside, other=0)
+    length = tl.load(tail_end + words + word, mask=inside, other=0)
+    end = slot + tl.load(tail_end + 2 * words + word, mask=inside, other=0) + length
+
+    matches = inside & (last < width)
+    for back in range(longest):
+        # The newest tokens are drafts; negative indices are in the tail.
+        index = preceding - 1 - back
+        token = tl.load(tail_end + index, mask=index < 0, other=0)
+        if MODE != PLAIN:
+            draft = tl.load(drafts + first + index, mask=index >= 0, other=0)
+            token = tl.where(index < 0, token, draft.to(tl.int32))
+        compared = back < length
+        wanted = tl.load(end - 1 - back, mask=inside & compared, other=0)
+        matches = matches & ((wanted == token) | (back >= length))
+    target = logits + row * row_stride + last.to(tl.int64) * column_stride
+    tl.store(target, float("-inf"), mask=matches)
+
+
+@triton.jit(do_not_specialize=["row_stride", "column_stride", "width"])
+def append_kernel(
+    sampled,  # int32 or int64 [requests, width]
+    row_stride,
+    column_stride,
+    width,
+    discarded,  # bool [requests]: whose tokens are discarded
+    slots,  # int64 [requests]: addresses
+    BLOCK: tl.constexpr,
+):
+    """Append the tokens sampled for one request to its tail; launch with grid [requests].
+
+    A row of ``sampled`` ends at its first negative id.
+    """
+    request = tl.program_id(0)
+    address = tl.load(slots + request)
+    if address == 0:
+        return
+    if tl.load(discarded + request) != 0:
+        return
+    row = sampled + request.to(tl.int64) * row_stride
+    count = 0
+    valid = 1
+    for column in range(width):
+        valid = valid * (tl.load(row + column * column_stride) >= 0).to(tl.int32)
+        count += valid
+
+    slot = address.to(tl.pointer_type(tl.int32))
+    longest = tl.load(slot + 1)
+    tail = slot + _TAIL
+    for start in range(0, longest, BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        inside = index < longest
+        source = index + count
+        shifted = tl.load(tail + source, mask=source < longest, other=0)
+        new = tl.load(
+            row + (source - longest) * column_stride,
+            mask=inside & (source >= longest),
+            other=0,
+        )
+        # No thread may write before all have read; a later block reads what lies behind.
+        tl.debug_barrier()
+        tokens = tl.where(source < longest, shifted, new.to(tl.int32))
+        tl.store(tail + index, tokens, mask=inside)
