@@ -40,15 +40,22 @@ DRY := $(if $(findstring --d,$(ARGS)),--dry-run)
 PY3 = "$$PYTHON3"
 TARGET = $(if $(VENV),--venv="$$VENV") $(if $(SITE),--site="$$SITE") $(if $(PYTHON),--python="$$PYTHON")
 BENCH_TARGET = $(if $(OWN_ENV),--venv $(BENCH_ENV),$(TARGET))
-OVERLAY = $(PY3) scripts/overlay
+# Our programs are packages in scripts/, and do not import from the directory that they are run in.
+# overlay.launch takes these variables away again from whatever they start.
+SAFE = PYTHONSAFEPATH="$${PYTHONSAFEPATH:-make}"
+PACKAGES = env $(SAFE) PYTHONPATH="scripts$${PYTHONPATH:+:$$PYTHONPATH}"
+OVERLAY = $(PACKAGES) $(PY3) -m overlay
+SERIES = $(PACKAGES) $(PY3) -m series
+ENVIRONMENT = $(PACKAGES) $(PY3) -m environment
+TOOLS = $(PACKAGES) $(TEST_ENV)/bin/python -m
 DEMO_PYTHON = $(if $(PYTHON),"$$PYTHON",$(if $(VENV),"$$VENV/bin/python",$(if $(SITE),$(PY3),"$${VIRTUAL_ENV:-$$CONDA_PREFIX}/bin/python")))
 # Upstream's files where no installation is named: ours, or the tests' own vLLM.
 HELD = $(firstword $(foreach each,.venv $(TEST_ENV),$(if $(wildcard $(each)/lib/python3*/site-packages/vllm),$(each))))
 REVIEW_BASE = $(if $(OWN_ENV),--venv $(or $(HELD),$(TEST_ENV)),$(TARGET))
-REVIEW = $(TEST_ENV)/bin/python scripts/review
+REVIEW = $(TOOLS) review
 UPSTREAM = $(if $(WHEEL),--wheel="$$WHEEL",$(TARGET))
 # Runs what follows in .venv, which it makes, if nothing is named.
-IN_OWN = $(if $(OWN_ENV),$(PY3) scripts/environment serve $(DRY) .venv -- )
+IN_OWN = $(if $(OWN_ENV),$(ENVIRONMENT) serve $(DRY) .venv -- )
 
 .DEFAULT_GOAL := help
 .PHONY: help apply revert status verify diff review rebase vendor edit refresh dist demo bench bench-serving probe test test-slow lint tools test-environment
@@ -90,36 +97,36 @@ rebase: tools ## lay out the series on RELEASE=version or wheel in build/edit
 	@$(REVIEW) rebase "$$RELEASE" $(if $(SHA256),--sha256 "$$SHA256") $(REVIEW_BASE) $(ARGS)
 
 vendor: ## build the vendored copies into vendor_overlay/ (or from WHEEL=file)
-	@$(OVERLAY) vendor $(UPSTREAM) $(ARGS)
+	@$(SERIES) vendor $(UPSTREAM) $(ARGS)
 
 edit: ## lay out the series as commits in build/edit
-	@$(OVERLAY) edit $(UPSTREAM) $(ARGS)
+	@$(SERIES) edit $(UPSTREAM) $(ARGS)
 
 refresh: ## write patches/ and VERSION_PIN from build/edit
-	@$(OVERLAY) refresh $(ARGS)
+	@$(SERIES) refresh $(ARGS)
 
 dist: ## build the reproducible archive of HEAD in build/dist
-	@$(OVERLAY) dist $(UPSTREAM) $(ARGS)
+	@$(SERIES) dist $(UPSTREAM) $(ARGS)
 
 demo: apply ## serve a small generated model on the overlaid engine and print tokens
-	@$(if $(DRY),: )$(if $(SITE),PYTHONPATH="$$SITE" )$(DEMO_PYTHON) scripts/demo
+	@$(if $(DRY),: )env $(SAFE) PYTHONPATH="scripts$(if $(SITE),:$$SITE,$${PYTHONPATH:+:$$PYTHONPATH})" $(DEMO_PYTHON) -m demo
 
 tools: ## make the environment of tests and pages (build/env, 5.8 GB)
-	@$(PY3) scripts/environment test --no-browser $(TEST_ENV)
+	@$(ENVIRONMENT) test --no-browser $(TEST_ENV)
 
 test-environment:
-	@$(PY3) scripts/environment test $(TEST_ENV)
+	@$(ENVIRONMENT) test $(TEST_ENV)
 
 bench: tools ## compare pristine, overlaid and MRV2 (MODEL=dir for real weights)
-	@$(if $(OWN_ENV),$(if $(filter-out $(TEST_ENV),$(BENCH_ENV)),$(PY3) scripts/environment serve $(BENCH_ENV)))
-	@$(TEST_ENV)/bin/python scripts/bench/engine.py $(BENCH_TARGET) $(if $(MODEL),--model "$$MODEL") $(ARGS)
+	@$(if $(OWN_ENV),$(if $(filter-out $(TEST_ENV),$(BENCH_ENV)),$(ENVIRONMENT) serve $(BENCH_ENV)))
+	@$(TOOLS) bench.engine $(BENCH_TARGET) $(if $(MODEL),--model "$$MODEL") $(ARGS)
 
 bench-serving: tools ## compare pristine and overlaid as servers, by vLLM's own bench serve
-	@$(if $(OWN_ENV),$(if $(filter-out $(TEST_ENV),$(BENCH_ENV)),$(PY3) scripts/environment serve $(BENCH_ENV)))
-	@$(TEST_ENV)/bin/python scripts/bench/serving.py $(BENCH_TARGET) $(if $(MODEL),--model "$$MODEL") $(ARGS)
+	@$(if $(OWN_ENV),$(if $(filter-out $(TEST_ENV),$(BENCH_ENV)),$(ENVIRONMENT) serve $(BENCH_ENV)))
+	@$(TOOLS) bench.serving $(BENCH_TARGET) $(if $(MODEL),--model "$$MODEL") $(ARGS)
 
 probe: ## show what the probe recorded in FILE=what VLLM_READINESS_PROBE held
-	@$(PY3) scripts/probe "$$FILE" $(ARGS)
+	@$(PACKAGES) $(PY3) -m probe "$$FILE" $(ARGS)
 
 test: test-environment lint ## run every test, in a shared environment that it makes (build/env)
 	@$(TEST_ENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)

@@ -588,7 +588,7 @@ def test_neither_vllm_nor_torch_is_imported(site: Path) -> None:
     program = (
         "import sys\n"
         "sys.path.insert(0, sys.argv[1])\n"
-        "from overlay import author, cli\n"
+        "from overlay import cli\n"
         "code = cli.main(sys.argv[2:])\n"
         "found = [m for m in sys.modules if m.partition('.')[0] in ('vllm', 'torch')]\n"
         "raise SystemExit(f'imported {found}' if found else code)\n"

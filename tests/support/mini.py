@@ -10,9 +10,11 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from overlay import author, pin
+from overlay import pin
 from overlay.patches import Series
 from overlay.source import Overlay
+from series.check import FIELDS
+from series.checksums import expected_pin
 
 PRISTINE = {
     "vllm/one.py": b"A = 1\nB = 2\nC = 3\n",
@@ -23,7 +25,7 @@ OVERLAID = {
     "vllm/v1/two.py": b"# changed\ndef f():\n    return 1\n\n\nG = f()",
 }
 OURS = {"vllm/v1/readiness/__init__.py": b'"""Ours."""\n', "vllm/v1/readiness/a.py": b"X = 1\n"}
-HEADER = "".join(f"{name}: text\n" for name in author.FIELDS)
+HEADER = "".join(f"{name}: text\n" for name in FIELDS)
 
 
 def unified(path: str, old: bytes, new: bytes) -> bytes:
@@ -55,7 +57,7 @@ def overlay(
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
     empty = pin.Pin("0.22.0", version, {}, {}, {})
-    made = author.expected_pin(root, empty, Series.load(root / "patches"), pristine.__getitem__)
+    made = expected_pin(root, empty, Series.load(root / "patches"), pristine.__getitem__)
     (root / pin.NAME).write_text(made.dumps())
     return Overlay.load(root)
 

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from overlay import author, pin
-from overlay.author import Upstream
+from overlay import pin
 from overlay.patches import Series, parse
 from overlay.source import Overlay
+from series.checksums import expected_pin
+from series.upstream import Upstream
 
 from support import mini
 
@@ -203,6 +204,6 @@ def checkout(root: Path, edits: tuple[tuple[str, str], ...] = EDITS) -> Overlay:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
     empty = pin.Pin("0.22.0", "0.0.1", {"vllm-0.22.0-py3-none-any.whl": "0" * 64}, {}, {})
-    expected = author.expected_pin(root, empty, made, texts.__getitem__)
+    expected = expected_pin(root, empty, made, texts.__getitem__)
     (root / pin.NAME).write_text(expected.dumps())
     return Overlay.load(root)

@@ -5,6 +5,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,15 +83,22 @@ def snapshot(root: Path, bytecode: bool = False) -> Snapshot:
 
 
 def run(*arguments: Any, root: Path = REPO, **options: Any) -> "subprocess.CompletedProcess[str]":
-    """The tool, as a person runs it."""
-    command = [options.pop("python", sys.executable), str(root / "scripts" / "overlay")]
+    """Run the overlay tool as a Dockerfile does, by its directory."""
+    python = options.pop("python", sys.executable)
+    return _run([python, str(root / "scripts" / "overlay"), *arguments], **options)
+
+
+def run_package(
+    name: str, *arguments: Any, root: Path = REPO, **options: Any
+) -> "subprocess.CompletedProcess[str]":
+    """Run a program as the Makefile does, as a package."""
+    env = {"PYTHONPATH": str(root / "scripts"), "PYTHONSAFEPATH": "1"} | options.pop("env", {})
+    return _run([sys.executable, "-m", name, *arguments], env=env, **options)
+
+
+def _run(command: Sequence[Any], **options: Any) -> "subprocess.CompletedProcess[str]":
     env = {k: v for k, v in os.environ.items() if k not in AMBIENT}
     env |= options.pop("env", {})
     return subprocess.run(
-        [*command, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=env,
-        **options,
+        [*map(str, command)], capture_output=True, text=True, check=False, env=env, **options
     )

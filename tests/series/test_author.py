@@ -6,20 +6,27 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from functools import partial
 from pathlib import Path
 
 import pytest
-from overlay import author
 from overlay.errors import Exit, OverlayError
 from overlay.installation import locate
 from overlay.pin import sha256
 from overlay.source import Overlay
+from series import check
+from series import edit as editing
+from series import tree as edit_tree
+from series.check import FIELDS
+from series.upstream import from_installation
 from support import mini, sites
-from support.sites import OVERLAY, REPO, run, snapshot
+from support.sites import OVERLAY, REPO, run, run_package, snapshot
+
+series = partial(run_package, "series")
 
 SHIPPED = ("VERSION_PIN", "patches", "scripts", "vendor_overlay/vllm/v1/readiness")
 MESSAGE = "Description: Another seam\n why\n" + "".join(
-    f"{name}: text\n" for name in author.FIELDS if name != "Description"
+    f"{name}: text\n" for name in FIELDS if name != "Description"
 )
 
 
@@ -46,7 +53,7 @@ def upstream(path: str) -> bytes:
 
 
 def complaints(root: Path) -> list[str]:
-    return list(author.complaints(root, upstream))
+    return list(check.complaints(root, upstream))
 
 
 def commit(tree: Path, message: str = MESSAGE) -> None:
@@ -87,14 +94,14 @@ def test_a_header_without_its_fields_is_complained_of(checkout: Path) -> None:
 
 def test_edit_and_refresh_change_nothing_by_themselves(checkout: Path, site: Path) -> None:
     before = snapshot(checkout)
-    assert run("edit", "--site", site, root=checkout).returncode == Exit.DONE
+    assert series("edit", "--site", site, root=checkout).returncode == Exit.DONE
     tree = checkout / "build" / "edit"
     for path in OVERLAY.targets:
         assert sha256((tree / path).read_bytes()) == OVERLAY.pin.result[path]
     log = ["git", "log", "--format=%s", "pristine..HEAD"]
     subjects = subprocess.run(log, cwd=tree, capture_output=True, text=True, check=True).stdout
     assert len(subjects.splitlines()) == len(OVERLAY.series.patches)
-    refreshed = run("refresh", root=checkout)
+    refreshed = series("refresh", root=checkout)
     assert refreshed.returncode == Exit.DONE, refreshed.stderr
     assert "nothing to do" in refreshed.stdout
     shutil.rmtree(checkout / "build")
@@ -102,20 +109,20 @@ def test_edit_and_refresh_change_nothing_by_themselves(checkout: Path, site: Pat
 
 
 def test_an_edit_becomes_a_patch(checkout: Path, site: Path) -> None:
-    run("edit", "--site", site, root=checkout)
+    series("edit", "--site", site, root=checkout)
     tree = checkout / "build" / "edit"
     runner = tree / "vllm" / "v1" / "worker" / "gpu_model_runner.py"
     runner.write_bytes(runner.read_bytes().replace(b"import gc\n", b"import gc  # seam\n"))
-    refused = run("refresh", root=checkout)
+    refused = series("refresh", root=checkout)
     assert refused.returncode == Exit.USAGE
     assert "uncommitted" in refused.stderr
-    assert run("edit", "--site", site, root=checkout).returncode == Exit.BUSY
+    assert series("edit", "--site", site, root=checkout).returncode == Exit.BUSY
     commit(tree)
-    assert run("edit", "--site", site, root=checkout).returncode == Exit.BUSY
+    assert series("edit", "--site", site, root=checkout).returncode == Exit.BUSY
     before = snapshot(checkout / "patches")
-    dry = run("refresh", "--dry-run", root=checkout).stdout
+    dry = series("refresh", "--dry-run", root=checkout).stdout
     assert snapshot(checkout / "patches") == before
-    written = run("refresh", root=checkout).stdout
+    written = series("refresh", root=checkout).stdout
     assert dry.replace("would write", "wrote") == written
     name = f"{len(before):04}-another-seam.patch"  # the series is one file among them
     patch = (checkout / "patches" / name).read_text()
@@ -126,28 +133,28 @@ def test_an_edit_becomes_a_patch(checkout: Path, site: Path) -> None:
     assert b"# seam" in applied.overlaid_bytes(
         "vllm/v1/worker/gpu_model_runner.py", upstream("vllm/v1/worker/gpu_model_runner.py")
     )
-    assert run("edit", "--site", site, root=checkout).returncode == Exit.DONE
+    assert series("edit", "--site", site, root=checkout).returncode == Exit.DONE
     subprocess.run(["git", "reset", "--quiet", "--hard", "HEAD~1"], cwd=tree, check=True)
-    assert f"{name} (removed)" in run("refresh", root=checkout).stdout
+    assert f"{name} (removed)" in series("refresh", root=checkout).stdout
     shutil.rmtree(checkout / "build")
     assert (checkout / "VERSION_PIN").read_bytes() == (REPO / "VERSION_PIN").read_bytes()
 
 
 def test_a_commit_that_is_no_patch_is_refused(checkout: Path, site: Path) -> None:
-    run("edit", "--site", site, root=checkout)
+    series("edit", "--site", site, root=checkout)
     tree = checkout / "build" / "edit"
     runner = tree / "vllm" / "envs.py"
     before = snapshot(checkout / "patches")
     runner.write_bytes(runner.read_bytes() + b"# more\n")
     commit(tree, "no header\n")
-    refused = run("refresh", root=checkout)
+    refused = series("refresh", root=checkout)
     assert refused.returncode == Exit.USAGE
     assert "Drop-When" in refused.stderr
     subprocess.run(["git", "reset", "--quiet", "--hard", "saved"], cwd=tree, check=True)
     (tree / "vllm" / "new.py").write_text("x\n")
     subprocess.run(["git", "add", "--all"], cwd=tree, check=True)
     commit(tree)
-    refused = run("refresh", root=checkout)
+    refused = series("refresh", root=checkout)
     assert refused.returncode == Exit.USAGE
     assert "vllm/new.py" in refused.stderr
     assert "vendor_overlay" in refused.stderr
@@ -156,77 +163,77 @@ def test_a_commit_that_is_no_patch_is_refused(checkout: Path, site: Path) -> Non
 
 def test_edit_can_be_run_again_and_again(checkout: Path, site: Path) -> None:
     for _ in range(4):
-        assert run("edit", "--site", site, root=checkout).returncode == Exit.DONE
-    assert "nothing to do" in run("refresh", root=checkout).stdout
+        assert series("edit", "--site", site, root=checkout).returncode == Exit.DONE
+    assert "nothing to do" in series("refresh", root=checkout).stdout
 
 
 def test_a_commit_that_was_dropped_is_work_too(checkout: Path, site: Path) -> None:
-    run("edit", "--site", site, root=checkout)
+    series("edit", "--site", site, root=checkout)
     tree = checkout / "build" / "edit"
     subprocess.run(["git", "reset", "--quiet", "--hard", "HEAD~1"], cwd=tree, check=True)
-    assert run("edit", "--site", site, root=checkout).returncode == Exit.BUSY
+    assert series("edit", "--site", site, root=checkout).returncode == Exit.BUSY
 
 
 @pytest.mark.parametrize("change", ["another's patch", "another's edit"])
 def test_refresh_does_not_overwrite_what_came_since_edit(
     checkout: Path, site: Path, change: str
 ) -> None:
-    run("edit", "--site", site, root=checkout)
+    series("edit", "--site", site, root=checkout)
     if change == "another's patch":
         (checkout / "patches" / "0009-draft.patch").write_text("draft")
     else:
         patch = next((checkout / "patches").glob("0003-*"))
         patch.write_bytes(patch.read_bytes().replace(b"How: ", b"How:  "))
     before = snapshot(checkout / "patches")
-    refused = run("refresh", root=checkout)
+    refused = series("refresh", root=checkout)
     assert refused.returncode == Exit.BUSY
     assert "make edit" in refused.stderr
     assert snapshot(checkout / "patches") == before
 
 
 def test_refresh_waits_for_the_end_of_a_rebase(checkout: Path, site: Path) -> None:
-    run("edit", "--site", site, root=checkout)
+    series("edit", "--site", site, root=checkout)
     tree = checkout / "build" / "edit"
     before = snapshot(checkout / "patches")
     subprocess.run(["git", "checkout", "--quiet", "--detach", "pristine"], cwd=tree, check=True)
-    refused = run("refresh", root=checkout)
+    refused = series("refresh", root=checkout)
     assert refused.returncode == Exit.BUSY
     assert "rebase" in refused.stderr
     assert snapshot(checkout / "patches") == before
-    assert run("edit", "--site", site, root=checkout).returncode == Exit.BUSY
+    assert series("edit", "--site", site, root=checkout).returncode == Exit.BUSY
     subprocess.run(["git", "checkout", "--quiet", "series"], cwd=tree, check=True)
-    assert run("refresh", root=checkout).returncode == Exit.DONE
+    assert series("refresh", root=checkout).returncode == Exit.DONE
 
 
 def test_refresh_does_not_follow_an_edit_that_was_cut_off(checkout: Path, site: Path) -> None:
-    run("edit", "--site", site, root=checkout)
+    series("edit", "--site", site, root=checkout)
     tree = checkout / "build" / "edit"
     before = snapshot(checkout / "patches")
-    overlay = author.load_unproven(checkout)
-    upstream_files = author.from_installation(locate(site=str(site)), OVERLAY)
+    overlay = check.load_unproven(checkout)
+    upstream_files = from_installation(locate(site=str(site)), OVERLAY)
     commits = 0
 
-    def cut(tree: Path, message: str) -> None:
+    def cut(folder: Path, message: str) -> None:
         nonlocal commits
         commits += 1
         if commits > 2:
             raise KeyboardInterrupt
-        commit_for_real(tree, message)
+        commit_for_real(folder, message)
 
-    commit_for_real = author._commit
+    commit_for_real = edit_tree.commit
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(author, "_commit", cut)
-        author.edit(overlay, upstream_files, dry_run=False)
+        patch.setattr(edit_tree, "commit", cut)
+        editing.edit(overlay, upstream_files, dry_run=False)
     subprocess.run(["git", "reset", "--quiet", "--hard"], cwd=tree, check=True)
-    assert run("refresh", root=checkout).returncode == Exit.BUSY
+    assert series("refresh", root=checkout).returncode == Exit.BUSY
     assert snapshot(checkout / "patches") == before
-    assert run("edit", "--site", site, root=checkout).returncode == Exit.DONE
-    assert "nothing to do" in run("refresh", root=checkout).stdout
+    assert series("edit", "--site", site, root=checkout).returncode == Exit.DONE
+    assert "nothing to do" in series("refresh", root=checkout).stdout
 
 
 def test_edit_refuses_a_draft_that_refresh_would_remove(checkout: Path, site: Path) -> None:
     (checkout / "patches" / "0009-draft.patch").write_text("draft")
-    refused = run("edit", "--site", site, root=checkout)
+    refused = series("edit", "--site", site, root=checkout)
     assert refused.returncode == Exit.BUSY
     assert "0009-draft.patch" in refused.stderr
     assert not (checkout / "build").exists()
@@ -235,11 +242,11 @@ def test_edit_refuses_a_draft_that_refresh_would_remove(checkout: Path, site: Pa
 def test_a_patch_changed_by_hand_needs_the_edit_tree(checkout: Path, site: Path) -> None:
     patch = next((checkout / "patches").glob("0003-*"))
     patch.write_bytes(patch.read_bytes().replace(b"How: ", b"How: Well, "))
-    refused = run("refresh", root=checkout)
+    refused = series("refresh", root=checkout)
     assert refused.returncode == Exit.USAGE
     assert "make edit" in refused.stderr
-    assert run("edit", "--site", site, root=checkout).returncode == Exit.DONE
-    assert run("refresh", root=checkout).returncode == Exit.DONE
+    assert series("edit", "--site", site, root=checkout).returncode == Exit.DONE
+    assert series("refresh", root=checkout).returncode == Exit.DONE
     assert complaints(checkout) == []
 
 
@@ -247,9 +254,9 @@ def test_only_files_with_plain_names_are_pinned(checkout: Path) -> None:
     package = checkout / "vendor_overlay" / "vllm" / "v1" / "readiness"
     (package / ".switch.py.swp").write_text("")
     (package / "switch.py~").write_text("")
-    assert "nothing to do" in run("refresh", root=checkout).stdout
+    assert "nothing to do" in series("refresh", root=checkout).stdout
     (package / "a b.py").write_text("")
-    refused = run("refresh", root=checkout)
+    refused = series("refresh", root=checkout)
     assert refused.returncode == Exit.FAULT
     assert "a b.py" in refused.stderr
 
@@ -258,26 +265,26 @@ def test_refresh_follows_our_own_modules_without_an_edit_tree(checkout: Path) ->
     module = checkout / "vendor_overlay" / "vllm" / "v1" / "readiness" / "version.py"
     module.write_text(module.read_text().replace(Overlay.load(REPO).pin.overlay, "9.9.9"))
     assert complaints(checkout) != []
-    assert run("refresh", root=checkout).stdout == "wrote VERSION_PIN\n"
+    assert series("refresh", root=checkout).stdout == "wrote VERSION_PIN\n"
     assert complaints(checkout) == []
     assert Overlay.load(checkout).pin.overlay == "9.9.9"
 
 
 def test_vendored_copies_carry_the_notice(checkout: Path, site: Path) -> None:
-    assert run("vendor", "--site", site, root=checkout).returncode == Exit.DONE
+    assert series("vendor", "--site", site, root=checkout).returncode == Exit.DONE
     for path in OVERLAY.targets:
         data = (checkout / "vendor_overlay" / path).read_bytes()
         assert sha256(data) == OVERLAY.pin.result[path]
         head = b"".join(data.splitlines(keepends=True)[:5])
         assert b"Changed by vllm-readiness-overlay" in head
         assert b"provenance/patches" in head
-    assert "nothing to do" in run("vendor", "--site", site, root=checkout).stdout
+    assert "nothing to do" in series("vendor", "--site", site, root=checkout).stdout
 
 
 def test_a_wheel_that_is_not_pinned_is_refused(checkout: Path, tmp_path: Path) -> None:
     wheel = tmp_path / "vllm-0.22.0-py3-none-any.whl"
     wheel.write_bytes(b"PK")
-    refused = run("vendor", "--wheel", wheel, root=checkout)
+    refused = series("vendor", "--wheel", wheel, root=checkout)
     assert refused.returncode == Exit.RELEASE
     assert sha256(b"PK") in refused.stderr
 
@@ -307,7 +314,7 @@ def test_the_archive_is_the_same_from_the_same_commit(
     overlaid = sites.small(tmp_path / "overlaid")
     run("apply", "--site", overlaid)
     for root, source in ((repository, site), (clone, overlaid)):
-        done = run("dist", "--site", source, root=root)
+        done = series("dist", "--site", source, root=root)
         assert done.returncode == Exit.DONE, done.stderr
         (archive,) = (root / "build" / "dist").iterdir()
         archives.append((archive.name, archive.read_bytes()))
@@ -340,7 +347,7 @@ def test_nobody_s_attributes_or_settings_change_the_archive(
     subprocess.run(replace, cwd=clone, check=True)
     archives = []
     for root, umask in ((repository, 0o022), (clone, 0o077)):
-        done = run("dist", "--site", site, root=root, umask=umask)
+        done = series("dist", "--site", site, root=root, umask=umask)
         assert done.returncode == Exit.DONE, done.stderr
         (archive,) = (root / "build" / "dist").iterdir()
         archives.append(archive.read_bytes())
@@ -359,7 +366,7 @@ def test_the_archive_holds_no_links(repository: Path, site: Path) -> None:
     (repository / "scripts" / "link").symlink_to("/etc/passwd")
     subprocess.run(["git", "add", "--all"], cwd=repository, check=True)
     commit(repository)
-    refused = run("dist", "--site", site, root=repository)
+    refused = series("dist", "--site", site, root=repository)
     assert refused.returncode == Exit.FAULT
     assert "scripts/link: is a link" in refused.stderr
 
@@ -378,7 +385,7 @@ def test_a_clone_that_rewrites_line_ends_is_whole(
     for name in ("apply", "verify"):
         done = run(name, "--site", target, root=clone)
         assert done.returncode == Exit.DONE, done.stderr
-    assert run("dist", "--site", site, root=clone).returncode == Exit.DONE
+    assert series("dist", "--site", site, root=clone).returncode == Exit.DONE
     crlf = [p for p in clone.rglob("*") if ".git" not in p.parts and p.is_file()]
     assert crlf
     assert not [path for path in crlf if b"\r\n" in path.read_bytes()]
@@ -387,7 +394,7 @@ def test_a_clone_that_rewrites_line_ends_is_whole(
 def test_the_archive_applies_without_network_git_or_index(
     repository: Path, site: Path, tmp_path: Path
 ) -> None:
-    run("dist", "--site", site, root=repository)
+    series("dist", "--site", site, root=repository)
     (archive,) = (repository / "build" / "dist").iterdir()
     (tmp_path / "image").mkdir()
     subprocess.run(["tar", "-xf", archive, "-C", tmp_path / "image"], check=True)
@@ -411,7 +418,7 @@ def test_the_archive_applies_without_network_git_or_index(
 
 
 def test_dist_needs_a_checkout(checkout: Path, site: Path) -> None:
-    refused = run("dist", "--site", site, root=checkout)
+    refused = series("dist", "--site", site, root=checkout)
     assert refused.returncode == Exit.USAGE
     assert "not a git checkout" in refused.stderr
 
@@ -420,7 +427,7 @@ def test_an_upstream_that_is_foreign_is_refused(tmp_path: Path) -> None:
     site = sites.small(tmp_path / "site")
     (site / OVERLAY.targets[0]).write_text("mine\n")
     with pytest.raises(OverlayError) as caught:
-        author.from_installation(locate(site=str(site)), OVERLAY)
+        from_installation(locate(site=str(site)), OVERLAY)
     assert caught.value.code is Exit.FOREIGN
 
 
