@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 
+from overlay.launch import children_environment
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 #: A page is opened by whoever runs the tests, root in a container too, and talks to nobody.
 FLAGS = (
@@ -62,7 +64,7 @@ def ensure() -> str:
 
 def _install() -> bool:
     command = [*_APT, "install", "-y", "--no-install-recommends", "chromium"]
-    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    environment = children_environment() | {"DEBIAN_FRONTEND": "noninteractive"}
     return subprocess.run(command, check=False, env=environment).returncode == 0
 
 

@@ -1,13 +1,12 @@
 """Make a virtual environment with the pinned vLLM, by uv.
 
-    python3 scripts/environment serve DIR   the build that fits this machine
-    python3 scripts/environment test DIR    the CPU build, what the tests need, and a Chromium
+    python -m environment serve DIR [-- COMMAND]   the build that fits this machine
+    python -m environment test DIR                 the CPU build, test tools, and a Chromium
 
-Behind `--` may stand a command, which is run if DIR is there then. Standard library only. uv is
-taken from $UV, from the path, or installed into build/uv. An environment that is complete is left
-alone, and one that was not made here is never changed: `serve` takes it as it is if it holds a
-vLLM. Chromium is the system's: it is looked for each time, and installed by apt-get if it is not
-there and this is root.
+COMMAND is run if DIR exists afterwards. Standard library only. uv is taken from $UV, from the
+path, or installed into build/uv. A complete environment is left alone. An environment that was
+not made here is never changed: `serve` uses it as it is if it holds a vLLM. Chromium is the
+system's: it is looked for each time, and root installs it by apt-get if it is missing.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from environment.chromium import Failure
 from overlay import pin
 from overlay.errors import OverlayError
 from overlay.installation import locate
+from overlay.launch import children_environment
 from overlay.output import escaped
 
 HERE = Path(__file__).resolve().parent
@@ -126,13 +126,11 @@ def ensure(directory: Path, purpose: str, dry_run: bool) -> bool:
     made_as = f"{packages[0]}\n{directory.absolute()}\n"
     (directory / MARK).write_text(made_as, errors="surrogateescape")
     (directory / COMPLETE).unlink(missing_ok=True)
-    subprocess.run(
-        [uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(directory)],
-        check=True,
-    )
+    base = ["--python", sys.executable]
+    _run([uv, "venv", "--quiet", "--allow-existing", *base, str(directory)], check=True)
     # Named outright: where VIRTUAL_ENV cannot be asked, uv takes another environment.
     into = ["--python", str(directory / "bin" / "python")]
-    subprocess.run([uv, "pip", "install", *into, *packages], check=True)
+    _run([uv, "pip", "install", *into, *packages], check=True)
     (directory / COMPLETE).write_text(wanted)
     return True
 
@@ -222,20 +220,28 @@ def find_uv() -> str:
     if own.exists():
         return str(own)
     with_pip = [sys.executable, "-m", "venv", "--clear", str(home)]
-    if subprocess.run(with_pip, capture_output=True, check=False).returncode == 0:
+    if _run(with_pip, capture_output=True).returncode == 0:
         pip = [str(home / "bin" / "python"), "-m", "pip"]
     else:
         # Debian and Ubuntu keep ensurepip in a package of its own; pip may be there.
         bare = [sys.executable, "-m", "venv", "--clear", "--without-pip", str(home)]
-        subprocess.run(bare, check=True)
+        _run(bare, check=True)
         pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python")]
-    subprocess.run([*pip, "install", "--quiet", UV], check=False)
+    _run([*pip, "install", "--quiet", UV])
     if not own.exists():
         raise Failure(
             "cannot install uv: this Python has no working pip. Install pip or venv "
             "(Debian, Ubuntu: apt-get install python3-venv), or uv itself, and run it again"
         )
     return str(own)
+
+
+def _run(
+    command: Sequence[str], check: bool = False, capture_output: bool = False
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        command, check=check, capture_output=capture_output, env=children_environment()
+    )
 
 
 def has_nvidia_gpu() -> bool:

@@ -54,7 +54,7 @@ def serving(installation: Installation) -> list[Process]:
 def _evidence(entry: Path, site: str, bins: set[str]) -> str | None:
     package = f"{site}/vllm/"
     words = os.fsdecode((entry / "cmdline").read_bytes()).split("\0")
-    if any(word.endswith("scripts/overlay") for word in words[:3]):
+    if any(word.endswith("scripts/overlay") for word in words[:3]) or _module(words) == "overlay":
         return None  # Another run of this tool, which only looks, or waits for us.
     maps = os.fsdecode((entry / "maps").read_bytes()).splitlines()
     mapped = {fields[5] for line in maps if len(fields := line.split(None, 5)) == 6}
@@ -76,7 +76,12 @@ def _evidence(entry: Path, site: str, bins: set[str]) -> str | None:
 def _is_server(words: list[str]) -> bool:
     if any(Path(word).name == "vllm" for word in words[:8]) or words[0].startswith("VLLM::"):
         return True
-    return "-m" in words[:-1] and words[words.index("-m") + 1].partition(".")[0] == "vllm"
+    return _module(words).partition(".")[0] == "vllm"
+
+
+def _module(words: list[str]) -> str:
+    """The module that ``python -m`` runs; empty if the command line is not such a one."""
+    return words[words.index("-m") + 1] if "-m" in words[:-1] else ""
 
 
 def refuse_serving(installation: Installation) -> None:
