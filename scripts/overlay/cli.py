@@ -13,8 +13,9 @@ from overlay import commands, output
 from overlay.commands import Options, Outcome
 from overlay.errors import MEANING, Exit, OverlayError, denied
 from overlay.installation import Installation, locate
+from overlay.refusal import refusal
 from overlay.source import Overlay
-from overlay.state import Inspection, State, refusal
+from overlay.state import Inspection, State
 
 #: The checkout, or the unpacked archive, that this tool is part of.
 ROOT = Path(__file__).resolve().parents[2]
@@ -166,10 +167,10 @@ def _count(text: str) -> int:
 
 
 def installation(args: argparse.Namespace) -> Installation:
-    """The installation that the arguments name, or the active environment's.
+    """The installation that the arguments name, or that of the active environment.
 
     Args:
-        args: gets ``named_by``, the variable that named it, or None.
+        args: its ``named_by`` is set to the variable that named the target, or None.
 
     Raises:
         OverlayError: as for :func:`~overlay.installation.locate`.
@@ -178,7 +179,7 @@ def installation(args: argparse.Namespace) -> Installation:
     if prefix is site is python is None:
         args.named_by, prefix, passed_over = _active()
     else:
-        # The Makefile knows which of these it did not get from its own command line.
+        # The Makefile knows which of these came from the environment.
         args.named_by = os.environ.get("READINESS_NAMED_BY") or None
     try:
         return locate(prefix, site, python)
@@ -192,7 +193,7 @@ def installation(args: argparse.Namespace) -> Installation:
 
 
 def _active() -> tuple[str | None, str | None, str | None]:
-    """The active environment: its variable, its directory, and why conda's is not it."""
+    """The active environment: its variable, its directory, and why conda's was passed over."""
     venv, conda = os.environ.get("VIRTUAL_ENV"), os.environ.get("CONDA_PREFIX")
     base = os.environ.get("CONDA_DEFAULT_ENV") == "base"
     if not conda or (venv and (base or conda == venv)):
@@ -229,11 +230,11 @@ def _change(
     if args.json:
         _print_json(args, outcome, Exit.DONE)
         return Exit.DONE
-    found = outcome.inspection
-    _head(found)
+    inspection = outcome.inspection
+    _head(inspection)
     if outcome.changed:
         verb = f"would be {done}" if args.dry_run else done
-        _say(f"{len(outcome.changed)} files {verb}, digest {found.digest[:12]}")
+        _say(f"{len(outcome.changed)} files {verb}, digest {inspection.digest[:12]}")
     for note in outcome.notes:
         _say(f"note: {note}")
     for path in outcome.changed if args.verbose else []:
@@ -243,34 +244,34 @@ def _change(
 
 def _status(args: argparse.Namespace) -> int:
     outcome = commands.status(installation(args), Overlay.load(ROOT))
-    found = outcome.inspection
-    problem = commands.problem(found, want_overlaid=False)
+    inspection = outcome.inspection
+    problem = commands.problem(inspection, want_overlaid=False)
     code = problem.code if problem else Exit.DONE
     if args.json:
         _print_json(args, outcome, code, problem)
         return code
-    _head(found)
-    _say(f"overlay {found.overlay.pin.overlay}, digest {found.digest}")
-    seen = found.recorded or found
-    states = [file.state for file in seen.files]
+    _head(inspection)
+    _say(f"overlay {inspection.overlay.pin.overlay}, digest {inspection.digest}")
+    compared = inspection.by_installed or inspection
+    states = [file.state for file in compared.files]
     counts = {state: states.count(state) for state in State if state in states}
     _say(f"{len(states)} files: " + ", ".join(f"{n} {s.value}" for s, n in counts.items()))
     usual = max((State.PRISTINE, State.OVERLAID), key=states.count)
-    for file in seen.files:
+    for file in compared.files:
         if args.verbose or file.state is not usual:
             _say(f"  {file.state.value:<9} {file.path}")
         if file.state in (State.FOREIGN, State.MISSING):
-            error = refusal(found, [file])
+            error = refusal(inspection, [file])
             for name, text in (("expected", error.expected), ("found", error.found)):
                 if text:
                     _say(f"            {name:<9} {text}")
             _say(f"            {'next':<9} {error.next_step}")
-    if seen.record and (args.verbose or seen.record is not usual):
-        _say(f"  {seen.record.value:<9} RECORD")
-    for what, paths in (("left over", seen.leftovers), ("stale", seen.stale)):
+    if compared.record and (args.verbose or compared.record is not usual):
+        _say(f"  {compared.record.value:<9} RECORD")
+    for what, paths in (("left over", compared.leftovers), ("stale", compared.stale)):
         for path in paths:
             _say(f"  {what:<9} {path}")
-    if problem and seen.state is not State.FOREIGN:
+    if problem and compared.state is not State.FOREIGN:
         _say(f"next: {problem.next_step}")
     return code
 
@@ -290,7 +291,7 @@ def _verify(args: argparse.Namespace) -> int:
     if problem is None:
         return Exit.DONE
     problem.named_by = getattr(args, "named_by", None)
-    # Where this fails in a container, the line may be all of its log.
+    # In a container this line may be the whole log.
     print(f"overlay verify: {problem.line}", file=sys.stderr)
     return problem.code
 
@@ -301,29 +302,29 @@ def _diff(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"command": "diff", "diff": "".join(lines)}))
     else:
-        # The bytes of the files, whatever the encoding of the terminal is.
+        # The bytes of the files, whatever the terminal's encoding.
         sys.stdout.flush()
         for line in lines:
             sys.stdout.buffer.write(line.encode(errors="surrogateescape"))
         sys.stdout.buffer.flush()
-    # What was not shown was not done: showing is all that this is for.
+    # The output is the whole result: if it was lost, the command failed.
     return Exit.DENIED if output.lost() else Exit.DONE
 
 
-def _head(found: Inspection) -> None:
-    installation = found.installation
-    state = found.state.value
-    if found.recorded:
-        by = "by" if found.other else "to"
-        state = f"{found.recorded.state.value} {by} overlay {found.older}"
+def _head(inspection: Inspection) -> None:
+    installation = inspection.installation
+    state = inspection.state.value
+    if inspection.by_installed:
+        by = "by" if inspection.replaceable else "to"
+        state = f"{inspection.by_installed.state.value} {by} overlay {inspection.installed_version}"
     _say(f"{installation.site}: {installation.title}, {state}")
 
 
 def _print_json(
     args: argparse.Namespace, outcome: Outcome, code: Exit, problem: OverlayError | None = None
 ) -> None:
-    found = outcome.inspection
-    installation = found.installation
+    inspection = outcome.inspection
+    installation = inspection.installation
     report = {
         "command": args.command,
         "dry_run": args.dry_run,
@@ -332,17 +333,17 @@ def _print_json(
         "distribution": installation.distribution,
         "version": installation.version,
         "interpreter": installation.interpreter and str(installation.interpreter),
-        "overlay": found.overlay.pin.overlay,
-        "release": found.overlay.pin.release,
-        "state": found.state.value,
-        "digest": found.digest,
+        "overlay": inspection.overlay.pin.overlay,
+        "release": inspection.overlay.pin.release,
+        "state": inspection.state.value,
+        "digest": inspection.digest,
         "files": [
             {"path": file.path, "state": file.state.value, "sha256": file.sha256}
-            for file in found.files
+            for file in inspection.files
         ],
-        "record": found.record and found.record.value,
-        "leftovers": found.leftovers,
-        "stale": found.stale,
+        "record": inspection.record and inspection.record.value,
+        "leftovers": inspection.leftovers,
+        "stale": inspection.stale,
         "changed": outcome.changed,
         "notes": outcome.notes,
         "error": problem and problem.to_json(),

@@ -11,8 +11,9 @@ from pathlib import Path
 from overlay.errors import Exit, OverlayError
 from overlay.installation import Installation
 from overlay.pin import PACKAGE
+from overlay.refusal import refuse_foreign
 from overlay.source import Overlay
-from overlay.state import inspect, refuse_foreign
+from overlay.state import inspect
 
 
 @dataclass(frozen=True)

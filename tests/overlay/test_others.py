@@ -11,10 +11,10 @@ import pytest
 from overlay import cli, commands
 from overlay.commands import Options
 from overlay.errors import Exit, OverlayError
-from overlay.files import Staging
 from overlay.installation import locate
 from overlay.pin import PACKAGE
 from overlay.source import Overlay
+from overlay.staging import Staging
 from support import mini
 from support.sites import snapshot
 

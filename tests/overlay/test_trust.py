@@ -54,7 +54,7 @@ def test_no_record_has_a_file_written_that_no_version_changes(
     before = snapshot(site)
     assert cli.main([command, "--site", str(site)]) == Exit.FOREIGN
     assert snapshot(site) == before
-    assert inspect(locate(site=str(site)), ours).other is None
+    assert inspect(locate(site=str(site)), ours).replaceable is None
 
 
 def test_a_file_that_only_an_earlier_version_changed_is_given_back(
@@ -138,7 +138,7 @@ def test_every_version_is_recognised_and_taken_off(tmp_path: Path) -> None:
             archive.extractall(tmp_path / "other", filter="data")
         other = Overlay.load(tmp_path / "other")
         commands.apply(installation, other, NOW)
-        assert inspect(installation, OVERLAY).older == version
+        assert inspect(installation, OVERLAY).installed_version == version
         commands.revert(installation, OVERLAY, NOW)
         assert snapshot(site) == before
         shutil.rmtree(tmp_path / "other")
@@ -149,7 +149,7 @@ def test_another_version_is_called_by_the_name_that_its_pin_has(
 ) -> None:
     changed = {**mini.OVERLAID, "vllm/one.py": b"A = 1\nB = 22\nC = 3\n"}
     site = laid(tmp_path, mini.PRISTINE, changed)
-    assert inspect(locate(site=str(site)), ours).older == "0.0.1 (unreleased)"
+    assert inspect(locate(site=str(site)), ours).installed_version == "0.0.1 (unreleased)"
     assert cli.main(["diff", "--site", str(site)]) == Exit.FOREIGN
     said = capsys.readouterr().err
     assert "is overlaid by overlay 0.0.1 (unreleased); this is 0.0.2" in said
