@@ -1,6 +1,5 @@
 """VERSION_PIN is read strictly, and by sha256sum as well."""
 
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -60,17 +59,6 @@ def test_a_contradiction_is_refused(change: tuple[str, str], reason: str) -> Non
     with pytest.raises(OverlayError, match=reason) as caught:
         pin.loads(BASE.replace(*change, 1))
     assert caught.value.code is Exit.FAULT
-
-
-def test_the_command_in_the_readme_checks_an_installation(tmp_path: Path) -> None:
-    command = re.search(r"`(sed -n [^`]*sha256sum -c)`", (REPO / "README.md").read_text())
-    assert command
-    site = small(tmp_path / "site")
-    assert run("apply", "--site", site).returncode == 0
-    checked = ["bash", "-c", f"set -o pipefail; {command[1]}"]
-    assert subprocess.run(checked, cwd=site, check=False).returncode == 0
-    (site / "vllm" / "envs.py").write_text("")
-    assert subprocess.run(checked, cwd=site, check=False).returncode == 1
 
 
 def test_sha256sum_reads_it(tmp_path: Path) -> None:

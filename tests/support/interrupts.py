@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-#: Sends what Ctrl-C sends as the N-th module is looked for, counted from the program's first.
+#: Raises SIGINT as the N-th module is looked for, counted from the program's first.
 _INTERRUPT = """
 import os, signal, sys
 
