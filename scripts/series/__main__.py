@@ -2,6 +2,13 @@
 
 import sys
 
+if sys.version_info < (3, 10):
+    sys.stderr.write(
+        "series: needs Python 3.10 or newer, this is %d.%d; name one: PYTHON3=python3.X\n"
+        % sys.version_info[:2]
+    )
+    raise SystemExit(2)
+
 try:
     from overlay import output
 

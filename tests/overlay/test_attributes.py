@@ -164,6 +164,7 @@ def test_the_cache_is_named_that_may_not_be_written(
     if not free:
         pytest.skip("only root may run a Python here")
     (site / "vllm" / "__pycache__").mkdir()
+    (site / "vllm" / "__pycache__").chmod(0o755)
     before = snapshot(site, bytecode=True)
     code, message = as_nobody("apply", "--python", str(free[0]))
     assert code == Exit.DENIED, message
