@@ -41,7 +41,7 @@ PY3 = "$$PYTHON3"
 TARGET = $(if $(VENV),--venv="$$VENV") $(if $(SITE),--site="$$SITE") $(if $(PYTHON),--python="$$PYTHON")
 BENCH_TARGET = $(if $(OWN_ENV),--venv $(BENCH_ENV),$(TARGET))
 # Our programs are packages in scripts/, and do not import from the directory that they are run in.
-# overlay.launch takes these variables away again from whatever they start.
+# environment.children takes these variables away again from whatever they start.
 SAFE = PYTHONSAFEPATH="$${PYTHONSAFEPATH:-make}"
 PACKAGES = env $(SAFE) PYTHONPATH="scripts$${PYTHONPATH:+:$$PYTHONPATH}"
 OVERLAY = $(PACKAGES) $(PY3) -m overlay

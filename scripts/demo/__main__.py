@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from demo import model
-from overlay.launch import children_environment
+from environment.children import children_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME = ROOT / "build" / "demo"

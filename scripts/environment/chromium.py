@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 
-from overlay.launch import children_environment
+from environment.children import children_environment
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 #: The tests may be run by root in a container, and their pages need no network.

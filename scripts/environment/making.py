@@ -21,11 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from environment import chromium
+from environment.children import children_environment
 from environment.chromium import Failure
 from overlay import pin
 from overlay.errors import OverlayError
 from overlay.installation import locate
-from overlay.launch import children_environment
 from overlay.output import escaped
 
 HERE = Path(__file__).resolve().parent

@@ -8,10 +8,16 @@ from pathlib import Path
 import pytest
 from overlay import cli
 from overlay.source import Overlay
-from support import mini
+from support import mini, sites
 
 MEMORY = Path("/dev/shm")
 ROOM = 256 << 20
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """The real installation, cut down."""
+    return sites.small(tmp_path / "site")
 
 
 @pytest.fixture

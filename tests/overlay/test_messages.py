@@ -16,12 +16,6 @@ RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 MODULE = next(path for path in OVERLAY.added if path.endswith(".py"))
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
-    """The real installation, cut down."""
-    return sites.small(tmp_path / "site")
-
-
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_verify_says_in_one_line_why_it_fails(site: Path, options: list[str]) -> None:
     def failure(code: Exit, target: Path) -> str:

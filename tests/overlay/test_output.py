@@ -17,12 +17,6 @@ TOOL = f"{shlex.quote(sys.executable)} {shlex.quote(str(REPO / 'scripts' / 'over
 COMMANDS = ["apply", "status", "status --json", "revert", "apply --json", "--help"]
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
-    """The real installation, cut down."""
-    return sites.small(tmp_path / "site")
-
-
 def shell(command: str, site: Path) -> "subprocess.CompletedProcess[bytes]":
     """The tool with shell redirections around it, and SITE for the installation."""
     env = {k: v for k, v in os.environ.items() if k not in sites.AMBIENT}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from overlay.launch import children_environment
+from environment.children import children_environment
 from support import interrupts, probes, runs
 from support.sites import REPO, UPSTREAM, run_package
 

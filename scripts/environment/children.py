@@ -1,4 +1,4 @@
-"""The environment for programs that this repository's programs start."""
+"""The environment variables for programs that ours start."""
 
 from __future__ import annotations
 
