@@ -149,3 +149,17 @@ def test_make_puts_nothing_else_on_the_path(tmp_path: Path) -> None:
             check=True,
         )
         assert done.stdout == f"make {path} -m overlay status --site=/site\n"
+
+
+def test_the_demo_s_engine_does_not_see_our_packages(tmp_path: Path) -> None:
+    engine = tmp_path / "vllm" / "entrypoints" / "openai" / "api_server.py"
+    engine.parent.mkdir(parents=True)
+    for package in list(engine.parents)[:3]:
+        (package / "__init__.py").write_text("")
+    names = "('PYTHONPATH', 'PYTHONSAFEPATH')"
+    engine.write_text(f"import os\nprint(*(os.environ.get(name) for name in {names}))\n")
+    path = {"PYTHONPATH": f"{SCRIPTS}:{tmp_path}", "PYTHONSAFEPATH": "make"}
+    done = run_package("demo", env=path, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "the server did not come up" in done.stderr
+    assert f"\n{tmp_path} None\n" in done.stderr
