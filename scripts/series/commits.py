@@ -74,7 +74,7 @@ def _patch(tree: Path, number: int, commit: str) -> tuple[str, bytes]:
     if mark := _CONFLICT.search(changes):
         raise OverlayError(
             Exit.USAGE,
-            f"adds a conflict marker: {mark[0][1:].decode()}",
+            f"adds git's mark of a conflict: {mark[0][1:].decode()}",
             subject=subject,
             next_step="settle the conflict in that commit, and run `make refresh` again",
         )
