@@ -15,7 +15,7 @@ NAME = "VERSION_PIN"
 #: The pins of earlier versions; part of the tool, not of the overlay.
 RELEASES = Path(__file__).with_name("RELEASES")
 
-#: Every file that we add to an installation lies under this directory.
+#: The directory of every file that we add to an installation.
 PACKAGE = "vllm/v1/readiness"
 
 _ENTRY = re.compile(r"(?P<sha256>[0-9a-f]{64})  (?P<path>\S+)", re.ASCII)

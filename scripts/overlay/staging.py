@@ -1,4 +1,4 @@
-"""New files that lie beside their targets until they are renamed into place."""
+"""Stage new files beside their targets, and rename them into place."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ STAGED = ".readiness-overlay-"
 
 
 class Staging:
-    """New files and directories that lie beside their targets until :meth:`commit`.
+    """New files and directories beside their targets, until :meth:`commit` renames them.
 
-    As a context manager it removes at the end what was staged and not committed.
+    At the end of its context it removes files that were staged and not committed.
 
     Attributes:
         begun: whether something has been renamed into place or removed.
@@ -100,7 +100,7 @@ class Staging:
         return self._staged.get(final, final)
 
     def commit(self, finals: Iterable[Path]) -> None:
-        """Rename what is staged into place, in this order, durably.
+        """Rename staged files into place, in this order, durably.
 
         Raises:
             OverlayError: a file that would be replaced has changed since it was inspected.

@@ -1,4 +1,4 @@
-"""Run git, free of the configuration and attributes of whoever runs it."""
+"""Run git without the user's configuration and attributes."""
 
 from __future__ import annotations
 

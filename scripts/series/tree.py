@@ -43,7 +43,7 @@ def lay_out(
     """Make a git tree of upstream's modules, and a branch with a commit for each patch.
 
     Args:
-        tree: the directory; a tree that is there already is laid out anew.
+        tree: the directory; a tree in it is laid out anew.
         title: the message of the first commit.
         upstream: the modules.
         commits: each patch's header, and the files that it changes, afterwards.

@@ -195,7 +195,7 @@ def test_a_partial_installation_is_named_and_completed(site: Path, loss: str, co
 
 
 def test_an_interpreter_imports_what_is_there(site: Path) -> None:
-    """Also where bytecode of the other state lies there that Python would trust unread."""
+    """Even if there is bytecode of the other state that Python would not check."""
     module = site / "vllm" / "v1" / "worker" / "gpu_model_runner.py"
     trusting = py_compile.PycInvalidationMode.UNCHECKED_HASH
     for command, state in (("apply", "overlaid"), ("revert", "pristine")):

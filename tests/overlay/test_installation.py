@@ -138,7 +138,7 @@ def test_two_installations_on_one_path(tmp_path: Path) -> None:
 
 
 def refused_with_both_paths(folder: Path, other: Path, why: str) -> None:
-    """Neither the environment nor its interpreter stands for what lies elsewhere."""
+    """Neither an environment nor its interpreter names an installation outside of it."""
     python = str(folder / "bin" / "python")
     for target in ({"venv": str(folder)}, {"python": python}):
         (subject,) = target.values()
@@ -182,7 +182,7 @@ def test_this_shell_does_not_lead_to_another_installation(
 def base_python(folder: Path) -> Path:
     """A Python that is no virtual environment, but for us alone; its interpreter.
 
-    Its library is links to this one's, without what is installed there.
+    Its library is links to this one's, without the installed packages.
     """
     library = folder / "lib" / VERSION
     (library / "site-packages").mkdir(parents=True)
@@ -258,7 +258,7 @@ def test_a_shim_answers_for_the_current_directory(
         tmp_path / "local" / "bin" / "python",
     )
     assert locate(site=str(local), python=str(shim)) == installation
-    # What was answered holds wherever the program goes.
+    # The answer stays valid in another directory.
     monkeypatch.chdir(tmp_path)
     assert installation.interpreter != locate(python=str(shim)).interpreter
     assert run("apply", "--python", "../python", cwd=project).returncode == Exit.DONE

@@ -79,7 +79,7 @@ def test_ctrl_c_while_a_program_starts_is_no_traceback(tmp_path: Path, name: str
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
-    """A directory of modules that end whoever imports them."""
+    """A directory of modules that fail when they are imported."""
     for name in (
         "overlay/__init__",
         "probe/__init__",
