@@ -13,9 +13,8 @@ from overlay.errors import Exit
 from overlay.pin import sha256
 from series import check
 from support import sites
+from support.checkouts import checkout
 from support.sites import OVERLAY, REPO, run, run_package, snapshot
-
-SHIPPED = ("VERSION_PIN", "patches", "scripts", "vendor_overlay/vllm/v1/readiness")
 
 
 @pytest.fixture(scope="module")
@@ -27,14 +26,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A copy of this checkout as a git repository of one commit."""
-    root = tmp_path / "checkout"
-    for name in (*SHIPPED, "README.md", "Makefile", ".gitignore", ".gitattributes", "LICENSE"):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        if (REPO / name).is_dir():
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(REPO / name, root / name, ignore=ignored)
-        else:
-            shutil.copy(REPO / name, root / name)
+    root = checkout(tmp_path / "checkout")
+    for name in ("README.md", ".gitignore", ".gitattributes", "LICENSE"):
+        shutil.copy(REPO / name, root / name)
     (root / "tests").mkdir()
     (root / "tests" / "t.py").write_text("")
     git(root, "init", "--quiet")

@@ -14,8 +14,9 @@ from series.check import FIELDS, complaints, load_unproven
 from series.edit import edit
 from series.refresh import refresh
 from support import series, sites
+from support.checkouts import checkout
 from support.series import BASE, PATH
-from support.sites import OVERLAY, REPO, run_package, snapshot
+from support.sites import OVERLAY, run_package, snapshot
 
 MESSAGE = "Description: Another seam\n why\n" + "".join(
     f"{name}: text\n" for name in FIELDS if name != "Description"
@@ -78,10 +79,7 @@ def refused(root: Path, code: Exit, *parts: str) -> None:
 
 def test_the_real_series_comes_back_as_it_was(tmp_path: Path) -> None:
     """By the command lines that the Makefile uses."""
-    root = tmp_path / "checkout"
-    for name in ("VERSION_PIN", "patches", "scripts", f"vendor_overlay/{PACKAGE}"):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["cp", "-r", str(REPO / name), str(root / name)], check=True)
+    root = checkout(tmp_path / "checkout")
     site = sites.small(tmp_path / "site")
     laid_out = run_package("series", "edit", "--site", site, root=root)
     assert (laid_out.returncode, laid_out.stderr) == (Exit.DONE, "")
