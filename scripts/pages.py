@@ -1,4 +1,4 @@
-"""What the pages of the benchmark and of reviews are made with."""
+"""The template environment of the benchmark's and the reviews' pages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
 def environment(folder: Path) -> Environment:
-    """Templates of a folder: all that is put in is escaped, and what is missing is an error."""
+    """An environment for the templates in a folder; it escapes values, and refuses missing ones."""
     return Environment(
         loader=FileSystemLoader(folder),
         autoescape=True,

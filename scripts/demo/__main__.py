@@ -1,9 +1,9 @@
 """Serve a small generated model over HTTP, ask it for tokens, and print them.
 
-    PYTHON scripts/demo
+    python -m demo
 
-PYTHON is one that can import vLLM. The server listens on a free loopback port, takes
-token ids and gives token ids, so that no tokenizer and no download is needed.
+Run by a Python that can import vLLM. The server listens on a free loopback port. It takes and
+returns token ids, so that neither a tokenizer nor a download is needed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import model
+from demo import model
+from environment.children import children_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME = ROOT / "build" / "demo"
@@ -46,7 +47,8 @@ def main() -> int:
     command += ["--max-model-len", "256", "--enforce-eager"]
     command += ["--gpu-memory-utilization", "0.3"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
-    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0", **os.environ}
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    environment |= children_environment()
     environment["VLLM_LOGGING_LEVEL"] = "INFO"  # the overlay's line is one of these
     print(f"starting vLLM on 127.0.0.1:{port} (log: {log})", flush=True)
     with log.open("wb") as sink:

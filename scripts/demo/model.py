@@ -1,7 +1,7 @@
-"""A model small enough to make on the spot: a configuration, and a tokenizer if need be.
+"""A tiny generated model: a configuration, and optionally a tokenizer.
 
-vLLM draws the weights itself with ``load_format="dummy"``; whoever wants others finds their
-names and shapes here.
+vLLM generates the weights with ``load_format="dummy"``. :func:`shapes` gives names and shapes
+to whoever needs other weights.
 """
 
 import json
@@ -32,10 +32,10 @@ CONFIG: dict[str, Any] = {
 
 
 def write(directory: Path, **changes: object) -> Path:
-    """Write a configuration into ``directory``, which is made if need be.
+    """Write a configuration into ``directory``, which is created if it does not exist.
 
     Args:
-        directory: becomes the model that vLLM is told to load.
+        directory: the model to be passed to vLLM.
         changes: fields that differ from :data:`CONFIG`.
     """
     directory.mkdir(parents=True, exist_ok=True)
@@ -44,14 +44,14 @@ def write(directory: Path, **changes: object) -> Path:
 
 
 def write_tokenizer(directory: Path, size: int) -> Path:
-    """Write a tokenizer into ``directory``, which is made if need be, as transformers loads it.
+    """Write a tokenizer for transformers into ``directory``, which is created if missing.
 
-    Each token is a word, "t17" for 17, and words are parted by spaces. No token is special,
-    so that whatever is generated can be read off the text, and a text says its length.
+    Each token is a word, "t17" for 17, and words are separated by spaces. No token is
+    special, so that a text shows all its tokens.
 
     Args:
-        directory: another one than the configuration's: beside a Qwen2's, transformers takes
-            every tokenizer for a Qwen2's, too.
+        directory: not the configuration's, because transformers treats every tokenizer
+            beside a Qwen2 configuration as a Qwen2 tokenizer.
         size: of the vocabulary.
     """
     directory.mkdir(parents=True, exist_ok=True)
@@ -64,26 +64,26 @@ def write_tokenizer(directory: Path, size: int) -> Path:
         "model": {"type": "WordLevel", "vocab": words, "unk_token": "t0"},
     }
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
-    plain = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    (directory / "tokenizer_config.json").write_text(json.dumps(plain))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     return directory
 
 
 def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """The name and shape of every weight of a checkpoint for ``config``.
 
-    ``lm_head.weight`` is among them whether or not the configuration ties it.
+    ``lm_head.weight`` is included even if the configuration ties it.
     """
     hidden, intermediate = config["hidden_size"], config["intermediate_size"]
     keys = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
-    found: dict[str, tuple[int, ...]] = {
+    weights: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config["vocab_size"], hidden),
         "model.norm.weight": (hidden,),
         "lm_head.weight": (config["vocab_size"], hidden),
     }
     for number in range(config["num_hidden_layers"]):
         layer = f"model.layers.{number}"
-        found |= {
+        weights |= {
             f"{layer}.input_layernorm.weight": (hidden,),
             f"{layer}.self_attn.q_proj.weight": (hidden, hidden),
             f"{layer}.self_attn.q_proj.bias": (hidden,),
@@ -97,4 +97,4 @@ def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
             f"{layer}.mlp.up_proj.weight": (intermediate, hidden),
             f"{layer}.mlp.down_proj.weight": (hidden, intermediate),
         }
-    return found
+    return weights

@@ -1,13 +1,8 @@
-"""Entry point: ``python3 scripts/environment PURPOSE DIR``; see :mod:`environment.making`."""
+"""Entry point: ``python -m environment PURPOSE DIR``; see :mod:`environment.making`."""
+
+import sys
 
 try:
-    import os
-    import sys
-
-    if not __package__:
-        # Run as a directory: put its parent on the path so that it is a package.
-        sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-
     from environment import making
     from overlay import output
 

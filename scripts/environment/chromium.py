@@ -1,4 +1,4 @@
-"""The Chromium that opens pages in the tests. Standard library only."""
+"""Find or install the Chromium in which the tests open pages. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import os
 import shutil
 import subprocess
 
+from environment.children import children_environment
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-#: A page is opened by whoever runs the tests, root in a container too, and talks to nobody.
+#: The tests may be run by root in a container, and their pages need no network.
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -22,37 +24,40 @@ _APT = ("apt-get", "-o", "DPkg::Lock::Timeout=120")
 
 
 class Failure(Exception):
-    """Something that a person has to mend first."""
+    """An error that a person has to resolve."""
 
 
 def find() -> str | None:
-    """A Chromium that starts: $CHROMIUM, or the first of :data:`NAMES` on the path.
+    """The path of a Chromium that starts: $CHROMIUM, or the first of :data:`NAMES`, or None.
 
     Raises:
         Failure: $CHROMIUM names something that does not start.
     """
     if named := os.environ.get("CHROMIUM"):
-        if found := _starts(named):
-            return found
+        if program := _starts(named):
+            return program
         raise Failure(f"CHROMIUM={named} does not start; name another one, or unset it")
     return next(filter(None, map(_starts, NAMES)), None)
 
 
 def ensure() -> str:
-    """Find a Chromium; root on Debian and its like gets one installed where there is none.
+    """Find a Chromium, or install one, as root on Debian and its derivatives.
+
+    Returns:
+        Its path.
 
     Raises:
-        Failure: there is none, and it cannot be installed from here.
+        Failure: there is none, and it cannot be installed.
     """
-    if found := find():
-        return found
+    if program := find():
+        return program
     if shutil.which(_APT[0]) and os.geteuid() == 0:
         print("installing chromium, in which the tests open pages", flush=True)
-        if not _install():  # its lists may be old, or not there
+        if not _install():  # The package lists may be old or absent.
             subprocess.run([*_APT, "update"], check=False)
             _install()
-        if found := find():
-            return found
+        if program := find():
+            return program
     raise Failure(
         "the tests open pages in a Chromium, and there is none that starts. Install it (Debian: "
         "apt-get install chromium, as root), or name one with CHROMIUM=/path/to/chrome, and run "
@@ -62,17 +67,17 @@ def ensure() -> str:
 
 def _install() -> bool:
     command = [*_APT, "install", "-y", "--no-install-recommends", "chromium"]
-    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    environment = children_environment() | {"DEBIAN_FRONTEND": "noninteractive"}
     return subprocess.run(command, check=False, env=environment).returncode == 0
 
 
 def _starts(name: str) -> str | None:
-    """Where the program is; None if it is not there, or is a stub that starts nothing."""
-    found = shutil.which(name)
-    if found is None:
+    """The program's path, or None if it does not exist or is a stub that does not start."""
+    program = shutil.which(name)
+    if program is None:
         return None
     try:
-        done = subprocess.run([found, "--version"], capture_output=True, check=False, timeout=60)
+        done = subprocess.run([program, "--version"], capture_output=True, check=False, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return None if done.returncode else found
+    return None if done.returncode else program

@@ -1,13 +1,12 @@
 """Make a virtual environment with the pinned vLLM, by uv.
 
-    python3 scripts/environment serve DIR   the build that fits this machine
-    python3 scripts/environment test DIR    the CPU build, what the tests need, and a Chromium
+    python -m environment serve DIR [-- COMMAND]   the build that fits this machine
+    python -m environment test DIR                 the CPU build, test tools, and a Chromium
 
-Behind `--` may stand a command, which is run if DIR is there then. Standard library only. uv is
-taken from $UV, from the path, or installed into build/uv. An environment that is complete is left
-alone, and one that was not made here is never changed: `serve` takes it as it is if it holds a
-vLLM. Chromium is the system's: it is looked for each time, and installed by apt-get if it is not
-there and this is root.
+COMMAND is run if DIR exists afterwards. Standard library only. uv is taken from $UV, from the
+path, or installed into build/uv. A complete environment is left alone. An environment that was
+not made here is never changed: `serve` uses it as it is if it holds a vLLM. Chromium is the
+system's: it is looked for each time, and root installs it by apt-get if it is missing.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from environment import chromium
+from environment.children import children_environment
 from environment.chromium import Failure
 from overlay import pin
 from overlay.errors import OverlayError
@@ -32,33 +32,33 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 UV = "uv==0.13.8"
 
-#: Written first: the build of vLLM, and the directory that it was made as. It tells a directory
-#: whose making was cut off from somebody else's, and from a copy.
+#: Written first: the build of vLLM, and the path of the directory. It distinguishes an
+#: environment that was cut off while it was made from somebody else's, and from a copy.
 MARK = "readiness-overlay.made"
-#: Written last: what it was made from. Up to 0.6.0 this was the only mark.
+#: Written last: the packages and their inputs. Up to 0.6.0 this was the only mark.
 COMPLETE = "readiness-overlay.complete"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Make the environment that the arguments name, and run what stands behind ``--`` in it.
+    """Make the environment that the arguments name, and run the command after ``--``, if any.
 
     Returns:
-        0 if the environment is there, or would be made; the command's own code, if one is run.
+        0 if the environment exists or would be made. A command replaces this process.
     """
     argv = list(argv)
-    at = argv.index("--") if "--" in argv else len(argv)
+    end = argv.index("--") if "--" in argv else len(argv)
     parser = argparse.ArgumentParser(description="make an environment with the pinned vLLM")
     parser.add_argument("purpose", choices=("serve", "test"))
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--no-browser", action="store_true", help="go without a Chromium")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be made")
-    args = parser.parse_args(argv[:at])
+    parser.add_argument("--no-browser", action="store_true", help="do not look for a Chromium")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be made")
+    args = parser.parse_args(argv[:end])
     try:
         if not ensure(args.directory, args.purpose, args.dry_run):
             return 0
         if args.purpose == "test" and not args.no_browser and not args.dry_run:
             chromium.ensure()
-        if command := argv[at + 1 :]:
+        if command := argv[end + 1 :]:
             sys.stdout.flush()
             sys.stderr.flush()
             os.execvp(command[0], command)  # noqa: S606
@@ -76,21 +76,21 @@ def main(argv: Sequence[str]) -> int:
 
 
 def ensure(directory: Path, purpose: str, dry_run: bool) -> bool:
-    """Make ``directory`` for a purpose, unless it is complete, or somebody else's with a vLLM.
+    """Make an environment, unless it is complete, or somebody else's with a vLLM.
 
     Args:
-        directory: where the environment is, or is to be.
+        directory: the environment's.
         purpose: ``serve`` or ``test``.
-        dry_run: say what would be made, and make nothing.
+        dry_run: print what would be made, and make nothing.
 
     Returns:
-        Whether there is an environment; False only if a dry run would make it.
+        True if the environment exists; False if a dry run would make it.
 
     Raises:
-        Failure: something is in the way that was not made here, or was made from something else;
-            or there is no way to get uv.
+        Failure: the directory was not made here, or was made with another build or Python;
+            or uv cannot be installed.
         OverlayError: this copy of the overlay is damaged.
-        subprocess.CalledProcessError: uv failed; it has said why.
+        subprocess.CalledProcessError: uv failed, and has printed the reason.
     """
     packages, inputs = needed(purpose)
     if lacking := [file for file in inputs if not file.is_file()]:
@@ -104,7 +104,7 @@ def ensure(directory: Path, purpose: str, dry_run: bool) -> bool:
     if foreign := _foreign(directory, mark, complete):
         if purpose == "test":
             raise Failure(f"{directory} {foreign}; delete it or move it away, and run it again")
-        _holds_vllm(directory, foreign)
+        _use_as_it_is(directory, foreign)
         return True
     build = (mark if mark.endswith("\n") else complete).partition("\n")[0]
     if build not in ("", packages[0]):
@@ -115,7 +115,7 @@ def ensure(directory: Path, purpose: str, dry_run: bool) -> bool:
             f"{directory} was made with {others[0]}, and this is {python}; "
             f"delete it first, or run it again with PYTHON3={others[0]}"
         )
-    if sys.version_info < (3, 10):  # noqa: UP036 - whatever python3 is, it has come this far
+    if sys.version_info < (3, 10):  # noqa: UP036 - PYTHON3 may be older
         raise Failure(f"vLLM needs Python 3.10 or newer, and this is {python}; name one: PYTHON3=")
     if dry_run:
         _say(f"would make {directory} with {packages[0]}; there is nothing to check yet")
@@ -126,19 +126,17 @@ def ensure(directory: Path, purpose: str, dry_run: bool) -> bool:
     made_as = f"{packages[0]}\n{directory.absolute()}\n"
     (directory / MARK).write_text(made_as, errors="surrogateescape")
     (directory / COMPLETE).unlink(missing_ok=True)
-    subprocess.run(
-        [uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(directory)],
-        check=True,
-    )
+    base = ["--python", sys.executable]
+    _run([uv, "venv", "--quiet", "--allow-existing", *base, str(directory)], check=True)
     # Named outright: where VIRTUAL_ENV cannot be asked, uv takes another environment.
     into = ["--python", str(directory / "bin" / "python")]
-    subprocess.run([uv, "pip", "install", *into, *packages], check=True)
+    _run([uv, "pip", "install", *into, *packages], check=True)
     (directory / COMPLETE).write_text(wanted)
     return True
 
 
 def needed(purpose: str) -> tuple[list[str], list[Path]]:
-    """What `uv pip install` is given for a purpose, and the files that it depends on."""
+    """The arguments of `uv pip install` for a purpose, and the files that they depend on."""
     release = pin.loads((ROOT / pin.NAME).read_text()).release
     if purpose == "serve" and has_nvidia_gpu():
         return [f"vllm=={release}"], []
@@ -154,10 +152,10 @@ def _read(mark: Path) -> str:
 
 
 def _foreign(directory: Path, mark: str, complete: str) -> str:
-    """Why ``directory`` is not ours to make; empty if it is, or holds nothing.
+    """The reason why ``directory`` is not ours, as a phrase; empty if it is ours or empty.
 
     Raises:
-        Failure: it is there and no directory.
+        Failure: it is something else than a directory.
     """
     if not directory.is_dir():
         if os.path.lexists(directory):
@@ -171,7 +169,7 @@ def _foreign(directory: Path, mark: str, complete: str) -> str:
         return "was made anew by something else"
     if made_as == str(directory.absolute()):
         return ""
-    # A mark may be empty or half written: then nothing else is there yet.
+    # A mark may be empty or half written; then there is nothing else yet.
     if {entry.name for entry in directory.iterdir()} <= {MARK}:
         return ""
     if not made_as and complete and not directory.is_symlink():
@@ -179,11 +177,11 @@ def _foreign(directory: Path, mark: str, complete: str) -> str:
     return f"was made as {made_as}, and moved or copied" if made_as else "was not made here"
 
 
-def _holds_vllm(directory: Path, foreign: str) -> None:
-    """Say that an environment is taken as it is.
+def _use_as_it_is(directory: Path, foreign: str) -> None:
+    """Check that somebody else's environment can be overlaid, and say that it is not changed.
 
     Raises:
-        Failure: there is no vLLM in it that can be overlaid.
+        Failure: it holds no vLLM that can be overlaid.
     """
     try:
         locate(venv=str(directory))
@@ -196,7 +194,7 @@ def _holds_vllm(directory: Path, foreign: str) -> None:
 
 
 def _say(text: str) -> None:
-    """Tell the person; stdout is the command's."""
+    """Print to stderr; stdout belongs to the command."""
     print(escaped(text), file=sys.stderr, flush=True)
 
 
@@ -210,32 +208,40 @@ def _mention_conda() -> None:
 
 
 def find_uv() -> str:
-    """Find uv; installs it into build/uv if there is none.
+    """The path of uv, which is installed into build/uv if there is none.
 
     Raises:
         Failure: this Python can neither make a virtual environment nor run pip.
     """
-    if found := os.environ.get("UV") or shutil.which("uv"):
-        return found
+    if uv := os.environ.get("UV") or shutil.which("uv"):
+        return uv
     home = ROOT / "build" / "uv"
     own = home / "bin" / "uv"
     if own.exists():
         return str(own)
     with_pip = [sys.executable, "-m", "venv", "--clear", str(home)]
-    if subprocess.run(with_pip, capture_output=True, check=False).returncode == 0:
+    if _run(with_pip, capture_output=True).returncode == 0:
         pip = [str(home / "bin" / "python"), "-m", "pip"]
     else:
-        # Debian and Ubuntu keep ensurepip in a package of its own; pip may be there.
+        # Debian and Ubuntu have ensurepip in a separate package; pip may be installed.
         bare = [sys.executable, "-m", "venv", "--clear", "--without-pip", str(home)]
-        subprocess.run(bare, check=True)
+        _run(bare, check=True)
         pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python")]
-    subprocess.run([*pip, "install", "--quiet", UV], check=False)
+    _run([*pip, "install", "--quiet", UV])
     if not own.exists():
         raise Failure(
             "cannot install uv: this Python has no working pip. Install pip or venv "
             "(Debian, Ubuntu: apt-get install python3-venv), or uv itself, and run it again"
         )
     return str(own)
+
+
+def _run(
+    command: Sequence[str], check: bool = False, capture_output: bool = False
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        command, check=check, capture_output=capture_output, env=children_environment()
+    )
 
 
 def has_nvidia_gpu() -> bool:

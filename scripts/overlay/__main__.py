@@ -1,12 +1,7 @@
-"""Entry point: ``python3 scripts/overlay COMMAND``."""
+"""Entry point: ``python3 scripts/overlay COMMAND``, or ``python -m overlay COMMAND``."""
 
 try:
-    import os
     import sys
-
-    if not __package__:
-        # Run as a directory: put its parent on the path so that it is a package.
-        sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
     if sys.version_info < (3, 10):
         sys.stderr.write(
@@ -14,6 +9,18 @@ try:
             "run it as python3.X scripts/overlay\n" % sys.version_info[:2]
         )
         raise SystemExit(2)
+
+    if not __package__:
+        # Started by its directory, as in Dockerfiles: load that as the package that it is.
+        import os
+        from importlib.util import module_from_spec, spec_from_file_location
+
+        folder = os.path.dirname(os.path.realpath(__file__))
+        spec = spec_from_file_location("overlay", os.path.join(folder, "__init__.py"))
+        assert spec
+        assert spec.loader
+        sys.modules["overlay"] = module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["overlay"])
 
     from overlay import cli, output
 

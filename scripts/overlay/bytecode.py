@@ -1,8 +1,8 @@
-"""Bytecode of the modules that change: none may outlive its source.
+"""Bytecode of the modules that change: it must not outlive its source.
 
-Python trusts a ``.pyc`` by the source's time and size, by its hash, or (unchecked
-hash-based, PEP 552) without looking. The last kind would go on running the old
-module, so files of every tag go before the source is replaced.
+Python checks a ``.pyc`` against the source's time and size, against its hash, or (unchecked
+hash-based, PEP 552) not at all. The last kind would go on running the old module, so the
+bytecode of every interpreter is removed before the source is replaced.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from pathlib import Path
 
 from overlay import files
 from overlay.errors import Exit, OverlayError, denied
-from overlay.installation import MARK, answer_in
+from overlay.interpreter import MARK, answer_in
+from overlay.staging import STAGED
 
 _UNCHECKED = 0b01
 
-#: Runs under the target's interpreter. Compiles a staged source under the final
-#: file's name; the staged file keeps its times when it is renamed, so the bytecode
-#: is valid for the final one. Without a umask the bytecode gets its source's mode, so
-#: that whoever imports the one may read the other.
+#: Runs under the target's interpreter. Compiles a staged source under the final file's
+#: name; the staged file keeps its times when it is renamed, so the bytecode is valid for the
+#: final one. Without a umask the bytecode gets its source's mode, so that whoever may read
+#: the source may read the bytecode.
 _COMPILE = f"""
 import importlib.util, json, os, py_compile, sys
 os.umask(0)
-made = []
+names = []
 for source, final, out in json.load(sys.stdin):
     name = os.path.basename(importlib.util.cache_from_source(final))
     py_compile.compile(source, cfile=out + name, dfile=final, doraise=True,
                        invalidation_mode=py_compile.PycInvalidationMode.TIMESTAMP)
-    made.append(name)
-os.write(1, {MARK!r} + json.dumps(made).encode() + b"\\n")
+    names.append(name)
+os.write(1, {MARK!r} + json.dumps(names).encode() + b"\\n")
 """
 
 
@@ -45,9 +46,9 @@ class Job:
     """A module to compile.
 
     Attributes:
-        source: where its source lies now.
-        final: where it will lie.
-        out: where the bytecode goes: a directory with a slash at its end, and
+        source: the path of its source now.
+        final: the path of its source after the rename.
+        out: the prefix of the bytecode's path: a directory with a slash at its end, and
             optionally the beginning of a file name.
     """
 
@@ -61,29 +62,29 @@ def cached(source: Path) -> list[Path]:
     folders = [source.parent / "__pycache__"]
     if prefix := os.environ.get("PYTHONPYCACHEPREFIX"):
         folders.append(Path(prefix) / source.parent.absolute().relative_to("/"))
-    found = [source.with_suffix(".pyc")] if source.with_suffix(".pyc").exists() else []
+    pycs = [source.with_suffix(".pyc")] if source.with_suffix(".pyc").exists() else []
     for folder in folders:
         try:
             names = os.listdir(folder)
         except (FileNotFoundError, NotADirectoryError):
             continue
         wanted = (n for n in names if n.startswith(source.stem + ".") and n.endswith(".pyc"))
-        found += sorted(folder / name for name in wanted)
-    return found
+        pycs += sorted(folder / name for name in wanted)
+    return pycs
 
 
 def stale(source: Path, data: bytes | None) -> list[Path]:
-    """Bytecode that Python would run although it does not belong to ``source``.
+    """Bytecode that Python would run although it is not of ``source``.
 
     Args:
         source: the module's file, which may be absent.
         data: its bytes, or None if it is absent.
     """
-    found = []
+    unchecked = []
     for pyc in cached(source):
         if pyc.parent == source.parent:
             if data is None:  # A lone module.pyc is imported; beside its source it is not.
-                found.append(pyc)
+                unchecked.append(pyc)
             continue
         try:
             head = files.read(pyc)[:16]
@@ -95,8 +96,8 @@ def stale(source: Path, data: bytes | None) -> list[Path]:
         # The hash is keyed with the magic number of the interpreter that wrote it.
         magic = int.from_bytes(head[:4], "little")
         if head[8:] != _imp.source_hash(magic, data):
-            found.append(pyc)
-    return found
+            unchecked.append(pyc)
+    return unchecked
 
 
 def compile_modules(interpreter: Path, jobs: Sequence[Job], lock: int) -> list[str]:
@@ -104,11 +105,11 @@ def compile_modules(interpreter: Path, jobs: Sequence[Job], lock: int) -> list[s
 
     Args:
         interpreter: the target's Python.
-        jobs: what to compile.
+        jobs: the modules.
         lock: a handle for the child to inherit, so that it holds the lock, too.
 
     Returns:
-        The bytecode's file name of each job, without what ``out`` puts before it.
+        The file name of each job's bytecode, without the prefix ``out``.
 
     Raises:
         OverlayError: the interpreter does not run, or rejects a module.
@@ -121,7 +122,7 @@ def compile_modules(interpreter: Path, jobs: Sequence[Job], lock: int) -> list[s
         )
     except OSError as error:
         raise _cannot_compile(interpreter, error.strerror or str(error)) from None
-    said = child.stderr.decode(errors="replace").strip().splitlines()
+    lines = child.stderr.decode(errors="replace").strip().splitlines()
     if child.returncode == 0:
         try:
             names = [str(name) for name in json.loads(answer_in(child.stdout))]
@@ -129,19 +130,19 @@ def compile_modules(interpreter: Path, jobs: Sequence[Job], lock: int) -> list[s
                 return names
         except (ValueError, TypeError):
             pass
-        said = ["it does not answer as Python does"]
-    raise _cannot_compile(interpreter, (said or [f"exit status {child.returncode}"])[-1])
+        lines = ["it does not answer as Python does"]
+    raise _cannot_compile(interpreter, (lines or [f"exit status {child.returncode}"])[-1])
 
 
-def _cannot_compile(interpreter: Path, said: str) -> OverlayError:
-    if system := re.search(r"\[Errno (\d+)\] ([^:]*)(?:: ('[^']*'|\"[^\"]*\"))?", said):
+def _cannot_compile(interpreter: Path, message: str) -> OverlayError:
+    if system := re.search(r"\[Errno (\d+)\] ([^:]*)(?:: ('[^']*'|\"[^\"]*\"))?", message):
         path = str(ast.literal_eval(system[3])) if system[3] else str(interpreter)
-        if ".pyc" in os.path.basename(path):  # A passing name; what matters is where.
-            path = os.path.dirname(path).replace(files.STAGED, "")
+        if ".pyc" in os.path.basename(path):  # A temporary name; name its directory.
+            path = os.path.dirname(path).replace(STAGED, "")
         return denied(OSError(int(system[1]), system[2], path), "nothing was written")
     return OverlayError(
         Exit.USAGE,
-        f"cannot compile the modules: {said}; nothing was written",
+        f"cannot compile the modules: {message}; nothing was written",
         subject=interpreter,
         next_step="name the Python that runs this vLLM: PYTHON=path (or --python path)",
     )

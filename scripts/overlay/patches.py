@@ -53,18 +53,20 @@ class FilePatch:
         return FilePatch(self.path, tuple(hunk.reversed() for hunk in self.hunks))
 
     def apply(self, data: bytes, name: str) -> bytes:
-        """``data`` with every hunk carried out.
+        """``data`` with every hunk applied.
 
         Raises:
             OverlayError: a removed line, or a position, is not what the patch says.
         """
         lines = split_lines(data)
         result: list[bytes] = []
-        read = 0
+        end_of_last = 0
         for hunk in self.hunks:
-            result += lines[read : hunk.old_at]
+            result += lines[end_of_last : hunk.old_at]
             end = hunk.old_at + len(hunk.old)
-            if tuple(lines[hunk.old_at : end]) != hunk.old or not read <= hunk.old_at <= len(lines):
+            if tuple(lines[hunk.old_at : end]) != hunk.old or not (
+                end_of_last <= hunk.old_at <= len(lines)
+            ):
                 raise damaged(
                     f"{name} does not apply: line {hunk.old_at + 1} is not what it removes",
                     self.path,
@@ -76,20 +78,20 @@ class FilePatch:
                     self.path,
                 )
             result += hunk.new
-            read = end
-        result += lines[read:]
-        made = b"".join(result)
+            end_of_last = end
+        result += lines[end_of_last:]
+        patched = b"".join(result)
         # Each line but a file's last ends with a line feed, and holds no other.
-        if made.count(b"\n") + (made[-1:] not in (b"", b"\n")) != len(result):
+        if patched.count(b"\n") + (patched[-1:] not in (b"", b"\n")) != len(result):
             raise damaged(f"{name} joins two lines: a line feed is missing", self.path)
-        return made
+        return patched
 
 
 @dataclass(frozen=True)
 class Patch:
-    """One concern: a DEP-3 header and the changes it makes.
+    """One concern: a DEP-3 header and its changes.
 
-    The header is kept as text, up to the first file's ``---`` line. DEP-3 is
+    The header is the text up to the first file's ``---`` line. DEP-3 is
     Debian's tagging convention for patches, https://dep-team.pages.debian.net/deps/dep3/.
     """
 
@@ -117,7 +119,7 @@ def split_lines(data: bytes) -> list[bytes]:
 
 
 def parse(name: str, data: bytes) -> Patch:
-    """Read one patch file.
+    """Parse one patch file.
 
     Raises:
         OverlayError: it is not a context-free unified diff, or it names a path
@@ -169,9 +171,9 @@ def _hunk(name: str, lines: Sequence[bytes], at: int) -> tuple[Hunk, int]:
         1 if group is None else int(group) for group in match.groups()
     )
     at += 1
-    sides: dict[bytes, list[bytes]] = {b"-": [], b"+": []}
+    by_sign: dict[bytes, list[bytes]] = {b"-": [], b"+": []}
     for sign, count in ((b"-", old_count), (b"+", new_count)):
-        while len(sides[sign]) < count:
+        while len(by_sign[sign]) < count:
             if at >= len(lines) or lines[at][:1] != sign:
                 raise damaged(f"the hunk promises {count} lines of {sign.decode()}", where)
             line = lines[at][1:]
@@ -181,13 +183,13 @@ def _hunk(name: str, lines: Sequence[bytes], at: int) -> tuple[Hunk, int]:
                 at += 1
             elif not line.endswith(b"\n"):
                 raise damaged("the patch ends in the middle of a line", where)
-            sides[sign].append(line)
+            by_sign[sign].append(line)
     # An empty side is numbered by the line it follows, the other by its first line.
     old_at = old_start if old_count == 0 else old_start - 1
     new_at = new_start if new_count == 0 else new_start - 1
     if (old_count == 0 and new_count == 0) or old_at < 0 or new_at < 0:
         raise damaged("an empty hunk, or one before the file's first line", where)
-    return Hunk(old_at, tuple(sides[b"-"]), new_at, tuple(sides[b"+"])), at
+    return Hunk(old_at, tuple(by_sign[b"-"]), new_at, tuple(by_sign[b"+"])), at
 
 
 class Series:
@@ -206,7 +208,7 @@ class Series:
         try:
             listing = read(directory / SERIES).decode(errors="replace").splitlines()
             names = [line.strip() for line in listing if line.strip() and line[0] != "#"]
-            return cls(parse(name, read(directory / _plain(name))) for name in names)
+            return cls(parse(name, read(directory / _checked(name))) for name in names)
         except OSError as error:
             raise damaged(
                 f"cannot be read ({error.strerror})", str(error.filename or directory)
@@ -241,7 +243,7 @@ class Series:
         return data
 
 
-def _plain(name: str) -> str:
+def _checked(name: str) -> str:
     if "/" in name or name.startswith("."):
         raise damaged(f"{name!r} is not the plain name of a patch", SERIES)
     return name

@@ -12,10 +12,10 @@ from overlay.errors import damaged
 
 NAME = "VERSION_PIN"
 
-#: What earlier versions were; part of the tool, not of the overlay that it lays.
+#: The pins of earlier versions; part of the tool, not of the overlay.
 RELEASES = Path(__file__).with_name("RELEASES")
 
-#: Every file that we add to an installation lies under this directory.
+#: The directory of every file that we add to an installation.
 PACKAGE = "vllm/v1/readiness"
 
 _ENTRY = re.compile(r"(?P<sha256>[0-9a-f]{64})  (?P<path>\S+)", re.ASCII)
@@ -58,7 +58,7 @@ def is_safe(path: str) -> bool:
 
 @dataclass(frozen=True)
 class Pin:
-    """What VERSION_PIN says.
+    """The contents of VERSION_PIN.
 
     Attributes:
         release: vLLM's version, such as ``0.22.0``.
@@ -131,12 +131,12 @@ def loads(text: str, origin: str = NAME) -> Pin:
 
 @dataclass(frozen=True)
 class Releases:
-    """What RELEASES says of all versions of the overlay.
+    """The contents of RELEASES: all versions of the overlay.
 
     Attributes:
         upstream: pairs of a path that some version changes and the SHA-256 of
             upstream's bytes there.
-        versions: SHA-256 of a VERSION_PIN to the version that it is of.
+        versions: SHA-256 of each VERSION_PIN to its version.
     """
 
     upstream: frozenset[tuple[str, str]]

@@ -12,7 +12,7 @@ from overlay.installation import Installation
 
 @dataclass(frozen=True)
 class Process:
-    """A process, and what shows that it serves from the installation."""
+    """A process, and the evidence that it serves from the installation."""
 
     pid: int
     name: str
@@ -25,15 +25,14 @@ class Process:
 def serving(installation: Installation) -> list[Process]:
     """Processes with a file of this vLLM open or mapped, or started as its server.
 
-    What may not be looked at (another user's process, without root) is not seen,
-    and neither are processes of other containers.
+    Processes of other users (without root) and of other containers are not seen.
     """
     site = installation.site
     here = os.stat(site)
     bins = {
         str(p) for i in (installation.interpreter,) if i for p in (i.parent, i.parent.resolve())
     }
-    found = []
+    processes = []
     for entry in sorted(Path("/proc").glob("[0-9]*"), key=lambda p: int(p.name)):
         pid = int(entry.name)
         if pid == os.getpid():
@@ -45,17 +44,17 @@ def serving(installation: Installation) -> list[Process]:
                 continue
             if evidence := _evidence(entry, str(site), bins):
                 name = (entry / "comm").read_bytes().decode(errors="replace").strip()
-                found.append(Process(pid, name, evidence))
+                processes.append(Process(pid, name, evidence))
         except OSError:
             continue
-    return found
+    return processes
 
 
 def _evidence(entry: Path, site: str, bins: set[str]) -> str | None:
     package = f"{site}/vllm/"
     words = os.fsdecode((entry / "cmdline").read_bytes()).split("\0")
-    if any(word.endswith("scripts/overlay") for word in words[:3]):
-        return None  # Another run of this tool, which only looks, or waits for us.
+    if any(word.endswith("scripts/overlay") for word in words[:3]) or _module(words) == "overlay":
+        return None  # Another run of this tool only looks, or waits for the lock.
     maps = os.fsdecode((entry / "maps").read_bytes()).splitlines()
     mapped = {fields[5] for line in maps if len(fields := line.split(None, 5)) == 6}
     if any(path.startswith(package) for path in mapped):
@@ -66,7 +65,7 @@ def _evidence(entry: Path, site: str, bins: set[str]) -> str | None:
                 return f"has a file open under {package}"
         except FileNotFoundError:
             continue
-    # An API server maps none of vLLM's own libraries, but others of its environment.
+    # An API server maps no library of vLLM's, but others of its environment.
     ours = str(Path(words[0]).parent) in bins or any(p.startswith(site + "/") for p in mapped)
     if (_is_server(words) and ours) or any(f"{folder}/vllm" in words[:8] for folder in bins):
         return "its command line is vLLM's"
@@ -76,7 +75,12 @@ def _evidence(entry: Path, site: str, bins: set[str]) -> str | None:
 def _is_server(words: list[str]) -> bool:
     if any(Path(word).name == "vllm" for word in words[:8]) or words[0].startswith("VLLM::"):
         return True
-    return "-m" in words[:-1] and words[words.index("-m") + 1].partition(".")[0] == "vllm"
+    return _module(words).partition(".")[0] == "vllm"
+
+
+def _module(words: list[str]) -> str:
+    """The module that ``python -m`` runs; empty if the command line is not such a one."""
+    return words[words.index("-m") + 1] if "-m" in words[:-1] else ""
 
 
 def refuse_serving(installation: Installation) -> None:

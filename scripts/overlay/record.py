@@ -1,9 +1,9 @@
-"""RECORD, the installer's list of files: edited so that it can be restored.
+"""Edit RECORD, the installer's list of files, so that it can be restored.
 
 The format is a CSV of path, ``sha256=`` digest and size
 (https://packaging.python.org/en/latest/specifications/recording-installed-packages/).
 Only rows of exactly the expected bytes are replaced, and only rows under our own
-directory are added or taken away. Every other byte, however strange, stays.
+directory are added or removed. Every other byte stays, valid CSV or not.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ def overlay(data: bytes, changed: Mapping[bytes, bytes], added: Iterable[bytes])
     """RECORD for an overlaid installation.
 
     Args:
-        data: RECORD as it is, in whatever state.
-        changed: pristine row to overlaid row, of each file that is replaced.
-        added: rows of our own files; each path lies under our directory.
+        data: the present RECORD, in any state.
+        changed: pristine row to overlaid row of each file that is replaced.
+        added: rows of our own files; each path is under our directory.
     """
     text = restore(data, changed)
     lines = [_swap(line, changed) for line in split_lines(text)]
     end = b"\r\n" if lines and lines[-1].endswith(b"\r\n") else b"\n"
     if lines and not lines[-1].endswith(b"\n"):
-        # No line end at the end of the file: keep it so, or it could not be restored.
+        # Keep the missing line end at the end of the file, or it could not be restored.
         return b"".join(lines) + end + end.join(added)
     return b"".join(lines) + b"".join(line + end for line in added)
 
@@ -43,8 +43,8 @@ def restore(data: bytes, changed: Mapping[bytes, bytes]) -> bytes:
     """RECORD as it was before :func:`overlay`, byte for byte.
 
     Args:
-        data: RECORD as it is, in whatever state.
-        changed: the mapping that was given to :func:`overlay`.
+        data: the present RECORD, in any state.
+        changed: the mapping that :func:`overlay` was given.
     """
     back = {new: old for old, new in changed.items()}
     lines = split_lines(data)

@@ -1,4 +1,4 @@
-"""The overlay as a set of files: what goes where, and how it is taken off again."""
+"""The overlay as a set of files, from a checkout or from an installation."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PROVENANCE = f"{PACKAGE}/provenance"
 class Overlay:
     """A pin, a series, and the files that are added.
 
-    One is read from a checkout or an unpacked archive (:meth:`load`), or from the
-    copy that ``apply`` leaves in an installation (:meth:`installed`). The second
-    suffices to revert, whichever version of the overlay asks.
+    It is read from a checkout or an unpacked archive (:meth:`load`), or from the
+    provenance that ``apply`` leaves in an installation (:meth:`installed`). The
+    latter suffices for any version of the overlay to revert.
     """
 
     root: Path
@@ -31,7 +31,7 @@ class Overlay:
 
     @classmethod
     def load(cls, root: Path) -> Overlay:
-        """Read the overlay that lies in ``root``.
+        """Read the overlay in ``root``.
 
         Raises:
             OverlayError: VERSION_PIN or a patch is missing, malformed or at odds
@@ -54,13 +54,13 @@ class Overlay:
 
     @classmethod
     def installed(cls, site: Path) -> Overlay | None:
-        """The overlay recorded in an installation, or None if there is none to read.
+        """The overlay whose provenance is in an installation, or None if there is none.
 
-        A revert that was cut off may have taken the patches away already, and needs
-        them no more; then the series is empty.
+        A revert that was cut off may have removed the patches already, and does not need
+        them again; then the series is empty.
 
         Raises:
-            OverlayError: the pin that is recorded there is malformed.
+            OverlayError: the pin in the provenance is malformed.
         """
         root = site / PROVENANCE
         try:
@@ -89,9 +89,9 @@ class Overlay:
         return self.pin.result[path]
 
     def origin_of(self, path: str) -> Path:
-        """Where the bytes of an added file lie in this copy of the overlay."""
-        kept = path.removeprefix(PROVENANCE + "/")
-        return self.root / (kept if kept != path else f"vendor_overlay/{path}")
+        """The path of an added file in this copy of the overlay."""
+        copied = path.removeprefix(PROVENANCE + "/")
+        return self.root / (copied if copied != path else f"vendor_overlay/{path}")
 
     def added_bytes(self, path: str) -> bytes:
         """The bytes of an added file, proven by checksum.
@@ -109,8 +109,8 @@ class Overlay:
     def overlaid_bytes(self, path: str, pristine: bytes) -> bytes:
         """Upstream's ``pristine`` bytes of ``path`` with the series on, proven by checksum.
 
-        A vendored copy that lies in the tree (an archive carries one) is taken if it
-        is the pinned one; otherwise the patches make it.
+        A vendored copy in the tree, as an archive has it, is used if its checksum is the
+        pinned one; otherwise the patches are applied.
 
         Raises:
             OverlayError: the result is not the pinned one.

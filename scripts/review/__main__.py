@@ -27,11 +27,12 @@ if not __package__:
     # Run as a directory: put its parent on the path so that it is a package.
     sys.path[0] = str(ROOT / "scripts")
 
-from overlay import author, cli, output  # noqa: E402
-from overlay.author import Upstream  # noqa: E402
+from overlay import cli, output  # noqa: E402
 from overlay.errors import Exit, OverlayError  # noqa: E402
 from overlay.output import escaped  # noqa: E402
 from overlay.source import Overlay  # noqa: E402
+from series import edit, upstream  # noqa: E402
+from series.upstream import Upstream  # noqa: E402
 
 from review import review, wheels  # noqa: E402
 
@@ -108,7 +109,7 @@ def _diff(args: argparse.Namespace) -> int:
 def _rebase(args: argparse.Namespace) -> int:
     overlay = Overlay.load(ROOT)
     wanted = _wanted(args, overlay, ROOT / FOLDER)
-    conflicts = author.rebase(
+    conflicts = edit.rebase(
         overlay,
         _base(args, overlay),
         wanted.upstream,
@@ -137,7 +138,7 @@ def _wanted(args: argparse.Namespace, overlay: Overlay, folder: Path) -> wheels.
 
 
 def _base(args: argparse.Namespace, overlay: Overlay) -> Upstream:
-    return author.from_installation(cli.installation(args), overlay)
+    return upstream.from_installation(cli.installation(args), overlay)
 
 
 def _say(args: argparse.Namespace, found: Mapping[str, Any], folder: Path) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from overlay.author import Upstream
 from overlay.errors import Exit, OverlayError
+from series.upstream import Upstream
 
 #: How a definition is compared with its successor, from the least to the worst.
 FATES = ("same", "body", "signature", "moved", "gone")

@@ -12,11 +12,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from overlay.author import Upstream
 from overlay.errors import Exit, OverlayError
 from overlay.patches import FilePatch, Hunk, Patch, Series, header_fields, split_lines
+from series import git
+from series.upstream import Upstream
 
-from review import git
 from review.outline import Extent, around, extents
 
 #: The verdicts, worst first.

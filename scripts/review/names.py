@@ -21,8 +21,8 @@ from typing import Any
 
 import jedi
 from jedi.api.environment import InterpreterEnvironment
-from overlay.author import Upstream
 from overlay.pin import PACKAGE
+from series.upstream import Upstream
 
 from review.definitions import (
     FATES,

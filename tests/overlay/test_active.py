@@ -1,4 +1,4 @@
-"""Which environment is meant where nobody names one, and that people are told so."""
+"""The active environment is the target if none is named, and messages say so."""
 
 import json
 import os
@@ -17,7 +17,7 @@ VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def conda(prefix: Path) -> Path:
-    """A Python prefix of its own, without a pyvenv.cfg, as conda makes them; its site-packages."""
+    """Make a Python prefix without pyvenv.cfg, as conda does. Returns: its site-packages."""
     library = prefix / "lib" / VERSION
     library.mkdir(parents=True)
     (prefix / "bin").mkdir()
@@ -37,7 +37,7 @@ def conda(prefix: Path) -> Path:
 
 
 def active(**prefixes: object) -> dict[str, str]:
-    """The variables of active environments; conda's one is not the base."""
+    """The variables of active environments; conda's is not the base environment."""
     names = {"CONDA_DEFAULT_ENV": "mine"} if "CONDA_PREFIX" in prefixes else {}
     return names | {name: str(prefix) for name, prefix in prefixes.items()}
 
@@ -76,7 +76,7 @@ def test_a_conda_environment_without_python_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("base", [False, True])
 def test_a_virtual_environment_goes_before_conda_s(tmp_path: Path, base: bool) -> None:
-    """That is said where it may be the mistake."""
+    """Refusals mention it, because it may be the mistake."""
     other = sites.small(conda(tmp_path / "conda"))
     before = snapshot(other)
     command = [sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")]
@@ -85,8 +85,8 @@ def test_a_virtual_environment_goes_before_conda_s(tmp_path: Path, base: bool) -
     environment |= {"CONDA_DEFAULT_ENV": "base"} if base else {}
     refused = run("apply", env=environment)
     assert refused.returncode == Exit.ABSENT
-    said = f"VIRTUAL_ENV goes before CONDA_PREFIX={tmp_path / 'conda'}" in refused.stderr
-    assert said is not base
+    mentioned = f"VIRTUAL_ENV goes before CONDA_PREFIX={tmp_path / 'conda'}" in refused.stderr
+    assert mentioned is not base
     site = sites.small(tmp_path / "venv" / "lib" / VERSION / "site-packages")
     done = run("apply", env=environment)
     assert (done.returncode, done.stderr) == (Exit.DONE, "")

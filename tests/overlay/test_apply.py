@@ -1,12 +1,12 @@
 """apply, revert, status and verify on the real files."""
 
 import importlib.util
-import itertools
 import json
+import marshal
 import os
 import py_compile
+import re
 import shutil
-import stat
 import subprocess
 import sys
 import time
@@ -15,26 +15,22 @@ from pathlib import Path
 
 import pytest
 from overlay import cli
-from overlay.errors import MEANING, Exit
+from overlay.errors import Exit
 from overlay.lock import exclusive
 from overlay.pin import PACKAGE, sha256
-from support import mini, sites
-from support.faults import digest, killed
+from overlay.source import Overlay
+from support import mini, mounts, nobody, sites
 from support.sites import OVERLAY, run, snapshot
 
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
-    """The real installation, cut down."""
-    return sites.small(tmp_path / "site")
+#: One of the modules that are added.
+MODULE = next(path for path in OVERLAY.added if path.endswith(".py"))
 
 
 def report(site: Path) -> dict[str, object]:
-    """What ``status --json`` says."""
-    found: dict[str, object] = json.loads(run("status", "--site", site, "--json").stdout)
-    return found
+    """The report of ``status --json``."""
+    message: dict[str, object] = json.loads(run("status", "--site", site, "--json").stdout)
+    return message
 
 
 def test_apply_then_revert_gives_every_byte_back(site: Path) -> None:
@@ -74,23 +70,6 @@ def test_a_dry_run_writes_nothing_and_says_what_it_would(site: Path) -> None:
     assert json.loads(dry.stdout)["changed"] == json.loads(wet.stdout)["changed"]
 
 
-def test_modes_and_owners_stay(site: Path) -> None:
-    (site / RUNNER).chmod(0o640)
-    root = os.geteuid() == 0
-    if root:
-        os.chown(site / RUNNER, 1234, 2345)
-    before = (site / RUNNER).stat()
-    run("apply", "--site", site)
-    after = (site / RUNNER).stat()
-    assert after.st_ino != before.st_ino
-    assert after.st_mode == before.st_mode
-    assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid)
-    assert (before.st_uid == 1234) == root
-    assert stat.S_IMODE((site / PACKAGE).stat().st_mode) == stat.S_IMODE(
-        (site / "vllm" / "v1").stat().st_mode
-    )
-
-
 @pytest.mark.parametrize("link", [os.link, os.symlink])
 def test_the_cache_behind_a_link_is_not_written_to(
     site: Path, tmp_path: Path, link: Callable[[Path, Path], None]
@@ -126,10 +105,6 @@ def edited(file: Path) -> None:
     file.write_bytes(file.read_bytes().replace(b"import", b"import  ", 1))
 
 
-def truncated(file: Path) -> None:
-    os.truncate(file, 1000)
-
-
 def emptied(file: Path) -> None:
     os.truncate(file, 0)
 
@@ -148,7 +123,7 @@ def dangling(file: Path) -> None:
     file.symlink_to("/nonexistent/file")
 
 
-def outside(file: Path) -> None:
+def a_link_to_another(file: Path) -> None:
     file.unlink()
     file.symlink_to("/etc/hostname")
 
@@ -161,7 +136,7 @@ def a_pipe(file: Path) -> None:
 @pytest.mark.parametrize("state", ["pristine", "overlaid"])
 @pytest.mark.parametrize(
     "damage",
-    [edited, truncated, emptied, a_directory, removed, dangling, outside, a_pipe],
+    [edited, emptied, a_directory, removed, dangling, a_link_to_another, a_pipe],
 )
 def test_a_foreign_file_is_refused_and_named(
     site: Path, damage: Callable[[Path], None], state: str
@@ -200,9 +175,7 @@ def test_a_stranger_in_our_directory_is_refused(site: Path) -> None:
     assert run("revert", "--site", site).returncode == Exit.DONE
 
 
-@pytest.mark.parametrize(
-    "loss", [f"{PACKAGE}/switch.py", f"{PACKAGE}/provenance/VERSION_PIN", RUNNER, "RECORD"]
-)
+@pytest.mark.parametrize("loss", [MODULE, f"{PACKAGE}/provenance/VERSION_PIN", RUNNER, "RECORD"])
 @pytest.mark.parametrize("command", ["apply", "revert"])
 def test_a_partial_installation_is_named_and_completed(site: Path, loss: str, command: str) -> None:
     whole = {"revert": snapshot(site)}
@@ -222,11 +195,10 @@ def test_a_partial_installation_is_named_and_completed(site: Path, loss: str, co
 
 
 def test_an_interpreter_imports_what_is_there(site: Path) -> None:
-    """Also where bytecode of the other state lies there that Python would trust unread."""
+    """Even if there is bytecode of the other state that Python would not check."""
     module = site / "vllm" / "v1" / "worker" / "gpu_model_runner.py"
     trusting = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    wanted = {"apply": True, "revert": False}
-    for command, overlaid in wanted.items():
+    for command, state in (("apply", "overlaid"), ("revert", "pristine")):
         py_compile.compile(str(module), invalidation_mode=trusting)
         trusted = Path(importlib.util.cache_from_source(str(module)))
         other = trusted.with_name("gpu_model_runner.cpython-399.opt-2.pyc")
@@ -234,17 +206,11 @@ def test_an_interpreter_imports_what_is_there(site: Path) -> None:
         assert report(site)["stale"] == []
         assert run(command, "--site", site, "--python", sys.executable).returncode == Exit.DONE
         assert not other.exists()
-        assert report(site)["state"] == ("overlaid" if overlaid else "pristine")
-        code = importlib.util.cache_from_source(str(module))
-        if Path(code).exists():
-            names = str(_constants(Path(code)))
-            assert ("readiness_startup" in names) is overlaid
-
-
-def _constants(pyc: Path) -> object:
-    import marshal
-
-    return marshal.loads(pyc.read_bytes()[16:]).co_names
+        assert report(site)["state"] == state
+        if command == "apply":
+            code = Path(importlib.util.cache_from_source(str(module)))
+            names = marshal.loads(code.read_bytes()[16:]).co_names
+            assert any("readiness" in name for name in names)
 
 
 def test_bytecode_trusted_unread_is_reported_and_mended(site: Path) -> None:
@@ -276,23 +242,28 @@ def test_bytecode_is_compiled_for_the_target(site: Path) -> None:
 
 def test_a_umask_hides_nothing_from_those_who_may_read_the_sources(site: Path) -> None:
     (site / RUNNER).chmod(0o640)
-    shutil.copytree(site, site.parent / "open", symlinks=True)
-    for name, umask in (("site", 0o077), ("open", 0o022)):
-        arguments = ("apply", "--site", site.parent / name, "--python", sys.executable)
-        assert run(*arguments, umask=umask).returncode == Exit.DONE
-    hidden, seen = (snapshot(site.parent / name, bytecode=True) for name in ("site", "open"))
-    modes = {path: oct(stat.S_IMODE(mode)) for path, (mode, _) in hidden.items()}
-    assert modes == {path: oct(stat.S_IMODE(mode)) for path, (mode, _) in seen.items()}
-    for source in [path for path in (*OVERLAY.targets, *OVERLAY.added) if path.endswith(".py")]:
-        pyc = os.path.relpath(importlib.util.cache_from_source(str(site / source)), site)
-        assert modes[pyc] == modes[source]
+    twin = site.parent / "twin"
+    shutil.copytree(site, twin, symlinks=True)
+    for command in ("apply", "revert"):
+        for folder, umask in ((site, 0o077), (twin, 0o022)):
+            arguments = (command, "--site", folder, "--python", sys.executable)
+            assert run(*arguments, umask=umask).returncode == Exit.DONE
+        modes, twins = (
+            {path: oct(mode) for path, (mode, _) in snapshot(folder, bytecode=True).items()}
+            for folder in (site, twin)
+        )
+        assert modes == twins
+        for source in OVERLAY.targets:
+            pyc = os.path.relpath(importlib.util.cache_from_source(str(site / source)), site)
+            if command == "apply":
+                assert modes[pyc] == modes[source]
 
 
 def test_an_interpreter_that_cannot_compile_is_refused(site: Path, tmp_path: Path) -> None:
     before = snapshot(site, bytecode=True)
     broken = tmp_path / "python"
     litter = site / "vllm" / "__pycache__" / ".readiness-overlay-envs.cpython-311.pyc.1"
-    for script, code, said in (
+    for script, code, message in (
         (f"touch {litter}; echo 'SyntaxError: no' >&2; exit 1", Exit.USAGE, "SyntaxError: no"),
         (f"touch {litter}; echo '[Errno 28] No space: x' >&2; exit 1", Exit.DENIED, "No space"),
         ("echo a banner", Exit.USAGE, "does not answer"),
@@ -305,50 +276,33 @@ def test_an_interpreter_that_cannot_compile_is_refused(site: Path, tmp_path: Pat
         refused = run("apply", "--site", site, "--python", broken)
         assert refused.returncode == code
         assert str(broken) in refused.stderr
-        assert said in refused.stderr
+        assert message in refused.stderr
         assert snapshot(site, bytecode=True) == before
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run the tool as somebody else")
 @pytest.mark.parametrize("command", ["apply", "revert"])
-def test_read_only_site_packages(site: Path, tmp_path: Path, command: str) -> None:
-    # pytest keeps them to its user, and so may the umask.
-    for folder in (*tmp_path.parents[:2], tmp_path, *tmp_path.rglob("**/")):
-        folder.chmod(folder.stat().st_mode | 0o055)
+def test_read_only_site_packages(tmp_path: Path, ours: Overlay, command: str) -> None:
+    site = mini.install(tmp_path / "site")
     if command == "revert":
-        run("apply", "--site", site)
+        assert cli.main(["apply", "--site", str(site)]) == Exit.DONE
+    nobody.admit(tmp_path)
     before = snapshot(site, bytecode=True)
-    error = tmp_path / "stderr"
-    if not (child := os.fork()):
-        # Already imported, so that the interpreter need not be readable for nobody.
-        with error.open("w") as sys.stderr:
-            os.chdir(site)
-            os.setgroups([])
-            os.setgid(65534)
-            os.setuid(65534)
-            code = cli.main([command, "--site", "."])
-        os._exit(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    said = error.read_text()
-    assert code == Exit.DENIED, said
-    assert "Permission denied" in said
-    assert "nothing was written" in said
-    assert "run as the owner" in said
+    code, message = nobody.run(tmp_path, command, "--site", str(site))
+    assert code == Exit.DENIED, message
+    for part in ("Permission denied", "nothing was written", "run as the owner"):
+        assert part in message
     assert snapshot(site, bytecode=True) == before
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system")
 def test_a_read_only_file_system(site: Path) -> None:
     before = snapshot(site, bytecode=True)
-    assert os.system(f"mount --bind '{site}' '{site}'") == 0
-    try:
-        assert os.system(f"mount -o remount,bind,ro '{site}'") == 0
+    with mounts.bound(site, read_only=True):
         refused = run("apply", "--site", site)
         assert refused.returncode == Exit.DENIED
         assert "nothing was written" in refused.stderr
         assert "the file system is read-only" in refused.stderr
-    finally:
-        os.system(f"umount '{site}'")
     assert snapshot(site, bytecode=True) == before
 
 
@@ -448,131 +402,16 @@ def test_a_server_that_maps_nothing_yet_is_noticed_by_its_command(tmp_path: Path
 
 def test_one_digest_for_one_state(tmp_path: Path) -> None:
     first, second = (sites.small(tmp_path / name) for name in ("first", "second"))
-    pristine = report(first)["digest"]
-    assert report(second)["digest"] == pristine
-    run("apply", "--site", first)
-    overlaid = report(first)["digest"]
-    assert overlaid != pristine
-    assert report(second)["digest"] == pristine
-    run("apply", "--site", second)
-    assert report(second)["digest"] == overlaid
-    (second / PACKAGE / "switch.py").write_text("# another\n")
-    assert report(second)["digest"] not in (overlaid, pristine)
-
-
-@pytest.fixture
-def older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An installation that an older version of the overlay was laid over."""
-    site = mini.install(tmp_path / "site")
-    first = {**mini.OURS, "vllm/v1/readiness/old.py": b"", "vllm/v1/readiness/sub/x.py": b""}
-    one = mini.overlay(tmp_path / "one", ours=first)
-    changed = {**mini.OVERLAID, "vllm/one.py": b"A = 1\nB = 22\nC = 3\n"}
-    ours = {**mini.OURS, "vllm/v1/readiness/b.py": b""}
-    two = mini.overlay(tmp_path / "two", overlaid=changed, ours=ours, version="0.0.2")
-    monkeypatch.setattr(cli, "ROOT", one.root)
-    assert cli.main(["apply", "--site", str(site)]) == Exit.DONE
-    monkeypatch.setattr(cli, "ROOT", two.root)
-    return site
-
-
-def test_another_version_is_replaced(older: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["status", "--site", str(older)]) == Exit.FOREIGN
-    assert cli.main(["verify", "--site", str(older)]) == Exit.FOREIGN
-    assert cli.main(["apply", "--site", str(older), "--dry-run"]) == Exit.DONE
-    assert cli.main(["apply", "--site", str(older)]) == Exit.DONE
-    assert "replaces version 0.0.1" in capsys.readouterr().out
-    assert cli.main(["verify", "--site", str(older)]) == Exit.DONE
-    assert (older / "vllm" / "one.py").read_bytes() == b"A = 1\nB = 22\nC = 3\n"
-
-
-def test_another_version_is_taken_off(older: Path, tmp_path: Path) -> None:
-    assert cli.main(["revert", "--site", str(older)]) == Exit.DONE
-    assert snapshot(older) == snapshot(mini.install(tmp_path / "fresh"))
-
-
-def test_another_version_that_was_tampered_with_is_refused(older: Path) -> None:
-    (older / "vllm" / "one.py").write_text("evil\n")
-    before = snapshot(older)
-    assert cli.main(["apply", "--site", str(older)]) == Exit.FOREIGN
-    assert cli.main(["revert", "--site", str(older)]) == Exit.FOREIGN
-    assert snapshot(older) == before
-
-
-def test_another_version_is_not_believed_about_upstream(older: Path) -> None:
-    """Its record of upstream's checksums must be ours."""
-    pin = older / PACKAGE / "provenance" / "VERSION_PIN"
-    honest = sha256(mini.PRISTINE["vllm/one.py"])
-    pin.write_text(pin.read_text().replace(honest, sha256(b"evil")))
-    assert cli.main(["revert", "--site", str(older)]) == Exit.FOREIGN
-
-
-def test_another_version_is_proven_against_upstream(older: Path) -> None:
-    """A patch that was tampered with does not get to say what upstream's bytes are."""
-    record = older / PACKAGE / "provenance"
-    (patch,) = (record / "patches").glob("*.patch")
-    honest = patch.read_bytes()
-    patch.write_bytes(honest.replace(b"-B = 2\n", b"-B = 9\n"))
-    pin = record / "VERSION_PIN"
-    pin.write_text(pin.read_text().replace(sha256(honest), sha256(patch.read_bytes())))
-    before = snapshot(older)
-    assert cli.main(["revert", "--site", str(older)]) != Exit.DONE
-    assert cli.main(["apply", "--site", str(older)]) != Exit.DONE
-    assert snapshot(older) == before
-
-
-def test_another_version_is_not_taken_off_for_nothing(
-    older: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = snapshot(older)
-    module = cli.ROOT / "vendor_overlay" / PACKAGE / "b.py"
-    kept = module.read_bytes()
-    module.write_text("stale\n")
-    assert cli.main(["apply", "--site", str(older)]) == Exit.FAULT
-    assert snapshot(older) == before
-    module.write_bytes(kept)
-    broken = older.parent / "python"
-    broken.write_text("#!/bin/sh\nexit 3\n")
-    broken.chmod(0o755)
-    capsys.readouterr()
-    assert cli.main(["apply", "--site", str(older), "--python", str(broken)]) == Exit.USAGE
-    said = capsys.readouterr().err
-    assert "version 0.0.1 (unreleased) of the overlay was taken off, and this one is not on" in said
-    assert "nothing was written" not in said
-
-
-@pytest.mark.parametrize("python", [None, sys.executable])
-@pytest.mark.parametrize("command", ["apply", "revert"])
-def test_another_version_killed_at_every_change(
-    older: Path, scratch: Path, command: str, python: str | None
-) -> None:
-    """Replaced or taken off, it leaves RECORD and all else as it should be."""
-
-    def arguments(site: Path) -> list[str]:
-        return ["--site", str(site), "--force", *(["--python", python] if python else [])]
-
-    fresh = mini.install(scratch / "fresh")
-    goal = {}
-    for name in ("apply", "revert"):
-        assert cli.main([name, *arguments(fresh)]) == Exit.DONE
-        goal[name] = (snapshot(fresh), set(snapshot(fresh, bytecode=True)))
-    site, again = scratch / "cut", scratch / "again"
-    seen = set()
-    for at in itertools.count(1):
-        shutil.copytree(older, site)
-        status = killed([command, *arguments(site)], cli.ROOT, at)
-        if (disk := digest(site)) not in seen:
-            seen.add(disk)
-            for then in ("apply", "revert"):
-                shutil.copytree(site, again)
-                assert cli.main([then, *arguments(again)]) == Exit.DONE, f"cut {at}"
-                found = (snapshot(again), set(snapshot(again, bytecode=True)))
-                assert found == goal[then], f"cut {at}, then {then}"
-                shutil.rmtree(again)
-        shutil.rmtree(site)
-        if status is None:
-            break
-        assert os.WIFSIGNALED(status), f"cut {at}"
-    assert len(seen) > 20
+    digests = [report(first)["digest"]]
+    for change in (
+        lambda site: run("apply", "--site", site),
+        lambda site: (site / MODULE).write_text("# another\n"),
+    ):
+        assert report(second)["digest"] == digests[-1]
+        change(first)
+        assert report(first)["digest"] not in digests
+        change(second)
+        digests.append(report(first)["digest"])
 
 
 def test_revert_asks_nothing_of_an_interpreter_that_it_does_not_need(site: Path) -> None:
@@ -588,7 +427,7 @@ def test_neither_vllm_nor_torch_is_imported(site: Path) -> None:
     program = (
         "import sys\n"
         "sys.path.insert(0, sys.argv[1])\n"
-        "from overlay import author, cli\n"
+        "from overlay import cli\n"
         "code = cli.main(sys.argv[2:])\n"
         "found = [m for m in sys.modules if m.partition('.')[0] in ('vllm', 'torch')]\n"
         "raise SystemExit(f'imported {found}' if found else code)\n"
@@ -610,7 +449,7 @@ def test_bytecode_behind_a_link_is_not_touched(site: Path, tmp_path: Path) -> No
     assert "vllm/__pycache__" in refused.stderr
     (site / "vllm" / "__pycache__").unlink()
     run("apply", "--site", site)
-    (outside / "switch.cpython-399.pyc").write_bytes(b"theirs")
+    (outside / f"{Path(MODULE).stem}.cpython-399.pyc").write_bytes(b"theirs")
     (site / PACKAGE / "__pycache__").symlink_to(outside)
     assert run("revert", "--site", site).returncode == Exit.FOREIGN
     assert len(list(outside.iterdir())) == 2
@@ -621,71 +460,40 @@ def test_an_overlay_baked_into_an_image_layer(site: Path, tmp_path: Path) -> Non
     """Overlayfs refuses to rename a directory that comes from a lower layer."""
     before = snapshot(site)
     assert run("apply", "--site", site).returncode == Exit.DONE
-    disk = tmp_path / "disk"  # pytest's own directory may itself lie on overlayfs
+    disk = tmp_path / "disk"  # pytest's own directory may itself be on overlayfs
     disk.mkdir()
-    assert os.system(f"mount -t tmpfs tmpfs '{disk}'") == 0
-    try:
+    with mounts.mounted(disk, "-t", "tmpfs", "tmpfs"):
         shutil.copytree(site, disk / "lower", symlinks=True)
         for name in ("upper", "work", "merged"):
             (disk / name).mkdir()
         layers = ",".join(f"{n}dir={disk / n}" for n in ("lower", "upper", "work"))
         merged = disk / "merged"
-        assert os.system(f"mount -t overlay overlay -o '{layers}' '{merged}'") == 0
-        try:
+        with mounts.mounted(merged, "-t", "overlay", "overlay", "-o", layers):
             assert run("verify", "--site", merged).returncode == Exit.DONE
-            (merged / PACKAGE / "switch.py").unlink()
+            (merged / MODULE).unlink()
             assert run("apply", "--site", merged).returncode == Exit.DONE
             assert run("verify", "--site", merged).returncode == Exit.DONE
             reverted = run("revert", "--site", merged)
             assert reverted.returncode == Exit.DONE, reverted.stderr
             assert snapshot(merged) == before
             assert run("apply", "--site", merged).returncode == Exit.DONE
-        finally:
-            os.system(f"umount '{merged}'")
-    finally:
-        os.system(f"umount '{disk}'")
 
 
 def test_a_stale_copy_of_the_overlay_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, ours: Overlay, capsys: pytest.CaptureFixture[str]
 ) -> None:
     site = mini.install(tmp_path / "site")
-    overlay = mini.overlay(tmp_path / "overlay")
-    monkeypatch.setattr(cli, "ROOT", overlay.root)
     before = snapshot(site)
-    module = overlay.root / "vendor_overlay" / PACKAGE / "a.py"
-    module.write_text("X = 2\n")
+    (ours.root / "vendor_overlay" / PACKAGE / "a.py").write_text("X = 2\n")
     assert cli.main(["apply", "--site", str(site)]) == Exit.FAULT
     assert "make refresh" in capsys.readouterr().err
     assert snapshot(site) == before
 
 
-def test_the_help_lists_every_exit_code() -> None:
-    for command in ([], ["apply"], ["verify"]):
-        text = run(*command, "--help").stdout
-        for code in Exit:
-            assert f"  {code.value}  {MEANING[code]}" in text
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["frobnicate"],
-        ["apply", "--wait", "soon"],
-        ["apply", "--wait", "nan"],
-        ["diff", "--context", "-1"],
-        ["status", "--site", ""],
-    ],
-)
-def test_wrong_arguments_are_a_usage_error(arguments: list[str]) -> None:
-    assert run(*arguments).returncode == Exit.USAGE
-
-
 def test_diff_shows_the_seams_in_context(site: Path) -> None:
     pristine = run("diff", "--site", site).stdout
     assert f"--- a/{RUNNER}" in pristine
-    assert "+        readiness_startup.start(self)" in pristine
+    assert re.search(r"^\+ .*readiness", pristine, re.MULTILINE)
     assert " class GPUModelRunner(" in pristine
     run("apply", "--site", site)
     assert run("diff", "--site", site).stdout == pristine

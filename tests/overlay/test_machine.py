@@ -1,6 +1,6 @@
 """apply, revert, edits, reinstalls and kills in any order.
 
-Status is compared with what the bytes on disk say, worked out here without the tool.
+The expected state is computed from the bytes on disk, without the tool.
 """
 
 import shutil
@@ -23,13 +23,13 @@ TOUCHED = [*mini.PRISTINE, "vllm/v1/readiness/a.py", "vllm/v1/readiness/__init__
 RECORD = "vllm-0.22.0.dist-info/RECORD"
 
 
-class Life(RuleBasedStateMachine):
-    """The life of one installation."""
+class Commands(RuleBasedStateMachine):
+    """Commands and accidents in one installation."""
 
     @initialize()
     def install(self) -> None:
-        """Begin with a pristine installation, and know both of its whole states."""
-        self.folder = Path(tempfile.mkdtemp(prefix="life-"))
+        """Install, and take snapshots of the pristine and the overlaid state."""
+        self.folder = Path(tempfile.mkdtemp(prefix="machine-"))
         self.patch = pytest.MonkeyPatch()
         self.overlay = mini.overlay(self.folder / "overlay")
         self.patch.setattr(cli, "ROOT", self.overlay.root)
@@ -41,7 +41,7 @@ class Life(RuleBasedStateMachine):
         self.edited: set[str] = set()
 
     def teardown(self) -> None:
-        """Leave nothing behind."""
+        """Remove the installation."""
         if hasattr(self, "patch"):
             self.patch.undo()
             shutil.rmtree(self.folder)
@@ -61,20 +61,20 @@ class Life(RuleBasedStateMachine):
         return snapshot(self.site)
 
     def mended(self) -> None:
-        """Forget edits that a reinstall or the person undid."""
+        """Forget edits that were undone."""
         now = self.files()
         known = {path: {self.pristine.get(path), self.overlaid.get(path)} for path in self.edited}
         self.edited = {path for path in self.edited if now.get(path) not in known[path]}
 
     @rule()
     def apply(self) -> None:
-        """Lay it over."""
+        """Apply."""
         if self.run("apply") == Exit.DONE:
             assert self.files() == self.overlaid
 
     @rule()
     def revert(self) -> None:
-        """Take it off."""
+        """Revert."""
         if self.run("revert") == Exit.DONE:
             assert self.files() == self.pristine
 
@@ -102,7 +102,7 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.edited)
     @rule(overlaid=st.booleans())
     def restore(self, overlaid: bool) -> None:
-        """Put edited files back, as they are on one side or the other."""
+        """Restore edited files to their overlaid or pristine bytes."""
         for path in self.edited:
             kept = (self.overlaid if overlaid else self.pristine).get(path)
             (self.site / path).unlink(missing_ok=True)
@@ -113,7 +113,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(overlaid=st.booleans())
     def swap_record(self, overlaid: bool) -> None:
-        """Put RECORD back, as it is on one side or the other."""
+        """Replace RECORD by its overlaid or pristine bytes."""
         kept = (self.overlaid if overlaid else self.pristine)[RECORD][1]
         assert isinstance(kept, bytes)
         (self.site / RECORD).write_bytes(kept)
@@ -126,7 +126,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def status_is_true(self) -> None:
-        """It says pristine, or overlaid, of exactly these bytes."""
+        """Status is pristine or overlaid exactly for those bytes."""
         if not hasattr(self, "site"):
             return
         state = inspect(locate(site=str(self.site)), self.overlay).state
@@ -137,5 +137,5 @@ class Life(RuleBasedStateMachine):
         assert (state is State.FOREIGN) == foreign
 
 
-TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=100, stateful_step_count=12, deadline=None)
+TestCommands = Commands.TestCase
+TestCommands.settings = settings(max_examples=100, stateful_step_count=12, deadline=None)

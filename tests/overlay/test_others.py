@@ -1,4 +1,4 @@
-"""What others do to the files: fixed beforehand, or changed while a run is at work."""
+"""Others have fixed or mounted the files, or change them during a run."""
 
 import os
 import subprocess
@@ -11,11 +11,11 @@ import pytest
 from overlay import cli, commands
 from overlay.commands import Options
 from overlay.errors import Exit, OverlayError
-from overlay.files import Staging
 from overlay.installation import locate
 from overlay.pin import PACKAGE
 from overlay.source import Overlay
-from support import mini
+from overlay.staging import Staging
+from support import mini, mounts
 from support.sites import snapshot
 
 ONE, TWO = mini.PRISTINE
@@ -26,9 +26,9 @@ NOW = Options(force=True, wait=5)
 
 @pytest.fixture
 def overlay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Overlay:
-    made = mini.overlay(tmp_path / "overlay")
-    monkeypatch.setattr(cli, "ROOT", made.root)
-    return made
+    overlay = mini.overlay(tmp_path / "overlay")
+    monkeypatch.setattr(cli, "ROOT", overlay.root)
+    return overlay
 
 
 @pytest.fixture
@@ -46,13 +46,13 @@ def run(command: str, site: Path) -> int:
 
 @pytest.fixture
 def marked() -> Iterator[Callable[[str, Path], None]]:
-    """Sets a flag, and takes it off in the end."""
+    """Sets a flag, and clears it in the end."""
     done: list[tuple[str, Path]] = []
 
     def mark(flag: str, path: Path) -> None:
-        said = subprocess.run(["chattr", f"+{flag}", path], capture_output=True, check=False)
-        if said.returncode:
-            pytest.skip(f"chattr: {said.stderr.decode().strip()}")
+        message = subprocess.run(["chattr", f"+{flag}", path], capture_output=True, check=False)
+        if message.returncode:
+            pytest.skip(f"chattr: {message.stderr.decode().strip()}")
         done.append((flag, path))
 
     yield mark
@@ -71,9 +71,9 @@ def refused(command: str, site: Path, path: str, text: str, capsys: Any) -> None
     capsys.readouterr()
     for extra in ([], ["--dry-run"]):
         assert cli.main([command, "--site", str(site), "--force", *extra]) == Exit.DENIED
-        said = capsys.readouterr().err
-        assert f"{site / path}: {text}" in said
-        assert "nothing was written" in said
+        message = capsys.readouterr().err
+        assert f"{site / path}: {text}" in message
+        assert "nothing was written" in message
     assert snapshot(site, bytecode=True) == before
 
 
@@ -110,51 +110,33 @@ def test_a_cache_without_a_file_of_ours_is_looked_at_too(
 def test_a_mount_to_read_is_found_first(site: Path, path: str, command: str, capsys: Any) -> None:
     if command == "revert":
         assert run("apply", site) == Exit.DONE
-    if subprocess.run(["mount", "--bind", site / path, site / path], check=False).returncode:
-        pytest.skip("mounting is not permitted here")
-    try:
-        subprocess.run(["mount", "-o", "remount,bind,ro", site / path], check=True)
+    with mounts.bound(site / path, read_only=True):
         for extra in ([], ["--dry-run"]):
             assert cli.main([command, "--site", str(site), "--force", *extra]) == Exit.DENIED
-            said = capsys.readouterr().err
-            assert f"{site / path}" in said
-            assert "Read-only file system; nothing was written" in said
-    finally:
-        subprocess.run(["umount", site / path], check=True)
+            message = capsys.readouterr().err
+            assert f"{site / path}" in message
+            assert "Read-only file system; nothing was written" in message
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 @pytest.mark.parametrize("path", [*FILES, *OURS, PACKAGE])
-def test_a_mount_is_found_first(site: Path, tmp_path: Path, path: str, capsys: Any) -> None:
+def test_a_mount_is_found_first(site: Path, path: str, capsys: Any) -> None:
     command = "apply"
     if path.startswith(PACKAGE):
         assert run("apply", site) == Exit.DONE
         command = "revert"
-    said = subprocess.run(
-        ["mount", "--bind", site / path, site / path], capture_output=True, check=False
-    )
-    if said.returncode:
-        pytest.skip(f"mount: {said.stderr.decode().strip()}")
-    try:
+    with mounts.bound(site / path):
         refused(command, site, path, "is a mount of its own", capsys)
-    finally:
-        subprocess.run(["umount", site / path], check=True)
     assert run(command, site) == Exit.DONE
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
-def test_a_directory_on_the_way_may_be_a_mount(site: Path, tmp_path: Path) -> None:
-    (tmp_path / "v1").mkdir()
-    mounted = subprocess.run(["mount", "--bind", site / "vllm", site / "vllm"], check=False)
-    if mounted.returncode:
-        pytest.skip("mounting is not permitted here")
-    try:
+def test_a_directory_on_the_way_may_be_a_mount(site: Path) -> None:
+    with mounts.bound(site / "vllm"):
         before = snapshot(site)
         assert run("apply", site) == Exit.DONE
         assert run("revert", site) == Exit.DONE
         assert snapshot(site) == before
-    finally:
-        subprocess.run(["umount", site / "vllm"], check=True)
 
 
 def test_an_error_names_the_file_and_not_the_staged_one(
@@ -174,7 +156,7 @@ def test_an_error_names_the_file_and_not_the_staged_one(
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> None:
-    """Have somebody change something when all is staged, and nothing renamed."""
+    """Make a change when everything is staged, and nothing renamed."""
     original = Staging.commit
 
     def commit(staging: Staging, finals: Iterable[Path]) -> None:
@@ -239,25 +221,15 @@ def test_a_change_to_our_own_files_meanwhile_is_not_removed(
     assert mine.read_bytes().endswith(b"# mine\n")
 
 
-def test_a_file_that_appears_meanwhile_is_not_replaced(
-    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    assert run("apply", site) == Exit.DONE
-    mine = site / PACKAGE / "a.py"
-    mine.unlink()
-    meanwhile(monkeypatch, lambda: a_line_more(mine))
-    assert run("apply", site) == Exit.FOREIGN
-    assert f"{mine}: was changed by somebody else" in capsys.readouterr().err
-    assert mine.read_bytes() == b"# mine\n"
-
-
+@pytest.mark.parametrize(("name", "command"), [("a.py", "apply"), ("sub/notes.txt", "revert")])
 def test_a_file_that_appears_in_our_directory_meanwhile_stays(
-    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    site: Path, name: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     assert run("apply", site) == Exit.DONE
-    note = site / PACKAGE / "sub" / "notes.txt"
-    note.parent.mkdir()
-    meanwhile(monkeypatch, lambda: a_line_more(note))
-    assert run("revert", site) == Exit.FOREIGN
-    assert str(note) in capsys.readouterr().err
-    assert note.read_bytes() == b"# mine\n"
+    mine = site / PACKAGE / name
+    mine.parent.mkdir(exist_ok=True)
+    mine.unlink(missing_ok=True)
+    meanwhile(monkeypatch, lambda: a_line_more(mine))
+    assert run(command, site) == Exit.FOREIGN
+    assert str(mine) in capsys.readouterr().err
+    assert mine.read_bytes() == b"# mine\n"

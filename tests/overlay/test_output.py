@@ -1,4 +1,4 @@
-"""What the tool prints, wherever that goes, and what its exit code says then."""
+"""The tool's output and exit code, wherever the output goes."""
 
 import json
 import os
@@ -15,12 +15,6 @@ from support.sites import REPO, run, snapshot
 
 TOOL = f"{shlex.quote(sys.executable)} {shlex.quote(str(REPO / 'scripts' / 'overlay'))}"
 COMMANDS = ["apply", "status", "status --json", "revert", "apply --json", "--help"]
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
-    """The real installation, cut down."""
-    return sites.small(tmp_path / "site")
 
 
 def shell(command: str, site: Path) -> "subprocess.CompletedProcess[bytes]":
@@ -55,8 +49,8 @@ def test_no_encoding_is_too_small(tmp_path: Path, locale: dict[str, str]) -> Non
     refused = run("status", "--site", folder / "none", env=locale, errors="replace")
     assert refused.returncode == Exit.USAGE
     assert "does not exist" in refused.stderr
-    told = json.loads(run("status", "--site", site, "--json", env=locale).stdout)
-    assert os.fsencode(told["site"]) == os.fsencode(site)
+    done = json.loads(run("status", "--site", site, "--json", env=locale).stdout)
+    assert os.fsencode(done["site"]) == os.fsencode(site)
 
 
 def test_a_diff_is_the_bytes_of_the_files(site: Path) -> None:
@@ -95,7 +89,7 @@ def test_the_code_of_a_refusal_holds_too(site: Path) -> None:
 
 
 def test_a_diff_that_cannot_be_written_is_not_done(site: Path) -> None:
-    """Its output is all that it is for."""
+    """The output is the whole result of `diff`."""
     for more in ("", "--json"):
         done = shell(f'overlay diff {more} --site "$SITE" >/dev/full', site)
         assert done.returncode == Exit.DENIED
@@ -110,7 +104,7 @@ def test_a_diff_that_cannot_be_written_is_not_done(site: Path) -> None:
 def test_no_file_of_the_installation_takes_the_place_of_a_closed_stream(
     site: Path, tmp_path: Path
 ) -> None:
-    """Else what a program prints would end in it."""
+    """Otherwise the program's output would be written into it."""
     other = sites.small(tmp_path / "other")
     python = shlex.quote(sys.executable)
     assert shell(f'overlay apply --site "$SITE" --python {python}', other).returncode == 0
@@ -150,9 +144,9 @@ def test_names_cannot_fake_a_report(tmp_path: Path) -> None:
         ["revert"],
         ["status", "--python", forged],
     ):
-        told = run(*arguments, *(["--site", site] if "--python" not in arguments else []))
-        assert told.returncode == (Exit.USAGE if "--python" in arguments else Exit.FOREIGN)
-        printed = told.stdout + told.stderr
+        done = run(*arguments, *(["--site", site] if "--python" not in arguments else []))
+        assert done.returncode == (Exit.USAGE if "--python" in arguments else Exit.FOREIGN)
+        printed = done.stdout + done.stderr
         assert "\\x1b[2J" in printed
         assert printed.replace("\n", "").isprintable()
         assert printed.count("\n  overlaid  vllm/envs.py") == ("--verbose" in arguments)

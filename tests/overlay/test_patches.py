@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from overlay import author
 from overlay.errors import Exit, OverlayError
 from overlay.patches import Patch, Series, parse
+from series.commits import bare
 from support.mini import unified
 
 LINES = st.lists(st.sampled_from(["", "a", "b", "  c", "-- d", "++ e", "@@ -1 +1 @@", "\\ f"]))
@@ -45,7 +45,7 @@ def test_git_agrees(tmp_path_factory: pytest.TempPathFactory, old: bytes, new: b
         (folder / side / "vllm" / "f.py").write_bytes(data)
     command = ["git", "diff", "--no-index", "-U0", "--no-prefix", "a", "b"]
     diff = subprocess.run(command, cwd=folder, capture_output=True, check=False).stdout
-    changed = parse("p.patch", b"".join(author.bare(diff)))
+    changed = parse("p.patch", b"".join(bare(diff)))
     assert changed.files[0].apply(old, "p.patch") == new
 
 

@@ -1,4 +1,4 @@
-"""RECORD comes back byte for byte, whatever it held."""
+"""RECORD is restored byte for byte, whatever it contained."""
 
 from hypothesis import given
 from hypothesis import strategies as st

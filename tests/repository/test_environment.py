@@ -1,4 +1,4 @@
-"""The Chromium of the tests: found, installed, or named as what is missing."""
+"""The Chromium of the tests is found or installed, or the error tells how to."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def program(path: Path, text: str) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only directory of the path, with the shell and what the programs below need."""
+    """The only directory on PATH, with the programs that the tests need."""
     for name in ("sh", "cp", "cat"):
         (tmp_path / name).symlink_to(f"/bin/{name}")
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -44,7 +44,7 @@ def test_the_named_one_goes_before_and_must_start(
 
 @pytest.fixture
 def apt(folder: Path) -> Path:
-    """An apt-get that knows chromium after an update; what it was asked."""
+    """Makes an apt-get that has chromium after an update; the file of its arguments."""
     program(folder / "made", "exit 0")
     program(
         folder / "apt-get",

@@ -1,4 +1,4 @@
-"""The front door, as a person uses it."""
+"""The Makefile, as a person uses it."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ from support import sites
 from support.checkouts import checkout, library, make
 from support.sites import REPO
 
-#: What a path may hold, and shells and make trip over.
+#: Characters in a path that the shell and make treat specially.
 ODD = "a 'site' of $HOME `x` $(shell touch made) \"#;&*"
 
 
@@ -84,10 +84,10 @@ def test_a_value_that_is_empty_is_refused_where_it_is_named(tmp_path: Path) -> N
 def test_an_ambient_interpreter_does_not_join_a_named_directory(tmp_path: Path) -> None:
     named = f"SITE={sites.small(tmp_path / 'site')}"
     command = ("status", "ARGS=--json", named)
-    said = json.loads(make(*command, PYTHON=sys.executable).stdout)
-    assert said["interpreter"] is None
-    said = json.loads(make(*command, f"PYTHON={sys.executable}").stdout)
-    assert said["interpreter"] == sys.executable
+    report = json.loads(make(*command, PYTHON=sys.executable).stdout)
+    assert report["interpreter"] is None
+    report = json.loads(make(*command, f"PYTHON={sys.executable}").stdout)
+    assert report["interpreter"] == sys.executable
 
 
 def test_apply_without_a_target_makes_its_own_environment(tmp_path: Path) -> None:
@@ -102,14 +102,6 @@ def test_apply_without_a_target_makes_its_own_environment(tmp_path: Path) -> Non
     refused = make("lint", "-C", str(root))
     assert refused.returncode != 0
     assert "tests are run from a checkout" in refused.stderr
-
-
-def test_help_is_the_default_and_lists_the_targets() -> None:
-    text = make().stdout
-    for target in ("apply", "revert", "status", "verify", "diff", "vendor", "edit", "refresh"):
-        assert f"\n  {target} " in text
-    for target in ("dist", "demo", "tools", "test", "help"):
-        assert f"\n  {target} " in text
 
 
 def test_a_refusal_is_make_s_failure(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The environments that make makes, and those that it must not touch."""
+"""The environments that make creates, and those that it must not change."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def asked(tmp_path: Path) -> Path:
-    """What uv was asked for, a line a run."""
+    """A file with the arguments of each run of uv, a line each."""
     (tmp_path / "asked").write_text("")
     return tmp_path / "asked"
 
@@ -40,7 +40,7 @@ def cut(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make(root: Path, tmp_path: Path, asked: Path, cut: Path) -> Make:
-    """Make in ``root``, with a uv that installs a few files instead of gigabytes."""
+    """Runs make in ``root``, with a uv that installs a few files instead of gigabytes."""
     wheel = sites.small(tmp_path / "wheel")
     program = tmp_path / "bin" / "uv"
     program.parent.mkdir()
@@ -63,7 +63,7 @@ def make(root: Path, tmp_path: Path, asked: Path, cut: Path) -> Make:
 
 
 def pristine(folder: Path, holds: bool = True) -> Path:
-    """An environment of somebody else's, with a vLLM or without."""
+    """Create somebody else's environment, with a vLLM or without."""
     venv.create(folder)
     if holds:
         sites.small(library(folder))
@@ -71,7 +71,7 @@ def pristine(folder: Path, holds: bool = True) -> Path:
 
 
 def stale(folder: Path) -> None:
-    """Have an environment say that it was made from something else."""
+    """Make an environment look as if it had been made from other inputs."""
     (folder / COMPLETE).write_text((folder / COMPLETE).read_text() + "more\n")
 
 
@@ -133,7 +133,7 @@ def test_what_is_no_target_is_refused_and_stays(
 def test_a_directory_of_nothing_is_used(
     root: Path, make: Make, tmp_path: Path, linked: bool
 ) -> None:
-    """Empty, or with half a mark: a run was cut off at its first write."""
+    """It is empty, or has half a mark, because a run was cut off at its first write."""
     (tmp_path / "big").mkdir()
     if linked:
         (root / ".venv").symlink_to(tmp_path / "big")
@@ -205,7 +205,7 @@ def test_one_of_an_earlier_release_is_known_by_its_only_mark(
 def test_somebody_s_environment_in_the_place_of_one_that_was_cut_off(
     root: Path, make: Make, cut: Path, asked: Path
 ) -> None:
-    """Python's venv leaves the mark of ours where it was."""
+    """Python's venv leaves our mark there."""
     cut.write_text("venv")
     make("apply")
     cut.write_text("")
@@ -229,7 +229,7 @@ def test_words_that_reach_nobody_stop_nothing(root: Path, make: Make, tmp_path: 
 
 
 def clean() -> dict[str, str]:
-    """This environment, with nothing active in it."""
+    """This process's variables without an active environment."""
     return {k: v for k, v in os.environ.items() if k not in (*sites.AMBIENT, "MAKEFLAGS")}
 
 
@@ -270,7 +270,7 @@ def test_the_tests_environment_is_not_taken_from_anybody(root: Path, make: Make)
 
 
 def test_packages_go_nowhere_else(root: Path, make: Make) -> None:
-    """Uv asks the environment's Python, whose start may print, and then looks around."""
+    """Uv asks the environment's Python, which may print at its start, and else guesses."""
     shutil.copy(REPO / "pyproject.toml", root)
     assert make("tools").returncode == 0
     stale(root / "build" / "env")

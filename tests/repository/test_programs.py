@@ -1,6 +1,7 @@
-"""What holds for every program here: its output cannot fail it, and Ctrl-C is no traceback."""
+"""Properties of every program here: how it is started, and what can happen to its output."""
 
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -9,37 +10,38 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from environment.children import children_environment
 from support import interrupts, probes, runs
-from support.sites import REPO, UPSTREAM
+from support.sites import REPO, UPSTREAM, run_package
 
 SCRIPTS = REPO / "scripts"
-#: What an encoding may lack, and a terminal would act upon.
+#: Characters that an encoding may lack, and an escape sequence that a terminal would act upon.
 HOSTILE = "größer …\x1b[2J"
 
 
 @pytest.fixture
 def commands(tmp_path: Path) -> dict[str, tuple[Sequence[object], int]]:
-    """A command of each program that prints much, and what it ends with."""
+    """A command of each program that prints much, and its exit code."""
     record = tmp_path / HOSTILE
     probes.written(tmp_path / f"{record.name}.rank0", [], label=f"rank0 {HOSTILE}")
     run = tmp_path / "run.json"
     run.write_text(json.dumps(runs.engine() | {"command": HOSTILE}))
     return {
-        "probe": ((SCRIPTS / "probe", record), 0),
-        "probe --trace": ((SCRIPTS / "probe", record, "--trace", tmp_path / "trace…"), 0),
-        "report": ((SCRIPTS / "bench" / "report.py", run), 0),
-        "review": (
-            (SCRIPTS / "review", "diff", "--site", UPSTREAM, "--out", tmp_path / HOSTILE),
-            0,
-        ),
+        "probe": (("probe", record), 0),
+        "probe --trace": (("probe", record, "--trace", tmp_path / "trace…"), 0),
+        "report": (("bench.report", run), 0),
+        "review": (("review", "diff", "--site", UPSTREAM, "--out", tmp_path / HOSTILE), 0),
     }
 
 
 def shell(command: Sequence[object], more: str, **env: str) -> "subprocess.CompletedProcess[bytes]":
-    line = shlex.join(map(str, (sys.executable, *command)))
-    settings = " ".join(f"{name}={value}" for name, value in env.items())
+    """A package's program with shell redirections after it."""
+    line = shlex.join(map(str, (sys.executable, "-m", *command)))
     return subprocess.run(
-        ["/bin/bash", "-c", f"{settings} {line} {more}"], capture_output=True, check=False
+        ["/bin/bash", "-c", f"{line} {more}"],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(SCRIPTS), "PYTHONSAFEPATH": "1", **env},
     )
 
 
@@ -53,7 +55,7 @@ def test_no_encoding_and_no_lost_output_fails_a_program(
     assert whole.stdout
     if name != "report":  # whose Markdown is text as it was measured
         assert whole.stdout.decode().replace("\n", "").isprintable()
-    for where in (">/dev/full", ">&-"):
+    for where in (">/dev/full", ">&-") if name == "probe" else (">/dev/full",):
         done = shell(command, where)
         # The table is all that the probe's program is for.
         assert done.returncode == (1 if name == "probe" else code), done.stderr
@@ -62,13 +64,102 @@ def test_no_encoding_and_no_lost_output_fails_a_program(
 
 
 @pytest.mark.parametrize(
-    "name", ["environment", "probe", "review", "bench/engine.py", "bench/serving.py"]
+    "name", ["environment", "series", "probe", "review", "bench.engine", "bench.serving"]
 )
 def test_ctrl_c_while_a_program_starts_is_no_traceback(tmp_path: Path, name: str) -> None:
     for at in (2, 5, 20, 60, 200):
         env = interrupts.environment(tmp_path, at)
-        command = [sys.executable, str(SCRIPTS / name), "--help"]
+        env["PYTHONPATH"] += f":{SCRIPTS}"
+        command = [sys.executable, "-m", name, "--help"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-        line = f"{name.partition('/')[0]}: interrupted\n"
+        line = f"{name.partition('.')[0]}: interrupted\n"
         assert (done.returncode, done.stderr) in ((-signal.SIGINT, ""), (130, line), (0, ""))
         assert done.returncode != 0 or at > 20, "nothing was interrupted"
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A directory of modules that fail when they are imported."""
+    for name in (
+        "overlay/__init__",
+        "probe/__init__",
+        "series/__init__",
+        "types",
+        "json",
+        "errors",
+    ):
+        file = tmp_path / "hostile" / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("raise SystemExit('imported from the working directory')\n")
+    return tmp_path / "hostile"
+
+
+@pytest.mark.parametrize("flags", [[], ["-I"], ["-S"]])
+@pytest.mark.parametrize("name", ["overlay", "probe"])
+def test_a_program_is_started_by_its_directory_from_anywhere(
+    hostile: Path, name: str, flags: list[str]
+) -> None:
+    """As in Dockerfiles."""
+    command = [sys.executable, *flags, str(SCRIPTS / name), "--help"]
+    done = subprocess.run(command, cwd=hostile, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: {name} ")
+
+
+def test_no_module_of_the_installer_is_called_as_one_of_the_standard_library() -> None:
+    """Started by its directory, the installer has that directory on the path."""
+    modules = {file.stem for file in (SCRIPTS / "overlay").glob("*.py")}
+    assert not modules & sys.stdlib_module_names
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no PYTHONSAFEPATH")
+@pytest.mark.parametrize("name", ["overlay", "series", "environment", "probe"])
+def test_a_package_is_run_from_anywhere(hostile: Path, name: str) -> None:
+    done = run_package(name, "--help", cwd=hostile)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_packages_are_importable_for_our_own_programs_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(REPO)
+    for theirs in ({}, {"PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}):
+        path = ":".join(["scripts", *filter(None, [theirs.get("PYTHONPATH")])])
+        monkeypatch.setenv("PYTHONPATH", path)
+        monkeypatch.setenv("PYTHONSAFEPATH", theirs.get("PYTHONSAFEPATH", "make"))
+        environment = children_environment()
+        assert {k: v for k, v in environment.items() if k in ("PYTHONPATH", "PYTHONSAFEPATH")} == (
+            theirs
+        )
+
+
+def test_make_puts_nothing_else_on_the_path(tmp_path: Path) -> None:
+    """What `make demo` serves with, and `make apply` installs with, is as it was."""
+    program = tmp_path / "python3"
+    program.write_text('#!/bin/sh\necho "$PYTHONSAFEPATH $PYTHONPATH $*"\n')
+    program.chmod(0o755)
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "MAKE"))}
+    for theirs, path in (({}, "scripts"), ({"PYTHONPATH": "/theirs"}, "scripts:/theirs")):
+        done = subprocess.run(
+            ["make", "-s", "status", f"PYTHON3={program}", "SITE=/site"],
+            cwd=REPO,
+            env=kept | theirs,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout == f"make {path} -m overlay status --site=/site\n"
+
+
+def test_the_demo_s_engine_does_not_see_our_packages(tmp_path: Path) -> None:
+    engine = tmp_path / "vllm" / "entrypoints" / "openai" / "api_server.py"
+    engine.parent.mkdir(parents=True)
+    for package in list(engine.parents)[:3]:
+        (package / "__init__.py").write_text("")
+    names = "('PYTHONPATH', 'PYTHONSAFEPATH')"
+    engine.write_text(f"import os\nprint(*(os.environ.get(name) for name in {names}))\n")
+    path = {"PYTHONPATH": f"{SCRIPTS}:{tmp_path}", "PYTHONSAFEPATH": "make"}
+    done = run_package("demo", env=path, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "the server did not come up" in done.stderr
+    assert f"\n{tmp_path} None\n" in done.stderr

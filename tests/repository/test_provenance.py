@@ -1,4 +1,4 @@
-"""No upstream code is committed, and nothing else that does not belong here."""
+"""No upstream code is committed, and no name of a registry or machine."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from overlay.patches import parse
 from support.sites import OVERLAY, REPO, UPSTREAM
 
-#: Lines that anyone would write: they say nothing about where a file came from.
+#: Lines that anyone would write, and that are no evidence of a copy.
 _TRIVIAL = re.compile(
     r"\W*|(import|from) [\w. ]+( import [\w*, ]+)?|else:|try:|finally:|pass|return( None| self)?|"
     r"break|continue|@(property|classmethod|staticmethod)|raise|if TYPE_CHECKING:|"
@@ -20,7 +20,7 @@ RUN = 3
 
 
 def lines(text: str) -> Iterator[tuple[int, str]]:
-    """The lines that say something, with their numbers, white space folded."""
+    """The characteristic lines with their numbers, white space folded."""
     for number, line in enumerate(text.splitlines(), 1):
         folded = " ".join(line.split())
         if not _TRIVIAL.fullmatch(folded):
@@ -28,7 +28,7 @@ def lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def runs(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, int]]:
-    """The hash of each run of lines, and the number of the line it begins with."""
+    """The hash of each run of lines, and the number of its first line."""
     window: list[tuple[int, str]] = []
     for entry in numbered:
         window = [*window, entry][-RUN:]
@@ -48,7 +48,7 @@ def upstream() -> dict[int, str]:
 
 
 def committed() -> list[Path]:
-    """The files that git tracks, and those it would."""
+    """The files that git tracks or would add."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     listed = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True).stdout
     files = [REPO / name for name in listed.split("\0") if name]
@@ -72,8 +72,8 @@ def findings(text: str, upstream: dict[int, str]) -> list[tuple[int, str]]:
 def test_no_committed_file_holds_lines_of_upstream(upstream: dict[int, str]) -> None:
     files = committed()
     assert REPO / "Makefile" in files
-    found = {file: findings(own_text(file), upstream) for file in files}
-    assert {file: hits for file, hits in found.items() if hits} == {}
+    hits = {file: findings(own_text(file), upstream) for file in files}
+    assert {file: copies for file, copies in hits.items() if copies} == {}
 
 
 def test_copied_lines_are_found_however_they_are_indented(upstream: dict[int, str]) -> None:
@@ -100,11 +100,11 @@ def test_the_patches_are_without_context() -> None:
 )
 def test_nothing_names_a_registry_or_a_machine(what: str) -> None:
     here = Path(__file__)
-    found = [
+    hits = [
         f"{file.relative_to(REPO)}: {line}"
         for file in committed()
         if file != here
         for line in file.read_text(errors="replace").splitlines()
         if re.search(what, line)
     ]
-    assert found == []
+    assert hits == []

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from overlay.author import Upstream
 from overlay.errors import OverlayError
 from review import names
 from review.names import Use
+from series.upstream import Upstream
 from support.sites import OVERLAY, REPO, UPSTREAM
 
 PACKAGE = "vllm/v1/readiness"

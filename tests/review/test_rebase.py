@@ -4,9 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from overlay import author
 from overlay.errors import Exit, OverlayError
 from overlay.source import Overlay
+from series import check
+from series.check import load_unproven
+from series.edit import edit
+from series.edit import rebase as rebase_series
+from series.refresh import refresh
 from support import picks, series
 from support.series import BASE, CHANGES, EDITS, PATH, RUNNER
 from support.sites import snapshot
@@ -23,8 +27,8 @@ def root(tmp_path: Path) -> Path:
 
 def rebase(root: Path, text: str, more: dict[str, str] | None = None) -> list[str]:
     release = series.upstream({**(BASE if more is None else more), PATH: text})
-    overlay = author.load_unproven(root)
-    return author.rebase(overlay, series.upstream(BASE), release, VERSION, ARCHIVES)
+    overlay = load_unproven(root)
+    return rebase_series(overlay, series.upstream(BASE), release, VERSION, ARCHIVES)
 
 
 def git(root: Path, *arguments: str, code: int = 0) -> str:
@@ -33,12 +37,12 @@ def git(root: Path, *arguments: str, code: int = 0) -> str:
 
 def refreshed(root: Path, text: str) -> Overlay:
     """The overlay after `make refresh`, which has to fit the release."""
-    author.refresh(root, dry_run=False)
+    refresh(root, dry_run=False)
     overlay = Overlay.load(root)
     assert overlay.pin.release == VERSION
     assert overlay.pin.archives == ARCHIVES
     texts = {**BASE, PATH: text}
-    assert list(author.complaints(root, lambda path: texts[path].encode())) == []
+    assert list(check.complaints(root, lambda path: texts[path].encode())) == []
     return overlay
 
 
@@ -77,7 +81,7 @@ def test_git_stops_at_a_conflict_and_the_author_settles_it(root: Path) -> None:
     for line in ("        self.wait()", "        self.wait(1)", "        readiness.note(self)"):
         assert f"{line}\n" in stopped
     with pytest.raises(OverlayError, match="a rebase is under way") as refused:
-        author.refresh(root, dry_run=False)
+        refresh(root, dry_run=False)
     assert refused.value.code is Exit.BUSY
     assert snapshot(root / "patches") == before
     # As an author would have it: the patches' own words in place of the new call.
@@ -111,16 +115,16 @@ def test_gits_marks_are_not_written_out(root: Path) -> None:
     git(root, "add", PATH)
     git(root, "rebase", "--continue")
     with pytest.raises(OverlayError, match="git's mark of a conflict: <<<<<<<"):
-        author.refresh(root, dry_run=False)
+        refresh(root, dry_run=False)
     assert snapshot(root / "patches") == before
 
 
 def test_a_comment_of_gits_is_not_written_out(root: Path) -> None:
-    author.edit(Overlay.load(root), series.upstream(BASE), dry_run=False)
+    edit(Overlay.load(root), series.upstream(BASE), dry_run=False)
     message = git(root, "log", "-1", "--format=%B").strip() + "\n# Please enter the message\n"
     git(root, "commit", "--quiet", "--amend", "--cleanup=verbatim", "-m", message)
     with pytest.raises(OverlayError, match="holds a comment: # Please enter"):
-        author.refresh(root, dry_run=False)
+        refresh(root, dry_run=False)
 
 
 def test_nobodys_attributes_change_how_files_merge(
@@ -138,7 +142,7 @@ def test_archives_that_were_added_stay(root: Path) -> None:
     overlay = refreshed(root, text)
     more = replace(overlay.pin, archives={**overlay.pin.archives, "vllm-0.23.0.tar.gz": "b" * 64})
     (root / "VERSION_PIN").write_text(more.dumps())
-    assert author.refresh(root, dry_run=False) == []
+    assert refresh(root, dry_run=False) == []
     assert Overlay.load(root).pin == more
 
 
@@ -146,7 +150,7 @@ def test_the_pinned_release_is_no_other(root: Path) -> None:
     before = snapshot(root)
     release = series.upstream(BASE)
     with pytest.raises(OverlayError, match="is the release that the overlay is for"):
-        author.rebase(author.load_unproven(root), release, release, "0.22.0", ARCHIVES)
+        rebase_series(load_unproven(root), release, release, "0.22.0", ARCHIVES)
     assert snapshot(root) == before
 
 
@@ -155,12 +159,12 @@ def test_a_rebase_that_was_given_up_is_not_written_out(root: Path) -> None:
     git(root, "rebase", "--abort")
     before = snapshot(root)
     with pytest.raises(OverlayError, match="a rebase was given up"):
-        author.refresh(root, dry_run=False)
+        refresh(root, dry_run=False)
     assert snapshot(root) == before
 
 
 def test_work_in_the_tree_is_not_touched(root: Path) -> None:
-    author.edit(Overlay.load(root), series.upstream(BASE), dry_run=False)
+    edit(Overlay.load(root), series.upstream(BASE), dry_run=False)
     file = root / "build" / "edit" / PATH
     file.write_text(file.read_text() + "# mine\n")
     before = snapshot(root)
@@ -173,11 +177,11 @@ def test_a_rebased_tree_holds_work_until_it_is_written_out(root: Path) -> None:
     text = CHANGES["a line above"].edit(RUNNER)
     rebase(root, text)
     with pytest.raises(OverlayError, match="holds changes that are not in patches/"):
-        author.edit(author.load_unproven(root), series.upstream(BASE), dry_run=False)
+        edit(load_unproven(root), series.upstream(BASE), dry_run=False)
     overlay = refreshed(root, text)
     # And from then on the tree is one for that release, as `make edit` makes it.
-    author.edit(overlay, series.upstream({**BASE, PATH: text}), dry_run=False)
-    assert author.refresh(root, dry_run=False) == []
+    edit(overlay, series.upstream({**BASE, PATH: text}), dry_run=False)
+    assert refresh(root, dry_run=False) == []
     assert Overlay.load(root).pin == overlay.pin
 
 
@@ -190,5 +194,5 @@ def test_a_rebase_that_was_taken_back_leaves_no_trace(root: Path) -> None:
     refreshed(root, text)
     for file, data in kept.items():
         file.write_bytes(data)
-    author.edit(Overlay.load(root), series.upstream(BASE), dry_run=False)
-    assert author.refresh(root, dry_run=False) == []
+    edit(Overlay.load(root), series.upstream(BASE), dry_run=False)
+    assert refresh(root, dry_run=False) == []

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from overlay import author, pin
+from overlay import pin
 from overlay.errors import OverlayError
 from overlay.installation import locate
 from overlay.patches import Series
@@ -20,6 +20,7 @@ from overlay.pin import sha256
 from review import merging, names, page, review, wheels
 from review.__main__ import main as program_main
 from review.wheels import Release
+from series.upstream import Upstream, from_installation
 from support import series
 from support.picks import held_against_git
 from support.releases import release
@@ -31,8 +32,8 @@ PROGRAM = REPO / "scripts" / "review"
 
 
 @cache
-def base() -> author.Upstream:
-    return author.from_installation(locate(site=str(UPSTREAM)), OVERLAY)
+def base() -> Upstream:
+    return from_installation(locate(site=str(UPSTREAM)), OVERLAY)
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ def make(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[st
 
 
 def checkout(root: Path) -> Path:
-    """What an archive holds, without vendored copies: no git, no pyproject.toml."""
+    """A copy of the files of an archive, without vendored copies, git and pyproject.toml."""
     root.mkdir(parents=True)
     for name in ("Makefile", "VERSION_PIN", "patches", "scripts"):
         copy = shutil.copytree if (REPO / name).is_dir() else shutil.copy

@@ -1,15 +1,13 @@
-"""Cut a run of the tool off, or fail it, at each of its calls into the file system.
+"""Kill a run of the tool, or make it fail, at each of its calls into the file system.
 
-A run happens in a forked child of a small process, because a fork of this one, which has
-imported vLLM, takes longer than the run. Its calls are seen by an audit hook, which no
-call that opens, renames, removes or makes a file can get round, and by wrappers of the
-calls that are not audited (write, fsync, close).
+A run is a forked child of a small process, because a fork of this process, which has
+imported vLLM, takes longer than the run. An audit hook sees every call that opens, renames,
+removes or creates a file; wrappers see the calls that are not audited (write, fsync, close).
 
-Runs are killed only where a call is about to change the disk, and at all calls of
-:mod:`subprocess`, beside which a child may be at work. A kill before any other call (a
-look, a sync, a close) leaves the very disk that a kill before the next change leaves, or
-that a whole run leaves: nothing lies between the two. That the calls which are taken to
-change nothing do change nothing is tested, too.
+Runs are killed only before calls that change the disk, and before all calls of
+:mod:`subprocess`, whose children may change it. A kill before any other call (a read, a sync,
+a close) leaves the same disk as a kill before the next change. A test checks that those
+other calls change nothing.
 """
 
 import atexit
@@ -29,7 +27,7 @@ from typing import Any, NamedTuple
 
 from overlay import cli
 
-#: Audited calls that only look; an open does so unless it is for writing.
+#: Audited calls that change nothing; an open does so only for writing.
 _LOOKING = frozenset({"fcntl.flock", "os.listdir", "os.scandir"})
 _CHANGING = frozenset(
     {"subprocess.Popen"}
@@ -41,7 +39,7 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 _CRASHED, _NOT_REACHED = 70, 71
 _TOOLS = [str(Path(cli.__file__).parents[1]), str(Path(__file__).parents[1])]
-# argparse imports shutil when it runs, which is not to count as calls of the tool.
+# argparse imports shutil when it runs; those calls must not count.
 _SERVE = "import shutil, sys; sys.path[:0] = sys.argv[1:]; "
 _SERVE += "from support import faults; faults.serve()"
 
@@ -51,8 +49,8 @@ class Call(NamedTuple):
 
     Attributes:
         name: the audit event's, or the function's.
-        changes: whether the disk may be another one after it.
-        stack: the lines of the program that it comes from.
+        changes: whether it may change the disk.
+        stack: the lines of the program that made it.
         disk: the digest of the installation before it.
     """
 
@@ -63,14 +61,12 @@ class Call(NamedTuple):
 
     @property
     def looks(self) -> bool:
-        """Whether it only looks at the disk."""
+        """Whether it only reads."""
         return not self.changes and self.name not in _WRAPPED
 
 
 def killed(arguments: Sequence[str], root: Path, at: int) -> int | None:
-    """Run the tool, and end it as from ``kill -9`` before its change number ``at``.
-
-    A write is cut off half-way through.
+    """Run the tool, and kill it before its change number ``at``; a write is half done.
 
     Args:
         arguments: of the command line.
@@ -86,9 +82,9 @@ def killed(arguments: Sequence[str], root: Path, at: int) -> int | None:
 
 
 def failed(arguments: Sequence[str], root: Path, at: int, number: int) -> int | None:
-    """Run the tool, and let its call number ``at`` fail with the error ``number``.
+    """Run the tool, and make its call number ``at`` fail with the error ``number``.
 
-    Here every call counts, those that change nothing included. A close closes all the same.
+    Every call counts, also one that changes nothing. A close that fails has closed.
 
     Returns:
         As :func:`killed` does.
@@ -99,17 +95,17 @@ def failed(arguments: Sequence[str], root: Path, at: int, number: int) -> int | 
 
 
 def calls(arguments: Sequence[str], root: Path, site: Path) -> list[Call]:
-    """Run the tool on the installation in ``site``, and list what :func:`failed` counts."""
+    """Run the tool on the installation in ``site``; the calls that :func:`failed` counts."""
     return [Call(*call) for call in _answer(arguments, root, 0, 0, site)]
 
 
 def digest(site: Path) -> str:
-    """One digest of all that lies in ``site``, but for times.
+    """A digest of everything in ``site`` except times.
 
-    The time of a source that its bytecode holds is left out as well: no command of the
-    tool looks at either, so of two trees with one digest all that follows is the same.
+    The source's time in bytecode is left out as well. No command of the tool reads times, so
+    it treats two trees of one digest alike.
     """
-    found = hashlib.sha256()
+    state = hashlib.sha256()
     for folder, folders, files in os.walk(site):
         folders.sort()
         for name in sorted([*folders, *files]):
@@ -124,8 +120,8 @@ def digest(site: Path) -> str:
             if name.endswith(".pyc"):
                 data = data[:8] + data[12:]
             facts = (os.path.relpath(path, site), status.st_mode, status.st_uid, status.st_gid)
-            found.update(repr((*facts, len(data))).encode() + data)
-    return found.hexdigest()
+            state.update(repr((*facts, len(data))).encode() + data)
+    return state.hexdigest()
 
 
 def _answer(
@@ -142,7 +138,7 @@ def _answer(
 
 @functools.cache
 def _server() -> "subprocess.Popen[str]":
-    """The small process; it ends when this one does, for its input ends then."""
+    """The small process; it ends with this one, because its input ends."""
     server = subprocess.Popen(
         [sys.executable, "-I", "-c", _SERVE, *_TOOLS],
         stdin=subprocess.PIPE,
@@ -154,9 +150,9 @@ def _server() -> "subprocess.Popen[str]":
 
 
 def serve() -> None:
-    """Run what the lines of the input ask for, one after the other, until it ends."""
+    """Serve requests, a line each, until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # What the tool prints is of no interest.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Drop the tool's output.
     for line in sys.stdin:
         answers.write(json.dumps(_forked(*json.loads(line))) + "\n")
         answers.flush()
@@ -169,7 +165,7 @@ def _forked(arguments: Sequence[str], root: str, at: int, number: int, site: str
         status = _CRASHED
         try:
             cli.ROOT = Path(root)
-            report = os.fdopen(theirs, "w")  # which is a call, and none of the tool's
+            report = os.fdopen(theirs, "w")  # before calls are counted
             listed: list[Call] | None = [] if site else None
             reached = _count(at, number, listed, Path(site or root))
             status = cli.main(arguments)
@@ -184,15 +180,15 @@ def _forked(arguments: Sequence[str], root: str, at: int, number: int, site: str
             os._exit(status)
     os.close(theirs)
     with open(ours, "rb") as file:
-        said = file.read()
+        answer = file.read()
     _, status = os.waitpid(child, 0)
     if site:
-        return json.loads(said)
+        return json.loads(answer)
     return None if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _NOT_REACHED else status
 
 
 def _count(at: int, number: int, listed: list[Call] | None, site: Path) -> Callable[[], bool]:
-    """Count the calls, and bring the fault about at call ``at``; or only list them."""
+    """Count the calls, and cause the fault at call ``at``; or only list them."""
     count = 0
     inside = False
     every = number != 0 or listed is not None
@@ -228,7 +224,7 @@ def _count(at: int, number: int, listed: list[Call] | None, site: Path) -> Calla
         def wrapper(*arguments: Any, _name: str = name, _call: Any = original) -> Any:
             if _name == "write" and count + 1 == at and not every:
                 _call(arguments[0], arguments[1][: len(arguments[1]) // 2])
-            if _name == "close":  # A close that fails or is cut off has closed all the same.
+            if _name == "close":  # It closes even if it fails or is killed.
                 _call(*arguments)
                 call(_name, False)
                 return None
@@ -248,7 +244,7 @@ def _in_subprocess() -> bool:
 
 
 def _stack() -> str:
-    """The lines that are being run, but for those of this module."""
+    """The lines on the stack, except those of this module."""
     lines = []
     frame = sys._getframe(1)
     while frame.f_back:

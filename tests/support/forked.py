@@ -1,7 +1,7 @@
-"""Workers that have what their parent has imported, as they have it on a GPU by default.
+"""Fork vLLM's workers on the CPU, as it does on a GPU by default.
 
-On CPUs vLLM has each worker import everything again, and has it compile one function:
-together half of what a short run takes.
+On the CPU vLLM makes each worker import everything again and compile one function, which
+takes half of the time of a short run.
 """
 
 import os
@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-#: For engines that :func:`fork` is announced to.
+#: For engines that load :func:`fork` as a plugin.
 ENVIRONMENT: Mapping[str, str] = MappingProxyType({"TORCH_COMPILE_DISABLE": "1"})
 
 
 def fork() -> None:
-    """Have this process fork its workers; a general plugin of vLLM."""
+    """Make this process fork its workers; a general plugin of vLLM."""
     from vllm.platforms.cpu import CpuPlatform
 
     decide = CpuPlatform.check_and_update_config

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-#: Sends what Ctrl-C sends as the N-th module is looked for, counted from the program's first.
+#: Raises SIGINT as the N-th module is looked for, counted from the program's first.
 _INTERRUPT = """
 import os, signal, sys
 
@@ -11,9 +11,10 @@ class Cut:
     left = None
 
     def find_spec(self, name, *_):
-        if name == "__main__" or (self.left is None and sys.argv[0].endswith(".py")):
+        start = name.rpartition(".")[2] == "__main__"
+        if start or (self.left is None and sys.argv[0].endswith(".py")):
             self.left = int(os.environ["CUT"])
-        if self.left is not None and name != "__main__":
+        if self.left is not None and not start:
             self.left -= 1
             if self.left == 0:
                 os.kill(os.getpid(), signal.SIGINT)

@@ -1,7 +1,6 @@
 """A synthetic overlay over a synthetic vLLM of two small modules.
 
-Small enough for thousands of runs. What it stands in for, the real files, is covered
-by the tests that use :mod:`support.sites`.
+Small enough for thousands of runs. Tests that use :mod:`support.sites` cover the real files.
 """
 
 import base64
@@ -10,9 +9,13 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from overlay import author, pin
+from overlay import commands, pin
+from overlay.commands import Options
+from overlay.installation import locate
 from overlay.patches import Series
 from overlay.source import Overlay
+from series.check import FIELDS
+from series.checksums import expected_pin
 
 PRISTINE = {
     "vllm/one.py": b"A = 1\nB = 2\nC = 3\n",
@@ -23,7 +26,7 @@ OVERLAID = {
     "vllm/v1/two.py": b"# changed\ndef f():\n    return 1\n\n\nG = f()",
 }
 OURS = {"vllm/v1/readiness/__init__.py": b'"""Ours."""\n', "vllm/v1/readiness/a.py": b"X = 1\n"}
-HEADER = "".join(f"{name}: text\n" for name in author.FIELDS)
+HEADER = "".join(f"{name}: text\n" for name in FIELDS)
 
 
 def unified(path: str, old: bytes, new: bytes) -> bytes:
@@ -55,8 +58,8 @@ def overlay(
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
     empty = pin.Pin("0.22.0", version, {}, {}, {})
-    made = author.expected_pin(root, empty, Series.load(root / "patches"), pristine.__getitem__)
-    (root / pin.NAME).write_text(made.dumps())
+    expected = expected_pin(root, empty, Series.load(root / "patches"), pristine.__getitem__)
+    (root / pin.NAME).write_text(expected.dumps())
     return Overlay.load(root)
 
 
@@ -76,4 +79,17 @@ def install(site: Path, pristine: Mapping[str, bytes] = PRISTINE) -> Path:
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
         rows += f"{path},sha256={digest},{len(data)}\n"
     (site / info / "RECORD").write_text(rows + f"{info}/RECORD,,\n")
+    return site
+
+
+def overlaid(
+    folder: Path,
+    pristine: Mapping[str, bytes] = PRISTINE,
+    overlaid: Mapping[str, bytes] = OVERLAID,
+    ours: Mapping[str, bytes] = OURS,
+) -> Path:
+    """Install the synthetic vLLM, and lay a version 0.0.1 of an overlay over it."""
+    other = overlay(folder / "other", pristine, overlaid, ours)
+    site = install(folder / "site", pristine)
+    commands.apply(locate(site=str(site)), other, Options(force=True))
     return site

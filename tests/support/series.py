@@ -1,17 +1,17 @@
-"""A small series, a small release that it is for, and releases with one change each.
+"""A small series, the small release that it is for, and releases with one change each.
 
-They stand in for what no real release has done to the overlay yet; the tests of real releases
-are beside those that use them.
+The changes are of kinds that no real release has made yet. Other tests use real releases.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from overlay import author, pin
-from overlay.author import Upstream
+from overlay import pin
 from overlay.patches import Series, parse
 from overlay.source import Overlay
+from series.checksums import expected_pin
+from series.upstream import Upstream
 
 from support import mini
 
@@ -48,7 +48,7 @@ class Runner:
         total = sum(self.rows)
         return total
 '''
-#: Ours: what the patches call, and what it calls.
+#: Our module, which the patches call, and which calls upstream.
 NOTES = '''"""Notes."""
 
 from vllm.v1.runner import LIMIT, Runner
@@ -64,7 +64,7 @@ def done(runner: Runner) -> None:
 '''
 BASE = {PATH: RUNNER, OTHER: '"""Nothing of ours."""\n'}
 
-#: What each patch replaces by what: a wait, the end, and the line that the first puts in.
+#: The text that each patch replaces, and its replacement; the third changes the first's line.
 EDITS = (
     ("        self.wait()\n", "        readiness.note(self)\n"),
     ("        return total\n", "        readiness.done(self)\n        return total\n"),
@@ -73,12 +73,12 @@ EDITS = (
 
 
 def upstream(texts: Mapping[str, str]) -> Upstream:
-    """Files, as those of a release."""
+    """A release that consists of these files."""
     return Upstream(tuple(sorted(texts)), lambda path: texts[path].encode())
 
 
 def replaced(text: str, *edits: tuple[str, str]) -> str:
-    """``text`` with each edit made in the one place that it fits."""
+    """``text`` with each edit made; its old text must occur once."""
     for old, new in edits:
         assert text.count(old) == 1, old
         text = text.replace(old, new)
@@ -102,9 +102,9 @@ class Change:
     """A release with one change.
 
     Attributes:
-        edit: makes it.
-        verdicts: of the patches.
-        hunks: of their hunks, one each.
+        edit: makes the change.
+        verdicts: on the patches.
+        hunks: the verdicts on their hunks, one each.
     """
 
     edit: Callable[[str], str]
@@ -113,14 +113,14 @@ class Change:
 
 
 def _move(text: str) -> str:
-    """``finish``, with the second patch in it, to the class's beginning."""
+    """Move ``finish``, which the second patch changes, to the beginning of the class."""
     at = text.index("    def finish")
     rest, block = text[:at].rstrip("\n") + "\n", text[at:]
     return replaced(rest, ("    def __init__", f"{block}\n    def __init__"))
 
 
 def _move_call(text: str) -> str:
-    """What the first patch takes out, into another function."""
+    """Move the line that the first patch removes into another function."""
     return replaced(
         text,
         ("        self.wait()\n", ""),
@@ -203,6 +203,6 @@ def checkout(root: Path, edits: tuple[tuple[str, str], ...] = EDITS) -> Overlay:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
     empty = pin.Pin("0.22.0", "0.0.1", {"vllm-0.22.0-py3-none-any.whl": "0" * 64}, {}, {})
-    expected = author.expected_pin(root, empty, made, texts.__getitem__)
+    expected = expected_pin(root, empty, made, texts.__getitem__)
     (root / pin.NAME).write_text(expected.dumps())
     return Overlay.load(root)

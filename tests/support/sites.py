@@ -5,6 +5,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,15 @@ OVERLAY = Overlay.load(REPO)
 UPSTREAM = Path(vllm.__file__).parents[1]
 INFO = next(UPSTREAM.glob("vllm*-0.22.0.dist-info")).name
 
-#: What a shell may hold, and the tool reads.
+#: Variables of a shell that the tool reads.
 AMBIENT = ("VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "PYTHONPATH", "FORCE")
 
-#: Beside the files that are overlaid: what finding an installation looks at.
+#: The other files that are read to find an installation.
 _NEEDED = ("vllm/__init__.py", "vllm/_version.py", "vllm/v1/__init__.py")
 
 
 def small(site: Path) -> Path:
-    """The real installation, cut down to the files that the tool looks at."""
+    """A copy of the real installation, cut down to the files that the tool reads."""
     for path in (*_NEEDED, *OVERLAY.targets):
         (site / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(UPSTREAM / path, site / path)
@@ -33,10 +34,10 @@ def small(site: Path) -> Path:
 
 
 def shorten_record(site: Path) -> None:
-    """Take rows of files that are not there out of RECORD, but for every hundredth.
+    """Remove 99 of 100 rows of absent files from RECORD.
 
-    For runs by the hundred in which nothing hangs on its length: half of the time of a
-    run goes into its 275 kB.
+    For hundreds of runs that do not depend on its length: half of the time of a run is
+    spent on its 275 kB.
     """
     record = site / INFO / "RECORD"
     rows = enumerate(record.read_text().splitlines(keepends=True))
@@ -45,7 +46,7 @@ def shorten_record(site: Path) -> None:
 
 
 def whole(site: Path) -> Path:
-    """A view of the real installation: every file a hard link to it, as uv makes them."""
+    """A copy of the real installation in which every file is a hard link, as uv makes them."""
     site.mkdir(parents=True)
     for name in ("vllm", INFO):
         shutil.copytree(
@@ -61,36 +62,42 @@ Snapshot = dict[str, tuple[int, bytes | str]]
 
 
 def snapshot(root: Path, bytecode: bool = False) -> Snapshot:
-    """Every file, link and directory below ``root``: its mode, and its contents.
+    """The mode and contents of every file, link and directory below ``root``, by path.
 
-    Bytecode holds its source's time, and directories of bytecode come and go, so both
-    are left out unless asked for.
+    Bytecode is left out unless asked for, because it holds its source's time.
     """
-    found: Snapshot = {}
+    entries: Snapshot = {}
     for path in sorted(root.rglob("*")):
         name = str(path.relative_to(root))
         if "__pycache__" in path.parts and not bytecode:
             continue
         mode = path.lstat().st_mode
         if stat.S_ISLNK(mode):
-            found[name] = (mode, f"link to {path.readlink()}")
+            entries[name] = (mode, f"link to {path.readlink()}")
         elif stat.S_ISDIR(mode):
-            found[name] = (mode, "directory")
+            entries[name] = (mode, "directory")
         else:
-            found[name] = (mode, path.read_bytes())
-    return found
+            entries[name] = (mode, path.read_bytes())
+    return entries
 
 
 def run(*arguments: Any, root: Path = REPO, **options: Any) -> "subprocess.CompletedProcess[str]":
-    """The tool, as a person runs it."""
-    command = [options.pop("python", sys.executable), str(root / "scripts" / "overlay")]
+    """Run the overlay tool as a Dockerfile does, by its directory."""
+    python = options.pop("python", sys.executable)
+    return _run([python, str(root / "scripts" / "overlay"), *arguments], **options)
+
+
+def run_package(
+    name: str, *arguments: Any, root: Path = REPO, **options: Any
+) -> "subprocess.CompletedProcess[str]":
+    """Run a program as the Makefile does, as a package."""
+    env = {"PYTHONPATH": str(root / "scripts"), "PYTHONSAFEPATH": "1"} | options.pop("env", {})
+    return _run([sys.executable, "-m", name, *arguments], env=env, **options)
+
+
+def _run(command: Sequence[Any], **options: Any) -> "subprocess.CompletedProcess[str]":
     env = {k: v for k, v in os.environ.items() if k not in AMBIENT}
     env |= options.pop("env", {})
     return subprocess.run(
-        [*command, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=env,
-        **options,
+        [*map(str, command)], capture_output=True, text=True, check=False, env=env, **options
     )

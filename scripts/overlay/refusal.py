@@ -1,0 +1,88 @@
+"""Errors for an installation that the overlay does not recognise."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from overlay.errors import Exit, OverlayError
+from overlay.source import PROVENANCE, Overlay
+from overlay.state import FileState, Inspection, State
+
+
+def refuse_foreign(inspection: Inspection) -> None:
+    """Raise if a file is foreign or missing.
+
+    Raises:
+        OverlayError: with the first such file, and how many more there are.
+    """
+    files = inspection.foreign_files
+    if not files:
+        return
+    installed = inspection.by_installed
+    if installed and not inspection.replaceable:
+        paths = {file.path for file in installed.files}
+        files = [*installed.foreign_files, *(file for file in files if file.path not in paths)]
+    raise refusal(inspection, files)
+
+
+def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
+    """The error for the first of some foreign or missing files, with the next step to take."""
+    pin, installation = inspection.overlay.pin, inspection.installation
+    file = files[0]
+    more = f" (and {len(files) - 1} more)" if len(files) > 1 else ""
+    title = f"{installation.title} in {installation.site}"
+    if installation.release != pin.release and any(f.path in pin.upstream for f in files):
+        return OverlayError(
+            Exit.RELEASE,
+            f"is not the file of vLLM {pin.release}{more}; this is {title}",
+            subject=installation.site / file.path,
+            expected=_expected(inspection.overlay, file.path),
+            found=file.description,
+            next_step=f"install vLLM {pin.release}, or take the overlay that is for this release",
+        )
+    overlay, whose = inspection.overlay, "the overlay"
+    installed = inspection.by_installed
+    if installed and file.path in {f.path for f in installed.files}:
+        if inspection.replaceable:
+            part = "in part " if installed.state is State.PARTIAL else ""
+            return OverlayError(
+                Exit.FOREIGN,
+                f"is overlaid {part}by overlay {inspection.installed_version}; "
+                f"this is {pin.overlay}",
+                subject=installation.site,
+                next_step="`apply` replaces it with this one, `revert` takes it off",
+            )
+        overlay, whose = installed.overlay, f"overlay {inspection.installed_version}"
+    expected, anew = _expected(overlay, file.path), f"reinstall {installation.title}"
+    if file.path in overlay.pin.upstream:
+        reason = f"is neither upstream's nor {whose}'s"
+        next_step = f"keep your change elsewhere and {anew}, then apply"
+    elif file.path.startswith(PROVENANCE) and overlay is not inspection.overlay:
+        reason = f"is missing or damaged, and {whose} cannot be taken off without it"
+        expected = expected and expected.removesuffix(", or nothing")
+        next_step = f"{anew}, then apply"
+    elif installation.record and file.path == os.path.relpath(
+        installation.record, installation.site
+    ):
+        reason, next_step = "is not a plain file", f"put the installer's RECORD back, or {anew}"
+    else:
+        named = file.path in overlay.added
+        reason = f"is not {whose}'s file" if named else f"is not a file of {whose}"
+        next_step = "move it away, then run the same command again"
+    return OverlayError(
+        Exit.FOREIGN,
+        reason + more,
+        subject=installation.site / file.path,
+        expected=expected,
+        found=file.description,
+        next_step=next_step,
+    )
+
+
+def _expected(overlay: Overlay, path: str) -> str | None:
+    after = overlay.pin.result.get(path)
+    if path in overlay.pin.upstream:
+        before = overlay.pin.upstream[path]
+        return f"SHA-256 {before} (vLLM {overlay.pin.release}) or {after} (overlaid)"
+    return f"SHA-256 {after}, or nothing" if after else None

@@ -1,0 +1,97 @@
+"""Mode, owner and extended attributes, which a replacement keeps."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+_ACCESS_ACL = "system.posix_acl_access"
+_ACLS = (_ACCESS_ACL, "system.posix_acl_default")
+
+#: Checksums and signatures of a file's bytes: they do not hold for other bytes.
+_SEALS = ("security.ima", "security.evm")
+
+
+@dataclass(frozen=True)
+class Traits:
+    """The properties that a replacement shares with the file that it replaces.
+
+    Attributes:
+        mode: the permission bits; with an ACL, the group's bits are its mask.
+        owner: the user's and the group's id.
+        attributes: extended attributes by name: ACLs, security labels, the user's own.
+    """
+
+    mode: int
+    owner: tuple[int, int]
+    attributes: Mapping[str, bytes]
+
+    @property
+    def permissions(self) -> Traits:
+        """Those of a new file beside it: mode, owner and ACLs, and no other attribute."""
+        kept = {name: value for name, value in self.attributes.items() if name in _ACLS}
+        return replace(self, attributes=kept)
+
+
+def traits(path: Path) -> Traits:
+    """The traits of ``path``, or of the file that a link leads to.
+
+    Raises:
+        OSError: no permission, or an attribute vouches for the file's bytes.
+    """
+    status, attributes = os.stat(path), _attributes(path)
+    if seal := next((name for name in _SEALS if name in attributes), None):
+        reason = f"the extended attribute {seal} vouches for its bytes, and cannot be kept"
+        raise OSError(errno.EPERM, reason, str(path))
+    return Traits(stat.S_IMODE(status.st_mode), (status.st_uid, status.st_gid), attributes)
+
+
+def give(handle: int, path: Path, like: Traits) -> None:
+    """Give an open file the traits of another.
+
+    The order matters: a change of owner clears bits of the mode, only a writable file takes a
+    user's attributes, and a change of mode changes an ACL's mask. A new file may have an ACL
+    from its directory, which is removed.
+
+    Args:
+        handle: the open file.
+        path: its path, for errors.
+        like: the traits.
+
+    Raises:
+        OSError: the owner or an attribute cannot be set.
+    """
+    now = os.fstat(handle)
+    if (now.st_uid, now.st_gid) != like.owner:
+        os.fchown(handle, *like.owner)
+    present = _attributes(handle)
+    if _ACCESS_ACL in present and _ACCESS_ACL not in like.attributes:
+        os.removexattr(handle, _ACCESS_ACL)
+    for name, value in like.attributes.items():
+        if name not in _ACLS and present.get(name) != value:
+            _set(handle, path, name, value)
+    os.fchmod(handle, like.mode)
+    for name, value in like.attributes.items():
+        if name in _ACLS:
+            _set(handle, path, name, value)
+
+
+def _attributes(file: Path | int) -> dict[str, bytes]:
+    try:
+        return {name: os.getxattr(file, name) for name in os.listxattr(file)}
+    except OSError as error:
+        if error.errno != errno.ENOTSUP:
+            raise
+        return {}
+
+
+def _set(handle: int, path: Path, name: str, value: bytes) -> None:
+    try:
+        os.setxattr(handle, name, value)
+    except OSError as error:
+        reason = f"the extended attribute {name} cannot be kept: {error.strerror}"
+        raise OSError(error.errno, reason, str(path)) from None

@@ -1,0 +1,56 @@
+"""Check that a checkout's patches, headers and checksums agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from overlay import pin as pins
+from overlay.errors import OverlayError
+from overlay.patches import SERIES, Series, header_fields
+from overlay.source import Overlay
+
+from series.checksums import expected_pin
+
+#: The required DEP-3 fields of a patch: why and how, the issue it answers, and when to drop it.
+FIELDS = ("Description", "How", "Bug", "Author", "Forwarded", "Last-Update", "Drop-When")
+
+
+def complaints(root: Path, upstream: Callable[[str], bytes]) -> Iterator[str]:
+    """Yield a sentence for each fault of the checkout in ``root``.
+
+    Args:
+        root: the checkout.
+        upstream: returns upstream's bytes of a path.
+    """
+    try:
+        overlay = load_unproven(root)
+        for name in unlisted(root, overlay.series):
+            yield f"patches/{name} is not listed in patches/series"
+        for patch in overlay.series.patches:
+            for name in missing_fields(patch.header):
+                yield f"patches/{patch.name}: the header lacks {name}"
+        pin = expected_pin(root, overlay.pin, overlay.series, upstream)
+    except OverlayError as error:
+        yield str(error)
+        return
+    if pin.dumps().encode() != overlay.pin_bytes:
+        yield "VERSION_PIN is stale: run `make refresh`"
+
+
+def load_unproven(root: Path) -> Overlay:
+    """Read the overlay in ``root``, even if its patches are ahead of its checksums."""
+    data = (root / pins.NAME).read_bytes()
+    return Overlay(root, pins.loads(data.decode()), data, Series.load(root / "patches"))
+
+
+def missing_fields(header: str) -> list[str]:
+    """The required DEP-3 fields that ``header`` lacks or leaves empty."""
+    fields = header_fields(header)
+    return [name for name in FIELDS if not fields.get(name)]
+
+
+def unlisted(root: Path, series: Series) -> list[str]:
+    """The files in ``patches/`` that are not in the series."""
+    listed = {patch.name for patch in series.patches} | {SERIES}
+    return sorted({file.name for file in (root / "patches").iterdir()} - listed)

@@ -1,0 +1,77 @@
+"""The command line of the author's loop: ``python -m series COMMAND``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from overlay import cli
+from overlay.errors import Exit
+from overlay.output import escaped
+from overlay.source import Overlay
+
+from series import dist, edit, refresh, upstream
+from series.check import load_unproven
+from series.upstream import Upstream
+
+#: The checkout that this tool is part of.
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: the arguments, or None for the process's own.
+
+    Returns:
+        The exit code, one of :class:`~overlay.errors.Exit`.
+    """
+    parser, every = cli.program("series", "Edit the series of patches, and build archives.")
+    for name, run, text, reads_upstream in (
+        ("vendor", _vendor, "build the vendored copies into vendor_overlay/", True),
+        ("edit", _edit, "lay out the series as commits of a git tree in build/edit", True),
+        ("refresh", _refresh, "write patches and checksums from build/edit", False),
+        ("dist", _dist, "build the reproducible archive of HEAD in build/dist", True),
+    ):
+        sub = cli.command(every, name, run, text, target=reads_upstream)
+        if reads_upstream:
+            sub.add_argument("--wheel", help="take upstream's files from this pinned wheel instead")
+    return cli.run(parser, argv)
+
+
+def _vendor(args: argparse.Namespace) -> int:
+    overlay = Overlay.load(ROOT)
+    return _report(args, dist.vendor(overlay, _upstream(args, overlay), args.dry_run))
+
+
+def _edit(args: argparse.Namespace) -> int:
+    overlay = load_unproven(ROOT)
+    return _report(args, edit.edit(overlay, _upstream(args, overlay), args.dry_run))
+
+
+def _refresh(args: argparse.Namespace) -> int:
+    return _report(args, refresh.refresh(ROOT, args.dry_run))
+
+
+def _dist(args: argparse.Namespace) -> int:
+    return _report(args, dist.dist(ROOT, lambda head: _upstream(args, head), args.dry_run))
+
+
+def _upstream(args: argparse.Namespace, overlay: Overlay) -> Upstream:
+    if args.wheel:
+        return upstream.from_wheel(Path(args.wheel), overlay)
+    return upstream.from_installation(cli.installation(args), overlay)
+
+
+def _report(args: argparse.Namespace, files: Sequence[str]) -> int:
+    if args.json:
+        print(json.dumps({"command": args.command, "dry_run": args.dry_run, "files": list(files)}))
+        return Exit.DONE
+    for file in files:
+        print(escaped(f"{'would write' if args.dry_run else 'wrote'} {file}"))
+    if not files:
+        print("nothing to do: everything is as it should be")
+    return Exit.DONE

@@ -1,0 +1,104 @@
+"""Turn the commits of the edit tree into patch files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from overlay.errors import Exit, OverlayError, damaged
+from overlay.patches import SERIES, Series, header_fields, parse, split_lines
+from overlay.pin import PACKAGE
+
+from series import git
+from series.check import FIELDS, missing_fields
+from series.tree import PRISTINE
+
+_CONFLICT = re.compile(rb"^\+(?:<{7}|\|{7}|>{7}) .*$", re.MULTILINE)
+_LONGEST_SLUG = 60
+_DIFF = (
+    *("-U0", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", "--text"),
+    *("--diff-algorithm=myers", "--src-prefix=a/", "--dst-prefix=b/"),
+)
+
+
+def series_of(tree: Path) -> tuple[dict[str, bytes], Series]:
+    """The files of ``patches/`` that a tree's commits make, by path, and the series in them.
+
+    Raises:
+        OverlayError: a commit cannot be a patch.
+    """
+    files: dict[str, bytes] = {}
+    patches = []
+    commits = git.text(tree, "rev-list", "--reverse", f"{PRISTINE}..HEAD").split()
+    for number, commit in enumerate(commits, 1):
+        name, data = _patch(tree, number, commit)
+        patches.append(parse(name, data))
+        files[f"patches/{name}"] = data
+    files[f"patches/{SERIES}"] = "".join(f"{patch.name}\n" for patch in patches).encode()
+    return files, Series(patches)
+
+
+def _patch(tree: Path, number: int, commit: str) -> tuple[str, bytes]:
+    """The name and bytes of the patch that a commit makes."""
+    message = git.text(tree, "log", "-1", "--format=%B", commit).strip("\n")
+    title = message.partition("\n")[0]
+    subject = f"commit {commit[:12]} ({title})"
+    if missing := missing_fields(message):
+        raise OverlayError(
+            Exit.USAGE,
+            f"the message lacks {', '.join(missing)}",
+            subject=subject,
+            next_step="write it as a DEP-3 header: " + ", ".join(FIELDS),
+        )
+    lines = message.splitlines()
+    if comment := next((line for line in lines if line[:1] in ("#", ";")), None):
+        raise OverlayError(
+            Exit.USAGE,
+            f"the message holds a comment: {comment}",
+            subject=subject,
+            next_step="take it out with `git commit --amend`, or a rebase",
+        )
+    if any(line.startswith("--- ") for line in lines):
+        raise damaged("a line of the message begins with '--- '", f"commit {commit[:12]}")
+    changed = git.text(tree, "diff", "--name-status", "--no-renames", f"{commit}^", commit)
+    for line in changed.splitlines():
+        status, path = line.split("\t")
+        if status != "M":
+            raise OverlayError(
+                Exit.USAGE,
+                "is added or removed; a patch may only change a file",
+                subject=f"{path} in commit {commit[:12]}",
+                next_step=f"put a new module into vendor_overlay/{PACKAGE}/",
+            )
+    changes = b"".join(bare(git.data(tree, "diff", *_DIFF, f"{commit}^", commit)))
+    if mark := _CONFLICT.search(changes):
+        raise OverlayError(
+            Exit.USAGE,
+            f"adds git's mark of a conflict: {mark[0][1:].decode()}",
+            subject=subject,
+            next_step="settle the conflict in that commit, and run `make refresh` again",
+        )
+    return f"{number:04}-{_slug(message)}.patch", f"{message}\n\n".encode() + changes
+
+
+def _slug(message: str) -> str:
+    """The first line of a patch's description as a file name, cut between words."""
+    words = re.findall("[a-z0-9]+", header_fields(message)["Description"].split("\n")[0].lower())
+    while len("-".join(words)) > _LONGEST_SLUG and len(words) > 1:
+        words.pop()
+    return "-".join(words)
+
+
+def bare(diff: bytes) -> Iterator[bytes]:
+    """The lines of a git diff without git's headers, and without the text after each ``@@``."""
+    remaining = 0
+    for line in split_lines(diff):
+        if remaining and line[:1] in b"+-":
+            remaining -= 1
+            yield line
+        elif hunk := re.match(rb"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@", line):
+            remaining = sum(1 if count is None else int(count) for count in hunk.groups())
+            yield hunk[0] + b"\n"
+        elif line.startswith((b"--- ", b"+++ ", b"\\ ")):
+            yield line

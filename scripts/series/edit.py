@@ -1,0 +1,120 @@
+"""Lay out the series as commits in build/edit, on its own release or on another."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from overlay.errors import Exit, OverlayError
+from overlay.source import Overlay
+
+from series import git, tree
+from series.check import unlisted
+from series.tree import EDIT, PRISTINE
+from series.upstream import Upstream
+
+
+def edit(overlay: Overlay, upstream: Upstream, dry_run: bool) -> list[str]:
+    """Lay out upstream's modules in a git tree, with a commit for each patch.
+
+    Returns:
+        The tree, relative to the checkout.
+
+    Raises:
+        OverlayError: the tree holds work that `make refresh` has not written out,
+            or a patch does not apply.
+    """
+    folder = overlay.root / EDIT
+    if folder.exists() and tree.holds_work(folder):
+        raise OverlayError(
+            Exit.BUSY,
+            "holds changes that are not in patches/",
+            subject=folder,
+            next_step="commit them there and run `make refresh`, or delete the directory",
+        )
+    if drafts := unlisted(overlay.root, overlay.series):
+        raise OverlayError(
+            Exit.BUSY,
+            "is not listed in patches/series, and refresh would remove it",
+            subject=overlay.root / "patches" / drafts[0],
+            next_step="list it, or put it somewhere else, and run `make edit` again",
+        )
+    texts = {path: upstream.read(path) for path in sorted(overlay.series.paths())}
+    commits: list[tuple[str, dict[str, bytes]]] = []
+    for patch in overlay.series.patches:
+        changed = {f.path: f.apply(texts[f.path], patch.name) for f in patch.files}
+        texts |= changed
+        commits.append((patch.header, changed))
+    if not dry_run:
+        tree.lay_out(folder, f"vLLM {overlay.pin.release}, pristine", upstream, commits)
+        tree.note_saved(folder, overlay.root)
+    return [EDIT]
+
+
+def rebase(
+    overlay: Overlay,
+    upstream: Upstream,
+    release: Upstream,
+    version: str,
+    archives: Mapping[str, str],
+) -> list[str]:
+    """Lay out the series as :func:`edit` does, and rebase it onto another release with git.
+
+    Patches that merge are committed, and patches whose change the release already holds are
+    dropped. git stops at a patch that conflicts, as in any rebase, for the author to resolve.
+    `make refresh` afterwards writes patches/ and VERSION_PIN for that release.
+
+    Args:
+        overlay: the overlay.
+        upstream: the files of the pinned release.
+        release: the files of the other release.
+        version: of the other release.
+        archives: its wheels, by file name, with their SHA-256.
+
+    Returns:
+        The files that conflict in the patch at which git has stopped.
+
+    Raises:
+        OverlayError: as for :func:`edit`; or the release is the pinned one; or git could
+            not begin.
+    """
+    if version == overlay.pin.release:
+        raise OverlayError(
+            Exit.USAGE,
+            "is the release that the overlay is for",
+            subject=f"vLLM {version}",
+            next_step="run `make edit` to lay the series out, or name another release",
+        )
+    edit(overlay, upstream, dry_run=False)
+    folder = overlay.root / EDIT
+    git.text(folder, "checkout", "--quiet", "--detach", PRISTINE)
+    for path in set(upstream.paths) - set(release.paths):
+        (folder / path).unlink()
+    for path in release.paths:
+        tree.write_file(folder / path, release.read(path))
+    tree.commit(folder, f"vLLM {version}, pristine\n")
+    onto = git.text(folder, "rev-parse", "HEAD")
+    git.text(folder, "checkout", "--quiet", "series")
+    old = git.text(folder, "rev-parse", PRISTINE)
+    git.text(folder, "tag", "--force", PRISTINE, onto)
+    tree.note_release(folder, (version, archives))
+    _lend_identity(folder)
+    # The options with which `git merge-file` agrees.
+    options = ["--quiet", "--empty=drop", "-Xdiff-algorithm=myers", "-Xno-renames"]
+    stopped = folder / ".git" / "rebase-merge"
+    git.call(
+        folder,
+        [*tree.IDENTITY, "rebase", *options, "--onto", onto, old, "series"],
+        succeeded=lambda code: code == 0 or stopped.exists(),
+    )
+    return git.text(folder, "diff", "--name-only", "--diff-filter=U").splitlines()
+
+
+def _lend_identity(folder: Path) -> None:
+    """Configure a name for the author's commits in the tree if they have none of their own."""
+    command = ["git", "config", "--get", "user.email"]
+    # By the author's own configuration, which git has none of in `series.git`.
+    if subprocess.run(command, cwd=folder, capture_output=True, check=False).returncode:
+        git.text(folder, "config", "user.name", "overlay")
+        git.text(folder, "config", "user.email", "overlay@localhost")

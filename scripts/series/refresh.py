@@ -1,0 +1,162 @@
+"""Write patches/ and VERSION_PIN from build/edit."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from overlay import pin as pins
+from overlay.errors import Exit, OverlayError, damaged
+from overlay.patches import SERIES, Series
+from overlay.pin import sha256
+from overlay.source import Overlay
+
+from series import git, tree
+from series.checksums import expected_pin, patch_digests
+from series.commits import series_of
+from series.tree import EDIT, PRISTINE, write_file
+from series.upstream import Upstream
+
+
+def refresh(root: Path, dry_run: bool) -> list[str]:
+    """Write patches/ and VERSION_PIN from ``build/edit``, and nothing else.
+
+    Without that tree the patches stay, and VERSION_PIN follows our own modules.
+
+    Returns:
+        The files written or removed, relative to the checkout.
+
+    Raises:
+        OverlayError: the tree has uncommitted changes, a commit without the DEP-3
+            fields, or one that does more than change upstream's modules.
+    """
+    folder = root / EDIT
+    pin = pins.loads((root / pins.NAME).read_text())
+    if not folder.exists():
+        series = Series.load(root / "patches")
+        expected = expected_pin(root, pin, series, None)
+        if patch_digests(expected) != patch_digests(pin):
+            raise OverlayError(
+                Exit.USAGE,
+                "differs from VERSION_PIN, and the new checksums can only be had from build/edit",
+                subject=root / "patches",
+                next_step="run `make edit`, and then `make refresh`",
+            )
+        return _save(root, {}, expected, dry_run)
+    _refuse_unready(folder, root)
+    pin = tree.pin_of_release(folder, pin)
+    files, series = series_of(folder)
+
+    def upstream(path: str) -> bytes:
+        return git.data(folder, "show", f"{PRISTINE}:{path}")
+
+    for path in sorted(series.paths()):
+        if pin.upstream.get(path, sha256(upstream(path))) != sha256(upstream(path)):
+            raise damaged("the tree's pristine file is not the pinned one; lay it out anew", path)
+        if series.apply(path, upstream(path)) != git.data(folder, "show", f"HEAD:{path}"):
+            raise damaged("the patches do not give what the tree holds", path)
+    written = _save(root, files, _pin_for(root, files, pin, series, upstream), dry_run)
+    if not dry_run:
+        tree.note_saved(folder, root)
+    return written
+
+
+def _refuse_unready(folder: Path, root: Path) -> None:
+    """Raise unless everything in the tree is committed to a series on its release."""
+    branch = git.text(folder, "rev-parse", "--symbolic-full-name", "HEAD")
+    if branch != "refs/heads/series" or not tree.is_laid_out(folder):
+        raise OverlayError(
+            Exit.BUSY,
+            "is not on its branch `series`: a rebase is under way, or `make edit` was cut off",
+            subject=folder,
+            next_step="finish it (`git rebase --continue`, `git checkout series`), or delete the "
+            "directory, run `make edit` again, and then `make refresh`",
+        )
+    if dirty := git.text(folder, "status", "--porcelain"):
+        raise OverlayError(
+            Exit.USAGE,
+            f"has uncommitted changes: {dirty.splitlines()[0][3:]}",
+            subject=folder,
+            next_step="commit them (`git commit --amend`, or --fixup and `git rebase "
+            f"--interactive --autosquash {PRISTINE}`) and run `make refresh` again",
+        )
+    if not tree.patches_unchanged(folder, root):
+        raise OverlayError(
+            Exit.BUSY,
+            "has changed since `make edit`; refresh would overwrite that",
+            subject=root / "patches",
+            next_step="put your commits aside (`git format-patch saved` in build/edit), delete "
+            "build/edit, run `make edit` and take them up again",
+        )
+    if git.text(folder, "merge-base", PRISTINE, "HEAD") != git.text(folder, "rev-parse", PRISTINE):
+        raise OverlayError(
+            Exit.BUSY,
+            "is not based on its release: a rebase was given up",
+            subject=folder,
+            next_step="delete the directory and run `make edit` or `make rebase` again",
+        )
+
+
+def candidate(
+    overlay: Overlay,
+    release: Upstream,
+    version: str,
+    archives: Mapping[str, str],
+    commits: Iterable[tuple[str, Mapping[str, bytes]]],
+) -> tuple[dict[str, bytes], pins.Pin]:
+    """The series and the pin for another release, from the files before and after each patch.
+
+    Args:
+        overlay: the overlay; the candidate has the same modules of our own.
+        release: the release's files.
+        version: of that release.
+        archives: its wheels, by file name, with their SHA-256.
+        commits: each patch's header, and the files that it changes, afterwards.
+
+    Returns:
+        The files of ``patches/``, and the pin, as `make refresh` would write them.
+
+    Raises:
+        OverlayError: git is not installed, or a commit cannot be a patch.
+    """
+    commits = list(commits)
+    paths = {path for _, changed in commits for path in changed}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        tree.lay_out(folder, version, Upstream(tuple(sorted(paths)), release.read), commits)
+        files, series = series_of(folder)
+    pin = pins.Pin(version, overlay.pin.overlay, archives, {}, {})
+    return files, _pin_for(overlay.root, files, pin, series, release.read)
+
+
+def _pin_for(
+    root: Path,
+    files: Mapping[str, bytes],
+    pin: pins.Pin,
+    series: Series,
+    upstream: Callable[[str], bytes],
+) -> pins.Pin:
+    """The expected pin for patch files that are not in ``root`` yet."""
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, data in files.items():
+            write_file(Path(scratch) / name, data)
+        (Path(scratch) / "vendor_overlay").symlink_to((root / "vendor_overlay").resolve())
+        return expected_pin(Path(scratch), pin, series, upstream)
+
+
+def _save(root: Path, files: dict[str, bytes], pin: pins.Pin, dry_run: bool) -> list[str]:
+    files[pins.NAME] = pin.dumps().encode()
+    present = {f"patches/{file.name}" for file in (root / "patches").iterdir()}
+    gone = sorted(present - set(files)) if f"patches/{SERIES}" in files else []
+    changed = [
+        name
+        for name, data in sorted(files.items())
+        if not (root / name).is_file() or (root / name).read_bytes() != data
+    ]
+    if not dry_run:
+        for name in changed:
+            write_file(root / name, files[name])
+        for name in gone:
+            (root / name).unlink()
+    return changed + [f"{name} (removed)" for name in gone]

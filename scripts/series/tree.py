@@ -1,0 +1,148 @@
+"""The git tree in build/edit: upstream's modules, and a commit for each patch.
+
+The branch is ``series``. The tag ``pristine`` is the release that the series begins at, and
+the tag ``saved`` is the commit at which the tree and ``patches/`` agreed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from overlay import pin as pins
+from overlay.pin import sha256
+
+from series import git
+from series.upstream import Upstream
+
+EDIT = "build/edit"
+PRISTINE, SAVED = "pristine", "saved"
+#: git settings that hold: the digest of patches/ when the tree was laid out; and the release
+#: that the tree is for, with its archives, if it is not the pinned release.
+_PATCHES, _RELEASE, _ARCHIVE = "overlay.patches", "overlay.release", "overlay.archive"
+#: For the author's own git commands in the tree: git's comments stay out of the header, a
+#: conflict shows the old release's text, and no attributes change how files merge.
+_CONFIG = {
+    "commit.cleanup": "strip",
+    "core.commentChar": ";",
+    "merge.conflictStyle": "diff3",
+    "core.attributesFile": os.devnull,
+    "core.excludesFile": os.devnull,
+}
+IDENTITY = ("-c", "user.name=overlay", "-c", "user.email=overlay@localhost")
+
+
+def lay_out(
+    tree: Path,
+    title: str,
+    upstream: Upstream,
+    commits: Iterable[tuple[str, Mapping[str, bytes]]],
+) -> None:
+    """Make a git tree of upstream's modules, and a branch with a commit for each patch.
+
+    Args:
+        tree: the directory; a tree in it is laid out anew.
+        title: the message of the first commit.
+        upstream: the modules.
+        commits: each patch's header, and the files that it changes, afterwards.
+    """
+    tree.mkdir(parents=True, exist_ok=True)
+    if not (tree / ".git").exists():
+        git.text(tree, "init", "--quiet")
+    for key, value in _CONFIG.items():
+        git.text(tree, "config", key, value)
+    # Until the tree is whole again, `make refresh` must find nothing to refresh from.
+    if is_laid_out(tree):
+        git.text(tree, "tag", "--delete", SAVED)
+        git.text(tree, "config", "--unset-all", _PATCHES)
+    note_release(tree, None)
+    # A branch without a past, whatever branch was left here before.
+    git.text(tree, "update-ref", "-d", "refs/heads/laying-out")
+    git.text(tree, "symbolic-ref", "HEAD", "refs/heads/laying-out")
+    for path in upstream.paths:
+        write_file(tree / path, upstream.read(path))
+    commit(tree, f"{title}\n")
+    git.text(tree, "tag", "--force", PRISTINE)
+    for header, changed in commits:
+        for path, data in changed.items():
+            write_file(tree / path, data)
+        commit(tree, header.rstrip("\n") + "\n")
+    git.text(tree, "branch", "--force", "--move", "series")
+
+
+def commit(tree: Path, message: str) -> None:
+    """Commit everything in the tree, with the message as it stands."""
+    git.text(tree, "add", "--all", "--force")
+    options = ["--quiet", "--no-verify", "--no-gpg-sign", "--cleanup=verbatim", "--allow-empty"]
+    git.text(tree, *IDENTITY, "commit", *options, "--file=-", input=message)
+
+
+def is_laid_out(tree: Path) -> bool:
+    """Whether the tree was laid out completely."""
+    return bool(git.text(tree, "tag", "--list", SAVED))
+
+
+def note_saved(tree: Path, root: Path) -> None:
+    """Note that the tree and ``patches/`` agree."""
+    git.text(tree, "tag", "--force", SAVED)
+    git.text(tree, "config", _PATCHES, _digest_of_patches(root))
+
+
+def patches_unchanged(tree: Path, root: Path) -> bool:
+    """Whether ``patches/`` is as it was when the tree was laid out or saved."""
+    return _setting(tree, _PATCHES) == _digest_of_patches(root)
+
+
+def holds_work(tree: Path) -> bool:
+    """Whether the tree has changes or commits that ``patches/`` lacks."""
+    if git.text(tree, "status", "--porcelain"):
+        return True
+    if not is_laid_out(tree):
+        return False
+    heads = git.text(tree, "rev-parse", "HEAD", "series", f"{SAVED}^{{commit}}").split()
+    return len(set(heads)) > 1
+
+
+def note_release(tree: Path, release: tuple[str, Mapping[str, str]] | None) -> None:
+    """Note the version and archives of the release that the tree is for; None: the pinned one."""
+    for key in (_RELEASE, _ARCHIVE):
+        if _setting(tree, key):
+            git.text(tree, "config", "--unset-all", key)
+    if release:
+        git.text(tree, "config", _RELEASE, release[0])
+        for name, digest in sorted(release[1].items()):
+            git.text(tree, "config", "--add", _ARCHIVE, f"{digest}  {name}")
+
+
+def pin_of_release(tree: Path, pin: pins.Pin) -> pins.Pin:
+    """The pin of the release that the tree is for, as far as it is known.
+
+    Args:
+        tree: the tree.
+        pin: the checkout's present pin.
+    """
+    version = _setting(tree, _RELEASE)
+    if not version:
+        return pin
+    rows = git.text(tree, "config", "--get-all", _ARCHIVE).splitlines()
+    archives = {name: digest for digest, name in (row.split("  ", 1) for row in rows)}
+    if version == pin.release:  # Refreshed before; there may be more archives now.
+        return replace(pin, archives={**archives, **pin.archives})
+    return pins.Pin(version, pin.overlay, archives, {}, {})
+
+
+def write_file(file: Path, data: bytes) -> None:
+    """Write a file, and make the directories that it is in."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(data)
+
+
+def _setting(tree: Path, key: str) -> str:
+    return git.text(tree, "config", "--default", "", "--get", key)
+
+
+def _digest_of_patches(root: Path) -> str:
+    files = sorted((root / "patches").iterdir())
+    return sha256("".join(f"{sha256(f.read_bytes())}  {f.name}\n" for f in files).encode())

@@ -1,0 +1,248 @@
+"""Another version of the overlay is installed: it is recognised, replaced, or taken off."""
+
+import io
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from overlay import cli, commands
+from overlay import pin as pins
+from overlay.commands import Options
+from overlay.errors import Exit
+from overlay.installation import locate
+from overlay.pin import PACKAGE, sha256
+from overlay.source import Overlay
+from overlay.state import inspect
+from support import mini, sites
+from support.faults import digest, killed
+from support.sites import OVERLAY, REPO, snapshot
+
+PROVENANCE = f"{PACKAGE}/provenance"
+PATCH = f"{PROVENANCE}/patches/0001-all.patch"
+
+
+@pytest.fixture
+def older(tmp_path: Path, ours: Overlay) -> Path:
+    """An installation that version 0.0.1 was laid over; the command line lays 0.0.2."""
+    changed = {**mini.OVERLAID, "vllm/one.py": b"A = 1\nB = 22\nC = 3\n"}
+    added = {**mini.OURS, f"{PACKAGE}/old.py": b"", f"{PACKAGE}/sub/x.py": b""}
+    return mini.overlaid(tmp_path, overlaid=changed, ours=added)
+
+
+def run(command: str, site: Path, *options: str) -> int:
+    return cli.main([command, "--site", str(site), *options])
+
+
+def test_another_version_is_named_and_replaced(
+    older: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = "is overlaid by overlay 0.0.1 (unreleased); this is 0.0.2"
+    for command, options in (("status", ["--json"]), ("verify", []), ("diff", [])):
+        assert run(command, older, *options) == Exit.FOREIGN
+        output, errors = capsys.readouterr()
+        assert named in (json.loads(output)["error"]["reason"] if options else errors)
+    assert run("status", older) == Exit.FOREIGN
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{older}: vllm 0.22.0, overlaid by overlay 0.0.1 (unreleased)"
+    assert lines[-1] == "next: `apply` replaces it with this one, `revert` takes it off"
+    assert run("apply", older, "--dry-run") == Exit.DONE
+    assert run("apply", older) == Exit.DONE
+    assert "replaces version 0.0.1" in capsys.readouterr().out
+    assert run("verify", older) == Exit.DONE
+    assert (older / "vllm" / "one.py").read_bytes() == mini.OVERLAID["vllm/one.py"]
+
+
+def test_another_version_that_is_partial_is_named(
+    older: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (older / PACKAGE / "a.py").unlink()
+    assert run("diff", older) == Exit.FOREIGN
+    assert "is overlaid in part by overlay 0.0.1 (unreleased)" in capsys.readouterr().err
+    assert run("status", older) == Exit.FOREIGN
+    assert "0.22.0, partial by overlay 0.0.1 (unreleased)\n" in capsys.readouterr().out
+
+
+def test_another_version_is_taken_off(older: Path, tmp_path: Path) -> None:
+    assert run("revert", older) == Exit.DONE
+    assert snapshot(older) == snapshot(mini.install(tmp_path / "fresh"))
+
+
+def a_foreign_file(site: Path) -> None:
+    (site / "vllm" / "one.py").write_text("evil\n")
+
+
+def a_forged_checksum_of_upstream(site: Path) -> None:
+    pin = site / PROVENANCE / "VERSION_PIN"
+    honest = sha256(mini.PRISTINE["vllm/one.py"])
+    pin.write_text(pin.read_text().replace(honest, sha256(b"evil")))
+
+
+def a_forged_patch(site: Path) -> None:
+    """It must not decide what upstream's bytes are."""
+    patch, pin = site / PATCH, site / PROVENANCE / "VERSION_PIN"
+    honest = patch.read_bytes()
+    patch.write_bytes(honest.replace(b"-B = 2\n", b"-B = 9\n"))
+    pin.write_text(pin.read_text().replace(sha256(honest), sha256(patch.read_bytes())))
+
+
+@pytest.mark.parametrize("tamper", [a_foreign_file, a_forged_checksum_of_upstream, a_forged_patch])
+def test_another_version_that_was_tampered_with_is_refused(
+    older: Path, tamper: Callable[[Path], None]
+) -> None:
+    tamper(older)
+    before = snapshot(older)
+    for command in ("apply", "revert"):
+        assert run(command, older) == Exit.FOREIGN
+    assert snapshot(older) == before
+
+
+def test_another_version_is_not_taken_off_for_nothing(
+    older: Path, ours: Overlay, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = snapshot(older)
+    module = ours.root / "vendor_overlay" / PACKAGE / "b.py"
+    module.write_text("stale\n")
+    assert run("apply", older) == Exit.FAULT
+    assert snapshot(older) == before
+    module.write_bytes(b"")
+    broken = older.parent / "python"
+    broken.write_text("#!/bin/sh\nexit 3\n")
+    broken.chmod(0o755)
+    capsys.readouterr()
+    assert run("apply", older, "--python", str(broken)) == Exit.USAGE
+    message = capsys.readouterr().err
+    assert (
+        "version 0.0.1 (unreleased) of the overlay was taken off, and this one is not on" in message
+    )
+    assert "nothing was written" not in message
+
+
+@pytest.mark.parametrize("python", [[], ["--python", sys.executable]])
+@pytest.mark.parametrize("command", ["apply", "revert"])
+def test_another_version_killed_at_every_change(
+    older: Path, scratch: Path, command: str, python: list[str]
+) -> None:
+    """Replaced or taken off, it leaves RECORD and all else as it should be."""
+    options = ["--force", *python]
+    fresh = mini.install(scratch / "fresh")
+    goal = {}
+    for name in ("apply", "revert"):
+        assert run(name, fresh, *options) == Exit.DONE
+        goal[name] = (snapshot(fresh), set(snapshot(fresh, bytecode=True)))
+    site, again = scratch / "cut", scratch / "again"
+    seen = set()
+    for at in itertools.count(1):
+        shutil.copytree(older, site)
+        status = killed([command, "--site", str(site), *options], cli.ROOT, at)
+        if (disk := digest(site)) not in seen:
+            seen.add(disk)
+            for then in ("apply", "revert"):
+                shutil.copytree(site, again)
+                assert run(then, again, *options) == Exit.DONE, f"cut {at}"
+                whole = (snapshot(again), set(snapshot(again, bytecode=True)))
+                assert whole == goal[then], f"cut {at}, then {then}"
+                shutil.rmtree(again)
+        shutil.rmtree(site)
+        if status is None:
+            break
+        assert os.WIFSIGNALED(status), f"cut {at}"
+    assert len(seen) > 20
+
+
+def history() -> dict[str, bytes]:
+    """Commit to VERSION_PIN, oldest first, of every commit that changed it."""
+
+    def git(*arguments: str) -> bytes:
+        return subprocess.run(["git", *arguments], cwd=REPO, capture_output=True, check=True).stdout
+
+    if git("rev-parse", "--is-shallow-repository").strip() == b"true":
+        pytest.skip("a shallow clone does not have the pins of earlier commits")
+    commits = git("log", "--reverse", "--format=%H", "--", pins.NAME).decode().split()
+    return {commit: git("show", f"{commit}:{pins.NAME}") for commit in commits}
+
+
+def test_every_version_in_the_history_is_known() -> None:
+    pin_of = {data: pins.loads(data.decode()) for data in history().values()}
+    upstream = {pair for pin in pin_of.values() for pair in pin.upstream.items()}
+    versions = {sha256(data): pin.overlay for data, pin in pin_of.items()}
+    known = pins.releases()
+    # The present version's pins may still change, and are added with the next one.
+    earlier = {digest: v for digest, v in versions.items() if v != OVERLAY.pin.overlay}
+    lacking = [f"{digest}  {v}" for digest, v in earlier.items() if digest not in known.versions]
+    assert not lacking, "add to scripts/overlay/RELEASES:\n" + "\n".join(lacking)
+    assert {digest: versions.get(digest) for digest in known.versions} == known.versions
+    assert known.upstream == upstream
+
+
+def test_every_version_is_recognised_and_taken_off(tmp_path: Path) -> None:
+    """Of each version, the last state that is listed."""
+    site = sites.small(tmp_path / "site")
+    sites.shorten_record(site)
+    before = snapshot(site)
+    installation = locate(site=str(site))
+    known = pins.releases().versions
+    last = {known[sha256(data)]: c for c, data in history().items() if sha256(data) in known}
+    assert len(last) > 5
+    for version, commit in last.items():
+        command = ["git", "archive", commit, pins.NAME, "patches", "vendor_overlay"]
+        packed = subprocess.run(command, cwd=REPO, capture_output=True, check=True).stdout
+        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+            archive.extractall(tmp_path / "other", filter="data")
+        commands.apply(installation, Overlay.load(tmp_path / "other"), Options(force=True))
+        assert inspect(installation, OVERLAY).installed_version == version
+        commands.revert(installation, OVERLAY, Options(force=True))
+        assert snapshot(site) == before
+        shutil.rmtree(tmp_path / "other")
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")])
+def test_another_version_that_cannot_be_taken_off_is_reinstalled(
+    older: Path,
+    recorded: bool,
+    damage: Callable[[Path], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if not recorded:
+        (older / "vllm-0.22.0.dist-info" / "RECORD").unlink()
+    damage(older / PATCH)
+    before = snapshot(older)
+    for command in ("status", "verify", "apply", "revert"):
+        code = run(command, older, "--dry-run")
+        message = "".join(capsys.readouterr())
+        assert code == Exit.FOREIGN, message
+        for part in ("0.0.1 (unreleased)", PATCH, "reinstall vllm 0.22.0"):
+            assert part in message
+        for part in ("or nothing", "make refresh", "`revert`"):
+            assert part not in message
+    assert snapshot(older) == before
+
+
+@pytest.mark.parametrize("path", ["vllm/one.py", f"{PACKAGE}/a.py"])
+def test_a_file_that_is_foreign_to_another_version_is_shown_alone(
+    older: Path, path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = (older / path).read_bytes()
+    (older / path).write_bytes(kept + b"# mine\n")
+    before = snapshot(older)
+    assert run("status", older) == Exit.FOREIGN
+    shown = capsys.readouterr().out
+    assert "0.22.0, foreign to overlay 0.0.1 (unreleased)\n" in shown
+    assert [line.split()[1] for line in shown.splitlines() if "  foreign " in line] == [path]
+    assert sha256(kept) in shown
+    for command in ("apply", "revert"):
+        assert run(command, older) == Exit.FOREIGN
+        message = capsys.readouterr().err
+        assert f"{older / path}: is " in message
+        assert "overlay 0.0.1 (unreleased)" in message
+        assert "more)" not in message
+    assert snapshot(older) == before
+    (older / path).write_bytes(kept)
+    assert run("apply", older) == Exit.DONE

@@ -1,0 +1,149 @@
+"""vendor, and the archive that dist builds from a commit."""
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from overlay.errors import Exit
+from overlay.pin import sha256
+from series import check
+from support import sites
+from support.checkouts import checkout
+from support.sites import OVERLAY, REPO, run, run_package, snapshot
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pristine installation, from which upstream's files are taken."""
+    return sites.small(tmp_path_factory.mktemp("dist") / "site")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A copy of this checkout as a git repository of one commit."""
+    root = checkout(tmp_path / "checkout")
+    for name in ("README.md", ".gitignore", ".gitattributes", "LICENSE"):
+        shutil.copy(REPO / name, root / name)
+    (root / "tests").mkdir()
+    (root / "tests" / "t.py").write_text("")
+    git(root, "init", "--quiet")
+    commit(root)
+    return root
+
+
+def git(root: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@localhost"]
+    subprocess.run(["git", *identity, *arguments], cwd=root, check=True)
+
+
+def commit(root: Path) -> None:
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "--message=all")
+
+
+def dist(root: Path, site: Path, **options: int) -> bytes:
+    done = run_package("series", "dist", "--site", site, root=root, **options)
+    assert done.returncode == Exit.DONE, done.stderr
+    (archive,) = (root / "build" / "dist").iterdir()
+    assert archive.name == f"vllm-readiness-overlay-{OVERLAY.pin.overlay}.tar"
+    return archive.read_bytes()
+
+
+def test_vendored_copies_are_the_pinned_ones(root: Path, site: Path) -> None:
+    for line in ("wrote vendor_overlay/vllm/envs.py", "nothing to do"):
+        done = run_package("series", "vendor", "--site", site, root=root)
+        assert line in done.stdout, done.stderr
+    for path in OVERLAY.targets:
+        data = (root / "vendor_overlay" / path).read_bytes()
+        assert sha256(data) == OVERLAY.pin.result[path]
+
+
+def test_the_archive_is_the_same_from_the_same_commit(
+    root: Path, site: Path, tmp_path: Path
+) -> None:
+    """Whatever the clone's attributes, settings, umask and untracked files are."""
+    (root / "README.md").write_text("$Format:%H$ $Id$\n")
+    (root / ".gitattributes").write_text("*.md export-subst ident\nLICENSE export-ignore\n")
+    program = root / "scripts" / "program"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    commit(root)
+    clone = tmp_path / "elsewhere"
+    git(root, "clone", "--quiet", str(root), str(clone))
+    attributes = "scripts/** export-ignore\npatches/* text eol=crlf\n*.md !export-subst ident\n"
+    (clone / ".git" / "info" / "attributes").write_text(attributes)
+    for setting in ("core.autocrlf=true", "tar.umask=0777", "log.showSignature=true"):
+        git(clone, "config", *setting.split("="))
+    git(clone, "replace", "HEAD:README.md", "HEAD:VERSION_PIN")
+    (root / "patches" / "untracked.patch").write_text("not in the commit")
+    overlaid = sites.small(tmp_path / "overlaid")
+    assert run("apply", "--site", overlaid).returncode == Exit.DONE
+    data = dist(root, site, umask=0o022)
+    assert dist(clone, overlaid, umask=0o077) == data
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        modes = {member.name.partition("/")[2]: member.mode for member in tar}
+        readme = tar.extractfile(next(m for m in tar if m.name.endswith("README.md")))
+        assert readme
+        assert readme.read() == b"$Format:%H$ $Id$\n"
+    assert modes["scripts/program"] == 0o755
+    assert modes["VERSION_PIN"] == modes["LICENSE"] == 0o644
+    assert {"scripts/overlay/__main__.py", "scripts/overlay/RELEASES"} < set(modes)
+    assert {f"vendor_overlay/{path}" for path in OVERLAY.targets} < set(modes)
+    left_out = ("tests", "patches/untracked", ".gitattributes")
+    assert not [name for name in modes if name.startswith(left_out)]
+
+
+def test_the_archive_holds_no_links(root: Path, site: Path) -> None:
+    (root / "scripts" / "link").symlink_to("/etc/passwd")
+    commit(root)
+    refused = run_package("series", "dist", "--site", site, root=root)
+    assert refused.returncode == Exit.FAULT
+    assert "scripts/link: is a link" in refused.stderr
+
+
+def test_dist_needs_a_checkout(root: Path, site: Path) -> None:
+    shutil.rmtree(root / ".git")
+    refused = run_package("series", "dist", "--site", site, root=root)
+    assert refused.returncode == Exit.USAGE
+    assert "not a git checkout" in refused.stderr
+
+
+def test_a_clone_that_rewrites_line_ends_is_whole(root: Path, site: Path, tmp_path: Path) -> None:
+    clone = tmp_path / "elsewhere"
+    settings = ["-c", "core.autocrlf=true", "-c", "core.eol=crlf"]
+    git(root, "clone", "--quiet", *settings, str(root), str(clone))
+    assert list(check.complaints(clone, lambda path: (site / path).read_bytes())) == []
+    files = [path for path in clone.rglob("*") if ".git" not in path.parts and path.is_file()]
+    assert files
+    assert not [path for path in files if b"\r\n" in path.read_bytes()]
+
+
+def test_the_archive_applies_without_network_git_or_index(
+    root: Path, site: Path, tmp_path: Path
+) -> None:
+    with tarfile.open(fileobj=io.BytesIO(dist(root, site))) as tar:
+        tar.extractall(tmp_path / "image", filter="data")
+    (unpacked,) = (tmp_path / "image").iterdir()
+    target = sites.small(tmp_path / "target")
+    before = snapshot(target)
+    unshare = shutil.which("unshare") if os.geteuid() == 0 else None
+    offline = [unshare, "--net"] if unshare else []
+
+    def tool(command: str) -> None:
+        words = [*offline, sys.executable, str(unpacked / "scripts" / "overlay"), command]
+        done = subprocess.run(
+            [*words, "--site", str(target)], env={"PATH": "/nonexistent"}, check=False
+        )
+        assert done.returncode == Exit.DONE
+
+    tool("apply")
+    tool("verify")
+    (unpacked / "vendor_overlay" / OVERLAY.targets[0]).unlink()
+    tool("revert")
+    assert snapshot(target) == before
+    tool("apply")

@@ -1,0 +1,228 @@
+"""edit and refresh: the series as commits, and the commits as a series."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from overlay.errors import Exit, OverlayError
+from overlay.installation import locate
+from overlay.pin import PACKAGE, sha256
+from overlay.source import Overlay
+from series import tree as edit_tree
+from series import upstream
+from series.check import FIELDS, complaints, load_unproven
+from series.edit import edit
+from series.refresh import refresh
+from support import series, sites
+from support.checkouts import checkout
+from support.series import BASE, PATH
+from support.sites import OVERLAY, run_package, snapshot
+
+MESSAGE = "Description: Another seam\n why\n" + "".join(
+    f"{name}: text\n" for name in FIELDS if name != "Description"
+)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A checkout with a series of three patches."""
+    return series.checkout(tmp_path / "checkout").root
+
+
+@pytest.fixture
+def tree(root: Path) -> Path:
+    """The series of ``root``, laid out."""
+    lay_out(root)
+    return root / edit_tree.EDIT
+
+
+def lay_out(root: Path) -> None:
+    edit(load_unproven(root), series.upstream(BASE), dry_run=False)
+
+
+def in_order(root: Path) -> bool:
+    return not list(complaints(root, lambda path: BASE[path].encode()))
+
+
+def git(tree: Path, *arguments: str, message: str = "") -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@localhost"]
+    return subprocess.run(
+        ["git", *identity, *arguments],
+        cwd=tree,
+        input=message,
+        text=True,
+        check=True,
+        capture_output=True,
+    ).stdout
+
+
+def add_line(tree: Path, line: str = "MORE = 9") -> None:
+    with (tree / PATH).open("a") as file:
+        file.write(f"{line}\n")
+
+
+def commit(tree: Path, message: str = MESSAGE) -> None:
+    git(tree, "add", "--all")
+    git(tree, "commit", "--quiet", "--file=-", message=message)
+
+
+def refused(root: Path, code: Exit, *parts: str) -> None:
+    """Refresh is refused, and writes nothing."""
+    before = snapshot(root / "patches"), (root / "VERSION_PIN").read_bytes()
+    with pytest.raises(OverlayError) as caught:
+        refresh(root, dry_run=False)
+    assert caught.value.code is code
+    for part in parts:
+        assert part in str(caught.value)
+    assert (snapshot(root / "patches"), (root / "VERSION_PIN").read_bytes()) == before
+
+
+def test_the_real_series_comes_back_as_it_was(tmp_path: Path) -> None:
+    """By the command lines that the Makefile uses."""
+    root = checkout(tmp_path / "checkout")
+    site = sites.small(tmp_path / "site")
+    laid_out = run_package("series", "edit", "--site", site, root=root)
+    assert (laid_out.returncode, laid_out.stderr) == (Exit.DONE, "")
+    tree = root / edit_tree.EDIT
+    for path in OVERLAY.targets:
+        assert sha256((tree / path).read_bytes()) == OVERLAY.pin.result[path]
+    subjects = git(tree, "log", "--format=%s", "pristine..HEAD").splitlines()
+    assert len(subjects) == len(OVERLAY.series.patches)
+    refreshed = run_package("series", "refresh", root=root)
+    assert "nothing to do" in refreshed.stdout, refreshed.stderr
+
+
+def test_an_edit_becomes_a_patch_and_its_removal_takes_it_back(root: Path, tree: Path) -> None:
+    before = snapshot(root / "patches"), (root / "VERSION_PIN").read_bytes()
+    add_line(tree)
+    refused(root, Exit.USAGE, "uncommitted")
+    with pytest.raises(OverlayError, match="not in patches/"):
+        lay_out(root)
+    commit(tree)
+    with pytest.raises(OverlayError, match="not in patches/"):
+        lay_out(root)
+    dry = refresh(root, dry_run=True)
+    assert (snapshot(root / "patches"), (root / "VERSION_PIN").read_bytes()) == before
+    assert refresh(root, dry_run=False) == dry
+    patch = (root / "patches" / "0004-another-seam.patch").read_text()
+    assert patch.startswith("Description: Another seam\n why\n")
+    assert patch.endswith("+MORE = 9\n")
+    assert in_order(root)
+    assert Overlay.load(root).overlaid_bytes(PATH, BASE[PATH].encode()).endswith(b"\nMORE = 9\n")
+    lay_out(root)
+    git(tree, "reset", "--quiet", "--hard", "HEAD~1")
+    with pytest.raises(OverlayError, match="not in patches/"):
+        lay_out(root)
+    assert "patches/0004-another-seam.patch (removed)" in refresh(root, dry_run=False)
+    assert (snapshot(root / "patches"), (root / "VERSION_PIN").read_bytes()) == before
+
+
+@pytest.mark.parametrize(
+    ("message", "new_file", "parts"),
+    [
+        ("no header\n", False, ["Drop-When"]),
+        (MESSAGE, True, ["vllm/new.py", f"vendor_overlay/{PACKAGE}"]),
+    ],
+)
+def test_a_commit_that_is_no_patch_is_refused(
+    root: Path, tree: Path, message: str, new_file: bool, parts: list[str]
+) -> None:
+    if new_file:
+        (tree / "vllm" / "new.py").write_text("x\n")
+    else:
+        add_line(tree)
+    commit(tree, message)
+    refused(root, Exit.USAGE, *parts)
+
+
+def test_edit_can_be_run_again_and_again(root: Path, tree: Path) -> None:
+    for _ in range(3):
+        lay_out(root)
+    assert refresh(root, dry_run=False) == []
+
+
+@pytest.mark.parametrize("another_patch", [True, False])
+def test_refresh_does_not_overwrite_changes_to_patches_since_edit(
+    root: Path, tree: Path, another_patch: bool
+) -> None:
+    if another_patch:
+        (root / "patches" / "0009-draft.patch").write_text("draft")
+    else:
+        patch = next((root / "patches").glob("0003-*"))
+        patch.write_bytes(patch.read_bytes().replace(b"How: ", b"How:  "))
+    refused(root, Exit.BUSY, "make edit")
+
+
+def test_refresh_waits_for_the_end_of_a_rebase(root: Path, tree: Path) -> None:
+    git(tree, "checkout", "--quiet", "--detach", "pristine")
+    refused(root, Exit.BUSY, "rebase")
+    with pytest.raises(OverlayError, match="not in patches/"):
+        lay_out(root)
+    git(tree, "checkout", "--quiet", "series")
+    assert refresh(root, dry_run=False) == []
+
+
+def test_refresh_does_not_follow_an_edit_that_was_cut_off(
+    root: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits = 0
+    commit_for_real = edit_tree.commit
+
+    def cut(folder: Path, message: str) -> None:
+        nonlocal commits
+        commits += 1
+        if commits > 2:
+            raise KeyboardInterrupt
+        commit_for_real(folder, message)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(edit_tree, "commit", cut)
+        lay_out(root)
+    git(tree, "reset", "--quiet", "--hard")
+    refused(root, Exit.BUSY, "cut off")
+    lay_out(root)
+    assert refresh(root, dry_run=False) == []
+
+
+def test_edit_refuses_a_draft_that_refresh_would_remove(root: Path) -> None:
+    (root / "patches" / "0009-draft.patch").write_text("draft")
+    with pytest.raises(OverlayError, match=r"0009-draft\.patch") as caught:
+        lay_out(root)
+    assert caught.value.code is Exit.BUSY
+    assert not (root / "build").exists()
+
+
+def test_a_patch_changed_by_hand_needs_the_edit_tree(root: Path) -> None:
+    patch = next((root / "patches").glob("0003-*"))
+    patch.write_bytes(patch.read_bytes().replace(b"How: ", b"How: Well, "))
+    refused(root, Exit.USAGE, "make edit")
+    lay_out(root)
+    refresh(root, dry_run=False)
+    assert in_order(root)
+
+
+def test_refresh_follows_our_own_modules_without_an_edit_tree(root: Path) -> None:
+    package = root / "vendor_overlay" / PACKAGE
+    (package / ".notes.py.swp").write_text("an editor's")
+    (package / "notes.py~").write_text("an editor's")
+    assert refresh(root, dry_run=False) == []
+    (package / "version.py").write_text('__version__ = "9.9.9"\n')
+    assert not in_order(root)
+    assert refresh(root, dry_run=False) == ["VERSION_PIN"]
+    assert in_order(root)
+    assert Overlay.load(root).pin.overlay == "9.9.9"
+    (package / "a b.py").write_text("")
+    refused(root, Exit.FAULT, "a b.py")
+
+
+def test_upstream_s_files_are_proven(tmp_path: Path) -> None:
+    site = sites.small(tmp_path / "site")
+    (site / OVERLAY.targets[0]).write_text("mine\n")
+    with pytest.raises(OverlayError) as caught:
+        upstream.from_installation(locate(site=str(site)), OVERLAY)
+    assert caught.value.code is Exit.FOREIGN
+    wheel = tmp_path / "vllm-0.22.0-py3-none-any.whl"
+    wheel.write_bytes(b"PK")
+    with pytest.raises(OverlayError, match=sha256(b"PK")) as caught:
+        upstream.from_wheel(wheel, OVERLAY)
+    assert caught.value.code is Exit.RELEASE
