@@ -7,7 +7,7 @@ import pytest
 from overlay import author
 from overlay.errors import Exit, OverlayError
 from overlay.source import Overlay
-from support import picks, series
+from support import cherry_pick, series
 from support.series import BASE, CHANGES, EDITS, PATH, RUNNER
 from support.sites import snapshot
 
@@ -28,7 +28,7 @@ def rebase(root: Path, text: str, more: dict[str, str] | None = None) -> list[st
 
 
 def git(root: Path, *arguments: str, code: int = 0) -> str:
-    return picks.git(root / "build" / "edit", *arguments, code=code).stdout
+    return cherry_pick.git(root / "build" / "edit", *arguments, code=code).stdout
 
 
 def refreshed(root: Path, text: str) -> Overlay:

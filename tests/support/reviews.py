@@ -1,10 +1,10 @@
-"""Reviews of releases that there never were, and the texts that belong to them."""
+"""Reviews of made-up releases, and the texts that belong to them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from review.sides import Texts
+from review.page import FileTexts
 
 #: Text that would be markup on a page, in a template or in a table of Markdown.
 HOSTILE = (
@@ -12,7 +12,7 @@ HOSTILE = (
     "[d](javascript:alert(1)) @somebody #12 \\ \u00fcber \u202e gnp"
 )
 ONE, TWO, THREE = "vllm/one.py", "vllm/two.py", "vllm/three.py"
-#: Lines that no change touches, enough of them to be left out between changes.
+#: Unchanged lines, enough of them to be left out between changes.
 QUIET = "".join(f"quiet_{at} = {at}\n" for at in range(40))
 
 
@@ -74,14 +74,14 @@ def review(own: bool = False) -> dict[str, Any]:
     return found
 
 
-def texts() -> dict[str, Texts]:
+def texts() -> dict[str, FileTexts]:
     """The texts of the targets; the second conflicts."""
     found = {}
     for path, name in ((ONE, "one"), (TWO, "two"), (THREE, "three")):
         head, ours = f"import {name}\n", "import ours\n"
         old, new = (f"{QUIET}\ndef run(self):\n    return {f}({name})\n" for f in ("old", "fresh"))
         candidate = None if path == TWO else head + ours + new
-        found[path] = Texts(head + old, head + new, head + ours + old, candidate)
+        found[path] = FileTexts(head + old, head + new, head + ours + old, candidate)
     return found
 
 

@@ -4,18 +4,18 @@ from html import unescape
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-from review.colours import coloured, html, seen
-from review.sides import CONTEXT, Row, Sides, Span, compare, lines_of
+from review.highlighting import highlighted, html, visible
+from review.text_diff import CONTEXT, Row, Span, TextDiff, compare, lines_of
 
 #: Few different lines, so that texts share many; some alike, some hostile.
 LINES = st.sampled_from(["", "a = 1", "a = 2", "a = b(1)", "    b", "\tb", "</td>", "ü \r", "z"])
 TEXT = st.lists(LINES, max_size=40)
 
 
-def numbers(sides: Sides, side: str) -> list[int]:
+def numbers(diff: TextDiff, side: str) -> list[int]:
     """The lines of a side in the order that they are shown or left out in."""
     found: list[int] = []
-    for hunk in sides.hunks:
+    for hunk in diff.hunks:
         found += getattr(hunk, side)
         found += (at for row in hunk.rows if (at := getattr(row, side)) is not None)
     return found
@@ -25,11 +25,11 @@ def numbers(sides: Sides, side: str) -> list[int]:
 def test_every_line_has_its_place_and_only_equal_ones_are_left_out(
     left: list[str], right: list[str]
 ) -> None:
-    sides = compare(left, right)
-    assert numbers(sides, "left") == list(range(len(left)))
-    assert numbers(sides, "right") == list(range(len(right)))
-    assert sides.same == (left == right)
-    for hunk in sides.hunks:
+    diff = compare(left, right)
+    assert numbers(diff, "left") == list(range(len(left)))
+    assert numbers(diff, "right") == list(range(len(right)))
+    assert diff.same == (left == right)
+    for hunk in diff.hunks:
         gone = ([left[i] for i in hunk.left], [right[j] for j in hunk.right])
         assert gone[0] == gone[1]
         for row in hunk.rows:
@@ -88,7 +88,7 @@ SOURCE = st.text(st.sampled_from("ab1 \n\t\r\f'\"#@\\(){}=\u00fc\u2028\u202e\x00
 
 @given(SOURCE)
 def test_colours_change_no_text(text: str) -> None:
-    lines = coloured(text)
+    lines = highlighted(text)
     assert tuple("".join(part for _, part in line) for line in lines) == lines_of(text)
 
 
@@ -96,12 +96,12 @@ def test_colours_change_no_text(text: str) -> None:
 @given(SOURCE.filter(lambda text: "\n" not in text), st.integers(0, 50), st.integers(1, 9))
 def test_emphasis_cuts_through_tokens(text: str, start: int, length: int) -> None:
     spans = [Span(start, start + length)] if start + length <= len(text) else []
-    for line in coloured(text):
-        made = html(line, spans)
-        assert unescape(_without_colours(made.replace("<mark>", "").replace("</mark>", ""))) == (
-            seen(text)
+    for line in highlighted(text):
+        markup = html(line, spans)
+        assert unescape(_without_colours(markup.replace("<mark>", "").replace("</mark>", ""))) == (
+            visible(text)
         )
-        marked = "".join(part.split("</mark>")[0] for part in made.split("<mark>")[1:])
+        marked = "".join(part.split("</mark>")[0] for part in markup.split("<mark>")[1:])
         wanted = "".join(text[a:b] for a, b in spans)
         assert html((("", wanted),)) == _without_colours(marked)
 
@@ -113,7 +113,7 @@ def _without_colours(made: str) -> str:
 
 
 def test_python_has_its_colours() -> None:
-    lines = coloured('@wraps\ndef run(self):\n    """One\n    two."""\n    return 1  # why\n')
+    lines = highlighted('@wraps\ndef run(self):\n    """One\n    two."""\n    return 1  # why\n')
     kinds = [[kind for kind, text in line if kind] for line in lines]
     assert kinds == [["d"], ["k", "f", "b"], ["s"], ["s"], ["k", "m", "c"]]
     assert html(lines[1]) == (
@@ -121,6 +121,6 @@ def test_python_has_its_colours() -> None:
     )
 
 
-def test_characters_that_hide_are_seen() -> None:
-    assert seen("a\u202eb\u200bc\rd\x00\te") == "a<U+202E>b<U+200B>c␍d␀\te"
-    assert html(coloured("x\u2066y")[0]) == "x&lt;U+2066&gt;y"
+def test_invisible_characters_are_shown() -> None:
+    assert visible("a\u202eb\u200bc\rd\x00\te") == "a<U+202E>b<U+200B>c␍d␀\te"
+    assert html(highlighted("x\u2066y")[0]) == "x&lt;U+2066&gt;y"
