@@ -1,4 +1,4 @@
-"""What another release of vLLM means for the overlay, in one page.
+"""Review another release of vLLM against the overlay, in one page.
 
     python -m review release RELEASE    build/review/RELEASE: page, Markdown, JSON, candidate
     python -m review rebase RELEASE     lay the series out on it in build/edit

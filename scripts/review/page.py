@@ -16,7 +16,7 @@ from markupsafe import Markup
 from review import phrases
 from review.highlighting import Line, highlighted, html, visible
 from review.phrases import Review
-from review.text_diff import Hunk, Row, TextDiff, compare, lines_of
+from review.text_diff import Hunk, Row, compare, lines_of
 
 TEMPLATE = "page.html.j2"
 #: Unfolds the sections around the target of a link; without scripts a reader does so by hand.
@@ -146,9 +146,8 @@ def _hunk_html(hunk: Review) -> dict[str, Any]:
                 _marked(theirs, _differing(base, theirs)),
             ]
         }
-    diff = compare(base, ours)
     lines = (_snippet(base), _snippet(ours))
-    rows = (_row(row, lines, numbers=False) for hunk in diff.hunks for row in hunk.rows)
+    rows = (_row(row, lines, numbers=False) for part in compare(base, ours) for row in part.rows)
     return {"three": None, "rows": Markup("").join(rows)}
 
 
@@ -160,7 +159,7 @@ def _snippet(lines: Sequence[str]) -> tuple[Line, ...]:
 
 def _differing(one: Sequence[str], other: Sequence[str]) -> list[int]:
     """The indices of the lines of ``other`` that differ from ``one``."""
-    rows = (row for hunk in compare(one, other).hunks for row in hunk.rows)
+    rows = (row for hunk in compare(one, other) for row in hunk.rows)
     return [row.right for row in rows if row.kind != "same" and row.right is not None]
 
 
@@ -201,24 +200,25 @@ def _targets(
 
 def _diff(left: str, right: str, before: str, after: str, anchor: str = "") -> dict[str, Any]:
     """Two texts side by side; with an anchor, the lines left out can be unfolded."""
-    diff = compare(lines_of(left), lines_of(right))
+    after_lines = lines_of(right)
+    hunks = compare(lines_of(left), after_lines)
     lines = (highlighted(left), highlighted(right))
     return {
         "before": before,
         "after": after,
-        "same": diff.same,
+        "same": not any(hunk.rows for hunk in hunks),
         "hunks": [
             {
                 "anchor": f"{anchor}-hunk-{number}" if anchor and hunk.rows else "",
                 "gap": _gap(hunk),
                 # Without highlighting, to keep the page light.
-                "unfolded": visible("\n".join(diff.right[hunk.right.start : hunk.right.stop]))
+                "unfolded": visible("\n".join(after_lines[i] for i in hunk.right))
                 if anchor
                 else None,
-                "inside": _inside(diff, hunk),
+                "inside": _inside(after_lines, hunk),
                 "rows": Markup("\n").join(_row(row, lines) for row in hunk.rows),
             }
-            for number, hunk in enumerate(diff.hunks, 1)
+            for number, hunk in enumerate(hunks, 1)
         ],
     }
 
@@ -231,11 +231,10 @@ def _gap(hunk: Hunk) -> str:
     return f"{phrases.counted(len(hunk.left), 'unchanged line')} from {where}"
 
 
-def _inside(diff: TextDiff, hunk: Hunk) -> str:
+def _inside(lines: Sequence[str], hunk: Hunk) -> str:
     """The function or class in which a hunk begins."""
     if not hunk.rows or hunk.rows[0].right is None:
         return ""
-    lines = diff.right
     first = next((line for line in lines[hunk.rows[0].right :] if line.strip()), "")
     depth = len(first) - len(first.lstrip())
     for line in reversed(lines[: hunk.rows[0].right]):

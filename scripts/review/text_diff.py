@@ -57,32 +57,22 @@ class Hunk:
     rows: tuple[Row, ...]
 
 
-@dataclass(frozen=True)
-class TextDiff:
-    """The difference of two texts; the last hunk may have no rows, only lines left out."""
-
-    left: tuple[str, ...]
-    right: tuple[str, ...]
-    hunks: tuple[Hunk, ...]
-
-    @property
-    def same(self) -> bool:
-        """Whether the texts have the same lines."""
-        return not any(hunk.rows for hunk in self.hunks)
-
-
 def lines_of(text: str) -> tuple[str, ...]:
     """The lines of a text, split at line feeds only."""
     lines = text.split("\n")
     return tuple(lines[:-1] if lines[-1] == "" else lines)
 
 
-def compare(left: Sequence[str], right: Sequence[str], context: int = CONTEXT) -> TextDiff:
-    """Compare two texts, with ``context`` unchanged lines around each change."""
+def compare(left: Sequence[str], right: Sequence[str]) -> list[Hunk]:
+    """Compare two texts, with :data:`CONTEXT` unchanged lines around each change.
+
+    Returns:
+        The hunks. The last may have no rows, only lines left out; so has that of equal texts.
+    """
     matcher = SequenceMatcher(None, left, right, autojunk=False)
     hunks: list[Hunk] = []
     ends = (0, 0)
-    for group in matcher.get_grouped_opcodes(context):
+    for group in matcher.get_grouped_opcodes(CONTEXT):
         _, i, _, j, _ = group[0]
         rows: list[Row] = []
         for tag, i1, i2, j1, j2 in group:
@@ -95,7 +85,7 @@ def compare(left: Sequence[str], right: Sequence[str], context: int = CONTEXT) -
         ends = (i, j)
     if ends != (len(left), len(right)):
         hunks.append(Hunk(range(ends[0], len(left)), range(ends[1], len(right)), ()))
-    return TextDiff(tuple(left), tuple(right), tuple(hunks))
+    return hunks
 
 
 def _block(left: Sequence[str], right: Sequence[str], old: range, new: range) -> list[Row]:

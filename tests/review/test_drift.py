@@ -1,4 +1,4 @@
-"""What upstream changed, and which lines are ours."""
+"""Upstream's changes to a file, and the lines that are ours."""
 
 import pytest
 from review.drift import changed_lines, drift
@@ -44,12 +44,12 @@ def test_functions_are_told_apart() -> None:
     assert (changes.added, changes.removed) == (7, 3)
 
 
-def test_what_is_the_same_has_no_drift() -> None:
+def test_equal_files_have_no_drift() -> None:
     changes = drift(OLD, OLD)
     assert (changes.added, changes.removed, changes.functions) == (0, 0, ())
 
 
-def test_a_module_of_a_newer_python_is_counted_all_the_same() -> None:
+def test_lines_of_an_unparsable_module_are_counted() -> None:
     changes = drift(OLD, b"def broken(:\n")
     assert (changes.added, changes.removed) == (1, 10)
 

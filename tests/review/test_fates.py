@@ -33,14 +33,14 @@ def uses(tmp_path_factory: pytest.TempPathFactory) -> list[Use]:
     return uses_of_release(tmp_path_factory.mktemp("made"))
 
 
-def became(uses: list[Use], release: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def fates_in(uses: list[Use], release: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     entries = fates(uses, upstream(BASE), upstream(release))
     assert len({entry["name"] for entry in entries}) == len(entries)
     return {entry["name"]: entry for entry in entries}
 
 
 def test_the_same_release_changes_nothing(uses: list[Use]) -> None:
-    assert {entry["fate"] for entry in became(uses, BASE).values()} == {"same"}
+    assert {entry["fate"] for entry in fates_in(uses, BASE).values()} == {"same"}
 
 
 def test_layout_comments_and_docstrings_change_nothing(uses: list[Use]) -> None:
@@ -51,7 +51,7 @@ def test_layout_comments_and_docstrings_change_nothing(uses: list[Use]) -> None:
         ('"""Take one more."""', '"""Take\n\n        another.\n        """'),
         ("item: Item, front", 'item: "Item",\n        front'),
     )
-    assert {entry["fate"] for entry in became(uses, release).values()} == {"same"}
+    assert {entry["fate"] for entry in fates_in(uses, release).values()} == {"same"}
 
 
 #: Name, file, the text that is replaced, its replacement, fate, and detail.
@@ -162,7 +162,7 @@ CHANGES: dict[str, tuple[str, str, str, str, str, str]] = {
 def test_one_change(
     uses: list[Use], name: str, path: str, old: str, new: str, fate: str, detail: str
 ) -> None:
-    entry = became(uses, changed(path, (old, new)))[f"vllm.v1.{name}"]
+    entry = fates_in(uses, changed(path, (old, new)))[f"vllm.v1.{name}"]
     assert (entry["fate"], entry["detail"]) == (fate, detail)
     assert (entry["now"] is None) == (fate == "gone")
 
@@ -176,20 +176,20 @@ def without_holder(instead: str) -> dict[str, str]:
 
 
 def test_a_class_that_moved_is_found_with_its_methods(uses: list[Use]) -> None:
-    found = became(uses, without_holder(""))
+    entries = fates_in(uses, without_holder(""))
     for name in ("Holder", "Holder.update", "Holder.tokens"):
-        entry = found[f"vllm.v1.helpers.{name}"]
+        entry = entries[f"vllm.v1.helpers.{name}"]
         assert (entry["fate"], entry["now"]) == (
             "moved",
             f"{MOVED}:{line_of(CLASS, {'Holder': 'class'}.get(name, name.split('.')[-1]))}",
         )
         assert entry["detail"] == f"It is vllm.v1.moved.{name} now."
-    assert found["vllm.v1.helpers"]["fate"] == "same"
+    assert entries["vllm.v1.helpers"]["fate"] == "same"
 
 
 def test_a_class_that_moved_and_is_imported_in_the_old_place_is_not_gone(uses: list[Use]) -> None:
-    found = became(uses, without_holder("from vllm.v1.moved import Holder\n"))
-    entry = found["vllm.v1.helpers.Holder"]
+    entries = fates_in(uses, without_holder("from vllm.v1.moved import Holder\n"))
+    entry = entries["vllm.v1.helpers.Holder"]
     assert entry["fate"] == "moved"
     assert entry["detail"] == "It is vllm.v1.moved.Holder now; the old name still works."
 
@@ -197,7 +197,7 @@ def test_a_class_that_moved_and_is_imported_in_the_old_place_is_not_gone(uses: l
 def test_a_method_that_moved_to_a_base_class_is_inherited(uses: list[Use]) -> None:
     push = BASE[BATCH][BASE[BATCH].index("    def push") : BASE[BATCH].index("class Runner")]
     release = changed(BATCH, (push, "\n"), ("class Root:\n", "class Root:\n" + push))
-    entry = became(uses, release)["vllm.v1.batch.Batch.push"]
+    entry = fates_in(uses, release)["vllm.v1.batch.Batch.push"]
     assert entry["fate"] == "moved"
     assert entry["detail"] == "It is vllm.v1.batch.Root.push now; the old name still works."
 
@@ -212,23 +212,23 @@ def test_a_namesake_that_was_there_before_is_no_move(uses: list[Use]) -> None:
 
 
 def test_a_name_that_is_no_more_exported_is_gone_from_there_alone(uses: list[Use]) -> None:
-    found = became(uses, {**BASE, EXTRA: ""})
-    assert found["vllm.v1.extra.shift"]["fate"] == "moved"
-    assert "old name" not in found["vllm.v1.extra.shift"]["detail"]
-    assert found["vllm.v1.helpers.shift"]["fate"] == "same"
+    entries = fates_in(uses, {**BASE, EXTRA: ""})
+    assert entries["vllm.v1.extra.shift"]["fate"] == "moved"
+    assert "old name" not in entries["vllm.v1.extra.shift"]["detail"]
+    assert entries["vllm.v1.helpers.shift"]["fate"] == "same"
 
 
 def test_a_module_may_be_gone_or_become_a_package(uses: list[Use]) -> None:
     less = {path: text for path, text in BASE.items() if path != BATCH}
-    gone = became(uses, less)
+    gone = fates_in(uses, less)
     assert {gone[f"vllm.v1.{n}"]["fate"] for n in ("batch", "batch.Batch", "batch.Batch.push")} == {
         "gone"
     }
-    package = became(uses, {**less, "vllm/v1/batch/__init__.py": BASE[BATCH]})
+    package = fates_in(uses, {**less, "vllm/v1/batch/__init__.py": BASE[BATCH]})
     assert (
         package["vllm.v1.batch"]["detail"] == "It is vllm.v1.batch now; the old name still works."
     )
-    elsewhere = became(uses, {**less, "vllm/v2/batch.py": BASE[BATCH]})
+    elsewhere = fates_in(uses, {**less, "vllm/v2/batch.py": BASE[BATCH]})
     assert elsewhere["vllm.v1.batch"]["now"] == "vllm/v2/batch.py:1"
     assert elsewhere["vllm.v1.batch.Batch.push"]["fate"] == "moved"
 
@@ -273,7 +273,7 @@ def test_the_worst_comes_first(uses: list[Use]) -> None:
 
 def test_a_release_that_cannot_be_parsed_is_refused(uses: list[Use]) -> None:
     with pytest.raises(OverlayError, match=r"vllm/v1/helpers\.py: cannot be parsed") as caught:
-        became(uses, {**BASE, HELPERS: "def scale(:\n"})
+        fates_in(uses, {**BASE, HELPERS: "def scale(:\n"})
     assert "newer" in caught.value.next_step or "Python" in caught.value.next_step
 
 

@@ -31,15 +31,15 @@ def shown_text(token: Token) -> str:
 
 def tables(text: str) -> list[list[list[str]]]:
     """The cells of each table."""
-    found: list[list[list[str]]] = []
+    rows: list[list[list[str]]] = []
     for token, after in pairwise(parsed(text)):
         if token.type == "table_open":
-            found.append([])
+            rows.append([])
         elif token.type == "tr_open":
-            found[-1].append([])
+            rows[-1].append([])
         elif token.type in ("td_open", "th_open"):
-            found[-1][-1].append(shown_text(after))
-    return found
+            rows[-1][-1].append(shown_text(after))
+    return rows
 
 
 def headings(text: str) -> list[str]:

@@ -95,11 +95,11 @@ def test_names_that_changed_come_first_and_the_uncertain_last(show: Callable[...
     assert "5 names, of which 3 changed" in shown.inner_text("[aria-labelledby=names]")
     texts = shown.locator("#changed li").all_inner_texts()
     assert ["found by its name alone" in text for text in texts] == [False, False, True]
-    found = {name["name"]: name for name in review["names"]}
+    by_name = {name["name"]: name for name in review["names"]}
     for name, text in zip(names, texts, strict=True):
-        for value in (*found[name]["users"], found[name]["was"], found[name]["detail"]):
+        for value in (*by_name[name]["users"], by_name[name]["was"], by_name[name]["detail"]):
             assert value in text
-        assert ("now" in text) == (found[name]["now"] not in (None, found[name]["was"]))
+        assert ("now" in text) == (by_name[name]["now"] not in (None, by_name[name]["was"]))
     assert texts[0].startswith("signature changed")
     assert not shown.locator("#unchanged .what").first.is_visible()
     shown.locator("#unchanged summary").click()
@@ -207,7 +207,7 @@ def test_drift_is_folded_away_until_asked_for(show: Callable[..., Page]) -> None
     assert drift.locator("p code").all_inner_texts() == ["Batch.add", "Batch.gone"]
 
 
-def test_the_overlay_on_its_own_release_speaks_of_no_other(show: Callable[..., Page]) -> None:
+def test_the_overlay_on_its_own_release_mentions_no_other(show: Callable[..., Page]) -> None:
     review = reviews.review(own=True)
     shown = show(review)
     shown.evaluate(OPEN_ALL)
@@ -317,8 +317,8 @@ def test_hostile_text_stays_text(show: Callable[..., Page]) -> None:
         "https:",
     }
     text = shown.evaluate("document.body.textContent")
-    for found in strings({**review, "schema": 0}):
-        assert found in text or visible(found) in text, found
+    for string in strings({**review, "schema": 0}):
+        assert string in text or visible(string) in text, string
     texts = next(iter(nasty().values()))
     found_tables = tables(shown, "section[aria-labelledby*='target-vllm-two']")
     assert len(found_tables) == 1
@@ -326,17 +326,17 @@ def test_hostile_text_stays_text(show: Callable[..., Page]) -> None:
         assert [row[at] for row in found_tables[0]] == [visible(line) for line in lines_of(side)]
 
 
-def strings(found: Any) -> Iterator[str]:
-    """Every text of a JSON, without those that the page says in its own words."""
-    if isinstance(found, dict):
-        for key, value in found.items():
+def strings(content: Any) -> Iterator[str]:
+    """Every text of a JSON, but those that the page phrases itself."""
+    if isinstance(content, dict):
+        for key, value in content.items():
             if key not in ("command", "title"):
                 yield from strings(value)
-    elif isinstance(found, list):
-        for value in found:
+    elif isinstance(content, list):
+        for value in content:
             yield from strings(value)
-    elif isinstance(found, str):
-        yield found
+    elif isinstance(content, str):
+        yield content
 
 
 @pytest.mark.parametrize("kind", ["usual", "hostile", "own"])
