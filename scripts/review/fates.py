@@ -1,4 +1,4 @@
-"""What became, in another release, of each upstream name that the overlay uses."""
+"""The fate, in another release, of each upstream name that the overlay uses."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Archive:
 
     Attributes:
         link: its address.
-        sha256: what the index states, or that of a local file; None if nothing is stated.
+        sha256: as the index states it, or of a local file; None if the index states none.
         proof: where ``sha256`` comes from.
     """
 

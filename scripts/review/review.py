@@ -1,4 +1,4 @@
-"""A review: what a release means for the overlay, put together and written out."""
+"""The review of a release: patches, names, candidate and warnings, put together and written."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def of_release(
         base: upstream's files of the release that it is for.
         release: the other one, proven.
         folder: where a directory named after the release is made, or replaced at the end.
-        uses: what :func:`uses_of` returns, if it is known; finding it takes minutes.
+        uses: the result of :func:`uses_of`, if it is known; it takes minutes.
 
     Returns:
         The contents of review.json.

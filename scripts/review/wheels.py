@@ -38,7 +38,7 @@ _ALL_MODULES = 512 << 20  # and all of them have 50 megabytes.
 
 _SHA256 = re.compile(r"(?:sha256[:=])?([0-9a-f]{64})", re.IGNORECASE)
 _STRONG = ("sha256=", "sha384=", "sha512=")
-#: What zipfile may raise over a damaged archive; RuntimeError: it asks for a password.
+#: Errors of zipfile for a damaged archive; RuntimeError if it asks for a password.
 _ZIP_ERRORS = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError),
     *(RuntimeError, ValueError, OverflowError, IndexError),
@@ -69,7 +69,7 @@ def obtain(wanted: str, sha256: str | None, folder: Path, pin: Pin) -> Release:
 
     Args:
         wanted: a version, or the path of a wheel.
-        sha256: what the wheel's checksum has to be, if that is known.
+        sha256: the wheel's checksum, if it is known.
         folder: where a wheel is downloaded to, and kept; nothing is written elsewhere.
         pin: the pinned release; its archives are known, and its patched files are needed.
 
@@ -150,7 +150,7 @@ def _name_parts(wheel: Path) -> tuple[str, Version]:
 def _prove(
     wheel: Path, digest: str, given: str | None, pin: Pin, project: str, version: Version
 ) -> str:
-    """What proves a wheel file: the checksum given, the pin, or the index."""
+    """The proof of a wheel file: the checksum given, the pin, or the index."""
     if given:
         if digest != given:
             raise unproven(wheel, digest, given, "SHA256 is another wheel's")
@@ -178,7 +178,7 @@ def _fetch(version: Version, given: str | None, folder: Path, pin: Pin) -> tuple
     """Find the wheel of ``version`` and download it, unless it lies in ``folder`` already.
 
     Returns:
-        The wheel, its SHA-256, and what proves that.
+        The wheel, its SHA-256, and the proof of that.
     """
     index = PackageIndex()
     archive = _choose(index, version, given)
@@ -202,12 +202,14 @@ def _choose(index: PackageIndex, version: Version, given: str | None) -> Archive
     failure = None
     for project in PROJECTS:
         try:
-            wheels += [a for a in index.archives(project, version) if a.fits(index.target)]
+            listed = index.archives(project, version)
         except UnreachableError as error:
             failure = error
-    for wheel in wheels:
-        if given in (None, wheel.sha256):
-            return wheel
+            continue
+        wheels += [archive for archive in listed if archive.fits(index.target)]
+        for wheel in wheels:
+            if given in (None, wheel.sha256):
+                return wheel
     if wheels:
         raise unproven(wheels[0].name, wheels[0].sha256, given, "SHA256 is another wheel's")
     if failure:
@@ -237,7 +239,7 @@ def _read(wheel: Path, asked: Version) -> tuple[str, dict[str, bytes]]:
     except KeyError as error:
         raise _out_of_order(wheel, f"is incomplete: {error.args[0]}") from None
     except InstallerError as error:
-        # Of many complaints the first; the archive's path is in each, and said already.
+        # The first of many issues; the subject of the refusal has the archive's path already.
         issues = getattr(error, "issues", None) or [str(error)]
         raise _out_of_order(wheel, str(issues[0]).replace(f"In {wheel}, ", "")) from None
     except _ZIP_ERRORS as error:
@@ -285,7 +287,7 @@ def _is_module(name: str) -> bool:
 
 
 def _check_record(wheel: Path, source: WheelFile, members: set[str]) -> None:
-    """Compare every file with RECORD; the installer does not look for rows without a file."""
+    """Compare every file with RECORD, and look for rows without a file, which installer skips."""
     source.validate_record()
     recorded: set[str] = set()
     for name, digest, _ in parse_record_file(source.read_dist_info("RECORD").splitlines()):

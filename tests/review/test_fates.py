@@ -39,10 +39,6 @@ def fates_in(uses: list[Use], release: Mapping[str, str]) -> dict[str, dict[str,
     return {entry["name"]: entry for entry in entries}
 
 
-def test_the_same_release_changes_nothing(uses: list[Use]) -> None:
-    assert {entry["fate"] for entry in fates_in(uses, BASE).values()} == {"same"}
-
-
 def test_layout_comments_and_docstrings_change_nothing(uses: list[Use]) -> None:
     release = changed(
         BATCH,

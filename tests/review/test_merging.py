@@ -22,11 +22,14 @@ def merged(release: str, patches: Series | None = None, base: str = RUNNER) -> M
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_one_change_of_upstreams(change: Change) -> None:
-    result = merged(change.edit(RUNNER))
-    assert tuple(each.verdict for each in result.patches) == change.verdicts
-    hunks = [file.hunks for each in result.patches for file in each.files]
+def test_one_change_of_upstreams(change: Change, tmp_path: Path) -> None:
+    release = change.edit(RUNNER)
+    result = merged(release)
+    assert tuple(judged.verdict for judged in result.patches) == change.verdicts
+    hunks = [file.hunks for judged in result.patches for file in judged.files]
     assert tuple(hunk.verdict for (hunk,) in hunks) == change.hunks
+    texts = ({PATH: text.encode()} for text in (RUNNER, release))
+    assert_same_as_git(tmp_path / "tree", series.series(), *texts, result)
 
 
 def test_a_hunk_that_moved_says_where_to() -> None:
@@ -92,44 +95,28 @@ def test_lines_that_look_like_gits_marks_are_none() -> None:
     assert (hunk.verdict, hunk.theirs) == ("conflicts", ("        self.wait(1)",))
 
 
-def test_a_function_that_is_elsewhere_now_is_not_gone() -> None:
-    text = CHANGES["the function is gone"].edit(RUNNER)
-    other = "def finish(rows):\n    return sum(rows)\n"
-    result = merging.merge(
-        series.series(), series.upstream(BASE), series.upstream({PATH: text, "vllm/new.py": other})
-    )
-    assert result.patches[1].verdict == "conflicts"
+WAIT = "        self.wait()\n"
 
 
 @pytest.mark.parametrize(
-    "edits",
+    ("edits", "elsewhere", "patch"),
     [
-        (
-            ("        self.wait()\n", ""),
-            ("        self.rows.remove(row)\n", "        self.wait()\n        self.wait()\n"),
-        ),
-        (("        self.wait()\n", ""), ('"""Runs."""\n', '"""Runs."""\n\nself.wait()\n')),
+        (((WAIT, ""), ("        self.rows.remove(row)\n", 2 * WAIT)), "", 0),
+        (((WAIT, ""), ('"""Runs."""\n', '"""Runs."""\n\nself.wait()\n')), "", 0),
+        (((WAIT, ""),), WAIT, 0),
+        ((("def finish(self)", "def end(self)"), ("        return total\n", "        return 1\n")),
+         "", 1),
+        (((RUNNER[RUNNER.index("    def finish") :], ""),), "def finish(rows):\n    return 1\n", 1),
     ],
-    ids=["twice", "outside"],
-)
-def test_lines_that_are_elsewhere_now_are_not_gone(edits: tuple[tuple[str, str], ...]) -> None:
-    result = merged(series.replaced(RUNNER, *edits))
-    assert result.patches[0].verdict == "conflicts"
-
-
-def test_lines_that_are_in_another_module_now_are_not_gone() -> None:
-    release = {PATH: CHANGES["a deleted call"].edit(RUNNER), "vllm/new.py": "        self.wait()\n"}
+    ids=["lines twice", "lines outside", "lines in another module", "function renamed",
+         "function in another module"],
+)  # fmt: skip
+def test_moved_code_is_not_gone(
+    edits: tuple[tuple[str, str], ...], elsewhere: str, patch: int
+) -> None:
+    release = {PATH: series.replaced(RUNNER, *edits), "vllm/new.py": elsewhere}
     result = merging.merge(series.series(), series.upstream(BASE), series.upstream(release))
-    assert result.patches[0].verdict == "conflicts"
-
-
-def test_a_function_that_has_another_name_now_is_not_gone() -> None:
-    edits = (
-        ("def finish(self)", "def end(self)"),
-        ("        return total\n", "        return 1\n"),
-    )
-    result = merged(series.replaced(RUNNER, *edits))
-    assert result.patches[1].verdict == "conflicts"
+    assert result.patches[patch].verdict == "conflicts"
 
 
 def test_short_lines_are_not_gone() -> None:
@@ -167,18 +154,6 @@ def test_a_removed_line_beside_a_hunk_does_not_make_it_obsolete() -> None:
     release = series.replaced(RUNNER, ("        return total\n", ""))
     result = merged(release)
     assert result.patches[1].verdict == "conflicts"
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_git_says_the_same(change: Change, tmp_path: Path) -> None:
-    release = change.edit(RUNNER)
-    assert_same_as_git(
-        tmp_path / "tree",
-        series.series(),
-        {PATH: RUNNER.encode()},
-        {PATH: release.encode()},
-        merged(release),
-    )
 
 
 LINES = RUNNER.splitlines(keepends=True)

@@ -272,23 +272,6 @@ def test_every_link_leads_somewhere_and_what_it_leads_to_opens(
             )
 
 
-def test_without_script_nothing_is_lost(started: Browser, tmp_path: Path) -> None:
-    file = tmp_path / "page.html"
-    file.write_text(page.render(reviews.review(), reviews.texts()), encoding="utf-8")
-    context = started.new_context(java_script_enabled=False)
-    try:
-        shown = context.new_page()
-        shown.goto(file.as_uri())
-        drift = shown.locator("[id='target-vllm-two.py-drift']")
-        assert not drift.locator("table").is_visible()
-        drift.locator("> summary").click()
-        assert drift.locator("table").is_visible()
-        shown.locator("#unchanged summary").click()
-        assert shown.locator("#unchanged .what").first.is_visible()
-    finally:
-        context.close()
-
-
 def nasty() -> dict[str, FileTexts]:
     """FileTexts whose lines would be markup, hide something, or break a layout."""
     lines = [

@@ -216,7 +216,7 @@ def test_a_hunk_that_merges_into_another_function_warns(tmp_path: Path) -> None:
 # The files and the program.
 
 
-def test_what_is_no_review_is_not_replaced(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_review_is_not_replaced(tmp_path: Path) -> None:
     mine = tmp_path / "reviews" / "0.23.0" / "precious"
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
