@@ -28,8 +28,8 @@ def test_one_change_of_upstreams(change: Change, tmp_path: Path) -> None:
     assert tuple(judged.verdict for judged in result.patches) == change.verdicts
     hunks = [file.hunks for judged in result.patches for file in judged.files]
     assert tuple(hunk.verdict for (hunk,) in hunks) == change.hunks
-    texts = ({PATH: text.encode()} for text in (RUNNER, release))
-    assert_same_as_git(tmp_path / "tree", series.series(), *texts, result)
+    base, there = {PATH: RUNNER.encode()}, {PATH: release.encode()}
+    assert_same_as_git(tmp_path / "tree", series.series(), base, there, result)
 
 
 def test_a_hunk_that_moved_says_where_to() -> None:
