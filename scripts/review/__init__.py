@@ -1,4 +1,4 @@
-"""What a release of vLLM means for the overlay.
+"""Reviews of vLLM releases: verdicts on each patch, and on each name that the overlay uses.
 
-Not standard library only, as :mod:`overlay` is: it runs where authors and reviewers work.
+It needs libraries, unlike :mod:`overlay`: it runs where authors and reviewers work.
 """

@@ -1,11 +1,11 @@
-"""What another release of vLLM means for the overlay, in one page.
+"""Review another release of vLLM against the overlay, in one page.
 
-    python scripts/review release RELEASE    build/review/RELEASE: page, Markdown, JSON, candidate
-    python scripts/review rebase RELEASE     the series on it, in build/edit, for the author's loop
-    python scripts/review diff               the overlay against its own release, in the same form
+    python -m review release RELEASE    build/review/RELEASE: page, Markdown, JSON, candidate
+    python -m review rebase RELEASE     lay the series out on it in build/edit
+    python -m review diff               the overlay against its own release, in the same form
 
-RELEASE is a version, or a wheel file. Exit codes: 0 clean, 10 needs eyes, 11 conflicts; those of
-scripts/overlay for a refusal.
+Run it with ``PYTHONPATH=scripts``. RELEASE is a version, or a wheel file. Exit codes: 0 clean,
+10 needs eyes, 11 conflicts; those of ``overlay`` for a refusal.
 """
 
 from __future__ import annotations
@@ -22,46 +22,45 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from overlay import cli, output
+from overlay.errors import Exit, OverlayError
+from overlay.output import escaped
+from overlay.source import Overlay
+from series import edit, upstream
+from series.upstream import Upstream
+
+from review import review, wheels
+
 ROOT = Path(__file__).resolve().parents[2]
-if not __package__:
-    # Run as a directory: put its parent on the path so that it is a package.
-    sys.path[0] = str(ROOT / "scripts")
-
-from overlay import cli, output  # noqa: E402
-from overlay.errors import Exit, OverlayError  # noqa: E402
-from overlay.output import escaped  # noqa: E402
-from overlay.source import Overlay  # noqa: E402
-from series import edit, upstream  # noqa: E402
-from series.upstream import Upstream  # noqa: E402
-
-from review import review, wheels  # noqa: E402
-
-FOLDER = Path("build", "review")
+FOLDER = ROOT / "build" / "review"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one command; its exit code."""
+    """Run one command.
+
+    Returns:
+        The exit code.
+    """
     args = _parser().parse_args(argv)
-    # Scratch directories are taken away, whoever ends the run.
+    # Scratch directories are removed however the run ends.
     signal.signal(signal.SIGTERM, _end)
     try:
-        run = {"release": _release, "rebase": _rebase, "diff": _diff}[args.command]
-        return run(args)
+        return {"release": _release, "rebase": _rebase, "diff": _diff}[args.command](args)
     except OverlayError as error:
         print(f"review: {error}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
-        print("review: interrupted; what was there before is there still", file=sys.stderr)
+        print("review: interrupted; an earlier review is unchanged", file=sys.stderr)
         return 130
     except OSError as error:
-        failed = OverlayError(
+        refusal = OverlayError(
             Exit.DENIED,
-            f"{error.strerror or error}; what was there before is there still",
+            f"{error.strerror or error}; an earlier review is unchanged",
             subject=error.filename if isinstance(error.filename, str) else None,
             next_step="mend that, or name a directory that can be written to with --out",
         )
-        print(f"review: {failed}", file=sys.stderr)
-        return failed.code
+        print(f"review: {refusal}", file=sys.stderr)
+        return refusal.code
 
 
 def _end(number: int, _: object) -> NoReturn:
@@ -70,64 +69,60 @@ def _end(number: int, _: object) -> NoReturn:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="review", description=(__doc__ or "").partition("\n")[0])
-    every = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
     for name, text in (
         ("release", "review a release"),
         ("rebase", "lay out the series on a release in build/edit"),
         ("diff", "show the overlay against its own release"),
     ):
-        sub = every.add_parser(name, help=text, description=text)
+        command = commands.add_parser(name, help=text, description=text)
         if name != "diff":
-            sub.add_argument("release", help="a version, or a wheel file")
-            sub.add_argument("--sha256", help="of the wheel file, if no index knows it")
+            command.add_argument("release", help="a version, or a wheel file")
+            command.add_argument("--sha256", help="of the wheel file, if no index knows it")
         if name != "rebase":
-            sub.add_argument("--out", type=Path, help="the directory for reviews (build/review)")
-            sub.add_argument("--json", action="store_true", help="print the JSON")
-        base = sub.add_argument_group("upstream's files of the pinned release")
+            command.add_argument(
+                "--out", type=Path, default=FOLDER, help="the directory for reviews (build/review)"
+            )
+            command.add_argument("--json", action="store_true", help="print the JSON")
+        base = command.add_argument_group("upstream's files of the pinned release")
         base.add_argument("--venv", help="from a virtual environment, pristine or overlaid,")
         base.add_argument("--site", help="a site-packages directory,")
-        base.add_argument("--python", help="or what an interpreter would import")
+        base.add_argument("--python", help="or the vLLM that an interpreter would import")
     return parser
 
 
 def _release(args: argparse.Namespace) -> int:
     overlay = Overlay.load(ROOT)
-    folder = args.out or ROOT / FOLDER
-    wanted = _wanted(args, overlay, folder)
-    found = review.of_release(overlay, _base(args, overlay), wanted, folder)
-    _say(args, found, folder)
-    return review.CODES[found["verdict"]]
+    release = _obtain(args, overlay, args.out)
+    result = review.of_release(overlay, _base(args, overlay), release, args.out)
+    _report(args, result)
+    return review.CODES[result["verdict"]]
 
 
 def _diff(args: argparse.Namespace) -> int:
     overlay = Overlay.load(ROOT)
-    folder = args.out or ROOT / FOLDER
-    _say(args, review.of_itself(overlay, _base(args, overlay), folder), folder)
+    _report(args, review.of_itself(overlay, _base(args, overlay), args.out))
     return Exit.DONE
 
 
 def _rebase(args: argparse.Namespace) -> int:
     overlay = Overlay.load(ROOT)
-    wanted = _wanted(args, overlay, ROOT / FOLDER)
-    conflicts = edit.rebase(
-        overlay,
-        _base(args, overlay),
-        wanted.upstream,
-        wanted.version,
-        {wanted.wheel: wanted.sha256},
-    )
-    print(escaped(f"build/edit is laid out on vLLM {wanted.version}"))
+    release = _obtain(args, overlay, FOLDER)
+    archives = {release.wheel: release.sha256}
+    base = _base(args, overlay)
+    conflicts = edit.rebase(overlay, base, release.upstream, release.version, archives)
+    print(escaped(f"build/edit is laid out on vLLM {release.version}"))
     if not conflicts:
         print("next: look at it, and `make refresh`")
         return review.CODES[review.CLEAN]
     for path in conflicts:
         print(escaped(f"  conflict  {path}"))
-    print("next: in build/edit settle it, `git add` it and `git rebase --continue` until git is")
+    print("next: in build/edit resolve it, `git add` it and `git rebase --continue` until git is")
     print("      done (`git rebase --skip` drops a patch), then `make refresh` here")
     return review.CODES[review.CONFLICT]
 
 
-def _wanted(args: argparse.Namespace, overlay: Overlay, folder: Path) -> wheels.Release:
+def _obtain(args: argparse.Namespace, overlay: Overlay, folder: Path) -> wheels.Release:
     if not args.release:
         raise OverlayError(
             Exit.USAGE,
@@ -141,22 +136,22 @@ def _base(args: argparse.Namespace, overlay: Overlay) -> Upstream:
     return upstream.from_installation(cli.installation(args), overlay)
 
 
-def _say(args: argparse.Namespace, found: Mapping[str, Any], folder: Path) -> None:
+def _report(args: argparse.Namespace, result: Mapping[str, Any]) -> None:
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps(result))
         return
-    version = found["release"]["version"]
-    if not found["own"]:
-        print(escaped(f"vLLM {version}: {found['verdict']}"))
-        for patch in found["patches"]:
+    version = result["release"]["version"]
+    if not result["own"]:
+        print(escaped(f"vLLM {version}: {result['verdict']}"))
+        for patch in result["patches"]:
             line = f"{patch['verdict']:<9} {patch['name'][:4]} {patch['title']}: {patch['because']}"
             print(escaped(f"  {line}"))
-        for warning in found["warnings"]:
+        for warning in result["warnings"]:
             print(escaped(f"warning: {warning}"))
-        fates = [name["fate"] for name in found["names"]]
-        counted = {fate: fates.count(fate) for fate in dict.fromkeys(fates)}
-        print("names relied on: " + ", ".join(f"{n} {fate}" for fate, n in counted.items()))
-    page = folder / (review.OWN if found["own"] else version) / review.PAGE
+        fates = [name["fate"] for name in result["names"]]
+        counts = {fate: fates.count(fate) for fate in dict.fromkeys(fates)}
+        print("names used: " + ", ".join(f"{n} {fate}" for fate, n in counts.items()))
+    page = args.out / (review.OWN if result["own"] else version) / review.PAGE
     print(escaped(f"page: {page}"))
 
 

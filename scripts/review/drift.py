@@ -1,4 +1,4 @@
-"""What upstream changed in a file between two releases."""
+"""Upstream's own changes to a file between two releases."""
 
 from __future__ import annotations
 
@@ -14,29 +14,26 @@ _HUNK = re.compile(rb"^@@ -\d+(?:,\d+)? \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Drift:
-    """One file's.
+    """The changes to one file.
 
     Attributes:
-        path: of the file.
         added: lines.
         removed: lines.
-        functions: by qualified name, "changed", "gone" or "new"; in their order.
+        functions: qualified names in their order, each "changed", "gone" or "new".
     """
 
-    path: str
     added: int
     removed: int
     functions: tuple[tuple[str, str], ...]
 
 
-def drift(path: str, base: bytes, release: bytes) -> Drift:
-    """What became of a file of ``base`` in ``release``.
+def drift(base: bytes, release: bytes) -> Drift:
+    """Compare a file of one release with that of another.
 
     Raises:
         OverlayError: git is not there, or fails.
     """
-    said = _diff(base, release, "--numstat")
-    added, removed = (int(number) for number in said.split()[:2]) if said else (0, 0)
+    counts = _diff(base, release, "--numstat").split()[:2] or (0, 0)
     before, after = (bodies(data.decode(errors="replace")) for data in (base, release))
     functions = [
         (name, "gone" if name not in after else "changed")
@@ -44,24 +41,24 @@ def drift(path: str, base: bytes, release: bytes) -> Drift:
         if after.get(name) != text
     ]
     functions += [(name, "new") for name in after if name not in before]
-    return Drift(path, added, removed, tuple(functions))
+    return Drift(int(counts[0]), int(counts[1]), tuple(functions))
 
 
 def changed_lines(before: bytes, after: bytes) -> list[range]:
-    """Where ``after`` differs, as ranges of its lines, from 1.
+    """The lines of ``after`` that differ, one-based.
 
-    An empty range stands where lines were taken out and none put in.
+    An empty range marks a place where lines were removed and none were added.
 
     Raises:
         OverlayError: git is not there, or fails.
     """
-    found = []
+    ranges = []
     for header in _HUNK.finditer(_diff(before, after, "-U0")):
         first, count = int(header[1]), 1 if header[2] is None else int(header[2])
-        # A hunk that puts nothing in is numbered by the line before it.
+        # A hunk that adds nothing is numbered by the line before it.
         first += count == 0
-        found.append(range(first, first + count))
-    return found
+        ranges.append(range(first, first + count))
+    return ranges
 
 
 def _diff(before: bytes, after: bytes, form: str) -> bytes:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from review import words
-from review.words import Found
+from review import phrases
+from review.phrases import Review
 
 #: GitHub refuses a comment of more than 65,536 characters.
 LIMIT = 60_000
@@ -18,18 +18,18 @@ _USERS = 3
 _MARKUP = re.compile(r"[\\`*_\[\]<>#|~$&]|^[-+=]|^\d+(?=[.)])")
 
 
-def render(review: Found) -> str:
-    """The review as Markdown, at most :data:`LIMIT` characters; what is left out is counted."""
+def render(review: Review) -> str:
+    """The review as Markdown, at most :data:`LIMIT` characters; omitted lines are counted."""
     release = review["release"]
     parts = [
-        f"# {escape(words.title(review))}",
-        f"**{escape(words.verdict(review))}** {escape(words.patches(review))}",
+        f"# {escape(phrases.title(review))}",
+        f"**{escape(phrases.verdict(review))}** {escape(phrases.patches(review))}",
         f"{code(release['wheel'])}, SHA-256 {code(release['sha256'])}, "
         f"proven by {escape(release['proof'])}.",
     ]
     room = LIMIT - sum(len(part) + 2 for part in parts)
     for heading, columns, lines in _sections(review):
-        # Each section may fill half of what is left, so that the last is not squeezed out.
+        # Each section may fill half of the remaining room, so that there is some for the last.
         part = _section(heading, columns, lines, room // 2)
         parts += [part] if part else []
         room -= len(part) + 2
@@ -37,8 +37,8 @@ def render(review: Found) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _sections(review: Found) -> Iterable[tuple[str, Sequence[str], list[str]]]:
-    """Headings, the columns of their tables (none: a list), and the lines."""
+def _sections(review: Review) -> Iterable[tuple[str, Sequence[str], list[str]]]:
+    """Headings, the columns of their tables (none for a list), and the lines."""
     yield (
         "",
         ("patch", "verdict", "why"),
@@ -49,11 +49,11 @@ def _sections(review: Found) -> Iterable[tuple[str, Sequence[str], list[str]]]:
     )
     if review["warnings"]:
         warnings = [f"- {escape(warning)}" for warning in review["warnings"]]
-        yield words.counted(len(warnings), "warning"), (), warnings
+        yield phrases.counted(len(warnings), "warning"), (), warnings
     if review["names"]:
-        names = [_name(name) for name in words.changed(review)]
-        total = words.counted(len(review["names"]), "name")
-        heading = f"Names that changed: {len(names):,} of {total} that the overlay relies on"
+        names = [_name(name) for name in phrases.changed(review)]
+        total = phrases.counted(len(review["names"]), "name")
+        heading = f"Names that changed: {len(names):,} of {total} that the overlay uses"
         yield heading, ("name", "fate", "what", "users"), names
     if review["targets"] and not review["own"]:
         lines = [
@@ -69,8 +69,8 @@ def _sections(review: Found) -> Iterable[tuple[str, Sequence[str], list[str]]]:
         yield "Upstream's own drift", columns, lines
 
 
-def _name(name: Found) -> str:
-    fate = str(words.FATES.get(name["fate"], name["fate"]))
+def _name(name: Review) -> str:
+    fate = str(phrases.FATES.get(name["fate"], name["fate"]))
     if not name["certain"]:
         fate += " (found by its name alone)"
     users = [code(user, True) for user in name["users"][:_USERS]]
@@ -100,29 +100,28 @@ def _line(*cells: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Text that Markdown shows as it is, on one line, and that mentions and links nobody."""
-    plain = _cut(text)
-    found = _MARKUP.sub(_escaped, plain)
-    # GitHub makes @name, #1 and addresses into links, whatever is escaped before them.
-    found = re.sub(r"@(?=\w)", "@<!-- -->", found)
-    return re.sub(r"\\#(?=\d)", r"\\#<!-- -->", found)
+    """Text that Markdown shows unchanged, on one line, without mentions or links."""
+    escaped = _MARKUP.sub(_escaped, _one_line(text))
+    # GitHub links @name and #1 even where they are escaped.
+    escaped = re.sub(r"@(?=\w)", "@<!-- -->", escaped)
+    return re.sub(r"\\#(?=\d)", r"\\#<!-- -->", escaped)
 
 
 def _escaped(match: re.Match[str]) -> str:
-    # A number that would begin a list is escaped behind itself.
+    # After a number that would begin a list, the backslash comes behind it.
     return match[0] + "\\" if match[0].isdigit() else "\\" + match[0]
 
 
 def code(text: str, in_table: bool = False) -> str:
-    """Text as code on one line; in a table its bars are escaped as tables want it."""
-    plain = _cut(text)
-    longest = max((len(run) for run in re.findall("`+", plain)), default=0)
+    """Text as a code span on one line, with bars escaped in a table."""
+    line = _one_line(text)
+    longest = max((len(run) for run in re.findall("`+", line)), default=0)
     fence = "`" * (longest + 1)
-    padded = f" {plain} " if plain.startswith("`") or plain.endswith("`") else plain
-    found = f"{fence}{padded or ' '}{fence}"
-    return found.replace("|", "\\|") if in_table else found
+    padded = f" {line} " if line.startswith("`") or line.endswith("`") else line
+    span = f"{fence}{padded or ' '}{fence}"
+    return span.replace("|", "\\|") if in_table else span
 
 
-def _cut(text: str) -> str:
-    plain = " ".join(text.split())
-    return plain if len(plain) <= _LONGEST else plain[: _LONGEST - 1] + "…"
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"

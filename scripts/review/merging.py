@@ -1,9 +1,8 @@
-"""What becomes of each patch on another release, by three-way merges of git's.
+"""The series on another release, by git's three-way merges: a verdict on each patch and hunk.
 
-For a patch, the base is the pinned release with the patches before it, one side is the same
-with the patch, the other side is the new release with the patches before it. Each hunk is also
-merged by itself, which tells hunks of one file apart. Where a hunk conflicts it is left out, and
-the patches behind it are judged without it.
+The base of a merge is the pinned release with the earlier patches; one side adds the patch, the
+other is the new release with the earlier patches. Each hunk is also merged by itself, for a
+verdict of its own. A hunk that conflicts is left out, and later patches are judged without it.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from overlay.patches import FilePatch, Hunk, Patch, Series, header_fields, split
 from series import git
 from series.upstream import Upstream
 
-from review.outline import Extent, around, extents
+from review.outline import Extent, enclosing, extents
 
 #: The verdicts, worst first.
 CONFLICTS, OBSOLETE, MOVED, APPLIES = "conflicts", "obsolete", "moved", "applies"
-#: Those of a hunk that is not needed any more: upstream does the same, or its lines are gone.
+#: Verdicts on a hunk that is not needed any more: upstream does the same, or its lines are gone.
 ADOPTED, GONE = "adopted", "gone"
 
-#: Longer than any row of such characters in a module.
+#: The length of git's conflict markers: no module has such long rows of these characters.
 _MARKER = 31
-#: A line shorter than this stands anywhere by chance.
-_TELLING = 8
+#: A line shorter than this may be anywhere by chance.
+_DISTINCTIVE = 8
 _REGION = re.compile(
     rb"^<{%d} release\r?\n(.*?)^\|{%d} base\r?\n(.*?)^={%d}\r?\n(.*?)^>{%d} overlay\r?\n"
     % ((_MARKER,) * 4),
@@ -37,22 +36,22 @@ _DEFINED = re.compile(rb"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MU
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What becomes of a hunk.
+class JudgedHunk:
+    """The verdict on a hunk.
 
     Attributes:
         verdict: :data:`APPLIES`, :data:`MOVED`, :data:`CONFLICTS`, :data:`ADOPTED` or
             :data:`GONE`.
-        was: its line in the pinned release with the patches before it, from 1.
-        now: its line in the new release with the patches before it; of one that conflicts,
-            where its lines are now, if they are there once.
-        function: what it stands in.
-        lands: what it stands in there; of one that does not merge, the same as ``function``.
-        base: of one that conflicts, the pinned release's text of the region, in lines; else
-            the lines that it takes out.
-        ours: the same with the hunk; else the lines that it puts in.
-        theirs: the new release's text of the region.
-        after: patches whose lines it changes, and which conflict themselves.
+        was: its line in the pinned release with the earlier patches, one-based.
+        now: its line in the new release with the earlier patches. If it conflicts, the line
+            where its context is now; None if that is nowhere, or in several places.
+        function: the function or class around it in the pinned release.
+        release_function: the one around it in the new release; empty if it does not merge.
+        base: the lines that it removes. If it conflicts, all lines of the conflict in the
+            pinned release.
+        ours: the lines that it adds. If it conflicts, ``base`` with the hunk.
+        theirs: the lines of the conflict in the new release.
+        after: conflicting patches whose lines it changes.
     """
 
     verdict: str
@@ -63,21 +62,21 @@ class Judged:
     ours: tuple[str, ...]
     theirs: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
-    lands: str = ""
+    release_function: str = ""
 
 
 @dataclass(frozen=True)
 class JudgedFile:
-    """What becomes of a patch in one file, hunk by hunk."""
+    """The verdict on a patch in one file, hunk by hunk."""
 
     path: str
     verdict: str
-    hunks: tuple[Judged, ...]
+    hunks: tuple[JudgedHunk, ...]
 
 
 @dataclass(frozen=True)
 class JudgedPatch:
-    """What becomes of a patch, file by file, and why the verdict is what it is."""
+    """The verdict on a patch, file by file, and the reason for it."""
 
     patch: Patch
     verdict: str
@@ -91,11 +90,10 @@ class Merged:
 
     Attributes:
         patches: in their order.
-        steps: for each patch, the files that it changes, afterwards; where it conflicts,
-            without the hunks that do.
+        steps: for each patch, the files that it changes, with it; conflicting hunks are left out.
         texts: every file with the whole series on it, as far as it merges.
-        conflicts: files that some patch conflicts in.
-        marked: by patch and path, the merge that conflicts, with git's marks.
+        conflicts: files in which some patch conflicts.
+        marked: by patch and path, the conflicting merge, with git's conflict markers.
         overlaid: every file with the whole series on it, in the pinned release.
     """
 
@@ -108,12 +106,12 @@ class Merged:
 
 
 def merge(series: Series, base: Upstream, release: Upstream) -> Merged:
-    """Put the series on another release, patch by patch.
+    """Merge the series into another release, patch by patch.
 
     Args:
         series: the patches, for ``base``.
         base: the pinned release.
-        release: the other one; it has every file that the series changes.
+        release: the other release; it has every file that the series changes.
 
     Raises:
         OverlayError: git is not there, or a patch does not apply to ``base``.
@@ -127,7 +125,7 @@ class _Merging:
         self.release = release
         self.ours = {path: base.read(path) for path in sorted(series.paths())}
         self.result = Merged(texts={path: release.read(path) for path in self.ours})
-        # The patch that each line of ours is from; empty where it is upstream's.
+        # The patch that each line of ours is from; empty for upstream's lines.
         self.origins = {path: [""] * len(split_lines(data)) for path, data in self.ours.items()}
         self.broken: set[str] = set()
         self._names: set[bytes] | None = None
@@ -150,7 +148,7 @@ class _Merging:
             text, conflicts = merge_file(there, before, after)
             if conflicts:
                 clean = False
-                # Hunks that conflict are left out: theirs is what the release has.
+                # Leave out conflicting hunks: the release's lines stay.
                 self.result.marked[patch.name, path] = text
                 text, _ = merge_file(there, before, after, favour="ours")
                 self.result.conflicts.add(path)
@@ -161,7 +159,7 @@ class _Merging:
             self.ours[path] = after
         verdict = _together([hunk.verdict for file in files for hunk in file.hunks], not clean)
         if verdict == OBSOLETE:
-            # What is not needed is no conflict.
+            # An obsolete patch leaves no conflict to resolve.
             for path in step:
                 self.result.marked.pop((patch.name, path), None)
             if any(hunk.verdict == GONE for file in files for hunk in file.hunks):
@@ -175,11 +173,10 @@ class _Merging:
             JudgedPatch(patch, verdict, _because(verdict, files), tuple(files))
         )
 
-    def _hunks(self, file: FilePatch, before: bytes, there: bytes) -> Iterator[Judged]:
-        found = extents(before.decode(errors="replace"))
-        later = extents(there.decode(errors="replace"))
+    def _hunks(self, file: FilePatch, before: bytes, there: bytes) -> Iterator[JudgedHunk]:
+        outlines = [extents(text.decode(errors="replace")) for text in (before, there)]
         for hunk in file.hunks:
-            yield self._hunk(file.path, hunk, before, there, (found, later))
+            yield self._hunk(file.path, hunk, before, there, (outlines[0], outlines[1]))
 
     def _hunk(
         self,
@@ -187,24 +184,26 @@ class _Merging:
         hunk: Hunk,
         before: bytes,
         there: bytes,
-        defined: tuple[list[Extent], list[Extent]],
-    ) -> Judged:
+        outlines: tuple[list[Extent], list[Extent]],
+    ) -> JudgedHunk:
         alone = Hunk(hunk.old_at, hunk.old, hunk.old_at, hunk.new)
         after = FilePatch(path, (alone,)).apply(before, path)
         text, conflicts = merge_file(there, before, after)
         was = hunk.old_at + 1
-        function = around(defined[0], min(was, before.count(b"\n") or 1))
+        function = enclosing(outlines[0], min(was, before.count(b"\n") or 1))
         if not conflicts:
-            removed, put = _lines(hunk.old), _lines(hunk.new)
+            removed, added = _lines(hunk.old), _lines(hunk.new)
             if text == there:
-                return Judged(ADOPTED, was, None, function, removed, put)
+                return JudgedHunk(ADOPTED, was, None, function, removed, added)
             now = _first_difference(there, text) + 1
-            # Equal lines around a hunk let it be seen a little higher or lower than it is.
-            at = _first_difference(before, after) + 1
-            verdict = APPLIES if now == at else MOVED
-            line = was + now - at
-            lands = around(defined[1], min(line, there.count(b"\n") or 1))
-            return Judged(verdict, was, line, function, removed, put, lands=lands)
+            # Among equal lines a hunk may seem to be a little higher or lower than it is.
+            seen = _first_difference(before, after) + 1
+            verdict = APPLIES if now == seen else MOVED
+            line = was + now - seen
+            release_function = enclosing(outlines[1], min(line, there.count(b"\n") or 1))
+            return JudgedHunk(
+                verdict, was, line, function, removed, added, release_function=release_function
+            )
         region = _REGION.search(text)
         if region is None:
             raise OverlayError(
@@ -214,16 +213,15 @@ class _Merging:
                 next_step="report it, with the release's name",
             )
         theirs, base, ours = (split_lines(part) for part in region.groups())
-        now_at = _once(there, base)
-        # Of lines that the hunk takes out; those that it is put beside are not its own.
+        # Only lines that the hunk removes count; those beside it are not its own.
         deleted = not any(map(bytes.strip, theirs)) and self._nowhere(hunk.old)
-        gone = deleted or self._vanished(before, function, defined)
+        gone = deleted or self._vanished(before, function, outlines)
         first, last = max(hunk.old_at - 1, 0), hunk.old_at + len(hunk.old) + 1
         after_these = {name for name in self.origins[path][first:last] if name in self.broken}
-        return Judged(
+        return JudgedHunk(
             GONE if gone and not after_these else CONFLICTS,
             was,
-            now_at,
+            _once(there, base),
             function,
             _lines(base),
             _lines(ours),
@@ -232,18 +230,18 @@ class _Merging:
         )
 
     def _vanished(
-        self, before: bytes, function: str, defined: tuple[list[Extent], list[Extent]]
+        self, before: bytes, function: str, outlines: tuple[list[Extent], list[Extent]]
     ) -> bool:
-        """Whether nothing is left of a function: no such name, and none of its lines."""
-        if not function or function in {each.name for each in defined[1]}:
+        """Whether nothing is left of a function: neither its name nor any of its lines."""
+        if not function or function in {extent.name for extent in outlines[1]}:
             return False
-        (span, *_) = (each for each in defined[0] if each.name == function)
-        lines = split_lines(before)[span.first - 1 : span.last]
+        (extent, *_) = (extent for extent in outlines[0] if extent.name == function)
+        lines = split_lines(before)[extent.first - 1 : extent.last]
         return not self._elsewhere(function) and self._nowhere(lines)
 
     def _nowhere(self, lines: Sequence[bytes]) -> bool:
-        """Whether no module of the release holds any of these lines; no, if they say little."""
-        wanted = {line.strip() for line in lines if len(line.strip()) >= _TELLING}
+        """Whether no module of the release holds any of these lines; False if all are too short."""
+        wanted = {line.strip() for line in lines if len(line.strip()) >= _DISTINCTIVE}
         if not wanted:
             return False
         for path in self.release.paths:
@@ -272,13 +270,16 @@ class _Merging:
 def merge_file(
     current: bytes, base: bytes, other: bytes, favour: str | None = None
 ) -> tuple[bytes, int]:
-    """What ``git merge-file`` makes of three texts, and how many conflicts are in it.
+    """Merge three texts by ``git merge-file``.
 
     Args:
         current: the new release's side.
-        base: what both come from.
+        base: the common ancestor.
         other: the overlay's side.
-        favour: "ours" settles conflicts for ``current``.
+        favour: "ours" resolves conflicts in favour of ``current``.
+
+    Returns:
+        The merged text, and the number of conflicts in it.
 
     Raises:
         OverlayError: git is not there, or fails.
@@ -295,7 +296,7 @@ def title(patch: Patch) -> str:
 
 
 def _together(verdicts: Sequence[str], conflicts: bool) -> str:
-    """The verdict of several hunks."""
+    """The verdict on several hunks."""
     if all(verdict in (ADOPTED, GONE) for verdict in verdicts):
         return OBSOLETE
     if conflicts:
@@ -336,22 +337,16 @@ def _lines(lines: Sequence[bytes]) -> tuple[str, ...]:
 
 def _first_difference(one: bytes, other: bytes) -> int:
     """The index of the first line in which two texts differ."""
-    pairs = zip(split_lines(one), split_lines(other), strict=False)
-    same = 0
-    for left, right in pairs:
-        if left != right:
-            break
-        same += 1
-    return same
+    lines = split_lines(one), split_lines(other)
+    pairs = enumerate(zip(*lines, strict=False))
+    return next((n for n, pair in pairs if pair[0] != pair[1]), min(map(len, lines)))
 
 
 def _once(text: bytes, lines: Sequence[bytes]) -> int | None:
-    """The line at which ``lines`` stand in a text, whatever their indentation, if just once."""
+    """The line at which ``lines`` occur in a text exactly once, whatever their indentation."""
     wanted = [line.strip() for line in lines if line.strip()]
-    there = [(at, line.strip()) for at, line in enumerate(split_lines(text), 1) if line.strip()]
-    bare = [line for _, line in there]
+    numbered = [(n, line.strip()) for n, line in enumerate(split_lines(text), 1) if line.strip()]
+    stripped = [line for _, line in numbered]
     size = len(wanted)
-    if not size:
-        return None
-    starts = [n for n in range(len(bare) - size + 1) if bare[n : n + size] == wanted]
-    return there[starts[0]][0] if len(starts) == 1 else None
+    starts = [n for n in range(len(stripped) - size + 1) if stripped[n : n + size] == wanted]
+    return numbered[starts[0]][0] if size and len(starts) == 1 else None

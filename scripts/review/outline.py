@@ -1,21 +1,21 @@
-"""Which functions and classes a module defines, and on which lines."""
+"""The functions and classes of a module, and their lines."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Extent:
-    """A function or a class.
+    """The lines of a function or a class.
 
     Attributes:
         name: its qualified name, as ``Class.method``.
-        first: its first line, that of its first decorator, from 1.
+        first: its first line, that of its first decorator, one-based.
         last: its last line.
-        function: whether it is a function.
+        function: False for a class.
     """
 
     name: str
@@ -25,7 +25,7 @@ class Extent:
 
 
 def extents(text: str) -> list[Extent]:
-    """The functions and classes of a module, those within others after them.
+    """The functions and classes of a module, each before those within it.
 
     A module that this Python cannot parse has none.
     """
@@ -48,18 +48,18 @@ def _within(parent: ast.AST, prefix: str) -> Iterator[Extent]:
             yield from _within(node, prefix)
 
 
-def around(found: list[Extent], line: int) -> str:
-    """The name of the innermost definition that holds a line, or nothing."""
-    holding = [each for each in found if each.first <= line <= each.last]
-    return min(holding, key=lambda each: each.last - each.first).name if holding else ""
+def enclosing(definitions: Sequence[Extent], line: int) -> str:
+    """The name of the innermost definition around a line; empty at the top level."""
+    around = [extent for extent in definitions if extent.first <= line <= extent.last]
+    return min(around, key=lambda extent: extent.last - extent.first).name if around else ""
 
 
 def bodies(text: str) -> Mapping[str, str]:
-    """The text of each function, by qualified name; of several with one name, all."""
+    """The text of each function, by qualified name; functions of one name are joined."""
     lines = text.splitlines(keepends=True)
-    found: dict[str, str] = {}
-    for each in extents(text):
-        if each.function:
-            body = "".join(lines[each.first - 1 : each.last])
-            found[each.name] = found.get(each.name, "") + body
-    return found
+    texts: dict[str, str] = {}
+    for extent in extents(text):
+        if extent.function:
+            body = "".join(lines[extent.first - 1 : extent.last])
+            texts[extent.name] = texts.get(extent.name, "") + body
+    return texts

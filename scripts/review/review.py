@@ -1,4 +1,4 @@
-"""A review: everything known about a release, put together and written out."""
+"""The review of a release: patches, names, candidate and warnings, put together and written."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import datetime
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,67 +19,68 @@ from series import refresh
 from series.tree import write_file
 from series.upstream import Upstream
 
-from review import markdown, merging, names, page
+from review import markdown, merging, page
 from review.drift import changed_lines, drift
+from review.fates import fates
 from review.merging import CONFLICTS, OBSOLETE, JudgedPatch, Merged
-from review.sides import Texts
+from review.page import FileTexts
+from review.uses import Use, upstream_uses
 from review.wheels import Release
 
-#: The verdicts on a release, and what the program ends with.
+#: The verdicts on a release, and the exit codes of the program.
 CLEAN, EYES, CONFLICT = "clean", "needs eyes", "conflicts"
 CODES = {CLEAN: 0, EYES: 10, CONFLICT: 11}
 
 #: The directory of the overlay's review against its own release.
 OWN = "own"
-#: What is written.
+#: The files of a review.
 JSON, MARKDOWN, PAGE, CANDIDATE = "review.json", "review.md", "review.html", "candidate"
 
 
-def of_release(overlay: Overlay, base: Upstream, release: Release, folder: Path) -> dict[str, Any]:
-    """Review a release, and write what is found.
+def of_release(
+    overlay: Overlay,
+    base: Upstream,
+    release: Release,
+    folder: Path,
+    uses: Iterable[Use] | None = None,
+) -> dict[str, Any]:
+    """Review a release, and write the review.
 
     Args:
         overlay: the overlay.
         base: upstream's files of the release that it is for.
         release: the other one, proven.
-        folder: where a directory of the release's name is made, or replaced when all is done.
+        folder: where a directory named after the release is made, or replaced at the end.
+        uses: the result of :func:`uses_of`, if it is known; it takes minutes.
 
     Returns:
-        What review.json says.
+        The contents of review.json.
 
     Raises:
         OverlayError: the overlay does not fit its own release, or git is not there.
     """
     merged = merging.merge(overlay.series, base, release.upstream)
-    found = _described(overlay, release.version, merged)
-    used = _names(overlay, base, release.upstream, merged)
+    if uses is None:
+        uses = uses_of(overlay, base, merged.overlaid)
+    names = fates(uses, base, release.upstream)
     candidate, files = _candidate(overlay, release, merged)
-    warnings = list(_warnings(merged, used))
-    texts = _texts(overlay, base, release.upstream, merged)
-    drifts = [drift(path, base.read(path), release.upstream.read(path)) for path in overlay.targets]
-    found |= {
+    warnings = list(_warnings(merged, names))
+    review = _common_part(overlay, release.version, merged) | {
         "release": {
             "version": release.version,
             "wheel": release.wheel,
             "sha256": release.sha256,
             "proof": release.proof,
         },
-        "verdict": _verdict(merged.patches, used, warnings),
-        "targets": [
-            {
-                "path": each.path,
-                "added": each.added,
-                "removed": each.removed,
-                "functions": [{"name": name, "fate": fate} for name, fate in each.functions],
-            }
-            for each in drifts
-        ],
-        "names": used,
+        "verdict": _verdict(merged.patches, names, warnings),
+        "targets": [_target(path, base, release.upstream) for path in overlay.targets],
+        "names": names,
         "candidate": candidate,
         "warnings": warnings,
     }
-    _write(folder, release.version, found, texts, files)
-    return found
+    texts = _texts(overlay, base, release.upstream, merged)
+    _write(folder, release.version, review, texts, files)
+    return review
 
 
 def of_itself(overlay: Overlay, base: Upstream, folder: Path) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def of_itself(overlay: Overlay, base: Upstream, folder: Path) -> dict[str, Any]:
     """
     merged = merging.merge(overlay.series, base, base)
     version = overlay.pin.release
-    found = _described(overlay, version, merged) | {
+    review = _common_part(overlay, version, merged) | {
         "command": "make diff",
         "own": True,
         "release": {"version": version, "wheel": "", "sha256": "", "proof": "VERSION_PIN"},
@@ -107,19 +108,37 @@ def of_itself(overlay: Overlay, base: Upstream, folder: Path) -> dict[str, Any]:
         },
         "warnings": [],
     }
-    _write(folder, OWN, found, _texts(overlay, base, base, merged), {})
-    return found
+    _write(folder, OWN, review, _texts(overlay, base, base, merged), {})
+    return review
 
 
-def _described(overlay: Overlay, version: str, merged: Merged) -> dict[str, Any]:
-    """What is said of every review: its heading, and the patches."""
+def uses_of(overlay: Overlay, base: Upstream, overlaid: Mapping[str, bytes]) -> list[Use]:
+    """The names of upstream's that our modules and seams use; this takes minutes.
+
+    Args:
+        overlay: the overlay.
+        base: upstream's files of the release that it is for.
+        overlaid: by path, the files that the patches change, with the whole series applied.
+    """
+    seams = {path: changed_lines(base.read(path), data) for path, data in overlaid.items()}
+    with tempfile.TemporaryDirectory(prefix="overlay-review-") as scratch:
+        tree = Path(scratch) / "site"
+        for path in base.paths:
+            write_file(tree / path, overlaid.get(path) or base.read(path))
+        for file in sorted((overlay.root / "vendor_overlay" / PACKAGE).rglob("*.py")):
+            write_file(tree / file.relative_to(overlay.root / "vendor_overlay"), file.read_bytes())
+        return upstream_uses(tree, base, seams)
+
+
+def _common_part(overlay: Overlay, version: str, merged: Merged) -> dict[str, Any]:
+    """The part that every review has: its heading, and the patches."""
     return {
         "schema": 1,
         "command": f"make review RELEASE={version}",
         "date": datetime.date.today().isoformat(),
         "base": {"release": overlay.pin.release, "overlay": overlay.pin.overlay},
         "own": False,
-        "patches": [_patch(each) for each in merged.patches],
+        "patches": [_patch(judged) for judged in merged.patches],
     }
 
 
@@ -140,7 +159,7 @@ def _patch(judged: JudgedPatch) -> dict[str, Any]:
                         "was": hunk.was,
                         "now": hunk.now,
                         "function": hunk.function,
-                        "lands": hunk.lands,
+                        "lands": hunk.release_function,
                         "base": list(hunk.base),
                         "ours": list(hunk.ours),
                         "theirs": list(hunk.theirs),
@@ -153,29 +172,26 @@ def _patch(judged: JudgedPatch) -> dict[str, Any]:
     }
 
 
-def _names(
-    overlay: Overlay, base: Upstream, release: Upstream, merged: Merged
-) -> list[dict[str, Any]]:
-    """What our modules and seams rely on, and what became of it."""
-    seams = {path: changed_lines(base.read(path), data) for path, data in merged.overlaid.items()}
-    with tempfile.TemporaryDirectory(prefix="overlay-review-") as scratch:
-        tree = Path(scratch) / "site"
-        for path in base.paths:
-            write_file(tree / path, merged.overlaid.get(path) or base.read(path))
-        for file in sorted((overlay.root / "vendor_overlay" / PACKAGE).rglob("*.py")):
-            write_file(tree / file.relative_to(overlay.root / "vendor_overlay"), file.read_bytes())
-        used = names.relied_on(tree, base, seams)
-    return names.fates(used, base, release)
+def _target(path: str, base: Upstream, release: Upstream) -> dict[str, Any]:
+    """Upstream's own changes to a file that the patches change."""
+    changed = drift(base.read(path), release.read(path))
+    functions = [{"name": name, "fate": fate} for name, fate in changed.functions]
+    return {
+        "path": path,
+        "added": changed.added,
+        "removed": changed.removed,
+        "functions": functions,
+    }
 
 
 def _candidate(
     overlay: Overlay, release: Release, merged: Merged
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """What the series would be for the release, and the files of it.
+    """The series for the release, and its files.
 
-    A patch that is obsolete is not in it, nor one that conflicts in every hunk. Another one that
-    conflicts is there without the hunks that do, under a name that says so. Beside them lie the
-    merges with git's marks.
+    A patch that is obsolete is left out, and so is one that conflicts in every hunk. Another one
+    that conflicts keeps its other hunks, and is named ``.incomplete``. The merges with git's
+    conflict markers are in ``conflicts``.
     """
     texts = {path: release.upstream.read(path) for path in merged.texts}
     kept = []
@@ -188,10 +204,10 @@ def _candidate(
     commits = [(judged.patch.header, step) for judged, step in kept]
     made, pin = refresh.candidate(overlay, release.upstream, release.version, archives, commits)
     series = [name for name in made if name.endswith(".patch")]
-    broken = {
+    incomplete = {
         name for name, (judged, _) in zip(series, kept, strict=True) if judged.verdict == CONFLICTS
     }
-    files = {f"{name}.incomplete" if name in broken else name: made[name] for name in made}
+    files = {f"{name}.incomplete" if name in incomplete else name: made[name] for name in made}
     vendored = sorted(set(merged.texts) - merged.conflicts)
     files |= {f"vendor_overlay/{path}": merged.texts[path] for path in vendored}
     files |= {
@@ -200,21 +216,23 @@ def _candidate(
     }
     if not merged.conflicts:
         files[PIN] = pin.dumps().encode()
-    described = {
-        "patches": [Path(name).name for name in series if name not in broken],
+    candidate = {
+        "patches": [Path(name).name for name in series if name not in incomplete],
         "vendored": vendored,
         "pin": not merged.conflicts,
         "conflicts": sorted(merged.conflicts),
     }
-    return described, files
+    return candidate, files
 
 
-def _texts(overlay: Overlay, base: Upstream, release: Upstream, merged: Merged) -> dict[str, Texts]:
+def _texts(
+    overlay: Overlay, base: Upstream, release: Upstream, merged: Merged
+) -> dict[str, FileTexts]:
     def text(data: bytes) -> str:
         return data.decode(errors="replace")
 
     return {
-        path: Texts(
+        path: FileTexts(
             base=text(base.read(path)),
             release=text(release.read(path)),
             overlaid=text(merged.overlaid[path]),
@@ -225,66 +243,65 @@ def _texts(overlay: Overlay, base: Upstream, release: Upstream, merged: Merged) 
 
 
 def _verdict(
-    patches: Sequence[JudgedPatch], used: Sequence[Mapping[str, Any]], warnings: Sequence[str]
+    patches: Sequence[JudgedPatch], names: Sequence[Mapping[str, Any]], warnings: Sequence[str]
 ) -> str:
-    verdicts = {patch.verdict for patch in patches}
-    if CONFLICTS in verdicts:
+    if any(patch.verdict == CONFLICTS for patch in patches):
         return CONFLICT
-    changed = any(name["fate"] != "same" for name in used)
+    changed = any(name["fate"] != "same" for name in names)
     return EYES if changed or warnings else CLEAN
 
 
-def _warnings(merged: Merged, used: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _warnings(merged: Merged, names: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for judged in merged.patches:
         number = judged.patch.name.partition("-")[0]
         if judged.verdict == OBSOLETE:
             when = header_fields(judged.patch.header).get("Drop-When", "").replace("\n", " ")
-            yield f"{number} is obsolete: {judged.because}. It is to go: {when}"
-        adopted = sum(
-            hunk.verdict in (merging.ADOPTED, merging.GONE)
-            for file in judged.files
-            for hunk in file.hunks
-        )
+            yield f"{number} is obsolete: {judged.because}. Its Drop-When field: {when}"
         for file in judged.files:
             for hunk in file.hunks:
-                if hunk.now is not None and hunk.lands != hunk.function and hunk.lands:
+                if hunk.now is not None and hunk.release_function not in ("", hunk.function):
                     yield (
-                        f"{number}: what it puts into {hunk.function or 'the module'} of "
-                        f"{file.path} comes to stand in {hunk.lands}, at line {hunk.now}"
+                        f"{number}: a hunk for {hunk.function or 'the module'} of {file.path} "
+                        f"merges into {hunk.release_function}, at line {hunk.now}"
                     )
-        if adopted and judged.verdict != OBSOLETE:
+        hunks = [hunk for file in judged.files for hunk in file.hunks]
+        unneeded = sum(hunk.verdict in (merging.ADOPTED, merging.GONE) for hunk in hunks)
+        if unneeded and judged.verdict != OBSOLETE:
             yield (
-                f"{number}: {adopted} of its hunks are in the release already, or their lines are "
-                "gone; see whether what is left still makes sense"
+                f"{number}: {unneeded} of its hunks are in the release already, or their lines are "
+                "gone; check whether the rest still makes sense"
             )
-    seams = [each["name"] for each in used if "holds a seam" in each["how"]]
-    changed = [each["name"] for each in used if each["fate"] != "same"]
-    if both := sorted(set(seams) & set(changed)):
+    changed = sorted(
+        name["name"].rpartition("vllm.")[2]
+        for name in names
+        if "holds a seam" in name["how"] and name["fate"] != "same"
+    )
+    if changed:
         yield (
-            f"{len(both)} functions that hold a seam have changed: read the whole function, even "
-            f"where the patch applies: {', '.join(name.rpartition('vllm.')[2] for name in both)}"
+            f"{len(changed)} functions that hold a seam have changed: read the whole function, "
+            f"even where the patch applies: {', '.join(changed)}"
         )
 
 
 def _write(
     folder: Path,
     name: str,
-    found: Mapping[str, Any],
-    texts: Mapping[str, Texts],
-    files: Mapping[str, bytes],
+    review: Mapping[str, Any],
+    texts: Mapping[str, FileTexts],
+    candidate: Mapping[str, bytes],
 ) -> None:
-    """Write a review aside, and put it in place of what was there."""
+    """Write a review aside, and put it in place of an earlier one."""
     folder.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder))
     old = aside.with_name(f"{aside.name}.old")
+    final = folder / name
     try:
         aside.chmod(0o755)
-        write_file(aside / JSON, (json.dumps(found, indent=1) + "\n").encode())
-        write_file(aside / MARKDOWN, markdown.render(found).encode())
-        write_file(aside / PAGE, page.render(found, texts).encode())
-        for file, data in files.items():
+        write_file(aside / JSON, (json.dumps(review, indent=1) + "\n").encode())
+        write_file(aside / MARKDOWN, markdown.render(review).encode())
+        write_file(aside / PAGE, page.render(review, texts).encode())
+        for file, data in candidate.items():
             write_file(aside / CANDIDATE / file, data)
-        final = folder / name
         if final.is_symlink() or (final.exists() and not (final / JSON).is_file()):
             raise OverlayError(
                 Exit.USAGE,

@@ -22,7 +22,7 @@ def parsed(text: str) -> list[Token]:
     return MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
 
 
-def plain(token: Token) -> str:
+def shown_text(token: Token) -> str:
     """What a reader sees of a block's text: markup that the writer meant is left out."""
     children = token.children or []
     shown = {"text", "code_inline", "text_special"}
@@ -31,33 +31,33 @@ def plain(token: Token) -> str:
 
 def tables(text: str) -> list[list[list[str]]]:
     """The cells of each table."""
-    found: list[list[list[str]]] = []
+    rows: list[list[list[str]]] = []
     for token, after in pairwise(parsed(text)):
         if token.type == "table_open":
-            found.append([])
+            rows.append([])
         elif token.type == "tr_open":
-            found[-1].append([])
+            rows[-1].append([])
         elif token.type in ("td_open", "th_open"):
-            found[-1][-1].append(plain(after))
-    return found
+            rows[-1][-1].append(shown_text(after))
+    return rows
 
 
 def headings(text: str) -> list[str]:
     """The text of each heading."""
     pairs = pairwise(parsed(text))
-    return [plain(after) for token, after in pairs if token.type == "heading_open"]
+    return [shown_text(after) for token, after in pairs if token.type == "heading_open"]
 
 
 def test_it_says_what_the_page_says() -> None:
     review = reviews.review()
-    made = markdown.render(review)
-    assert headings(made) == [
+    text = markdown.render(review)
+    assert headings(text) == [
         "vLLM 0.99.0 for overlay 0.5.0",
         "2 warnings",
-        "Names that changed: 3 of 5 names that the overlay relies on",
+        "Names that changed: 3 of 5 names that the overlay uses",
         "Upstream's own drift",
     ]
-    patches, names, drift = tables(made)
+    patches, names, drift = tables(text)
     assert patches == [
         ["patch", "verdict", "why"],
         *([each["name"], each["verdict"], each["because"]] for each in review["patches"]),
@@ -79,50 +79,50 @@ def test_it_says_what_the_page_says() -> None:
         ["vllm/two.py", "1,325", "1,543", "2"],
         ["vllm/three.py", "0", "0", "0"],
     ]
-    for said in ("**Conflicts: ", review["release"]["sha256"], "`make review RELEASE=0.99.0`"):
-        assert said in made
+    for phrase in ("**Conflicts: ", review["release"]["sha256"], "`make review RELEASE=0.99.0`"):
+        assert phrase in text
     for warning in review["warnings"]:
-        assert f"- {warning}\n" in made
+        assert f"- {warning}\n" in text
 
 
 def test_the_overlay_on_its_own_release_has_no_drift() -> None:
-    made = markdown.render(reviews.review(own=True))
-    assert headings(made)[0] == "Overlay 0.5.0 on vLLM 0.22.0"
-    assert "drift" not in made
-    assert "Names that changed: 0 of 5" in made
-    assert len(tables(made)) == 1
+    text = markdown.render(reviews.review(own=True))
+    assert headings(text)[0] == "Overlay 0.5.0 on vLLM 0.22.0"
+    assert "drift" not in text
+    assert "Names that changed: 0 of 5" in text
+    assert len(tables(text)) == 1
 
 
 def test_a_review_of_nothing_is_short() -> None:
     empty: dict[str, Any] = {"patches": [], "targets": [], "names": [], "warnings": []}
-    made = markdown.render({**reviews.review(), **empty})
-    assert headings(made) == ["vLLM 0.99.0 for overlay 0.5.0"]
-    assert tables(made) == []
-    assert "\n\n\n" not in made
+    text = markdown.render({**reviews.review(), **empty})
+    assert headings(text) == ["vLLM 0.99.0 for overlay 0.5.0"]
+    assert tables(text) == []
+    assert "\n\n\n" not in text
 
 
 def test_hostile_text_makes_no_markup() -> None:
     review = reviews.hostile(reviews.review())
-    made = markdown.render(review)
-    patches, names, _ = tables(made)
+    text = markdown.render(review)
+    patches, names, _ = tables(text)
     shown = " ".join(HOSTILE.split())
     for cell in patches[1]:
         assert cell.endswith(shown)
     assert {len(line) for line in (*patches, *names)} == {3, 4}
-    children = [child for token in parsed(made) for child in token.children or []]
+    children = [child for token in parsed(text) for child in token.children or []]
     ours = {"code_inline", "html_inline", "strong_open", "strong_close", "text"}
     assert {child.type for child in children} == ours
     assert {child.content for child in children if child.type == "html_inline"} == {"<!-- -->"}
-    assert {token.type for token in parsed(made)}.isdisjoint({"html_block", "fence", "hr"})
+    assert {token.type for token in parsed(text)}.isdisjoint({"html_block", "fence", "hr"})
 
 
 def test_nobody_is_mentioned_and_no_other_thread_linked() -> None:
     review = reviews.review()
     review["warnings"] = ["@property became #12 of vllm-project/vllm#43450, @overload too"]
-    made = markdown.render(review)
-    outside = re.sub(r"`[^`]*`", "", made)
+    text = markdown.render(review)
+    outside = re.sub(r"`[^`]*`", "", text)
     assert re.findall(r"@\w|(?<!#)#\d", outside) == []
-    assert review["warnings"][0] in made.replace("<!-- -->", "").replace("\\", "")
+    assert review["warnings"][0] in text.replace("<!-- -->", "").replace("\\", "")
 
 
 @example("1. a")
@@ -134,14 +134,14 @@ def test_nobody_is_mentioned_and_no_other_thread_linked() -> None:
 @given(st.text(st.sampled_from("ab1.)-+=#*_`|\\<>[]&;~$@! \n\t"), min_size=1, max_size=30))
 def test_any_text_is_shown_as_it_is(text: str) -> None:
     one_line = " ".join(text.split())
-    for made in (markdown.escape(text), f"- {markdown.escape(text)}"):
-        blocks = [token for token in parsed(made) if token.type == "inline"]
-        assert "".join(plain(block) for block in blocks) == one_line
+    for rendered in (markdown.escape(text), f"- {markdown.escape(text)}"):
+        blocks = [token for token in parsed(rendered) if token.type == "inline"]
+        assert "".join(shown_text(block) for block in blocks) == one_line
         assert len(blocks) == (1 if one_line else 0)
     row = f"| a | b |\n| --- | --- |\n| {markdown.escape(text)} | {markdown.code(text, True)} |"
     ((_, cells),) = tables(row)
     assert cells == [one_line, one_line or " "]
-    assert [plain(token) for token in parsed(f"x{markdown.code(text)}") if token.children] == [
+    assert [shown_text(token) for token in parsed(f"x{markdown.code(text)}") if token.children] == [
         f"x{one_line or ' '}"
     ]
 
@@ -151,19 +151,19 @@ def test_it_fits_into_a_comment_and_counts_what_is_left_out(number: int) -> None
     review = reviews.review()
     for key in ("names", "warnings", "patches", "targets"):
         review[key] = [review[key][0]] * number
-    made = markdown.render(review)
-    assert len(made) <= MOST
-    left = [int(text.replace(",", "")) for text in re.findall(r"([\d,]+) more are in", made)]
-    lines = sum(len(table) - 1 for table in tables(made)) + made.count("\n- ")
+    text = markdown.render(review)
+    assert len(text) <= MOST
+    left = [int(count.replace(",", "")) for count in re.findall(r"([\d,]+) more are in", text)]
+    lines = sum(len(table) - 1 for table in tables(text)) + text.count("\n- ")
     assert sum(left) + lines == 4 * number
     # Each section shows something.
-    assert len(tables(made)) == 3
-    assert "\n- " in made
+    assert len(tables(text)) == 3
+    assert "\n- " in text
 
 
 def test_a_single_text_cannot_fill_it() -> None:
     review = reviews.review()
     review["patches"][0]["because"] = "*" * 100_000
-    made = markdown.render(review)
-    assert len(made) < 10_000
-    assert len(tables(made)[0]) == 1 + len(review["patches"])
+    text = markdown.render(review)
+    assert len(text) < 10_000
+    assert len(tables(text)[0]) == 1 + len(review["patches"])

@@ -9,7 +9,7 @@ from overlay.patches import Series, parse
 from review import merging
 from review.merging import Merged
 from support import mini, series
-from support.picks import git, held_against_git
+from support.cherry_pick import assert_same_as_git, git
 from support.series import BASE, CHANGES, PATH, RUNNER, Change
 
 
@@ -22,25 +22,28 @@ def merged(release: str, patches: Series | None = None, base: str = RUNNER) -> M
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_one_change_of_upstreams(change: Change) -> None:
-    found = merged(change.edit(RUNNER))
-    assert tuple(each.verdict for each in found.patches) == change.verdicts
-    hunks = [file.hunks for each in found.patches for file in each.files]
+def test_one_change_of_upstreams(change: Change, tmp_path: Path) -> None:
+    release = change.edit(RUNNER)
+    result = merged(release)
+    assert tuple(judged.verdict for judged in result.patches) == change.verdicts
+    hunks = [file.hunks for judged in result.patches for file in judged.files]
     assert tuple(hunk.verdict for (hunk,) in hunks) == change.hunks
+    base, there = {PATH: RUNNER.encode()}, {PATH: release.encode()}
+    assert_same_as_git(tmp_path / "tree", series.series(), base, there, result)
 
 
 def test_a_hunk_that_moved_says_where_to() -> None:
-    found = merged(CHANGES["a line above"].edit(RUNNER))
-    (first,) = found.patches[0].files[0].hunks
+    result = merged(CHANGES["a line above"].edit(RUNNER))
+    (first,) = result.patches[0].files[0].hunks
     line = RUNNER.splitlines().index("        self.wait()") + 1
     assert (first.was, first.now, first.function) == (line, line + 1, "Runner.sample")
     assert first.base == ("        self.wait()",)
-    assert found.patches[0].because == "1 of 1 hunk at other lines"
+    assert result.patches[0].because == "1 of 1 hunk at other lines"
 
 
 def test_a_conflict_shows_its_three_sides_and_where_the_lines_are_now() -> None:
-    found = merged(CHANGES["a moved block"].edit(RUNNER))
-    (hunk,) = found.patches[1].files[0].hunks
+    result = merged(CHANGES["a moved block"].edit(RUNNER))
+    (hunk,) = result.patches[1].files[0].hunks
     there = CHANGES["a moved block"].edit(RUNNER).splitlines()
     assert hunk.now is not None
     assert there[hunk.now - 1] == next(line for line in hunk.base if line.strip())
@@ -56,96 +59,84 @@ def test_a_conflict_shows_its_three_sides_and_where_the_lines_are_now() -> None:
     assert inside.now is None
 
 
-def test_what_hangs_on_a_conflict_names_it() -> None:
-    found = merged(CHANGES["a change inside a seam"].edit(RUNNER))
-    assert found.patches[2].files[0].hunks[0].after == ("0001-edit-1.patch",)
-    assert "with lines of 0001" in found.patches[2].because
-    assert found.patches[0].files[0].hunks[0].after == ()
+def test_a_hunk_that_depends_on_a_conflict_names_it() -> None:
+    result = merged(CHANGES["a change inside a seam"].edit(RUNNER))
+    assert result.patches[2].files[0].hunks[0].after == ("0001-edit-1.patch",)
+    assert "with lines of 0001" in result.patches[2].because
+    assert result.patches[0].files[0].hunks[0].after == ()
 
 
-def test_what_conflicts_is_marked_and_left_out() -> None:
+def test_conflicting_hunks_are_marked_and_left_out() -> None:
     release = CHANGES["a change inside a seam"].edit(RUNNER)
-    found = merged(release)
-    assert found.conflicts == {PATH}
-    assert set(found.marked) == {("0001-edit-1.patch", PATH), ("0003-edit-3.patch", PATH)}
-    marked = found.marked["0001-edit-1.patch", PATH].decode()
+    result = merged(release)
+    assert result.conflicts == {PATH}
+    assert set(result.marked) == {("0001-edit-1.patch", PATH), ("0003-edit-3.patch", PATH)}
+    marked = result.marked["0001-edit-1.patch", PATH].decode()
     assert "        self.wait(1)\n" in marked
     assert "        readiness.note(self)\n" in marked
-    assert found.texts[PATH].decode() == series.replaced(release, series.EDITS[1])
+    assert result.texts[PATH].decode() == series.replaced(release, series.EDITS[1])
 
 
-def test_what_is_obsolete_is_no_conflict() -> None:
+def test_an_obsolete_patch_is_no_conflict() -> None:
     release = CHANGES["a deleted call"].edit(RUNNER)
-    found = merged(release, series.series(series.EDITS[:1]))
-    assert [each.verdict for each in found.patches] == ["obsolete"]
-    assert (found.conflicts, found.marked) == (set(), {})
-    assert found.texts[PATH].decode() == release
-    assert found.patches[0].because == "the lines of 1 of 1 hunk are gone"
+    result = merged(release, series.series(series.EDITS[:1]))
+    assert [each.verdict for each in result.patches] == ["obsolete"]
+    assert (result.conflicts, result.marked) == (set(), {})
+    assert result.texts[PATH].decode() == release
+    assert result.patches[0].because == "the lines of 1 of 1 hunk are gone"
 
 
 def test_lines_that_look_like_gits_marks_are_none() -> None:
     marks = "<<<<<<< release\n||||||| base\n=======\n>>>>>>> overlay\n"
     text = f'MARKS = """\n{marks}"""\n\n\n{RUNNER}'
     release = series.replaced(text, ("        self.wait()\n", "        self.wait(1)\n"))
-    found = merged(release, series.series(text=text), text)
-    (hunk,) = found.patches[0].files[0].hunks
+    result = merged(release, series.series(text=text), text)
+    (hunk,) = result.patches[0].files[0].hunks
     assert (hunk.verdict, hunk.theirs) == ("conflicts", ("        self.wait(1)",))
 
 
-def test_a_function_that_is_elsewhere_now_is_not_gone() -> None:
-    text = CHANGES["the function is gone"].edit(RUNNER)
-    other = "def finish(rows):\n    return sum(rows)\n"
-    found = merging.merge(
-        series.series(), series.upstream(BASE), series.upstream({PATH: text, "vllm/new.py": other})
-    )
-    assert found.patches[1].verdict == "conflicts"
+WAIT = "        self.wait()\n"
 
 
 @pytest.mark.parametrize(
-    "edits",
+    ("edits", "elsewhere", "patch"),
     [
-        (
-            ("        self.wait()\n", ""),
-            ("        self.rows.remove(row)\n", "        self.wait()\n        self.wait()\n"),
-        ),
-        (("        self.wait()\n", ""), ('"""Runs."""\n', '"""Runs."""\n\nself.wait()\n')),
+        (((WAIT, ""), ("        self.rows.remove(row)\n", 2 * WAIT)), "", 0),
+        (((WAIT, ""), ('"""Runs."""\n', '"""Runs."""\n\nself.wait()\n')), "", 0),
+        (((WAIT, ""),), WAIT, 0),
+        ((("def finish(self)", "def end(self)"), ("        return total\n", "        return 1\n")),
+         "", 1),
+        (((RUNNER[RUNNER.index("    def finish") :], ""),), "def finish(rows):\n    return 1\n", 1),
     ],
-    ids=["twice", "outside"],
-)
-def test_lines_that_are_elsewhere_now_are_not_gone(edits: tuple[tuple[str, str], ...]) -> None:
-    found = merged(series.replaced(RUNNER, *edits))
-    assert found.patches[0].verdict == "conflicts"
+    ids=["lines twice", "lines outside", "lines in another module", "function renamed",
+         "function in another module"],
+)  # fmt: skip
+def test_moved_code_is_not_gone(
+    edits: tuple[tuple[str, str], ...], elsewhere: str, patch: int
+) -> None:
+    release = {PATH: series.replaced(RUNNER, *edits), "vllm/new.py": elsewhere}
+    result = merging.merge(series.series(), series.upstream(BASE), series.upstream(release))
+    assert result.patches[patch].verdict == "conflicts"
 
 
-def test_lines_that_are_in_another_module_now_are_not_gone() -> None:
-    release = {PATH: CHANGES["a deleted call"].edit(RUNNER), "vllm/new.py": "        self.wait()\n"}
-    found = merging.merge(series.series(), series.upstream(BASE), series.upstream(release))
-    assert found.patches[0].verdict == "conflicts"
-
-
-def test_a_function_that_has_another_name_now_is_not_gone() -> None:
-    edits = (
-        ("def finish(self)", "def end(self)"),
-        ("        return total\n", "        return 1\n"),
-    )
-    found = merged(series.replaced(RUNNER, *edits))
-    assert found.patches[1].verdict == "conflicts"
-
-
-def test_lines_that_stand_anywhere_are_not_called_gone() -> None:
-    """Of a bracket nobody can say where it went."""
+def test_short_lines_are_not_gone() -> None:
+    """A bracket may be anywhere."""
     text = series.replaced(RUNNER, ("max(logits)\n", "max(\n            logits,\n        )\n"))
     patches = series.series((("        )\n", "        ) + 1\n"),), text)
     release = series.replaced(text, ("        )\n", ""))
     assert merged(release, patches, text).patches[0].verdict == "conflicts"
 
 
-def test_a_hunk_that_lands_in_another_function_says_so() -> None:
+def test_a_hunk_that_merges_into_another_function() -> None:
     edits = (("def finish(", "def other("), ("def drop(", "def finish("))
     (hunk,) = merged(series.replaced(RUNNER, *edits)).patches[1].files[0].hunks
-    assert (hunk.verdict, hunk.function, hunk.lands) == ("applies", "Runner.finish", "Runner.other")
+    assert (hunk.verdict, hunk.function, hunk.release_function) == (
+        "applies",
+        "Runner.finish",
+        "Runner.other",
+    )
     (same,) = merged(RUNNER).patches[1].files[0].hunks
-    assert same.lands == same.function == "Runner.finish"
+    assert same.release_function == same.function == "Runner.finish"
 
 
 def test_lines_that_end_as_on_windows_conflict_as_others_do() -> None:
@@ -154,27 +145,15 @@ def test_lines_that_end_as_on_windows_conflict_as_others_do() -> None:
         for each in (RUNNER, CHANGES["a change inside a seam"].edit(RUNNER))
     )
     edit = ("        self.wait()\r\n", "        readiness.note(self)\r\n")
-    found = merged(release, series.series((edit,), text), text)
-    assert found.patches[0].verdict == "conflicts"
+    result = merged(release, series.series((edit,), text), text)
+    assert result.patches[0].verdict == "conflicts"
 
 
-def test_a_line_that_a_seam_stands_beside_does_not_make_it_obsolete() -> None:
-    """It puts in and takes nothing out: what is gone is not what it was for."""
+def test_a_removed_line_beside_a_hunk_does_not_make_it_obsolete() -> None:
+    """The hunk only adds lines; the removed line is not one that it replaces."""
     release = series.replaced(RUNNER, ("        return total\n", ""))
-    found = merged(release)
-    assert found.patches[1].verdict == "conflicts"
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_git_says_the_same(change: Change, tmp_path: Path) -> None:
-    release = change.edit(RUNNER)
-    held_against_git(
-        tmp_path / "tree",
-        series.series(),
-        {PATH: RUNNER.encode()},
-        {PATH: release.encode()},
-        merged(release),
-    )
+    result = merged(release)
+    assert result.patches[1].verdict == "conflicts"
 
 
 LINES = RUNNER.splitlines(keepends=True)
@@ -199,17 +178,17 @@ def test_any_changes_merge_as_git_merges_them(
     assume(changed != RUNNER)
     data = mini.unified(PATH, RUNNER.encode(), changed.encode())
     patches = Series([parse("0001-any.patch", mini.HEADER.encode() + b"\n" + data)])
-    found = merged(release, patches)
-    (judged,) = found.patches
+    result = merged(release, patches)
+    (judged,) = result.patches
     out, conflicts = git_merge(tmp_path_factory.mktemp("merge"), release, RUNNER, changed)
     if judged.verdict == "obsolete":
-        assert found.texts[PATH].decode() == release
+        assert result.texts[PATH].decode() == release
     elif conflicts:
         assert judged.verdict == "conflicts"
         assert any(hunk.verdict in ("conflicts", "gone") for hunk in judged.files[0].hunks)
     else:
         assert judged.verdict in ("applies", "moved")
-        assert found.texts[PATH].decode() == out
+        assert result.texts[PATH].decode() == out
     for hunk in judged.files[0].hunks:
         if hunk.verdict in ("applies", "moved"):
             assert hunk.now is not None

