@@ -13,18 +13,16 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import zip_longest
+from itertools import product, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
-if __name__ == "__main__":
-    sys.path[0] = str(ROOT / "scripts")
+from overlay import output
 
-from bench import report  # noqa: E402
-from bench.report import Found  # noqa: E402
-from bench.sides import Failure  # noqa: E402
-from overlay import output  # noqa: E402
+from bench.compare.installations import ROOT
+from bench.errors import Failure
+from bench.reports import figures, markdown
+from bench.reports.run_file import Json, load, replace
 
 TEMPLATE = ROOT / "scripts" / "bench" / "measurements.md"
 RUNS = ROOT / "scripts" / "bench" / "runs"
@@ -94,7 +92,7 @@ def page(text: str, folder: Path) -> str:
     return _MARK.sub(replaced, text)
 
 
-def _publishable(name: str, folder: Path) -> Found:
+def _publishable(name: str, folder: Path) -> Json:
     """Read a run that is whole and has enough rounds.
 
     Raises:
@@ -103,56 +101,35 @@ def _publishable(name: str, folder: Path) -> Found:
     file = folder / f"{name}.json"
     if not file.is_file():
         raise Failure(f"there is no run {file}; measure it, or do not name it")
-    run = report.load(file)
+    run = load(file)
     rows = run["rows"].values() if run["kind"] == "engine" else []
-    few = [row for row in rows if row["rounds"] < report.ENOUGH]
+    few = [row for row in rows if row["rounds"] < figures.ENOUGH]
     marks = [cell for row in run["rows"] for cell in row if isinstance(cell, list)]
     if not run.get("complete", True) or run.get("errors"):
         raise Failure(f"{file} was cut off, or failed in part; measure it again or delete it")
-    if few or any(mark == report.FEW for _, mark in marks):
-        raise Failure(f"{file} has rows of fewer than {report.ENOUGH} rounds; measure them again")
+    if few or any(mark == figures.FEW for _, mark in marks):
+        raise Failure(f"{file} has rows of fewer than {figures.ENOUGH} rounds; measure them again")
     return run
 
 
-def tables(run: Found) -> Iterator[str]:
+def tables(run: Json) -> Iterator[str]:
     """Yield the lines that describe a run, and its tables."""
-    for line in report.heading(run):
+    for line in markdown.heading(run):
         yield from (line, "")
     if run["kind"] == "table":
-        yield from (f"{run['title']}:", "", *report.table(run), "", *report.table_notes(run), "")
-        yield from (f"- {report.REFUSED}: {problem}" for problem in run["problems"])
+        yield from markdown.table(run)
         return
     for name, row in run["rows"].items():
-        others = report.others(row["sides"])
-        head = ["case", "figure", *row["sides"], *(f"{side} / stock" for side in others)]
-        cells = [_line(row, label, figure) for label, figure in _published(row)]
-        yield f"**{name}**: {row['title']} ({row['source']}). {report.shape(row)}:"
-        yield from ("", *report.pipes(head, cells, ["l", "l", *("r" for _ in head[2:])]), "")
+        yield from markdown.row_table(name, row, [], FIGURES)
         refused: dict[str, list[str]] = {}
         for label, case in row["cases"].items():
             if any(case["problems"].values()):
-                refused.setdefault(report.verdict(case, row["sides"]), []).append(label)
+                refused.setdefault(markdown.verdict(case, row["sides"]), []).append(label)
         yield from (f"- {'; '.join(labels)}: {why}." for why, labels in refused.items())
         yield ""
 
 
-def _published(row: Found) -> Iterator[tuple[str, str]]:
-    """Yield case and figure of each line of a row's table."""
-    for label, case in row["cases"].items():
-        for figure in FIGURES:
-            values = case["figures"].get(figure, {})
-            if any(values.get(side) is not None for side in row["sides"]):
-                yield label, figure
-
-
-def _line(row: Found, label: str, figure: str) -> list[str]:
-    case = row["cases"][label]
-    values = [report.number(case["figures"][figure].get(side)) for side in row["sides"]]
-    ratios = [report.ratio_text(case, figure, side) for side in report.others(row["sides"])]
-    return [label, figure, *values, *ratios]
-
-
-def slower(runs: Mapping[str, Found]) -> list[str]:
+def slower(runs: Mapping[str, Json]) -> list[str]:
     """Return the lines of the table of figures that are worse than stock's, worst first."""
     worse = [
         ratio
@@ -165,27 +142,27 @@ def slower(runs: Mapping[str, Found]) -> list[str]:
     cells = [
         [
             *ratio[:3],
-            report.number(ratio.stock),
-            report.number(ratio.overlaid),
-            report.number((ratio.ratio, ratio.mark) if ratio.mark else ratio.ratio, ratio=True),
+            figures.number(ratio.stock),
+            figures.number(ratio.overlaid),
+            figures.number((ratio.ratio, ratio.mark) if ratio.mark else ratio.ratio, ratio=True),
         ]
         for ratio in worse
     ]
-    return report.pipes(head, cells, ["l", "l", "l", "r", "r", "r"])
+    return markdown.pipes(head, cells, ["l", "l", "l", "r", "r", "r"])
 
 
-def _engine_ratios(name: str, run: Found) -> Iterator[Ratio]:
+def _engine_ratios(name: str, run: Json) -> Iterator[Ratio]:
     for row_name, row in run["rows"].items():
-        for label, figure in _published(row):
-            case = row["cases"][label]
-            if value := report.ratio(case, figure, "overlaid"):
-                values = case["figures"][figure]
+        cases = row["cases"]
+        for label, figure in product(cases, FIGURES):
+            values = cases[label]["figures"].get(figure)
+            if values and (value := figures.ratio(cases[label], figure, "overlaid")):
                 pair = values["stock"], values["overlaid"]
-                mark = report.doubt(values, "overlaid")
+                mark = figures.mark_of(values, "overlaid")
                 yield Ratio(f"{name}, {row_name}", label, figure, *pair, value, mark)
 
 
-def _table_ratios(name: str, run: Found) -> Iterator[Ratio]:
+def _table_ratios(name: str, run: Json) -> Iterator[Ratio]:
     """Yield those of a table with a figure a line; other tables hold no such ratios."""
     columns = run["columns"]
     if "figure" not in columns or "overlaid / stock" not in columns:
@@ -210,7 +187,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         wanted = page(args.template.read_text(encoding="utf-8"), args.runs)
         if not args.check:
-            report.replace(args.page, wanted)
+            replace(args.page, wanted)
             return 0
         lines = args.page.read_text(encoding="utf-8").splitlines()
     except (Failure, OSError) as error:

@@ -1,12 +1,10 @@
 """The description of the machine and the versions, with which every run begins."""
 
-import shlex
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from bench import machine
+from bench.compare import machine
 from overlay import pin
 from support.sites import REPO
 
@@ -65,15 +63,6 @@ def test_the_first_visible_gpu_is_the_device(
     assert (found["device"], found["driver"]) == (device, driver)
     asked = tmp_path / "asked"
     assert ("--id 1" in asked.read_text() if asked.exists() else False) == (visible == "1,0")
-
-
-def test_the_command_leaves_out_where_the_results_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = str(REPO / "scripts" / "bench" / "step.py")
-    python = Path(sys.executable).name
-    for given in (["--json", "a b.json"], ["--json=a b.json"], []):
-        monkeypatch.setattr(sys, "argv", [program, "--batch", "2", *given, "--what", "a b"])
-        words = [python, "scripts/bench/step.py", "--batch", "2", "--what", "a b"]
-        assert machine.command() == shlex.join(words)
 
 
 def test_what_a_child_is_given_goes_before_what_it_inherits(

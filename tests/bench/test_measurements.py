@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import measurements, report
-from bench.sides import Failure
+from bench import measurements
+from bench.errors import Failure
+from bench.reports import figures
+from bench.reports.run_file import load
 from overlay import pin
 from overlay.source import PROVENANCE
 from support import runs
 from support.sites import REPO
 
-COMMITTED = {file.stem: report.load(file) for file in measurements.RUNS.glob("*")}
+COMMITTED = {file.stem: load(file) for file in measurements.RUNS.glob("*")}
 TEXT = "# Title\n\n<!-- slower -->\n\n<!-- run: engine -->\n\n<!-- run: table -->\n"
 
 
@@ -60,7 +62,7 @@ def test_medians_and_ratios_are_those_of_the_rounds(name: str) -> None:
                     assert values[side] == medians[side]
                 for side, ratio in values["ratios"].items():
                     if ratio is not None:
-                        assert not report.reasons(case, side)
+                        assert not figures.reasons(case, side)
                         assert ratio == pytest.approx(values[side] / values["stock"])
                         ratios += 1
     assert ratios
@@ -105,7 +107,7 @@ def test_a_refused_ratio_is_not_shown_and_its_reason_is(folder: Path) -> None:
 
 def test_what_is_slower_comes_first_and_worst_first(folder: Path) -> None:
     def plant(run: dict[str, Any]) -> None:
-        figures = run["rows"]["issue-43450"]["cases"]["no history"]["figures"]
+        of_case = run["rows"]["issue-43450"]["cases"]["no history"]["figures"]
         for figure, rounds in (
             ("tokens/s", [0.5] * 3),  # half as fast
             ("ITL p99", [1.5] * 3),
@@ -113,8 +115,8 @@ def test_what_is_slower_comes_first_and_worst_first(folder: Path) -> None:
             ("sample_tokens p50", [0.9, 1.02, 1.1]),  # may be noise
         ):
             median = rounds[1]
-            figures[figure] |= {"stock": 1.0, "overlaid": median, "ratios": {"overlaid": median}}
-            figures[figure]["rounds"] |= {"stock": [1.0] * 3, "overlaid": rounds}
+            of_case[figure] |= {"stock": 1.0, "overlaid": median, "ratios": {"overlaid": median}}
+            of_case[figure]["rounds"] |= {"stock": [1.0] * 3, "overlaid": rounds}
 
     change(folder, "engine", plant)
     listed = measurements.page(TEXT, folder).split("\n\n")[1].splitlines()[2:]
@@ -144,7 +146,7 @@ def test_a_run_that_would_mislead_is_refused(
 
 
 def test_a_table_of_few_rounds_is_refused(folder: Path) -> None:
-    change(folder, "table", lambda run: run["rows"][0].__setitem__(-1, [2.0, report.FEW]))
+    change(folder, "table", lambda run: run["rows"][0].__setitem__(-1, [2.0, figures.FEW]))
     with pytest.raises(Failure, match="fewer than 3 rounds"):
         measurements.page(TEXT, folder)
 

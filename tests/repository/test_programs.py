@@ -1,6 +1,7 @@
 """What holds for every program here: its output cannot fail it, and Ctrl-C is no traceback."""
 
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -27,7 +28,7 @@ def commands(tmp_path: Path) -> dict[str, tuple[Sequence[object], int]]:
     return {
         "probe": ((SCRIPTS / "probe", record), 0),
         "probe --trace": ((SCRIPTS / "probe", record, "--trace", tmp_path / "trace…"), 0),
-        "report": ((SCRIPTS / "bench" / "report.py", run), 0),
+        "report": (("-m", "bench.report", run), 0),
         "review": (
             (SCRIPTS / "review", "diff", "--site", UPSTREAM, "--out", tmp_path / HOSTILE),
             0,
@@ -37,6 +38,7 @@ def commands(tmp_path: Path) -> dict[str, tuple[Sequence[object], int]]:
 
 def shell(command: Sequence[object], more: str, **env: str) -> "subprocess.CompletedProcess[bytes]":
     line = shlex.join(map(str, (sys.executable, *command)))
+    env["PYTHONPATH"] = shlex.quote(str(SCRIPTS))
     settings = " ".join(f"{name}={value}" for name, value in env.items())
     return subprocess.run(
         ["/bin/bash", "-c", f"{settings} {line} {more}"], capture_output=True, check=False
@@ -62,13 +64,15 @@ def test_no_encoding_and_no_lost_output_fails_a_program(
 
 
 @pytest.mark.parametrize(
-    "name", ["environment", "probe", "review", "bench/engine.py", "bench/serving.py"]
+    "name", ["environment", "probe", "review", "bench.engine", "bench.serving"]
 )
 def test_ctrl_c_while_a_program_starts_is_no_traceback(tmp_path: Path, name: str) -> None:
     for at in (2, 5, 20, 60, 200):
         env = interrupts.environment(tmp_path, at)
-        command = [sys.executable, str(SCRIPTS / name), "--help"]
+        env["PYTHONPATH"] += f"{os.pathsep}{SCRIPTS}"
+        program = ["-m", name] if "." in name else [str(SCRIPTS / name)]
+        command = [sys.executable, *program, "--help"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-        line = f"{name.partition('/')[0]}: interrupted\n"
+        line = f"{name.partition('.')[0]}: interrupted\n"
         assert (done.returncode, done.stderr) in ((-signal.SIGINT, ""), (130, line), (0, ""))
         assert done.returncode != 0 or at > 20, "nothing was interrupted"

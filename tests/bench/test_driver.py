@@ -7,10 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from bench import measure, thinking
-from bench.rows import BASELINE, ROWS, Case, Row
+from bench import thinking
+from bench.engines import driver
+from bench.engines.rows import BASELINE, ROWS, Case, Row
 
-PLAIN = [[10, 11, 12], [20, 21, 22]]
+BASE = [[10, 11, 12], [20, 21, 22]]
 
 
 @dataclass
@@ -22,16 +23,16 @@ class Done:
 
 
 def met(row: Row, case: Case, *given: list[int]) -> dict[str, list[int]]:
-    engine: Any = SimpleNamespace(spec=replace(row.engine, batch=len(given)), plain=PLAIN)
-    return measure._met(engine, row, case, [Done(tokens) for tokens in given])
+    engine: Any = SimpleNamespace(spec=replace(row.engine, batch=len(given)), baseline=BASE)
+    return driver._count_effects(engine, row, case, [Done(tokens) for tokens in given])
 
 
 def test_words_are_the_tokens_one_after_the_other() -> None:
-    assert measure.words([1, 2, 3, 4, 5, 6, 7], (3, 1, 2)) == [[1, 2, 3], [4], [5, 6]]
+    assert driver.words([1, 2, 3, 4, 5, 6, 7], (3, 1, 2)) == [[1, 2, 3], [4], [5, 6]]
 
 
 def sizes(name: str) -> tuple[Row, ...]:
-    return ROWS[name], ROWS[name].small(), ROWS[name].tiny()
+    return tuple(ROWS[name].sized(size) for size in ("full", "small", "tiny"))
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -67,13 +68,13 @@ def test_a_budget_ends_within_the_output(name: str) -> None:
 def test_what_runs_beside_a_copy_runs_without_it_too(name: str) -> None:
     row = ROWS[name]
     for case, each in row.cases.items():
-        assert row.cases[row.alone(case)].parameters == each.parameters
-        assert row.cases[row.alone(case)].beside is None
+        assert row.cases[row.without_copies(case)].parameters == each.parameters
+        assert row.cases[row.without_copies(case)].beside is None
 
 
 def test_bad_words_must_change_every_request() -> None:
     row = ROWS["pull-23569"]
-    (counts,) = met(row, row.cases["5 bad words"], PLAIN[0], [20, 21, 9]).values()
+    (counts,) = met(row, row.cases["5 bad words"], BASE[0], [20, 21, 9]).values()
     assert counts == [1, 2]
 
 
@@ -86,17 +87,17 @@ def test_a_budget_must_be_used_up_by_every_request() -> None:
 
 def test_nothing_is_met_where_nothing_is_asked_for() -> None:
     row = ROWS["prime-rl-2772"]
-    assert met(row, row.cases["presence 1.5"], *PLAIN) == {}
+    assert met(row, row.cases["presence 1.5"], *BASE) == {}
 
 
 def test_rows_share_one_engine_on_a_cpu() -> None:
     rows = [row for row in ROWS.values() if row.engine.runner == 1]
-    assert len({str(row.small().engine) for row in rows}) == 1
+    assert len({str(row.sized("small").engine) for row in rows}) == 1
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_is_called_what_it_is_at_any_size(name: str) -> None:
-    for row in (ROWS[name], ROWS[name].small(), ROWS[name].tiny()):
+    for row in sizes(name):
         for label, case in row.cases.items():
             if found := re.search(r"batch (\d+)", label):
                 assert int(found[1]) == (case.batch or row.engine.batch)
@@ -120,11 +121,11 @@ def test_each_position_needs_the_token_taken_and_every_rank() -> None:
     other = {7: Logprob(1), 6: Logprob(2)}
     done = [Done([5, 5, 5], [whole, lacking, other]), Done([5, 5, 5])]
     wanted = row.output
-    assert measure._counted(row, case, done, 2) == {
+    assert driver._count_logprobs(row, case, done, 2) == {
         "logprobs": [3, wanted],
         "positions with every logprob": [1, wanted],
     }
-    unasked = measure._counted(row, Case(), [Done([5], [whole])], 1)
+    unasked = driver._count_logprobs(row, Case(), [Done([5], [whole])], 1)
     assert unasked["logprobs"] == [1, 0]
 
 

@@ -1,0 +1,1 @@
+"""Stock and overlaid vLLM, made from one installation and measured by turns."""
