@@ -146,7 +146,7 @@ _MADE = st.builds(
     st.none() | st.tuples(st.integers(-3_000_000, 3_000_000), _times, _times, _times),
 )
 #: The steps of a worker.
-STEPS = st.lists(_MADE, max_size=8)
+STEPS = st.lists(_MADE, max_size=5)
 
 
 def rows_of(steps: Iterable[Made], began: int = 10**15) -> list[Row]:
