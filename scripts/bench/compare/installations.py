@@ -81,6 +81,8 @@ class Installations:
         """
         inherited = filter(None, [os.environ.get("PYTHONPATH")])
         path = [*map(str, (*self.paths[side], *paths, SCRIPTS)), *inherited]
+        # Without the latter, -m looks for vllm in the current directory first.
+        python = {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
 
         def die_with_parent() -> None:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, orphaned)
@@ -90,7 +92,7 @@ class Installations:
                 command,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(path)},
+                env={**os.environ, **environment, **python},
                 start_new_session=True,
                 preexec_fn=die_with_parent,  # noqa: PLW1509 (one thread forks here)
             )
@@ -171,7 +173,7 @@ def log_tail(log: Path, lines: int = 40) -> list[str]:
 
 def _overlay(*arguments: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "overlay", *arguments, "--json"]
-    env = {**os.environ, "PYTHONPATH": str(SCRIPTS)}
+    env = {**os.environ, "PYTHONPATH": str(SCRIPTS), "PYTHONSAFEPATH": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     if done.returncode:
         raise Failure(f"{shlex.join(command)} failed: {done.stdout}{done.stderr}")
