@@ -4,8 +4,8 @@
 
 A step does what the runner does for the feature under async scheduling: bring the history up to
 date, process the logits, record the sampled tokens. The input batch and the sampler are vLLM's
-own, the logits random. Each side runs in processes of its own, by turns, and both must make the
-same of the logits. Times are wall-clock time a step, over steps one after the other with one
+own, the logits random. Each side runs in processes of its own, by turns, and both must process
+the logits alike. Times are wall-clock time a step, over steps one after the other with one
 synchronization at the end. A thinking budget works on the host; its time is the host's, from the
 beginning of a step until its logits are processed.
 """
@@ -227,7 +227,7 @@ def _parameters(feature: str, budget: int, some: list[int], last: list[int]) -> 
 
 
 def _input_batch(args: argparse.Namespace, feature: str, length: int) -> InputBatch:
-    """Return an empty batch, made as the runner makes it."""
+    """Return an empty batch with the runner's arguments."""
     import torch
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
@@ -347,7 +347,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure, and print the table; 0 if both sides made the same of the logits, else 1."""
+    """Measure, and print the table; 0 if both sides processed the logits alike, else 1."""
     args = _parser().parse_args(argv)
     if args.child:
         child(args.child, args)
@@ -362,8 +362,8 @@ def main(argv: Sequence[str]) -> int:
     rows: list[list[Any]] = []
     problems: list[str] = []
     for name in args.what:
-        made, refused = table(name, [{side: turn[side][name] for side in SIDES} for turn in rounds])
-        rows += made
+        more, refused = table(name, [{side: turn[side][name] for side in SIDES} for turn in rounds])
+        rows += more
         problems += refused
     asked = "; ".join(f"{n}: {FEATURES[n].title}, {FEATURES[n].unit}" for n in args.what)
     run = {

@@ -299,10 +299,10 @@ def engine(name: Path) -> tuple[list[Process], list[str]]:
             f"no file {name}.*: the engine writes them when it ends, or when a process of it "
             f"gets SIGUSR2; was VLLM_READINESS_PROBE={name} set, and did it make a step?"
         )
-    found = [read(file) for file in files]
-    newest = max(_began(process) for process in found)
-    kept = [process for process in found if _ended(process) > newest]
-    old = [f"{each.path} is of an earlier engine" for each in found if each not in kept]
+    processes = [read(file) for file in files]
+    newest = max(_began(process) for process in processes)
+    kept = [process for process in processes if _ended(process) > newest]
+    old = [f"{p.path} is of an earlier engine" for p in processes if p not in kept]
     if several_hosts(kept):
         kept = [_by_time_of_day(process) for process in kept]
     return sorted(kept, key=_rank), old

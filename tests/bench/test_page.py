@@ -149,7 +149,6 @@ def test_a_refused_ratio_says_why_at_the_top(
     runs.refuse(run["rows"][SIDE]["cases"][CASE], "overlaid", DIFFERS)
     lost = "round 2: 4095 of 4096 logprobs"
     runs.refuse(run["rows"][OTHER]["cases"]["presence"], "stock", lost)
-    run["rows"][OTHER]["cases"]["presence"]["counts"]["stock"][1]["logprobs"][0] = 4095
     page = show(run).page
     reasons = page.locator("#refused li").all_inner_texts()
     assert reasons == [f"{SIDE}, {CASE}, overlaid: {DIFFERS}", f"{OTHER}, presence, stock: {lost}"]
@@ -161,9 +160,6 @@ def test_a_refused_ratio_says_why_at_the_top(
     assert text_of(page, OTHER, "presence", "ITL p50", ratio="overlaid") == "refused"
     # The summary has five ratios a case; both of the cases' lines refuse all of theirs.
     assert page.locator("#summary td.refused").count() == 2 * 5
-    page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
-    marked = page.locator("details span.refused").all_inner_texts()
-    assert set(marked) == {"logprobs 4,095 of 4,096"}
 
 
 def test_refusals_of_model_runner_v2_are_folded(
@@ -214,10 +210,8 @@ def hostile() -> dict[str, Any]:
     row = run["rows"].pop(SIDE)
     case = row["cases"].pop(CASE)
     case["problems"]["overlaid"] = [runs.HOSTILE * 4]
-    case["parameters"] = {runs.HOSTILE: runs.HOSTILE * 4}
     case["series"]["mrv2"] = {"length": [1], "ms": [2.0]}
     case["series"]["stock"]["ms"][3] = None
-    case["fences"]["overlaid"] = [{runs.HOSTILE: 1}] * 3
     row["cases"] = {runs.HOSTILE: case, "_hidden": row["cases"]["no history"]}
     row |= {"title": runs.HOSTILE, "source": runs.HOSTILE, "model": "/a" + "/directory" * 30}
     run["rows"] = {runs.HOSTILE: row, **run["rows"]}

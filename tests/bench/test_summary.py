@@ -1,4 +1,4 @@
-"""From what was measured to figures and ratios, and to none that misleads."""
+"""The summary of a run: its figures and ratios, and the problems that refuse a ratio."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -82,7 +82,7 @@ def summed(*children: Child, row: Row = ROW) -> dict[str, Any]:
     return summarise(row, ("stock", "overlaid"), children)
 
 
-def test_a_planted_slowdown_is_in_every_figure_that_it_is_in() -> None:
+def test_a_planted_slowdown_is_in_the_figures_of_its_part() -> None:
     slow = 5 * MS
     found = summed(child("stock"), child("overlaid", wait=slow, step=STEP + slow))
     figures = found["cases"]["logprobs"]["figures"]
@@ -101,6 +101,9 @@ def test_a_planted_slowdown_is_in_every_figure_that_it_is_in() -> None:
         assert figures[figure]["overlaid"] == pytest.approx(overlaid), figure
     assert figures["ITL p50"]["ratios"]["overlaid"] == pytest.approx(1.5)
     assert figures["tokens/s"]["ratios"]["overlaid"] == pytest.approx(10 / 15)
+    # Stock's probe sees fewer waits than the overlay's.
+    for name in ("fences, a step", "fences, ms a step", "waiting in sample_tokens, ms a step"):
+        assert figures[name]["ratios"] == {}, name
     assert found["cases"]["logprobs"]["fences"]["overlaid"] == [{"history": STEPS}]
     assert not any(found["cases"]["logprobs"]["problems"].values())
 
@@ -115,7 +118,7 @@ def test_medians_are_over_the_rounds() -> None:
     assert figure["ratios"]["overlaid"] == pytest.approx(10 / 11)
 
 
-def test_rounds_that_a_side_has_not_are_left_out() -> None:
+def test_rounds_of_one_side_alone_are_left_out() -> None:
     stock = [child("stock", turn, step=ms * MS) for turn, ms in ((1, 10), (2, 30))]
     found = summed(*stock, child("overlaid", 1))
     assert found["rounds"] == 1
@@ -135,7 +138,7 @@ def test_a_wrong_token_in_a_round_that_another_side_lacks_is_a_problem() -> None
     assert set(found["cases"]["logprobs"]["figures"]["ITL p50"]["ratios"].values()) == {None}
 
 
-def test_rounds_of_which_no_side_has_the_same_give_no_ratio() -> None:
+def test_sides_without_a_common_round_have_no_ratio() -> None:
     found = summed(child("stock", 1), child("overlaid", 2))
     assert found["rounds"] == 0
     case = found["cases"]["logprobs"]
@@ -143,7 +146,7 @@ def test_rounds_of_which_no_side_has_the_same_give_no_ratio() -> None:
     assert case["figures"] == {}
 
 
-def test_what_several_rounds_have_alike_is_said_once() -> None:
+def test_a_problem_of_several_rounds_is_listed_once() -> None:
     ours = [child("overlaid", turn) for turn in (1, 2, 3)]
     for spoilt in ours[1:]:
         wrong_token(spoilt.result["rows"][ROW.name]["logprobs"])
@@ -200,7 +203,7 @@ def test_no_ratio_of_outputs_that_differ_or_are_lost(change: Change, sentence: s
     assert cases[BASELINE]["figures"]["ITL p50"]["ratios"]["overlaid"] == pytest.approx(1)
 
 
-def test_what_spoils_stock_spoils_every_ratio() -> None:
+def test_a_problem_of_stock_refuses_every_ratio() -> None:
     spoilt = child("stock", 2)
     lost_logprob(spoilt.result["rows"][ROW.name]["logprobs"])
     ours = [child("overlaid", turn) for turn in (1, 2)]
@@ -259,14 +262,6 @@ def test_steps_of_prompts_are_no_decoding_steps() -> None:
     assert figures["execute_model p99"]["stock"] == pytest.approx(2)
 
 
-def test_what_stock_does_not_see_is_not_held_against_it() -> None:
-    slow = 5 * MS
-    found = summed(child("stock"), child("overlaid", wait=slow, step=STEP + slow))
-    figures = found["cases"]["logprobs"]["figures"]
-    for name in ("fences, a step", "fences, ms a step", "waiting in sample_tokens, ms a step"):
-        assert figures[name]["ratios"] == {}, name
-
-
 def test_outputs_that_are_not_consumed_at_once_spoil_the_control() -> None:
     control = replace(ROW, cases={BASELINE: Case(), "logprobs": Case(consumed=True)})
 
@@ -319,12 +314,8 @@ def test_steps_beside_a_copy_are_held_against_quiet_ones() -> None:
     assert figures["wait of a step, beside the copy, p50"] == pytest.approx(6.0)
     assert figures["wait of a step, beside / quiet, max"] == pytest.approx(9 / 4)
     assert figures["step, beside / quiet, p50"] == pytest.approx(1.0)
-
-
-def test_without_steps_beside_a_copy_there_is_no_ratio() -> None:
-    figures = step_figures.beside_figures(seen_steps([4.0] * 9), [], [])
-    assert figures["wait of a step, beside / quiet, p50"] is None
-    assert figures["copy, shortest"] is None
+    none = step_figures.beside_figures(steps, [], [])
+    assert none["wait of a step, beside / quiet, p50"] is none["copy, shortest"] is None
 
 
 @pytest.mark.parametrize(

@@ -110,13 +110,13 @@ def test_a_file_that_contradicts_itself_is_refused(
 
 @pytest.mark.parametrize("name", sorted(probes.header(0)))
 def test_a_first_line_that_lacks_something_is_refused(tmp_path: Path, name: str) -> None:
-    if name in ("features", "torch", "command"):  # said to people, and used by nobody
+    if name in ("features", "torch", "command"):  # for people; no program reads them
         return
     path = written(tmp_path / "file.rank0", EXAMPLE)
     line, rest = path.read_bytes().split(b"\n", 1)
-    said = json.loads(line)
-    del said[name]
-    path.write_bytes(json.dumps(said).encode() + b"\n" + rest)
+    header = json.loads(line)
+    del header[name]
+    path.write_bytes(json.dumps(header).encode() + b"\n" + rest)
     refused(path)
 
 
@@ -176,7 +176,7 @@ def test_a_part_within_another_counts_once() -> None:
     assert step.parts == {"execute_model": 10, "sample_tokens": 18, OUTSIDE: 12}
 
 
-def test_what_another_thread_does_is_no_part_of_the_step() -> None:
+def test_the_work_of_another_thread_is_not_part_of_the_step() -> None:
     (step,) = process(
         [
             row("execute_model", 0, 10, 1),

@@ -109,7 +109,7 @@ def test_json_is_the_same_for_programs(tmp_path: Path, capsys: pytest.CaptureFix
     assert rows["  sample_tokens"]["share"] == 0.375
     assert found["rank0"]["header"]["pid"] == 7
     assert json.loads(trace.read_text())["traceEvents"]
-    # The trace lies beside the files, and is none of them.
+    # The trace is not taken for one of the probe's files.
     assert main([str(tmp_path / "file")]) == 0
 
 

@@ -1,1 +1,1 @@
-"""Stock and overlaid vLLM, made from one installation and measured by turns."""
+"""Stock and overlaid vLLM, views of one installation, measured by turns."""

@@ -110,7 +110,7 @@ class Installations:
         """Run a command on one side, and end every process that it leaves behind.
 
         Args:
-            side: as for :meth:`start`, like all that is not said here.
+            side: the installation that the command imports.
             command: the program and its arguments.
             log: gets stdout and stderr.
             timeout: in seconds.

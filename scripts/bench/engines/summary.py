@@ -109,9 +109,9 @@ def _case(
         "counts": {side: [c.case(row, name)["counts"] for c in of_side[side]] for side in sides},
         "problems": problems,
         "series": {
-            side: _series(found[0].case(row, name)["stamps"])
-            for side, found in of_side.items()
-            if found
+            side: _series(given[0].case(row, name)["stamps"])
+            for side, given in of_side.items()
+            if given
         },
     }
 

@@ -107,13 +107,11 @@ def _row(name: str, row: Json, anchor: str) -> dict[str, Any]:
     cases = [
         {
             "label": label,
-            "parameters": json.dumps(case["parameters"]),
             "problems": [(side, text) for side in sides for text in case["problems"].get(side, [])],
             "lines": [
                 [figure, *_cells(case, figure, sides, against)] for figure in case["figures"]
             ],
             "summary": [_summary(case, side) for side in against],
-            "counts": list(_counts(case, row)),
             "chart": charts.step_time(case["series"]),
         }
         for label, case in row["cases"].items()
@@ -175,20 +173,3 @@ def _summary(case: Json, side: str) -> dict[str, Any]:
         else:
             cells.append(_ratio(case, figure, side))
     return {"side": side, "cells": cells}
-
-
-def _counts(case: Json, row: Json) -> Iterator[dict[str, Any]]:
-    """Yield the received and expected outputs and the fences of each side and round."""
-    for side in row["sides"]:
-        fences = case["fences"].get(side, [])
-        for turn, counts in enumerate(case["counts"].get(side, [])):
-            owners = fences[turn] if turn < len(fences) else {}
-            yield {
-                "side": side,
-                "round": row["compared"][turn] if "compared" in row else turn + 1,
-                "counts": [
-                    {"kind": kind, "received": f"{n:,}", "expected": f"{m:,}", "lost": n != m}
-                    for kind, (n, m) in counts.items()
-                ],
-                "fences": ", ".join(f"{owner} {n:,}" for owner, n in owners.items()) or "none",
-            }
