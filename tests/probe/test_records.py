@@ -297,7 +297,9 @@ def test_processes_of_several_hosts_are_brought_together_by_the_time_of_day(
         times: dict[str, Any] = {"started_unix_ns": 10**18 + 7, "started_ns": started}
         written(tmp_path / f"file.{label}", rows, label=label, boot=boot, **times)
     (tmp_path / "alone").mkdir()
-    written(tmp_path / "alone" / "file.rank0", rows)
+    for rank in (0, 1):  # of one host, whose time of day was set between their beginnings
+        times = {"label": f"rank{rank}", "started_unix_ns": 10**18 + 10**6 * rank}
+        written(tmp_path / "alone" / f"file.rank{rank}", rows, **times)
     found, _ = records.engine(tmp_path / "file")
     assert records.several_hosts(found)
     for each, since in zip(found, (2, 1, 5), strict=True):
@@ -306,7 +308,7 @@ def test_processes_of_several_hosts_are_brought_together_by_the_time_of_day(
         assert (execute.consumed, copy.consumed) == (0, 10**18 + since + 19)
     found, _ = records.engine(tmp_path / "alone" / "file")
     assert not records.several_hosts(found)
-    assert found[0].spans[0].began == 10
+    assert [each.spans[0].began for each in found] == [10, 10]
 
 
 def test_a_missing_file_says_what_to_look_at(tmp_path: Path) -> None:
