@@ -47,6 +47,7 @@ _IDENTITY = ("-c", "user.name=overlay", "-c", "user.email=overlay@localhost")
 _CONFLICT = re.compile(rb"^\+(?:<{7}|\|{7}|>{7}) .*$", re.MULTILINE)
 _VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
 
+_LONGEST_SLUG = 60
 #: What an archive for container builds does without.
 _NOT_SHIPPED = ("tests/", ".ci/", ".git", "pyproject.toml")
 
@@ -622,8 +623,15 @@ def _patch(tree: Path, number: int, commit: str) -> tuple[str, bytes]:
             subject=f"commit {commit[:12]} ({subject})",
             next_step="settle the conflict in that commit, and run `make refresh` again",
         )
-    slug = re.sub(r"[^a-z0-9]+", "-", header_fields(message)["Description"].split("\n")[0].lower())
-    return f"{number:04}-{slug.strip('-')[:60]}.patch", f"{message}\n\n".encode() + changes
+    return f"{number:04}-{_slug(message)}.patch", f"{message}\n\n".encode() + changes
+
+
+def _slug(message: str) -> str:
+    """The first line of a patch's description as a file name, cut between words."""
+    words = re.findall("[a-z0-9]+", header_fields(message)["Description"].split("\n")[0].lower())
+    while len("-".join(words)) > _LONGEST_SLUG and len(words) > 1:
+        words.pop()
+    return "-".join(words)
 
 
 def bare(diff: bytes) -> Iterator[bytes]:

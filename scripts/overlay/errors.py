@@ -10,7 +10,7 @@ from overlay.output import escaped
 
 
 class Exit(enum.IntEnum):
-    """The exit codes of every command. README.md shows the same table."""
+    """The exit codes of every command. docs/operations.md shows the same table."""
 
     DONE = 0
     FAULT = 1

@@ -102,7 +102,7 @@ _PROMPTS = [{"prompt_logprobs": top} for top in (0, 3, -1)]
 BATCHES: dict[str, list[dict[str, Any]]] = {
     "plain": [{}, *_DRAWN],
     "penalties": [*_PENALTIES, {}, {**_PENALTIES[3], **_DRAWN[0]}],
-    "bad words": [*_BAD_WORDS, {}, {**_BAD_WORDS[0], **_DRAWN[0]}],
+    "bad-words": [*_BAD_WORDS, {}, {**_BAD_WORDS[0], **_DRAWN[0]}],
     "logprobs": [*_LOGPROBS, {}, {"logprobs": 3, **_DRAWN[1]}, {"logprobs": 4, **_PENALTIES[3]}],
     "every logprob": [{"logprobs": -1}, {}, {"logprobs": 2}, {"logprobs": -1, **_PENALTIES[0]}],
     "prompts": [*_PROMPTS, {"prompt_logprobs": 2, "logprobs": 1}, {}],

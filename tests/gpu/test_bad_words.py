@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.bad_words import LAYOUTS, Pair
 from vllm.v1.readiness import bad_word_kernels, fences
-from vllm.v1.readiness.live import bad_words_for
+from vllm.v1.readiness.bad_words import BadWords
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 pytestmark = pytest.mark.gpu
@@ -94,7 +94,7 @@ def test_nothing_waits() -> None:
         live.prepare(logits, drafts)
         assert not live.host_needs_drafts()
         for rows, made in ((logits, None), (targets, drafts)):
-            found = bad_words_for(metadata, rows, made)
+            found = BadWords.take(metadata, rows, made)[0]
             assert found is pair.bad_words
             if made is None:
                 found.apply(rows, after_drafts=True)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support import modules
 from support.batches import Spec, empty, fill, prompts, same_bits, state, stock_penalties
-from vllm.v1.readiness.live import penalties_for
+from vllm.v1.readiness.penalties import Penalties
 from vllm.v1.sample.ops.penalties import apply_all_penalties
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
@@ -62,7 +62,7 @@ def test_as_upstream_to_the_bit(vocab: int, contiguous: bool) -> None:
         expected = stock_penalties(batch, other[:, :vocab])
     batch.readiness.begin_step()
     batch.readiness.prepare(logits, None)
-    penalties = penalties_for(batch.sampling_metadata, logits)
+    penalties = Penalties.take(batch.sampling_metadata, logits)[0]
     assert penalties is not None
     before = logits.clone()
     penalties.apply(logits, after_drafts=False)
@@ -88,7 +88,7 @@ def test_drafts_count_within_the_step(vocab: int) -> None:
     bonus = logits_for(16, vocab, seed=10)
     batch.readiness.begin_step()
     batch.readiness.prepare(bonus, made)
-    penalties = penalties_for(batch.sampling_metadata, bonus)
+    penalties = Penalties.take(batch.sampling_metadata, bonus)[0]
     assert penalties is not None
     metadata = batch.sampling_metadata
     outputs = [list(output) for output in metadata.output_token_ids]
@@ -104,7 +104,7 @@ def test_drafts_count_within_the_step(vocab: int) -> None:
         [outputs[row] + ids[:n] for row, ids in enumerate(drafts) for n in range(len(ids))],
     )
     finite = ~targets.isnan()
-    assert penalties_for(metadata, targets, made) is penalties
+    assert Penalties.take(metadata, targets, made)[0] is penalties
     penalties.apply_to_targets(targets, made)
     touched = rows % 4 != 0
     assert same_bits(targets.where(finite, 0)[touched], expected.where(finite, 0)[touched])
@@ -137,7 +137,7 @@ def test_what_is_sampled_is_counted_and_nothing_waits() -> None:
     batch.readiness.warm_up()
     batch.readiness.begin_step()
     batch.readiness.prepare(logits, None)
-    batch.readiness.count(sampled, discarded)
+    batch.readiness.observe_sampled(sampled, discarded)
     torch.cuda.synchronize()
     late = state(Spec([4, 5], [6], {"presence_penalty": 1.0}), "late")
     batch.remove_request("r15")
@@ -147,10 +147,10 @@ def test_what_is_sampled_is_counted_and_nothing_waits() -> None:
         batch.refresh_metadata()
         batch.readiness.begin_step()
         batch.readiness.prepare(logits, None)
-        penalties = penalties_for(batch.sampling_metadata, logits)
+        penalties = Penalties.take(batch.sampling_metadata, logits)[0]
         assert penalties is not None
         penalties.apply(logits.clone(), after_drafts=False)
-        batch.readiness.count(sampled, discarded)
+        batch.readiness.observe_sampled(sampled, discarded)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     for row, ids in enumerate(sampled.tolist()):

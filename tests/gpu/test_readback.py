@@ -332,13 +332,13 @@ class TestEngines:
             if function == "sample_tokens" and engine not in SYNCHRONOUS:
                 # Slots begin anew where a cut may have lost a token that is on its way.
                 cuts = engine == "ngram_gpu" and name == "delayed"
-                assert fences.keys() <= ({"penalties", "bad words"} if cuts else set()), call
+                assert fences.keys() <= ({"penalties", "bad-words"} if cuts else set()), call
                 continue
             total += sum(fences.values())
             assert fences.get("output", 0) <= 1, call
-            allowed = {"output", "prompt logprobs"} if engine in SYNCHRONOUS else {"output"}
+            allowed = {"output", "prompt-logprobs"} if engine in SYNCHRONOUS else {"output"}
             assert fences.keys() <= allowed, call
-            assert fences.get("prompt logprobs", 0) <= ended, call
+            assert fences.get("prompt-logprobs", 0) <= ended, call
         # Where the host is not ahead of the device, it has nothing to wait for.
         if engine in SYNCHRONOUS or name == "delayed":
             assert total > 100, "waits were not counted"

@@ -87,9 +87,9 @@ def test_few_steps_wait_and_by_name(runs: Runs) -> None:
     Where the host is not ahead of the device, there is nothing to wait for.
     """
     steps, waits = fences(runs["on", "async"])
-    assert waits.keys() <= {"thinking budget"}
+    assert waits.keys() <= {"thinking-budget"}
     requests = len(results(runs["on", "async"]))
-    assert waits["thinking budget"] <= requests * (len(thinking.END) + 1) < steps
+    assert waits["thinking-budget"] <= requests * (len(thinking.END) + 1) < steps
     steps, waits = fences(runs["on", "ngram_gpu"])
-    assert waits.keys() <= {"thinking budget", "penalties", "bad words", "min tokens"}
-    assert waits["thinking budget"] < steps
+    assert waits.keys() <= {"thinking-budget", "penalties", "bad-words", "min-tokens"}
+    assert waits["thinking-budget"] < steps

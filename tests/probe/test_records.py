@@ -30,7 +30,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     assert found.header["vllm"] == "0.22.0"
     assert found.spans == [
         records.Span("execute_model", 100, 200, 1, "", 0, MAIN, 0),
-        records.Span("fence", 220, 240, 1, "thinking budget", 0, MAIN, 0),
+        records.Span("fence", 220, 240, 1, "thinking-budget", 0, MAIN, 0),
         records.Span("sample_tokens", 210, 260, 1, "", 0, MAIN, 0),
         records.Span("readback", 230, 300, 1, "", 0, 0, 350),
         records.Span("get_output", 280, 350, 1, "", 0, OTHER, 0),

@@ -43,7 +43,7 @@ def ours(value: str = "on", **named: Any) -> Any:
 
 def off(**named: Any) -> Any:
     """Our batch with the feature off."""
-    return ours("allowed-tokens", **named)
+    return ours("-fixes", **named)
 
 
 #: Who has the faults.
@@ -206,7 +206,7 @@ def row_of(batch: Any, row: int) -> dict[str, Any]:
             "mask": [] if mask is None else mask[row].nonzero().flatten().tolist(),
             "output": id(batch.req_output_token_ids[row]),
             "generator": id(batch.generators.get(row)),
-            "bad words": batch.bad_words_token_ids.get(row),
+            "bad-words": batch.bad_words_token_ids.get(row),
             "logprobs of": (batch.sampling_metadata.logprob_token_ids or {}).get(row),
             "min_p": processors["MinPLogitsProcessor"].min_p_cpu[row].item(),
             "biases": processors["LogitBiasLogitsProcessor"].biases.get(row),

@@ -16,7 +16,7 @@ from support import modules
 from support.bad_words import LAYOUTS, Pair
 from support.lives import VOCABULARY, Life, no_room_for_a_third
 from vllm.v1.readiness import fences
-from vllm.v1.readiness.live import bad_words_for
+from vllm.v1.readiness.bad_words import BadWords
 
 WORDS = [[0], [1, 2], [3, 4, 5]]
 #: Few, so that words match, also in part.
@@ -34,7 +34,7 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 def waits() -> int:
     """How often anyone has waited for bad words."""
-    return fences.counts().get("bad words", 0)
+    return fences.counts().get("bad-words", 0)
 
 
 @st.composite
@@ -127,7 +127,7 @@ def test_tokens_of_wide_rows_and_of_any_integer(kernels: Any) -> None:
     pair.check()
     wide = torch.tensor([[1, 8, 2, 8], [2, 8, -1, 8], [5, 8, 2, 8]])
     discarded = torch.tensor([False, False, True])
-    pair.ours.readiness.count(wide[:, ::2], discarded)
+    pair.ours.readiness.observe_sampled(wide[:, ::2], discarded)
     for batch in (pair.stock, pair.ours):
         for req_id, ids in zip(req_ids, ([1, 2], [2], []), strict=True):
             batch.req_output_token_ids[batch.req_id_to_index[req_id]].extend(ids)
@@ -153,7 +153,7 @@ def test_wider_logits_are_upstreams(kernels: Any) -> None:
     logits, _ = pair.logits(1, "contiguous")
     pair.ours.readiness.begin_step()
     pair.ours.readiness.prepare(logits, None)
-    assert bad_words_for(pair.ours.sampling_metadata, logits) is None
+    assert BadWords.take(pair.ours.sampling_metadata, logits)[0] is None
 
 
 @pytest.mark.parametrize("odd", [[], [-1], [-2, 3], [1, -1, 3], [2**31], [2**31, 0]])
@@ -168,7 +168,7 @@ def test_words_that_upstream_alone_can_read(odd: list[int]) -> None:
     logits, _ = pair.logits(2, "contiguous")
     pair.ours.readiness.begin_step()
     pair.ours.readiness.prepare(logits, None)
-    assert bad_words_for(pair.ours.sampling_metadata, logits) is None
+    assert BadWords.take(pair.ours.sampling_metadata, logits)[0] is None
     assert pair.ours.readiness.host_needs_drafts()
     pair.leave(req_id)
     pair.refresh()
@@ -184,17 +184,17 @@ def test_what_is_not_the_live_batchs() -> None:
     pair.check()
     logits, _ = pair.logits(2, "contiguous")
     metadata = pair.ours.sampling_metadata
-    assert bad_words_for(metadata, logits) is pair.bad_words
-    assert bad_words_for(metadata, logits[:1]) is None
-    assert bad_words_for(metadata, logits[:, :-1]) is None
+    assert BadWords.take(metadata, logits)[0] is pair.bad_words
+    assert BadWords.take(metadata, logits[:1])[0] is None
+    assert BadWords.take(metadata, logits[:, :-1])[0] is None
     other = copy.copy(metadata)
     other.output_token_ids = list(metadata.output_token_ids)
-    assert bad_words_for(other, logits) is None
+    assert BadWords.take(other, logits)[0] is None
     other = copy.copy(metadata)
     other.bad_words_token_ids = dict(metadata.bad_words_token_ids)
-    assert bad_words_for(other, logits) is None
+    assert BadWords.take(other, logits)[0] is None
     other.bad_words_token_ids = {}
-    assert bad_words_for(other, logits) is None
+    assert BadWords.take(other, logits)[0] is None
 
 
 def test_upstreams_path_finds_the_lists_settled() -> None:
@@ -206,7 +206,7 @@ def test_upstreams_path_finds_the_lists_settled() -> None:
     assert batch.readiness.history.unsettled(0)
     changed = copy.copy(batch.sampling_metadata)
     changed.bad_words_token_ids = {0: [[5]]}
-    assert bad_words_for(changed, torch.randn(1, VOCABULARY)) is None
+    assert BadWords.take(changed, torch.randn(1, VOCABULARY))[0] is None
     assert not batch.readiness.history.unsettled(0)
 
 
@@ -245,7 +245,7 @@ def test_a_sample_of_a_prefill_chunk_is_not_appended(asynchronous: bool) -> None
 
 def test_switched_off_upstream_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the history's lists, and waits by name."""
-    monkeypatch.setenv("VLLM_READINESS", "bad-words")
+    monkeypatch.setenv("VLLM_READINESS", "-bad-words")
     before = waits()
     life = Life()
     assert life.ours.batch.readiness.bad_words is None

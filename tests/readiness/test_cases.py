@@ -15,7 +15,7 @@ from support import modules
 from support.batches import Spec, empty, fill, same_bits, state, stock_penalties
 from support.lives import BLOCK, VOCABULARY, Life, no_room_for_a_third
 from vllm.v1.readiness import fences
-from vllm.v1.readiness.live import penalties_for
+from vllm.v1.readiness.penalties import Penalties
 
 PENALTY: dict[str, Any] = {
     "repetition_penalty": 1.3,
@@ -270,7 +270,7 @@ def test_7_a_penalised_request_joins_others_with_unread_placeholders() -> None:
     ("more", "owner"),
     [
         ({"bad_words": [[0], [1, 2], [3, 4, 5]]}, None),
-        ({"bad_words": [[0], [1, 2], [-1]]}, "bad words"),  # upstream's to read
+        ({"bad_words": [[0], [1, 2], [-1]]}, "bad-words"),  # upstream's to read
         ({"min_tokens": 6, "stop_token_ids": list(range(20))}, None),
         ({"logit_bias": {3: 4.0, 5: -4.0}}, None),
     ],
@@ -287,12 +287,12 @@ def test_7_penalties_mixed_with(more: dict[str, Any], owner: str | None) -> None
 
 
 def test_7_penalties_mixed_with_a_users_processor() -> None:
-    before = fences.counts().get("logits processors", 0)
+    before = fences.counts().get("logits-processors", 0)
     life = Life(processor="user")
     life.add([1, 2, 3], **PENALTY)
     life.add([4, 5])
     life.finish()
-    assert fences.counts()["logits processors"] - before > 5
+    assert fences.counts()["logits-processors"] - before > 5
 
 
 def test_7_penalties_mixed_with_structured_output() -> None:
@@ -325,11 +325,11 @@ def test_8_several_tokens_a_step(asynchronous: bool) -> None:
 
 def test_8_the_minimum_of_tokens_is_counted_as_upstream_counts_it() -> None:
     """With drafts in flight a length is a guess, which upstream does not make here."""
-    before = fences.counts().get("min tokens", 0)
+    before = fences.counts().get("min-tokens", 0)
     life = Life(drafts=2)
     life.add([1, 2], min_tokens=9, stop_token_ids=[0, 1, 2, 3], **PENALTY)
     life.finish()
-    assert fences.counts()["min tokens"] > before
+    assert fences.counts()["min-tokens"] > before
 
 
 def test_8_a_step_without_drafts_after_one_with() -> None:
@@ -358,7 +358,7 @@ def test_8_rejected_drafts_are_no_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     life.run(2)
     counted: list[int] = []
     penalties = life.ours.batch.readiness.penalties
-    monkeypatch.setattr(penalties, "_count_history", counted.append)
+    monkeypatch.setattr(penalties, "_build_slot", counted.append)
     for _ in range(10):
         life.step(read_first=True)
     assert life.accepted < life.drafted
@@ -389,7 +389,7 @@ def compare(stock: Any, ours: Any, logits: torch.Tensor) -> None:
     """Apply the penalties to the same logits on both sides."""
     ours.readiness.begin_step()
     ours.readiness.prepare(logits, None)
-    penalties = penalties_for(ours.sampling_metadata, logits)
+    penalties = Penalties.take(ours.sampling_metadata, logits)[0]
     assert penalties is not None
     # Upstream's form depends on the layout, which a clone keeps.
     mine = torch.empty_strided(logits.shape, logits.stride()).copy_(logits)
@@ -433,7 +433,7 @@ def test_9_wider_logits_are_upstreams(width: int) -> None:
     logits = torch.randn(2, width)
     ours.readiness.begin_step()
     ours.readiness.prepare(logits, None)
-    assert penalties_for(ours.sampling_metadata, logits) is None
+    assert Penalties.take(ours.sampling_metadata, logits)[0] is None
     sampler = modules.overlaid(modules.SAMPLER).Sampler()
     theirs = modules.pristine(modules.SAMPLER).Sampler()
     mine = sampler.apply_logits_processors(logits.clone(), ours.sampling_metadata, False)
@@ -450,7 +450,7 @@ def test_9_a_step_of_wider_logits_is_caught_up_with() -> None:
     for width, token in ((VOCABULARY, 5), (VOCABULARY + 3, 6), (VOCABULARY + 3, 6)):
         ours.readiness.begin_step()
         ours.readiness.prepare(torch.randn(2, width), None)
-        ours.readiness.count(torch.tensor([[token], [token]]), nobody)
+        ours.readiness.observe_sampled(torch.tensor([[token], [token]]), nobody)
         for batch in (stock, ours):
             for row, output in enumerate(batch.req_output_token_ids):
                 batch.token_ids_cpu[row, batch.num_tokens_no_spec[row]] = token
@@ -497,14 +497,14 @@ def test_10_dummy_runs_are_not_the_live_batch() -> None:
     ours.readiness.begin_step()
     ours.readiness.prepare(logits, None)
     metadata = ours.sampling_metadata
-    assert penalties_for(metadata, logits) is not None
+    assert Penalties.take(metadata, logits)[0] is not None
     equal = copy.copy(metadata)
     equal.output_token_ids = list(metadata.output_token_ids)
     assert equal.output_token_ids == metadata.output_token_ids
-    assert penalties_for(equal, logits) is None
+    assert Penalties.take(equal, logits)[0] is None
     other = copy.copy(metadata)
     other.presence_penalties = metadata.presence_penalties.clone()
-    assert penalties_for(other, logits) is None
+    assert Penalties.take(other, logits)[0] is None
 
 
 def test_10_logits_of_another_shape_are_not_the_live_batchs() -> None:
@@ -514,9 +514,9 @@ def test_10_logits_of_another_shape_are_not_the_live_batchs() -> None:
     ours.readiness.begin_step()
     ours.readiness.prepare(logits, None)
     metadata = ours.sampling_metadata
-    assert penalties_for(metadata, logits) is not None
-    assert penalties_for(metadata, logits[:1]) is None
-    assert penalties_for(metadata, logits[:, :-1]) is None
+    assert Penalties.take(metadata, logits)[0] is not None
+    assert Penalties.take(metadata, logits[:1])[0] is None
+    assert Penalties.take(metadata, logits[:, :-1])[0] is None
 
 
 def test_10_upstreams_path_finds_the_lists_settled() -> None:
@@ -528,7 +528,7 @@ def test_10_upstreams_path_finds_the_lists_settled() -> None:
     assert batch.readiness.history.unsettled(0)
     changed = copy.copy(batch.sampling_metadata)
     changed.presence_penalties = changed.presence_penalties.clone()
-    assert penalties_for(changed, torch.randn(1, VOCABULARY)) is None
+    assert Penalties.take(changed, torch.randn(1, VOCABULARY))[0] is None
     assert not batch.readiness.history.unsettled(0)
 
 
@@ -548,14 +548,14 @@ def test_10_a_batch_of_pooling_requests_has_no_features() -> None:
     assert batch.readiness.penalties is None
 
 
-@pytest.mark.parametrize("switch", ["off", "penalties", "history"])
+@pytest.mark.parametrize("switch", ["off", "-penalties", "-history"])
 def test_switched_off_upstream_serves(switch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a feature the same lives give the same, with upstream's waits."""
     monkeypatch.setenv("VLLM_READINESS", switch)
     life = Life()
     live = life.ours.batch.readiness
     assert live.penalties is None
-    assert (live.history is None) == (switch != "penalties")
+    assert (live.history is None) == (switch != "-penalties")
     if live.history is None:
         monkeypatch.setattr(Life, "outputs", lambda self: iter(()))
     life.add([1, 2, 3], **PENALTY)
@@ -655,5 +655,5 @@ def test_a_step_is_not_waited_for_once_its_requests_have_left() -> None:
         live.prepare(torch.zeros(1, VOCABULARY), None)
         batch.prev_req_id_to_index = {name: 0}
         assert live.place(256)
-        assert live.record(torch.tensor([[7]], dtype=torch.int32), _Never())
+        assert live.expect(torch.tensor([[7]], dtype=torch.int32), _Never())
     assert len(live.history.in_flight) <= 2

@@ -40,7 +40,7 @@ def test_a_processor_reads_every_token_whenever_copies_arrive(processor: str) ->
 
 def test_without_the_fix_an_entry_points_processor_reads_placeholders_for_good() -> None:
     """As on stock, whenever copies arrive."""
-    life = Life(processor="plugin", off="plugin-processors", twins=True)
+    life = Life(processor="plugin", switch="-plugin-processors", twins=True)
     life.add([1, 2], max_tokens=12)
     for number in range(8):
         life.step()
@@ -136,11 +136,11 @@ def test_in_a_pipeline_each_history_is_counted_once(monkeypatch: pytest.MonkeyPa
     counted: list[str] = []
     for slots in life.ours.batch.readiness.slots:
 
-        def count(row: int, slots: Any = slots, whole: Any = slots._count_history) -> Any:
-            counted.append(f"{slots.owner} {life.ours.batch.req_ids[row]}")
+        def count(row: int, slots: Any = slots, whole: Any = slots._build_slot) -> Any:
+            counted.append(f"{slots.name} {life.ours.batch.req_ids[row]}")
             return whole(row)
 
-        monkeypatch.setattr(slots, "_count_history", count)
+        monkeypatch.setattr(slots, "_build_slot", count)
     left = 0
     for n in range(2):
         life.add([n, 1], max_tokens=30, **PENALTY, **WORDS)
@@ -154,7 +154,7 @@ def test_in_a_pipeline_each_history_is_counted_once(monkeypatch: pytest.MonkeyPa
         before = here
     assert left > 50
     assert sorted(counted) == [
-        *(f"bad words r{n}" for n in (0, 2)),
+        *(f"bad-words r{n}" for n in (0, 2)),
         *(f"penalties r{n}" for n in range(4)),
     ]
 

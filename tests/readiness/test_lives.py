@@ -92,7 +92,7 @@ class Course:
             markers=markers,
             ahead=0 if drafts else draw(st.sampled_from([0, 0, 1, 2])),
             own=draw(st.sampled_from([None, None, None, None, *OWN])),
-            off=draw(st.sampled_from(["", "", "plugin-processors", "allowed-tokens"])),
+            switch=draw(st.sampled_from(["", "", "-plugin-processors", "-allowed-tokens"])),
             arrives=lambda: chance.random() < often,
             twins=asynchronous,
         )
@@ -124,7 +124,7 @@ class Course:
         params = self.draw(requests(life.drafts, self.thinking)) | named
         self.plain &= not any(odd in params.get("bad_words", ()) for odd in ODD)
         penalised = any(name.endswith("_penalty") for name in params)
-        if "allowed_token_ids" in params and "allowed-tokens" not in life.off:
+        if "allowed_token_ids" in params and life.switch != "-allowed-tokens":
             life.excuse = "allowed_token_ids reach others on stock"
         if "min_tokens" in params and not penalised and life.asynchronous:
             life.excuse = "stock forgets an output's length, and min_tokens last too long"
@@ -191,12 +191,12 @@ def lived(draw: Any, asynchronous: bool, drafts: int) -> None:
     Raises:
         SetAside: it cannot be compared to its end.
     """
-    before = fences.counts().get("bad words", 0)
+    before = fences.counts().get("bad-words", 0)
     course = Course(draw, asynchronous, drafts)
     course.run()
     if course.plain:
         assert not course.even or course.life.ours.waits <= course.life.stock.waits
-        assert fences.counts().get("bad words", 0) == before
+        assert fences.counts().get("bad-words", 0) == before
 
 
 @given(data=st.data())

@@ -377,7 +377,7 @@ def test_nan_counts_arrive() -> None:
 
 
 def test_switched_off_upstream_s_copies_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_READINESS", "readback")
+    monkeypatch.setenv("VLLM_READINESS", "-readback")
     with device.installed(simulated(0)) as simulation:
         half = Half(modules.overlaid, 2)
         sampled = sampled_of(torch.Generator(), 2, 0, 3)

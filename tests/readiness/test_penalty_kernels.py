@@ -16,7 +16,7 @@ from support import modules
 from support.batches import Spec, empty, fill, same_bits, stock_penalties
 from support.lives import Life
 from vllm.v1.readiness import penalties as under_test
-from vllm.v1.readiness.live import penalties_for
+from vllm.v1.readiness.penalties import Penalties
 
 EDGES = [0.0, -0.0, float("inf"), float("-inf"), 1e-40, -1e-40, 3e38, -3e38]
 
@@ -72,7 +72,7 @@ def test_any_logits(kernels: ModuleType, data: st.DataObject, vocab: int) -> Non
         row[chooser.randrange(vocab)] = chooser.choice(EDGES)
     ours.readiness.begin_step()
     ours.readiness.prepare(logits, None)
-    penalties = penalties_for(ours.sampling_metadata, logits)
+    penalties = Penalties.take(ours.sampling_metadata, logits)[0]
     if penalties is None:
         assert ours.sampling_metadata.no_penalties
         return

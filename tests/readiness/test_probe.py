@@ -288,9 +288,9 @@ def test_each_process_has_a_file_of_its_own(
 
 def test_a_wait_by_name_is_one_fence_with_its_owners_name(standing: Standing, file: Path) -> None:
     standing.runner.execute_model(scheduled())
-    fences.wait(standing.event(), "thinking budget")
+    fences.wait(standing.event(), "thinking-budget")
     (fence,) = of(recorded(file), "fence")
-    assert fence.owner == "thinking budget"
+    assert fence.owner == "thinking-budget"
     assert fence.length >= 0
 
 

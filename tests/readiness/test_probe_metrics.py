@@ -24,7 +24,7 @@ KINDS = (
     *("execute_model", "sample_tokens", "get_output", "fence"),
     *("readback", "output", "schedule", "update_from_output", "of a later version"),
 )
-NAMES = ["history", "thinking budget"]
+NAMES = ["history", "thinking-budget"]
 PACKAGE = str(Path(switch.__file__).parents[2])
 PREFIX = "vllm:readiness_"
 METRICS = {
@@ -176,7 +176,7 @@ def test_two_workers_and_a_core_are_shown_side_by_side(file: Path) -> None:
     assert page["execute_model_seconds_count", "rank0", None, ""] == 3
     assert page["execute_model_seconds_sum", "rank0", None, ""] == 20.000002001
     assert page["execute_model_seconds_count", "dp1-rank1", None, ""] == 1
-    assert page["fence_seconds_sum", "rank0", "thinking budget", ""] == 5e-6
+    assert page["fence_seconds_sum", "rank0", "thinking-budget", ""] == 5e-6
     assert page["fence_seconds_count", "dp1-rank1", "history", ""] == 1
     assert page["fence_seconds_count", "dp1-rank1", "unknown", ""] == 1
     assert page["output_interval_seconds_bucket", "rank0", None, "0.005"] == 1
@@ -185,7 +185,7 @@ def test_two_workers_and_a_core_are_shown_side_by_side(file: Path) -> None:
     assert counts == {
         ("execute_model_seconds_count", "rank0", None),
         ("execute_model_seconds_count", "dp1-rank1", None),
-        ("fence_seconds_count", "rank0", "thinking budget"),
+        ("fence_seconds_count", "rank0", "thinking-budget"),
         ("fence_seconds_count", "dp1-rank1", "history"),
         ("fence_seconds_count", "dp1-rank1", "unknown"),
         ("output_interval_seconds_count", "rank0", None),
@@ -514,7 +514,7 @@ def test_vllms_own_snapshot_reads_the_histograms(
     }
     assert counts == {
         ("vllm:readiness_execute_model_seconds", None): 1,
-        ("vllm:readiness_fence_seconds", "thinking budget"): 1,
+        ("vllm:readiness_fence_seconds", "thinking-budget"): 1,
     }
 
 

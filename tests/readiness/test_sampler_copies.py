@@ -206,7 +206,7 @@ def test_metadata_that_is_not_the_plans_takes_upstreams_path(field: str) -> None
 
 
 def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_READINESS", "sampler-copies")
+    monkeypatch.setenv("VLLM_READINESS", "-sampler-copies")
     assert both(a_case(B16, drafts=True)) == (Counter(), Counter())
 
 

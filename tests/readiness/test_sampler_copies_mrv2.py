@@ -201,6 +201,6 @@ def test_an_unknown_request_takes_upstreams_path(sides: Sides, drafts: bool) -> 
 
 
 def test_the_switch(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_READINESS", "sampler-copies")
+    monkeypatch.setenv("VLLM_READINESS", "-sampler-copies")
     assert kind(sides, a_case(B16, GREEDY)) == "copied"
     assert kind(sides, a_case(F32, RANDOM | {"top_k": 3})) == "copied"

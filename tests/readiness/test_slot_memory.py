@@ -75,7 +75,9 @@ def test_an_idle_batch_holds_no_memory() -> None:
     memory = batch.readiness.penalties.memory
     assert memory.allocated
     rows = batch.num_reqs
-    batch.readiness.count(torch.ones(rows, 1, dtype=torch.int32), torch.zeros(rows, dtype=bool))
+    batch.readiness.observe_sampled(
+        torch.ones(rows, 1, dtype=torch.int32), torch.zeros(rows, dtype=bool)
+    )
     for number in range(rows):
         batch.remove_request(f"r{number}")
     assert memory.allocated == 0
@@ -91,7 +93,7 @@ def test_no_more_slots_are_held_than_were_planned_for() -> None:
         batch.add_request(request)
     batch.refresh_metadata()
     step(batch)
-    batch.readiness.count(torch.ones(4, 1, dtype=torch.int32), torch.zeros(4, dtype=bool))
+    batch.readiness.observe_sampled(torch.ones(4, 1, dtype=torch.int32), torch.zeros(4, dtype=bool))
     for number in range(4):
         batch.remove_request(f"r{number}")
     for number in range(4):

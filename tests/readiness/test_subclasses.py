@@ -7,8 +7,8 @@ import pytest
 import torch
 from support import modules
 from support.batches import Spec, empty, fill, state
-from vllm.v1.readiness.live import LiveBatch
-from vllm.v1.readiness.sampler_copies_mrv2 import Handling, SamplerCopies
+from vllm.v1.readiness import live, sampler_copies_mrv2
+from vllm.v1.readiness.sampler_copies_mrv2 import Handling
 
 VOCABULARY = 37
 PENALTY = {"presence_penalty": 1.5}
@@ -43,17 +43,35 @@ def test_a_batch_without_our_constructor_is_upstreams(
         batch.refresh_metadata()
     assert ours.req_ids == stock.req_ids
     assert (ours.token_ids_cpu == stock.token_ids_cpu).all()
-    live: LiveBatch = ours.readiness
-    live.begin_step()
-    live.prepare(torch.zeros(4, VOCABULARY), None)
-    live.count(torch.zeros(4, 1), torch.zeros(4, dtype=torch.bool))
-    assert not live.settle_for_sampling()
-    assert not live.place(256)
-    assert live.host_needs_drafts()
-    assert live.outputs.readbacks is None
-    assert ours.readiness is live
-    (said,) = [r for r in caplog_vllm.records if "InputBatch.__init__" in r.getMessage()]
-    assert "Batch does not call" in said.getMessage()
+    mine = live.of(ours)
+    mine.begin_step()
+    mine.prepare(torch.zeros(4, VOCABULARY), None)
+    mine.observe_sampled(torch.zeros(4, 1), torch.zeros(4, dtype=torch.bool))
+    assert not mine.settle_for_sampling()
+    assert not mine.place(256)
+    assert mine.host_needs_drafts()
+    assert mine.outputs.readbacks is None
+    assert ours.readiness is mine
+    (message,) = [r for r in caplog_vllm.records if "constructor" in r.getMessage()]
+    assert "Batch does not call" in message.getMessage()
+
+
+def test_a_batch_of_another_make_is_left_alone(caplog_vllm: pytest.LogCaptureFixture) -> None:
+    """Under an inherited runner, whose seams find it."""
+
+    class Batch:
+        """Has none of InputBatch's attributes."""
+
+    batch = Batch()
+    found = live.of(batch)
+    found.begin_step()
+    found.cut("r0", 1)
+    found.prepare(torch.zeros(1, VOCABULARY), None, SimpleNamespace(sampler=object()))
+    assert found.host_needs_drafts()
+    assert not found.place(256)
+    assert found.outputs.readbacks is None
+    assert live.of(batch) is found
+    assert sum("Batch does not call" in r.getMessage() for r in caplog_vllm.records) == 1
 
 
 @pytest.fixture
@@ -123,7 +141,9 @@ def test_a_sampler_is_looked_at_again_once_it_is_another() -> None:
         batch.readiness.begin_step()
         batch.readiness.prepare(torch.zeros(1, VOCABULARY), None, SimpleNamespace(sampler=sampler))
         assert batch.readiness.penalties.serving is served
-        batch.readiness.count(torch.ones(1, 1, dtype=torch.int32), torch.zeros(1, dtype=torch.bool))
+        batch.readiness.observe_sampled(
+            torch.ones(1, 1, dtype=torch.int32), torch.zeros(1, dtype=torch.bool)
+        )
 
 
 def test_a_feature_needs_its_own_seams_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +151,7 @@ def test_a_feature_needs_its_own_seams_alone(monkeypatch: pytest.MonkeyPatch) ->
     module = modules.overlaid(modules.SAMPLER)
     batch = empty(modules.overlaid, VOCABULARY)
     fill(batch, [Spec([1], [2], PENALTY)])
-    monkeypatch.delattr(module, "sampler_copies")
+    monkeypatch.delattr(module, "readiness_sampler_copies")
     batch.readiness.begin_step()
     runner = SimpleNamespace(sampler=module.Sampler())
     batch.readiness.prepare(torch.zeros(1, VOCABULARY), None, runner)
@@ -153,11 +173,13 @@ class TestModelRunnerV2:
         return Sampler()
 
     def test_without_its_constructor_every_copy_is_made(self) -> None:
-        copies = self.derived().readiness
+        copies = sampler_copies_mrv2.of(self.derived())
         copies.add_request(3)
         assert copies.decide(torch.zeros(2, VOCABULARY), torch.tensor([0, 3]).numpy()) is (
             Handling.COPY
         )
 
     def test_of_a_derived_class_every_copy_is_made(self) -> None:
-        assert not SamplerCopies(self.derived(), 4).on
+        sampler = self.derived()
+        sampler_copies_mrv2.attach(sampler, 4)
+        assert not sampler_copies_mrv2.of(sampler).on

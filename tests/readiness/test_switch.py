@@ -9,62 +9,102 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from vllm.v1.readiness import startup, switch
-from vllm.v1.readiness.features import FEATURES
+from vllm.v1.readiness import features, startup, switch
 
 PACKAGE = str(Path(switch.__file__).parents[2])
-KNOWN = ("history", "penalties", "thinking-budget")
+NEEDY = {"penalties", "bad-words", "thinking-budget"}
+FIXES = set(features.FIXES)
+EVERYTHING = set(features.ALL)
 
 
 @pytest.mark.parametrize(
     ("value", "on"),
     [
-        ("", set(KNOWN)),
-        ("on", set(KNOWN)),
-        (" on ", set(KNOWN)),
+        ("", EVERYTHING),
+        ("on", EVERYTHING),
+        (" on ", EVERYTHING),
         ("off", set()),
-        ("penalties", {"history", "thinking-budget"}),
-        ("penalties, history", {"thinking-budget"}),
-        ("penalties,penalties", {"history", "thinking-budget"}),
+        ("-penalties", EVERYTHING - {"penalties"}),
+        ("-penalties, -readback", EVERYTHING - {"penalties", "readback"}),
+        ("-history", EVERYTHING - {"history"} - NEEDY),
+        ("-fixes", EVERYTHING - FIXES),
+        ("-features", FIXES),
+        ("-features,-fixes", set()),
+        ("readback", {"readback"}),
+        ("penalties", {"penalties", "history"}),
+        ("penalties,allowed-tokens", {"penalties", "history", "allowed-tokens"}),
+        ("features", EVERYTHING - FIXES),
+        ("fixes, readback", FIXES | {"readback"}),
     ],
 )
-def test_what_is_left_on(value: str, on: set[str]) -> None:
-    assert switch.parse(value, KNOWN) == on
+def test_value_and_what_it_turns_on(value: str, on: set[str]) -> None:
+    assert switch.parse(value) == on
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("value", "problem", "meant"),
     [
-        ("banana", ("banana",)),
-        ("ON", ("ON",)),
-        ("on,penalties", ("on",)),
-        ("off,history", ("off",)),
-        ("penalties,,history", ("",)),
-        ("1", ("1",)),
+        ("banana", "'banana' is not understood", None),
+        ("0", "'0' is not understood", None),
+        ("ON", "'ON' is not understood", "on"),
+        ("on,penalties", "'on' is not understood", "penalties"),
+        ("off,-history", "'off' is not understood", "-history"),
+        ("penalties,,history", "'' is not understood", "penalties,history"),
+        ("-penalty", "'-penalty' is not understood", "-penalties"),
+        ("bad_words", "'bad_words' is not understood", "bad-words"),
+        ("-fix", "'-fix' is not understood", "-fixes"),
+        ("-off", "'-off' is not understood", None),
+        ("--fixes", "'--fixes' is not understood", "-fixes"),
+        ("penalties,-history", "some with '-' (all but these) and some without", "-history"),
     ],
 )
-def test_anything_else_is_refused_with_the_valid_words(value: str, words: tuple[str]) -> None:
+def test_other_values_are_refused_with_the_line_that_was_meant(
+    value: str, problem: str, meant: str | None
+) -> None:
     with pytest.raises(switch.SwitchError) as caught:
-        switch.parse(value, KNOWN)
-    assert caught.value.words == words
-    for valid in ("on, off", *KNOWN):
-        assert valid in str(caught.value)
+        switch.parse(value)
+    message = str(caught.value)
+    assert message.startswith(f"VLLM_READINESS={value!r}: ")
+    assert problem in message
+    assert all(name in message for name in ("on, off", *features.GROUPS, *features.ALL))
+    assert (f"Did you mean VLLM_READINESS={meant}? " in message) == (meant is not None)
+    assert ("Did you mean" in message) == (meant is not None)
+    if meant is not None:
+        switch.parse(meant)
+
+
+WORDS = st.sampled_from(sorted(features.ALL | set(features.GROUPS)))
+
+
+@given(st.lists(WORDS, min_size=1))
+def test_all_but_these_and_only_these(words: list[str]) -> None:
+    """What builds on a feature goes with it, or brings it along."""
+    named = frozenset().union(*(features.GROUPS.get(word, {word}) for word in words))
+    only = switch.parse(",".join(words))
+    but = switch.parse(",".join(f"-{word}" for word in words))
+    assert named <= only <= named | {features.HISTORY}
+    assert not but & named
+    assert features.ALL - named - but <= features.NEEDS.keys()
+    for on in (only, but):
+        assert all(features.NEEDS.get(name, frozenset()) <= on for name in on)
 
 
 @given(st.text())
 def test_no_text_is_misread(value: str) -> None:
     try:
-        on = switch.parse(value, KNOWN)
-    except switch.SwitchError:
+        switch.parse(value)
+    except switch.SwitchError as error:
+        assert str(error).endswith("Unset it to have everything on.")
         return
-    off = set(KNOWN) - on
-    assert value.strip() in ("", "on", "off") or off == {w.strip() for w in value.split(",")}
+    words = {word.strip().removeprefix("-") for word in value.split(",")}
+    assert words <= features.ALL | set(features.GROUPS) | {"", "on", "off"}
 
 
-def test_feature_names_are_words_of_the_switch() -> None:
-    for name in FEATURES:
+def test_names_are_words_of_the_switch() -> None:
+    for name in (*features.ALL, *features.GROUPS):
         assert name not in ("on", "off")
         assert name == name.strip().lower()
+        assert not name.startswith("-")
         assert "," not in name
 
 
@@ -75,7 +115,7 @@ def test_the_variable_is_read_from_the_environment(monkeypatch: pytest.MonkeyPat
     with pytest.raises(switch.SwitchError, match=r"^VLLM_READINESS='banana'"):
         switch.enabled()
     monkeypatch.delenv(switch.NAME)
-    assert switch.enabled() == frozenset(FEATURES)
+    assert switch.enabled() == features.ALL
 
 
 #: Imports the switch of this checkout, and as little else as it needs.
@@ -105,18 +145,6 @@ def test_the_switch_imports_neither_torch_nor_the_logger() -> None:
     assert loaded == str(
         ["vllm", "vllm.v1"] + [f"vllm.v1.readiness{name}" for name in ("", ".features", ".switch")]
     )
-
-
-@pytest.mark.parametrize(
-    ("value", "on"),
-    [("", {"history", "penalties"}), ("history", set()), ("penalties", {"history"})],
-)
-def test_a_feature_is_off_with_what_it_needs(
-    value: str, on: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(switch.NAME, value)
-    assert switch.enabled() >= on
-    assert switch.enabled() & {"history", "penalties"} == on
 
 
 @pytest.mark.parametrize("value", [None, "", "  "])

@@ -300,7 +300,7 @@ def test_only_a_step_that_may_force_waits(end: list[int], budget: int) -> None:
     """One for the first token of the end marker, and one for what follows each token."""
     life = Life(markers=([36], end))
     life.add([36], thinking_token_budget=budget, max_tokens=40, ignore_eos=True)
-    assert waits_of(life) == {"thinking budget": 1 + len(end)}
+    assert waits_of(life) == {"thinking-budget": 1 + len(end)}
     assert life.stock.waits > 30
 
 
@@ -321,9 +321,9 @@ def test_a_long_budget_waits_for_its_last_few_tokens_alone() -> None:
             ignore_eos=True,
             logit_bias={35: -100.0},
         )
-    before = fences.counts().get("thinking budget", 0)
+    before = fences.counts().get("thinking-budget", 0)
     life.run(5000)
-    assert fences.counts()["thinking budget"] - before == 3
+    assert fences.counts()["thinking-budget"] - before == 3
     assert life.steps == 4200
     assert life.stock.waits == 4199
 
@@ -350,12 +350,12 @@ def test_processors_wait_only_where_a_user_s_is_there(processor: str | None) -> 
 
 
 def test_switched_off_upstream_waits_for_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_READINESS", "thinking-budget")
+    monkeypatch.setenv("VLLM_READINESS", "-thinking-budget")
     life = Life(markers=([36], [35]))
     life.add([36], thinking_token_budget=9, max_tokens=20)
     assert type(life.ours.batch.thinking_budget_state_holder) is ThinkingBudgetStateHolder
     waits = waits_of(life)
-    assert waits["logits processors"] + waits.get("thinking budget", 0) > 15
+    assert waits["logits-processors"] + waits.get("thinking-budget", 0) > 15
 
 
 def test_an_output_cut_back_is_searched_again() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from overlay.errors import MEANING, Exit
 from overlay.patches import parse
 from support.sites import OVERLAY, REPO, UPSTREAM
 
@@ -109,13 +108,3 @@ def test_nothing_names_a_registry_or_a_machine(what: str) -> None:
         if re.search(what, line)
     ]
     assert found == []
-
-
-def test_the_readme_shows_the_exit_codes_and_the_targets() -> None:
-    readme = (REPO / "README.md").read_text()
-    for code in Exit:
-        assert f"| {code.value} | {MEANING[code]} |" in readme
-    targets = re.findall(r"^([a-z]+):.*## ", (REPO / "Makefile").read_text(), re.MULTILINE)
-    assert len(targets) > 12
-    for target in targets:
-        assert f"`make {target}`" in readme, target

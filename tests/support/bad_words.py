@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from vllm.v1.readiness.live import bad_words_for
+from vllm.v1.readiness.bad_words import BadWords
 from vllm.v1.sample.ops.bad_words import apply_bad_words, apply_bad_words_with_drafts
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
@@ -100,7 +100,7 @@ class Pair:
             )
         logits, expected = self.logits(len(rows), layout)
         self._prepare(logits, drafts)
-        found = bad_words_for(self.ours.sampling_metadata, logits)
+        found = BadWords.take(self.ours.sampling_metadata, logits)[0]
         assert found is (self.bad_words if words else None)
         before = expected.clone()
         if found is not None:
@@ -113,7 +113,7 @@ class Pair:
         rows = sampler._combine_outputs_with_spec_tokens(self.outputs(), spread)
         logits, expected = self.logits(len(rows), layout)
         before = expected.clone()
-        found = bad_words_for(self.ours.sampling_metadata, logits, drafts)
+        found = BadWords.take(self.ours.sampling_metadata, logits, drafts)[0]
         assert found is (self.bad_words if words else None)
         if found is not None:
             found.apply_to_targets(logits, drafts)
@@ -133,7 +133,7 @@ class Pair:
         mask[list(discarded)] = True
         if not self.bad_words.serving:
             self._prepare(self.logits(len(tokens), "contiguous")[0], None)
-        self.ours.readiness.count(sampled, mask.to(self.device))
+        self.ours.readiness.observe_sampled(sampled, mask.to(self.device))
         for batch in (self.stock, self.ours):
             for row, ids in enumerate(tokens):
                 if row not in discarded:

@@ -193,7 +193,7 @@ class Half:
         to one that is, which is the oracle then.
         """
         life = self.life
-        fixed = "plugin-processors" not in life.off and life.own != "batch"
+        fixed = life.switch != "-plugin-processors" and life.own != "batch"
         if life.processor == "plugin":
             return fixed and not self.overlaid
         return life.processor == "user"
@@ -296,7 +296,7 @@ class Half:
             sampled = self.sampled = runner._sample(logits, drafts)
         if self.overlaid and life.own != "sample_tokens":
             ids, discarded = sampled.sampled_token_ids, runner.discard_request_mask.gpu
-            batch.readiness.count(ids, discarded)
+            batch.readiness.observe_sampled(ids, discarded)
         self.waits += (self.last.waits if self.last else 0) - waited
         ids = sampled.sampled_token_ids
         batch.prev_sampled_token_ids = None
@@ -370,7 +370,7 @@ class Life:
         ahead: how many steps more the scheduler is ahead of the outputs, as with as many
             more micro-batches in a pipeline.
         own: what a user's subclasses bring along, one of OWN, or None.
-        off: features that are off.
+        switch: the value of VLLM_READINESS; empty for the default.
         arrives: whether a copy of upstream's half or ours has arrived.
         twins: whether ours lives twice more, with all copies early, and late.
     """
@@ -390,7 +390,7 @@ class Life:
         markers: tuple[list[int], list[int]] | None = None,
         ahead: int = 0,
         own: str | None = None,
-        off: str = "",
+        switch: str = "",
         arrives: Arrives = lambda: False,
         twins: bool = False,
     ) -> None:
@@ -408,11 +408,11 @@ class Life:
         self.scheduler = _scheduler(self, num_blocks)
         self.ahead = ahead
         self.own = own
-        self.off = off
+        self.switch = switch
         self.stock = Half(modules.pristine, self, arrives)
         with pytest.MonkeyPatch.context() as patch:
-            if off:
-                patch.setenv("VLLM_READINESS", off)
+            if switch:
+                patch.setenv("VLLM_READINESS", switch)
             self.ours = Half(modules.overlaid, self, arrives)
             self.twins = []
             if twins:
@@ -757,7 +757,7 @@ def _same(one: Half, other: Half) -> None:
 
 def no_room_for_a_third(monkeypatch: pytest.MonkeyPatch, slots: Any) -> None:
     """The third slot that is made finds no room on the device."""
-    whole, made = slots._count_history, itertools.count(1)
+    whole, made = slots._build_slot, itertools.count(1)
 
     def no_third(row: int) -> torch.Tensor:
         if next(made) == 3:
@@ -765,7 +765,7 @@ def no_room_for_a_third(monkeypatch: pytest.MonkeyPatch, slots: Any) -> None:
         slot: torch.Tensor = whole(row)
         return slot
 
-    monkeypatch.setattr(slots, "_count_history", no_third)
+    monkeypatch.setattr(slots, "_build_slot", no_third)
 
 
 def _reasoning(markers: tuple[list[int], list[int]] | None) -> Any:

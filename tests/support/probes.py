@@ -17,7 +17,7 @@ KINDS = [
     *("execute_model", "sample_tokens", "get_output", "fence"),
     *("readback", "output", "schedule", "update_from_output"),
 ]
-OWNERS = ["history", "output", "thinking budget"]
+OWNERS = ["history", "output", "thinking-budget"]
 MAIN, OTHER = 140_158_253_539_008, 140_158_240_000_000
 
 Row = tuple[int, int, int, int, int, int]

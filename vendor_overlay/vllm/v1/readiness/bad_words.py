@@ -1,16 +1,16 @@
-"""Bad words matched and masked on the device.
+"""Feature ``bad-words``: bad words matched and masked on the device.
 
-Upstream compares the end of every output with every word in Python lists on each step, for
-which the host must wait for the newest token. Here each request with bad words holds a slot
-on the device: its words, and its tail, which is as much of the newest output as its longest
-word needs. Sampled tokens are appended there as they are sampled, and what would complete a
-word is masked there.
+On each step upstream compares the end of every output with every word in Python lists, for
+which the host waits for the newest token. Here each request with bad words has a slot on the
+device: its words, and its tail, the newest output tokens, as many as its longest word needs.
+Sampled tokens are appended to the tail, and tokens that would complete a word are masked.
 
-Bit for bit what upstream's ``apply_bad_words`` makes of the logits: it writes minus infinity
-and reads nothing. The prompt counts for nothing, and a token beyond the logits is passed over.
+The result is bit for bit that of upstream's ``apply_bad_words``, which writes minus infinity
+and reads no logit. Prompts are not matched, and words whose last token is beyond the logits
+are skipped.
 
-Off CUDA torch's operations do it, for all rows at once; see ``bad_word_tails``. A slot then is
-no more than the tail.
+Off CUDA, PyTorch operations serve all rows at once, and a slot is only a tail; see
+``bad_words_torch``.
 """
 
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from vllm.platforms import current_platform
+from vllm.v1.readiness import features
 from vllm.v1.readiness.bad_word_tails import MAX_ID, NOTHING, Tails, Words
 from vllm.v1.readiness.slots import Slots
 
@@ -33,7 +34,7 @@ _BLOCK = 32
 class BadWords(Slots):
     """The bad words of one batch."""
 
-    owner = "bad words"
+    name = features.BAD_WORDS
 
     def __init__(self, batch: "InputBatch", history: "History") -> None:
         super().__init__(batch, history)
@@ -42,7 +43,7 @@ class BadWords(Slots):
 
             self.kernels = bad_word_kernels
         self._words: dict[str, Words] = {}
-        #: Requests with words that upstream alone knows how to read.
+        #: Requests with words that only upstream's code can interpret.
         self._odd: set[str] = set()
         self._width = self.vocab_size
         self._blocks = 0
@@ -53,7 +54,7 @@ class BadWords(Slots):
         if self.kernels is None:
             return
         addresses = torch.zeros(1, dtype=torch.int64, device=self.device)
-        # The strides of real logits without their memory; an address of 0 reads nothing.
+        # Strides as of real logits, without their memory: nothing is read at an address of 0.
         logits = torch.zeros(1, dtype=torch.float32, device=self.device)
         logits = logits.as_strided((1, 1), (self.vocab_size, 1))
         ids = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
@@ -83,7 +84,7 @@ class BadWords(Slots):
         return bool(words) and legible
 
     def _can_serve(self, metadata: "SamplingMetadata", width: int) -> bool:
-        # Of tokens beyond the vocabulary upstream drops some, depending on how they came.
+        # Upstream drops some tokens beyond the vocabulary, depending on where they come from.
         if not metadata.bad_words_token_ids or self._odd or width > self.vocab_size:
             return False
         if width != self._width:
@@ -97,13 +98,7 @@ class BadWords(Slots):
         logits: torch.Tensor,
         drafts: "SpecDecodeMetadata | None",
     ) -> bool:
-        """Whether the slots hold the words and history of ``metadata`` and ``logits``.
-
-        Args:
-            metadata: any sampling metadata with the live batch's rows.
-            logits: [positions, vocab].
-            drafts: the drafts that the positions are those of; None: of the requests.
-        """
+        """See :meth:`Slots.recognises`."""
         positions = len(self._rows) if drafts is None else len(drafts.draft_token_ids)
         return (
             self.serving
@@ -112,14 +107,16 @@ class BadWords(Slots):
             and logits.device.type == self.device.type
         )
 
-    def apply(self, logits: torch.Tensor, after_drafts: bool) -> None:
-        """Mask what would complete a bad word, in place.
+    @staticmethod
+    def _used(metadata: "SamplingMetadata") -> bool:
+        return bool(metadata.bad_words_token_ids)
 
-        Args:
-            logits: [requests, width], one row a request.
-            after_drafts: the rows follow the drafts of the step, if it has any (bonus
-                tokens).
-        """
+    @staticmethod
+    def _strip(metadata: "SamplingMetadata") -> None:
+        metadata.bad_words_token_ids = {}
+
+    def apply(self, logits: torch.Tensor, after_drafts: bool) -> None:
+        """Mask the tokens that would complete a bad word; see :meth:`Slots.apply`."""
         drafts = self._drafts if after_drafts else None
         if self.kernels is not None:
             mode = self.kernels.PLAIN if drafts is None else self.kernels.BONUS
@@ -129,21 +126,15 @@ class BadWords(Slots):
         self._tails.mask(logits, drafts, each=False)
 
     def apply_to_targets(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata") -> None:
-        """Mask what would complete a bad word where drafts are verified, in place.
-
-        Args:
-            logits: [drafts of all requests, width]: for each draft the position it was
-                made for, which follows the drafts before it.
-            drafts: the drafts.
-        """
+        """See :meth:`Slots.apply_to_targets`."""
         if self.kernels is not None:
             self._mask(logits, self.kernels.TARGET, drafts, drafts.max_spec_len)
             return
         assert self._tails is not None
         self._tails.mask(logits, drafts, each=True)
 
-    def _carry_on(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
-        """Append what was sampled to the tails; a row ends at its first negative id."""
+    def _update_slots(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
+        """Append the sampled tokens to the tails; a row ends at its first negative id."""
         if self.kernels is not None:
             assert self._addresses is not None
             self._launch_append(sampled, discarded, self._addresses)
@@ -155,7 +146,7 @@ class BadWords(Slots):
         super()._forget_rows()
         self._tails = None
 
-    def _count_history(self, row: int) -> torch.Tensor:
+    def _build_slot(self, row: int) -> torch.Tensor:
         words = self._words[self.batch.req_ids[row]]
         longest = words.longest
         tail = np.full(longest, NOTHING, np.int32)
@@ -173,7 +164,7 @@ class BadWords(Slots):
         return self._staged(np.concatenate(parts), torch.int32)
 
     def _look_up(self, metadata: "SamplingMetadata") -> None:
-        """Find the slots of the batch's rows, and make ready what they have in common."""
+        """Look up the slot of each row, and derive what depends on all of them."""
         super()._look_up(metadata)
         words = [self._words.get(req_id) for req_id in self.batch.req_ids]
         if self.kernels is not None:
@@ -236,6 +227,10 @@ class BadWords(Slots):
 
 
 def _words(request: "CachedRequestState") -> list[list[int]]:
-    """A request's bad words, as lists of token ids."""
+    """Return a request's bad words, as lists of token ids."""
     params = request.sampling_params
     return [] if params is None else params.bad_words_token_ids or []
+
+
+#: What the samplers call.
+take = BadWords.take

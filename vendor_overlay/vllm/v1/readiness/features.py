@@ -1,29 +1,63 @@
-"""The overlay's features: the words that VLLM_READINESS accepts, and what they mean."""
+"""Features and fixes: the words that VLLM_READINESS accepts, and the two groups they are in.
 
-from collections.abc import Mapping
+A feature gives the outputs that stock gives, bit for bit. A fix changes outputs only where
+stock's are wrong.
+"""
+
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-#: Feature name to one line on what it does. A name is lower-case with dashes, and
-#: never "on" or "off".
+HISTORY = "history"
+READBACK = "readback"
+THINKING_BUDGET = "thinking-budget"
+PENALTIES = "penalties"
+BAD_WORDS = "bad-words"
+SAMPLER_COPIES = "sampler-copies"
+ALLOWED_TOKENS = "allowed-tokens"
+PLUGIN_PROCESSORS = "plugin-processors"
+ROW_STATE = "row-state"
+
+#: Feature to one line on what it does. A name is lower-case with dashes.
 FEATURES: Mapping[str, str] = MappingProxyType(
     {
-        "history": "token_ids_cpu holds each sampled token that has arrived; waits only by name",
-        "readback": "outputs come by one pinned copy and its event; no blocking copy",
-        "thinking-budget": "markers searched in new tokens only; waits where a force may be due",
-        "penalties": "penalties from counts on the device; no cost grows with the output",
-        "bad-words": "bad words matched and masked on the device; nothing waits",
-        "allowed-tokens": "a row holds what is its own request's, allowed tokens first of all",
-        "plugin-processors": "a logits processor from an entry point reads each sampled token",
-        "sampler-copies": "logits are copied and converted only where something changes them",
+        HISTORY: "token_ids_cpu holds each sampled token that has arrived; waits only by name",
+        READBACK: "outputs come by one pinned copy and its event; no blocking copy",
+        THINKING_BUDGET: "markers searched in new tokens only; waits where a force may be due",
+        PENALTIES: "penalties from counts on the device; no cost grows with the output",
+        BAD_WORDS: "bad words matched and masked on the device; nothing waits",
+        SAMPLER_COPIES: "logits are copied and converted only where something changes them",
     }
 )
 
-#: Feature name to the features that it builds on: off with them.
+#: Fix to one line on what it mends.
+FIXES: Mapping[str, str] = MappingProxyType(
+    {
+        ALLOWED_TOKENS: "a request's allowed tokens bind no other request",
+        PLUGIN_PROCESSORS: "a logits processor from an entry point reads each sampled token",
+        ROW_STATE: "a request finds no other request's state in its row",
+    }
+)
+
+#: Group to its members.
+GROUPS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {"features": frozenset(FEATURES), "fixes": frozenset(FIXES)}
+)
+
+ALL = frozenset().union(*GROUPS.values())
+
+#: Feature to the features that it builds on: off with them.
 NEEDS: Mapping[str, frozenset[str]] = MappingProxyType(
-    dict.fromkeys(("penalties", "bad-words", "thinking-budget"), frozenset({"history"}))
+    dict.fromkeys((PENALTIES, BAD_WORDS, THINKING_BUDGET), frozenset({HISTORY}))
 )
 
 
-def without(name: str, on: frozenset[str]) -> frozenset[str]:
-    """The features that are left of ``on`` when one is off: its dependents go with it."""
-    return frozenset(each for each in on if each != name and name not in NEEDS.get(each, ()))
+def with_needs(names: Iterable[str]) -> frozenset[str]:
+    """These features and fixes, and those that they build on."""
+    names = frozenset(names)
+    return names.union(*(NEEDS.get(name, frozenset()) for name in names))
+
+
+def without(names: Iterable[str], on: frozenset[str]) -> frozenset[str]:
+    """What is left of ``on`` when these are off: their dependents go with them."""
+    left = on - frozenset(names)
+    return frozenset(name for name in left if NEEDS.get(name, frozenset()) <= left)

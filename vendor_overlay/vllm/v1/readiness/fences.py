@@ -1,6 +1,6 @@
-"""Fences: the host waiting for the device, each wait with its owner's name.
+"""Fences: waits of the host for the device, each with the name of its owner.
 
-A fence is a wait on one event. Its owner is the feature that needs, on the host, a value
+A fence is a wait for one event. Its owner is the consumer that needs a value on the host
 that the device has not delivered yet; nothing else may wait.
 """
 
@@ -11,17 +11,30 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import torch
+from vllm.v1.readiness import features
+
+# The owners. A feature that waits in its own name has the feature's name.
+HISTORY = features.HISTORY
+PENALTIES = features.PENALTIES
+BAD_WORDS = features.BAD_WORDS
+THINKING_BUDGET = features.THINKING_BUDGET
+LOGITS_PROCESSORS = "logits-processors"
+MIN_TOKENS = "min-tokens"
+OUTPUT = "output"
+PROMPT_LOGPROBS = "prompt-logprobs"
+NAN_COUNTS = "nan-counts"
+WARM_UP = "warm-up"
 
 _counts: Counter[str] = Counter()
-#: Outputs are waited for in a thread of their own.
+#: Async outputs are waited for in a thread of their own.
 _lock = threading.Lock()
-#: Each is told of every fence: its owner, when it began and when it ended, in nanoseconds
-#: of ``time.perf_counter_ns``. As long as there is none, no clock is read.
+#: Each is called for every fence with its owner, begin and end in nanoseconds of
+#: ``time.perf_counter_ns``. While there are none, no clock is read.
 listeners: list[Callable[[str, int, int], None]] = []
 
 
 def wait(event: torch.Event, owner: str) -> None:
-    """Wait until ``event`` has completed, in the name of ``owner``; no fence if it has."""
+    """Wait for an event in the name of ``owner``; an event that has completed is no fence."""
     if event.query():
         return
     with _lock:
@@ -37,5 +50,5 @@ def wait(event: torch.Event, owner: str) -> None:
 
 
 def counts() -> Mapping[str, int]:
-    """The fences of this process so far: owner to number of waits."""
+    """Return the fences of this process so far: owner to number of waits."""
     return MappingProxyType(_counts)

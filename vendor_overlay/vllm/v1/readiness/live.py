@@ -1,210 +1,212 @@
-"""The live batch: what the seams in InputBatch, the runner and the samplers call."""
+"""The live batch: the one door through which the seams in vLLM's V1 files call the overlay.
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+=====================  ============================  =======================================
+verb                   called by                     moment
+=====================  ============================  =======================================
+attach                 InputBatch.__init__           the batch is being constructed
+reserve                runner.profile_run            before memory is profiled
+warm_up                runner's dummy runs           before the first request
+add_request            InputBatch.add_request        a request has been given a row
+remove_request         InputBatch.remove_request     a request is leaving its row
+move_row               InputBatch.condense           a row has been moved into an empty one
+clear_mask             InputBatch.condense           the mask of a row has been copied
+swap_rows, swap_masks  InputBatch.swap_states        two rows are being exchanged
+plan                   InputBatch, sampling metadata the batch has changed
+begin_step             runner._update_states         before the batch changes for a step
+cut                    runner._update_states         before an output is cut back
+prepare                runner._sample                before a step is sampled
+settle_for_sampling    InputBatch, output tokens     in its place, before sampling
+host_needs_drafts      runner._sample                before draft tokens are waited for
+observe_sampled        runner.sample_tokens          after sampling
+place                  runner._bookkeeping_sync      in place of writing placeholders
+expect                 InputBatch, async tokens      a step's tokens are on their way
+=====================  ============================  =======================================
+
+The samplers find the live batch by the metadata that they are given, and call the modules of
+their features: ``penalties.take``, ``bad_words.take``, ``thinking_budget.reads_lists`` and
+``sampler_copies``. The runner has a second door, :mod:`~vllm.v1.readiness.outputs`: values
+that are only shown to people pass through it, under any schedule, and for pooling models,
+which have no history. Model Runner V2 has one seam, in its sampler, for
+:mod:`~vllm.v1.readiness.sampler_copies_mrv2`.
+"""
+
 from operator import is_
-from types import ModuleType
-from typing import TYPE_CHECKING
-from weakref import proxy, ref
+from sys import modules
+from typing import TYPE_CHECKING, TypeVar
+from weakref import proxy
 
 import torch
 from vllm.logger import init_logger
-from vllm.v1.readiness import features, sampler_copies, switch
+from vllm.v1.readiness import features, readers, sampler_copies, subclasses, switch
 from vllm.v1.readiness.allowed_tokens import AllowedTokens
 from vllm.v1.readiness.bad_words import BadWords
-from vllm.v1.readiness.history import History
+from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness.history import History, LiveRows
 from vllm.v1.readiness.outputs import Outputs
 from vllm.v1.readiness.penalties import Penalties
+from vllm.v1.readiness.row_state import RowState
 from vllm.v1.readiness.slots import Slots
-from vllm.v1.readiness.subclasses import full_name, has_seam
 from vllm.v1.readiness.thinking_budget import ThinkingBudget
-from vllm.v1.sample.logits_processor.builtin import (
-    LogitBiasLogitsProcessor,
-    MinPLogitsProcessor,
-    MinTokensLogitsProcessor,
-)
 
 if TYPE_CHECKING:
     from vllm.config import CacheConfig
     from vllm.v1.sample.metadata import SamplingMetadata
-    from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 logger = init_logger(__name__)
 
-#: vLLM's own logits processors, which read no tokens of an output.
-_OWN_PROCESSORS = (LogitBiasLogitsProcessor, MinPLogitsProcessor, MinTokensLogitsProcessor)
+T = TypeVar("T", bound=Feature)
 
 
-class LiveRows(list["list[int] | None"]):
-    """The output lists of the live batch's rows.
+def attach(batch: "InputBatch", num_spec_tokens: int) -> None:
+    """Attach a live batch to a batch that is being constructed."""
+    setattr(batch, subclasses.ATTRIBUTE, LiveBatch(batch, num_spec_tokens))
 
-    Sampling metadata that holds this very object speaks of the live batch; any other list,
-    whatever is in it, does not.
-    """
 
-    def __init__(self, live: "LiveBatch") -> None:
-        super().__init__()
-        self._live = ref(live)
-
-    @property
-    def live(self) -> "LiveBatch | None":
-        """The live batch; None once it is gone."""
-        return self._live()
+def of(batch: "InputBatch") -> "LiveBatch":
+    """Return a batch's live batch; one with everything off if its class attached none."""
+    return subclasses.attached(batch, lambda: LiveBatch(batch, 0, frozenset()))
 
 
 class LiveBatch:
-    """One InputBatch's features; None stands for one that is off.
+    """The features and fixes of one InputBatch.
 
-    Nothing here keeps the batch alive, so that a batch that is replaced goes at once.
+    Nothing here keeps the batch alive, so that a batch that is replaced is freed at once.
 
     Args:
-        batch: whose features these are; not used where none is on.
+        batch: the batch; not used if nothing is on.
         num_spec_tokens: draft tokens a request and step.
-        on: the features that are on; None: those that the environment leaves on.
+        on: the features and fixes that are on; None for those of the environment.
+
+    Attributes:
+        outputs: what the runner shows the host; the second door.
+        history, penalties, bad_words, thinking, allowed_tokens: None if off.
     """
 
     def __init__(
         self, batch: "InputBatch", num_spec_tokens: int, on: frozenset[str] | None = None
     ) -> None:
-        batch = proxy(batch)
         on = switch.enabled() if on is None else on
-        self.batch = batch
+        self.batch = batch = proxy(batch)
         self.on = on
         self.rows = LiveRows(self)
-        self._begun = False
-        #: The runner's samplers, as they were last looked at; None: never yet.
-        self._samplers: list[object] | None = None
-        self._plans = False
-        self.outputs = Outputs(batch, num_spec_tokens, "readback" in on)
-        self.allowed = AllowedTokens(batch) if "allowed-tokens" in on else None
+        self.outputs = Outputs(batch, num_spec_tokens, features.READBACK in on)
+        self.allowed_tokens = AllowedTokens(batch) if features.ALLOWED_TOKENS in on else None
+        row_state = RowState(batch) if features.ROW_STATE in on else None
         if on and batch.is_pooling_model:
             on = frozenset()
-        if on and _has_entry_point_processors(batch):
-            on = _with_entry_point_processors(batch, on)
-        self.plans = "sampler-copies" in on
-        self.history = History(batch, num_spec_tokens) if "history" in on else None
-        self.penalties: Penalties | None = None
-        if self.history is not None and "penalties" in on:
-            self.penalties = Penalties(batch, self.history)
+        if on:
+            on = readers.count_plugin_processors(batch, on)
+        self._requests: dict[str, CachedRequestState] = {}
+        #: The runner's samplers when they were last checked for seams; None: never.
+        self._samplers: list[object] | None = None
+        self._plans_copies = features.SAMPLER_COPIES in on
+        self._samplers_plan_copies = False
+        self.history: History | None = None
         self.thinking: ThinkingBudget | None = None
-        holder = batch.thinking_budget_state_holder if "thinking-budget" in on else None
-        if self.history is not None and holder is not None:
-            self.thinking = ThinkingBudget(batch, proxy(self.history), holder)
-            batch.thinking_budget_state_holder = self.thinking
-            self.history.arrived = self.thinking.arrive
+        self.penalties: Penalties | None = None
         self.bad_words: BadWords | None = None
-        if self.history is not None and "bad-words" in on:
-            self.bad_words = BadWords(batch, self.history)
-        #: The features that keep something on the device for each request.
-        self.slots: list[Slots] = [
-            each for each in (self.penalties, self.bad_words) if each is not None
-        ]
-        #: Those whose seams the samplers have.
+        if features.HISTORY in on:
+            self.history = History(batch, num_spec_tokens, self._requests)
+            batch.req_output_token_ids = self.rows
+            holder = batch.thinking_budget_state_holder
+            if features.THINKING_BUDGET in on and holder is not None:
+                self.thinking = ThinkingBudget(batch, proxy(self.history), holder)
+                batch.thinking_budget_state_holder = self.thinking
+                self.history.arrived = self.thinking.arrive
+            if features.PENALTIES in on:
+                self.penalties = Penalties(batch, self.history)
+            if features.BAD_WORDS in on:
+                self.bad_words = BadWords(batch, self.history)
+        slots = (self.penalties, self.bad_words)
+        self.slots: list[Slots] = [each for each in slots if each is not None]
+        #: The slots that the samplers have seams for.
         self._applied: list[Slots] = []
-
-    @classmethod
-    def off(cls, batch: "InputBatch") -> "LiveBatch":
-        """With every feature off."""
-        return cls(batch, 0, frozenset())
+        # Thinking budgets compare a cut with the history as it was before.
+        followers = (row_state, self.thinking, self.history, *self.slots)
+        self._features: list[Feature] = [each for each in followers if each is not None]
 
     def __eq__(self, other: object) -> bool:
-        """Two are equal where the same features are on, for who compares whole batches."""
+        """Compare what is on, for callers that compare whole batches."""
         return isinstance(other, LiveBatch) and self.on == other.on
 
     __hash__ = None  # type: ignore[assignment]
 
+    def find(self, kind: type[T]) -> T | None:
+        """Return the feature of this class, or None if it is off."""
+        return next((each for each in self._features if type(each) is kind), None)
+
     def reserve(self, cache: "CacheConfig") -> None:
-        """Called before memory is profiled, on ranks that sample."""
-        if self.penalties is not None:
-            self.penalties.reserve(cache)
+        """See :meth:`Feature.reserve`; for ranks that sample."""
+        for feature in self._features:
+            feature.reserve(cache)
 
     def warm_up(self) -> None:
-        """Called before the first request, on ranks that sample."""
+        """See :meth:`Feature.warm_up`; for ranks that sample."""
         self.outputs.warm_up()
-        for slots in self.slots:
-            slots.warm_up()
+        for feature in self._features:
+            feature.warm_up()
 
     def add_request(self, request: "CachedRequestState") -> None:
-        """A request has been given a row."""
-        if self.allowed is not None:
-            self.allowed.add_request(request)
-        if self.history is not None:
-            self.history.add_request(request)
-        for slots in self.slots:
-            slots.add_request(request)
+        """See :meth:`Feature.add_request`."""
+        self._requests[request.req_id] = request
+        for feature in self._features:
+            feature.add_request(request)
 
     def remove_request(self, req_id: str, row: int) -> None:
-        """A request has lost its row."""
-        if self.allowed is not None:
-            self.allowed.remove_request(row)
-        if self.history is None or (request := self.history.remove_request(req_id)) is None:
+        """See :meth:`Feature.remove_request` and :meth:`Feature.idle`."""
+        if (request := self._requests.pop(req_id, None)) is None:
             return
-        for slots in self.slots:
-            slots.remove_request(request, row)
-        if self.history.idle:
-            del request  # with what is kept for it, unless the runner still knows it
-            for slots in self.slots:
-                slots.idle()
+        for feature in self._features:
+            feature.remove_request(request, row)
+        if not self._requests:
+            del request  # and the slots kept for it, unless the runner still knows it
+            for feature in self._features:
+                feature.idle()
 
     def move_row(self, source: int, target: int) -> None:
-        """See :meth:`AllowedTokens.move_row`."""
-        if self.allowed is not None:
-            self.allowed.move_row(source, target)
+        """See :meth:`Feature.move_row`."""
+        for feature in self._features:
+            feature.move_row(source, target)
 
     def swap_rows(self, one: int, other: int) -> None:
-        """See :meth:`AllowedTokens.swap_rows`."""
-        if self.allowed is not None:
-            self.allowed.swap_rows(one, other)
+        """See :meth:`Feature.swap_rows`."""
+        for feature in self._features:
+            feature.swap_rows(one, other)
 
-    def leave_mask(self, row: int) -> None:
-        """See :meth:`AllowedTokens.leave_mask`."""
-        if self.allowed is not None:
-            self.allowed.leave_mask(row)
+    def clear_mask(self, row: int) -> None:
+        """See :meth:`AllowedTokens.clear`."""
+        if self.allowed_tokens is not None:
+            self.allowed_tokens.clear(row)
 
     def swap_masks(self, one: int, other: int) -> bool:
-        """Exchange the masks of two rows.
+        """See :meth:`AllowedTokens.swap`.
 
         Returns:
             True if handled here; False to fall back to upstream.
         """
-        if self.allowed is None:
+        if self.allowed_tokens is None:
             return False
-        self.allowed.swap_masks(one, other)
+        self.allowed_tokens.swap(one, other)
         return True
 
     def plan(self, metadata: "SamplingMetadata") -> None:
-        """The batch has changed; see :mod:`vllm.v1.readiness.sampler_copies`.
-
-        Args:
-            metadata: just made from it.
-        """
-        if self._plans:
+        """Attach a plan of the samplers' copies to metadata that has just been made."""
+        if self._samplers_plan_copies:
             metadata.copies = sampler_copies.plan(self.batch, metadata)
 
     def begin_step(self) -> None:
-        """Called before the batch changes for a step."""
-        self._begun = True
+        """See :meth:`History.begin_step`."""
         if self.history is not None:
             self.history.begin_step()
 
     def cut(self, req_id: str, length: int) -> None:
-        """Called before the runner cuts an output back to what the scheduler has kept.
-
-        Args:
-            req_id: a request, in the batch or not.
-            length: how many of its output tokens and placeholders are kept.
-        """
-        if req_id not in self.batch.req_id_to_index:
-            return
-        if self.thinking is not None:
-            self.thinking.cut(self.batch.req_id_to_index[req_id], length)
-        if self.history is None:
-            return
-        self.history.cut(req_id, length)
-        for slots in self.slots:
-            slots.cut(req_id, length)
+        """See :meth:`Feature.cut`; the request need not be in the batch."""
+        if self._features and req_id in self.batch.req_id_to_index:
+            for feature in self._features:
+                feature.cut(req_id, length)
 
     def prepare(
         self,
@@ -212,21 +214,20 @@ class LiveBatch:
         drafts: "SpecDecodeMetadata | None",
         runner: "GPUModelRunner | None" = None,
     ) -> None:
-        """Called before sampling.
+        """Decide how the next step is served, and make ready what serves it.
 
         Args:
             logits: [positions, vocab].
             drafts: the step's drafts, if it has any.
-            runner: which samples; None: with vLLM's own samplers.
+            runner: the model runner; None for one with vLLM's own samplers.
         """
-        begun, self._begun = self._begun, False
-        self._look_at_samplers(runner)
+        self._check_samplers(runner)
         if self.history is None:
             return
-        self.history.batch_updated()
+        begun = self.history.prepare()
         if not begun:
             self._leave_to_upstream(runner)
-        # A derived batch may have lists of its own, which the samplers do not take for ours.
+        # A derived batch may have lists of its own, which the samplers do not recognise.
         live = begun and self.batch.req_output_token_ids is self.rows
         for slots in self.slots:
             if live and slots in self._applied:
@@ -234,28 +235,36 @@ class LiveBatch:
             else:
                 slots.leave_step()
 
-    def _look_at_samplers(self, runner: "GPUModelRunner | None") -> None:
-        """Find out which seams the runner's samplers have, if they are not those of before."""
+    def _check_samplers(self, runner: "GPUModelRunner | None") -> None:
+        """Find out which seams the runner's samplers have, if they have been replaced."""
+        if not (self.slots or self._plans_copies):
+            return
         samplers = [getattr(runner, name, None) for name in ("sampler", "rejection_sampler")]
         if self._samplers is not None and all(map(is_, samplers, self._samplers)):
             return
         self._samplers = samplers
-        self._applied = [each for each in self.slots if _call(samplers, _SEAMS[type(each)])]
-        self._plans = self.plans and _call(samplers, sampler_copies)
+        self._applied = [
+            slots
+            for slots in self.slots
+            if subclasses.all_have_seam(samplers, modules[type(slots).__module__])
+        ]
+        self._samplers_plan_copies = self._plans_copies and subclasses.all_have_seam(
+            samplers, sampler_copies
+        )
         self.plan(self.batch.sampling_metadata)
 
     def _leave_to_upstream(self, runner: "GPUModelRunner | None") -> None:
-        """Take note that the runner may have cut outputs without a word."""
+        """Take into account that the runner may have cut outputs without calling :meth:`cut`."""
         logger.warning_once(
             "Readiness overlay: %s does not call GPUModelRunner._update_states. vLLM's own paths "
             "serve its penalties, bad words and thinking budgets, which wait on every step.",
-            "the runner" if runner is None else full_name(type(runner)),
+            "the runner" if runner is None else subclasses.full_name(type(runner)),
         )
         if self.thinking is not None:
             self.thinking.begin_anew()
 
     def settle_for_sampling(self) -> bool:
-        """Settle what a consumer on the host needs to sample this step.
+        """Settle the rows that a consumer on the host needs to sample this step.
 
         Returns:
             True if handled here; False to fall back to upstream.
@@ -263,24 +272,21 @@ class LiveBatch:
         if self.history is None:
             return False
         self.history.batch_updated()
-        for owner, rows in (*self._readers(), *self._counters(self.history)):
+        for owner, rows in (*readers.readers(self), *readers.counters(self)):
             self.history.settle_rows(rows, owner)
         return True
 
     def settle_all(self, owner: str) -> None:
-        """Settle every row's history, in the name of ``owner``."""
+        """Settle every row, waiting in the name of ``owner``."""
         if self.history is not None:
             self.history.settle_rows(range(len(self.rows)), owner)
 
     def host_needs_drafts(self) -> bool:
         """Whether a consumer on the host needs this step's draft tokens."""
-        return self.history is None or any(True for _ in self._readers())
+        return self.history is None or any(True for _ in readers.readers(self))
 
     def place(self, max_model_len: int) -> bool:
-        """Write a placeholder for each token that this step has sampled.
-
-        Args:
-            max_model_len: how many tokens a request may have.
+        """See :meth:`History.place`.
 
         Returns:
             True if handled here; False to fall back to upstream.
@@ -290,8 +296,8 @@ class LiveBatch:
         self.history.place(max_model_len)
         return True
 
-    def record(self, tokens: torch.Tensor, event: torch.Event) -> bool:
-        """Take note of the tokens that are on their way to the host.
+    def expect(self, tokens: torch.Tensor, event: torch.Event) -> bool:
+        """See :meth:`History.expect`.
 
         Args:
             tokens: [rows, 1 + drafts] on the host, valid once ``event`` has completed.
@@ -302,148 +308,10 @@ class LiveBatch:
         """
         if self.history is None:
             return False
-        self.history.record(tokens, event)
+        self.history.expect(tokens, event)
         return True
 
-    def count(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
-        """Called after sampling; see :meth:`Slots.record`."""
+    def observe_sampled(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
+        """See :meth:`Feature.observe_sampled`."""
         for slots in self.slots:
-            slots.record(sampled, discarded)
-
-    def _readers(self) -> Iterator[tuple[str, Iterable[int]]]:
-        """Who needs the newest token of which rows on the host."""
-        batch = self.batch
-        if batch.bad_words_token_ids and not (self.bad_words and self.bad_words.serving):
-            yield "bad words", batch.bad_words_token_ids
-        if batch.logitsprocs_need_output_token_ids and not self._only_own_processors():
-            yield "logits processors", range(batch.num_reqs)
-        holder = batch.thinking_budget_state_holder
-        if self.thinking is not None:
-            if rows := list(self.thinking.waiting()):
-                yield "thinking budget", rows
-        elif holder is not None and holder.has_tracked_requests():
-            yield "thinking budget", range(batch.num_reqs)
-        if not batch.no_penalties and not (self.penalties and self.penalties.serving):
-            yield "penalties", range(batch.num_reqs)
-
-    def _only_own_processors(self) -> bool:
-        """Whether it is for thinking alone that upstream takes logits processors for readers."""
-        return self.thinking is not None and all(
-            type(processor) in _OWN_PROCESSORS for processor in self.batch.logitsprocs.all
-        )
-
-    def _counters(self, history: History) -> Iterator[tuple[str, Iterable[int]]]:
-        """Who needs to know how many tokens which rows have.
-
-        Known without them, but for how many drafts were accepted. Upstream waits to know
-        that where it keeps the lists, for whatever reason, and else takes it that all were.
-        """
-        batch = self.batch
-        if not history.drafted or not history.in_flight[-1].metadata.output_token_ids:
-            return
-        if not batch.sampling_metadata.output_token_ids:
-            return
-        for processor in batch.logitsprocs.non_argmax_invariant:
-            if isinstance(processor, MinTokensLogitsProcessor):
-                yield "min tokens", processor.min_toks
-
-
-def penalties_for(
-    metadata: "SamplingMetadata",
-    logits: torch.Tensor,
-    drafts: "SpecDecodeMetadata | None" = None,
-) -> Penalties | None:
-    """The live batch's penalties, if this is the live batch; else None, for upstream's.
-
-    Where the rows are the live ones and the rest is not, upstream's code reads the rows'
-    lists, which are settled for it.
-
-    Args:
-        metadata: whose penalties are to be applied.
-        logits: [positions, vocab] that they are to be applied to.
-        drafts: the drafts that the positions are those of; None: of the requests.
-    """
-    rows = metadata.output_token_ids
-    if metadata.no_penalties or not isinstance(rows, LiveRows) or (live := rows.live) is None:
-        return None
-    penalties = live.penalties
-    if penalties is not None and penalties.recognises(metadata, logits, drafts):
-        return penalties
-    live.settle_all(Penalties.owner)
-    return None
-
-
-def bad_words_for(
-    metadata: "SamplingMetadata",
-    logits: torch.Tensor,
-    drafts: "SpecDecodeMetadata | None" = None,
-) -> BadWords | None:
-    """As :func:`penalties_for`, of the live batch's bad words."""
-    rows = metadata.output_token_ids
-    if not metadata.bad_words_token_ids or not isinstance(rows, LiveRows):
-        return None
-    if (live := rows.live) is None:
-        return None
-    words = live.bad_words
-    if words is not None and words.recognises(metadata, logits, drafts):
-        return words
-    live.settle_all(BadWords.owner)
-    return None
-
-
-def thinking_reads_lists(holder: "ThinkingBudgetStateHolder | None") -> bool:
-    """Whether a thinking budget needs lists of each row's output with its drafts.
-
-    Args:
-        holder: the batch's state of thinking budgets, upstream's or ours.
-    """
-    if holder is None or isinstance(holder, ThinkingBudget):
-        return False
-    return bool(holder.has_tracked_requests())
-
-
-#: What the samplers call for a feature with slots.
-_SEAMS: Mapping[type[Slots], Callable[..., object]] = {
-    Penalties: penalties_for,
-    BadWords: bad_words_for,
-}
-
-
-def _call(samplers: Sequence[object], called: ModuleType | Callable[..., object]) -> bool:
-    """Whether every sampler calls something of ours; said once if one does not."""
-    for sampler in samplers:
-        if sampler is not None and not has_seam(sampler, called):
-            logger.warning_once(
-                "Readiness overlay: the sampler %s is left to vLLM's own code, because its class "
-                "does not call %s.",
-                *(full_name(type(sampler)), called.__name__.rpartition(".")[2]),
-            )
-            return False
-    return True
-
-
-def _has_entry_point_processors(batch: "InputBatch") -> bool:
-    """Whether there are logits processors that upstream does not take for readers.
-
-    It counts those that are named when the engine is made, and none that is installed as an
-    entry point.
-    """
-    return not batch.logitsprocs_need_output_token_ids and any(
-        type(processor) not in _OWN_PROCESSORS for processor in batch.logitsprocs.all
-    )
-
-
-def _with_entry_point_processors(batch: "InputBatch", on: frozenset[str]) -> frozenset[str]:
-    """The features that are on with such processors, which must read what is certain.
-
-    Upstream leaves placeholders for good in the lists that it gives them. Either they are
-    readers like any other processor, or the lists are kept as upstream keeps them.
-    """
-    if "plugin-processors" in on:
-        batch.logitsprocs_need_output_token_ids = True
-        return on
-    logger.info_once(
-        "Readiness overlay: history, penalties, bad-words and thinking-budget are off, too, "
-        "because plugin-processors is, and logits processors come from entry points."
-    )
-    return features.without("history", on)
+            slots.observe_sampled(sampled, discarded)

@@ -1,9 +1,12 @@
-"""Outputs: what the host is shown of a step, brought there by readback.
+"""Feature ``readback``: the outputs that the host is shown, brought there by readbacks.
 
-Under synchronous scheduling upstream waits for the sampled ids and then copies the logprobs
-in three blocking copies; with drafts it picks the accepted ones by a mask on the device,
-for which it waits as well; and it ends a prompt's logprobs with a wait for the whole device.
-Here each of these is one readback, and one event.
+Under synchronous scheduling upstream waits for the sampled ids and then makes three blocking
+copies of the logprobs; with drafts it picks the accepted ones by a mask on the device, for
+which it waits as well; and it ends a prompt's logprobs with a wait for the whole device. Here
+each of these is one readback with one event.
+
+This is the second door of the seams, beside :mod:`~vllm.v1.readiness.live`: it serves the
+model runner itself, also for pooling models, and decoding depends on none of it.
 """
 
 from collections.abc import Sequence
@@ -23,62 +26,67 @@ if TYPE_CHECKING:
         AsyncGPUPoolingModelRunnerOutput,
     )
 
-#: How many logprobs a request may ask for unless vLLM is told otherwise (max_logprobs).
+#: Default of vLLM's max_logprobs: how many logprobs a request may ask for.
 _LOGPROBS = 20
-#: Of one position: the sampled id, each logprob's id and value, the sampled one's rank.
+#: Bytes of one position: the sampled id, the id and value of each logprob, and a rank.
 _BYTES = 4 + (_LOGPROBS + 1) * (4 + 4) + 8
-#: Under asynchronous scheduling one step computes, one is handed out and one is settled.
+#: Async scheduling: one step is computed, one is handed out and one is settled.
 _STEPS = 3
-#: No more than this much pinned memory for prompt logprobs, in bytes.
+#: Limit of pinned memory for prompt logprobs, in bytes.
 _MOST = 1 << 28
 
 
 class Outputs:
-    """What one runner shows the host; None for ``readbacks`` leaves it to upstream.
+    """The outputs of one model runner.
 
     Args:
-        batch: the runner's; not used unless the feature is on.
+        batch: the runner's; not used if the feature is off.
         num_spec_tokens: draft tokens a request and step.
-        on: whether the feature is.
+        on: whether the feature is on.
+
+    Attributes:
+        readbacks: None if the feature is off, or the platform has no events or pinned
+            memory. Upstream's copies are made then.
+        pin_memory: whether uploads are to be pinned.
     """
 
     def __init__(self, batch: "InputBatch", num_spec_tokens: int, on: bool) -> None:
         self.on = on
         self.readbacks: Readbacks | None = None
-        self.pin_memory: bool = on and batch.pin_memory
         if on and readback.has_events(batch.device):
             self.readbacks = Readbacks(batch.device, most=_MOST)
             if not batch.is_pooling_model:
                 positions = batch.max_num_reqs * (1 + num_spec_tokens)
                 self.readbacks.least = positions * _BYTES
+        self.pin_memory: bool = self.readbacks is not None and batch.pin_memory
 
     def warm_up(self) -> None:
-        """Pin memory and compile, which would otherwise stall the first requests."""
+        """Pin memory and compile kernels, which would otherwise stall the first requests."""
         if self.readbacks is not None:
             self.readbacks.warm_up(_STEPS)
 
     def show(self, sampled: "SamplerOutput") -> tuple[torch.Tensor, LogprobsTensors | None]:
-        """What a synchronous step has sampled, on the host.
+        """Bring the samples of a synchronous step to the host.
 
-        Waits for all that the current stream has been given: upstream has issued copies of
-        its own by now, and counts on this wait to cover them.
+        Waits for all work on the current stream: upstream has issued copies of its own by
+        now, and relies on this wait to cover them.
 
         Returns:
-            Sampled ids and logprobs; as they are, if upstream is to read them.
+            Sampled ids and logprobs; unchanged to fall back to upstream.
         """
         logprobs = sampled.logprobs_tensors
         if self.readbacks is None:
             return sampled.sampled_token_ids, logprobs
         started = self.readbacks.start([sampled.sampled_token_ids, *_parts(logprobs)])
-        started.wait("output")
+        started.wait(fences.OUTPUT)
         ids, *parts = started.tensors
         return ids, _joined(logprobs, parts)
 
     def start_async(self, output: "AsyncGPUModelRunnerOutput", stream: torch.cuda.Stream) -> bool:
-        """Start on what an asynchronous step has sampled.
+        """Start the readback of an asynchronous step's samples.
 
         Args:
-            output: gets the host's tensors and the event to wait for.
+            output: is given the tensors on the host and the event to wait for.
             stream: for copies that the device's next step need not wait for.
 
         Returns:
@@ -103,25 +111,25 @@ class Outputs:
         pooled: "PoolerOutput",
         finished: Sequence[bool],
     ) -> bool:
-        """Start on what a step has pooled, for the requests that have finished.
+        """Start the readback of a step's pooled outputs, for the requests that have finished.
 
-        The copies lie on the current stream, before the next step: what was pooled may be a
+        The copies are on the current stream, ahead of the next step: a pooled output may be a
         view of the model's output, which that step overwrites.
 
         Args:
-            output: gets a tensor or None for each request, and the event to wait for.
+            output: is given a tensor or None for each request, and the event to wait for.
             pooled: [requests, width], or a tensor or None for each request.
             finished: [requests].
 
         Returns:
-            True if handled here; False to fall back to upstream, which also refuses what does
-            not fit.
+            True if handled here; False to fall back to upstream, which also rejects outputs
+            that do not match the mask.
         """
         if self.readbacks is None or len(pooled) != len(finished):
             return False
         rows: list[torch.Tensor | None] = [None] * len(finished)
         if isinstance(pooled, torch.Tensor):
-            # Neighbours travel together; picked by index they would have to wait for it.
+            # Runs of neighbours are views; picking rows by index would wait for the index.
             runs = [
                 list(run) for done, run in groupby(range(len(rows)), finished.__getitem__) if done
             ]
@@ -137,22 +145,18 @@ class Outputs:
         output.async_copy_ready_event = started.event
         return True
 
-    def pinned(self, token_ids: list[int]) -> torch.Tensor:
-        """A prompt's tokens, int64 on the host, whose upload does not wait for the device."""
-        pinned = self.readbacks is not None and self.pin_memory
-        return torch.tensor(token_ids, pin_memory=pinned)
-
     def empty_prompt_logprobs(self, positions: int, width: int) -> LogprobsTensors:
-        """Room on the host for a prompt's logprobs.
+        """Allocate room on the host for a prompt's logprobs.
 
         Args:
-            positions: of the prompt.
+            positions: number of the prompt's positions.
             width: logprobs a position.
 
         Returns:
-            Pinned, unless that would be too much; then upstream copies to it. Zeros, with a
-            rank that no token has, until a chunk is copied there: positions that came from a
-            prefix cache or a KV connector are never computed, and hold nobody else's logprobs.
+            Pinned tensors, or pageable ones beyond the limit, to which upstream's code copies.
+            They are zeros, with a rank that no token has, until a chunk is copied there:
+            positions from a prefix cache or a KV connector are never computed, and must not
+            hold another request's logprobs.
         """
         shape = (positions, width)
         tensors = self.readbacks and self.readbacks.reserve(
@@ -166,7 +170,7 @@ class Outputs:
     def start_prompt_logprobs(
         self, tensors: LogprobsTensors, rows: slice, *sources: torch.Tensor
     ) -> bool:
-        """Start on the logprobs of one chunk of a prompt.
+        """Start the readback of one chunk of a prompt's logprobs.
 
         Args:
             tensors: of :meth:`empty_prompt_logprobs`.
@@ -183,8 +187,8 @@ class Outputs:
     ) -> bool:
         """Wait for the logprobs of the prompts that end with this step.
 
-        Under asynchronous scheduling nothing waits here: they were started before the
-        step's output, and are there when that is.
+        Under async scheduling nothing waits here: these copies were started before the
+        step's output, and are complete when that is.
 
         Returns:
             True if handled here; False to fall back to upstream.
@@ -198,34 +202,39 @@ class Outputs:
             if event is None:
                 return False
             if not asynchronous:
-                fences.wait(event, "prompt logprobs")
+                fences.wait(event, fences.PROMPT_LOGPROBS)
         return True
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Start one copy into pinned memory of upstream's, which has an event behind it."""
+        """Start a copy into pinned memory of upstream's, which records an event behind it."""
         if self.readbacks is None:
             target.copy_(source, non_blocking=True)
         else:
             self.readbacks.copy(target, source)
 
-    def read(self, tensor: torch.Tensor, owner: str) -> torch.Tensor:
-        """One tensor on the host, waited for in the name of ``owner``."""
+    def read_nan_counts(self, counts: torch.Tensor) -> torch.Tensor:
+        """Bring NaN counts to the host and wait for them; unchanged to fall back to upstream."""
         if self.readbacks is None:
-            return tensor
-        started = self.readbacks.start([tensor])
-        started.wait(owner)
+            return counts
+        started = self.readbacks.start([counts])
+        started.wait(fences.NAN_COUNTS)
         return started.tensors[0]
 
 
+def wait(event: torch.Event) -> None:
+    """Wait for the event behind an asynchronous output."""
+    fences.wait(event, fences.OUTPUT)
+
+
 def _parts(logprobs: LogprobsTensors | None) -> list[torch.Tensor]:
-    """What has to travel of some logprobs."""
+    """Return the tensors of logprobs that are on the device."""
     return [] if logprobs is None else list(logprobs[:3])
 
 
 def _joined(
     logprobs: LogprobsTensors | None, parts: Sequence[torch.Tensor]
 ) -> LogprobsTensors | None:
-    """The logprobs again, of parts that have travelled."""
+    """Put logprobs together again from the parts that were read back."""
     if logprobs is None:
         return None
     return LogprobsTensors(*parts, logprobs.cu_num_generated_tokens)

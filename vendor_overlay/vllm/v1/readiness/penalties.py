@@ -1,20 +1,20 @@
-"""Penalties from counts that stay on the device.
+"""Feature ``penalties``: penalties from token counts that stay on the device.
 
-Upstream rebuilds every request's counts from Python lists on each step, for which the
-host must wait for the newest token. Here each request with a penalty holds a slot on the
-device from the step that it joins the batch until it leaves. The sampler's output is
-counted there as it is sampled, and the penalties are applied in one pass over the logits.
+On each step upstream rebuilds every request's counts from Python lists, for which the host
+waits for the newest token. Here each request with a penalty has a slot of counts on the
+device. The sampled tokens are counted there, and all three penalties are applied in one pass
+over the logits.
 
-Bit for bit what upstream's ``apply_all_penalties`` computes, in the form that it takes on
-the platform and for the layout of the logits: repetition, then frequency, then presence,
-each product rounded before it is subtracted.
+The result is bit for bit that of upstream's ``apply_all_penalties``, in the form that it takes
+for the platform and the layout of the logits: repetition, then frequency, then presence, each
+product rounded before it is subtracted.
 
-A slot is int32 [vocab]: the low 31 bits count how often the request has generated the
-token, the sign bit says that its prompt holds it. At 151,936 tokens that is 0.61 MB.
+A slot is int32 [vocab]: the low 31 bits count how often the request has generated the token,
+the sign bit is set if its prompt holds it. At 151,936 tokens that is 0.61 MB.
 
-vLLM fills the fraction of the device that it may use with KV cache. Slots use memory outside
-that fraction. Where that is too little, every slot is allocated while vLLM profiles its memory,
-so that the KV cache becomes smaller by as much.
+vLLM fills its fraction of the device (``gpu_memory_utilization``) with KV cache. Slots use
+memory outside that fraction. Where there is too little, all slots are allocated while vLLM
+profiles its memory, which makes the KV cache smaller by as much.
 """
 
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ import torch
 from vllm import _custom_ops
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
-from vllm.v1.readiness import switch
+from vllm.v1.readiness import features, switch
 from vllm.v1.readiness.slot_memory import SlotMemory
 from vllm.v1.readiness.slots import Slots
 
@@ -39,7 +39,7 @@ logger = init_logger(__name__)
 
 _PROMPT = np.iinfo(np.int32).min
 _COUNT = np.iinfo(np.int32).max
-#: Bytes that vLLM may take beside its fraction: contexts, graphs, workspaces, fragments.
+#: Bytes that vLLM may take outside its fraction: contexts, graphs, workspaces, fragments.
 _BESIDE = 1 << 30
 _BLOCK = 1024
 _NUM_WARPS = 8
@@ -48,7 +48,7 @@ _NUM_WARPS = 8
 class Penalties(Slots):
     """The penalties of one batch."""
 
-    owner = "penalties"
+    name = features.PENALTIES
 
     def __init__(self, batch: "InputBatch", history: "History") -> None:
         super().__init__(batch, history)
@@ -65,7 +65,7 @@ class Penalties(Slots):
             return
         addresses = torch.zeros(1, dtype=torch.int64, device=self.device)
         numbers = torch.zeros(1, dtype=torch.float32, device=self.device)
-        # The strides of real logits without their memory; an address of 0 reads nothing.
+        # Strides as of real logits, without their memory: nothing is read at an address of 0.
         logits = numbers.as_strided((1, 1), (self.vocab_size, 1))
         ids = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
         discarded = torch.zeros(1, dtype=torch.bool, device=self.device)
@@ -77,11 +77,7 @@ class Penalties(Slots):
         _count(torch.zeros(1, dtype=torch.int32, device=self.device), addresses, addresses)
 
     def reserve(self, cache: "CacheConfig") -> None:
-        """Called before memory is profiled: allocate slots that may have no room later.
-
-        Args:
-            cache: says how much of the device's memory vLLM takes.
-        """
+        """Allocate all slots now if the device may have no room for them later."""
         fraction = None if cache.kv_cache_memory_bytes else cache.gpu_memory_utilization
         try:
             reserved = self.memory.begin_profile(fraction, _BESIDE)
@@ -107,8 +103,8 @@ class Penalties(Slots):
         )
 
     def _can_serve(self, metadata: "SamplingMetadata", width: int) -> bool:
-        # Upstream pads with the configured vocabulary size, which is a token where the
-        # logits are wider, and not allowed where they are narrower: leave both to it.
+        # Upstream pads with the configured vocabulary size. That is a token where logits are
+        # wider, and out of range where they are narrower: both are left to it.
         return not metadata.no_penalties and width == self.vocab_size
 
     def recognises(
@@ -117,13 +113,7 @@ class Penalties(Slots):
         logits: torch.Tensor,
         drafts: "SpecDecodeMetadata | None",
     ) -> bool:
-        """Whether the slots hold the history that ``metadata`` and ``logits`` speak of.
-
-        Args:
-            metadata: any sampling metadata with the live batch's rows.
-            logits: [positions, vocab].
-            drafts: the drafts that the positions are those of; None: of the requests.
-        """
+        """See :meth:`Slots.recognises`."""
         ours = self._metadata
         positions = len(self._rows) if drafts is None else len(drafts.draft_token_ids)
         return (
@@ -136,48 +126,38 @@ class Penalties(Slots):
             and logits.device.type == self.device.type
         )
 
-    def apply(self, logits: torch.Tensor, after_drafts: bool) -> torch.Tensor:
-        """Apply the penalties, in place.
+    @staticmethod
+    def _used(metadata: "SamplingMetadata") -> bool:
+        return not metadata.no_penalties
 
-        Args:
-            logits: [requests, vocab], one row a request.
-            after_drafts: the rows follow the drafts of the step, if it has any (bonus
-                tokens).
+    @staticmethod
+    def _strip(metadata: "SamplingMetadata") -> None:
+        metadata.no_penalties = True
 
-        Returns:
-            ``logits``.
-        """
+    def apply(self, logits: torch.Tensor, after_drafts: bool) -> None:
+        """See :meth:`Slots.apply`."""
         drafts = self._drafts if after_drafts else None
         if self.kernels is not None and _kernel_takes(logits):
             mode = self.kernels.PLAIN if drafts is None else self.kernels.BONUS
-            return self._apply_kernel(logits, mode, drafts, 1)
+            self._apply_kernel(logits, mode, drafts, 1)
+            return
         before = [None] * len(self._rows) if drafts is None else _by_request(drafts)
         for row, ids in enumerate(before):
             self._apply_row(logits, row, row, ids)
-        return logits
 
-    def apply_to_targets(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata") -> torch.Tensor:
-        """Apply the penalties to the positions that drafts are verified at, in place.
-
-        Args:
-            logits: [drafts of all requests, vocab]: for each draft the position it was
-                made for, which follows the drafts before it.
-            drafts: the drafts.
-
-        Returns:
-            ``logits``.
-        """
+    def apply_to_targets(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata") -> None:
+        """See :meth:`Slots.apply_to_targets`."""
         if self.kernels is not None and _kernel_takes(logits):
-            return self._apply_kernel(logits, self.kernels.TARGET, drafts, drafts.max_spec_len)
+            self._apply_kernel(logits, self.kernels.TARGET, drafts, drafts.max_spec_len)
+            return
         position = 0
         for row, ids in enumerate(_by_request(drafts)):
             for before in range(len(ids)):
                 self._apply_row(logits, position, row, ids[:before])
                 position += 1
-        return logits
 
-    def _carry_on(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
-        """Count what was sampled; ids beyond the vocabulary count for nothing."""
+    def _update_slots(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
+        """Count the sampled tokens; ids outside the vocabulary are not counted."""
         if self.kernels is not None and sampled.stride(-1) == 1:
             assert self._addresses is not None
             self._launch_count(sampled, discarded, self._addresses)
@@ -188,32 +168,32 @@ class Penalties(Slots):
             if slot is not None:
                 slot.index_add_(0, ids[row], counted[row].to(torch.int32))
 
-    def _count_history(self, row: int) -> torch.Tensor:
+    def _build_slot(self, row: int) -> torch.Tensor:
         slot = self.memory.take()
         tokens = self.batch.token_ids_cpu[row]
         prompt_end = int(self.batch.num_prompt_tokens[row])
         output = self.batch.req_output_token_ids[row]
         assert output is not None
-        # Where the prompt was given as embeddings, upstream reads the row as well.
+        # Upstream reads the row for a prompt of embeddings as well.
         prompt = self._upload(tokens[:prompt_end])
         generated = self._upload(tokens[prompt_end : prompt_end + len(output)])
         _count(slot, prompt, generated)
         return slot
 
     def _upload(self, tokens: "np.ndarray") -> torch.Tensor | None:
-        """The tokens that the vocabulary holds, on the device as int64, or None."""
+        """Upload the tokens that the vocabulary holds, as int64; None if there are none."""
         tokens = tokens[(tokens >= 0) & (tokens < self.vocab_size)]
         return self._staged(tokens, torch.int64) if tokens.size else None
 
     def _valid(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Token ids on the device as indices, and which of them the vocabulary holds."""
+        """Return token ids as indices, and which of them the vocabulary holds."""
         ids = tokens.long()
         return ids.clamp(0, self.vocab_size - 1), (ids >= 0) & (ids < self.vocab_size)
 
     def _apply_row(
         self, logits: torch.Tensor, position: int, row: int, drafts: torch.Tensor | None
     ) -> None:
-        """The penalties of one row, with upstream's own operations."""
+        """Apply one row's penalties with upstream's own operations."""
         slot = self._rows[row]
         metadata = self._metadata
         if slot is None:
@@ -243,7 +223,7 @@ class Penalties(Slots):
         mode: int,
         drafts: "SpecDecodeMetadata | None",
         positions: int,
-    ) -> torch.Tensor:
+    ) -> None:
         metadata = self._metadata
         assert metadata is not None
         assert self._addresses is not None
@@ -257,7 +237,6 @@ class Penalties(Slots):
             ids, ends = drafts.draft_token_ids, drafts.cu_num_draft_tokens
         divide = logits.is_cuda and logits.is_contiguous()
         self._launch(logits, self._addresses, penalties, mode, ids, ends, positions, divide)
-        return logits
 
     def _launch(
         self,
@@ -303,7 +282,7 @@ class Penalties(Slots):
 
 
 def _count(slot: torch.Tensor, prompt: torch.Tensor | None, generated: torch.Tensor | None) -> None:
-    """Count a history, int64 token ids on the device, in an empty slot."""
+    """Count a history of int64 token ids on the device in a slot of zeros."""
     if prompt is not None:
         slot.index_fill_(0, prompt, _PROMPT)
     if generated is not None:
@@ -316,3 +295,7 @@ def _kernel_takes(logits: torch.Tensor) -> bool:
 
 def _by_request(drafts: "SpecDecodeMetadata") -> list[torch.Tensor]:
     return list(drafts.draft_token_ids.split(drafts.num_draft_tokens))
+
+
+#: What the samplers call.
+take = Penalties.take

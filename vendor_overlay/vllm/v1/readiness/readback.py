@@ -168,7 +168,7 @@ class Readbacks:
         held = [self.reserve((((self.least,), torch.uint8),)) for _ in range(buffers)]
         del held
         zeros = torch.zeros(1, dtype=torch.int32, device=self.device)
-        self.start([zeros]).wait("warm-up")
+        self.start([zeros]).wait(fences.WARM_UP)
 
     def start(
         self, sources: Sequence[torch.Tensor], stream: torch.cuda.Stream | None = None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from vllm.v1.readiness import switch
+from vllm.v1.readiness import features, subclasses, switch
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from vllm.v1.worker.gpu.sample.states import NO_LOGPROBS
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils import rejection_sample
@@ -51,13 +51,24 @@ class Plan:
     processed_logprobs: bool
 
 
+def attach(sampler: "Sampler", max_num_reqs: int) -> None:
+    """Attach the plans to a sampler that is being constructed."""
+    # A class that is derived from it may change what is only read here.
+    on = features.SAMPLER_COPIES in switch.enabled() and type(sampler).__bases__ == (object,)
+    setattr(sampler, subclasses.ATTRIBUTE, SamplerCopies(sampler, max_num_reqs, on))
+
+
+def of(sampler: "Sampler") -> "SamplerCopies":
+    """Return a sampler's plans; off if its class attached none."""
+    return subclasses.attached(sampler, lambda: SamplerCopies(sampler, 0, on=False))
+
+
 class SamplerCopies:
     """The plans of one sampler."""
 
-    def __init__(self, sampler: "Sampler", max_num_reqs: int) -> None:
+    def __init__(self, sampler: "Sampler", max_num_reqs: int, on: bool) -> None:
         self.sampler = sampler
-        # A class that is derived from it may change what is only read here.
-        self.on = "sampler-copies" in switch.enabled() and type(sampler).__bases__ == (object,)
+        self.on = on
         self._added = np.zeros(max_num_reqs, dtype=bool)
         # The batch at hand: its requests' places, as bytes, and its plan.
         self._batch: bytes | None = None
@@ -68,13 +79,6 @@ class SamplerCopies:
         if self.on:
             self._added[req_idx] = True
             self._batch = None
-
-    @classmethod
-    def off(cls, sampler: "Sampler") -> "SamplerCopies":
-        """With every copy made, as upstream makes it."""
-        made = cls(sampler, 0)
-        made.on = False
-        return made
 
     def decide(self, logits: torch.Tensor, idx_mapping_np: np.ndarray) -> Handling:
         """What is to become of a batch's logits.

@@ -1,10 +1,11 @@
 """Device memory for slots of one size.
 
-Slots lie in slabs, and on CUDA and ROCm slabs lie in a pool of their own: none is cut out of
-memory that activations come back to. A slot is free again when nothing refers to its tensor.
+Slots are parts of slabs, and on CUDA and ROCm slabs are allocated from a memory pool of their
+own, so that none splits a block that activations will need again. A slot is free again when
+nothing refers to its tensor.
 
-A slab is made only where the device has room for it beside the activations that vLLM has
-planned for, which PyTorch need not hold at that moment.
+A slab is allocated only if the device has room for it beside the activations that vLLM has
+planned for, which PyTorch's allocator need not hold at that moment.
 """
 
 from contextlib import nullcontext
@@ -13,7 +14,7 @@ from weakref import ref
 import torch
 from vllm.platforms import current_platform
 
-#: Bytes of a slab. PyTorch allocates what is larger than 10 MiB to within 2 MiB.
+#: Bytes of a slab. PyTorch rounds allocations above 10 MiB up to a multiple of 2 MiB.
 _SLAB = 16 << 20
 
 
@@ -21,12 +22,12 @@ class SlotMemory:
     """Slots of ``length`` int32 values.
 
     Args:
-        length: of a slot.
-        capacity: how many slots are in use at a time, at most.
-        device: where they lie.
+        length: int32 values of one slot.
+        capacity: most slots in use at a time.
+        device: where to allocate them.
 
     Attributes:
-        nbytes: of a slot.
+        nbytes: bytes of one slot.
         reserved: whether all slots have been allocated, for good.
     """
 
@@ -39,22 +40,22 @@ class SlotMemory:
         self._on_device = current_platform.is_cuda_alike() and device.type == "cuda"
         self._pool: torch.cuda.MemPool | None = None
         self._free: list[torch.Tensor] = []
-        #: By address, so that each tells when its tensor is gone.
+        #: Slots in use, by address.
         self._taken: dict[int, ref[torch.Tensor]] = {}
         self._before = 0
         self._activations: int | None = None
 
     @property
     def allocated(self) -> int:
-        """How many slots there is memory for."""
+        """Number of slots that there is memory for."""
         return len(self._free) + len(self._taken)
 
     def begin_profile(self, utilization: float | None, beside: int) -> int:
-        """Allocate every slot now, if the device may have no room for them later.
+        """Allocate all slots now if the device may have no room for them later.
 
         Args:
-            utilization: the fraction of the device's memory that vLLM fills; None: the user
-                has set the size of the KV cache, from which nothing can be taken.
+            utilization: fraction of the device's memory that vLLM fills; None if the user
+                has set the size of the KV cache, which is then left as it is.
             beside: bytes that vLLM may take outside that fraction.
 
         Returns:
@@ -78,12 +79,12 @@ class SlotMemory:
         return needed
 
     def end_profile(self) -> None:
-        """Take note of how much memory activations need; only the first call counts."""
+        """Note how much memory activations need; calls after the first are ignored."""
         if self._on_device and self._activations is None:
             self._activations = torch.cuda.max_memory_allocated(self._device) - self._before
 
     def take(self) -> torch.Tensor:
-        """A slot of zeros.
+        """Take a slot of zeros.
 
         Raises:
             torch.OutOfMemoryError: the device has no room for it.
@@ -92,7 +93,7 @@ class SlotMemory:
             self._grow()
         row = self._free.pop()
         slot = row.view_as(row)
-        # These two, and not self: what is released meanwhile is not given back.
+        # The lists of this moment, not self: a slab that is released meanwhile is not used again.
         taken, free, address = self._taken, self._free, row.data_ptr()
 
         def give_back(_: object) -> None:
@@ -103,7 +104,7 @@ class SlotMemory:
         return slot.zero_()
 
     def release(self) -> None:
-        """Give the device back what is not reserved, if no slot is in use."""
+        """Return memory that is not reserved to the device, if no slot is in use."""
         if not (self._taken or self.reserved):
             self._free = []
             self._pool = None

@@ -1,17 +1,18 @@
-"""Slots: what a feature keeps on the device for each request that asks for it.
+"""Slots: device state of a feature for each request that uses it.
 
-A request holds a slot from the first step that it is sampled in. A slot begins with the history
-that ``token_ids_cpu`` holds and is carried on with what is sampled, on the device, so that
-nothing waits and nothing grows with the output.
+A request gets a slot in the first step that it is sampled in. The slot is built from the
+history in ``token_ids_cpu`` and then updated on the device with what is sampled, so that
+nothing waits and no cost grows with the output.
 
-A slot is served only while it is known to hold the whole history. Wherever a step may have been
-sampled that it does not know of, it is made anew from the history: after a step that was left to
-upstream, after one that was not recorded, and after a cut.
+A step is served from slots only if every slot holds its request's whole history. Wherever a
+step may have been sampled without the slots, they are built anew from the history: after a
+step that was left to upstream, after one that was not observed, and after a cut.
 
 A request that leaves the batch and is still running (preempted, or in another micro-batch of a
-pipeline) has its slot kept, and gets it back if it returns as it left.
+pipeline) keeps its slot, and gets it back if it returns as it left.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar
@@ -22,8 +23,12 @@ import torch
 from vllm.logger import init_logger
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.readiness import switch
+from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness.history import LiveRows
+from vllm.v1.readiness.uploads import upload
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
     from vllm.sampling_params import SamplingParams
     from vllm.v1.readiness.history import History
     from vllm.v1.sample.metadata import SamplingMetadata
@@ -34,12 +39,12 @@ logger = init_logger(__name__)
 
 
 class _Kept:
-    """The slot of a request that has left the batch, and the request as it was then.
+    """The slot of a request that has left the batch, and the request's state at that moment.
 
     Attributes:
-        slot: of the request; None: given back.
-        params: the request's, which a streaming session replaces.
-        length: tokens of the prompt, and of prompt and output.
+        slot: the slot; None once it has been given up.
+        params: the request's parameters, which a streaming session replaces.
+        length: number of tokens of the prompt, and of prompt and output.
     """
 
     __slots__ = ("__weakref__", "length", "params", "slot")
@@ -51,53 +56,50 @@ class _Kept:
         self.params = params
         self.length = length
 
-    def is_of(self, request: "CachedRequestState") -> bool:
-        """Whether the request is as it was."""
+    def matches(self, request: "CachedRequestState") -> bool:
+        """Whether the request is as it was when it left."""
         length = (request.num_prompt_tokens, request.num_tokens)
         return self.params is request.sampling_params and self.length == length
 
 
-class Slots(ABC):
-    """The slots of one batch and feature, and what they are to the step at hand.
+class Slots(Feature, ABC):
+    """The slots of one batch for one feature.
 
     Attributes:
-        owner: in whose name a history is waited for.
-        serving: whether a step is served from the slots that is not recorded yet.
-        capacity: how many requests may have a slot.
-        kernels: the feature's Triton kernels, which find slots by their addresses; None
-            where torch's operations do the work.
+        name: of the feature; also the owner of its fences.
+        serving: whether the current step is served from the slots. True from
+            :meth:`prepare` until the step's samples are observed.
+        capacity: number of requests that may have a slot.
+        kernels: the feature's Triton kernels, which take slots by their addresses; None
+            where PyTorch's operations do the work.
     """
 
-    owner: ClassVar[str]
+    name: ClassVar[str]
 
     def __init__(self, batch: "InputBatch", history: "History") -> None:
         self.batch = batch
-        asked = switch.slots()
-        self.capacity = batch.max_num_reqs if asked is None else min(asked, batch.max_num_reqs)
+        limit = switch.slots()
+        self.capacity = batch.max_num_reqs if limit is None else min(limit, batch.max_num_reqs)
         self.history = history
         self.vocab_size: int = batch.vocab_size
         self.device: torch.device = batch.device
         self.serving = False
         self.kernels: ModuleType | None = None
-        #: Request id to slot; None: its history is counted at the next step.
+        #: Request id to slot; None if it is to be built before the next step.
         self._slots: dict[str, torch.Tensor | None] = {}
-        #: Of requests that have left the batch, the oldest first. Each belongs to its
+        #: Slots of requests that have left the batch, the oldest first. Each belongs to its
         #: request's state, and goes when the runner drops that.
         self._kept: WeakValueDictionary[str, _Kept] = WeakValueDictionary()
         self._exhausted = False
-        # The step at hand: the sampling metadata that the rows below are those of.
+        # The current step: the sampling metadata that the rows below belong to.
         self._metadata: SamplingMetadata | None = None
         self._rows: list[torch.Tensor | None] = []
         self._addresses: torch.Tensor | None = None
         self._drafts: SpecDecodeMetadata | None = None
 
     @abstractmethod
-    def warm_up(self) -> None:
-        """Compile and load the kernels, which would otherwise stall the first request."""
-
-    @abstractmethod
     def _wants(self, request: "CachedRequestState") -> bool:
-        """Whether a request that joins the batch is to have a slot."""
+        """Whether a request uses the feature in a way that a slot can serve."""
 
     @abstractmethod
     def _can_serve(self, metadata: "SamplingMetadata", width: int) -> bool:
@@ -109,22 +111,104 @@ class Slots(ABC):
         """
 
     @abstractmethod
-    def _carry_on(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
-        """Bring the slots up to date; see :meth:`record`."""
-
-    @abstractmethod
-    def _count_history(self, row: int) -> torch.Tensor:
-        """A slot, int32, with the history that token_ids_cpu holds in this row.
+    def _build_slot(self, row: int) -> torch.Tensor:
+        """Build a slot, int32, from the history that token_ids_cpu holds in this row.
 
         Raises:
             torch.OutOfMemoryError: the device has no room for it.
         """
 
+    @abstractmethod
+    def _update_slots(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
+        """Update the slots with a step's samples; see :meth:`observe_sampled`."""
+
+    @abstractmethod
+    def recognises(
+        self,
+        metadata: "SamplingMetadata",
+        logits: torch.Tensor,
+        drafts: "SpecDecodeMetadata | None",
+    ) -> bool:
+        """Whether the slots are those of the requests that these logits belong to.
+
+        Args:
+            metadata: sampling metadata with the live batch's rows.
+            logits: [positions, vocab].
+            drafts: the drafts to verify at these positions; None if each position belongs
+                to one request.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def _used(metadata: "SamplingMetadata") -> bool:
+        """Whether any request of this metadata uses the feature."""
+
+    @staticmethod
+    @abstractmethod
+    def _strip(metadata: "SamplingMetadata") -> None:
+        """Remove the feature from metadata, so that upstream's code does not apply it."""
+
+    @abstractmethod
+    def apply(self, logits: torch.Tensor, after_drafts: bool) -> None:
+        """Apply the feature to logits, in place.
+
+        Args:
+            logits: [requests, vocab], one row for each request.
+            after_drafts: whether the rows follow the step's drafts (bonus tokens).
+        """
+
+    @abstractmethod
+    def apply_to_targets(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata") -> None:
+        """Apply the feature to the positions at which drafts are verified, in place.
+
+        Args:
+            logits: [drafts of all requests, vocab]: for each draft the position that it was
+                proposed for, which follows the drafts before it.
+            drafts: the drafts.
+        """
+
+    @classmethod
+    def take(
+        cls,
+        metadata: "SamplingMetadata",
+        logits: torch.Tensor,
+        drafts: "SpecDecodeMetadata | None" = None,
+    ) -> "tuple[Self | None, SamplingMetadata]":
+        """Take the feature over from upstream's sampler, if this step is served from slots.
+
+        Otherwise upstream's code reads the output lists, which are settled for it here.
+
+        Args:
+            metadata: of the requests to be sampled.
+            logits: [positions, vocab] that the feature is to be applied to.
+            drafts: the drafts to verify at these positions; None if each position belongs
+                to one request.
+
+        Returns:
+            The slots, to be applied by the caller, and a copy of the metadata in which
+            nobody uses the feature. (None, metadata) to fall back to upstream.
+        """
+        rows = metadata.output_token_ids
+        if not cls._used(metadata) or not isinstance(rows, LiveRows):
+            return None, metadata
+        if (live := rows.live) is None:
+            return None, metadata
+        slots = live.find(cls)
+        if slots is None or not slots.recognises(metadata, logits, drafts):
+            live.settle_all(cls.name)
+            return None, metadata
+        stripped = copy.copy(metadata)
+        cls._strip(stripped)
+        return slots, stripped
+
     def add_request(self, request: "CachedRequestState") -> None:
-        """Give a slot to a request that joins the batch, if it wants one."""
+        """Give a slot to a request that joins the batch, if it wants one.
+
+        A new slot is built before the next step.
+        """
         kept: _Kept | None = vars(request).pop(self._attribute, None)
         if self._wants(request):
-            slot = kept.slot if kept is not None and kept.is_of(request) else None
+            slot = kept.slot if kept is not None and kept.matches(request) else None
             del kept
             self._slots[request.req_id] = slot
             self._trim_kept()
@@ -132,7 +216,8 @@ class Slots(ABC):
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
         """Keep the slot of a request that leaves its row, as long as the runner knows it.
 
-        With drafts in flight the host does not know how much of the history the slot holds.
+        Except with drafts in flight: the host then does not know which part of the history
+        the slot holds.
         """
         req_id = request.req_id
         if req_id not in self._slots:
@@ -147,22 +232,26 @@ class Slots(ABC):
             self._trim_kept()
 
     def idle(self) -> None:
-        """No request is left in the batch: nothing runs that giving memory back would hold up."""
+        """Release the device memory; with no request running, that delays nobody."""
         self._forget_rows()
         self._release()
 
     def _trim_kept(self) -> None:
-        """Give up kept slots, the oldest first, until no more than the capacity are held."""
-        while self._kept and len(self._slots) + len(self._kept) > self.capacity:
+        """Give up kept slots, the oldest first, until the capacity is not exceeded."""
+        self._give_up_kept(self.capacity - len(self._slots))
+
+    def _give_up_kept(self, most: int) -> None:
+        """Give up kept slots, the oldest first, until ``most`` are left."""
+        while len(self._kept) > max(0, most):
             self._kept.pop(next(iter(self._kept))).slot = None
 
-    def _release(self) -> None:  # noqa: B027  (a feature need not hold memory of its own)
-        """Give memory that no slot needs back to the device."""
+    def _release(self) -> None:
+        """Return memory that no slot needs to the device."""
 
     @property
     def _attribute(self) -> str:
         """The attribute of a request's state under which its slot is kept."""
-        return f"readiness {self.owner}"
+        return f"readiness {self.name}"
 
     @property
     def complete(self) -> bool:
@@ -170,14 +259,9 @@ class Slots(ABC):
         return all(slot is not None for slot in self._slots.values())
 
     def cut(self, req_id: str, length: int) -> None:
-        """Count a request's history anew at the next step if a cut may have lost a token.
-
-        Args:
-            req_id: a request in the batch.
-            length: how many of its output tokens and placeholders are kept.
-        """
+        """Build a request's slot anew before the next step if a cut may have lost a token."""
         if self._slots.get(req_id) is not None and self.history.loses_tokens(
-            req_id, length, self.owner
+            req_id, length, self.name
         ):
             self._slots[req_id] = None
 
@@ -187,7 +271,7 @@ class Slots(ABC):
         width: int,
         drafts: "SpecDecodeMetadata | None",
     ) -> None:
-        """Make the slots ready for a step; :attr:`serving` says whether they are.
+        """Make the slots ready for a step, or leave it to upstream: :attr:`serving` says which.
 
         Args:
             metadata: the live batch's, which is replaced when a row moves.
@@ -198,7 +282,7 @@ class Slots(ABC):
             logger.warning_once(
                 "Readiness overlay: this model runner replaces vLLM's sample_tokens. The history "
                 "of its %s is read again on every step, and the host waits for it.",
-                self.owner,
+                self.name,
             )
             self.leave_step()
         if not self._can_serve(metadata, width) or not self._fill_slots():
@@ -209,29 +293,23 @@ class Slots(ABC):
         if metadata is not self._metadata:
             self._look_up(metadata)
 
-    def record(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
-        """Carry the slots on with what was sampled.
-
-        Args:
-            sampled: [requests, 1 + drafts] token ids on the device; -1 stands for a
-                rejected draft, and none that was accepted is behind one.
-            discarded: [at least requests] bool on the device: rows sampled for nothing.
-        """
+    def observe_sampled(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
+        """Update the slots with what a step has sampled."""
         if not self.serving:
             self.leave_step()
             return
         self.serving = False
-        self._carry_on(sampled, discarded)
+        self._update_slots(sampled, discarded)
 
     def leave_step(self) -> None:
-        """Leave a step to upstream, so that the slots miss what is sampled in it."""
+        """Leave a step to upstream; the slots miss its samples, and are built anew later."""
         self._forget_rows()
         self._slots = dict.fromkeys(self._slots)
         if self._exhausted:
             self._release()
 
     def _look_up(self, metadata: "SamplingMetadata") -> None:
-        """Find the slots of the batch's rows."""
+        """Look up the slot of each row."""
         self._rows = [self._slots.get(req_id) for req_id in self.batch.req_ids]
         if self.kernels is not None:
             addresses = [0 if slot is None else slot.data_ptr() for slot in self._rows]
@@ -241,7 +319,7 @@ class Slots(ABC):
         self._metadata = metadata
 
     def _forget_rows(self) -> None:
-        """Serve no step until the rows are looked up again."""
+        """Forget which slot each row has, until the rows are looked up again."""
         self.serving = False
         self._metadata = None
         self._rows = []
@@ -249,7 +327,11 @@ class Slots(ABC):
         self._drafts = None
 
     def _fill_slots(self) -> bool:
-        """Count the history of every request that has none; False: there is no room."""
+        """Build the slots that are missing.
+
+        Returns:
+            False if there is no room for them.
+        """
         if self.complete:
             return True
         waiting = [req_id for req_id, slot in self._slots.items() if slot is None]
@@ -257,22 +339,20 @@ class Slots(ABC):
             logger.warning_once(
                 "Readiness overlay: more than %d requests use %s (%s). Meanwhile vLLM's own path "
                 "serves them, which waits on every step.",
-                *(self.capacity, self.owner, switch.SLOTS),
+                *(self.capacity, self.name, switch.SLOTS),
             )
             return False
         if self._exhausted:
             return False
         self._forget_rows()
         rows = [self.batch.req_id_to_index[req_id] for req_id in waiting]
-        self.history.settle_rows(rows, self.owner)
+        self.history.settle_rows(rows, self.name)
         try:
             for req_id, row in zip(waiting, rows, strict=True):
-                self._slots[req_id] = self._count_history(row)
+                self._slots[req_id] = self._build_slot(row)
         except torch.OutOfMemoryError:
             if self._kept:
-                for kept in self._kept.values():
-                    kept.slot = None
-                self._kept.clear()
+                self._give_up_kept(0)
                 return self._fill_slots()
             # Until a request with a slot leaves: the next step would fail again.
             self._exhausted = True
@@ -285,11 +365,9 @@ class Slots(ABC):
             "Readiness overlay: the device has no memory left for the %s of %d requests. Where "
             "it has none, vLLM's own path serves them, which waits on every step. Lower "
             "gpu_memory_utilization or max_num_seqs.",
-            *(self.owner, len(self._slots) or self.capacity),
+            *(self.name, len(self._slots) or self.capacity),
         )
 
     def _staged(self, values: "np.ndarray", dtype: torch.dtype) -> torch.Tensor:
-        """[values] on the device, by way of memory that the host need not wait for."""
-        staged = torch.empty(values.size, dtype=dtype, pin_memory=self.batch.pin_memory)
-        staged.numpy()[:] = values
-        return staged.to(self.device, non_blocking=True)
+        """Upload values [n] without waiting for the device."""
+        return upload(values, dtype, self.device, pin_memory=self.batch.pin_memory)

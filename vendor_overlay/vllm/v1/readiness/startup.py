@@ -1,28 +1,29 @@
-"""Done once when an engine starts: say which overlay this is, and put up the sync guard."""
+"""Start-up of an engine: check the switches, log the overlay, install the sync guard."""
 
 from vllm.logger import init_logger
-from vllm.v1.readiness import identity, switch, sync_guard
+from vllm.v1.readiness import features, identity, switch, sync_guard
 from vllm.v1.readiness.version import __version__
 
 logger = init_logger(__name__)
 
 
 def start(runner: object) -> None:
-    """Check the switches, log version, digest and features, and guard the runner if asked.
+    """Check the switches, log version, digest, features and fixes, and guard the runner.
 
-    Called by each model runner's constructor; logs one line a node, and one of the guard.
+    Called first in each model runner's constructor; logs one line a node, and one for the
+    guard if that is on.
 
     Args:
-        runner: the model runner, which need not be constructed any further yet.
+        runner: the model runner, which need not be constructed yet.
 
     Raises:
-        SwitchError: one of our variables holds a word that means nothing.
-        NumberError: one of them holds no number, or none that it may hold.
+        VariableError: one of the overlay's variables holds a value that it may not.
     """
-    features = ", ".join(sorted(switch.enabled())) or "none"
+    on = switch.enabled()
+    listed = [", ".join(sorted(group & on)) or "none" for group in features.GROUPS.values()]
     digest = identity.digest() or "unknown (not installed)"
     logger.info_once(
-        "Readiness overlay %s, digest %s, features on: %s", __version__, digest, features
+        "Readiness overlay %s, digest %s, features: %s; fixes: %s", __version__, digest, *listed
     )
     switch.slots()
     sync_guard.install(runner)

@@ -1,63 +1,73 @@
-"""Other people's subclasses of what the seams are cut into: unknown means upstream.
+"""Other people's subclasses of the classes that the seams are in: unknown means upstream.
 
-A subclass may replace any function that a feature counts on, and need not call the constructor
-that makes the feature's objects. It is served by upstream's own code.
+A subclass may override any function that a feature depends on, and need not call the
+constructor that creates the overlay's objects. vLLM's own code serves it.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
 from vllm.logger import init_logger
 
 logger = init_logger(__name__)
 
 T = TypeVar("T")
+#: The attribute of upstream's objects that holds the overlay's.
+ATTRIBUTE = "readiness"
 
 
-class OffUnlessBuilt(Generic[T]):
-    """A class attribute that takes the place of one that a constructor did not set.
-
-    Where it is called, the constructor sets the instance's attribute of the same name, which
-    then goes first.
+def attached(owner: object, off: Callable[[], T]) -> T:
+    """Return what the overlay has attached to one of upstream's objects.
 
     Args:
-        off: makes the attribute with everything off, given the instance.
+        owner: of any class.
+        off: makes the object with every feature off. It is attached, and logged once, where
+            the owner's class does not call the constructor that holds our seam.
     """
-
-    def __init__(self, off: Callable[[Any], T]) -> None:
-        self._off = off
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        """Take note of the class and the name of the attribute."""
-        self._owner = owner
-        self._name = name
-
-    def __get__(self, instance: object, owner: type) -> "T | OffUnlessBuilt[T]":
-        """Make the instance's attribute at its first access."""
-        if instance is None:
-            return self
-        logger.warning_once(
-            "Readiness overlay: %s does not call %s.__init__, and is left to vLLM's own code.",
-            *(full_name(type(instance)), self._owner.__qualname__),
-        )
-        made = vars(instance)[self._name] = self._off(instance)
-        return made
+    try:
+        return getattr(owner, ATTRIBUTE)  # type: ignore[no-any-return]
+    except AttributeError:
+        pass
+    logger.warning_once(
+        "Readiness overlay: %s does not call the constructor of vLLM's class, and is left to "
+        "vLLM's own code.",
+        full_name(type(owner)),
+    )
+    substitute = off()
+    setattr(owner, ATTRIBUTE, substitute)
+    return substitute
 
 
-def has_seam(instance: object, called: ModuleType | Callable[..., object]) -> bool:
-    """Whether an instance's own class, and no class derived from it, has a seam of ours.
+def all_have_seam(samplers: Iterable[object], called: ModuleType) -> bool:
+    """Whether the class of every sampler calls one of our modules; logged once if one does not.
 
     Args:
-        instance: of any class.
-        called: what the seam calls, which the file of upstream's class imports by its name.
+        samplers: objects of any classes; None is passed over.
+        called: the module.
+    """
+    for sampler in samplers:
+        if sampler is not None and not _has_seam(sampler, called):
+            logger.warning_once(
+                "Readiness overlay: the sampler %s is left to vLLM's own code, because its class "
+                "does not call %s.",
+                *(full_name(type(sampler)), called.__name__),
+            )
+            return False
+    return True
+
+
+def _has_seam(instance: object, called: ModuleType) -> bool:
+    """Whether an object's own class, not a base class of it, has a seam that calls a module.
+
+    Each seam imports the module that it calls as ``readiness_NAME``.
     """
     home = sys.modules.get(type(instance).__module__)
     name = called.__name__.rpartition(".")[2]
-    return getattr(home, name, None) is called
+    return getattr(home, f"readiness_{name}", None) is called
 
 
 def full_name(kind: type) -> str:
-    """A class, as a log names it."""
+    """Return the name of a class as a log shows it."""
     return f"{kind.__module__}.{kind.__qualname__}"

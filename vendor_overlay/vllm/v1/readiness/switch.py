@@ -1,24 +1,29 @@
-"""Our environment variables: what they say, and what they may say.
+"""The overlay's environment variables: what each may hold, and how it is read.
 
-``VLLM_READINESS`` says which features are on. ``on`` (the default) and ``off`` speak for
-all features; otherwise the variable holds a comma-separated list of features to leave
-off. Off means that upstream's code runs.
+``VLLM_READINESS`` says which features and fixes are on, in the manner of ``TORCH_LOGS``:
 
-``VLLM_READINESS_SYNC_GUARD`` says what becomes of a step that waits for the device:
-``warn`` or ``error``; ``off`` (the default) means that nobody looks.
+- ``on`` (the default) and ``off``: all, or none;
+- ``-penalties,-fixes``: all but these;
+- ``history,readback``: only these, and the features that they build on.
 
-``VLLM_READINESS_SLOTS`` says for how many requests at a time penalties and bad words may be
-kept on the device; unset (the default) means for all that vLLM runs at a time.
+``features`` and ``fixes`` name a whole group. Where something is off, vLLM's own code runs.
 
-``VLLM_READINESS_PROBE`` names the file that the probe records into, with the process
-appended to its name; unset (the default) means that nothing is recorded.
+``VLLM_READINESS_SYNC_GUARD`` says what happens to a step that waits for the device:
+``warn`` or ``error``; ``off`` (the default) installs no guard.
+
+``VLLM_READINESS_SLOTS`` limits how many requests at a time may keep penalties or bad words
+on the device; unset (the default), all requests that vLLM runs at a time may.
+
+``VLLM_READINESS_PROBE`` names the file that the probe records into; the process's label is
+appended. Unset (the default), nothing is recorded.
 """
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
 from types import MappingProxyType
 
-from vllm.v1.readiness.features import FEATURES, NEEDS
+from vllm.v1.readiness import features
 
 NAME = "VLLM_READINESS"
 SYNC_GUARD = "VLLM_READINESS_SYNC_GUARD"
@@ -27,7 +32,7 @@ PROBE = "VLLM_READINESS_PROBE"
 
 
 class VariableError(ValueError):
-    """A variable holds what it may not.
+    """A variable holds a value that it may not.
 
     Attributes:
         name: the variable.
@@ -42,68 +47,93 @@ class VariableError(ValueError):
 
 
 class SwitchError(VariableError):
-    """A variable holds a word that means nothing.
-
-    Attributes:
-        words: the words in it that mean nothing.
-    """
-
-    def __init__(
-        self, name: str, value: str, words: Collection[str], valid: Collection[str], unset: str
-    ) -> None:
-        """The sentence says what is valid, and what it means to unset the variable."""
-        self.words = tuple(words)
-        super().__init__(
-            *(name, value),
-            f"{', '.join(map(repr, self.words))} is not understood. "
-            f"Valid: {', '.join(valid)}. Unset it to have {unset}.",
-        )
+    """A variable holds a word that is not understood, or words that do not go together."""
 
 
 class NumberError(VariableError):
-    """A variable holds no number, or none that it may hold."""
+    """A variable holds no number, or one that is out of range."""
 
 
 class PathError(VariableError):
     """A variable names a file that cannot be written."""
 
 
-def parse(value: str, features: Collection[str]) -> frozenset[str]:
-    """The features that ``value`` leaves on.
+def parse(value: str) -> frozenset[str]:
+    """Parse a value of ``VLLM_READINESS``.
 
     Args:
-        value: the variable's value; empty means unset.
-        features: every feature there is.
+        value: the variable's value; an empty one means unset.
+
+    Returns:
+        The names of the features and fixes that are on.
 
     Raises:
-        SwitchError: a word is neither ``on``, ``off`` nor a feature, or ``on`` or
-            ``off`` is one word among several.
+        SwitchError: a word is unknown, or words with and without ``-`` are mixed.
     """
     words = [word.strip() for word in value.split(",")]
     if words in ([""], ["on"]):
-        return frozenset(features)
+        return features.ALL
     if words == ["off"]:
         return frozenset()
-    if unknown := [word for word in words if word not in features]:
-        valid = ["on", "off"]
-        if features:
-            valid.append(f"or a comma-separated list of {', '.join(sorted(features))}")
-        raise SwitchError(NAME, value, unknown, valid, "every feature on")
-    return frozenset(features) - frozenset(words)
+    names = [word.removeprefix("-") for word in words]
+    excluding = [word.startswith("-") for word in words]
+    unknown = [w for w, name in zip(words, names, strict=True) if not _members(name)]
+    if unknown:
+        raise _not_understood(value, f"{', '.join(map(repr, unknown))} is not understood")
+    members = frozenset().union(*map(_members, names))
+    if all(excluding):
+        return features.without(members, features.ALL)
+    if any(excluding):
+        raise _not_understood(value, "it names some with '-' (all but these) and some without")
+    return features.with_needs(members)
+
+
+def _members(name: str) -> frozenset[str]:
+    """The features and fixes that a word names, a group's or its own; empty if unknown."""
+    return features.GROUPS.get(name, features.ALL & {name})
+
+
+def _not_understood(value: str, problem: str) -> SwitchError:
+    """The error for a value, with the valid words and the line that was probably meant."""
+    groups = "; ".join(
+        f"{group} ({', '.join(sorted(members))})" for group, members in features.GROUPS.items()
+    )
+    meant = ",".join(_probable(value))
+    return SwitchError(
+        NAME,
+        value,
+        f"{problem}. Valid: on, off, -name,-name (all but these), or name,name (only these), "
+        f"where a name is a group or one of its members: {groups}. "
+        f"{f'Did you mean {NAME}={meant}? ' if meant else ''}Unset it to have everything on.",
+    )
+
+
+def _probable(value: str) -> Iterator[str]:
+    """The words of a value that can be kept or corrected; of a mixture, those with ``-``."""
+    excluding = ",-" in f",{value.replace(' ', '')}"
+    known = [*features.GROUPS, *sorted(features.ALL), *(() if excluding else ("on", "off"))]
+    words = [word.strip() for word in value.lower().split(",")]
+    for word in dict.fromkeys(words):
+        if excluding and not word.startswith("-"):
+            continue
+        sign = "-" * excluding
+        if matches := get_close_matches(word.removeprefix(sign).strip(), known, 1):
+            if matches[0] in ("on", "off") and len(words) > 1:
+                continue
+            yield sign + matches[0]
 
 
 def enabled() -> frozenset[str]:
-    """The features that are on in this process; one whose needs are off is off.
+    """Read which features and fixes are on in this process.
 
     Raises:
         SwitchError: see :func:`parse`.
     """
-    on = parse(os.environ.get(NAME, ""), FEATURES)
-    return frozenset(name for name in on if NEEDS.get(name, frozenset()) <= on)
+    return parse(os.environ.get(NAME, ""))
 
 
 def sync_guard() -> str:
-    """What becomes of a step that waits: ``warn``, ``error``, or ``off``: nobody looks.
+    """Read what happens to a step that waits: ``warn``, ``error``, or ``off`` for no guard.
 
     Raises:
         SwitchError: the variable holds anything else.
@@ -111,15 +141,16 @@ def sync_guard() -> str:
     value = os.environ.get(SYNC_GUARD, "")
     word = value.strip() or "off"
     if word not in ("off", "warn", "error"):
-        raise SwitchError(SYNC_GUARD, value, [word], ["off", "warn", "error"], "no guard")
+        sentence = f"{word!r} is not understood. Valid: off, warn, error. Unset it for no guard."
+        raise SwitchError(SYNC_GUARD, value, sentence)
     return word
 
 
 def slots() -> int | None:
-    """How many requests may have a slot on the device; None: as many as vLLM runs.
+    """Read how many requests may have a slot on the device; None for all that vLLM runs.
 
     Raises:
-        NumberError: the variable holds anything but a whole number from 0 on.
+        NumberError: the variable holds anything but a whole number, 0 or more.
     """
     value = os.environ.get(SLOTS, "").strip()
     if not value:
@@ -135,7 +166,7 @@ def slots() -> int | None:
 
 
 def probe() -> str | None:
-    """The absolute path of the file that the probe records into; None: nothing is recorded.
+    """Read the absolute path of the file that the probe records into; None for no probe.
 
     Raises:
         PathError: the path is a directory, or the directory that it lies in does not exist
@@ -158,12 +189,12 @@ def probe() -> str | None:
 
 
 def shown(path: str) -> str:
-    """A path as a log can hold it: bytes of its name that are no text are escaped."""
+    """Escape what a log cannot hold: bytes of a path that are not text."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
-#: Our environment variables, in the form of ``vllm.envs.environment_variables``: name
-#: to a function that reads it. None of them changes what torch.compile sees.
+#: The overlay's variables in the form of ``vllm.envs.environment_variables``: name to the
+#: function that reads it. None of them changes what torch.compile sees.
 VARIABLES: Mapping[str, Callable[[], object]] = MappingProxyType(
     {NAME: enabled, SYNC_GUARD: sync_guard, SLOTS: slots, PROBE: probe}
 )

@@ -25,6 +25,7 @@ from sys import maxsize
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.history import PLACEHOLDER
 from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
@@ -109,7 +110,7 @@ class _Progress:
         self.wake = 0
 
 
-class ThinkingBudget(ThinkingBudgetStateHolder):  # type: ignore[misc]
+class ThinkingBudget(ThinkingBudgetStateHolder, Feature):  # type: ignore[misc]
     """Upstream's state holder for one live batch, with its history."""
 
     def __init__(
@@ -144,13 +145,9 @@ class ThinkingBudget(ThinkingBudgetStateHolder):  # type: ignore[misc]
                 progress.begin_anew()
             progress.shared = shared
 
-    def cut(self, row: int, length: int) -> None:
-        """Called before an output is cut back.
-
-        Args:
-            row: a request's.
-            length: how many of its output tokens and placeholders are kept.
-        """
+    def cut(self, req_id: str, length: int) -> None:
+        """Search an output anew if a cut loses tokens that may have been searched."""
+        row = self.batch.req_id_to_index[req_id]
         state = self._state.get(row)
         if state is not None and length < self.history.known(row):
             state[_PROGRESS].begin_anew()
@@ -383,3 +380,13 @@ def _find_last(tokens: list[int], marker: list[int], first: int, end: int) -> in
         if tokens[begin : at + 1] == marker:
             found = begin
         at += 1
+
+
+def reads_lists(holder: "ThinkingBudgetStateHolder | None", otherwise: bool) -> bool:
+    """Whether a thinking budget needs lists of each row's output with its drafts.
+
+    Args:
+        holder: the batch's state of thinking budgets, upstream's or ours.
+        otherwise: what upstream makes of it.
+    """
+    return otherwise and not isinstance(holder, ThinkingBudget)

@@ -1,0 +1,304 @@
+"""README and docs: their commands run, their links lead somewhere, their tables are the code's."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from overlay.errors import MEANING, Exit
+from overlay.state import State
+from support import probes, sites
+from support.checkouts import library
+from support.sites import REPO, UPSTREAM
+from vllm.v1.readiness import switch
+from vllm.v1.readiness.version import __version__
+
+PAGES = [REPO / "README.md", REPO / "CHANGELOG.md", *sorted((REPO / "docs").glob("*.md"))]
+BY_NAME = {str(page.relative_to(REPO)): page for page in PAGES}
+#: Targets of make that take seconds and no network. Of the others only the recipe is resolved.
+QUICK = "apply|revert|status|verify|diff|vendor|edit|refresh|dist|probe|help"
+#: A file or directory of this repository.
+OURS = re.compile(r"(docs|scripts|tests|patches|vendor_overlay)/[a-z0-9_./-]*")
+
+
+@cache
+def tokens(page: Path) -> list[Token]:
+    parsed = MarkdownIt("commonmark").enable("table").parse(page.read_text())
+    return [each for token in parsed for each in (token, *(token.children or ()))]
+
+
+def inline_code(page: Path) -> Iterator[str]:
+    """The text of each inline code span."""
+    return (token.content for token in tokens(page) if token.type == "code_inline")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [token.content for token in tokens(page) if token.info == language]
+
+
+def table(name: str, heading: str) -> dict[str, list[str]]:
+    """The rows of the table whose first column has this heading, by their first cell."""
+    head = f"| {heading} | "
+    _, _, found = BY_NAME[name].read_text().partition(f"\n{head}")
+    assert found, f"{name} has no table that begins with {head}"
+    lines = found.partition("\n\n")[0].splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
+    return {first.strip("`"): rest for first, *rest in rows}
+
+
+# Commands.
+
+
+class Sandbox(NamedTuple):
+    """A machine on which somebody follows a page.
+
+    Attributes:
+        root: the checkout, a git repository.
+        home: the directory for everything else.
+        paths: what stands in the page, and what it is here.
+    """
+
+    root: Path
+    home: Path
+    paths: dict[str, str]
+
+
+def program(file: Path, text: str) -> None:
+    file.write_text(text)
+    file.chmod(0o755)
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path) -> Sandbox:
+    root = tmp_path / "checkout"
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.check_output(listed, cwd=REPO, text=True).splitlines():
+        if (REPO / name).is_file() and not name.startswith("tests/"):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(REPO / name, root / name)
+    identity = ["-c", "user.name=a", "-c", "user.email=a@localhost"]
+    for command in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "-m", "all"]):
+        subprocess.run(["git", *identity, *command], cwd=root, check=True)
+
+    for folder in (root / ".venv", tmp_path / "venv"):
+        venv.create(folder)
+        sites.small(library(folder))
+    overlaid = sites.small(tmp_path / "site-packages")
+    assert sites.run("apply", "--site", overlaid).returncode == 0
+    probes.written(tmp_path / "run.probe.rank0", [], label="rank0")
+
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    real = shutil.which("make")
+    python = tmp_path / "venv" / "bin" / "python"
+    program(
+        programs / "make",
+        f'#!/bin/sh\ncase "$1" in {QUICK}) ;; *) set -- -n "$@" ;; esac\n'
+        f'exec {real} --no-print-directory PYTHON3={python} "$@"\n',
+    )
+    program(programs / "python3", f'#!/bin/sh\nexec {python} "$@"\n')
+    # In place of vLLM: what it asks our variables when it starts.
+    program(
+        programs / "vllm",
+        f"#!{sys.executable} -S\n"
+        f"import sys; sys.path.insert(0, {str(REPO / 'vendor_overlay')!r})\n"
+        "from vllm.v1.readiness import switch\n"
+        "assert sys.argv[1:2] == ['serve'], sys.argv\n"
+        "for read in switch.VARIABLES.values(): read()\n",
+    )
+    paths = {
+        "/opt/venv/lib/python3.12/site-packages": str(library(tmp_path / "venv")),
+        "/opt/venv": str(tmp_path / "venv"),
+        f"/opt/vllm-readiness-overlay-{__version__}": str(root),
+        "cd site-packages": f"cd {overlaid}",
+        "/tmp/": f"{tmp_path}/",
+        # The release would be downloaded.
+        "build/env/bin/python -m review": f"{sys.executable} -m review --help",
+        "build/env/bin/python": sys.executable,
+    }
+    return Sandbox(root, tmp_path, paths)
+
+
+def follow(script: str, sandbox: Sandbox) -> None:
+    """Run one block of commands as a person would, in the sandbox's checkout."""
+    named = re.compile("|".join(map(re.escape, sandbox.paths)))
+    script = named.sub(lambda match: sandbox.paths[match[0]], script)
+    ambient = {*sites.AMBIENT, "MAKEFLAGS", "MAKELEVEL", "VENV", "SITE", "PYTHON"}
+    env = {name: value for name, value in os.environ.items() if name not in ambient}
+    env["PATH"] = f"{sandbox.home / 'bin'}:{env['PATH']}"
+    file = sandbox.home / "script"
+    file.write_text(script)
+    shell = ["sh"] if script.startswith("#!/bin/sh") else ["bash", "-euo", "pipefail"]
+    done = subprocess.run(
+        [*shell, str(file), "MODEL"],
+        cwd=sandbox.root,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, page in BY_NAME.items() if blocks(page, "sh")], ids=str
+)
+def test_every_command_runs(name: str, sandbox: Sandbox) -> None:
+    for image in blocks(BY_NAME[name], "dockerfile"):
+        for command in re.findall(r"^RUN (.*)", image, re.MULTILINE):
+            follow(command, sandbox)
+    for script in blocks(BY_NAME[name], "sh"):
+        follow(script, sandbox)
+
+
+def test_a_command_that_fails_is_noticed(sandbox: Sandbox) -> None:
+    for script in (
+        "make appyl\nmake help",
+        "make verify",
+        "VLLM_READINESS=penalities vllm serve MODEL",
+        f"#!/bin/sh\npython3 /opt/vllm-readiness-overlay-{__version__}/scripts/overlay verify "
+        "--python python3 || exit $?",
+    ):
+        with pytest.raises(AssertionError):
+            follow(script, sandbox)
+
+
+def targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):.*## ", (REPO / "Makefile").read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_the_targets_and_paths_that_are_named_exist(name: str) -> None:
+    for code in inline_code(BY_NAME[name]):
+        if named := re.match(r"make ([a-z-]+)", code):
+            assert named[1] in targets(), code
+        if OURS.fullmatch(code):
+            assert (REPO / code).exists(), code
+
+
+def test_the_modules_of_the_architecture_exist() -> None:
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    ours = subprocess.check_output(listed, cwd=REPO, text=True).split()
+    upstream = [str(file.relative_to(UPSTREAM)) for file in (UPSTREAM / "vllm/v1").rglob("*.py")]
+    files = [f"/{name}" for name in (*ours, *upstream)]
+    code = set(inline_code(BY_NAME["docs/architecture.md"]))
+    modules = {each for each in code if re.fullmatch(r"[\w/]+\.py", each)}
+    assert len(modules) > 20
+    missing = {name for name in modules if not any(file.endswith(f"/{name}") for file in files)}
+    assert missing == set()
+
+
+def anchor(heading: str) -> str:
+    """The name that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_links_and_anchors_resolve(name: str) -> None:
+    page = BY_NAME[name]
+    links = [str(token.attrs["href"]) for token in tokens(page) if token.type == "link_open"]
+    for link in links:
+        if link.startswith("https://"):
+            continue
+        path, _, fragment = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        if fragment:
+            headings = re.findall(r"^#+ (.*)", target.read_text(), re.MULTILINE)
+            assert fragment in map(anchor, headings), link
+
+
+# Tables.
+
+
+def test_the_features_are_those_of_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(switch.NAME, raising=False)
+    rows = table("docs/features.md", "name")
+    assert rows.keys() == switch.enabled()
+    described = BY_NAME["docs/features.md"].read_text()
+    for group in ("features", "fixes"):
+        members = {name for name, (its_group, _) in rows.items() if its_group == group}
+        monkeypatch.setenv(switch.NAME, group)
+        assert switch.enabled() == members
+        for name in members:
+            assert f"\n### {name}\n" in described
+    assert table("README.md", "fix").keys() == members
+
+
+def test_the_exit_codes_are_those_of_the_tool() -> None:
+    rows = table("docs/operations.md", "code")
+    assert rows == {str(code.value): [MEANING[code]] for code in Exit}
+
+
+def test_the_states_are_those_of_the_tool() -> None:
+    rows = table("docs/operations.md", "state")
+    assert rows.keys() == {state.value for state in State} - {State.MISSING.value}
+
+
+def test_the_variables_are_those_of_the_engine() -> None:
+    assert table("docs/operations.md", "variable").keys() == switch.VARIABLES.keys()
+
+
+def test_every_target_of_make_is_described() -> None:
+    described = " ".join(table("docs/operations.md", "target"))
+    assert {f"make {name}" for name in targets()} == set(re.findall(r"make [a-z-]+", described))
+
+
+def test_the_flags_of_the_benchmark_are_its_program_s() -> None:
+    command = [sys.executable, "-m", "bench.engine", "--help"]
+    text = subprocess.check_output(command, cwd=REPO / "scripts", text=True)
+    for flag in table("docs/benchmark.md", "flag, in `ARGS='...'`"):
+        assert flag.split()[0] in text
+
+
+def figures(run: dict[str, Any]) -> Iterator[tuple[float, float]]:
+    """Each figure of a run that stock and overlaid both have, after three rounds or more."""
+    if run["kind"] == "table":
+        sides = [run["columns"].index(side) for side in ("stock", "overlaid")]
+        yield from ((row[sides[0]], row[sides[1]]) for row in run["rows"])
+        return
+    for row in run["rows"].values():
+        for case in row["cases"].values():
+            for values in case["figures"].values():
+                sides = [values["rounds"].get(side, []) for side in ("stock", "overlaid")]
+                if all(len(rounds) >= 3 and None not in rounds for rounds in sides):
+                    yield values["stock"], values["overlaid"]
+
+
+def shown(value: float) -> str:
+    """A figure with four significant digits."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:#.4g}"
+
+
+def test_the_headline_is_measured() -> None:
+    _, _, rest = BY_NAME["README.md"].read_text().partition("<!-- headline -->\n")
+    lines = rest.partition("<!-- /headline -->")[0].strip().splitlines()[2:]
+    assert len(lines) == 4
+    for line in lines:
+        _, stock, overlaid, source = (cell.strip() for cell in line.strip("| ").split(" | "))
+        linked = re.search(r"\((.*)\)", source)
+        assert linked
+        run = json.loads((REPO / linked[1]).read_text())
+        assert (stock, overlaid) in {(shown(one), shown(other)) for one, other in figures(run)}
+
+
+def test_the_documents_are_of_this_version() -> None:
+    text = "".join(page.read_text() for name, page in BY_NAME.items() if name != "CHANGELOG.md")
+    named = re.findall(r"(?:vllm-readiness-overlay-|Readiness overlay )(\d+\.\d+\.\d+)", text)
+    assert set(named) == {__version__}
+    heading = BY_NAME["CHANGELOG.md"].read_text().partition("\n## ")[2].partition("\n")[0]
+    assert __version__ in heading
+
+
+def test_the_readme_is_short() -> None:
+    assert len(BY_NAME["README.md"].read_text().splitlines()) <= 150

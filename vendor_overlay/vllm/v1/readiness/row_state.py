@@ -1,0 +1,50 @@
+"""Fix ``row-state``: a request finds nothing in its row that another request left there.
+
+In 0.22.0's InputBatch
+
+- block ids stay in the row that ``condense`` has moved. Only dummy runs read them there, and
+  for those a Mamba layer writes its state into blocks that another request has by now;
+- the prompt embeddings of a request that left stay with its row, or move with it. The next
+  request's tokens are embedded over them, so they only cost memory and time;
+- a request whose prompt is embeddings inherits the token ids of its row, and is penalised for
+  them. Here it gets zeros, as in a row that nobody has had;
+- the flag that a pooled request needs its prompt's tokens stays behind when its row moves,
+  and prompts do so when rows are swapped and nothing else has changed.
+"""
+
+from typing import TYPE_CHECKING
+
+from vllm.v1.readiness.feature import Feature
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
+
+
+class RowState(Feature):
+    """The rows of one batch."""
+
+    def __init__(self, batch: "InputBatch") -> None:
+        self.batch = batch
+
+    def add_request(self, request: "CachedRequestState") -> None:
+        """Zero the row for a prompt of embeddings."""
+        if request.prompt_token_ids is None:
+            row = self.batch.req_id_to_index[request.req_id]
+            self.batch.token_ids_cpu[row, : self.batch.num_prompt_tokens[row]] = 0
+
+    def remove_request(self, request: "CachedRequestState", row: int) -> None:
+        """Drop the row's prompt embeddings."""
+        self.batch.req_prompt_embeds.pop(row, None)
+
+    def move_row(self, source: int, target: int) -> None:
+        """Move the flag of a pooled request, and clear the blocks of the row that it left."""
+        needs = self.batch.logits_processing_needs_token_ids
+        needs[target] = needs[source]
+        self.batch.block_table.clear_row(source)
+
+    def swap_rows(self, one: int, other: int) -> None:
+        """Swap the flags of pooled requests, and have their prompts gathered again."""
+        needs = self.batch.logits_processing_needs_token_ids
+        needs[[one, other]] = needs[[other, one]]
+        # A pooling model has no other record of the swap; others read the builder's moves.
+        self.batch.batch_update_builder.batch_changed = True
