@@ -191,7 +191,7 @@ class Steps:
         logits = self.sampler.apply_logits_processors(logits, batch.sampling_metadata, False)
         self.host += time.perf_counter() - start
         if live is not None:
-            live.count(sampled, self.discarded)
+            live.observe_sampled(sampled, self.discarded)
         batch.prev_req_id_to_index = dict(self.row_of)
         if live is None or not live.place(batch.max_model_len):
             _place(batch, self.rows)

@@ -67,6 +67,7 @@ class Installations:
         log: Path,
         environment: Mapping[str, str],
         paths: Sequence[Path] = (),
+        cwd: Path | None = None,
         orphaned: signal.Signals = signal.SIGKILL,
     ) -> subprocess.Popen[bytes]:
         """Start a command on one side, in a session of its own; end it with :func:`end`.
@@ -77,7 +78,8 @@ class Installations:
             log: gets stdout and stderr.
             environment: variables to set.
             paths: further PYTHONPATH entries; ``scripts`` always is one.
-            orphaned: what the command gets when this process ends without ending it.
+            cwd: the command's working directory.
+            orphaned: the signal for the command if this process ends without ending it.
         """
         inherited = filter(None, [os.environ.get("PYTHONPATH")])
         path = [*map(str, (*self.paths[side], *paths, SCRIPTS)), *inherited]
@@ -93,6 +95,7 @@ class Installations:
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment, **python},
+                cwd=cwd,
                 start_new_session=True,
                 preexec_fn=die_with_parent,  # noqa: PLW1509 (one thread forks here)
             )
@@ -106,6 +109,7 @@ class Installations:
         environment: Mapping[str, str],
         watch: Callable[[], None] = lambda: None,
         paths: Sequence[Path] = (),
+        cwd: Path | None = None,
     ) -> int | str:
         """Run a command on one side, and end every process that it leaves behind.
 
@@ -117,11 +121,12 @@ class Installations:
             environment: variables to set.
             watch: called about every second until the command ends.
             paths: further PYTHONPATH entries.
+            cwd: the command's working directory.
 
         Returns:
             The exit code, or a sentence if there is none in time.
         """
-        process = self.start(side, command, log, environment, paths)
+        process = self.start(side, command, log, environment, paths, cwd)
         deadline = time.monotonic() + timeout
         try:
             while time.monotonic() < deadline:
