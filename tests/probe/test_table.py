@@ -86,7 +86,7 @@ def test_the_table_for_people() -> None:
     (sampled,) = [line.split() for line in lines if "sample_tokens" in line]
     assert sampled == ["sample_tokens", "1", "1.500", "1.500", "1.500", "1.500", "37.5%"]
     (fence,) = [line.split() for line in lines if "fence" in line]
-    assert fence == [*["fence:", "thinking", "budget", "1"], "0.500", "0.500", "0.500", "0.500"]
+    assert fence == [*["fence:", "thinking-budget", "1"], "0.500", "0.500", "0.500", "0.500"]
     assert len({len(line) for line in lines[2:6]}) == 1
 
 
