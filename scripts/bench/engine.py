@@ -1,12 +1,11 @@
-"""The engine on stock vLLM beside the overlaid one, and beside MRV2, in one run.
+"""Measure requests on an engine: stock vLLM, the overlay, and stock's Model Runner V2.
 
-    PYTHON scripts/bench/engine.py [--site SITE] [--model PATH] [--rows NAME...] [--out DIR]
+    PYTHONPATH=scripts python -m bench.engine [--site SITE] [--rows NAME...] [--out DIR]
 
-SITE is an installation of vLLM, and stays as it is: what it lacks, the overlay or its
-absence, is made in a view of its vllm package, hard links where the file system allows.
-Each engine runs in a process of its own, the sides by turns, and all of them run the
-probe. DIR gets run.json, the table as run.md, and the page run.html. Ctrl-C ends the run
-and keeps what was measured.
+SITE is an installation of vLLM, and stays as it is: views of its vllm package are measured. Each
+engine runs in a process of its own, the sides by turns, all of them under the probe. DIR gets
+run.json, the tables as run.md, and the page run.html. Ctrl-C ends the run and keeps what was
+measured.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 import signal
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until output.run: nothing is there to clean up
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until output.run: there is nothing to clean up
 
 import argparse
 import json
@@ -22,33 +21,27 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-if __name__ in ("__main__", "__mp_main__"):
-    sys.path[0] = str(ROOT / "scripts")
+from overlay import output
+from probe import records
 
-from bench import machine, report, summary  # noqa: E402
-from bench.progress import progress  # noqa: E402
-from bench.rows import DEFAULT, ROWS, Engine, Row  # noqa: E402
-from bench.sides import (  # noqa: E402
-    PLUGIN,
-    Failure,
-    Sides,
-    end_on_signals,
-    in_turn,
-    leave_out,
-    target,
-    work_beside,
-)
-from bench.summary import Child  # noqa: E402
-from overlay import output  # noqa: E402
-from probe import records  # noqa: E402
+from bench.compare import command_line, machine
+from bench.compare.installations import PLUGIN, Installations, log_tail, work_beside
+from bench.compare.progress import progress
+from bench.compare.turns import in_turn
+from bench.engines.rows import ROWS, Engine, Row
+from bench.engines.step_figures import Child
+from bench.engines.summary import summarise
+from bench.errors import Failure
+from bench.reports.markdown import markdown
+from bench.reports.page import page
+from bench.reports.run_file import replace
 
-#: One process, so that the steps can be interfered with from outside; the sampler that
-#: needs no compiler on the machine.
+#: One process, so that the driver can interfere with the steps; a sampler that needs no compiler.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
@@ -56,29 +49,32 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
-#: What a side's engine is started with besides.
+#: The model runner of a side that does not take its engine's.
 RUNNER = {"mrv2": 2}
 
 
+@dataclass
 class Job:
     """One engine on one side in one round."""
 
-    def __init__(self, engine: Engine, rows: Sequence[Row], side: str, turn: int) -> None:
-        self.engine = engine
-        self.rows = rows
-        self.side = side
-        self.turn = turn
-        #: Starting the engine is one thing to wait for, each case is another.
-        self.parts = 1 + sum(len(row.cases) for row in rows)
+    engine: Engine
+    rows: Sequence[Row]
+    side: str
+    turn: int
 
     @property
     def name(self) -> str:
-        """How it is spoken of."""
+        """Engine, side and round."""
         return f"{self.engine.name}, {self.side}, round {self.turn}"
+
+    @property
+    def parts(self) -> int:
+        """The parts of its progress: the engine's start, and each case."""
+        return 1 + sum(len(row.cases) for row in self.rows)
 
 
 class Run:
-    """The installations, the children and what they found so far."""
+    """A run: its installations, and the children that have finished."""
 
     def __init__(self, args: argparse.Namespace, work: Path) -> None:
         self.args = args
@@ -88,77 +84,72 @@ class Run:
         self.children: list[tuple[Job, Child]] = []
         self.errors: list[str] = []
         self.complete = False
-        # Model Runner V2 needs a GPU.
-        names = [name for name in args.rows if self.gpu or ROWS[name].engine.runner == 1]
+        self.model = args.model.resolve().name if args.model else None
+        self.rows = []
         for name in args.rows:
-            if name not in names:
+            if ROWS[name].engine.runner == 1 or self.gpu:
+                self.rows.append(ROWS[name].sized(args.size, args.output))
+            else:
                 print(f"{name} needs a GPU, and is left out", file=sys.stderr)
-        self.rows = [_fitting(ROWS[name], args) for name in names]
-        self.sides = Sides(args.site, work, args.python)
-        for side, digest in self.sides.digests.items():
+        self.installations = Installations(args.site, work, args.python)
+        for side, digest in self.installations.digests.items():
             print(f"{side}: digest {digest[:12]}, proven by checksum", flush=True)
 
     def jobs(self) -> list[Job]:
-        """What is to be done, in its order: by rounds, the sides of an engine by turns."""
+        """Return the jobs in order: by rounds, and the sides of an engine by turns."""
         engines: dict[str, list[Row]] = {}
         for row in self.rows:
             engines.setdefault(row.engine.name, []).append(row)
-        jobs = []
-        for turn in range(self.args.rounds):
-            for rows in engines.values():
-                engine = rows[0].engine
-                sides = [side for side in engine.sides(self.gpu) if side in self.args.sides]
-                jobs += [Job(engine, rows, side, turn + 1) for side in in_turn(turn, sides)]
-        return jobs
+        return [
+            Job(rows[0].engine, rows, side, turn + 1)
+            for turn in range(self.args.rounds)
+            for rows in engines.values()
+            for side in in_turn(turn, self._sides(rows[0]))
+        ]
+
+    def _sides(self, row: Row) -> list[str]:
+        return [side for side in row.engine.sides(self.gpu) if side in self.args.sides]
 
     def measure(self) -> None:
-        """Every engine, side and round; a child that fails leaves an error behind."""
+        """Run every job; a child that fails leaves an error behind."""
         jobs = self.jobs()
         with progress(sum(job.parts for job in jobs)) as bar:
             for job in jobs:
                 bar.set_description(job.name)
                 try:
-                    child = self._child(job, bar)
+                    self.children.append((job, self._child(job, bar)))
                 except Failure as error:
                     self.errors.append(str(error))
                     bar.write(str(error))
                     continue
-                self.children.append((job, child))
                 self.write()
         self.complete = True
 
     def write(self) -> dict[str, Any]:
-        """Write what there is so far, one child at least; the run."""
-        found = self.children[0][1].found
+        """Write the results so far, of one child at least; return the run's JSON."""
+        result = self.children[0][1].result
         described = machine.describe(
-            "engine", self.started, self.sides.digests, found["device"], self.args.site
+            *("engine", self.started, self.installations.digests),
+            *(result["device"], self.args.site),
         )
-        described["versions"]["python"] = found["python"]
-        whole = {
+        described["versions"]["python"] = result["python"]
+        seen = {job.side for job, _ in self.children}
+        run = {
             **described,
             "complete": self.complete,
             "environment": machine.settings(ENVIRONMENT),
-            "model": self._model(),
-            "sides": [side for side in ("stock", "overlaid", "mrv2") if side in self._seen()],
-            "rows": {row.name: self._row(row) for row in self.rows if self._of(row)},
+            "model": self.model,
+            "sides": [side for side in ("stock", "overlaid", "mrv2") if side in seen],
+            "rows": {
+                row.name: summarise(row, self._sides(row), children, self.model)
+                for row in self.rows
+                if (children := [child for job, child in self.children if row in job.rows])
+            },
             "errors": self.errors,
         }
-        report.replace(self.args.out / "run.json", json.dumps(whole, indent=1))
-        report.replace(self.args.out / "run.md", report.markdown(whole))
-        return whole
-
-    def _seen(self) -> set[str]:
-        return {job.side for job, _ in self.children}
-
-    def _of(self, row: Row) -> list[Child]:
-        return [child for job, child in self.children if row in job.rows]
-
-    def _row(self, row: Row) -> dict[str, Any]:
-        sides = [side for side in row.engine.sides(self.gpu) if side in self.args.sides]
-        return summary.row(row, sides, self._of(row), self._model())
-
-    def _model(self) -> str | None:
-        return Path(self.args.model).resolve().name if self.args.model else None
+        replace(self.args.out / "run.json", json.dumps(run, indent=1))
+        replace(self.args.out / "run.md", markdown(run))
+        return run
 
     def _child(self, job: Job, bar: Any) -> Child:
         """Measure one engine on one side in a process of its own.
@@ -169,14 +160,14 @@ class Run:
         stem = self.work / f"{job.engine.name}-{job.turn}-{job.side}".replace(" ", "-")
         out, log, done = (stem.with_suffix(end) for end in (".json", ".log", ".done"))
         probe = stem.with_suffix(".probe")
-        command = [self.args.python, str(Path(__file__).resolve()), "child", str(out), str(done)]
-        command += ["--size", self.args.size]
+        command = [self.args.python, "-m", "bench.engines.driver", str(out), str(done)]
+        command += ["--size", self.args.size, "--rows", *(row.name for row in job.rows)]
         command += ["--model", str(self.args.model)] if self.args.model else []
-        command += ["--rows", *(row.name for row in job.rows)]
+        command += ["--output", str(self.args.output)] if self.args.output else []
         runner = RUNNER.get(job.side, job.engine.runner)
         environment = {
             **ENVIRONMENT,
-            # Set whatever the model, for which vLLM would choose.
+            # Set whatever the model: vLLM would choose by it.
             "VLLM_USE_V2_MODEL_RUNNER": str(runner - 1),
             "VLLM_READINESS_PROBE": str(probe),
         }
@@ -190,28 +181,29 @@ class Run:
             seen = now
 
         side = "stock" if job.side == "mrv2" else job.side
-        paths = [PLUGIN] if self.gpu else [PLUGIN, self._unpinned(), ROOT / "scripts"]
-        code = self.sides.run(side, command, log, self.args.timeout, environment, watch, paths)
+        paths = [PLUGIN] if self.gpu else [PLUGIN, self._unpinned()]
+        code = self.installations.run(
+            side, command, log, self.args.timeout, environment, watch, paths
+        )
         watch()
         if code != 0:
             bar.update(job.parts - seen)
             kept = shutil.copy(log, self.args.out)
-            tail = [line[:300] for line in log.read_text(errors="replace").splitlines()[-40:]]
-            raise Failure("\n".join([f"{job.name} failed ({code}; log: {kept}):", *tail]))
-        found: dict[str, Any] = json.loads(out.read_text())
-        self.sides.check_import(side, found["package"])
-        if found["runner"] not in (None, runner):
-            raise Failure(f"{job.name} ran on Model Runner V{found['runner']}, not V{runner}")
+            raise Failure("\n".join([f"{job.name} failed ({code}; log: {kept}):", *log_tail(log)]))
+        result: dict[str, Any] = json.loads(out.read_text())
+        self.installations.check_import(side, result["package"])
+        if result["runner"] not in (None, runner):
+            raise Failure(f"{job.name} ran on Model Runner V{result['runner']}, not V{runner}")
         try:
             processes, _ = records.engine(probe)
         except records.ProbeError as error:
             raise Failure(f"{job.name}: {error}") from error
-        return Child(job.side, job.turn, found, processes)
+        return Child(job.side, job.turn, result, processes)
 
     def _unpinned(self) -> Path:
-        """A plugin with which stock can force tokens where there is no driver.
+        """Make a path entry that announces :func:`bench.thinking.unpin` as a plugin of vLLM.
 
-        Both sides have it; see :func:`bench.thinking.unpin`.
+        With it, stock can force tokens where there is no driver. Both sides load it.
         """
         folder = self.work / "unpinned"
         metadata = folder / "bench_unpinned.dist-info"
@@ -222,71 +214,53 @@ class Run:
         return folder
 
 
-def _fitting(row: Row, args: argparse.Namespace) -> Row:
-    """The row at the size that was asked for."""
-    return {"full": lambda: row, "small": row.small, "tiny": row.tiny}[args.size]()
-
-
-def _parser() -> argparse.ArgumentParser:
+def arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the arguments, and fill in what was not given."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--venv", help="the installation: a virtual environment's directory,")
-    parser.add_argument("--site", help="or a site-packages directory")
-    parser.add_argument("--python", help="what runs the engines, if not the environment's")
-    parser.add_argument("--model", help="directory of a model; without it one is generated")
-    parser.add_argument("--out", type=Path, help="directory for the results (build/bench/TIME)")
+    command_line.add_target(parser)
     parser.add_argument(
         "--rounds",
-        type=int,
+        type=command_line.rounds,
         default=4,
-        help="of each engine (%(default)s); ratios of fewer than three are marked, and each side "
-        "is first equally often in a multiple of their number",
+        help="measurements of each side (%(default)s); ratios of fewer than three are marked. In "
+        "a multiple of the number of sides, each side is first equally often",
     )
-    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(DEFAULT))
-    parser.add_argument(
-        "--sides", nargs="+", choices=("stock", "overlaid", "mrv2"), help="(all there are)"
-    )
-    parser.add_argument("--device", choices=("cpu", "gpu"), help="(what the machine has)")
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    sides = ("stock", "overlaid", "mrv2")
+    parser.add_argument("--sides", nargs="+", choices=sides, help="(all that the device allows)")
+    parser.add_argument("--output", type=int, help="tokens of each request (the row's own number)")
+    parser.add_argument("--device", choices=("cpu", "gpu"), help="(that of the machine)")
     parser.add_argument("--size", choices=("full", "small", "tiny"), help="(full on a GPU)")
-    parser.add_argument(
-        "--work",
-        type=Path,
-        help="directory for the views, and for what the children write; kept. "
-        "Without it a temporary one beside SITE, where links to it work",
-    )
+    work = "directory for the views and the children's files, kept (a temporary one beside SITE)"
+    parser.add_argument("--work", type=Path, help=work)
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds for one child")
-    return parser
-
-
-def arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """What was asked for, with what goes without saying."""
-    parser = _parser()
     args = parser.parse_args(argv)
-    target(parser, args)
-    if args.rounds < 1:
-        parser.error("--rounds is at least 1")
-    if args.out.is_file():
-        parser.error(f"--out {args.out} is a file; name a directory")
-    if args.model and not (Path(args.model) / "config.json").is_file():
-        parser.error(f"--model {args.model} has no config.json; name a model's directory")
+    command_line.resolve_target(parser, args)
     args.device = args.device or ("gpu" if Path("/dev/nvidiactl").exists() else "cpu")
     args.size = args.size or ("full" if args.device == "gpu" else "small")
     if args.sides == ["mrv2"] and args.device == "cpu":
         parser.error("--sides mrv2: Model Runner V2 needs a GPU; name overlaid")
-    # Whatever is measured is held against stock.
-    args.sides = {"stock", *(args.sides or ("overlaid", "mrv2"))}
+    # Every side is compared with stock.
+    args.sides = {"stock", *(args.sides or sides)}
+    command_line.make_directory(parser, "--out", args.out)
     return args
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure, print the table; 0 if every child ran and every side gave the same as stock."""
+    """Measure, and print the tables.
+
+    Returns:
+        0 if every child ran and every side returned the same as stock; 1 if not; 130 after
+        Ctrl-C.
+    """
     args = arguments(argv)
-    end_on_signals()
-    leave_out()
-    args.out.mkdir(parents=True, exist_ok=True)
+    command_line.end_on_signals()
+    command_line.leave_out()
     if args.work:
         args.work.mkdir(parents=True, exist_ok=True)
-    kept = args.work and Path(tempfile.mkdtemp(prefix="bench-", dir=args.work)).resolve()
-    work = kept or work_beside(args.site)
+        work = Path(tempfile.mkdtemp(prefix="bench-", dir=args.work)).resolve()
+    else:
+        work = work_beside(args.site)
     try:
         return _measure(args, work)
     except Failure as error:
@@ -301,10 +275,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _measure(args: argparse.Namespace, work: Path) -> int:
-    """The run, and what is made of it; what the program ends with.
+    """Run the benchmark and write its results; return the exit code.
 
     Raises:
-        Failure: there are no such sides, or the installation is not what it was.
+        Failure: there is no such installation, or it is not what it was.
     """
     run = Run(args, work)
     code = 0
@@ -313,54 +287,29 @@ def _measure(args: argparse.Namespace, work: Path) -> int:
     except KeyboardInterrupt:
         code = 130
         print("\nstopped; what was measured is kept", file=sys.stderr)
-    run.sides.check_untouched()
+    run.installations.check_untouched()
     if not run.children:
         print("bench: nothing was measured", *run.errors, sep="\n", file=sys.stderr)
         return code or 1
-    whole = run.write()
-    print(f"\n{report.markdown(whole)}", flush=True)
-    _page(args.out, whole)
-    return code or int(bool(run.errors or any(_spoilt(whole))))
-
-
-def _page(out: Path, whole: Mapping[str, Any]) -> None:
-    """Write the page, or say what it lacks."""
+    result = run.write()
+    print(f"\n{markdown(result)}", flush=True)
     try:
-        report.replace(out / "run.html", report.page(whole))
+        replace(args.out / "run.html", page(result))
+        print(f"{args.out}: run.json, run.md and run.html")
     except Failure as error:
-        print(f"{out}: run.json and run.md, but no page: {error}")
-        return
-    print(f"{out}: run.json, run.md and run.html")
+        print(f"{args.out}: run.json and run.md, but no page: {error}")
+    return code or int(bool(run.errors) or _spoilt(result))
 
 
-def _spoilt(whole: Mapping[str, Any]) -> Iterator[str]:
-    for row in whole["rows"].values():
-        for case in row["cases"].values():
-            for side in ("stock", "overlaid"):
-                yield from case["problems"].get(side, ())
-
-
-def child(argv: Sequence[str]) -> int:
-    """Measure the rows of one engine in this process."""
-    from bench import measure
-
-    parser = argparse.ArgumentParser(prog="engine.py child")
-    parser.add_argument("out", type=Path)
-    parser.add_argument("done", type=Path)
-    parser.add_argument("--rows", nargs="+", required=True, choices=list(ROWS))
-    parser.add_argument("--size", required=True)
-    parser.add_argument("--model")
-    args = parser.parse_args(argv)
-
-    def done(name: str) -> None:
-        with args.done.open("a") as file:
-            file.write(f"{name}\n")
-
-    measure.main([_fitting(ROWS[name], args) for name in args.rows], args.out, args.model, done)
-    return 0
+def _spoilt(run: Mapping[str, Any]) -> bool:
+    """Return whether a problem refuses a ratio of the overlaid side."""
+    return any(
+        case["problems"].get(side)
+        for row in run["rows"].values()
+        for case in row["cases"].values()
+        for side in ("stock", "overlaid")
+    )
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["child"]:
-        raise SystemExit(child(sys.argv[2:]))
     raise SystemExit(output.run("bench", main))

@@ -1,37 +1,33 @@
-"""What the probe costs the host in one step.
+"""Measure what the probe costs the host in one step.
 
-    PYTHON scripts/bench/probe_cost.py [--steps N] [--turns N] [--json FILE]
+    PYTHONPATH=scripts PYTHON -m bench.probe_cost [--steps N] [--turns N] [--json FILE]
 
 PYTHON is one that can import vLLM. Stand-ins that do next to nothing take the place of the
 scheduler, the runner and its outputs; on a CUDA device they record an event and wait for it, as
-the real ones do. What a step of theirs takes is measured without the probe and under it: the
-difference is everything that the probe does in a step. (In a running engine it drowns in the
-noise of the host.) Scheduled asynchronously, the step's output is taken as one of the pristine
-runner's; synchronously, it is shown and made a list of, as on the overlay.
+the real ones do. A step of theirs is timed without the probe and under it, and the difference is
+the probe's cost. (In a running engine it drowns in the noise of the host.) The asynchronous step
+ends with a pristine runner's output; the synchronous one with the overlay's readback and a list.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-if __name__ == "__main__":
-    sys.path[0] = str(ROOT / "scripts")
+import torch
+import vllm.v1
+from overlay import output
 
-import torch  # noqa: E402
-import vllm.v1  # noqa: E402
-from bench import report  # noqa: E402
-from bench.machine import describe  # noqa: E402
-from overlay import output  # noqa: E402
+from bench.compare.installations import ROOT
+from bench.compare.machine import describe
+from bench.reports.markdown import publish
 
-#: The step that the cost is held against, in microseconds.
+#: The step that the cost is compared with, in microseconds.
 STEP = 4000.0
 CONFIG = SimpleNamespace(
     parallel_config=SimpleNamespace(rank=0, data_parallel_index=0, data_parallel_size=1)
@@ -41,26 +37,24 @@ SCHEDULED = SimpleNamespace(
     num_scheduled_tokens={"0": 1},
     scheduled_cached_reqs=SimpleNamespace(req_ids=[str(n) for n in range(128)]),
 )
-
-
 SHOWN = torch.zeros(128, 1, dtype=torch.int32)
 
 
 class Scheduler:
-    """Stands for upstream's."""
+    """Stand-in for upstream's scheduler."""
 
     vllm_config = CONFIG
 
     def schedule(self) -> Any:
-        """What the runner is to do."""
+        """Return the same batch each time."""
         return SCHEDULED
 
     def update_from_output(self, _: object) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Output:
-    """Stands for what a step hands out later."""
+    """Stand-in for an asynchronous output."""
 
     def __init__(self, gpu: bool) -> None:
         self.async_copy_ready_event = torch.Event() if gpu else None
@@ -68,19 +62,19 @@ class Output:
             self.async_copy_ready_event.record()
 
     def get_output(self) -> None:
-        """Wait, if there is something to wait for."""
+        """Wait for the event, if there is one."""
         if self.async_copy_ready_event is not None:
             self.async_copy_ready_event.synchronize()
 
 
 class Outputs:
-    """Stands for the overlay's."""
+    """Stand-in for the overlay's readback."""
 
     def __init__(self, gpu: bool) -> None:
         self.gpu = gpu
 
     def show(self, _: None) -> torch.Tensor:
-        """What has been sampled, on the host; wait, if there is something to wait for."""
+        """Return tokens on the host, after an event if there is a device."""
         if self.gpu:
             event = torch.Event()
             event.record()
@@ -89,7 +83,7 @@ class Outputs:
 
 
 class Runner:
-    """Stands for the model runner."""
+    """Stand-in for the model runner."""
 
     vllm_config = CONFIG
 
@@ -98,25 +92,24 @@ class Runner:
         self.outputs = Outputs(gpu) if synchronous else None
 
     def execute_model(self, _: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def sample_tokens(self, _: None) -> Any:
-        """An output, or a list."""
+        """Return an asynchronous output, or tokens."""
         if self.outputs is None:
             return Output(self.gpu)
         return self._to_list(self.outputs.show(None))
 
     def _to_list(self, shown: torch.Tensor) -> torch.Tensor:
-        """Nothing that takes time."""
         return shown
 
 
-def _nothing(_: object) -> None:
-    """In place of writing a file."""
+def _write_nothing(_: object) -> None:
+    """Take the place of writing a file."""
 
 
 def step_time(gpu: bool, steps: int, synchronous: bool) -> float:
-    """Microseconds of a step."""
+    """Return the microseconds of a step."""
     scheduler, runner = Scheduler(), Runner(gpu, synchronous)
     start = time.perf_counter()
     for _ in range(steps):
@@ -133,7 +126,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--steps", type=int, default=5000, help="of a turn (%(default)s)")
     parser.add_argument("--turns", type=int, default=7, help="with and without (%(default)s)")
-    parser.add_argument("--json", type=Path, help="write the run to this file, too")
+    parser.add_argument("--json", type=Path, help="also write the run to this file")
     args = parser.parse_args(argv)
     started = time.monotonic()
     if not hasattr(vllm.v1, "readiness"):
@@ -150,7 +143,7 @@ def main(argv: Sequence[str]) -> int:
     folder = ROOT / "build"
     folder.mkdir(exist_ok=True)
     recorder._path = str(folder / "probe-cost")  # for the figures of /metrics; no records
-    recorder.Recorder.write = _nothing  # type: ignore[method-assign, assignment]
+    recorder.Recorder.write = _write_nothing  # type: ignore[method-assign, assignment]
     events.watch()
     modules = ModuleType("runner"), ModuleType("scheduler"), ModuleType("outputs")
     vars(modules[0]).update(GPUModelRunner=Runner, AsyncGPUModelRunnerOutput=Output)
@@ -162,13 +155,12 @@ def main(argv: Sequence[str]) -> int:
     what = "with CUDA events" if gpu else "without events"
     rows = []
     for name, mode in modes.items():
-        begun = recorder.recorder().ring.count
-        on = measured(mode)
-        kinds = (recorder.recorder().ring.count - begun) / (args.steps * args.turns)
-        cost = on - without[name]
-        rows.append(
-            [f"{name}, {what}", round(kinds, 1), without[name], on, cost, cost / STEP * 100]
-        )
+        before = recorder.recorder().ring.count
+        with_probe = measured(mode)
+        records = (recorder.recorder().ring.count - before) / (args.steps * args.turns)
+        cost = with_probe - without[name]
+        times = [without[name], with_probe, cost, cost / STEP * 100]
+        rows.append([f"{name}, {what}", round(records, 1), *times])
     run: dict[str, Any] = {
         **describe("table", started, {}, torch.cuda.get_device_name() if gpu else "CPU"),
         "title": f"What the probe does in a step, microseconds of the host; median of {args.turns} "
@@ -179,7 +171,7 @@ def main(argv: Sequence[str]) -> int:
         "rows": rows,
         "problems": [],
     }
-    return report.publish(run, args.json)
+    return publish(run, args.json)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Markers of thinking for models that have no tokenizer."""
+"""Markers of thinking for models without a tokenizer."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ END = [7, 8]
 
 
 def config() -> ReasoningConfig:
-    """The markers as the engine is told of them; it would make them from text."""
+    """Return the markers as the engine takes them; vLLM would make them from text."""
     from vllm.config.reasoning import ReasoningConfig
 
-    made = ReasoningConfig()
-    made._reasoning_start_token_ids = START
-    made._reasoning_end_token_ids = END
-    return made
+    reasoning = ReasoningConfig()
+    reasoning._reasoning_start_token_ids = START
+    reasoning._reasoning_end_token_ids = END
+    return reasoning
 
 
 def unpin() -> None:
-    """Have this process force tokens without pinned memory.
+    """Make forced tokens go without pinned memory in this process.
 
-    Stock pins it whatever the platform, and fails where there is no driver. In a process
-    that vLLM starts, this serves as a general plugin.
+    Stock pins it whatever the platform, and fails where there is no driver. In a process that
+    vLLM starts, this serves as a general plugin.
     """
     from vllm.utils.torch_utils import async_tensor_h2d
 
@@ -33,5 +33,5 @@ def unpin() -> None:
 
 
 def ended(tokens: list[int]) -> bool:
-    """Whether the marker of the end is among ``tokens``."""
-    return any(tokens[at : at + len(END)] == END for at in range(len(tokens)))
+    """Return whether the end marker is among ``tokens``."""
+    return any(tokens[n : n + len(END)] == END for n in range(len(tokens)))

@@ -1,11 +1,11 @@
-"""Read what the probe has recorded.
+"""Show the probe's records.
 
     python3 scripts/probe FILE [--json] [--trace TRACE.json]
 
-FILE is what VLLM_READINESS_PROBE held when the engine ran, or the file of one of its
-processes (FILE.rank0). Prints a table of p50, p90, p99 and maximum in milliseconds for
-each process; --trace writes a Chrome trace besides, for https://ui.perfetto.dev.
-Standard library only; vLLM need not be there.
+FILE is the value of VLLM_READINESS_PROBE when the engine ran, or the file of one of its
+processes (FILE.rank0). Prints a table of p50, p90, p99 and maximum in milliseconds for each
+process; --trace also writes a Chrome trace, for https://ui.perfetto.dev. Needs the standard
+library only, and not vLLM.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import signal
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until output.run: nothing is there to clean up
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until output.run: there is nothing to clean up
 
 import argparse
 import json
@@ -40,17 +40,17 @@ from probe import records, table, trace
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the table; 0, or 1 if there is nothing to read."""
+    """Print the table; return 0, or 1 if there is nothing to read."""
     parser = argparse.ArgumentParser(prog="probe", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("file", type=Path, help="what VLLM_READINESS_PROBE held")
+    parser.add_argument("file", type=Path, help="the value of VLLM_READINESS_PROBE")
     parser.add_argument("--json", action="store_true", help="the table for programs")
     parser.add_argument("--trace", type=Path, help="write a Chrome trace for Perfetto")
     args = parser.parse_args(argv)
     try:
         processes, left_out = records.engine(args.file)
         if args.trace:
-            made = {"traceEvents": list(trace.events(processes)), "displayTimeUnit": "ms"}
-            args.trace.write_text(json.dumps(made))
+            events = list(trace.events(processes))
+            args.trace.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
     except (records.ProbeError, OSError) as error:
         print(escaped(f"probe: {error}"), file=sys.stderr)
         return 1
@@ -58,21 +58,24 @@ def main(argv: Sequence[str]) -> int:
         print(escaped(f"probe: {sentence}, and left out"), file=sys.stderr)
     if records.several_hosts(processes):
         print(
-            "probe: these processes ran on several hosts. Between hosts, times are compared by "
-            "the time of day, which may differ by milliseconds or more",
+            "probe: these processes ran on several hosts, whose times are aligned by the time of "
+            "day; it may differ by milliseconds or more",
             file=sys.stderr,
         )
     if args.json:
-        found = {
-            each.label: {"header": each.header, "rows": [r._asdict() for r in table.rows(each)]}
-            for each in processes
+        tables = {
+            process.label: {
+                "header": process.header,
+                "rows": [row._asdict() for row in table.rows(process)],
+            }
+            for process in processes
         }
-        print(json.dumps(found, indent=1))
+        print(json.dumps(tables, indent=1))
     else:
         print(table.text(processes), end="")
         if args.trace:
             print(escaped(f"{args.trace}: open it at https://ui.perfetto.dev"))
-    # Without a trace, the table is all that this is for.
+    # Without a trace, the table is the only result.
     return 1 if output.lost() and not args.trace else 0
 
 

@@ -1,8 +1,8 @@
-"""The probe's files, read.
+"""Read the probe's files.
 
-A file is one line of JSON, and records of 64-bit integers behind it. One engine's
-processes write files of their own: FILE.rank0, FILE.rank1, FILE.engine0, ... Those of one
-host have its clock in common; those of several are brought together by the time of day.
+A file is one line of JSON, and then records of 64-bit integers. The processes of one engine
+write a file each: FILE.rank0, FILE.rank1, FILE.engine0, ... Those of one host share its clock;
+those of several hosts are aligned by the time of day.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import re
 import sys
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from glob import escape
@@ -21,31 +21,31 @@ from typing import Any, NamedTuple
 
 FORMAT = "vllm-readiness-probe"
 VERSION = 1
-#: The fields of a record, as this program knows them; a file may have more.
+#: The fields of a record that this program knows; a file may have more.
 FIELDS = ("kind", "began", "ended", "step", "owner", "extra")
-#: What else the first line says.
-_SAID = ("label", "pid", "boot", "thread", "lost", "vllm", "overlay", "digest", "device")
+#: Other names that the first line must have.
+_NAMES = ("label", "pid", "boot", "thread", "lost", "vllm", "overlay", "digest", "device")
 _TIMES = ("started_unix_ns", "started_ns", "written_ns")
-#: How the file of a process is named behind what VLLM_READINESS_PROBE held.
+#: The ending of a process's file, behind the value of VLLM_READINESS_PROBE.
 _LABEL = re.compile(r"(?:dp\d+-)?(?:rank|engine)\d+")
 
 
 class ProbeError(Exception):
-    """A file is not what it should be; the sentence names it, and says what to do."""
+    """A file is missing or damaged; the sentence names it, and says what to do."""
 
 
 class Span(NamedTuple):
     """One record.
 
     Attributes:
-        kind: what was recorded, by name.
-        began: in nanoseconds of the host's monotonic clock.
+        kind: name of the recorded event, such as ``execute_model`` or ``fence``.
+        began: nanoseconds of the host's monotonic clock.
         ended: the same.
-        step: the worker's, counted from 1.
-        owner: of a fence, who waited; else empty.
-        continuing: of ``execute_model`` and ``output``, the requests that the step continues.
-        thread: whose it was; of a readback, 0.
-        consumed: of a readback, when the host took it; else 0.
+        step: the worker's step, counted from 1.
+        owner: the code that waited, of a fence; else empty.
+        continuing: requests that the step continues, of ``execute_model`` and ``output``.
+        thread: ident of the recording thread; 0 of a readback.
+        consumed: when the host took a readback; else 0.
     """
 
     kind: str
@@ -59,7 +59,7 @@ class Span(NamedTuple):
 
     @property
     def length(self) -> int:
-        """In nanoseconds."""
+        """Nanoseconds from begin to end."""
         return self.ended - self.began
 
 
@@ -68,13 +68,13 @@ class Step(NamedTuple):
 
     Attributes:
         number: counted from 1.
-        began: in nanoseconds.
-        ended: the same; when the next step began.
-        parts: name to nanoseconds, of what the step's thread did; ``outside`` is the rest,
-            in which it did nothing that the probe knows.
-        waiting: part to the nanoseconds of it that were fences.
-        fences: owner to number.
-        continuing: requests that it continues; 0: it only begins some.
+        began: nanoseconds of the host's monotonic clock.
+        ended: the same; the next step's beginning.
+        parts: part of the step to nanoseconds of its thread; ``outside`` is the rest, which
+            the probe does not see.
+        waiting: part to its nanoseconds in fences.
+        fences: owner to number of fences.
+        continuing: requests that it continues; 0 if it only begins some.
     """
 
     number: int
@@ -87,23 +87,23 @@ class Step(NamedTuple):
 
     @property
     def length(self) -> int:
-        """In nanoseconds."""
+        """Nanoseconds from begin to end."""
         return self.ended - self.began
 
 
-#: What a step's thread may be doing, in the order in which it is shown.
+#: The recorded parts of a step, in the order in which they are shown.
 PARTS = ("schedule", "execute_model", "sample_tokens", "get_output", "update_from_output")
 OUTSIDE = "outside"
 
 
 @dataclass
 class Process:
-    """What one process recorded.
+    """The records of one process.
 
     Attributes:
         path: its file.
         header: the file's first line.
-        spans: in the order in which they ended.
+        spans: ordered by their end.
     """
 
     path: Path
@@ -112,67 +112,58 @@ class Process:
 
     @property
     def label(self) -> str:
-        """Which process: ``rank0``, ``engine0``, ..."""
+        """The process's name: ``rank0``, ``engine0``, ..."""
         return str(self.header["label"])
 
     def of(self, kind: str) -> list[Span]:
-        """The records of one kind."""
+        """Return the records of one kind."""
         return [span for span in self.spans if span.kind == kind]
 
     def within(self, began: int, ended: int) -> Process:
-        """What began at ``began`` or later, and ended by ``ended``."""
+        """Return the records that lie between two times, in nanoseconds."""
         kept = [span for span in self.spans if began <= span.began and span.ended <= ended]
         return Process(self.path, self.header, kept)
 
     def intervals(self) -> list[int]:
-        """Nanoseconds between an output and the one before, where the step continued requests.
+        """Return the nanoseconds between outputs, of steps that continued requests.
 
-        A step that begins requests alone comes after a pause, and its interval is not theirs.
+        A step that only begins requests comes after a pause.
         """
         return [span.length for span in self.of("output") if span.continuing]
 
     def waits(self) -> dict[str, int]:
-        """Nanoseconds of fences by the part that they are in, whichever thread it is of."""
+        """Return the nanoseconds of fences in each part of a step, over all threads."""
         waits: dict[str, int] = {}
         for thread in {span.thread for span in self.spans if span.kind == "fence"}:
             mine = [span for span in self.spans if span.thread == thread]
-            parts = sorted((s for s in mine if s.kind in PARTS), key=lambda span: span.began)
-            outer = _outermost(parts)
-            begun = [part.began for part in outer]
+            outer = _outermost(sorted((s for s in mine if s.kind in PARTS), key=_begin))
             for wait in mine:
                 if wait.kind == "fence":
-                    at = bisect_right(begun, wait.began) - 1
-                    inside = at >= 0 and wait.began < outer[at].ended
-                    where = outer[at].kind if inside else OUTSIDE
+                    where = _part_of(wait, outer)
                     waits[where] = waits.get(where, 0) + wait.length
         return waits
 
     def steps(self) -> list[Step]:
-        """The steps whose end is known: the next one follows, and continues requests."""
-        begun = sorted(self.of("execute_model"), key=lambda span: span.began)
-        others = sorted(
-            (span for span in self.spans if span.kind in PARTS), key=lambda span: span.began
-        )
-        fences = sorted(self.of("fence"), key=lambda span: span.began)
+        """Return the steps with a known end: the next one follows, and continues requests."""
+        begun = sorted(self.of("execute_model"), key=_begin)
+        parts = sorted((span for span in self.spans if span.kind in PARTS), key=_begin)
+        fences = sorted(self.of("fence"), key=_begin)
         steps = []
-        part = fence = 0
         for one, following in pairwise(begun):
-            while part < len(others) and others[part].began < one.began:
-                part += 1
-            while fence < len(fences) and fences[fence].began < one.began:
-                fence += 1
-            mine = []
-            while part < len(others) and others[part].began < following.began:
-                if others[part].thread == one.thread:
-                    mine.append(others[part])
-                part += 1
-            waits = []
-            while fence < len(fences) and fences[fence].began < following.began:
-                waits.append(fences[fence])
-                fence += 1
             if following.continuing and following.step == one.step + 1:
-                steps.append(_step(one, following.began, mine, waits))
+                times = one.began, following.began
+                mine = [part for part in _begun(parts, *times) if part.thread == one.thread]
+                steps.append(_step(one, following.began, mine, _begun(fences, *times)))
         return steps
+
+
+def _begin(span: Span) -> int:
+    return span.began
+
+
+def _begun(spans: Sequence[Span], first: int, last: int) -> Sequence[Span]:
+    """Return those of ordered spans that began at ``first`` or later, and before ``last``."""
+    return spans[bisect_left(spans, first, key=_begin) : bisect_left(spans, last, key=_begin)]
 
 
 def _step(one: Span, ended: int, parts: Sequence[Span], fences: Sequence[Span]) -> Step:
@@ -185,14 +176,20 @@ def _step(one: Span, ended: int, parts: Sequence[Span], fences: Sequence[Span]) 
     for wait in fences:
         counts[wait.owner] = counts.get(wait.owner, 0) + 1
         if wait.thread == one.thread:
-            where = next((p.kind for p in outer if p.began <= wait.began < p.ended), OUTSIDE)
+            where = _part_of(wait, outer)
             waiting[where] = waiting.get(where, 0) + wait.length
     lengths[OUTSIDE] = ended - one.began - sum(lengths.values())
     return Step(one.step, one.began, ended, lengths, waiting, counts, one.continuing)
 
 
+def _part_of(wait: Span, parts: Sequence[Span]) -> str:
+    """Return the kind of the part in which a fence began; the parts are ordered."""
+    n = bisect_right(parts, wait.began, key=_begin) - 1
+    return parts[n].kind if n >= 0 and wait.began < parts[n].ended else OUTSIDE
+
+
 def _outermost(parts: Iterable[Span]) -> list[Span]:
-    """The spans of one thread, in order, without those that lie within another."""
+    """Return the spans of one thread that do not lie within another; they are in order."""
     kept: list[Span] = []
     for part in parts:
         if not kept or part.began >= kept[-1].ended:
@@ -204,20 +201,22 @@ def read(path: Path) -> Process:
     """Read one file.
 
     Raises:
-        ProbeError: it is not there, is not a probe's, is of another version, or damaged.
+        ProbeError: it is missing, not a probe's, of another version, or damaged.
     """
     try:
         with path.open("rb") as file:
             line, rest = file.readline(), file.read()
     except OSError as error:
-        raise ProbeError(f"{path}: {error.strerror}. Name what VLLM_READINESS_PROBE held") from None
+        raise ProbeError(
+            f"{path}: {error.strerror}. Name the value of VLLM_READINESS_PROBE"
+        ) from None
     try:
         header = json.loads(line)
     except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise ProbeError(
-            f"{path} is not a file of the probe. Name what VLLM_READINESS_PROBE held, or one "
+            f"{path} is not a file of the probe. Name the value of VLLM_READINESS_PROBE, or one "
             "process's file (FILE.rank0)"
         )
     try:
@@ -230,18 +229,20 @@ def read(path: Path) -> Process:
 
 
 def _spans(path: Path, header: dict[str, Any], rest: bytes) -> list[Span]:
-    """The records behind the first line.
+    """Return the records behind the first line.
 
     Raises:
         ProbeError: they are of another version, or cut off.
-        LookupError, TypeError, ValueError: the first line is not what it should be.
+        LookupError: the first line lacks something, or names a kind that is not there.
+        TypeError: a value of the first line is of another type.
+        ValueError: a value of the first line is impossible.
     """
     if header["version"] != VERSION or tuple(header["fields"][: len(FIELDS)]) != FIELDS:
         raise ProbeError(
             f"{path} is of another version ({header['version']}); read it with the overlay "
             f"that wrote it ({header.get('overlay') or 'see its first line'})"
         )
-    if lacking := [name for name in (*_SAID, *_TIMES) if name not in header]:
+    if lacking := [name for name in (*_NAMES, *_TIMES) if name not in header]:
         raise LookupError(f"its first line lacks {', '.join(lacking)}")
     width = len(header["fields"])
     if len(rest) != header["records"] * width * 8:
@@ -271,21 +272,20 @@ def _spans(path: Path, header: dict[str, Any], rest: bytes) -> list[Span]:
 
 
 def engine(name: Path) -> tuple[list[Process], list[str]]:
-    """The processes of one engine, and what was left out.
+    """Read the files of one engine.
 
     Args:
-        name: what VLLM_READINESS_PROBE held, or one process's file.
+        name: the value of VLLM_READINESS_PROBE, or one process's file.
 
     Returns:
-        The processes by label; and a sentence on each file that is of an earlier engine.
+        The processes by label, and a sentence about each file of an earlier engine.
 
     Raises:
-        ProbeError: there is no such file, or one is not what it should be.
+        ProbeError: there is no such file, or one is damaged.
     """
     if not name.name:
         raise ProbeError(
-            "no file is named. Name what VLLM_READINESS_PROBE held: python3 scripts/probe FILE, "
-            "or make probe FILE=FILE"
+            "no file is named. Name the value of VLLM_READINESS_PROBE: make probe FILE=FILE"
         )
     if name.is_file():
         return [read(name)], []
@@ -299,22 +299,22 @@ def engine(name: Path) -> tuple[list[Process], list[str]]:
             f"no file {name}.*: the engine writes them when it ends, or when a process of it "
             f"gets SIGUSR2; was VLLM_READINESS_PROBE={name} set, and did it make a step?"
         )
-    found = [read(file) for file in files]
-    newest = max(_began(process) for process in found)
-    kept = [process for process in found if _ended(process) > newest]
-    old = [f"{each.path} is of an earlier engine" for each in found if each not in kept]
+    processes = [read(file) for file in files]
+    newest = max(_began(process) for process in processes)
+    kept = [process for process in processes if _ended(process) > newest]
+    old = [f"{p.path} is of an earlier engine" for p in processes if p not in kept]
     if several_hosts(kept):
         kept = [_by_time_of_day(process) for process in kept]
     return sorted(kept, key=_rank), old
 
 
 def several_hosts(processes: Iterable[Process]) -> bool:
-    """Whether their clocks are those of more than one host."""
+    """Return whether the processes ran on more than one host."""
     return len({process.header["boot"] for process in processes}) > 1
 
 
 def _by_time_of_day(process: Process) -> Process:
-    """The same with times since 1970, by its host's clock."""
+    """Return the process with times in nanoseconds of Unix time, by its host's clock."""
     since = _began(process) - int(process.header["started_ns"])
     spans = [
         span._replace(
@@ -328,7 +328,7 @@ def _by_time_of_day(process: Process) -> Process:
 
 
 def _began(process: Process) -> int:
-    """In nanoseconds of Unix time."""
+    """Return the start of the records in nanoseconds of Unix time."""
     return int(process.header["started_unix_ns"])
 
 
@@ -338,13 +338,13 @@ def _ended(process: Process) -> int:
 
 
 def _rank(process: Process) -> tuple[str, int]:
-    """Ranks by number, and not as text."""
+    """Return a key that sorts ranks by number."""
     digits = "".join(filter(str.isdigit, process.label.rpartition("k")[2]))
     return process.label.rstrip("0123456789"), int(digits or 0)
 
 
 def percentile(values: Iterable[float], percent: float) -> float | None:
-    """By linear interpolation, as numpy's default; None of nothing."""
+    """Return a percentile by linear interpolation, as numpy does; None of no values."""
     ordered = sorted(values)
     if not ordered:
         return None

@@ -1,9 +1,9 @@
 """The probe's records as a Chrome trace, which https://ui.perfetto.dev opens.
 
-One process of the engine is one process there. Its tracks are the host's threads, and the
-copies from the device to the host; an arrow leads from the ``sample_tokens`` that started
-a copy to the copy, and from there to the end of the ``get_output`` that took it.
-(The Trace Event Format: a list of events, times in microseconds.)
+Each process of the engine has a track for each thread of the host, and one for the copies from
+the device to the host. An arrow leads from the ``sample_tokens`` that started a copy to the copy,
+and from there to the end of the ``get_output`` that took it. (The Trace Event Format is a list
+of events with times in microseconds.)
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 from probe.records import Process, Span
 
-#: Tracks of a process, numbered by it: Perfetto keeps 32 bits of a track's number, fewer
-#: than a thread's ident has, and takes number 0 for another thing.
+#: Numbers reserved for the tracks of a process. Perfetto keeps 32 bits of a track's number,
+#: fewer than a thread's ident has, and 0 has another meaning.
 _TRACKS = 1000
 _MAIN = "host"
 
 
 def events(processes: Iterable[Process]) -> Iterator[dict[str, Any]]:
-    """The trace's events."""
+    """Yield the trace's events."""
     for pid, process in enumerate(processes, 1):
         yield _name("process_name", pid, pid * _TRACKS, process.label)
         threads = {span.thread for span in process.spans if span.kind != "readback"}
@@ -36,7 +36,7 @@ def events(processes: Iterable[Process]) -> Iterator[dict[str, Any]]:
         yield _name("thread_name", pid, copies, "device to host")
         spans = [span for span in process.spans if span.kind not in ("readback", "output")]
         shown = _one_after_another(process.of("readback"))
-        for span in spans:  # no output: a distance between two moments is no piece of work
+        for span in spans:  # an output is an interval between two moments, not work
             yield _slice(span, pid, tracks[span.thread])
         for span in shown:
             yield _slice(span, pid, copies)
@@ -44,10 +44,10 @@ def events(processes: Iterable[Process]) -> Iterator[dict[str, Any]]:
 
 
 def _one_after_another(copies: Iterable[Span]) -> list[Span]:
-    """Readbacks that begin when the one before is ready, or later.
+    """Return the readbacks such that each begins when the one before is ready, or later.
 
-    A copy can be ready to start while the one before still waits for its turn, and the
-    device's clock is known to within microseconds. A track's slices must not overlap.
+    A track's slices must not overlap. But a copy can be ready to start while the one before
+    waits for its turn, and the device's clock is known to within microseconds.
     """
     kept: list[Span] = []
     for span in sorted(copies, key=lambda copy: copy.ended):
@@ -81,16 +81,16 @@ def _slice(span: Span, pid: int, tid: int) -> dict[str, Any]:
 def _arrows(
     spans: Iterable[Span], pid: int, tracks: Mapping[int, int], copies: int
 ) -> Iterator[dict[str, Any]]:
-    """The steps' ways: sampled, copied, handed out; where both ends are known."""
+    """Yield the arrows of each step: sampled, copied, handed out; where both ends are known."""
     steps: dict[int, dict[str, Span]] = {}
     for span in spans:
         steps.setdefault(span.step, {})[span.kind] = span
     for step, kinds in steps.items():
         first, copy, last = (kinds.get(k) for k in ("sample_tokens", "readback", "get_output"))
         if first is None or last is None or last.ended <= first.ended:
-            continue  # begun before the records do, not handed out, or handed out at once
-        # In order, each within its slice: a copy may begin before `sample_tokens` ends, and
-        # `get_output` before the copy.
+            continue  # begun before the records, not handed out, or handed out at once
+        # An arrow's points must be in order and within their slices; but a copy may begin before
+        # `sample_tokens` ends, and `get_output` before the copy.
         left = max(first.began, first.ended - 1)
         taken = max(last.began, last.ended - 1)
         if copy is not None:

@@ -1,27 +1,25 @@
 """The description of the machine and the versions, with which every run begins."""
 
-import shlex
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from bench import machine
+from bench.compare import machine
 from overlay import pin
 from support.sites import REPO
 
 
 def test_a_described_run_says_what_is_needed_to_judge_and_repeat_it() -> None:
-    made = machine.describe("table", time.monotonic() - 2, {"stock": "0" * 64}, device="CPU")
-    assert (made["schema"], made["kind"], made["digests"]) == (1, "table", {"stock": "0" * 64})
-    assert 2 <= made["seconds"] < 60
-    assert list(made["machine"]) == ["device", "cpu", "cores", "memory GiB", "driver", "system"]
-    assert (made["machine"]["device"], made["machine"]["driver"]) == ("CPU", None)
-    assert made["machine"]["cores"] > 0
+    run = machine.describe("table", time.monotonic() - 2, {"stock": "0" * 64}, device="CPU")
+    assert (run["schema"], run["kind"], run["digests"]) == (1, "table", {"stock": "0" * 64})
+    assert 2 <= run["seconds"] < 60
+    assert list(run["machine"]) == ["device", "cpu", "cores", "memory GiB", "driver", "system"]
+    assert (run["machine"]["device"], run["machine"]["driver"]) == ("CPU", None)
+    assert run["machine"]["cores"] > 0
     pinned = pin.loads((REPO / pin.NAME).read_text())
-    assert made["versions"]["vllm"] == pinned.release
-    assert f"overlay = {made['versions']['overlay']}\n" in (REPO / pin.NAME).read_text()
-    assert made["versions"]["torch"].startswith("2.")
+    assert run["versions"]["vllm"] == pinned.release
+    assert f"overlay = {run['versions']['overlay']}\n" in (REPO / pin.NAME).read_text()
+    assert run["versions"]["torch"].startswith("2.")
 
 
 def test_an_installation_s_version_goes_before_this_pythons(tmp_path: Path) -> None:
@@ -33,7 +31,7 @@ def test_an_installation_s_version_goes_before_this_pythons(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("visible", "said", "device", "driver"),
+    ("visible", "answer", "device", "driver"),
     [
         (
             None,
@@ -49,31 +47,22 @@ def test_the_first_visible_gpu_is_the_device(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     visible: str | None,
-    said: str,
+    answer: str,
     device: str,
     driver: str | None,
 ) -> None:
     tool = tmp_path / "nvidia-smi"
-    tool.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\ncat <<E\n{said}E\n')
+    tool.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\ncat <<E\n{answer}E\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    found = machine.machine()
-    assert (found["device"], found["driver"]) == (device, driver)
+    description = machine.machine()
+    assert (description["device"], description["driver"]) == (device, driver)
     asked = tmp_path / "asked"
     assert ("--id 1" in asked.read_text() if asked.exists() else False) == (visible == "1,0")
-
-
-def test_the_command_leaves_out_where_the_results_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = str(REPO / "scripts" / "bench" / "step.py")
-    python = Path(sys.executable).name
-    for given in (["--json", "a b.json"], ["--json=a b.json"], []):
-        monkeypatch.setattr(sys, "argv", [program, "--batch", "2", *given, "--what", "a b"])
-        words = [python, "scripts/bench/step.py", "--batch", "2", "--what", "a b"]
-        assert machine.command() == shlex.join(words)
 
 
 def test_what_a_child_is_given_goes_before_what_it_inherits(
@@ -81,7 +70,7 @@ def test_what_a_child_is_given_goes_before_what_it_inherits(
 ) -> None:
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    found = machine.settings({"VLLM_LOGGING_LEVEL": "INFO"})
-    assert found["VLLM_LOGGING_LEVEL"] == "INFO"
-    assert found["OMP_NUM_THREADS"] == "3"
-    assert "PATH" not in found
+    description = machine.settings({"VLLM_LOGGING_LEVEL": "INFO"})
+    assert description["VLLM_LOGGING_LEVEL"] == "INFO"
+    assert description["OMP_NUM_THREADS"] == "3"
+    assert "PATH" not in description

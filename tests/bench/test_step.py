@@ -1,5 +1,6 @@
 """The benchmark of one step, run small on the real vLLM, stock and overlaid."""
 
+import os
 import subprocess
 import sys
 from argparse import Namespace
@@ -8,40 +9,58 @@ from typing import Any
 
 import pytest
 import torch
-from bench import report, step, thinking
+from bench import step, thinking
+from bench.reports import figures
+from bench.reports.markdown import markdown
+from bench.reports.run_file import load
 from support.sites import REPO
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.sample.sampler import Sampler
 
-PROGRAM = REPO / "scripts" / "bench" / "step.py"
 SMALL = ["--batch", "2", "--vocab", "64", "--lengths", "8", "24", "--steps", "2", "--rounds", "1"]
 
 
+def run_program(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "bench.step", *SMALL, *arguments],
+        env={**os.environ, "PYTHONPATH": str(REPO / "scripts")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
 def test_both_sides_are_measured_and_make_the_same_of_the_logits(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
-    command = [sys.executable, str(PROGRAM), *SMALL, "--json", str(file), "--what", *step.WHAT]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_program("--json", str(file), "--what", *step.FEATURES)
     assert done.returncode == 0, done.stderr
-    run = report.load(file)
-    assert done.stdout == report.markdown(run)
+    run = load(file)
+    assert done.stdout == markdown(run)
     assert [row[:3] for row in run["rows"]] == [
-        [name, n, case] for name, what in step.WHAT.items() for n in (8, 24) for case in what.cases
+        [name, n, case]
+        for name, feature in step.FEATURES.items()
+        for n in (8, 24)
+        for case in feature.cases
     ]
-    assert all(row[5] == [row[3] / row[4], report.FEW] for row in run["rows"])
+    assert all(row[5] == [row[3] / row[4], figures.FEW] for row in run["rows"])
     assert all(row[4] > 0 for row in run["rows"])
     assert run["problems"] == []
     assert run["machine"]["device"] == "CPU"
+    # The command is the one to repeat, without where the results go.
+    assert run["command"].startswith("PYTHONPATH=scripts python")
+    assert " -m bench.step --batch 2 " in run["command"]
     assert str(file) not in run["command"]
 
 
 def test_sides_that_differ_have_no_ratio() -> None:
     same = {"ms": 2.0, "logits": "a"}
-    found = step._table("penalties", [{"stock": {"8": same}, "overlaid": {"8": same}}])
-    assert found == ([["penalties", 8, "", 2.0, 2.0, [1.0, "?"]]], [])
+    rows = step.table("penalties", [{"stock": {"8": same}, "overlaid": {"8": same}}])
+    assert rows == ([["penalties", 8, "", 2.0, 2.0, [1.0, "?"]]], [])
     other = same | {"logits": "b"}
-    found = step._table("penalties", [{"stock": {"8": same}, "overlaid": {"8": other}}])
-    assert found[0] == [["penalties", 8, "", 2.0, 2.0, "refused"]]
-    assert found[1] == ["penalties, 8: the logits differ"]
+    rows = step.table("penalties", [{"stock": {"8": same}, "overlaid": {"8": other}}])
+    assert rows[0] == [["penalties", 8, "", 2.0, 2.0, "refused"]]
+    assert rows[1] == ["penalties, 8: the logits differ"]
 
 
 @pytest.fixture
@@ -51,17 +70,17 @@ def args(monkeypatch: pytest.MonkeyPatch) -> Namespace:
     return Namespace(batch=8, vocab=512, device="cpu", steps=4)
 
 
-def processed(args: Namespace, what: str, case: str = "", near: bool = False) -> torch.Tensor:
-    """[steps, batch, vocab] what becomes of zeros in each step."""
+def processed(args: Namespace, feature: str, case: str = "", near: bool = False) -> torch.Tensor:
+    """[steps, batch, vocab] zeros after the processing of each step."""
     generator = torch.Generator().manual_seed(1)
-    steps = step.Steps(Sampler(), args, what, 32, case, generator, near)
+    steps = step.Steps(Sampler(), args, feature, 32, case, generator, near)
     shape = (args.batch, args.vocab)
     logits = [steps.step(number, torch.zeros(shape)) for number in range(2 * args.steps)]
     assert steps.host > 0
     return torch.stack([*logits, steps.step(0, torch.zeros(shape))])
 
 
-@pytest.mark.parametrize("case", step.WHAT["thinking"].cases)
+@pytest.mark.parametrize("case", step.FEATURES["thinking"].cases)
 def test_a_budget_lasts_while_it_is_timed_and_ends_when_it_is_compared(
     args: Namespace, case: str
 ) -> None:
@@ -77,14 +96,13 @@ def test_words_of_each_length_are_forbidden_in_the_step_that_is_compared(args: N
     assert forbidden[-1].tolist() == [4] * args.batch
 
 
-def test_penalties_change_what_a_request_has_given(args: Namespace) -> None:
+def test_penalties_change_the_logits_of_every_request(args: Namespace) -> None:
     changed: Any = processed(args, "penalties") != 0
     assert changed.any(dim=2).all()
 
 
 def test_an_installation_that_is_not_there_is_named() -> None:
-    command = [sys.executable, str(PROGRAM), *SMALL, "--site", "/nowhere"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_program("--site", "/nowhere")
     assert done.returncode == 1
     assert "/nowhere" in done.stderr
     assert "Traceback" not in done.stderr

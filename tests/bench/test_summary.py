@@ -1,4 +1,4 @@
-"""From what was measured to figures and ratios, and to none that misleads."""
+"""The summary of a run: its figures and ratios, and the problems that refuse a ratio."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import outputs, summary
-from bench.readback import Foreign
-from bench.rows import BASELINE, ROWS, Case, Row
-from bench.summary import Child
+from bench.compare import outputs
+from bench.engines import step_figures
+from bench.engines.foreign_copies import ForeignCopies
+from bench.engines.rows import BASELINE, ROWS, Case, Row
+from bench.engines.step_figures import Child
+from bench.engines.summary import summarise
 from probe.records import Process, Span, Step
 
 MS = 1_000_000
@@ -77,10 +79,10 @@ def child(side: str, turn: int = 1, wait: int = 0, step: int = STEP, **cases: An
 
 
 def summed(*children: Child, row: Row = ROW) -> dict[str, Any]:
-    return summary.row(row, ("stock", "overlaid"), children)
+    return summarise(row, ("stock", "overlaid"), children)
 
 
-def test_a_planted_slowdown_is_in_every_figure_that_it_is_in() -> None:
+def test_a_planted_slowdown_is_in_the_figures_of_its_part() -> None:
     slow = 5 * MS
     found = summed(child("stock"), child("overlaid", wait=slow, step=STEP + slow))
     figures = found["cases"]["logprobs"]["figures"]
@@ -99,6 +101,9 @@ def test_a_planted_slowdown_is_in_every_figure_that_it_is_in() -> None:
         assert figures[figure]["overlaid"] == pytest.approx(overlaid), figure
     assert figures["ITL p50"]["ratios"]["overlaid"] == pytest.approx(1.5)
     assert figures["tokens/s"]["ratios"]["overlaid"] == pytest.approx(10 / 15)
+    # Stock's probe sees fewer waits than the overlay's.
+    for name in ("fences, a step", "fences, ms a step", "waiting in sample_tokens, ms a step"):
+        assert figures[name]["ratios"] == {}, name
     assert found["cases"]["logprobs"]["fences"]["overlaid"] == [{"history": STEPS}]
     assert not any(found["cases"]["logprobs"]["problems"].values())
 
@@ -113,7 +118,7 @@ def test_medians_are_over_the_rounds() -> None:
     assert figure["ratios"]["overlaid"] == pytest.approx(10 / 11)
 
 
-def test_rounds_that_a_side_has_not_are_left_out() -> None:
+def test_rounds_of_one_side_alone_are_left_out() -> None:
     stock = [child("stock", turn, step=ms * MS) for turn, ms in ((1, 10), (2, 30))]
     found = summed(*stock, child("overlaid", 1))
     assert found["rounds"] == 1
@@ -124,7 +129,7 @@ def test_rounds_that_a_side_has_not_are_left_out() -> None:
 
 def test_a_wrong_token_in_a_round_that_another_side_lacks_is_a_problem() -> None:
     spoilt = child("overlaid", 2)
-    wrong_token(spoilt.found["rows"][ROW.name]["logprobs"])
+    wrong_token(spoilt.result["rows"][ROW.name]["logprobs"])
     found = summed(child("stock"), child("overlaid"), spoilt)
     assert found["compared"] == [1]
     assert len(found["cases"]["logprobs"]["counts"]["overlaid"]) == 1
@@ -133,7 +138,7 @@ def test_a_wrong_token_in_a_round_that_another_side_lacks_is_a_problem() -> None
     assert set(found["cases"]["logprobs"]["figures"]["ITL p50"]["ratios"].values()) == {None}
 
 
-def test_rounds_of_which_no_side_has_the_same_give_no_ratio() -> None:
+def test_sides_without_a_common_round_have_no_ratio() -> None:
     found = summed(child("stock", 1), child("overlaid", 2))
     assert found["rounds"] == 0
     case = found["cases"]["logprobs"]
@@ -141,11 +146,11 @@ def test_rounds_of_which_no_side_has_the_same_give_no_ratio() -> None:
     assert case["figures"] == {}
 
 
-def test_what_several_rounds_have_alike_is_said_once() -> None:
+def test_a_problem_of_several_rounds_is_listed_once() -> None:
     ours = [child("overlaid", turn) for turn in (1, 2, 3)]
     for spoilt in ours[1:]:
-        wrong_token(spoilt.found["rows"][ROW.name]["logprobs"])
-        lost_logprob(spoilt.found["rows"][ROW.name]["logprobs"])
+        wrong_token(spoilt.result["rows"][ROW.name]["logprobs"])
+        lost_logprob(spoilt.result["rows"][ROW.name]["logprobs"])
     found = summed(*[child("stock", turn) for turn in (1, 2, 3)], *ours)
     assert found["cases"]["logprobs"]["problems"]["overlaid"] == [
         "overlaid rounds 2, 3: 79 of 80 logprobs",
@@ -189,7 +194,7 @@ def lost_logprob(found: dict[str, Any]) -> None:
 )
 def test_no_ratio_of_outputs_that_differ_or_are_lost(change: Change, sentence: str) -> None:
     spoilt = child("overlaid")
-    change(spoilt.found["rows"][ROW.name]["logprobs"])
+    change(spoilt.result["rows"][ROW.name]["logprobs"])
     cases = summed(child("stock"), spoilt)["cases"]
     assert sentence in cases["logprobs"]["problems"]["overlaid"]
     for name, figure in cases["logprobs"]["figures"].items():
@@ -198,9 +203,9 @@ def test_no_ratio_of_outputs_that_differ_or_are_lost(change: Change, sentence: s
     assert cases[BASELINE]["figures"]["ITL p50"]["ratios"]["overlaid"] == pytest.approx(1)
 
 
-def test_what_spoils_stock_spoils_every_ratio() -> None:
+def test_a_problem_of_stock_refuses_every_ratio() -> None:
     spoilt = child("stock", 2)
-    lost_logprob(spoilt.found["rows"][ROW.name]["logprobs"])
+    lost_logprob(spoilt.result["rows"][ROW.name]["logprobs"])
     ours = [child("overlaid", turn) for turn in (1, 2)]
     found = summed(child("stock"), spoilt, *ours)["cases"]["logprobs"]
     assert found["problems"]["stock"] == ["stock round 2: 79 of 80 logprobs"]
@@ -257,14 +262,6 @@ def test_steps_of_prompts_are_no_decoding_steps() -> None:
     assert figures["execute_model p99"]["stock"] == pytest.approx(2)
 
 
-def test_what_stock_does_not_see_is_not_held_against_it() -> None:
-    slow = 5 * MS
-    found = summed(child("stock"), child("overlaid", wait=slow, step=STEP + slow))
-    figures = found["cases"]["logprobs"]["figures"]
-    for name in ("fences, a step", "fences, ms a step", "waiting in sample_tokens, ms a step"):
-        assert figures[name]["ratios"] == {}, name
-
-
 def test_outputs_that_are_not_consumed_at_once_spoil_the_control() -> None:
     control = replace(ROW, cases={BASELINE: Case(), "logprobs": Case(consumed=True)})
 
@@ -289,12 +286,6 @@ def test_without_records_there_is_no_ratio() -> None:
     assert found["figures"]["sample_tokens p50"]["overlaid"] is None
 
 
-def test_the_timeline_is_three_steps_of_the_case() -> None:
-    found = summed(child("stock"), child("overlaid"))["cases"]["logprobs"]["timeline"]["stock"]
-    assert [span["start"] for span in found if span["name"] == "execute_model"] == [0, 10, 20]
-    assert all(0 <= span["start"] <= span["end"] <= 30 for span in found)
-
-
 def test_the_series_has_every_length_once() -> None:
     found = summed(child("stock"), child("overlaid"))["cases"][BASELINE]["series"]["stock"]
     assert found["length"][0] == 2
@@ -316,25 +307,29 @@ def marks(noisy: Iterable[int]) -> list[int]:
 
 def test_steps_beside_a_copy_are_held_against_quiet_ones() -> None:
     steps = seen_steps([4.0, 6.0, 4.0, 6.0, 9.0, 0.0])
-    figures = summary.beside(steps, marks([1, 3, 4]), [250.0, 240.0])
+    figures = step_figures.beside_figures(steps, marks([1, 3, 4]), [250.0, 240.0])
     assert figures["steps begun beside the copy"] == 3
     assert figures["copy, shortest"] == 240.0
     assert figures["wait of a step, quiet, p50"] == pytest.approx(4.0)
     assert figures["wait of a step, beside the copy, p50"] == pytest.approx(6.0)
     assert figures["wait of a step, beside / quiet, max"] == pytest.approx(9 / 4)
     assert figures["step, beside / quiet, p50"] == pytest.approx(1.0)
-
-
-def test_without_steps_beside_a_copy_there_is_no_ratio() -> None:
-    figures = summary.beside(seen_steps([4.0] * 9), [], [])
-    assert figures["wait of a step, beside / quiet, p50"] is None
-    assert figures["copy, shortest"] is None
+    none = step_figures.beside_figures(steps, [], [])
+    assert none["wait of a step, beside / quiet, p50"] is none["copy, shortest"] is None
 
 
 @pytest.mark.parametrize(
     ("noisy", "length", "problems"),
-    [(20, 250.0, 0), (2, 250.0, 1), (39, 250.0, 1), (20, Foreign.LEAST * 999, 1), (1, 9.0, 2)],
+    [
+        (20, 250.0, 0),
+        (2, 250.0, 1),
+        (39, 250.0, 1),
+        (20, ForeignCopies.LEAST * 999, 1),
+        (1, 9.0, 2),
+    ],
 )
 def test_few_steps_or_a_short_copy_spoil_the_case(noisy: int, length: float, problems: int) -> None:
     steps = seen_steps([4.0] * 40)
-    assert len(summary.unlike(steps, marks(range(noisy)), [250.0, length])) == problems
+    assert (
+        len(step_figures.beside_problems(steps, marks(range(noisy)), [250.0, length])) == problems
+    )

@@ -270,12 +270,12 @@ def check(model: Path, references: list[Any]) -> dict[str, Any]:
 
 def check_plants(model: Path, references: list[Any], names: list[str]) -> dict[str, Any]:
     """By planted fault, what goes wrong."""
-    from support.plants import plant_there  # there only where the overlay is
+    from support.mutants import mutate_worker  # there only where the overlay is
 
     bench = Bench(model, asynchronous=True)
     outcomes = {}
     for name in names:
-        bench.engine.collective_rpc(plant_there, args=(name,))
+        bench.engine.collective_rpc(mutate_worker, args=(name,))
         outcomes[name] = Trial(bench, references, PATIENCE).run(10**6, derandomize=True)
     return outcomes
 

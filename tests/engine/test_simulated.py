@@ -19,13 +19,13 @@ from overlay.errors import Exit
 from support import asynchronous
 from support.checkpoint import generate
 from support.engine import Engine, at_once
-from support.plants import PLANTS
+from support.mutants import MUTANTS
 from support.sites import REPO, run
 
 PROGRAM = REPO / "tests" / "engine" / "simulated.py"
 #: No faults here are those of a runner that let go of what it sampled before it read it, or
 #: that dropped a readback unread: this one does neither.
-FAULTS = sorted({*PLANTS} - {"sources let go of", "reused in flight"})
+FAULTS = sorted({*MUTANTS} - {"sources let go of", "reused in flight"})
 
 
 @pytest.fixture(scope="module")

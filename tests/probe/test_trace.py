@@ -133,11 +133,11 @@ def test_copies_are_shown_one_after_another() -> None:
     assert shown == [(1, 4), (5, 3), (8, 0)]
 
 
-def test_each_thread_has_a_track_with_its_name() -> None:
+def test_each_thread_has_a_track_and_each_slice_its_arguments() -> None:
     rows = [
-        row("execute_model", 0, 5, 1, 0, MAIN),
-        row("get_output", 3, 9, 1, 0, OTHER),
-        row("readback", 2, 4, 1, 0, 9),
+        row("execute_model", 0, 5, 7, 3, MAIN),
+        row("get_output", 3, 9, 7, 0, OTHER),
+        row("readback", 2000, 4000, 7, 0, 9000),
     ]
     events = made(process(rows), process(rows, label="engine0"))
     assert sorted(names(events, "process_name").values()) == ["engine0", "rank0"]
@@ -151,11 +151,7 @@ def test_each_thread_has_a_track_with_its_name() -> None:
         "get_output": f"host, thread {OTHER:x}",
         "readback": "device to host",
     }
-
-
-def test_a_slice_says_more_about_itself() -> None:
-    rows = [row("execute_model", 0, 5, 7, 3), row("readback", 2000, 4000, 7, 0, 9000)]
-    arguments = {event["name"]: event["args"] for event in slices(made(process(rows)))}
+    arguments = {event["name"]: event["args"] for event in slices(events)}
     assert arguments["execute_model"] == {"step": 7, "requests continued": 3}
     assert arguments["readback"] == {"step": 7, "ready to consumed us": 5.0}
 

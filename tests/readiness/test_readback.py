@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.asynchronous import cycling
 from support.device import Device, installed, poison
-from support.plants import PLANTS, planted
+from support.mutants import MUTANTS, mutated
 from vllm.v1.readiness import fences
 from vllm.v1.readiness.readback import Readback, Readbacks
 
@@ -252,7 +252,7 @@ def test_what_is_read_is_what_there_was_and_stays_so(schedule: Schedule) -> None
     what_is_read_is_what_there_was(schedule)
 
 
-@pytest.mark.parametrize("name", PLANTS)
+@pytest.mark.parametrize("name", MUTANTS)
 def test_the_property_finds_a_planted_fault(name: str) -> None:
     """It shows as a wrong value, and without help from shrinking."""
     fails = settings(
@@ -263,7 +263,7 @@ def test_the_property_finds_a_planted_fault(name: str) -> None:
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )(given(SCHEDULES)(what_is_read_is_what_there_was))
-    with planted(name), pytest.raises(AssertionError, match="and there was"):
+    with mutated(name), pytest.raises(AssertionError, match="and there was"):
         fails()
 
 

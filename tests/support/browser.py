@@ -1,4 +1,4 @@
-"""A real headless Chromium, and what it says of a page."""
+"""A headless Chromium, and its complaints about a page."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,10 +15,11 @@ PHONE = (390, 844)
 
 @dataclass
 class Opened:
-    """A page, and everything about it that should not be.
+    """An open page.
 
     Attributes:
-        complaints: console messages, errors, and requests that left the page.
+        page: Playwright's page.
+        complaints: console messages, errors, dialogs, and requests that left the page.
     """
 
     page: Page
@@ -27,7 +28,7 @@ class Opened:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """The Chromium that ``scripts/environment test`` has found."""
+    """Start the Chromium that ``scripts/environment test`` found."""
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(
             executable_path=chromium.ensure(), args=list(chromium.FLAGS)
@@ -39,7 +40,7 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened(
+def open_page(
     started: Browser,
     file: Path,
     size: tuple[int, int] = DESKTOP,
@@ -49,23 +50,27 @@ def opened(
     width, height = size
     context = started.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
     try:
-        found = Opened(context.new_page())
+        opened = Opened(context.new_page())
         address = file.as_uri()
 
-        def route(asked: Route) -> None:
-            if asked.request.url == address:
-                asked.continue_()
+        def route(request: Route) -> None:
+            if request.request.url == address:
+                request.continue_()
             else:
-                found.complaints.append(f"request: {asked.request.url}")
-                asked.abort()
+                opened.complaints.append(f"request: {request.request.url}")
+                request.abort()
 
-        found.page.route("**/*", route)
-        found.page.on("console", lambda said: found.complaints.append(f"console: {said.text}"))
-        found.page.on("pageerror", lambda error: found.complaints.append(f"error: {error}"))
-        found.page.on("dialog", lambda dialog: dialog.dismiss())
-        found.page.on("dialog", lambda dialog: found.complaints.append(f"dialog: {dialog.message}"))
-        found.page.goto(address)
-        yield found
+        opened.page.route("**/*", route)
+        opened.page.on(
+            "console", lambda message: opened.complaints.append(f"console: {message.text}")
+        )
+        opened.page.on("pageerror", lambda error: opened.complaints.append(f"error: {error}"))
+        opened.page.on("dialog", lambda dialog: dialog.dismiss())
+        opened.page.on(
+            "dialog", lambda dialog: opened.complaints.append(f"dialog: {dialog.message}")
+        )
+        opened.page.goto(address)
+        yield opened
     finally:
         context.close()
 
@@ -75,12 +80,12 @@ Show = Callable[[Path, tuple[int, int], Literal["light", "dark"]], Opened]
 
 @contextmanager
 def opening(started: Browser) -> Iterator[Show]:
-    """Opens files; at the end, nothing may have been amiss with any of them."""
+    """Yield a function that opens files; none of them may have complaints in the end."""
     pages: list[Opened] = []
     with ExitStack() as stack:
 
         def show(file: Path, size: tuple[int, int], scheme: Literal["light", "dark"]) -> Opened:
-            pages.append(stack.enter_context(opened(started, file, size, scheme)))
+            pages.append(stack.enter_context(open_page(started, file, size, scheme)))
             return pages[-1]
 
         yield show

@@ -1,4 +1,4 @@
-"""Files of the probe with records that are known, and what should be read from them."""
+"""Files of the probe with known records, and strategies that draw records."""
 
 import json
 import logging.handlers
@@ -24,7 +24,7 @@ Row = tuple[int, int, int, int, int, int]
 
 
 def header(count: int, **changes: Any) -> dict[str, Any]:
-    """A file's first line."""
+    """Return a file's first line."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -53,7 +53,7 @@ def header(count: int, **changes: Any) -> dict[str, Any]:
 
 
 def written(path: Path, rows: Iterable[Row], swapped: bool = False, **changes: Any) -> Path:
-    """Write a file; ``swapped``: by a machine of the other byte order."""
+    """Write a file, with ``swapped`` in the other byte order."""
     numbers = array("q", [number for row in rows for number in row])
     if swapped:
         numbers.byteswap()
@@ -65,12 +65,12 @@ def written(path: Path, rows: Iterable[Row], swapped: bool = False, **changes: A
 
 
 def row(kind: str, began: int, ended: int, step: int = 1, owner: int = 0, extra: int = MAIN) -> Row:
-    """A record as it is written."""
+    """Return a record as it is written."""
     return KINDS.index(kind), began, ended, step, owner, extra
 
 
 def process(rows: Iterable[Row], **changes: Any) -> Process:
-    """What would be read from a file of these records, without the file."""
+    """Return the process that a file of these records would be read as."""
     spans = [
         Span(
             *(KINDS[kind], began, ended, step),
@@ -85,10 +85,10 @@ def process(rows: Iterable[Row], **changes: Any) -> Process:
 
 
 class Part(NamedTuple):
-    """Something that a step does.
+    """A part of a step.
 
     Attributes:
-        kind: what.
+        kind: name of the event.
         gap: nanoseconds since the part before.
         head: nanoseconds before its fence.
         tail: nanoseconds after it.
@@ -103,20 +103,21 @@ class Part(NamedTuple):
 
     @property
     def length(self) -> int:
-        """In nanoseconds."""
+        """Nanoseconds, with the fence."""
         return self.head + self.tail + (self.wait[0] if self.wait else 0)
 
 
 class Made(NamedTuple):
-    """A step as it was made.
+    """A drawn step.
 
     Attributes:
-        continuing: requests.
-        parts: of the main thread, ``execute_model`` first.
-        gap: nanoseconds after the last one.
-        late: nanoseconds from the end of ``sample_tokens`` until the copy begins (it may be
-            before), of the copy, from ``sample_tokens`` until another thread may ask for the
-            output, and of its ``get_output`` at least; None: there is none.
+        continuing: requests that it continues.
+        parts: those of the main thread, ``execute_model`` first.
+        gap: nanoseconds after the last part.
+        late: four times in nanoseconds, or None if there is no asynchronous output: from the end
+            of ``sample_tokens`` until the copy begins (it may be negative), of the copy, from
+            ``sample_tokens`` until another thread may ask for the output, and of its
+            ``get_output`` at least.
     """
 
     continuing: int
@@ -146,18 +147,18 @@ _MADE = st.builds(
     st.none() | st.tuples(st.integers(-3_000_000, 3_000_000), _times, _times, _times),
 )
 #: The steps of a worker.
-STEPS = st.lists(_MADE, max_size=8)
+STEPS = st.lists(_MADE, max_size=5)
 
 
 def rows_of(steps: Iterable[Made], began: int = 10**15) -> list[Row]:
-    """The records of some steps, one after another, in the order in which they ended."""
+    """Return the records of steps that follow one another, ordered by their end."""
     rows: list[Row] = []
     at = began
     last_output = 0
-    free = began  # when the other thread is
+    free = began  # from when the other thread is idle
     for number, step in enumerate(steps, 1):
         for part in step.parts:
-            # A step begins with its first part: what is before is of the step before.
+            # A step begins with its first part; a gap before is the step's before.
             at += 0 if part is step.parts[0] else part.gap
             start = at
             at += part.head
@@ -184,7 +185,7 @@ def rows_of(steps: Iterable[Made], began: int = 10**15) -> list[Row]:
 
 @contextmanager
 def logged(module: ModuleType) -> Iterator[Callable[[], list[str]]]:
-    """What a module logs from a warning up, while it lasts."""
+    """Yield a function that returns a module's warnings and errors so far."""
     handler = logging.handlers.BufferingHandler(1000)
     logger = logging.getLogger(module.__name__)
     level = logger.level

@@ -1,11 +1,11 @@
-"""Runs of the benchmark as their JSON has them, generated: nothing in them was measured."""
+"""The JSON of benchmark runs, made up: nothing in it was measured."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
 SIDES = ("stock", "overlaid", "mrv2")
-#: A name that no page may take for anything but text.
+#: A name that a page must show as text.
 HOSTILE = '<script>alert("x")</script> & $\\frac{1}{2}$ | "quoted"'
 
 #: Milliseconds a step: waiting in sample_tokens and in get_output, and the step.
@@ -13,11 +13,11 @@ _TIMES = {"stock": (4.09, 0.02, 6.68), "overlaid": (0.0, 4.01, 6.6), "mrv2": (0.
 
 
 def head(kind: str) -> dict[str, Any]:
-    """What every run begins with."""
+    """The fields that every run begins with."""
     return {
         "schema": 1,
         "kind": kind,
-        "command": "python3 scripts/bench/engine.py --site /opt/site --rounds 3 --out DIR",
+        "command": "PYTHONPATH=scripts python -m bench.engine --site /opt/site --out DIR",
         "date": "2026-11-21",
         "seconds": 431.0,
         "machine": {
@@ -65,7 +65,7 @@ def engine() -> dict[str, Any]:
 def row(
     title: str, source: str, cases: Sequence[str], sides: Sequence[str], growth: float = 0.0
 ) -> dict[str, Any]:
-    """A row; ``growth``: how many ms a step of stock's grows with each token of output."""
+    """A row; ``growth``: milliseconds that stock's step grows with each token of output."""
     return {
         "title": title,
         "source": source,
@@ -84,7 +84,7 @@ def row(
 
 
 def case(sides: Sequence[str], growth: float, scale: float) -> dict[str, Any]:
-    """A case in which every side gave the same."""
+    """A case in which every side returned the same."""
     figures: dict[str, Any] = {}
     for name, of in _figures().items():
         noise = cycle((0.991, 1.0, 1.013))
@@ -119,7 +119,6 @@ def case(sides: Sequence[str], growth: float, scale: float) -> dict[str, Any]:
             }
             for side in sides
         },
-        "timeline": {side: list(spans(side, scale)) for side in sides},
     }
 
 
@@ -144,38 +143,22 @@ def _figures() -> dict[str, dict[str, float]]:
     }
 
 
-def spans(side: str, scale: float) -> Iterator[dict[str, Any]]:
-    """Three steps of one side."""
-    sampling, output, step = (each * scale for each in _TIMES[side])
-    for number in range(3):
-        at = 100.0 + number * step
-        parts: list[tuple[str, str, float, float]] = [("host", "execute_model", 0.0, 0.9)]
-        parts.append(("host", "sample_tokens", 0.95, 1.7 + sampling))
-        if sampling:
-            parts.append(("host", "fence: history", 1.2, 1.2 + sampling))
-        parts.append(("device to host", "copy", step - 0.5, step - 0.3))
-        parts.append(("output", "get_output", step - 0.25 - output, step - 0.2))
-        for track, name, begin, end in parts:
-            yield {"track": track, "name": name, "start": at + begin, "end": at + end}
-
-
-def unseen(found: dict[str, Any]) -> None:
-    """Leave a case only what is seen from outside the worker's process."""
-    for name, values in found["figures"].items():
+def unseen(case: dict[str, Any]) -> None:
+    """Remove from a case all that only the worker's process can see."""
+    for name, values in case["figures"].items():
         if name != "tokens/s" and not name.startswith("ITL"):
             for side in values["rounds"]:
                 values[side] = None
                 values["rounds"][side] = [None] * 3
             values["ratios"] = dict.fromkeys(values["ratios"])
-    found["series"] = {}
-    found["timeline"] = {}
-    found["fences"] = {side: [{}] * 3 for side in found["fences"]}
+    case["series"] = {}
+    case["fences"] = {side: [{}] * 3 for side in case["fences"]}
 
 
-def refuse(found: dict[str, Any], side: str, problem: str) -> None:
-    """Have a problem refuse a case's ratios, as the benchmark writes it."""
-    found["problems"][side].append(problem)
-    for values in found["figures"].values():
+def refuse(case: dict[str, Any], side: str, problem: str) -> None:
+    """Add a problem to a case, which refuses the side's ratios."""
+    case["problems"][side].append(problem)
+    for values in case["figures"].values():
         for other in values["ratios"]:
             if side in ("stock", other):
                 values["ratios"][other] = None
@@ -200,12 +183,12 @@ def table() -> dict[str, Any]:
 
 def figures(run: Mapping[str, Any]) -> dict[tuple[str, ...], float | None]:
     """Every figure and ratio of a run: row, case, figure, "side" or "ratio", side to value."""
-    found: dict[tuple[str, ...], float | None] = {}
+    values_of: dict[tuple[str, ...], float | None] = {}
     for name, row_ in run["rows"].items():
         for label, case_ in row_["cases"].items():
             for figure, values in case_["figures"].items():
                 for side in row_["sides"]:
-                    found[name, label, figure, "side", side] = values.get(side)
+                    values_of[name, label, figure, "side", side] = values.get(side)
                     if side != "stock":
-                        found[name, label, figure, "ratio", side] = values["ratios"].get(side)
-    return found
+                        values_of[name, label, figure, "ratio", side] = values["ratios"].get(side)
+    return values_of

@@ -1,18 +1,18 @@
-"""Faults for the overlaid side of a benchmark, as a plugin that both sides load.
+"""Faults in the overlaid side of a benchmark, as a plugin that both sides load.
 
-Each spoils one kind of batch of the row ``issue-43450`` at its tiny size: plain requests
-are slowed down, requests with penalties and no logprobs get a wrong token, and the two
-requests of the smallest batch lose the logprobs of one step.
+Each spoils one case of the row ``issue-43450`` at its tiny size: the baseline gets slower, requests
+with penalties and no logprobs get a wrong token, and the two requests of the smallest batch lose
+the logprobs of one step.
 """
 
 import time
 from typing import Any
 
-#: Seconds that a plain step takes longer.
+#: Seconds added to a step of the baseline.
 SLOWER = 0.05
-#: The request's place in the batch, and its output position, that get a wrong token.
+#: Row of the batch and output position that get a wrong token.
 WRONG = 1, 5
-#: The output position that loses its logprobs.
+#: Output position that loses its logprobs.
 LOST = 7
 
 
@@ -34,11 +34,11 @@ def spoil() -> None:
     def wrong(self: Any, *args: Any, **kwargs: Any) -> Any:
         batch = self.input_batch
         result = sample_tokens(self, *args, **kwargs)
-        made = {len(tokens) for tokens in batch.req_output_token_ids if tokens is not None}
+        lengths = {len(tokens) for tokens in batch.req_output_token_ids if tokens is not None}
         logprobs = bool(batch.num_logprobs)
-        if logprobs and batch.num_reqs == 2 and made == {LOST + 1}:
+        if logprobs and batch.num_reqs == 2 and lengths == {LOST + 1}:
             result.logprobs = None
-        elif not batch.no_penalties and not logprobs and made == {WRONG[1] + 1}:
+        elif not batch.no_penalties and not logprobs and lengths == {WRONG[1] + 1}:
             row = result.sampled_token_ids[WRONG[0]]
             row[0] = (row[0] + 1) % 1000
         return result

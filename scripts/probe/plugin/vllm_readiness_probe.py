@@ -1,7 +1,7 @@
-"""The probe as a plugin of vLLM: for an installation without the overlay, or with it.
+"""The probe as a plugin of vLLM, for installations with and without the overlay.
 
-This directory on PYTHONPATH is all it takes: vLLM finds the entry point beside this file,
-and calls it in every process. Where the overlay is installed, its own probe is used.
+With this directory on PYTHONPATH, vLLM finds the entry point beside this file, and calls it in
+every process. Where the overlay is installed, its own probe is used.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from pathlib import Path
 
 from vllm import envs
 
-#: Where the overlay's package is in a checkout or an archive of it.
+#: The directory of the overlay's package in a checkout or archive.
 PACKAGE = Path(__file__).resolve().parents[3] / "vendor_overlay" / "vllm" / "v1"
 
 
 def install() -> None:
-    """Watch this process, if VLLM_READINESS_PROBE is set.
+    """Start the probe in this process, if VLLM_READINESS_PROBE is set.
 
     Raises:
-        ImportError: there is no probe in the overlay that is installed, or none here.
+        ImportError: neither the installed overlay nor this checkout has a probe.
     """
     import vllm.v1
 
@@ -36,9 +36,9 @@ def install() -> None:
 
 
 def _make_known(variables: Mapping[str, Callable[[], object]]) -> None:
-    """Have vLLM not take our variables for misspelt ones of its own.
+    """Make vLLM accept our variables, and not report them as misspelt ones of its own.
 
-    They are in its table only while it looks: what stays there changes the key of its
+    They are in its table only while it validates: a permanent entry would change the key of its
     caches of compiled code.
     """
     validate = envs.validate_environ

@@ -1,4 +1,4 @@
-"""What is measured: engines, and the rows of requests that each is given."""
+"""The engines that are measured, and the rows of requests that each is given."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-#: The case that the other cases of a row are held against, where a row has it.
+#: The case without sampling parameters, which the other cases of a row are compared with.
 BASELINE = "none"
 
 _QWEN2: Mapping[str, Any] = {"max_position_embeddings": 32768, "rope_theta": 1e6}
@@ -19,7 +19,6 @@ _HALF_B: Mapping[str, Any] = {
     "num_key_value_heads": 2,
     "vocab_size": 151936,
 }
-
 _SEVEN_B: Mapping[str, Any] = {
     **_QWEN2,
     "hidden_size": 3584,
@@ -30,8 +29,7 @@ _SEVEN_B: Mapping[str, Any] = {
     "vocab_size": 152064,
     "tie_word_embeddings": False,
 }
-
-#: For a CPU: a step takes some tens of milliseconds, of which sampling is a fair part.
+#: For a CPU: a step takes tens of milliseconds, and sampling is a fair part of it.
 _SMALL: Mapping[str, Any] = {
     "hidden_size": 256,
     "num_hidden_layers": 4,
@@ -42,19 +40,19 @@ _SMALL: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Engine:
-    """One engine, as every side starts it.
+    """One engine, started alike on every side.
 
     Attributes:
-        name: what the report calls it.
+        name: for the report.
         model: fields of config.json that differ from the demo's model.
         batch: requests at a time.
-        prompt: tokens in each prompt.
-        length: the engine's max_model_len.
+        prompt: tokens of each prompt.
+        length: max_model_len in tokens.
         asynchronous: whether it schedules asynchronously.
-        runner: the version of the model runner, for stock and overlaid.
-        thinking: whether the engine knows the markers of :mod:`bench.thinking`; every prompt
-            then ends with the start.
-        mrv2: whether stock's Model Runner V2 can serve it too, as a side of its own.
+        runner: version of the model runner, for stock and overlaid.
+        thinking: whether it knows the markers of :mod:`bench.thinking`; every prompt then ends
+            with the start marker.
+        mrv2: whether stock's Model Runner V2 is a side of its own.
     """
 
     name: str
@@ -68,7 +66,7 @@ class Engine:
     mrv2: bool = False
 
     def sides(self, gpu: bool) -> tuple[str, ...]:
-        """What can be measured of it here."""
+        """Return the sides that can be measured on this kind of device."""
         return ("stock", "overlaid", *(("mrv2",) if self.mrv2 and gpu else ()))
 
 
@@ -77,16 +75,15 @@ class Case:
     """One batch of requests.
 
     Attributes:
-        parameters: of sampling; the requests take them in turn. Of ``bad_words`` they give
-            the length of each, in tokens: the words are what the request gave in the
-            baseline. A ``thinking_token_budget`` below 1 is that part of the output.
-        batch: how many requests, all there before the first step; None: the engine's batch.
+        parameters: sampling parameters, which the requests take in turn. ``bad_words`` holds the
+            length of each word in tokens; the words are what the request returned in the
+            baseline. A ``thinking_token_budget`` below 1 is a fraction of the output.
+        batch: number of requests, all added before the first step; None: the engine's batch.
         streamed: whether each token is handed out as it comes.
-        consumed: whether each step's output is waited for as soon as it is made: the control
-            that has to bring the wait back to where it was.
-        beside: "d2h" or "h2d": long copies of that direction run beside it on a stream of
-            their own. What such a case gives must be what the case of the same parameters
-            gives without them.
+        consumed: whether each step's output is waited for as soon as it exists: the control, in
+            which the wait must be back in ``sample_tokens``.
+        beside: "d2h" or "h2d": long copies of that direction run beside the case. Its outputs
+            must be those of the case of the same parameters without copies.
     """
 
     parameters: tuple[Mapping[str, Any], ...] = ({},)
@@ -95,13 +92,13 @@ class Case:
     consumed: bool = False
     beside: str | None = None
 
-    def of(self, request: int) -> Mapping[str, Any]:
-        """The parameters of one request."""
+    def parameters_of(self, request: int) -> Mapping[str, Any]:
+        """Return the sampling parameters of one request."""
         return self.parameters[request % len(self.parameters)]
 
     def asks_for(self, name: str) -> bool:
-        """Whether any request has that parameter."""
-        return any(name in each for each in self.parameters)
+        """Return whether any request has that parameter."""
+        return any(name in parameters for parameters in self.parameters)
 
 
 @dataclass(frozen=True)
@@ -109,14 +106,14 @@ class Row:
     """Cases that one engine runs one after the other.
 
     Attributes:
-        name: what the command line calls it.
-        title: one sentence on what it shows.
-        source: whose measurement it takes up.
-        engine: what it runs on.
-        output: tokens that each request generates, whatever they are.
-        cases: by name, in their order.
+        name: for the command line.
+        title: a sentence that says what the row shows.
+        source: the measurement that it repeats.
+        engine: the engine that it needs.
+        output: tokens that each request generates.
+        cases: by name, the baseline first.
         warmup: tokens that each request generates in the warm-up before a case.
-        without: the title where there is no GPU, and therefore less to show.
+        title_on_cpu: the title where there is no GPU, and less to show.
     """
 
     name: str
@@ -126,51 +123,51 @@ class Row:
     output: int
     cases: Mapping[str, Case] = field(hash=False)
     warmup: int = 32
-    without: str | None = None
+    title_on_cpu: str | None = None
 
-    def alone(self, name: str) -> str:
-        """The case of the same parameters without copies beside it."""
+    def without_copies(self, name: str) -> str:
+        """Return the name of the case with the same parameters and no copies beside it."""
         case = self.cases[name]
         return next(
-            other
-            for other, each in self.cases.items()
-            if each.beside is None and each.parameters == case.parameters
+            name
+            for name, other in self.cases.items()
+            if other.beside is None and other.parameters == case.parameters
         )
 
     def budget(self, parameters: Mapping[str, Any]) -> int | None:
-        """The thinking budget in tokens, if there is one."""
+        """Return the thinking budget in tokens; None if there is none."""
         budget = parameters.get("thinking_token_budget")
         return budget if budget is None or budget >= 1 else int(self.output * budget)
 
-    def small(self) -> Row:
-        """The row at a size for a CPU.
+    def sized(self, size: str, output: int | None = None) -> Row:
+        """Return the row at a size.
 
-        Without what a CPU has not: copies beside the steps, and asynchronous scheduling.
-        Engines that differ in nothing else become one, which knows the markers of thinking.
+        Args:
+            size: "full"; "small" for a CPU, which has no copies beside the steps and no
+                asynchronous scheduling; "tiny" to try the programs, and not to measure. At the
+                latter two, all engines are one, which knows the markers of thinking.
+            output: tokens that each request generates; None for the size's own.
         """
-        engine = Engine(
-            *("small", _SMALL), batch=8, prompt=16, length=1024, asynchronous=False, thinking=True
-        )
+        if size == "full":
+            return replace(self, output=output or self.output)
+        model, length = (_SMALL, 1024) if size == "small" else ({}, 256)
+        engine = Engine("small", model, 8, 16, length, asynchronous=False, thinking=True)
         cases = {}
         for name, case in self.cases.items():
             if not case.beside and not case.consumed:
                 batch = case.batch and max(2, case.batch // 4)
                 before, after = case.batch or self.engine.batch, batch or engine.batch
-                called = name.replace(f"batch {before}", f"batch {after}")
-                cases[called] = replace(case, batch=batch)
+                renamed = name.replace(f"batch {before}", f"batch {after}")
+                cases[renamed] = replace(case, batch=batch)
+        default = min(max(self.output // 16, 32), 64) if size == "small" else 16
         return replace(
             self,
             engine=engine,
-            title=self.without or self.title,
-            output=min(max(self.output // 16, 32), 64),
+            title=self.title_on_cpu or self.title,
+            output=output or default,
             cases=cases,
             warmup=2,
         )
-
-    def tiny(self) -> Row:
-        """The row at a size that is there to try the programs, and not to measure."""
-        small = self.small()
-        return replace(small, engine=replace(small.engine, model={}, length=256), output=16)
 
 
 HALF_B = Engine("half-b", _HALF_B, batch=128, prompt=128, length=4352, mrv2=True)
@@ -187,17 +184,19 @@ _PENALISED = (
 )
 _HISTORY = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 _WITHOUT_HISTORY = tuple(
-    {name: value for name, value in each.items() if name not in _HISTORY} for each in _PENALISED
+    {name: value for name, value in parameters.items() if name not in _HISTORY}
+    for parameters in _PENALISED
 )
 
 
 def _logprobs(
     parameters: Iterable[Mapping[str, Any]], top: int = 5
 ) -> tuple[Mapping[str, Any], ...]:
-    return tuple({**each, "logprobs": top} for each in parameters)
+    return tuple({**one, "logprobs": top} for one in parameters)
 
 
 _MIXED = _logprobs(_PENALISED)
+_PRESENCE = {"presence_penalty": 1.5}
 
 ROWS: Mapping[str, Row] = {
     row.name: row
@@ -234,7 +233,7 @@ ROWS: Mapping[str, Row] = {
             source="prime-rl pull request 2772",
             engine=HALF_B,
             output=2048,
-            cases={BASELINE: Case(), "presence 1.5": Case(({"presence_penalty": 1.5},))},
+            cases={BASELINE: Case(), "presence 1.5": Case((_PRESENCE,))},
         ),
         Row(
             name="prime-rl-2772-thinking",
@@ -244,15 +243,13 @@ ROWS: Mapping[str, Row] = {
             output=2048,
             cases={
                 BASELINE: Case(),
-                "presence 1.5, budget": Case(
-                    ({"presence_penalty": 1.5, "thinking_token_budget": 0.75},)
-                ),
+                "presence 1.5, budget": Case(({**_PRESENCE, "thinking_token_budget": 0.75},)),
             },
         ),
         Row(
             name="pull-22760",
-            title="Synchronous scheduling, alone and beside a foreign stream's copies.",
-            without="Logprobs.",
+            title="Synchronous scheduling, alone and beside another stream's copies.",
+            title_on_cpu="Logprobs.",
             source="vLLM pull request 22760",
             engine=HALF_B_SYNC,
             output=768,
@@ -265,8 +262,8 @@ ROWS: Mapping[str, Row] = {
         ),
         Row(
             name="pull-23569",
-            title="Asynchronous scheduling, alone and beside a foreign stream's copies.",
-            without="Logprobs and bad words.",
+            title="Asynchronous scheduling, alone and beside another stream's copies.",
+            title_on_cpu="Logprobs and bad words.",
             source="vLLM pull request 23569",
             engine=HALF_B,
             output=768,
@@ -285,16 +282,5 @@ ROWS: Mapping[str, Row] = {
             output=256,
             cases={BASELINE: Case(), "temperature 1": Case(({"temperature": 1.0, "seed": 1},))},
         ),
-        Row(
-            name="half-b-4096",
-            title="How a step's time grows with the output.",
-            source="the overlay's own",
-            engine=HALF_B,
-            output=4096,
-            cases={BASELINE: Case(), "presence 1.5": Case(({"presence_penalty": 1.5},))},
-        ),
     )
 }
-
-#: What is measured if nothing is named.
-DEFAULT = tuple(name for name in ROWS if name != "half-b-4096")

@@ -1,4 +1,4 @@
-"""Faults planted in the readbacks, for tests to show that they would find them."""
+"""Mutants of the readbacks: faults that a test of them must find."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ _take = Readbacks._take
 
 
 def _no_wait(_: torch.Event, __: str) -> None:
-    """In the place of ``fences.wait``."""
+    """Take the place of ``fences.wait``."""
 
 
 def _take_and_leave(self: Readbacks, size: int) -> Any:
@@ -64,8 +64,8 @@ def _fill_elsewhere(self: Readbacks, tensors: Any, rows: slice, sources: Any) ->
         return _fill(self, tensors, rows, sources)
 
 
-#: By what goes wrong: owner, attribute and what takes its place.
-PLANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+#: Fault to the owner and attribute that are replaced, and the replacement.
+MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "read early": (fences, "wait", _no_wait),
     "reused while referred to": (Readbacks, "_take", _take_and_leave),
     "reused in flight": (readback._Buffer, "arrived", lambda _: True),
@@ -76,30 +76,30 @@ PLANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "filled on another stream": (Readbacks, "fill", _fill_elsewhere),
     "side stream that does not wait": (Readbacks, "start", _copy_unordered),
 }
-_STOCK = {name: getattr(owner, attribute) for name, (owner, attribute, _) in PLANTS.items()}
+_STOCK = {name: getattr(owner, attribute) for name, (owner, attribute, _) in MUTANTS.items()}
 
 
-def plant(name: str | None) -> None:
-    """Plant one fault, or none, in the place of those before."""
-    for each, (owner, attribute, _) in PLANTS.items():
+def mutate(name: str | None) -> None:
+    """Install one mutant in place of the one before; None restores the readbacks."""
+    for each, (owner, attribute, _) in MUTANTS.items():
         setattr(owner, attribute, _STOCK[each])
     if name is not None:
-        owner, attribute, fault = PLANTS[name]
-        setattr(owner, attribute, fault)
+        owner, attribute, mutant = MUTANTS[name]
+        setattr(owner, attribute, mutant)
 
 
-def plant_there(worker: Any, name: str | None) -> None:
-    """Plant in an idle worker, whose buffers are new then; ``collective_rpc`` calls it."""
-    # Some faults leave a buffer in there twice.
+def mutate_worker(worker: Any, name: str | None) -> None:
+    """Install a mutant in an idle worker, with new buffers; ``collective_rpc`` calls it."""
+    # Some mutants leave a buffer in there twice.
     worker.model_runner.input_batch.readiness.outputs.readbacks._free = {}
-    plant(name)
+    mutate(name)
 
 
 @contextmanager
-def planted(name: str) -> Iterator[None]:
-    """Plant one fault for a while."""
-    plant(name)
+def mutated(name: str) -> Iterator[None]:
+    """Install one mutant for the time of the context."""
+    mutate(name)
     try:
         yield
     finally:
-        plant(None)
+        mutate(None)

@@ -1,4 +1,4 @@
-"""What requests gave, as text that can be compared, hashed and kept."""
+"""Outputs of requests as text that can be compared, hashed and stored."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ import zlib
 from collections.abc import Sequence
 from itertools import zip_longest
 
-#: For each request, what each position gave: a token id, or that position's logprobs.
-#: Neither holds a line break. Floats are written by repr, which keeps every bit.
+#: For each request, the token id or the logprobs of each position, without line breaks. Floats
+#: are written by repr, which keeps every bit.
 Stream = Sequence[Sequence[str]]
 
 
 def digest(stream: Stream) -> str:
-    """A SHA-256 that is equal only for equal streams."""
+    """Return a SHA-256 that is equal only for equal streams."""
     return hashlib.sha256(_text(stream).encode()).hexdigest()
 
 
 def pack(stream: Stream) -> str:
-    """The stream in a form that is short in JSON."""
+    """Compress a stream to ASCII."""
     return base64.b64encode(zlib.compress(_text(stream).encode())).decode()
 
 
 def unpack(packed: str) -> Stream:
-    """The stream that ``packed`` was made from."""
+    """Return the stream that ``packed`` was made from."""
     text = zlib.decompress(base64.b64decode(packed)).decode()
     return [request.splitlines() for request in text.split("\n\n")]
 
 
 def first_difference(one: Stream, other: Stream) -> str | None:
-    """Where two streams part, or None if they do not."""
+    """Describe the first position in which two streams differ; None if they are equal."""
     for request, pair in enumerate(zip_longest(one, other, fillvalue=())):
         for position, (a, b) in enumerate(zip_longest(*pair, fillvalue="nothing")):
             if a != b:
-                return f"request {request}, position {position}: {_parted(a, b)}"
+                return f"request {request}, position {position}: {_difference(a, b)}"
     return None
 
 
-def _parted(one: str, other: str) -> str:
-    """Two positions; of their words, as the logprobs of one position are, those that differ."""
+def _difference(one: str, other: str) -> str:
+    """Name the first word that differs; the logprobs of a position are several words."""
     pairs = list(zip_longest(one.split(" "), other.split(" "), fillvalue="nothing"))
-    at, (a, b) = next((at, pair) for at, pair in enumerate(pairs) if pair[0] != pair[1])
-    return f"{a} against {b}" if len(pairs) == 1 else f"word {at}: {a} against {b}"
+    n, (a, b) = next((n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
+    return f"{a} against {b}" if len(pairs) == 1 else f"word {n}: {a} against {b}"
 
 
 def _text(stream: Stream) -> str:

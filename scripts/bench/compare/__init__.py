@@ -1,0 +1,1 @@
+"""Stock and overlaid vLLM, views of one installation, measured by turns."""

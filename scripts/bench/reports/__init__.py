@@ -1,0 +1,1 @@
+"""Runs as files, and what is shown of them: figures, Markdown, a page."""

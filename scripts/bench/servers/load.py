@@ -1,0 +1,100 @@
+"""The model that is served, the requests it gets, and the cases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.engines.rows import HALF_B
+
+#: Case to the sampling parameters that make it.
+CASES: Mapping[str, Mapping[str, Any]] = {
+    "plain": {},
+    "presence_penalty 1.5": {"presence_penalty": 1.5},
+    "5 logprobs": {"logprobs": 5},
+}
+#: The model's name in requests.
+NAME = "bench"
+
+
+@dataclass(frozen=True)
+class Load:
+    """A model and its requests.
+
+    Attributes:
+        model: fields of config.json that differ from the demo's model, if it is generated.
+        requests: in each case.
+        concurrency: requests at a time.
+        prompt: tokens of each prompt.
+        output: tokens that each request generates.
+        server: more arguments for the server.
+    """
+
+    model: Mapping[str, Any]
+    requests: int
+    concurrency: int
+    prompt: int
+    output: int
+    server: Sequence[str] = ()
+
+    @property
+    def length(self) -> int:
+        """The server's max_model_len; the client may count a few tokens more in a prompt."""
+        return self.prompt + self.output + 64
+
+
+#: Of a size at which a step takes one core longer than the client takes for its tokens.
+_SMALL: Mapping[str, Any] = {
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+CPU = Load(_SMALL, requests=16, concurrency=4, prompt=16, output=48, server=("--enforce-eager",))
+GPU = Load(HALF_B.model, requests=256, concurrency=32, prompt=128, output=256)
+
+
+def server_arguments(load: Load, model: str, tokenizer: str, port: int) -> list[str]:
+    """Return the arguments of vLLM's server."""
+    return [
+        *("--model", model, "--served-model-name", NAME, "--tokenizer", tokenizer),
+        *("--seed", "0", "--no-enable-prefix-caching", "--max-model-len", str(load.length)),
+        *("--host", "127.0.0.1", "--port", str(port), *load.server),
+    ]
+
+
+def client_arguments(case: str, load: Load, model: str, tokenizer: str, url: str) -> list[str]:
+    """Return the arguments of `vllm bench serve` for a case."""
+    parameters = dict(CASES[case])
+    logprobs = parameters.pop("logprobs", None)
+    return [
+        *("--backend", "openai", "--base-url", url, "--disable-tqdm", "--save-detailed"),
+        *("--model", model, "--served-model-name", NAME, "--tokenizer", tokenizer),
+        *("--dataset-name", "random", "--seed", "0", "--ignore-eos", "--temperature", "0"),
+        *("--random-input-len", str(load.prompt), "--random-output-len", str(load.output)),
+        *("--num-prompts", str(load.requests), "--request-rate", "inf"),
+        *("--max-concurrency", str(load.concurrency), "--num-warmups", str(load.concurrency)),
+        *(["--extra-body", json.dumps(parameters)] if parameters else []),
+        *(["--logprobs", str(logprobs)] if logprobs is not None else []),
+    ]
+
+
+def single_request(case: str, load: Load) -> dict[str, Any]:
+    """Return the body of one request, which is sent alone.
+
+    vLLM's client does not keep token ids and logprobs; and alone on the server, a request does
+    not depend on the arrival of others.
+    """
+    return {
+        "model": NAME,
+        "prompt": [3 + 7 * k % 1000 for k in range(load.prompt)],
+        "max_tokens": load.output,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_tokens_as_token_ids": True,
+        "return_token_ids": True,
+        **CASES[case],
+    }

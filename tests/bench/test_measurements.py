@@ -1,0 +1,182 @@
+"""docs/measurements.md is what the committed runs make it, and shows no run that misleads."""
+
+import hashlib
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import measurements
+from bench.errors import Failure
+from bench.reports import figures
+from bench.reports.run_file import load
+from overlay import pin
+from overlay.source import PROVENANCE
+from support import runs
+from support.sites import REPO
+
+COMMITTED = {file.stem: load(file) for file in measurements.RUNS.glob("*")}
+TEXT = "# Title\n\n<!-- slower -->\n\n<!-- run: engine -->\n\n<!-- run: table -->\n"
+
+
+def test_the_page_is_what_the_runs_make_it() -> None:
+    assert measurements.main(["--check"]) == 0
+
+
+def git(*arguments: str) -> bytes:
+    return subprocess.run(["git", *arguments], cwd=REPO, capture_output=True, check=True).stdout
+
+
+def digest_of(pinned: bytes) -> str:
+    """The digest of an installation that the overlay with this pin was laid over."""
+    files = dict(pin.loads(pinned.decode()).result)
+    files[f"{PROVENANCE}/{pin.NAME}"] = hashlib.sha256(pinned).hexdigest()
+    lines = (f"{sha256}  {path}\n" for path, sha256 in sorted(files.items()))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def test_each_run_measured_an_overlay_that_was_committed() -> None:
+    if git("rev-parse", "--is-shallow-repository").strip() == b"true":
+        pytest.skip("a shallow clone does not have the pins of earlier commits")
+    commits = git("log", "--format=%H", "--", pin.NAME).decode().split()
+    known = {digest_of(git("show", f"{commit}:{pin.NAME}")) for commit in commits}
+    measured = {run["digests"]["overlaid"] for run in COMMITTED.values() if run["digests"]}
+    assert measured
+    assert measured <= known
+
+
+@pytest.mark.parametrize("name", [n for n, run in COMMITTED.items() if run["kind"] == "engine"])
+def test_medians_and_ratios_are_those_of_the_rounds(name: str) -> None:
+    ratios = 0
+    for row in COMMITTED[name]["rows"].values():
+        for case in row["cases"].values():
+            for values in case["figures"].values():
+                medians = {}
+                for side in row["sides"]:
+                    rounds = [value for value in values["rounds"][side] if value is not None]
+                    medians[side] = statistics.median(rounds) if rounds else None
+                    assert values[side] == medians[side]
+                for side, ratio in values["ratios"].items():
+                    if ratio is not None:
+                        assert not figures.reasons(case, side)
+                        assert ratio == pytest.approx(values[side] / values["stock"])
+                        ratios += 1
+    assert ratios
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A directory with a run of each kind."""
+    for name, run in (("engine", runs.engine()), ("table", runs.table())):
+        (tmp_path / f"{name}.json").write_text(json.dumps(run))
+    return tmp_path
+
+
+def change(folder: Path, name: str, alter: Callable[[dict[str, Any]], object]) -> None:
+    file = folder / f"{name}.json"
+    run = json.loads(file.read_text())
+    alter(run)
+    file.write_text(json.dumps(run))
+
+
+def test_every_row_is_shown_with_its_machine_and_command(folder: Path) -> None:
+    page = measurements.page(TEXT, folder)
+    for part in ("H100", "2026-11-21", "vLLM 0.22.0", "3 rounds", runs.head("engine")["command"]):
+        assert part in page
+    assert "| mixed, batch 8 | ITL p99 | 8.092 | 7.995 | 7.947 | 0.988 ~ | 0.982 ~ |" in page
+    assert "| none | ITL p50 | 6.680 | 6.600 | 0.988 ~ |" in page
+    assert "| presence | tokens/s |" in page
+    assert "| penalties | 12,288 | 59.60 | 0.1404 | refused |" in page
+    assert "- refused: penalties, 12288: the logits differ" in page
+
+
+def test_a_refused_ratio_is_not_shown_and_its_reason_is(folder: Path) -> None:
+    def refuse(run: dict[str, Any]) -> None:
+        for label in ("no history", "mixed, batch 8"):
+            runs.refuse(run["rows"]["issue-43450"]["cases"][label], "overlaid", "tokens differ")
+
+    change(folder, "engine", refuse)
+    page = measurements.page(TEXT, folder)
+    assert "| no history | ITL p50 | 6.680 | 6.600 | 6.560 | refused | 0.982 ~ |" in page
+    assert "- no history; mixed, batch 8: overlaid: tokens differ." in page
+
+
+def test_what_is_slower_comes_first_and_worst_first(folder: Path) -> None:
+    def plant(run: dict[str, Any]) -> None:
+        of_case = run["rows"]["issue-43450"]["cases"]["no history"]["figures"]
+        for figure, rounds in (
+            ("tokens/s", [0.5] * 3),  # half as fast
+            ("ITL p99", [1.5] * 3),
+            ("ITL p50", [0.9, 1.04, 1.1]),  # may be noise, and is more than 3%
+            ("sample_tokens p50", [0.9, 1.02, 1.1]),  # may be noise
+        ):
+            median = rounds[1]
+            of_case[figure] |= {"stock": 1.0, "overlaid": median, "ratios": {"overlaid": median}}
+            of_case[figure]["rounds"] |= {"stock": [1.0] * 3, "overlaid": rounds}
+
+    change(folder, "engine", plant)
+    listed = measurements.page(TEXT, folder).split("\n\n")[1].splitlines()[2:]
+    ours = [line.split(" | ")[2:] for line in listed if "get_output" not in line]
+    assert ours[:3] == [
+        ["tokens/s", "1.000", "0.5000", "0.500 |"],
+        ["ITL p99", "1.000", "1.500", "1.500 |"],
+        ["ITL p50", "1.000", "1.040", "1.040 ~ |"],
+    ]
+    assert not any("sample_tokens" in line for line in listed)
+
+
+@pytest.mark.parametrize(
+    ("alter", "sentence"),
+    [
+        (lambda run: run.update(complete=False), "cut off"),
+        (lambda run: run.update(errors=["a child failed"]), "failed in part"),
+        (lambda run: run["rows"]["cpu-like"].update(rounds=2), "fewer than 3 rounds"),
+    ],
+)
+def test_a_run_that_would_mislead_is_refused(
+    folder: Path, alter: Callable[[dict[str, Any]], object], sentence: str
+) -> None:
+    change(folder, "engine", alter)
+    with pytest.raises(Failure, match=sentence):
+        measurements.page(TEXT, folder)
+
+
+def test_a_table_of_few_rounds_is_refused(folder: Path) -> None:
+    change(folder, "table", lambda run: run["rows"][0].__setitem__(-1, [2.0, figures.FEW]))
+    with pytest.raises(Failure, match="fewer than 3 rounds"):
+        measurements.page(TEXT, folder)
+
+
+def test_the_command_writes_and_checks(folder: Path, tmp_path: Path) -> None:
+    template, page = tmp_path / "template.md", tmp_path / "page.md"
+    template.write_text(TEXT)
+
+    def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        files = ["--template", template, "--page", page, "--runs", folder]
+        words = [sys.executable, "-m", "bench.measurements", *map(str, files), *arguments]
+        env = {"PYTHONPATH": str(REPO / "scripts")}
+        return subprocess.run(words, capture_output=True, text=True, check=False, env=env)
+
+    assert command().returncode == 0
+    whole = page.read_text()
+    assert whole == measurements.page(TEXT, folder)
+    assert command("--check").returncode == 0
+    for spoilt in (whole.replace("8.092", "8.093"), whole[:-20], f"{whole}more\n"):
+        page.write_text(spoilt)
+        assert command("--check").returncode == 1
+        assert page.read_text() == spoilt
+    page.write_text(whole.replace("8.092", "8.093"))
+    number = next(n for n, line in enumerate(whole.splitlines(), 1) if "8.092" in line)
+    assert f"page.md line {number} differs" in command("--check").stderr
+    (folder / "other.json").write_text("{}")
+    assert "names no run other" in command().stderr
+    (folder / "other.json").unlink()
+    (folder / "table.json").unlink()
+    refused = command("--check")
+    assert refused.returncode == 1
+    assert "table.json" in refused.stderr
+    assert "Traceback" not in refused.stderr

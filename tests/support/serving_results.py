@@ -1,0 +1,35 @@
+"""Results of the serving benchmark, made up."""
+
+from typing import Any
+
+from bench.servers.load import CASES
+from bench.servers.table import FIGURES, CaseResult
+
+PLAIN, PENALTY, LOGPROBS = CASES
+
+
+def answers(case: str) -> dict[str, Any]:
+    """What a client child writes of a case of 4 requests and 3 tokens in which all went well."""
+    logprobs = {"token_logprobs": [-0.5] * 3, "top_logprobs": [dict.fromkeys("abcde", -0.5)] * 3}
+    client = {
+        **dict.fromkeys(FIGURES.values(), 2.0),
+        "mean_itl_ms": 2.0,
+        "completed": 4,
+        "total_output_tokens": 12,
+        "generated_texts": [f" t{n} t1 t2" for n in range(4)],
+        "errors": [""] * 4,
+    }
+    single = {"token_ids": [3, 4, 5], "logprobs": logprobs if case == LOGPROBS else None}
+    return {"client": client, "single": {"choices": [single]}}
+
+
+def made(side: str, turn: int, figure: float = 1.0, words: str = "t1") -> CaseResult:
+    """A result in which every figure is the same."""
+    values = dict.fromkeys(FIGURES, figure)
+    return CaseResult(side, turn, values, {"tokens": (1, 1)}, {"texts": [[words]]})
+
+
+def row_of(run: dict[str, Any], figure: str = "ITL p50", case: str = PLAIN) -> list[Any]:
+    """The cells of a figure behind its name."""
+    (row,) = [row[2:] for row in run["rows"] if row[:2] == [case, figure]]
+    return list(row)
