@@ -80,6 +80,7 @@ class Sides:
         environment: Mapping[str, str],
         watch: Callable[[], None] = lambda: None,
         paths: Sequence[Path] = (),
+        cwd: Path | None = None,
     ) -> int | str:
         """Run a command on one side and end whatever it started; its exit code, or why none.
 
@@ -91,6 +92,7 @@ class Sides:
             environment: variables to set.
             watch: called about every second until it ends.
             paths: where Python looks besides.
+            cwd: the command's working directory.
         """
         inherited = os.environ.get("PYTHONPATH")
         searched = [*self.paths[side], *paths]
@@ -102,6 +104,7 @@ class Sides:
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 env=env,
+                cwd=cwd,
                 start_new_session=True,
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 (one thread forks here)
             )
