@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 
 #: How Hugging Face's libraries and vLLM report a file that is not in the local cache.
 _NO_DOWNLOAD = re.compile(
-    r"huggingface\.co|LocalEntryNotFoundError|OfflineModeIsEnabled|HF_HUB_OFFLINE"
-    r"|Cannot send a request, as the client has been closed"
-    r"|Can't load the configuration of|NameResolutionError|Name or service not known"
+    r"huggingface\.co|LocalEntryNotFoundError|OfflineModeIsEnabled"
+    r"|Invalid repository ID or local directory specified: '[\w-]+/"
+    r"|NameResolutionError|Name or service not known"
 )
 
 

@@ -17,6 +17,9 @@ x.py:3: AssertionError</failure></testcase>
 <testcase classname="tests.test_x" name="test_skips"><skipped message="no GPU" /></testcase>
 <testcase classname="tests.test_x" name="test_loads"><error message="failed on setup">
 OSError: We couldn't connect to 'https://huggingface.co' to load the files</error></testcase>
+<testcase classname="tests.test_x" name="test_configures"><failure message="1 validation error">
+E  Value error, Invalid repository ID or local directory specified: 'facebook/opt-125m'.</failure>
+</testcase>
 <testcase classname="tests.test_x" name="test_ends_badly" />
 <testcase classname="tests.test_x" name="test_ends_badly"><error message="teardown" /></testcase>
 </testsuite></testsuites>
@@ -35,6 +38,7 @@ def test_outcomes_are_read_by_test(tmp_path: Path) -> None:
         "tests.test_x::test_fails[0.5]": FAILED,
         "tests.test_x::test_skips": SKIPPED,
         "tests.test_x::test_loads": NOT_RUN,
+        "tests.test_x::test_configures": Outcome("not run", "1 validation error"),
         "tests.test_x::test_ends_badly": Outcome("failed", "teardown"),
     }
 
