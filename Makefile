@@ -132,4 +132,5 @@ lint: tools ## ruff and mypy
 	@$(TEST_ENV)/bin/mypy
 
 conformance: tools ## run upstream's own tests on pristine and overlaid copies of the target
+	@$(if $(OWN_ENV),$(if $(filter-out $(TEST_ENV),$(BENCH_ENV)),$(PY3) scripts/environment serve $(BENCH_ENV)))
 	@PYTHONPATH=scripts $(TEST_ENV)/bin/python -m conformance $(BENCH_TARGET) $(ARGS)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,6 +24,8 @@ from conformance.outcomes import Outcome, Verdict
 ROOT = Path(__file__).resolve().parents[2]
 #: A download fails at once instead of after retries; the environment may say otherwise.
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+#: What upstream's tests need and an installation of vLLM lacks.
+LIBRARIES = ("pytest", "tblib")
 
 Verdicts = Mapping[str, tuple[Verdict, str]]
 
@@ -109,8 +113,8 @@ def run(
         timeout: seconds for one file on one copy.
 
     Raises:
-        OverlayError: upstream's tests cannot be had, a file is unknown, or one that imports a
-            patched module is neither selected nor left out.
+        OverlayError: upstream's tests cannot be had, a file is unknown, one that imports a
+            patched module is neither selected nor left out, or a library is missing.
         Failure: there is no pristine or overlaid copy to be made.
     """
     overlay = Overlay.load(ROOT)
@@ -124,6 +128,7 @@ def run(
             next_step="name one as it is called there: tests/v1/sample/test_sampler.py",
         )
     python = str(target.interpreter or sys.executable)
+    _check_libraries(python, target.site)
     work = work_beside(target.site)
     try:
         sides = Sides(target.site, work, python)
@@ -135,6 +140,29 @@ def run(
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return Result(target.title, compared)
+
+
+def _check_libraries(python: str, site: Path) -> None:
+    """Refuse an interpreter that lacks what upstream's ``conftest.py`` needs.
+
+    Raises:
+        OverlayError: it cannot import a library.
+    """
+    path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [python, "-c", f"import {', '.join(LIBRARIES)}"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise OverlayError(
+            Exit.USAGE,
+            done.stderr.strip().rpartition("\n")[2] or "does not run",
+            subject=python,
+            next_step=f"install {' and '.join(LIBRARIES)} in a directory, and put it on PYTHONPATH",
+        )
 
 
 def selected() -> tuple[str, ...]:

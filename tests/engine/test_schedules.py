@@ -42,7 +42,8 @@ def runs(folder: Path, stock: PreloadedEngine, overlaid: PreloadedEngine) -> Run
         if installation != "stock":
             engine, switch = overlaid, {"VLLM_READINESS": installation}
         arguments = [schedule, *(PROCESSOR for _ in processor)]
-        return engine.start(PROGRAM, arguments, [plugins[schedule]], **switch).finish()
+        run = engine.start(PROGRAM, arguments, [plugins[schedule]], **switch)
+        return run.finish() | {"log": run.text()}
 
     with ThreadPoolExecutor(max_workers=at_once()) as pool:
         return dict(zip(NAMES, pool.map(result, NAMES), strict=True))
@@ -91,6 +92,11 @@ def test_both_schedules_give_the_same_tokens(runs: Runs, installation: str) -> N
     synchronous, other = (runs[f"{installation} {schedule}"] for schedule in ("sync", "async"))
     assert _answers(synchronous) == _answers(other)
     assert _values(synchronous) == pytest.approx(_values(other), rel=1e-4, abs=1e-4)
+
+
+def test_each_run_imported_its_installation(runs: Runs) -> None:
+    for name, outcome in runs.items():
+        assert ("Readiness overlay" in outcome["log"]) == (not name.startswith("stock")), name
 
 
 def test_the_engine_scheduled_as_it_was_asked_to(runs: Runs) -> None:
