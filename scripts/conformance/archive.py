@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
+import contextlib
 import tarfile
+import tempfile
 from pathlib import Path
 
 from overlay.errors import Exit, OverlayError
@@ -19,7 +20,7 @@ def obtain(pin: Pin, folder: Path) -> Path:
 
     Args:
         pin: names the release, and the archive's checksum.
-        folder: keeps the archive and the tests; an archive that is there is not fetched again.
+        folder: keeps the archive and the tests; what is there is not fetched or unpacked again.
 
     Returns:
         A directory with ``tests/`` and ``pyproject.toml``.
@@ -40,13 +41,20 @@ def obtain(pin: Pin, folder: Path) -> Path:
         )
     archive = fetch_sdist(PROJECT, pin.release, pin.archives[name], folder)
     root = folder / f"{PROJECT}-{pin.release}"
-    shutil.rmtree(root, ignore_errors=True)
-    prefix = f"{root.name}/"
+    if not root.exists():
+        with tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as part:
+            _unpack(archive, Path(part), f"{root.name}/")
+            # Of several runs at a time, the first one's directory stays.
+            with contextlib.suppress(OSError):
+                (Path(part) / root.name).rename(root)
+    return given(root)
+
+
+def _unpack(archive: Path, folder: Path, prefix: str) -> None:
     with tarfile.open(archive) as opened:
         for member in opened:
             if member.name.removeprefix(prefix).split("/")[0] in MEMBERS:
                 opened.extract(member, folder, filter="data")
-    return root
 
 
 def given(folder: Path) -> Path:
