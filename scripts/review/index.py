@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 from overlay.author import digest_of
@@ -29,7 +29,7 @@ from packaging.version import Version
 from unearth import Link, PackageFinder, TargetPython
 from unearth.auth import MultiDomainBasicAuth
 from unearth.errors import HashMismatchError, UnpackError
-from unearth.fetchers import DEFAULT_MAX_RETRIES, PyPIClient
+from unearth.fetchers import DEFAULT_MAX_RETRIES, Fetcher, PyPIClient
 
 STATED = "the package index's checksum"
 LOCAL = "the checksum of a local file that pip is configured to use"
@@ -57,7 +57,7 @@ class Archive:
 
     Attributes:
         link: its address.
-        sha256: what the index states, or that of a local file; None if nothing is stated.
+        sha256: as the index states it, or of a local file; None if the index states none.
         proof: where ``sha256`` comes from.
     """
 
@@ -96,9 +96,9 @@ class PackageIndex:
             default = PackageFinder().sources[0]["url"]
             indexes.insert(0, settings.get("index-url", default))
         self._client = _Client(settings, indexes)
-        self._finder = PackageFinder(
-            self._client, target_python=self.target, ignore_compatibility=True
-        )
+        # unearth's own client does not fit its protocol to the letter either.
+        fetcher = cast("Fetcher", self._client)
+        self._finder = PackageFinder(fetcher, target_python=self.target, ignore_compatibility=True)
         self._finder.sources = [{"url": url, "type": "index"} for url in indexes]
         for place in settings.get("find-links", "").split():
             path = Path(place).expanduser()
@@ -240,8 +240,10 @@ class _Client(PyPIClient):
     def __init__(self, settings: Mapping[str, str], indexes: list[str]) -> None:
         options: dict[str, Any] = {"follow_redirects": True}
         if authorities := settings.get("cert"):
-            where = "capath" if Path(authorities).is_dir() else "cafile"
-            options["verify"] = ssl.create_default_context(**{where: authorities})
+            folder = authorities if Path(authorities).is_dir() else None
+            options["verify"] = ssl.create_default_context(
+                cafile=None if folder else authorities, capath=folder
+            )
         timeout = settings.get("timeout") or settings.get("default-timeout") or "15"
         super().__init__(
             trusted_hosts=settings.get("trusted-host", "").split(),
@@ -254,7 +256,7 @@ class _Client(PyPIClient):
         self._retries = int(settings.get("retries", DEFAULT_MAX_RETRIES))
         self.failure = ""
 
-    def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+    def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:  # noqa: ANN401
         """Send a request; a connection that fails becomes a response with status 503."""
         for attempt in range(self._retries + 1):
             if attempt:
@@ -282,7 +284,7 @@ def _pip_settings() -> dict[str, str]:
         errors="replace",
         stdin=subprocess.DEVNULL,
         check=False,
-        env=os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+        env=os.environ | {"PIP_QUIET": "0", "PIP_VERBOSE": "0", "PIP_LOG": os.devnull},
     )
     if done.returncode:
         raise OverlayError(
