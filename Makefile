@@ -58,7 +58,7 @@ UPSTREAM = $(if $(WHEEL),--wheel="$$WHEEL",$(TARGET))
 IN_OWN = $(if $(OWN_ENV),$(ENVIRONMENT) serve $(DRY) .venv -- )
 
 .DEFAULT_GOAL := help
-.PHONY: help apply revert status verify diff review rebase vendor edit refresh dist demo bench bench-serving probe test test-slow lint tools test-environment
+.PHONY: help apply revert status verify diff review rebase vendor edit refresh dist demo bench bench-serving conformance probe test test-slow lint tools test-environment
 
 help: ## list the targets
 	@echo "The target: VENV=dir, SITE=site-packages dir, PYTHON=interpreter, the active virtual"
@@ -137,3 +137,7 @@ test-slow: test-environment ## run the tests that take minutes each
 lint: tools ## ruff and mypy
 	@$(TEST_ENV)/bin/ruff check . && $(TEST_ENV)/bin/ruff format --check .
 	@$(TEST_ENV)/bin/mypy
+
+conformance: tools ## run upstream's own tests on pristine and overlaid copies of the target
+	@$(if $(OWN_ENV),$(if $(filter-out $(TEST_ENV),$(BENCH_ENV)),$(PY3) scripts/environment serve $(BENCH_ENV)))
+	@PYTHONPATH=scripts $(TEST_ENV)/bin/python -m conformance $(BENCH_TARGET) $(ARGS)

@@ -1,4 +1,4 @@
-"""Makes ``vllm.v1.readiness`` importable from this checkout, without an installation."""
+"""Make ``vllm.v1.readiness`` importable from this checkout, without an installation."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ vllm.v1.__path__.append(str(Path(__file__).resolve().parents[1] / "vendor_overla
 if not torch.cuda.is_available():
     thinking.unpin()
 
-# How long an example takes says more about a busy machine than about the code.
+# On a busy machine an example's time says little about the code.
 settings.register_profile(
     "busy", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -32,10 +32,10 @@ settings.load_profile("busy")
 
 @pytest.fixture(scope="session", autouse=True)
 def programs_start_with_no_signal_ignored() -> Iterator[None]:
-    """Have what tests start react to signals, though this process was told to ignore them.
+    """Have programs started by tests react to signals that this process ignores.
 
-    Under nohup, or in the background of a script, it goes on ignoring them: but by a
-    handler, which the programs that it starts do not inherit.
+    Under nohup, or in the background of a script, signals are ignored, and children inherit
+    that. Here a handler ignores them instead, which children do not inherit.
     """
     numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
     ignored = [number for number in numbers if signal.getsignal(number) == signal.SIG_IGN]

@@ -2,11 +2,10 @@
 
     python allowed.py MODEL_DIR OUT.json sync|async BUDGET...
 
-All are greedy, so that what a request gives must not depend on which tokens a step computes:
-they are run once with each BUDGET, the tokens that a step may compute. They arrive over many
-steps, prompts are prefilled in chunks, and the rows of decodes are put before those of
-prefills, as many GPU backends have it. Writes what each request gave, by budget, and evidence
-of what the engine went through.
+All are greedy: a request's tokens must not depend on which other tokens a step computes. All run
+once with each BUDGET, the most tokens of a step. They arrive over many steps, prompts are
+prefilled in chunks, and decodes are reordered before prefills, as many GPU backends require.
+Writes each request's tokens by budget, and the engine's statistics.
 """
 
 import json
@@ -17,7 +16,8 @@ from typing import Any
 
 from engine.mixed import start
 from support.checkpoint import VOCABULARY
-from support.witness import Witness
+from support.engine_stats import EngineStats
+from support.params import sampling_params
 
 REQUESTS = 96
 #: One in so many has allowed tokens.
@@ -25,24 +25,24 @@ EVERY = 4
 
 
 def allowed(number: int) -> list[int] | None:
-    """The tokens that a request may have: a seventh of them; None: any."""
+    """The tokens that a request may give, a seventh of all; None for any."""
     return list(range(number % 7, VOCABULARY, 7)) if number % EVERY == 1 else None
 
 
 def main(model: Path, out: Path, mode: str, budgets: list[int]) -> None:
     """Run every request to its end with each budget, and write what came out."""
     engine = start(model, mode == "async", blocks=256, budget=max(budgets))
-    witness = Witness(engine)
+    stats = EngineStats(engine)
     engine.collective_rpc(_reorder)
     results = {budget: _run(engine, budget) for budget in budgets}
     (swaps,) = engine.collective_rpc(_swaps)
-    evidence = witness.evidence() | {"swaps": swaps}
-    out.write_text(json.dumps({"results": results, "evidence": evidence}))
+    report = {"results": results, "stats": {**stats.to_json(), "swaps": swaps}}
+    out.write_text(json.dumps(report))
 
 
 def _run(engine: Any, budget: int) -> list[list[int]]:
     """Each request's tokens."""
-    from vllm import SamplingParams, TokensPrompt
+    from vllm import TokensPrompt
 
     scheduler = engine.engine_core.engine_core.scheduler
     scheduler.max_num_scheduled_tokens = budget
@@ -50,11 +50,9 @@ def _run(engine: Any, budget: int) -> list[list[int]]:
     requests = []
     for number in range(REQUESTS):
         prompt = chance.choices(range(3, VOCABULARY), k=chance.choice([4, 9, 20, 33]))
-        params = SamplingParams(
-            temperature=0.0,
+        params = sampling_params(
             max_tokens=chance.randint(2, 16),
             ignore_eos=True,
-            detokenize=False,
             allowed_token_ids=allowed(number),
         )
         requests.append((TokensPrompt(prompt_token_ids=prompt), params))
@@ -71,7 +69,7 @@ def _run(engine: Any, budget: int) -> list[list[int]]:
 
 
 def _reorder(worker: Any) -> None:
-    """In the worker's process: put decodes first, and count the rows that change places."""
+    """In the worker's process, put decodes first, and count the swaps of rows."""
     worker.model_runner.reorder_batch_threshold = 1
     batch = worker.model_runner.input_batch
     swap = batch.swap_states

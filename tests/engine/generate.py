@@ -1,10 +1,10 @@
-"""Run a fixed set of requests through the vLLM that Python imports here.
+"""Run a fixed set of requests through the vLLM that this Python imports.
 
     python generate.py MODEL_DIR OUT.json [SPECULATIVE_CONFIG]
 
-Run as a program of its own, once per installation, so that two installations can be
-compared. Writes each request's token ids and logprobs. With a speculative_config (JSON), the
-requests are those that it allows, and the prompts have what can be guessed.
+Writes each request's token ids and logprobs, so that two installations can be compared. With a
+speculative_config (JSON), requests that it does not allow are left out, and prompts are periodic,
+so that drafts are accepted.
 """
 
 import json
@@ -34,16 +34,16 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-#: What vLLM refuses beside drafts.
+#: Settings that vLLM refuses with speculative decoding.
 NOT_WITH_DRAFTS = ("min_p", "logit_bias")
 
 
 def main(model: Path, out: Path, speculative: str = "") -> None:
-    """Generate with every setting in one batch, and write what came out."""
+    """Generate with every setting in one batch, and write the results."""
     from vllm import LLM, SamplingParams, TokensPrompt
 
     llm = LLM(
-        model=str(write(model, vocab_size=1009, torch_dtype=DTYPE)),
+        model=str(write(model.with_name("drawn"), vocab_size=1009, torch_dtype=DTYPE)),
         load_format="dummy",
         skip_tokenizer_init=True,
         max_model_len=256,
@@ -73,20 +73,20 @@ def main(model: Path, out: Path, speculative: str = "") -> None:
             {
                 "tokens": list(output.token_ids),
                 "finish": output.finish_reason,
-                "logprobs": plain(output.logprobs),
-                "prompt_logprobs": plain(result.prompt_logprobs),
+                "logprobs": logprob_lists(output.logprobs),
+                "prompt_logprobs": logprob_lists(result.prompt_logprobs),
             }
         )
     out.write_text(json.dumps(report))
 
 
-def plain(positions: Any) -> Any:
-    """Logprobs as lists of [token, logprob, rank]; floats keep every bit in JSON."""
+def logprob_lists(positions: Any) -> Any:
+    """By position, [token, logprob, rank] of each logprob; JSON keeps every bit of a float."""
     if positions is None:
         return None
     return [
-        None if at is None else [[token, lp.logprob, lp.rank] for token, lp in at.items()]
-        for at in positions
+        logprobs and [[token, each.logprob, each.rank] for token, each in logprobs.items()]
+        for logprobs in positions
     ]
 
 

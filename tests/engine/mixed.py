@@ -2,10 +2,10 @@
 
     python mixed.py MODEL_DIR OUT.json sync|async [LOGITS_PROCESSOR]
 
-They arrive over many steps, some leave early, prompts are prefilled in chunks and the KV
-cache is too small for all of them, so that requests are preempted and resumed. All are
-greedy: what a request gives must not depend on the schedule. Writes what each request
-gave, and evidence of what the engine went through.
+They arrive over many steps, some are aborted, prompts are prefilled in chunks, and the KV cache
+is too small for all of them, so that requests are preempted and resumed. All are greedy: a
+request's output must not depend on the schedule. Writes each request's output, and the engine's
+statistics.
 """
 
 import json
@@ -16,20 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from bench import thinking
-from engine.generate import plain
+from engine.generate import logprob_lists
 from support.checkpoint import VOCABULARY, generate
-from support.witness import Witness
+from support.engine_stats import EngineStats
+from support.params import sampling_params
 
 REQUESTS = 100
 BLOCK = 32
 
-#: A token in thirteen, so that a request may well meet one.
+#: A token in thirteen: many requests give one.
 STOPS = list(range(7, VOCABULARY, 13))
 #: No token twice in a row.
 STUTTERS = [[token, token] for token in range(VOCABULARY)]
 
-#: Kinds of requests. min_tokens stands beside penalties only: without them, stock cuts
-#: that request's history short under async scheduling when a penalised one joins.
+#: Kinds of requests. min_tokens occurs only with penalties: without them, stock truncates the
+#: request's history under async scheduling when a penalised request joins.
 KINDS: list[dict[str, Any]] = [
     {},
     {"logprobs": 0},
@@ -57,7 +58,7 @@ KINDS: list[dict[str, Any]] = [
 
 @dataclass(frozen=True)
 class Case:
-    """A request, and the steps before which it arrives and, perhaps, leaves."""
+    """A request, the step before which it arrives, and the one before which it is aborted."""
 
     name: str
     kind: int
@@ -67,31 +68,25 @@ class Case:
     leaves: int | None
 
     def parameters(self) -> Any:
-        """What vLLM is asked for."""
-        from vllm import SamplingParams
-
-        kind = dict(KINDS[self.kind])
-        bad = kind.pop("bad_words", None)
+        """The request's SamplingParams."""
+        kind = KINDS[self.kind]
         if self.leaves is not None:
-            # It must still be running when it is told to leave.
+            # It must still be running when it is aborted.
             kind = {**kind, "ignore_eos": True, "stop_token_ids": []}
-        params = SamplingParams(temperature=0.0, max_tokens=self.length, detokenize=False, **kind)
-        # Words are turned to tokens by a tokenizer, and there is none.
-        params._bad_words_token_ids = bad
-        return params
+        return sampling_params(max_tokens=self.length, **kind)
 
 
 def cases() -> list[Case]:
     """The requests, the same ones each time."""
     chance = random.Random(20)
-    made = []
+    requests = []
     for number in range(REQUESTS):
         arrives = number * 3 // 2
         kind = number % len(KINDS)
         least = KINDS[kind].get("min_tokens", 8)
         thinks = thinking.START if "thinking_token_budget" in KINDS[kind] else []
         leaves = arrives + chance.choice([0, 1, 2, 5, 12, 25]) if number % 8 == 5 else None
-        made.append(
+        requests.append(
             Case(
                 name=f"request-{number}",
                 kind=kind,
@@ -104,13 +99,18 @@ def cases() -> list[Case]:
                 leaves=leaves,
             )
         )
-    return made
+    return requests
 
 
 def start(model: Path, asynchronous: bool, blocks: int, budget: int = 48, **named: Any) -> Any:
-    """A small engine that prefills in chunks and has ``blocks`` of KV cache.
+    """Start a small engine that prefills in chunks.
 
-    A step computes at most ``budget`` tokens.
+    Args:
+        model: the checkpoint's directory.
+        asynchronous: whether it schedules asynchronously.
+        blocks: of KV cache.
+        budget: the most tokens of a step.
+        named: further arguments of the engine.
     """
     from vllm import EngineArgs, LLMEngine
 
@@ -135,7 +135,7 @@ def start(model: Path, asynchronous: bool, blocks: int, budget: int = 48, **name
 
 
 def main(model: Path, out: Path, mode: str, processors: list[str]) -> None:
-    """Run every request to its end, and write what came out."""
+    """Run every request to its end, and write the outputs."""
     from vllm import TokensPrompt
 
     engine = start(
@@ -145,7 +145,7 @@ def main(model: Path, out: Path, mode: str, processors: list[str]) -> None:
         logits_processors=processors or None,
         reasoning_config=thinking.config(),
     )
-    witness = Witness(engine)
+    stats = EngineStats(engine)
     requests = cases()
     waiting = {case.name for case in requests if case.leaves is None}
     results: dict[str, Any] = {}
@@ -158,24 +158,23 @@ def main(model: Path, out: Path, mode: str, processors: list[str]) -> None:
         engine.abort_request([case.name for case in requests if case.leaves == step])
         for result in engine.step():
             if result.finished:
-                results[result.request_id] = _plain(result.outputs[0])
+                results[result.request_id] = _output(result.outputs[0])
                 waiting.discard(result.request_id)
         step += 1
     report = {
         "results": {case.name: results[case.name] for case in requests if case.leaves is None},
         "aborted": [case.name for case in requests if case.name not in results],
-        "evidence": witness.evidence(),
+        "stats": stats.to_json(),
     }
     out.write_text(json.dumps(report))
 
 
-def _plain(output: Any) -> dict[str, Any]:
-    """One request's output."""
+def _output(output: Any) -> dict[str, Any]:
     return {
         "tokens": list(output.token_ids),
         "finish": output.finish_reason,
         "stop": output.stop_reason,
-        "logprobs": plain(output.logprobs),
+        "logprobs": logprob_lists(output.logprobs),
     }
 
 

@@ -1,9 +1,9 @@
-"""Generate with one engine, and stamp each of its steps with a clock of our own.
+"""Generate with one engine, and stamp each of its outputs with the client's clock.
 
     python probed.py MODEL_DIR OUT.json [asynchronous]
 
-Writes each request's tokens, and when each step's outputs reached the client, on
-``time.perf_counter_ns``. What the probe records, the environment says.
+Writes each request's tokens, and when each step's outputs reached the client, by
+``time.perf_counter_ns``. The environment configures the probe.
 """
 
 import json
@@ -14,22 +14,21 @@ from typing import Any
 
 from demo.model import write
 
-#: Steps take some 20 ms, beside which getting from one process to another is nothing.
+#: Steps take some 20 ms; the way from one process to another is short beside that.
 LARGER = {"hidden_size": 256, "num_hidden_layers": 4, "vocab_size": 32000}
-#: Steps with several requests, one of which begins with each of the first ones.
 REQUESTS = 8
 LENGTH = 90
-#: None of these makes a request leave early.
+#: None of these ends a request early.
 KINDS: list[dict[str, Any]] = [{}, {"presence_penalty": 1.5}, {"logprobs": 2}]
 
 
 def main(model: Path, out: Path, mode: str = "") -> None:
-    """Run them, and write what came out."""
+    """Run all requests, and write tokens and times."""
     from vllm import LLM, SamplingParams, TokensPrompt
 
-    small = {"vocab_size": 1009} if mode else LARGER
+    size = {"vocab_size": 1009} if mode else LARGER
     llm = LLM(
-        model=str(write(model, **small)),
+        model=str(write(model.with_name(f"probed {mode}".strip()), **size)),
         load_format="dummy",
         skip_tokenizer_init=True,
         max_model_len=256,

@@ -4,10 +4,10 @@
     python simulated.py MODEL_DIR OUT.json check REFERENCE.json
     python simulated.py MODEL_DIR OUT.json plants REFERENCE.json PLANT...
 
-The first writes what each prepared request gives. The second, on an engine that schedules
-asynchronously on the simulated device, lets Hypothesis draw which of them run together,
-when each arrives and perhaps leaves, and when copies arrive; each must give the same. The
-third does so again with each fault planted in the worker, where one must not.
+The first writes the output of each prepared request. The second runs an engine that schedules
+asynchronously on the simulated device: Hypothesis draws which requests run together, when each
+arrives and is perhaps aborted, and when copies arrive; each request must give the same output.
+The third does the same with each fault planted in the worker, until an output differs.
 """
 
 import itertools
@@ -19,17 +19,18 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.generate import plain
+from engine.generate import logprob_lists
 from engine.mixed import STUTTERS, start
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.asynchronous import simulate
 from support.checkpoint import VOCABULARY
-from support.witness import Witness
+from support.engine_stats import EngineStats
+from support.params import sampling_params
 
 EXAMPLES = 120
-#: For a planted fault: seconds to find it, and then to shrink what shows it; to so few
-#: requests, and no further.
+#: Seconds to find a planted fault and to shrink the example that shows it, and the number of
+#: requests at which shrinking ends.
 PATIENCE = 15.0
 FEW = 3
 
@@ -61,22 +62,13 @@ class Request(NamedTuple):
     length: int
 
     def parameters(self, endless: bool) -> Any:
-        """What vLLM is asked for."""
-        from vllm import SamplingParams
-
-        kind = dict(self.kind)
-        bad = kind.pop("bad_words", None)
+        """The request's SamplingParams."""
         length = 60 if endless else self.length
-        params = SamplingParams(
-            temperature=0.0, max_tokens=length, ignore_eos=True, detokenize=False, **kind
-        )
-        # Words are turned to tokens by a tokenizer, and there is none.
-        params._bad_words_token_ids = bad
-        return params
+        return sampling_params(max_tokens=length, ignore_eos=True, **self.kind)
 
 
 class Visit(NamedTuple):
-    """A prepared request, the step it arrives before, and how long it may stay."""
+    """A prepared request, the step before which it arrives, and its steps before an abort."""
 
     request: int
     arrives: int
@@ -97,23 +89,23 @@ DECISIONS = st.lists(st.integers(0, 5), max_size=20)
 
 
 def prepared() -> list[Request]:
-    """The requests, the same ones each time; a step has room for 48 of a prompt's tokens."""
+    """The requests, the same ones each time; a step computes 48 tokens of a prompt at most."""
     chance = random.Random(6)
-    made = []
+    requests = []
     for number in range(REQUESTS):
         kind = KINDS[number % len(KINDS)]
-        # Some are just below a block's end, so that they need another one as they decode.
+        # Some end just below a block's end, and need another block as they decode.
         lengths = [2, 31, 49] if ALL in kind.values() else [1, 3, 30, 31, 49, 62, 63, 94]
         prompt = chance.choices(range(3, VOCABULARY), k=chance.choice(lengths))
-        made.append(Request(prompt, kind, chance.randint(2, 12)))
-    return made
+        requests.append(Request(prompt, kind, chance.randint(2, 12)))
+    return requests
 
 
 class Wrong(AssertionError):
-    """A request gave something else."""
+    """A request gave another output."""
 
 
-class Bench:
+class Driver:
     """One engine, and the prepared requests."""
 
     def __init__(self, model: Path, asynchronous: bool) -> None:
@@ -122,12 +114,12 @@ class Bench:
         self._runs = itertools.count()
 
     def run(self, visits: list[Visit]) -> list[tuple[Visit, Any]]:
-        """What each request gives that does not leave."""
+        """Run requests; each visit that is not aborted, and its output."""
         from vllm import TokensPrompt
 
         number = next(self._runs)
-        names = {f"{number}-{at}": visit for at, visit in enumerate(visits)}
-        given_ = {}
+        names = {f"{number}-{index}": visit for index, visit in enumerate(visits)}
+        outputs = {}
         try:
             for step in itertools.count():
                 for name, visit in names.items():
@@ -140,35 +132,34 @@ class Bench:
                         self.engine.abort_request([name])
                 for result in self.engine.step():
                     if result.finished:
-                        given_[result.request_id] = plain_result(result)
+                        outputs[result.request_id] = _output(result)
                 if step >= 20 and not self.engine.has_unfinished_requests():
                     break
         finally:
             self.engine.abort_request(list(names))
             while self.engine.has_unfinished_requests():
                 self.engine.step()
-        return [(visit, given_.get(name)) for name, visit in names.items() if visit.stays is None]
+        return [(visit, outputs.get(name)) for name, visit in names.items() if visit.stays is None]
 
     def references(self) -> list[Any]:
-        """What each of them gives."""
+        """Each request's output, with all of them running."""
         return [result for _, result in self.run([Visit(n, n, None) for n in range(REQUESTS)])]
 
 
-def plain_result(result: Any) -> dict[str, Any]:
-    """What came out of a request."""
+def _output(result: Any) -> dict[str, Any]:
     output = result.outputs[0]
     return {
         "tokens": list(output.token_ids),
         "finish": output.finish_reason,
-        "logprobs": plain(output.logprobs),
-        "prompt_logprobs": plain(result.prompt_logprobs),
+        "logprobs": logprob_lists(output.logprobs),
+        "prompt_logprobs": logprob_lists(result.prompt_logprobs),
     }
 
 
 def same_logprobs(found: Any, expected: Any) -> bool:
-    """Whether the logprobs are the same, but for what depends on which requests run together.
+    """Whether logprobs are the same but for their last bits, and the order of near ties.
 
-    That is the last bits of the values, and so the order of tokens that nearly tie.
+    Both depend on which requests share a batch.
     """
     if found is None or expected is None:
         return found is expected
@@ -191,7 +182,7 @@ def _same_position(found: Any, expected: Any) -> bool:
 
 
 def compare(visit: Visit, found: Any, expected: Any) -> None:
-    """Raise if a request gave something else than alone."""
+    """Raise :class:`Wrong` if a request's output is not the reference."""
     for name in ("tokens", "finish"):
         if found is None or found[name] != expected[name]:
             raise Wrong(f"{visit}: {name}: {found and found[name]}, not {expected[name]}")
@@ -201,17 +192,17 @@ def compare(visit: Visit, found: Any, expected: Any) -> None:
 
 
 class Trial:
-    """The property, and the smallest example that fails it."""
+    """A search for an example that fails, and the smallest found so far."""
 
-    def __init__(self, bench: Bench, references: list[Any], patience: float | None) -> None:
-        self.bench = bench
+    def __init__(self, driver: Driver, references: list[Any], patience: float | None) -> None:
+        self.driver = driver
         self.references = references
         self.until = patience and time.monotonic() + patience
         self.examples = 0
         self.wrong: dict[str, Any] | None = None
 
     def attempt(self, visits: list[Visit], decisions: list[int]) -> None:
-        """Try one example; once time is up, end the search for one, or the shrinking."""
+        """Try one example; when time is up, end the search or the shrinking."""
         if self.until is not None:
             if self.wrong is not None and len(self.wrong["visits"]) <= FEW:
                 return
@@ -221,8 +212,8 @@ class Trial:
                 return
         self.examples += 1
         try:
-            self.bench.engine.collective_rpc(simulate, args=(decisions,))
-            for visit, found in self.bench.run(visits):
+            self.driver.engine.collective_rpc(simulate, args=(decisions,))
+            for visit, found in self.driver.run(visits):
                 compare(visit, found, self.references[visit.request])
         except Exception as error:
             if self.wrong is None or len(visits) <= len(self.wrong["visits"]):
@@ -234,7 +225,7 @@ class Trial:
             raise
 
     def run(self, examples: int, derandomize: bool) -> dict[str, Any]:
-        """Try that many examples; what is wrong, if anything."""
+        """Try a number of examples, and report what is wrong."""
         fixed = settings(
             max_examples=examples,
             derandomize=derandomize,
@@ -253,43 +244,43 @@ class Trial:
         began = time.monotonic()
         try:
             holds()
-        except Exception:  # what is wrong is taken down, and shrinking may be cut off
+        except Exception:  # self.wrong holds the example; shrinking may be cut off
             assert self.wrong is not None or self.until is not None
         took = time.monotonic() - began
         return {"examples": self.examples, "wrong": self.wrong, "seconds": round(took, 1)}
 
 
 def check(model: Path, references: list[Any]) -> dict[str, Any]:
-    """What is wrong, if anything, and what the engine and its device went through."""
-    bench = Bench(model, asynchronous=True)
-    witness = Witness(bench.engine)
-    outcome = Trial(bench, references, None).run(EXAMPLES, derandomize=False)
-    (device,) = bench.engine.collective_rpc(simulate, args=([],))
-    return outcome | {"evidence": witness.evidence() | device}
+    """Report what is wrong, and the statistics of the engine and its device."""
+    driver = Driver(model, asynchronous=True)
+    stats = EngineStats(driver.engine)
+    outcome = Trial(driver, references, None).run(EXAMPLES, derandomize=False)
+    (device,) = driver.engine.collective_rpc(simulate, args=([],))
+    return {**outcome, "stats": {**stats.to_json(), **device}}
 
 
 def check_plants(model: Path, references: list[Any], names: list[str]) -> dict[str, Any]:
-    """By planted fault, what goes wrong."""
-    from support.mutants import mutate_worker  # there only where the overlay is
+    """By planted fault, report what is wrong."""
+    from support.mutants import mutate_worker  # importable only with the overlay
 
-    bench = Bench(model, asynchronous=True)
+    driver = Driver(model, asynchronous=True)
     outcomes = {}
     for name in names:
-        bench.engine.collective_rpc(mutate_worker, args=(name,))
-        outcomes[name] = Trial(bench, references, PATIENCE).run(10**6, derandomize=True)
+        driver.engine.collective_rpc(mutate_worker, args=(name,))
+        outcomes[name] = Trial(driver, references, PATIENCE).run(10**6, derandomize=True)
     return outcomes
 
 
 def main(model: Path, out: Path, mode: str, *more: str) -> None:
-    """Write what came out."""
-    made: Any
+    """Write the outputs or the report."""
+    report: Any
     if mode == "reference":
-        made = Bench(model, asynchronous=False).references()
+        report = Driver(model, asynchronous=False).references()
     else:
         references = json.loads(Path(more[0]).read_text())
         plants = list(more[1:])
-        made = check_plants(model, references, plants) if plants else check(model, references)
-    out.write_text(json.dumps(made))
+        report = check_plants(model, references, plants) if plants else check(model, references)
+    out.write_text(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -1,32 +1,29 @@
 """A real engine on the CPU: before apply, after it, and after revert.
 
-One installation throughout: a view of the shared environment's vLLM, each file a hard
-link to it. An engine takes about a minute to start on two cores, so each run carries
-every setting.
+One view of the shared environment's vLLM throughout, and processes that start as a user's do:
+each imports vLLM anew. An engine takes up to a minute to start on two cores, so each run
+carries every setting.
 """
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from overlay.errors import Exit
-from support.engine import PATIENCE, Engine
+from support.engine import PATIENCE, Engine, PreloadedEngine
 from support.sites import OVERLAY, REPO, run
+
+FACTORS = REPO / "tests" / "engine" / "factors.py"
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    """The installation, beside the shared environment so that it can be linked to it."""
-    folder = Path(tempfile.mkdtemp(prefix="engine-", dir=REPO / "build"))
-    yield Engine(folder)
-    shutil.rmtree(folder)
+def engine(folder: Path) -> Engine:
+    """The installation that is overlaid and reverted."""
+    return Engine(folder / "engine")
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +45,7 @@ def test_the_requests_differ_and_are_answered(pristine: Any) -> None:
 def test_the_overlaid_engine_gives_the_same_and_says_who_it_is(
     engine: Engine, pristine: Any
 ) -> None:
-    assert (
-        run("apply", "--force", "--site", engine.site, "--python", sys.executable).returncode
-        == Exit.DONE
-    )
+    engine.apply()
     assert run("verify", "--site", engine.site).returncode == Exit.DONE
     overlaid = engine.start(VLLM_READINESS="on")
     overlaid.wait_for("Readiness overlay")
@@ -60,51 +54,15 @@ def test_the_overlaid_engine_gives_the_same_and_says_who_it_is(
     assert "process" in in_use.stderr
     assert overlaid.finish() == pristine
     digest = json.loads(run("status", "--site", engine.site, "--json").stdout)["digest"]
-    said = [line for line in overlaid.text().splitlines() if "Readiness overlay" in line]
-    assert len(said) == 1
-    assert f"overlay {OVERLAY.pin.overlay}, digest {digest}, features on: " in said[0]
+    lines = [line for line in overlaid.text().splitlines() if "Readiness overlay" in line]
+    assert len(lines) == 1
+    assert f"overlay {OVERLAY.pin.overlay}, digest {digest}, features on: " in lines[0]
     assert "Unknown vLLM environment variable" not in overlaid.text()
 
 
-FACTORS = """
-import json, vllm.envs
-vllm.envs.validate_environ(hard_fail=True)
-print("\\n" + json.dumps(vllm.envs.compile_factors(), default=str, sort_keys=True))
-"""
-
-
-def test_compiled_code_stays_valid_and_the_switch_is_known(engine: Engine) -> None:
-    """VLLM keys its caches of compiled code by its variables, but not by ours."""
-    run("apply", "--force", "--site", engine.site, "--python", sys.executable)
-    factors = []
-    plain = {k: v for k, v in os.environ.items() if not k.startswith("VLLM_")}
-    overlaid = {"PYTHONPATH": str(engine.site)}
-    for extra in ({}, overlaid, overlaid | {"VLLM_READINESS": "off"}):
-        command = [sys.executable, "-c", FACTORS]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, env=plain | extra
-        )
-        assert done.returncode == 0, done.stderr
-        factors.append(json.loads(done.stdout.splitlines()[-1]))
-    assert len(factors[0]) > 50
-    assert factors[0] == factors[1] == factors[2]
-
-
-def test_a_misspelt_switch_is_refused_at_start_up(engine: Engine) -> None:
-    run("apply", "--force", "--site", engine.site, "--python", sys.executable)
-    refused = engine.start(VLLM_READINESS="banana")
-    assert refused.process.wait(PATIENCE) != 0
-    assert "VLLM_READINESS='banana'" in refused.text()
-    assert "Valid: on, off" in refused.text()
-    assert not refused.out.exists()
-
-
 def test_after_revert_the_engine_is_stock_again(engine: Engine, pristine: Any) -> None:
-    run("apply", "--force", "--site", engine.site, "--python", sys.executable)
-    assert (
-        run("revert", "--force", "--site", engine.site, "--python", sys.executable).returncode
-        == Exit.DONE
-    )
+    engine.apply()
+    engine.revert()
     reverted = engine.start()
     assert reverted.finish() == pristine
     assert "Readiness overlay" not in reverted.text()
@@ -131,3 +89,24 @@ def test_the_demo_serves_over_http_from_an_overlaid_engine(engine: Engine) -> No
         tokens = json.loads(answer.partition(" -> ")[2])
         assert len(tokens) == 12
         assert all(0 <= token < 1024 for token in tokens)
+
+
+def test_compiled_code_stays_valid_and_the_switch_is_known(
+    stock: PreloadedEngine, overlaid: PreloadedEngine
+) -> None:
+    """VLLM keys its caches of compiled code by its variables, but not by ours."""
+    keys = [
+        stock.start(FACTORS).finish(),
+        overlaid.start(FACTORS).finish(),
+        overlaid.start(FACTORS, VLLM_READINESS="off").finish(),
+    ]
+    assert len(keys[0]) > 50
+    assert keys[0] == keys[1] == keys[2]
+
+
+def test_a_misspelt_switch_is_refused_at_start_up(overlaid: PreloadedEngine) -> None:
+    refused = overlaid.start(VLLM_READINESS="banana")
+    assert refused.wait() != 0
+    assert "VLLM_READINESS='banana'" in refused.text()
+    assert "Valid: on, off" in refused.text()
+    assert not refused.out.exists()

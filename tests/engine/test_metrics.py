@@ -7,27 +7,25 @@ as good a worker as any to a server.
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from demo import model
-from overlay.errors import Exit
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from support import sites
-from support.engine import PATIENCE, at_once
+from support import forked, sites
+from support.asynchronous import announce
+from support.engine import PATIENCE, Engine, at_once
 from vllm.v1.readiness.probe.histograms import Histograms
 
 WAYS = ("overlaid", "plugin")
@@ -49,23 +47,19 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    """Beside the shared environment, so that its files can be linked to."""
-    folder = Path(tempfile.mkdtemp(prefix="metrics-", dir=sites.REPO / "build"))
-    yield folder
-    shutil.rmtree(folder)
+def environments(folder: Path, stock: Engine, overlaid: Engine) -> dict[str, dict[str, str]]:
+    """By way, the variables that a server runs with.
 
-
-@pytest.fixture(scope="module")
-def environments(folder: Path) -> dict[str, dict[str, str]]:
-    """What has a Python run in each of the ways."""
-    overlaid, stock = sites.whole(folder / "overlaid"), sites.whole(folder / "stock")
-    done = sites.run("apply", "--force", "--site", overlaid, "--python", sys.executable)
-    assert done.returncode == Exit.DONE, done.stderr
-    searched = {"overlaid": [overlaid], "plugin": [stock, PLUGIN]}
+    The overlaid one starts its processes as vLLM does by default; the other one forks them,
+    which saves their imports.
+    """
+    forking = [announce(folder / "forked", forked.fork), sites.REPO / "tests"]
+    searched = {"overlaid": [overlaid.site], "plugin": [stock.site, PLUGIN, *forking]}
+    more: dict[str, Mapping[str, str]] = {"overlaid": {}, "plugin": forked.ENVIRONMENT}
     return {
         way: {
             **os.environ,
+            **more[way],
             "PYTHONPATH": os.pathsep.join(map(str, searched[way])),
             "VLLM_READINESS_PROBE": str(folder / f"probe of {way}"),
             "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -86,7 +80,7 @@ class Server:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-        command += ["--model", str(folder / "model"), "--load-format", "dummy"]
+        command += ["--model", str(folder / "served model"), "--load-format", "dummy"]
         command += ["--skip-tokenizer-init", "--max-model-len", "256", "--enforce-eager"]
         command += ["--host", "127.0.0.1", "--port", str(self.port)]
         with self.log.open("wb") as sink:
@@ -138,7 +132,7 @@ class Server:
 @pytest.fixture(scope="module")
 def servers(folder: Path, environments: dict[str, dict[str, str]]) -> Iterator[dict[str, Server]]:
     """A server of each way, started side by side where there is room for it."""
-    model.write(folder / "model", num_attention_heads=2, num_key_value_heads=1)
+    model.write(folder / "served model", num_attention_heads=2, num_key_value_heads=1)
     started: dict[str, Server] = {}
     try:
         for way in WAYS:

@@ -1,14 +1,10 @@
-"""What a request gives depends neither on the overlay nor on how the engine schedules.
+"""A request's output depends neither on the overlay nor on the schedule.
 
 A hundred requests that arrive, leave, are preempted and are prefilled in chunks, on a CPU
 engine that can schedule asynchronously: stock, overlaid, and overlaid but switched off.
 """
 
 import json
-import shutil
-import sys
-import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,56 +12,50 @@ from typing import Any
 import pytest
 from bench import thinking
 from engine.mixed import KINDS, cases
-from overlay.errors import Exit
 from support import asynchronous
-from support.checkpoint import generate
-from support.engine import Engine, at_once
-from support.sites import REPO, run
+from support.engine import PreloadedEngine, at_once
+from support.sites import REPO
 
 PROGRAM = REPO / "tests" / "engine" / "mixed.py"
 PROCESSOR = "support.processors:ForbidLatest"
+#: Installation (or the switch of an overlaid one), schedule, perhaps a logits processor.
+NAMES = (
+    *("stock sync", "stock async", "stock async processor"),
+    *("on sync", "on async", "off async", "on async processor"),
+)
 
 
 Runs = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def runs() -> Iterator[Runs]:
-    """What came out of every run, by installation and schedule."""
-    folder = Path(tempfile.mkdtemp(prefix="schedules-", dir=REPO / "build"))
-    engine = Engine(folder, forking=True)
-    generate(folder / "model")  # before two runs at once would
-    late = asynchronous.announce(folder / "late", asynchronous.register, thinking.unpin)
-    usual = asynchronous.announce(folder / "usual", thinking.unpin)
+def runs(folder: Path, stock: PreloadedEngine, overlaid: PreloadedEngine) -> Runs:
+    """Every run's report, by name."""
+    plugins = {
+        "sync": asynchronous.announce(folder / "sync", thinking.unpin),
+        "async": asynchronous.announce(folder / "async", asynchronous.register, thinking.unpin),
+    }
 
     def result(name: str) -> Any:
         installation, schedule, *processor = name.split()
-        paths = [REPO / "tests", late if schedule == "async" else usual]
+        engine, switch = stock, {}
+        if installation != "stock":
+            engine, switch = overlaid, {"VLLM_READINESS": installation}
         arguments = [schedule, *(PROCESSOR for _ in processor)]
-        switch = {} if installation == "stock" else {"VLLM_READINESS": installation}
-        return engine.start(PROGRAM, arguments, paths, **switch).finish()
+        run = engine.start(PROGRAM, arguments, [plugins[schedule]], **switch)
+        return run.finish() | {"log": run.text()}
 
-    def results(*names: str) -> Runs:
-        with ThreadPoolExecutor(max_workers=at_once()) as pool:
-            return dict(zip(names, pool.map(result, names), strict=True))
-
-    found = results("stock sync", "stock async", "stock async processor")
-    assert (
-        run("apply", "--force", "--site", engine.site, "--python", sys.executable).returncode
-        == Exit.DONE
-    )
-    found |= results("on sync", "on async", "off async", "on async processor")
-    yield found
-    shutil.rmtree(folder)
+    with ThreadPoolExecutor(max_workers=at_once()) as pool:
+        return dict(zip(NAMES, pool.map(result, NAMES), strict=True))
 
 
 def _answers(run_: Any) -> dict[str, Any]:
-    """What was answered, without the logprobs' values."""
+    """Each request's output, without the logprobs' values."""
     return {
         name: {
             **result,
             "logprobs": result["logprobs"]
-            and [[[token, rank] for token, _, rank in at] for at in result["logprobs"]],
+            and [[[token, rank] for token, _, rank in top] for top in result["logprobs"]],
         }
         for name, result in run_["results"].items()
     }
@@ -76,8 +66,8 @@ def _values(run_: Any) -> list[float]:
     return [
         value
         for result in run_["results"].values()
-        for at in result["logprobs"] or ()
-        for _, value, _ in at
+        for top in result["logprobs"] or ()
+        for _, value, _ in top
     ]
 
 
@@ -104,24 +94,29 @@ def test_both_schedules_give_the_same_tokens(runs: Runs, installation: str) -> N
     assert _values(synchronous) == pytest.approx(_values(other), rel=1e-4, abs=1e-4)
 
 
+def test_each_run_imported_its_installation(runs: Runs) -> None:
+    for name, outcome in runs.items():
+        assert ("Readiness overlay" in outcome["log"]) == (not name.startswith("stock")), name
+
+
 def test_the_engine_scheduled_as_it_was_asked_to(runs: Runs) -> None:
     for name, outcome in runs.items():
-        evidence = outcome["evidence"]
-        unready = evidence["outputs handed over unready"]
+        stats = outcome["stats"]
+        unready = stats["outputs handed over unready"]
         if "async" in name:
-            assert evidence["scheduler"] == "AsyncScheduler", name
+            assert stats["scheduler"] == "AsyncScheduler", name
             assert unready > 100, name
         else:
-            assert evidence["scheduler"] == "Scheduler", name
+            assert stats["scheduler"] == "Scheduler", name
             assert unready == 0, name
 
 
 def test_requests_were_preempted_resumed_chunked_and_aborted(runs: Runs) -> None:
     for name, outcome in runs.items():
-        evidence = outcome["evidence"]
-        assert evidence["preempted"] >= 4, name
-        assert evidence["resumed"] >= 4, name
-        assert evidence["prefill chunks"] >= 20, name
+        stats = outcome["stats"]
+        assert stats["preempted"] >= 4, name
+        assert stats["resumed"] >= 4, name
+        assert stats["prefill chunks"] >= 20, name
         assert len(outcome["aborted"]) >= 10, name
         assert len(outcome["results"]) >= 80, name
 
@@ -136,14 +131,12 @@ def test_the_answers_are_diverse(runs: Runs) -> None:
 
 
 def test_the_processor_decides_by_the_newest_tokens(runs: Runs) -> None:
-    """With it no token comes back within two; without it, some do."""
+    """With it, no token recurs within two; without it, some do."""
 
     def repeats(name: str) -> int:
         lists = [result["tokens"] for result in runs[name]["results"].values()]
         return sum(
-            tokens[at] in tokens[max(0, at - 2) : at]
-            for tokens in lists
-            for at in range(len(tokens))
+            tokens[n] in tokens[max(0, n - 2) : n] for tokens in lists for n in range(len(tokens))
         )
 
     assert repeats("stock async") > 20

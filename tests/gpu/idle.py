@@ -1,9 +1,9 @@
-"""What an idle engine holds on the device after a step whose logprobs were large.
+"""Measure what an idle engine holds on the device after steps with large logprobs.
 
     python idle.py MODEL_DIR OUT.json
 
-256 requests ask for the logprobs of a whole vocabulary, 311 MB a step. What the engine's core
-gives is not processed further: no client could wait for it.
+256 requests ask for the logprobs of a whole vocabulary, 311 MB a step. The core's output is not
+processed further, which would take too long.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOKENS = 3
 
 
 def main(directory: Path, out: Path) -> None:
-    """Write how many bytes were allocated before the requests, and after their last output."""
+    """Write the bytes allocated before the requests, and after their last output."""
     from vllm import LLM, SamplingParams, TokensPrompt
 
     write(directory, vocab_size=VOCABULARY)

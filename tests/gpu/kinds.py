@@ -1,17 +1,17 @@
-"""Run every kind of output through the vLLM that Python imports here, and watch its waits.
+"""Run every kind of output through the vLLM that this Python imports, and record its waits.
 
     python kinds.py MODEL_DIR OUT.json ENGINE [--thinking] [--delay SEED] [--short]
                     [--sanitize LOG]
 
-ENGINE is a name in :data:`ENGINES`. Batches of one kind each are run one after the other,
-their requests arriving over many steps; what each position gave is written as a digest, so
-that two runs can be compared. Besides, OUT.json tells for every call of the step's
-functions how often it waited and in whose name, and which calls failed and where.
+ENGINE is a name in :data:`ENGINES`. Batches of one kind each run one after the other, their
+requests arriving over many steps. OUT.json holds a digest of each position's output, so that
+two runs can be compared; for every call of the step's functions its waits by owner; and the
+calls that failed, with their stacks.
 
-With VLLM_READINESS_SYNC_GUARD=error a sync is planted at the end, to show that the guard is
-there; with =warn what the guard says is collected. --thinking runs batches with thinking
-budgets, on an engine that knows the markers. --delay holds back each readback by up
-to 40 ms; --sanitize has compute-sanitizer's memcheck watch the overlay's kernels.
+With VLLM_READINESS_SYNC_GUARD=error a sync is planted at the end, which the guard must find;
+with =warn the guard's log is collected. --thinking runs batches with thinking budgets, on an
+engine that knows the markers. --delay delays each readback by up to 40 ms; --sanitize runs
+compute-sanitizer's memcheck over the overlay's kernels.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ import vllm  # noqa: F401  (sets up what torch reads when it is imported)
 # isort: split
 import torch
 from bench import thinking
-from engine.generate import DTYPE, plain
+from engine.generate import DTYPE, logprob_lists
 from support.checkpoint import VOCABULARY, generate
+from support.params import sampling_params
 
 REQUESTS = 16
 TOKENS = 150
@@ -45,15 +46,15 @@ TOKENS = 150
 BUDGET = 96
 FUNCTIONS = ("execute_model", "sample_tokens", "get_output")
 GUARD = "VLLM_READINESS_SYNC_GUARD"
-#: What every engine here is started with.
+#: Variables of every engine here.
 ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
-#: The overlay's.
+#: The overlay's kernels.
 KERNELS = ("store_kernel", "apply_kernel", "count_kernel", "mask_kernel", "append_kernel")
-#: Of an H100 at its usual clock, about.
+#: Approximately, for an H100 at its usual clock.
 CYCLES_A_MS = 1_750_000
 
-#: Of weights that vLLM draws itself, a token follows from the one before it, so that soon
-#: the output goes round in circles, and drafts are right.
+#: With weights that vLLM draws itself, each token depends on the one before it: outputs become
+#: periodic, and drafts are accepted.
 _CIRCLES = {"enforce_eager": True, "load_format": "dummy"}
 _DRAFTS = {"num_speculative_tokens": 3, "prompt_lookup_max": 3}
 _GRAPHS = {
@@ -62,7 +63,7 @@ _GRAPHS = {
     "cudagraph_capture_sizes": [REQUESTS],
 }
 
-#: What distinguishes the engines.
+#: Arguments of each engine.
 ENGINES: dict[str, dict[str, Any]] = {
     "sync": {"async_scheduling": False, "compilation_config": _GRAPHS},
     "async": {"async_scheduling": True, "compilation_config": _GRAPHS},
@@ -88,7 +89,7 @@ _PENALTIES = [
     {"repetition_penalty": 1.3},
     {"presence_penalty": -0.4, "frequency_penalty": 0.7, "repetition_penalty": 0.8},
 ]
-#: As token ids: no token but a few may follow itself, or come in this order.
+#: As token ids: almost no token may follow itself.
 _WORDS = [[token, token] for token in range(VOCABULARY - 5)] + [[4, 5, 6], [7]]
 _BAD_WORDS: list[dict[str, Any]] = [
     {"bad_words": _WORDS},
@@ -98,7 +99,7 @@ _BAD_WORDS: list[dict[str, Any]] = [
 _LOGPROBS = [{"logprobs": top} for top in (0, 1, 2, 5, 10, 20)]
 _PROMPTS = [{"prompt_logprobs": top} for top in (0, 3, -1)]
 
-#: By the kind of output that a batch is about.
+#: Settings by kind of output.
 BATCHES: dict[str, list[dict[str, Any]]] = {
     "plain": [{}, *_DRAWN],
     "penalties": [*_PENALTIES, {}, {**_PENALTIES[3], **_DRAWN[0]}],
@@ -149,43 +150,42 @@ def requests(batch: str, short: bool) -> list[Request]:
     chance = random.Random(batch)
     kinds = (BATCHES | THINKING)[batch]
     long = batch in ("prompts", "mixed")
-    made = []
+    requests = []
     for number in range(4 if short else REQUESTS):
         kind = dict(kinds[number % len(kinds)])
         if not torch.cuda.is_available():
-            kind.pop("seed", None)  # stock's CPU runner fails where prompts come in chunks
+            kind.pop("seed", None)  # stock's CPU runner fails with chunked prompts
             kind.pop("temperature", None)
-        # Some repeat themselves, so that drafts are made from the beginning.
+        # Some are periodic, so that drafts are made from the first step on.
         period = chance.choice([3, 7, 400])
         length = chance.randint(BUDGET + 10, 250) if long else chance.randint(3, 40)
         pool = [chance.randrange(3, VOCABULARY) for _ in range(period)]
         prompt = [pool[at % period] for at in range(length)]
         if "thinking_token_budget" in kind:
             prompt += thinking.START + pool[: number % 3]
-        made.append(
+        requests.append(
             Request(
                 name=f"{batch} {number}",
                 prompt=prompt,
                 parameters={
-                    "temperature": 0.0,
                     "max_tokens": 6 if short else TOKENS,
                     "ignore_eos": True,
-                    "detokenize": False,
                     **kind,
                 },
                 arrives=0 if short else 4 * number,
             )
         )
-    return made
+    return requests
 
 
 class Watch:
-    """The step's functions, in the process that runs them.
+    """Records calls of the step's functions, in the process that runs them.
 
     Attributes:
-        calls: of each, the function, the fences by owner, the waits on events by place
-            (those of fences under "fence"), and how many prompts' logprobs it ended.
-        errors: of each that failed, the function, the error and the stack.
+        calls: by call, the function, its fences by owner, its waits for events by source line
+            (those of fences under "fence"), and the number of prompts whose logprobs it
+            completed.
+        errors: by failed call, the function, the error and the stack.
     """
 
     def __init__(self) -> None:
@@ -194,7 +194,7 @@ class Watch:
         self.waits: Counter[str] = Counter()
 
     def install(self) -> None:
-        """Wrap the functions. The guard, which wraps each runner's, then comes around this."""
+        """Wrap the functions, before the guard wraps those of each runner."""
         from vllm.v1.worker import gpu_model_runner
 
         synchronize = torch.Event.synchronize
@@ -239,8 +239,8 @@ def _fences() -> dict[str, int]:
     return dict(module.counts()) if module else {}
 
 
-class Said(logging.Handler):
-    """What the sync guard says."""
+class GuardLog(logging.Handler):
+    """The sync guard's reports."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -248,13 +248,16 @@ class Said(logging.Handler):
         logging.getLogger("vllm.v1.readiness.sync_guard").addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep it, unless it says no more than that the guard is there."""
+        """Keep the message, unless it only announces the guard."""
         if record.levelno > logging.INFO:
             self.texts.append(record.getMessage())
 
 
 def delay(seed: int) -> Callable[[], int]:
-    """Hold back each copy to the host, on the stream that it is on; returns their counter."""
+    """Delay each copy to the host, on its stream.
+
+    Returns: a function that returns the number of delayed copies.
+    """
     from vllm.v1.readiness import readback
 
     owner: Any = readback.Readbacks
@@ -272,7 +275,7 @@ def delay(seed: int) -> Callable[[], int]:
 
 
 def plant() -> None:
-    """Have the sampler wait for the device, as somebody's careless line would."""
+    """Plant a sync in the sampler."""
     from vllm.v1.sample.sampler import Sampler
 
     forward = Sampler.forward
@@ -286,7 +289,7 @@ def plant() -> None:
 
 
 def start(model: Path, name: str, short: bool, budgets: bool) -> Any:
-    """An engine; without graphs if it is for a few steps."""
+    """Start an engine; without graphs if it is for a few steps."""
     from vllm import EngineArgs, LLMEngine
 
     small: dict[str, Any] = {}
@@ -312,8 +315,8 @@ def start(model: Path, name: str, short: bool, budgets: bool) -> Any:
 
 
 def run(engine: Any, batch: Sequence[Request]) -> dict[str, Any]:
-    """Run requests to their end; what they gave, and the steps that it took."""
-    from vllm import SamplingParams, TokensPrompt
+    """Run requests to their end; the number of steps, and each request's output."""
+    from vllm import TokensPrompt
 
     results: dict[str, Any] = {}
     step = 0
@@ -321,19 +324,14 @@ def run(engine: Any, batch: Sequence[Request]) -> dict[str, Any]:
         for request in batch:
             if request.arrives == step:
                 prompt = TokensPrompt(prompt_token_ids=request.prompt)
-                kind = dict(request.parameters)
-                words = kind.pop("bad_words", None)
-                params = SamplingParams(**kind)
-                # Words are turned to tokens by a tokenizer, and there is none.
-                params._bad_words_token_ids = words
-                engine.add_request(request.name, prompt, params)
+                engine.add_request(request.name, prompt, sampling_params(**request.parameters))
         for output in engine.step():
             if output.finished:
-                given = output.outputs[0]
+                completion = output.outputs[0]
                 results[output.request_id] = {
-                    "tokens": list(given.token_ids),
-                    "finish": given.finish_reason,
-                    "logprobs": _digests(given.logprobs),
+                    "tokens": list(completion.token_ids),
+                    "finish": completion.finish_reason,
+                    "logprobs": _digests(completion.logprobs),
                     "prompt_logprobs": _digests(output.prompt_logprobs),
                 }
         step += 1
@@ -343,17 +341,17 @@ def run(engine: Any, batch: Sequence[Request]) -> dict[str, Any]:
 
 
 def _digests(positions: Any) -> list[str] | None:
-    """A position's logprobs as a short text that differs if a bit does."""
-    listed = plain(positions)
-    return listed and [
-        at and f"{len(at)} {hashlib.sha256(json.dumps(at).encode()).hexdigest()[:16]}"
-        for at in listed
+    """By position, the number of logprobs and a digest of their bits."""
+    lists = logprob_lists(positions)
+    return lists and [
+        top and f"{len(top)} {hashlib.sha256(json.dumps(top).encode()).hexdigest()[:16]}"
+        for top in lists
     ]
 
 
 def main(args: argparse.Namespace) -> None:
-    """Run every batch, and write what came out, also if an engine fails on the way."""
-    said, watch = Said(), Watch()
+    """Run every batch, and write the report, also if the engine fails."""
+    guard_log, watch = GuardLog(), Watch()
     here = torch.cuda.is_available()  # else the worker is another process, and not watched
     if here:
         watch.install()
@@ -374,7 +372,7 @@ def main(args: argparse.Namespace) -> None:
             run(engine, requests("plain", short=True))
         except Exception as error:
             report["planted"] = f"{type(error).__name__}: {error}"
-    report["said"] = said.texts
+    report["reports"] = guard_log.texts
     args.out.write_text(json.dumps(report))
 
 
@@ -395,8 +393,8 @@ if __name__ == "__main__":
     if arguments.sanitize:
         at = sys.argv.index("--sanitize")
         tool = ["compute-sanitizer", "--tool", "memcheck", "--log-file", str(arguments.sanitize)]
-        # Failed calls of the CUDA API, which libraries try out and recover from, are left
-        # out; so are others' kernels, under which an engine does not start within minutes.
+        # Libraries make calls of the CUDA API that fail, and recover. With other kernels
+        # watched as well, an engine takes many minutes to start.
         tool += ["--report-api-errors", "no"]
         for kernel in KERNELS:
             tool += ["--kernel-regex", f"kns={kernel}"]

@@ -1,11 +1,10 @@
-"""Serve penalised requests on a device that is nearly full, and say how it ended.
+"""Serve penalised requests on a device that is nearly full, and write the outcome.
 
     python pressure.py MODEL_DIR OUT.json VOCABULARY [REQUESTS]
 
-Another process holds all of the device but the fraction that vLLM asks for and LEFT bytes, of
-which vLLM's own context takes a half.
-When every request holds a slot, long prompts arrive, whose activations need all the memory
-that vLLM has planned for them.
+Another process holds the whole device except vLLM's share and LEFT bytes, half of which vLLM's
+context takes. When every request holds a slot, long prompts arrive, whose activations need all
+the memory that vLLM has planned for them.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ sys.stdin.read()
 
 
 def main(directory: Path, out: Path, vocabulary: int, requests: int = REQUESTS) -> None:
-    """Write what came of it: digests of the tokens, or the error."""
+    """Write a digest of all tokens and the memory left, or the error."""
     write(
         directory,
         vocab_size=vocabulary,
@@ -56,14 +55,14 @@ def main(directory: Path, out: Path, vocabulary: int, requests: int = REQUESTS) 
         [sys.executable, "-c", _HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert holder.stdout is not None
-    found: dict[str, Any] = {"held": holder.stdout.readline().split()[-1]}
+    report: dict[str, Any] = {"held": holder.stdout.readline().split()[-1]}
     try:
-        found |= serve(directory, vocabulary, requests)
+        report |= serve(directory, vocabulary, requests)
     except Exception as error:
-        found["error"] = f"{type(error).__name__}: {error}"[:2000]
+        report["error"] = f"{type(error).__name__}: {error}"[:2000]
     finally:
         holder.communicate("")
-    out.write_text(json.dumps(found))
+    out.write_text(json.dumps(report))
 
 
 def serve(directory: Path, vocabulary: int, requests: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 
 
 def words(chooser: random.Random, vocab: int, count: int) -> list[list[int]]:
-    """Of few tokens, so that they match; some end in a token that is none of the logits'."""
+    """Draw words of few tokens, so that they match; some end in a token beyond the vocabulary."""
     lasts = [0, 1, 2, vocab - 1, vocab, chooser.randrange(vocab)]
     return [
         [*chooser.choices(range(3), k=chooser.randrange(5)), chooser.choice(lasts)]
@@ -26,13 +26,13 @@ def words(chooser: random.Random, vocab: int, count: int) -> list[list[int]]:
 @pytest.mark.parametrize("vocab", [37, 1009, 151936, 151937])
 @pytest.mark.parametrize("torch_form", [False, True])
 def test_any_stream(vocab: int, torch_form: bool) -> None:
-    """Requests come, go, move and are cut back; drafts are accepted or not."""
+    """Requests join, leave, move and are cut back; drafts are accepted or not."""
     chooser = random.Random(vocab)
     pair = Pair(vocab, None if torch_form else kernels, "cuda")
     for number in range(60):
         while len(pair.req_ids) < 12:
-            made = words(chooser, vocab, chooser.choice([0, 1, 5, 40]))
-            pair.join(made, chooser.choices(range(3), k=chooser.randrange(6)))
+            drawn = words(chooser, vocab, chooser.choice([0, 1, 5, 40]))
+            pair.join(drawn, chooser.choices(range(3), k=chooser.randrange(6)))
         if chooser.random() < 0.3:
             pair.leave(chooser.choice(pair.req_ids))
         if chooser.random() < 0.3:
@@ -52,7 +52,7 @@ def test_any_stream(vocab: int, torch_form: bool) -> None:
 
 
 def test_tails_longer_than_a_block() -> None:
-    """They are shifted in place, by threads that must not overtake one another."""
+    """Tails are shifted in place, by threads that must not overtake one another."""
     chooser = random.Random(1)
     pair = Pair(1009, kernels, "cuda")
     req_ids = [pair.join([[0] * n + [5]]) for n in (1, 31, 32, 33, 64, 500)]

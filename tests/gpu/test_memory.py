@@ -1,4 +1,4 @@
-"""Device memory: what penalties take, and when there is hardly any."""
+"""Device memory that penalties take, with little of it free."""
 
 import gc
 import shutil
@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 from gpu.kinds import ENVIRONMENT
-from overlay.errors import Exit
 from support import modules
 from support.batches import Spec, empty, fill, state
 from support.engine import Engine
-from support.sites import REPO, UPSTREAM, run
+from support.sites import REPO, UPSTREAM
 
 pytestmark = pytest.mark.gpu
 
@@ -41,8 +40,8 @@ def filled() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("filled")
-def test_slots_are_allocated_at_once_where_vllm_leaves_no_room() -> None:
-    """2 GiB are free, of which vLLM takes all."""
+def test_all_slots_are_allocated_first_where_vllm_leaves_no_room() -> None:
+    """2 GiB are free, and vLLM takes all of them."""
     needed = 64 * 4 * VOCABULARY
     for fraction, cache, allocated in ((1.0, None, needed), (0.9, None, 0), (1.0, 1 << 30, 0)):
         batch = empty(modules.overlaid, VOCABULARY, "cuda", max_num_reqs=64)
@@ -60,14 +59,14 @@ def test_slots_are_allocated_at_once_where_vllm_leaves_no_room() -> None:
 
 
 def begin(batch: Any) -> None:
-    """Begin a step, and make it ready to be sampled."""
+    """Begin a step, and prepare its sampling."""
     batch.readiness.begin_step()
     batch.readiness.prepare(torch.empty(1, batch.vocab_size), None)
 
 
 @pytest.mark.usefixtures("filled")
-def test_what_activations_need_is_not_taken_and_what_was_taken_is_given_back() -> None:
-    """2 GiB are free, and activations that are not there yet need 1.5 of them."""
+def test_slots_leave_what_activations_need_and_are_given_back() -> None:
+    """2 GiB are free, and later activations need 1.5 of them."""
     batch = empty(modules.overlaid, LARGE, "cuda", max_num_reqs=1024)
     live = batch.readiness
     live.reserve(SimpleNamespace(gpu_memory_utilization=0.5, kv_cache_memory_bytes=None))
@@ -91,14 +90,13 @@ def test_what_activations_need_is_not_taken_and_what_was_taken_is_given_back() -
     batch.refresh_metadata()
     begin(batch)
     assert not live.penalties.serving
-    # Nothing is held of what did not suffice.
+    # Slots that do not suffice are freed.
     assert free - torch.cuda.mem_get_info()[0] < 32 * MIB
     activation = torch.empty(needed, dtype=torch.uint8, device="cuda")
     del activation
 
 
-def test_slots_are_not_cut_out_of_memory_that_others_come_back_to() -> None:
-    """A block that an activation has given back is there for the next one, whole."""
+def test_slots_do_not_split_blocks_that_activations_reuse() -> None:
     activation = torch.empty(512 * MIB, dtype=torch.uint8, device="cuda")
     batch = empty(modules.overlaid, LARGE, "cuda", max_num_reqs=64)
     fill(batch, [Spec([1, 2], [3], PENALTY)] * 64)
@@ -116,9 +114,9 @@ def test_slots_are_not_cut_out_of_memory_that_others_come_back_to() -> None:
 def engine() -> Iterator[Engine]:
     """An overlaid view of the installation, where it can be linked to it."""
     folder = Path(tempfile.mkdtemp(prefix="engine-", dir=UPSTREAM))
-    made = Engine(folder)
-    assert run("apply", "--site", made.site).returncode == Exit.DONE
-    yield made
+    engine = Engine(folder)
+    engine.apply()
+    yield engine
     shutil.rmtree(folder)
 
 

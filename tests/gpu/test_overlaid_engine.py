@@ -7,13 +7,11 @@ Needs a Python that imports vllm==0.22.0 on a machine with an NVIDIA GPU:
 
 import json
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from overlay.errors import Exit
 from support.engine import Engine
 from support.sites import OVERLAY, UPSTREAM, run
 
@@ -32,13 +30,13 @@ def test_the_same_tokens_and_logprobs_on_a_gpu(engine: Engine) -> None:
     stock = engine.start()
     pristine = stock.finish()
     assert "Readiness overlay" not in stock.text()
-    assert run("apply", "--site", engine.site, "--python", sys.executable).returncode == Exit.DONE
+    engine.apply()
     overlaid = engine.start()
     assert overlaid.finish() == pristine
     digest = json.loads(run("status", "--site", engine.site, "--json").stdout)["digest"]
-    said = f"Readiness overlay {OVERLAY.pin.overlay}, digest {digest}, features on: "
-    assert overlaid.text().count(said) == 1
-    assert run("revert", "--site", engine.site, "--python", sys.executable).returncode == Exit.DONE
+    line = f"Readiness overlay {OVERLAY.pin.overlay}, digest {digest}, features on: "
+    assert overlaid.text().count(line) == 1
+    engine.revert()
     assert engine.start().finish() == pristine
 
 
@@ -48,6 +46,6 @@ def test_the_same_with_drafts(engine: Engine, method: str) -> None:
     drafts = {"method": method, "num_speculative_tokens": 3, "prompt_lookup_max": 3}
     arguments = [json.dumps(drafts)]
     pristine = engine.start(arguments=arguments).finish()
-    assert run("apply", "--site", engine.site, "--python", sys.executable).returncode == Exit.DONE
+    engine.apply()
     assert engine.start(arguments=arguments).finish() == pristine
     assert len({json.dumps(result["tokens"]) for result in pristine}) > len(pristine) // 2

@@ -13,7 +13,7 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 pytestmark = pytest.mark.gpu
 
-#: Values that penalties must get right to the bit.
+#: Special values of logits.
 EDGES = [0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, -1e-40, 3.4e38, -3.4e38]
 
 
@@ -182,7 +182,7 @@ def test_memory_is_taken_with_the_first_penalty_and_given_back() -> None:
 
 
 def test_without_room_upstreams_path_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real out-of-memory error, from a cap on what this process may take."""
+    """A real out-of-memory error, from a cap on this process's memory."""
     vocab = 151936
     batch = empty(modules.overlaid, vocab, "cuda")
     fill(batch, [Spec([1, 2], [3], {"presence_penalty": 1.0})] * 16)

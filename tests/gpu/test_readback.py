@@ -1,7 +1,7 @@
 """Readback on a GPU: the kernel, the buffers, and engines that wait for nothing unnamed.
 
-The engines all run at once, since nothing is timed: stock, overlaid with the sync guard on
-``error``, and overlaid with each readback held back by a random while.
+All engines run at once, since nothing is timed: stock, overlaid with the sync guard on
+``error``, and overlaid with each readback delayed at random.
 """
 
 import json
@@ -9,7 +9,6 @@ import os
 import random
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,17 +18,16 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from gpu.kinds import BATCHES, ENGINES, ENVIRONMENT, GUARD
-from overlay.errors import Exit
 from support.batches import drawn
 from support.checkpoint import generate
 from support.engine import Engine
-from support.sites import REPO, UPSTREAM, run
+from support.sites import REPO, UPSTREAM
 from vllm.v1.readiness.readback import Readbacks
 
 pytestmark = pytest.mark.gpu
 
 PROGRAM = REPO / "tests" / "gpu" / "kinds.py"
-#: By run: what is overlaid, and what is asked of program and environment besides.
+#: Arguments of the program and environment, by run.
 RUNS: dict[str, tuple[list[str], dict[str, str]]] = {
     "stock": ([], {}),
     "guarded": ([], {GUARD: "error"}),
@@ -38,7 +36,7 @@ RUNS: dict[str, tuple[list[str], dict[str, str]]] = {
 SYNCHRONOUS = ("sync", "ngram")
 
 DTYPES = [torch.int32, torch.int64, torch.float32, torch.bfloat16, torch.uint8, torch.bool]
-#: What one launch stores a block of, in words of four bytes, and where readbacks copy.
+#: Words of four bytes in a block of the kernel, and bytes from which readbacks copy instead.
 BLOCK = 1024
 STORED = 1 << 20
 
@@ -46,18 +44,18 @@ Runs = dict[tuple[str, str], Any]
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Equality of every byte, and of shape and dtype."""
+    """Whether bytes, shape and dtype are the same."""
     pair = (each.reshape(-1).view(torch.uint8) for each in (one, other))
     alike = one.shape == other.shape and one.dtype == other.dtype
     return alike and bool(torch.equal(*pair))
 
 
 class TestKernel:
-    """What it stores, and what it leaves alone."""
+    """The kernel stores all bytes of its sources, and no others."""
 
     @staticmethod
     def check(sources: list[torch.Tensor]) -> None:
-        """Each target lies between bytes that must stay, none of them nearer than a word."""
+        """Store sources into targets between bytes that must not change."""
         from vllm.v1.readiness.kernels import readback
 
         margin = 64
@@ -237,33 +235,32 @@ def overlaid() -> Iterator[Engine]:
     with tempfile.TemporaryDirectory(prefix="readback-", dir=UPSTREAM) as folder:
         engine = Engine(Path(folder))
         generate(engine.folder / "model")  # before several runs at once would
-        done = run("apply", "--site", engine.site, "--python", sys.executable)
-        assert done.returncode == Exit.DONE, done.stdout + done.stderr
+        engine.apply()
         yield engine
 
 
 @pytest.fixture(scope="module")
 def runs(overlaid: Engine) -> Iterator[Runs]:
-    """What came of every run on every engine."""
+    """The report of every run on every engine."""
     with tempfile.TemporaryDirectory(prefix="readback-", dir=UPSTREAM) as folder:
         stock = Engine(Path(folder))
         generate(stock.folder / "model")
 
-        def result(each: tuple[str, str]) -> Any:
-            name, engine = each
+        def result(wanted: tuple[str, str]) -> Any:
+            name, engine = wanted
             arguments, environment = RUNS[name]
             side = stock if name == "stock" else overlaid
-            told = [engine, *arguments]
             settings = {**ENVIRONMENT, **environment}
-            return side.start(PROGRAM, told, [REPO / "tests"], **settings).finish()
+            paths = [REPO / "tests"]
+            return side.start(PROGRAM, [engine, *arguments], paths, **settings).finish()
 
-        wanted = [(name, engine) for engine in ENGINES for name in RUNS]
-        with ThreadPoolExecutor(min(len(wanted), os.cpu_count() or 1)) as pool:
-            yield dict(zip(wanted, pool.map(result, wanted), strict=True))
+        names = [(name, engine) for engine in ENGINES for name in RUNS]
+        with ThreadPoolExecutor(min(len(names), os.cpu_count() or 1)) as pool:
+            yield dict(zip(names, pool.map(result, names), strict=True))
 
 
 def parted(one: Any, other: Any) -> list[str]:
-    """Where two runs gave something else."""
+    """Where the outputs of two runs differ."""
     found = [
         f"{name}, {what}"
         for batch in BATCHES
@@ -280,9 +277,9 @@ def parted(one: Any, other: Any) -> list[str]:
 
 
 def complaints(outcome: Any) -> str:
-    """Everything that went wrong in a run: which function, and the stack."""
+    """All errors of a run, with function and stack, and the guard's reports."""
     texts = [f"{each['function']}: {each['stack']}" for each in outcome["errors"]]
-    return "\n".join([*texts, *outcome["said"], outcome["failed"] or ""]).strip()
+    return "\n".join([*texts, *outcome["reports"], outcome["failed"] or ""]).strip()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -291,8 +288,9 @@ class TestEngines:
 
     def test_no_step_waits_for_the_device_by_accident(self, runs: Runs, engine: str) -> None:
         guarded = runs["guarded", engine]
-        # Under `error` it ends at the first; under `warn` all of them are told.
-        told = [text for text in runs["delayed", engine]["said"] if "waits for the device" in text]
+        # Under `error` a run ends at its first wait; under `warn` all waits are reported.
+        reports = runs["delayed", engine]["reports"]
+        told = [text for text in reports if "waits for the device" in text]
         assert complaints(guarded) == "", "\n\n".join([complaints(guarded), *told])
         assert told == []
         assert guarded["planted"] is not None, "a planted sync was not found"
@@ -302,7 +300,7 @@ class TestEngines:
         """With drafts, fewer steps make as many tokens."""
         for (_, name), outcome in runs.items():
             if name == engine:
-                assert complaints(outcome | {"said": []}) == ""
+                assert complaints(outcome | {"reports": []}) == ""
                 assert outcome["batches"].keys() == BATCHES.keys()
                 assert sum(batch["steps"] for batch in outcome["batches"].values()) > 600
         results = [batch["results"] for batch in runs["stock", engine]["batches"].values()]
@@ -348,7 +346,7 @@ class TestEngines:
     shutil.which("compute-sanitizer") is None, reason="compute-sanitizer is not on the PATH"
 )
 def test_memcheck_finds_nothing(overlaid: Engine, tmp_path: Path) -> None:
-    """Nothing that our kernels do; the rest of the engine runs beside them, unwatched."""
+    """In our kernels; the engine's other kernels are not watched."""
     log = tmp_path / "memcheck.log"
     arguments = ["sync", "--short", "--sanitize", str(log)]
     # Compilation would run under memcheck as well, for minutes.

@@ -1,4 +1,4 @@
-"""The samplers without needless copies on a GPU, with the real kernels, beside upstream's."""
+"""The samplers without needless copies, on a GPU, against upstream's."""
 
 import random
 from typing import Any
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 B16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 VOCABULARIES = (1009, 32000, 151936)
 
-#: What a request may ask for that changes its logits; ids below 1,000.
+#: Settings that change a request's logits; ids below 1,000.
 ASKS: list[dict[str, Any]] = [
     {"bad_words_token_ids": [[7], [9, 2, 5]]},
     {"presence_penalty": 1.5, "repetition_penalty": 1.2},
@@ -28,7 +28,7 @@ ASKS: list[dict[str, Any]] = [
     {"min_p": 0.1},
 ]
 GREEDY, RANDOM = {"temperature": 0.0}, {"temperature": 1.0}
-#: Name to requests, by turns; none of the first group changes logits.
+#: Name to settings, which requests have in turn; the first six change no logits.
 MIXES: dict[str, list[dict[str, Any]]] = {
     "greedy": [GREEDY],
     "random": [RANDOM],
@@ -47,7 +47,7 @@ MIXES: dict[str, list[dict[str, Any]]] = {
 
 
 def logits_of(rows: int, vocab: int, dtype: torch.dtype, seed: int, padded: bool) -> torch.Tensor:
-    """Logits with ties and infinite ones, as a slice of wider ones if ``padded``."""
+    """Draw logits with ties and infinities, as a slice of a wider tensor if ``padded``."""
     generator = torch.Generator("cuda").manual_seed(seed)
     wide = torch.randn((rows, vocab + 64 * padded), device="cuda", generator=generator) * 6
     wide[:, :200] = wide[:, :200].round()
@@ -69,7 +69,7 @@ def a_case(mix: str, vocab: int, dtype: torch.dtype, seed: int, **named: Any) ->
 
 @pytest.mark.parametrize("mix", list(MIXES))
 def test_mrv2_samples_the_same(mix: str) -> None:
-    """Every dtype, mode of logprobs, layout and precision of noise."""
+    """For every dtype, logprobs mode, layout and precision of noise."""
     sides = mrv2.real()
     for seed, dtype in enumerate((B16, F16, F32)):
         for vocab in VOCABULARIES:
@@ -110,7 +110,7 @@ def test_mrv2_counts_nans_and_leaves_logits_alone(monkeypatch: pytest.MonkeyPatc
     case.logits[3, 5] = case.logits[3, 700] = torch.nan
     results = []
     for module in (sides.stock, sides.ours):
-        one = mrv2.half(sides, module, case)
+        one = mrv2.under_test(sides, module, case)
         one.sampler.compute_nans = True
         results.append(one.sample().num_nans)
         assert torch.equal(one.logits.nan_to_num(), case.logits.nan_to_num())
@@ -120,7 +120,7 @@ def test_mrv2_counts_nans_and_leaves_logits_alone(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("dtype", [B16, F16, F32])
 def test_mrv2_rows_with_nans_sample_the_same(dtype: torch.dtype) -> None:
-    """Their choice rests on the order of a reduction, and that on the dtype loaded."""
+    """Their tokens depend on the order of a reduction, and that on the dtype loaded."""
     sides = mrv2.real()
     for mix in ("greedy", "random"):
         case = a_case(mix, 32000, dtype, 2)
@@ -130,26 +130,26 @@ def test_mrv2_rows_with_nans_sample_the_same(dtype: torch.dtype) -> None:
 
 
 def test_mrv2_takes_no_copy_of_untouched_logits() -> None:
-    """Memory, on either side, of one call on logits of 156 MB."""
+    """Peak memory of one call on logits of 156 MB."""
     sides = mrv2.real()
-    took = []
+    peaks = []
     for module in (sides.stock, sides.ours):
-        one = mrv2.half(sides, module, a_case("random", 151936, B16, 0, rows=512))
+        one = mrv2.under_test(sides, module, a_case("random", 151936, B16, 0, rows=512))
         one.sample()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         one.sample()
-        took.append(torch.cuda.max_memory_allocated() - before)
+        peaks.append(torch.cuda.max_memory_allocated() - before)
     copy = 512 * 151936 * 4
-    assert took[0] >= copy
-    assert took[1] < copy / 10
+    assert peaks[0] >= copy
+    assert peaks[1] < copy / 10
 
 
 @pytest.mark.parametrize("mix", ["random", "one with top_p"])
 def test_mrv2_does_not_wait(mix: str) -> None:
     """Under torch's sync debug mode, where any wait is an error; a new batch included."""
     sides = mrv2.real()
-    one = mrv2.half(sides, sides.ours, a_case(mix, 32000, B16, 0))
+    one = mrv2.under_test(sides, sides.ours, a_case(mix, 32000, B16, 0))
     one.sample()
     one.sampler.readiness._batch = None
     torch.cuda.synchronize()
@@ -161,7 +161,7 @@ def test_mrv2_does_not_wait(mix: str) -> None:
 
 
 def test_mrv2_kernels_are_compiled_in_the_dummy_run() -> None:
-    """For logits as they are, which the profile run's own sampling does not need."""
+    """For logits in their own dtype, which the profile run does not sample from."""
     sides = mrv2.real()
     from vllm.v1.worker.gpu.sample import gumbel
     from vllm.v1.worker.gpu.spec_decode import rejection_sampler_utils as verify
@@ -180,8 +180,8 @@ def test_mrv2_kernels_are_compiled_in_the_dummy_run() -> None:
         return sum(len(cache[0]) for k in kernels for cache in k.device_caches.values())
 
     asks, logits = [GREEDY, GREEDY], logits_of(4, 50257, B16, 0, padded=False)
-    drafted = mrv2.half(sides, sides.ours, mrv2.Case(asks, logits, drafts=[[5], [6]]))
-    plain = mrv2.half(sides, sides.ours, mrv2.Case(asks, logits[:2]))
+    drafted = mrv2.under_test(sides, sides.ours, mrv2.Case(asks, logits, drafts=[[5], [6]]))
+    plain = mrv2.under_test(sides, sides.ours, mrv2.Case(asks, logits[:2]))
     unknown = np.array([0, 1], dtype=np.int32)
     drafted.sampler.readiness.decide(logits[:2], unknown)
     assert compiled() == len(kernels)
@@ -191,9 +191,9 @@ def test_mrv2_kernels_are_compiled_in_the_dummy_run() -> None:
 
 
 def test_v1_samples_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random mixes of everything, with and without drafts.
+    """For random mixes of all settings, with and without drafts.
 
-    Never one row alone: upstream's top-p would sum it up in no fixed order.
+    Never for a single row: there upstream's top-p sums in no fixed order.
     """
     monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "0")
     chooser = random.Random(5)
@@ -224,7 +224,7 @@ def test_v1_samples_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dtype", [B16, F16])
 def test_the_first_of_the_largest_is_the_same_in_float32(dtype: torch.dtype) -> None:
-    """What V1's greedy choice rests on: every kind of number, NaNs among them."""
+    """V1's greedy sampling depends on it, for every kind of number, NaNs included."""
     for vocab in (1, 7, 1000, 32000, 151936):
         for rows in (1, 3, 130):
             bits = torch.randint(-(2**15), 2**15, (rows, vocab), device="cuda").to(torch.int16)

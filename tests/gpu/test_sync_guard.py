@@ -18,7 +18,7 @@ CYCLES = 100_000_000
 
 
 class Runner:
-    """Nothing but what a guard asks for; a step does the work that it is given."""
+    """The part of a runner that the guard needs; a step calls its argument."""
 
     def execute_model(self, work: Callable[[], Any]) -> Any:
         return work()
@@ -28,7 +28,7 @@ class Runner:
 
 
 class Log(logging.Handler):
-    """What the guard logs."""
+    """The guard's reports."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Log(logging.Handler):
 
 
 class Operands:
-    """What the operations work on, made before a step."""
+    """Operands, allocated before a step."""
 
     def __init__(self) -> None:
         self.device = torch.arange(24, dtype=torch.float32, device="cuda").view(4, 6)
@@ -59,7 +59,7 @@ class Operands:
 
 Operation = Callable[[Operands], object]
 
-#: torch's mode flags these.
+#: torch's sync debug mode reports these.
 FLAGGED: dict[str, Operation] = {
     "item": lambda o: o.scalar.item(),
     "cpu": lambda o: o.device.cpu(),
@@ -71,18 +71,18 @@ FLAGGED: dict[str, Operation] = {
     "repeat_interleave": lambda o: o.device.repeat_interleave(o.counts, dim=1),
     "a stream": lambda o: torch.cuda.current_stream().synchronize(),
 }
-#: torch's mode misses these, and the guard has its own eyes for them.
+#: torch's mode misses these; the guard itself reports them.
 BLIND: dict[str, Operation] = {
     "torch.cuda.synchronize": lambda o: torch.cuda.synchronize(),
     "torch.accelerator.synchronize": lambda o: torch.accelerator.synchronize(),
 }
-#: Non-blocking copies to the host that block all the same.
+#: Non-blocking copies to the host that block nevertheless.
 BLOCKING: dict[str, Operation] = {
     "into pageable memory": lambda o: o.pageable.copy_(o.device, non_blocking=True),
     "into part of each pinned row": lambda o: o.part.copy_(o.device, non_blocking=True),
     "cast of columns": lambda o: o.columns.to("cpu", torch.float64, non_blocking=True),
 }
-#: Those that do not.
+#: Non-blocking copies that do not block.
 FREE: dict[str, Operation] = {
     "into pinned memory": lambda o: o.pinned.copy_(o.device, non_blocking=True),
     "into pinned rows": lambda o: o.rows.copy_(o.device, non_blocking=True),
@@ -99,7 +99,7 @@ def recorded_and_awaited(o: Operands) -> None:
     o.event.synchronize()
 
 
-#: Nothing to report, though an event is waited for.
+#: Operations that are not reported.
 QUIET: dict[str, Operation] = {
     **FREE,
     "kernels": lambda o: (o.device @ o.columns).sin().softmax(-1),
@@ -117,7 +117,7 @@ def operands() -> Iterator[Operands]:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
-    """What the guard logs in this test; what it has replaced in torch is put back."""
+    """The guard's reports of this test; torch's functions are restored afterwards."""
     handler = Log()
     monkeypatch.setattr(sync_guard.logger, "handlers", [handler])
     monkeypatch.setattr(sync_guard.logger, "isEnabledFor", lambda level: True)
@@ -142,7 +142,7 @@ def guarded(monkeypatch: pytest.MonkeyPatch, word: str) -> Runner:
 
 
 def warmed_up(operation: Operation, operands: Operands) -> None:
-    """The first use of a kernel, or of pinned memory, can block on its own account."""
+    """Run an operation once: the first use of a kernel, or of pinned memory, can block."""
     operation(operands)
     torch.cuda.synchronize()
 
@@ -199,7 +199,7 @@ def test_what_is_not_a_wait_is_not_reported(
 def test_a_non_blocking_copy_is_reported_if_it_blocks(
     name: str, operands: Operands, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The device is the oracle: is it still asleep when the copy has returned?"""
+    """The device is the oracle: if it still sleeps when the copy returns, the copy is free."""
     operation = (BLOCKING | FREE)[name]
     runner = guarded(monkeypatch, "warn")
 
@@ -218,10 +218,10 @@ def test_a_non_blocking_copy_is_reported_if_it_blocks(
     assert blocked is (name in BLOCKING)
 
 
-def test_torch_is_not_heard_on_the_mode_itself(
+def test_torchs_warning_about_the_mode_is_not_shown(
     operands: Operands, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says once a process that the mode is a prototype; here, each time."""
+    """Torch warns once a process that the mode is a prototype; here, each time."""
     shown: list[str] = []
     monkeypatch.setattr(warnings, "showwarning", lambda message, *_: shown.append(str(message)))
     runner = guarded(monkeypatch, "warn")
@@ -239,7 +239,7 @@ def test_torch_is_not_heard_on_the_mode_itself(
 def test_compiling_within_a_step_is_not_reported(
     word: str, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With cold caches, as only then everything is compiled and tried out."""
+    """With cold caches, so that everything is compiled and tuned."""
     runner = guarded(monkeypatch, word)
     torch._dynamo.reset()
     monkeypatch.setattr("torch._inductor.config.force_disable_caches", True)

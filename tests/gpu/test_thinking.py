@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -13,10 +12,9 @@ from typing import Any
 import pytest
 from bench import thinking
 from gpu.kinds import ENGINES, ENVIRONMENT, GUARD
-from overlay.errors import Exit
 from support.checkpoint import generate
 from support.engine import Engine
-from support.sites import REPO, UPSTREAM, run
+from support.sites import REPO, UPSTREAM
 
 pytestmark = pytest.mark.gpu
 
@@ -27,32 +25,30 @@ Runs = dict[tuple[str, str], Any]
 
 @pytest.fixture(scope="module")
 def runs() -> Iterator[Runs]:
-    """What came of each engine, stock and overlaid."""
+    """The report of each engine, stock and overlaid."""
     with tempfile.TemporaryDirectory(prefix="thinking-", dir=UPSTREAM) as folder:
         engines = {}
         for side in SIDES:
             (Path(folder) / side).mkdir()
             engines[side] = Engine(Path(folder) / side)
             generate(engines[side].folder / "model")
-        site = engines["on"].site
-        done = run("apply", "--site", site, "--python", sys.executable)
-        assert done.returncode == Exit.DONE, done.stdout + done.stderr
+        engines["on"].apply()
 
-        def result(each: tuple[str, str]) -> Any:
-            side, name = each
+        def result(wanted: tuple[str, str]) -> Any:
+            side, name = wanted
             settings = dict(ENVIRONMENT)
             if side == "on":
                 settings[GUARD] = "error"
-            told = [name, "--thinking"]
-            return engines[side].start(PROGRAM, told, [REPO / "tests"], **settings).finish()
+            arguments = [name, "--thinking"]
+            return engines[side].start(PROGRAM, arguments, [REPO / "tests"], **settings).finish()
 
-        wanted = [(side, name) for name in ENGINES for side in SIDES]
-        with ThreadPoolExecutor(min(len(wanted), os.cpu_count() or 1)) as pool:
-            yield dict(zip(wanted, pool.map(result, wanted), strict=True))
+        names = [(side, name) for name in ENGINES for side in SIDES]
+        with ThreadPoolExecutor(min(len(names), os.cpu_count() or 1)) as pool:
+            yield dict(zip(names, pool.map(result, names), strict=True))
 
 
 def results(outcome: Any) -> dict[str, Any]:
-    """What each request gave."""
+    """Each request's output."""
     assert outcome["failed"] is None, outcome["failed"]
     assert outcome["errors"] == []
     batches = outcome["batches"].values()
@@ -73,7 +69,7 @@ def test_budgets_were_used_up(runs: Runs, engine: str) -> None:
 
 
 def fences(outcome: Any) -> tuple[int, Counter[str]]:
-    """How many steps sampled, and the waits that they made, by owner."""
+    """The number of steps that sampled, and their waits by owner."""
     total: Counter[str] = Counter()
     sampled = [given for function, given, _, _ in outcome["calls"] if function == "sample_tokens"]
     for given in sampled:
@@ -82,9 +78,9 @@ def fences(outcome: Any) -> tuple[int, Counter[str]]:
 
 
 def test_few_steps_wait_and_by_name(runs: Runs) -> None:
-    """A request may wait where its end is forced: at each of its tokens and once after.
+    """A request may wait where its end is forced: at each of the end's tokens and once after.
 
-    Where the host is not ahead of the device, there is nothing to wait for.
+    If the host is not ahead of the device, there is nothing to wait for.
     """
     steps, waits = fences(runs["on", "async"])
     assert waits.keys() <= {"thinking-budget"}

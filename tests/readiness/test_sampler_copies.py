@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import modules
 from support.batches import Spec, state
-from support.sampling import MODES, Case, compare, half, passes, run
+from support.sampling import MODES, Case, compare, passes, run, under_test
 from vllm.v1.readiness import sampler_copies
 
 VOCABULARY = 41
@@ -103,7 +103,7 @@ def test_what_is_sampled_is_upstreams_to_the_bit(case: Case) -> None:
 
 def both(case: Case) -> tuple[Counter[str], Counter[str]]:
     """The passes of upstream that are gone, and those that are new."""
-    stock, ours = (passes(half(load, case)) for load in (modules.pristine, modules.overlaid))
+    stock, ours = (passes(under_test(load, case)) for load in (modules.pristine, modules.overlaid))
     return stock - ours, ours - stock
 
 
@@ -189,14 +189,14 @@ def test_a_users_processor_may_touch_logits() -> None:
 @pytest.mark.parametrize("field", ["copies", "temperature", "logitsprocs"])
 def test_metadata_that_is_not_the_plans_takes_upstreams_path(field: str) -> None:
     case = a_case(B16, **RANDOM, logprobs=3)
-    ours = half(modules.overlaid, case)
+    ours = under_test(modules.overlaid, case)
     metadata = ours.batch.sampling_metadata
     changed = {
         "copies": None,
         "temperature": torch.tensor([0.5, 1.0, 2.0]),
         "logitsprocs": type(metadata.logitsprocs)(),
     }
-    stock = half(modules.pristine, case)
+    stock = under_test(modules.pristine, case)
     for one in (stock, ours):
         if field != "copies" or one is ours:
             setattr(one.batch.sampling_metadata, field, changed[field])
@@ -213,7 +213,7 @@ def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_plan_is_of_the_batch_as_it_is() -> None:
     """Requests that touch logits come and go; the minimum of tokens is reached in between."""
     case = a_case(B16)
-    batch = half(modules.overlaid, case).batch
+    batch = under_test(modules.overlaid, case).batch
 
     def plan() -> tuple[bool, bool]:
         batch.refresh_metadata()

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import mrv2
-from support.mrv2 import Case, Sides, add, compare, half
+from support.mrv2 import Case, Sides, add, compare, under_test
 
 VOCABULARY = 1030  # two of the blocks that upstream samples in
 B16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -82,7 +82,7 @@ def test_what_is_sampled_is_upstreams_to_the_bit(sides: Sides, case: Case) -> No
 
 def kind(sides: Sides, case: Case) -> str:
     """What our sampler does about the logits of a case."""
-    ours = half(sides, sides.ours, case)
+    ours = under_test(sides, sides.ours, case)
     batch, logits = ours.batch, ours.logits
     made = ours.sampler.apply_sampling_params(
         logits,
@@ -147,7 +147,7 @@ def test_logits_of_another_layout_are_copied(sides: Sides) -> None:
     assert kind(sides, case) == "copied"
     columns = torch.zeros(VOCABULARY, 2).t()
     for ask in (NOTHING, {"top_k": 3}):
-        ours = half(sides, sides.ours, a_case(F32, RANDOM, RANDOM | ask))
+        ours = under_test(sides, sides.ours, a_case(F32, RANDOM, RANDOM | ask))
         decided = ours.sampler.readiness.decide(columns, ours.batch.idx_mapping_np)
         assert decided is sides.copies.Handling.COPY
 
@@ -155,7 +155,7 @@ def test_logits_of_another_layout_are_copied(sides: Sides) -> None:
 def test_one_plan_a_batch_until_a_request_comes(
     sides: Sides, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = half(sides, sides.ours, a_case(B16, GREEDY, GREEDY), room=4)
+    ours = under_test(sides, sides.ours, a_case(B16, GREEDY, GREEDY), room=4)
     copies, at = ours.sampler.readiness, ours.batch.idx_mapping_np
     as_is, copy = sides.copies.Handling.AS_IS, sides.copies.Handling.COPY
     made = []
@@ -183,7 +183,7 @@ def test_one_plan_a_batch_until_a_request_comes(
 @pytest.mark.parametrize("drafts", [False, True])
 def test_an_unknown_request_takes_upstreams_path(sides: Sides, drafts: bool) -> None:
     """The profile run's; there the kernels are compiled for logits as they are."""
-    ours = half(sides, sides.ours, a_case(B16, GREEDY, drafts=drafts), room=4)
+    ours = under_test(sides, sides.ours, a_case(B16, GREEDY, drafts=drafts), room=4)
     launched = []
     with pytest.MonkeyPatch.context() as patch:
         for name in ("gumbel_sample", "rejection_sample"):

@@ -1,12 +1,11 @@
 """A CPU engine that schedules asynchronously, as engines on a GPU do by default.
 
-vLLM's CPU platform switches async scheduling off, and its runner stands in for streams
-and events only while it is being built. :func:`register` is a general plugin of vLLM,
-which is loaded in every process of an engine. It keeps the setting and supplies a
-simulated device, so that scheduler, executor and runner take the path that they take on a
-GPU, and what is read back arrives late, when the device decides. Its decisions are drawn
-with the seed in SIMULATED_SEED, or as :func:`simulate` says later.
-Nothing is installed: :func:`announce` makes a directory that only needs to be on the path.
+vLLM's CPU platform switches async scheduling off, and its runner has no streams or events.
+:func:`register` is a general plugin, which vLLM loads in every process of an engine. It keeps
+the setting and supplies a simulated device: scheduler, executor and runner take the path that
+they take on a GPU, and readbacks arrive late, when the device decides. Its decisions are drawn
+with the seed in SIMULATED_SEED until :func:`simulate` replaces them.
+Nothing is installed: :func:`announce` makes a directory that only has to be on the path.
 """
 
 import itertools
@@ -28,16 +27,16 @@ def seeded(seed: int) -> Decide:
 
 
 def cycling(numbers: Sequence[int]) -> Decide:
-    """Decisions from a list, over and over; of an empty one, to do nothing."""
+    """Decisions from a list, repeated; from an empty list, no progress."""
     endless = itertools.cycle(numbers or [0])
     return lambda n: next(endless) % n
 
 
 def simulate(_: Any, decisions: Sequence[int]) -> dict[str, int]:
-    """Decide for a worker's device from now on; an engine's ``collective_rpc`` calls it.
+    """Set the decisions of a worker's device; an engine's ``collective_rpc`` calls it.
 
     Returns:
-        What the device has counted so far.
+        The device's counts so far.
     """
     with _device.lock:
         _device.decide = cycling(decisions)
@@ -48,7 +47,7 @@ def simulate(_: Any, decisions: Sequence[int]) -> dict[str, int]:
 
 
 def register() -> None:
-    """Bring the CPU engine of this process into the asynchronous path."""
+    """Have this process's CPU engine take the asynchronous path."""
     from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.worker import cpu_model_runner
 
@@ -69,7 +68,7 @@ def register() -> None:
 def announce(folder: Path, *plugins: Callable[[], None]) -> Path:
     """Make ``folder`` announce plugins to a Python that has it on its path.
 
-    Of folders with the same last name, the first on the path is heard.
+    Of folders with the same last name, only the first on the path counts.
     """
     metadata = folder / f"{folder.name}-0.dist-info"
     metadata.mkdir(parents=True, exist_ok=True)

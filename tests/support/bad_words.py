@@ -1,4 +1,4 @@
-"""Two input batches with the same requests, upstream's and ours, and their bad words."""
+"""Input batches with the same requests and bad words, upstream's and overlaid."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,21 +11,21 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from support import modules
 from support.batches import Spec, drawn, empty, same_bits, state
 
-#: How logits may lie in memory.
+#: Memory layouts of logits.
 LAYOUTS = ("contiguous", "columns", "transposed")
 
 
 class Pair:
-    """The batches, and steps in which both see the same.
+    """Both batches, and steps that both take.
 
     Args:
         vocab: size of the vocabulary.
-        kernels: ours, on the CPU those of the interpreter; None for torch's operations.
-        device: where logits and ours are.
-        width: of the logits, where that is not the vocabulary.
+        kernels: our kernels, interpreted on the CPU; None for torch's operations.
+        device: where the logits and the batches are.
+        width: the logits' width, if not the vocabulary's size.
 
     Attributes:
-        masked: how many elements of the logits have been masked so far.
+        masked: number of logits masked so far.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Pair:
         return list(self.ours.req_ids)
 
     def join(self, words: list[list[int]], output: Sequence[int] = ()) -> str:
-        """A request joins, with an output if it was preempted."""
+        """Add a request, with an output if it was preempted."""
         req_id = f"r{self._joined}"
         self._joined += 1
         spec = Spec([1, 2], list(output), {"bad_words": words})
@@ -63,18 +63,18 @@ class Pair:
             batch.condense()
 
     def swap(self, one: int, other: int) -> None:
-        """Two rows change places."""
+        """Swap two rows."""
         for batch in (self.stock, self.ours):
             batch.swap_states(one, other)
 
     def cut(self, req_id: str, kept: int) -> None:
-        """An output is cut back, as the runner does it."""
+        """Cut an output back, as the runner does."""
         self.ours.readiness.cut(req_id, kept)
         for batch in (self.stock, self.ours):
             del batch.req_output_token_ids[batch.req_id_to_index[req_id]][kept:]
 
     def refresh(self) -> None:
-        """Called once the batch has changed, as by the runner."""
+        """Refresh the metadata after a change, as the runner does."""
         for batch in (self.stock, self.ours):
             batch.refresh_metadata()
 
@@ -83,10 +83,10 @@ class Pair:
         return [list(output) for output in self.stock.req_output_token_ids]
 
     def check(self, spread: list[list[int]] | None = None, layout: str = "contiguous") -> None:
-        """Let both mask the same logits, bonus and target rows if there are drafts.
+        """Have both mask the same logits; with drafts, those of bonus and target rows.
 
         Args:
-            spread: each row's drafts; None: a step without.
+            spread: each row's drafts; None for a step without drafts.
             layout: one of :data:`LAYOUTS`.
         """
         self._steps += 1
@@ -125,7 +125,7 @@ class Pair:
         self.ours.readiness.prepare(logits, drafts)
 
     def sample(self, tokens: list[list[int]], discarded: Sequence[int] = ()) -> None:
-        """A step has sampled some tokens for each row; those of some rows are discarded."""
+        """Record a step's sampled tokens for each row, of which some rows are discarded."""
         widest = max(map(len, tokens))
         padded = [ids + [-1] * (widest - len(ids)) for ids in tokens]
         sampled = torch.tensor(padded, dtype=torch.int32, device=self.device)
@@ -140,7 +140,7 @@ class Pair:
                     batch.req_output_token_ids[row].extend(ids)
 
     def logits(self, rows: int, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """[rows, width] float32 of any bits, twice; the first one with this layout."""
+        """Draw the bits of [rows, width] float32, and return them twice, first in ``layout``."""
         values = drawn(rows * self.width, torch.float32, self._steps).to(self.device)
         values = values.view(rows, self.width)
         made = torch.empty_like(values)

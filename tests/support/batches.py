@@ -12,7 +12,7 @@ from support import modules
 
 
 class Spec(NamedTuple):
-    """What a test asks of a request; bad words among ``params`` are lists of token ids."""
+    """A request of a test; bad words in ``params`` are lists of token ids."""
 
     prompt: list[int] | None
     output: list[int]
@@ -29,9 +29,16 @@ def empty(
     num_spec_tokens: int = 0,
     **named: Any,
 ) -> Any:
-    """A batch without requests; ``path_loader`` is modules.overlaid or modules.pristine.
+    """Make a batch without requests.
 
-    What else is named goes to the batch as it is.
+    Args:
+        path_loader: :func:`modules.overlaid` or :func:`modules.pristine`.
+        vocab_size: size of the vocabulary.
+        device: where the batch is.
+        max_num_reqs: number of rows.
+        length: the longest sequence, in tokens.
+        num_spec_tokens: the most drafts of a request.
+        named: further arguments of the batch.
     """
     return path_loader(modules.INPUT_BATCH).InputBatch(
         max_num_reqs=max_num_reqs,
@@ -48,16 +55,16 @@ def empty(
 
 
 def state(spec: Spec, req_id: str) -> Any:
-    """The runner's state of a request."""
+    """Make the runner's state of a request."""
     params = {"temperature": 0.0, **spec.params}
     words = params.pop("bad_words", None)
-    made = SamplingParams(**params)
-    made._bad_words_token_ids = words
+    sampling = SamplingParams(**params)
+    sampling._bad_words_token_ids = words
     return modules.pristine(modules.INPUT_BATCH).CachedRequestState(
         req_id=req_id,
         prompt_token_ids=spec.prompt,
         mm_features=[],
-        sampling_params=made,
+        sampling_params=sampling,
         generator=None,
         block_ids=([],),
         num_computed_tokens=0,
@@ -67,7 +74,7 @@ def state(spec: Spec, req_id: str) -> Any:
 
 
 def pooled(prompt: list[int], req_id: str, requires_token_ids: bool) -> Any:
-    """The runner's state of a request to a model that pools."""
+    """Make the runner's state of a request to a pooling model."""
     return modules.pristine(modules.INPUT_BATCH).CachedRequestState(
         req_id=req_id,
         prompt_token_ids=prompt,
@@ -89,13 +96,13 @@ def fill(batch: Any, specs: Sequence[Spec]) -> None:
 
 
 def prompts(batch: Any) -> torch.Tensor:
-    """[requests, longest prompt] int64 on the device, as upstream pads it."""
-    made: torch.Tensor = batch._make_prompt_token_ids_cpu_tensor().to(batch.device)
-    return made
+    """Prompts as upstream pads them: int64 [requests, longest prompt] on the device."""
+    padded: torch.Tensor = batch._make_prompt_token_ids_cpu_tensor().to(batch.device)
+    return padded
 
 
 def stock_penalties(batch: Any, logits: torch.Tensor) -> torch.Tensor:
-    """What upstream makes of the logits, in place, from the lists of any batch."""
+    """Apply upstream's penalties to the logits, in place, from any batch's lists."""
     metadata = batch.sampling_metadata
     return apply_all_penalties(
         logits,
@@ -108,7 +115,7 @@ def stock_penalties(batch: Any, logits: torch.Tensor) -> torch.Tensor:
 
 
 def drawn(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """[count] random bytes as ``dtype``; NaNs of any kind among them."""
+    """Draw random bytes as [count] of ``dtype``, with all kinds of NaN among them."""
     generator = torch.Generator().manual_seed(seed)
     if dtype == torch.bool:
         return torch.randint(0, 2, (count,), generator=generator).bool()
@@ -117,6 +124,6 @@ def drawn(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Equality that tells 0.0 from -0.0 and takes NaN for itself."""
+    """Whether two tensors of 4-byte elements have the same bits."""
     bits = (each.contiguous().view(torch.int32) for each in (one, other))
     return bool(torch.equal(*bits))

@@ -1,6 +1,6 @@
-"""A small model whose weights are drawn so that its logits lie well apart.
+"""A small model whose random weights give logits that lie well apart.
 
-The weights that vLLM draws itself nearly tie, and then the tokens depend on which
+With the weights that vLLM draws itself, logits nearly tie, and tokens depend on which
 requests share a batch.
 """
 

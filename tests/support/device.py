@@ -1,22 +1,22 @@
-"""A simulated device: pinned memory, streams and events for machines that have none.
+"""A simulated device: pinned memory, streams and events for machines without a GPU.
 
-It shows what goes wrong on a real device only now and then. What is computed is computed
-at once, on the CPU; but a copy into pinned memory that does not block is only queued, and
-until it is executed its target holds :func:`poison`. Who reads too early, from memory that
-was handed out twice, or behind the wrong event, reads something obviously wrong.
+It makes races deterministic that a real device shows only now and then. Computations run at
+once, on the CPU. A non-blocking copy into pinned memory is only queued, and its target holds
+:func:`poison` until the copy is executed. A read that is too early, from a buffer handed out
+twice, or behind the wrong event therefore returns an obviously wrong value.
 
-- A copy queued on the default stream reads its source at the call, because whatever
-  overwrites the source is launched later, on the same stream.
-- A copy on another stream reads its source when it is executed, and keeps it alive only if
-  ``record_stream`` says so: what is overwritten or freed meanwhile shows. So does a source
-  that the stream has not waited for since it was last left.
-- Each stream is in order; between streams only ``wait_stream`` and ``wait_event`` are.
-- ``event.query()`` first lets the device go on, as far as a function decides that the test
-  gives: ``decide(n)`` is in ``range(n)``, and 0 is to do nothing. ``synchronize()``
-  executes what the event is behind, and nothing else.
+- A copy on the default stream reads its source at the call: later writes to the source are
+  launched later on the same stream.
+- A copy on another stream reads its source when it is executed, and keeps it alive only after
+  ``record_stream``: a source that is overwritten or freed meanwhile gives wrong data. So does
+  a source if the stream has not waited for the default stream since it was last entered.
+- Operations of one stream are in order. Only ``wait_stream`` and ``wait_event`` order streams.
+- ``event.query()`` first lets the device make progress. The test supplies ``decide(n)``, which
+  returns a number in ``range(n)``; 0 means no progress. ``synchronize()`` executes what the
+  event waits for, and nothing else.
 
-Not seen are reads of the device's own tensors by ``.item()`` and the like, which is what
-``device.stream_waits`` does not count.
+Reads of the device's tensors, as by ``.item()``, are not seen; ``Device.stream_waits`` does not
+count them.
 """
 
 import threading
@@ -40,15 +40,15 @@ _POISONS = {
 
 
 def poison(tensor: torch.Tensor) -> torch.Tensor:
-    """Fill a contiguous tensor with what no computation gives, and return it."""
+    """Fill a contiguous tensor with a value that no computation gives, and return it."""
     if tensor.dtype in _POISONS:
         return tensor.fill_(_POISONS[tensor.dtype])
     tensor.reshape(-1).view(torch.uint8).fill_(_POISONED_BYTE)
     return tensor
 
 
-class _Place(NamedTuple):
-    """Tensor data by where it lies, which does not keep it alive."""
+class _Location(NamedTuple):
+    """The address and layout of a tensor's data, which does not keep the data alive."""
 
     storage: StorageWeakRef
     offset: int
@@ -57,33 +57,33 @@ class _Place(NamedTuple):
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> "_Place":
+    def of(cls, tensor: torch.Tensor) -> "_Location":
         storage = StorageWeakRef(tensor.untyped_storage())
         return cls(storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
 
     def tensor(self) -> torch.Tensor | None:
-        """What lies there; None: it was freed."""
+        """The tensor at this location; None if it was freed."""
         storage = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
         if storage is None:
             return None
-        made = torch.empty(0, dtype=self.dtype)
-        return made.set_(storage, self.offset, self.shape, self.stride)
+        tensor = torch.empty(0, dtype=self.dtype)
+        return tensor.set_(storage, self.offset, self.shape, self.stride)
 
 
 class _Copy:
-    """A queued copy: true data from a source, to bytes of pinned memory."""
+    """A queued copy into bytes of pinned memory."""
 
-    def __init__(self, source: torch.Tensor, target: torch.Tensor, memory: _Place) -> None:
-        self.source = _Place.of(source)
+    def __init__(self, source: torch.Tensor, target: torch.Tensor, memory: _Location) -> None:
+        self.source = _Location.of(source)
         self.shape = target.shape
         self.dtype = target.dtype
         self.memory = memory
         self.data: torch.Tensor | None = None
-        #: Memory that is not used again before this copy is executed.
+        #: Memory that is not reused before this copy is executed.
         self.held: list[torch.UntypedStorage] = []
 
     def read(self) -> None:
-        """Read the source, unless that is done; the data may arrive later."""
+        """Read the source, once; the data may arrive later."""
         if self.data is None:
             source = self.source.tensor()
             if source is None:
@@ -92,11 +92,14 @@ class _Copy:
                 self.data = _copy(torch.empty(self.shape, dtype=self.dtype), source)
 
     def lose(self) -> None:
-        """Let there be no data to read."""
+        """Give up the source: wrong data will arrive."""
         self.data = poison(torch.empty(self.shape, dtype=self.dtype))
 
     def arrive(self) -> bool:
-        """Write the data; whether the memory is still there."""
+        """Write the data into the target.
+
+        Returns: False if the target was freed.
+        """
         self.read()
         assert self.data is not None
         memory = self.memory.tensor()
@@ -118,30 +121,30 @@ class Event:
         self.behind: tuple[Stream, int] | None = None
 
     def record(self, stream: Optional["Stream"] = None) -> None:
-        """Mark the stream's place."""
+        """Mark the stream's current position."""
         with self.device.lock:
             stream = stream or self.device.current()
             self.behind = (stream, stream.put(None))
 
     def passed(self) -> bool:
-        """Whether the device is past it; for tests, the device does not go on."""
+        """Whether the device has reached it; unlike :meth:`query`, this makes no progress."""
         return self.behind is None or self.behind[0].done >= self.behind[1]
 
     def query(self) -> bool:
-        """Whether the device is past it, after it went on as far as was decided."""
+        """Let the device make progress; whether it has reached the event."""
         with self.device.lock:
             if not self.passed():
                 self.device.progress()
             return self.passed()
 
     def synchronize(self) -> None:
-        """Execute what it is behind."""
+        """Execute everything that the event waits for."""
         with self.device.lock:
             if self.behind is not None:
                 self.behind[0].execute(self.behind[1])
 
     def wait(self, stream: Optional["Stream"] = None) -> None:
-        """Let a stream wait."""
+        """Have a stream wait for the event."""
         (stream or self.device.current()).wait_event(self)
 
 
@@ -149,10 +152,10 @@ class Stream:
     """A ``torch.cuda.Stream`` of the simulated device.
 
     Attributes:
-        queue: what is to be executed: a copy, a place of another stream to wait for, or
-            None, at the place of an event.
-        done: how much has been executed so far.
-        ordered: whether it has waited for the default stream since it was last left.
+        queue: operations to execute: a copy, a position of another stream to wait for, or
+            None for an event.
+        done: number of operations executed so far.
+        ordered: whether it has waited for the default stream since it was last entered.
     """
 
     device: ClassVar["Device"]
@@ -165,17 +168,17 @@ class Stream:
             self.device.streams.append(self)
 
     def put(self, operation: "_Copy | tuple[Stream, int] | None") -> int:
-        """Queue an operation; the place behind it."""
+        """Queue an operation; the position after it."""
         self.queue.append(operation)
         return self.done + len(self.queue)
 
     def wait_stream(self, other: "Stream") -> None:
-        """Go on only when the other one is where it is now."""
+        """Wait for everything that is queued on the other stream now."""
         with self.device.lock:
             self._wait(other, other.done + len(other.queue))
 
     def wait_event(self, event: Event) -> None:
-        """Go on only when the device is past the event."""
+        """Wait for the event."""
         with self.device.lock:
             if event.behind is not None:
                 self._wait(*event.behind)
@@ -186,33 +189,33 @@ class Stream:
         self.put((other, place))
         self.ordered |= other is self.device.default
         if self is self.device.default:
-            # What is computed from now on comes after what the other one reads.
+            # Computations from now on come after the other stream's reads.
             other.read(place)
 
     def record_event(self, event: Event | None = None) -> Event:
-        """Mark this place in the stream."""
+        """Mark the current position."""
         event = event or self.device.Event()
         event.record(self)
         return event
 
     def query(self) -> bool:
-        """Whether all that was launched is done."""
+        """Let the device make progress; whether everything launched is done."""
         with self.device.lock:
             self.device.progress()
             return not self.queue
 
     def synchronize(self) -> None:
-        """Execute all that was launched."""
+        """Execute everything launched, with the host waiting."""
         with self.device.lock:
             self.device.stream_waits += 1
             self.finish()
 
     def finish(self) -> None:
-        """Execute all that was launched, which the host does not wait for."""
+        """Execute everything launched, without counting a wait of the host."""
         self.execute(self.done + len(self.queue))
 
     def read(self, place: int) -> None:
-        """Read what the copies up to a place read."""
+        """Read the sources of all copies up to a position."""
         for operation in list(self.queue)[: max(0, place - self.done)]:
             if isinstance(operation, _Copy):
                 operation.read()
@@ -220,14 +223,14 @@ class Stream:
                 operation[0].read(operation[1])
 
     def able(self) -> bool:
-        """Whether there is something to execute that waits for no other stream."""
+        """Whether the next operation exists and waits for no other stream."""
         if not self.queue:
             return False
         first = self.queue[0]
         return not isinstance(first, tuple) or first[0].done >= first[1]
 
     def execute(self, place: int) -> None:
-        """Execute what there is up to a place, and what that waits for."""
+        """Execute everything up to a position, and what that waits for."""
         while self.done < place:
             operation = self.queue.popleft()
             if isinstance(operation, _Copy):
@@ -241,14 +244,14 @@ class Device:
     """The simulated device.
 
     Args:
-        decide: ``decide(n)`` is in ``range(n)``: which of n streams goes on, or by how
-            many operations less than n.
+        decide: ``decide(n)`` returns a number in ``range(n)``: the stream that makes
+            progress, or the number of operations.
 
     Attributes:
-        copies: how many copies were queued.
-        stream_waits: how often the host waited for a whole stream.
-        allocations: how often pinned memory was allocated.
-        strays: how many copies arrived in pinned memory that was freed meanwhile.
+        copies: number of copies queued.
+        stream_waits: number of waits of the host for a whole stream.
+        allocations: number of allocations of pinned memory.
+        strays: number of copies whose target was freed before they arrived.
     """
 
     def __init__(self, decide: Decide) -> None:
@@ -269,7 +272,7 @@ class Device:
 
     @contextmanager
     def on(self, stream: Stream | None) -> Iterator[None]:
-        """Let ``stream`` be the calling thread's."""
+        """Make ``stream`` the calling thread's current stream."""
         before = self.current()
         self._thread.stream = stream or before
         try:
@@ -279,7 +282,7 @@ class Device:
             self._thread.stream = before
 
     def progress(self) -> None:
-        """Go on by as much as is decided, on one stream."""
+        """Execute some operations of one stream, as decided."""
         able = [stream for stream in self.streams if stream.able()]
         if not able:
             return
@@ -296,7 +299,7 @@ class Device:
                 stream.finish()
 
     def allocate(self, size: int) -> torch.Tensor:
-        """Pinned host memory, uint8 [size]."""
+        """Allocate pinned host memory, uint8 [size]."""
         with self.lock:
             self.allocations += 1
             memory = poison(torch.empty(size, dtype=torch.uint8))
@@ -306,7 +309,7 @@ class Device:
             return memory
 
     def copy(self, target: torch.Tensor, source: Any, non_blocking: bool = False) -> torch.Tensor:
-        """``torch.Tensor.copy_``, which pinned memory makes asynchronous."""
+        """``torch.Tensor.copy_``; asynchronous into pinned memory if non-blocking."""
         into, out_of = self._memory(target), self._memory(source)
         if into is None and out_of is None:
             return _copy(target, source, non_blocking)
@@ -328,22 +331,22 @@ class Device:
                 self.copies += 1
             return target
 
-    def _memory(self, tensor: Any) -> _Place | None:
-        """A tensor's bytes, if it lies in pinned memory."""
+    def _memory(self, tensor: Any) -> _Location | None:
+        """The location of a tensor's bytes; None if it is not in pinned memory."""
         if not isinstance(tensor, torch.Tensor) or not self._pinned:
             return None
         try:
-            at = tensor.data_ptr()
-        except RuntimeError:  # of a compiler, without data
+            address = tensor.data_ptr()
+        except RuntimeError:  # a compiler's tensor has no data
             return None
         for start, end, storage in self._pinned:
-            if start <= at < end and not storage.expired():
+            if start <= address < end and not storage.expired():
                 size = torch.Size([tensor.nbytes])
-                return _Place(storage, at - start, size, (1,), torch.uint8)
+                return _Location(storage, address - start, size, (1,), torch.uint8)
         return None
 
     def stand_ins(self) -> list[tuple[Any, str, Any]]:
-        """What the device takes the place of: owner, name and stand-in."""
+        """The attributes that the device replaces: owner, name and replacement."""
 
         def copy_(target: torch.Tensor, source: Any, non_blocking: bool = False) -> torch.Tensor:
             return self.copy(target, source, non_blocking)
@@ -353,7 +356,7 @@ class Device:
                 if isinstance(operation, _Copy):
                     operation.held.append(tensor.untyped_storage())
 
-        found = [
+        replaced = [
             (torch.Tensor, "record_stream", record_stream),
             (torch, "Event", self.Event),
             (torch.cuda, "Event", self.Event),
@@ -366,20 +369,20 @@ class Device:
         try:
             from vllm.v1.readiness import readback
         except ModuleNotFoundError:  # an installation without the overlay
-            return found
+            return replaced
         events = (readback, "has_events", lambda _: True)
-        return [*found, events, (readback, "allocate", self.allocate)]
+        return [*replaced, events, (readback, "allocate", self.allocate)]
 
 
 def install(device: Device) -> None:
-    """Give this process the device, for good."""
+    """Give this process the device, permanently."""
     for owner, name, stand_in in device.stand_ins():
         setattr(owner, name, stand_in)
 
 
 @contextmanager
 def installed(device: Device) -> Iterator[Device]:
-    """Give this process the device for a while."""
+    """Give this process the device within the context."""
     with ExitStack() as stack:
         for owner, name, stand_in in device.stand_ins():
             stack.enter_context(patch.object(owner, name, stand_in))

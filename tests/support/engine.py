@@ -5,12 +5,15 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from support import forked, sites
+from overlay.errors import Exit
+
+from support import forked, launcher, sites
 from support.asynchronous import announce
 
 PROGRAM = sites.REPO / "tests" / "engine" / "generate.py"
@@ -18,28 +21,34 @@ PATIENCE = 400.0
 
 
 def at_once() -> int:
-    """How many engines a test may run at a time: one a core of this worker's share."""
+    """How many engines a test may run at a time: one for each core of this worker's share."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     return max(1, min(2, (os.cpu_count() or 1) // workers))
 
 
 class Engine:
-    """Runs of the engine over one installation.
+    """Runs of the engine over one view of the installation.
 
-    Args:
-        folder: a directory for it, which need not exist.
-        forking: see :mod:`support.forked`; otherwise workers start as they do by default.
+    Attributes:
+        folder: holds the view (``site``), the model (``model``), and each run's log and output.
     """
 
-    def __init__(self, folder: Path, forking: bool = False) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.site = sites.whole(folder / "site")
-        self.paths: list[Path] = []
-        self.environment: Mapping[str, str] = {}
-        if forking:
-            self.paths = [announce(folder / "forked", forked.fork), sites.REPO / "tests"]
-            self.environment = forked.ENVIRONMENT
-        self.runs = itertools.count(1)
+        self._numbers = itertools.count(1)
+
+    def apply(self) -> None:
+        """Lay the overlay over the view, whoever serves from the same interpreter."""
+        self._overlay("apply")
+
+    def revert(self) -> None:
+        """Take the overlay off again."""
+        self._overlay("revert")
+
+    def _overlay(self, command: str) -> None:
+        done = sites.run(command, "--force", "--site", self.site, "--python", sys.executable)
+        assert done.returncode == Exit.DONE, done.stdout + done.stderr
 
     def start(
         self,
@@ -53,63 +62,139 @@ class Engine:
         Args:
             program: takes the model's directory, the file to write, and ``arguments``.
             arguments: more of them.
-            paths: where its Python looks besides.
+            paths: directories that its Python searches besides.
             environment: variables to set.
         """
-        path = self.folder / f"run-{next(self.runs)}"
-        return Run(self, path, program, arguments, paths, environment)
+        run = Run(self.folder / f"run-{next(self._numbers)}")
+        files = [self.folder / "model", run.out]
+        self.launch(run, program, [*map(str, files), *arguments], paths, environment)
+        return run
 
-
-class Run:
-    """One run: its process, its log and what it wrote."""
-
-    def __init__(
+    def launch(
         self,
-        engine: Engine,
-        path: Path,
+        run: "Run",
         program: Path,
         arguments: Sequence[str],
         paths: Sequence[Path],
-        environment: dict[str, str],
+        environment: Mapping[str, str],
     ) -> None:
+        """Start a run's process."""
+        searched = [self.site, sites.REPO / "scripts", *paths]
+        with run.log.open("wb") as sink:
+            run.process = subprocess.Popen(
+                [sys.executable, str(program), *arguments],
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                env={**_environment(searched), **environment},
+                start_new_session=True,
+            )
+
+
+class PreloadedEngine(Engine):
+    """An engine whose runs, and their workers, are forked from one process with vLLM imported.
+
+    The installation stays as it is, pristine or overlaid, from the first run on.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def launch(
+        self,
+        run: "Run",
+        program: Path,
+        arguments: Sequence[str],
+        paths: Sequence[Path],
+        environment: Mapping[str, str],
+    ) -> None:
+        """Have the launcher fork a run's process."""
+        job = launcher.Job(
+            str(program), arguments, [*map(str, paths)], environment, str(run.log), str(run.code)
+        )
+        with self._lock:
+            run.process = self._process = self._process or self._preload()
+            assert run.process.stdin is not None
+            run.process.stdin.write(json.dumps(job._asdict()).encode() + b"\n")
+            run.process.stdin.flush()
+
+    def _preload(self) -> "subprocess.Popen[bytes]":
+        workers = announce(self.folder / "forked", forked.fork)
+        searched = [self.site, *(sites.REPO / name for name in ("scripts", "tests")), workers]
+        with (self.folder / "launcher.log").open("wb") as sink:
+            return subprocess.Popen(
+                [sys.executable, "-m", launcher.__name__],
+                stdin=subprocess.PIPE,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                env={**_environment(searched), **forked.ENVIRONMENT},
+            )
+
+    def close(self) -> None:
+        """End the launcher, once its runs have ended."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+def _environment(searched: Sequence[Path]) -> dict[str, str]:
+    inherited = filter(None, [os.environ.get("PYTHONPATH")])
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([*map(str, searched), *inherited]),
+        # In one process every request is there before the first step, so that two runs
+        # schedule alike; of weights that nearly tie, another batch gives other tokens.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_LOGGING_LEVEL": "INFO",
+        # A view has no bytecode: let the first run write it for those that follow.
+        "PYTHONDONTWRITEBYTECODE": "",
+    }
+
+
+class Run:
+    """One run of a program.
+
+    Attributes:
+        out: the JSON file that it writes.
+        log: what it prints.
+        process: its process, or the launcher that forks it.
+        code: where the launcher writes its exit code.
+    """
+
+    process: "subprocess.Popen[Any]"
+
+    def __init__(self, path: Path) -> None:
         self.out = path.with_suffix(".json")
         self.log = path.with_suffix(".log")
-        searched = [engine.site, sites.REPO / "scripts", *paths, *engine.paths]
-        inherited = filter(None, [os.environ.get("PYTHONPATH")])
-        env = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([*map(str, searched), *inherited]),
-            # In one process every request is there before the first step, so that two runs
-            # schedule alike; of weights that nearly tie, another batch gives other tokens.
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_LOGGING_LEVEL": "INFO",
-            # A view has no bytecode: let the first run write it for those that follow.
-            "PYTHONDONTWRITEBYTECODE": "",
-            **engine.environment,
-            **environment,
-        }
-        files = [program, engine.folder / "model", self.out]
-        command = [sys.executable, *map(str, files), *arguments]
-        with self.log.open("wb") as sink:
-            self.process = subprocess.Popen(
-                command, stdout=sink, stderr=subprocess.STDOUT, env=env, start_new_session=True
-            )
+        self.code = path.with_suffix(".code")
 
     def text(self) -> str:
         """The log so far."""
-        return self.log.read_text(errors="replace")
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+        return int(self.code.read_text()) if self.code.exists() else self.process.poll()
 
     def wait_for(self, text: str) -> None:
-        """Wait until the log says ``text``."""
+        """Wait until the log holds ``text``."""
         deadline = time.monotonic() + PATIENCE
         while text not in self.text():
-            assert self.process.poll() is None, self.text()[-4000:]
+            assert self.poll() is None, self.text()[-4000:]
             assert time.monotonic() < deadline, self.text()[-4000:]
             time.sleep(0.2)
 
+    def wait(self) -> int:
+        """Wait for the end; the exit code."""
+        deadline = time.monotonic() + PATIENCE
+        while (code := self.poll()) is None:
+            assert time.monotonic() < deadline, self.text()[-4000:]
+            time.sleep(0.05)
+        return code
+
     def finish(self) -> Any:
-        """Wait for the end; what came out."""
-        code = self.process.wait(PATIENCE)
-        assert code == 0, self.text()[-4000:]
+        """Wait for the end; what the program wrote."""
+        assert self.wait() == 0, self.text()[-4000:]
         return json.loads(self.out.read_text())

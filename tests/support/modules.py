@@ -31,19 +31,14 @@ def pristine(path: str) -> Any:
 
 @cache
 def overlaid(path: str) -> Any:
-    """The module with the patches applied, under a name of its own."""
+    """The module with the patches applied, under its own name."""
     source = OVERLAY.series.apply(path, (UPSTREAM / path).read_bytes())
     folder = Path(tempfile.mkdtemp(prefix="overlaid-"))
     file = folder / Path(path).name
     file.write_bytes(source)
-    # In upstream's package, for the sake of its relative imports.
+    # In upstream's package, so that its relative imports work.
     package, _, stem = _name(path).rpartition(".")
-    spec = importlib.util.spec_from_file_location(f"{package}.overlaid_{stem}", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module: ModuleType = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
+    module = _load(f"{package}.overlaid_{stem}", file)
     if path == INPUT_BATCH:  # it imports upstream's, which lacks our field
         module.SamplingMetadata = overlaid(METADATA).SamplingMetadata  # type: ignore[attr-defined]
     return module
@@ -68,6 +63,16 @@ def interpreted(name: str) -> Iterator[Any]:
         unload()
         sys.modules.update(compiled)
         yield module
+
+
+def _load(name: str, file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 def _name(path: str) -> str:

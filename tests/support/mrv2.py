@@ -1,9 +1,8 @@
-"""Model Runner V2's samplers, upstream's and ours, given the same requests and logits.
+"""Model Runner V2's samplers, upstream's and overlaid, given the same requests and logits.
 
-Where there is no GPU, upstream's modules are imported anew under Triton's interpreter, with
-stand-ins for what needs a device: the buffers that host and device share (UvaBuffer) are
-plain tensors, uploads start from memory that is not pinned, and NaNs are not counted, which
-needs libdevice.
+Without a GPU, upstream's modules are imported anew under Triton's interpreter, with
+replacements for what needs a device: buffers shared by host and device (UvaBuffer) are plain
+tensors, uploads start from unpinned memory, and NaNs are not counted, which needs libdevice.
 """
 
 import importlib
@@ -25,8 +24,8 @@ from vllm.utils import torch_utils
 from support import modules
 
 GPU = "vllm.v1.worker.gpu"
-#: Imported anew: upstream's modules of kernels, ours that import them, and Triton, whose own
-#: functions (tl.max, tl.rand) are interpreted only if it is imported for that.
+#: Imported anew: upstream's modules with kernels, ours that import them, and Triton, whose own
+#: functions (tl.max, tl.rand) are interpreted only if TRITON_INTERPRET is set at its import.
 _ANEW = (
     "triton",
     f"{GPU}.buffer_utils",
@@ -46,9 +45,9 @@ class Sides:
 
     Attributes:
         stock: upstream's sampler module.
-        ours: the same overlaid.
+        ours: the overlaid sampler module.
         copies: our module, as the overlaid sampler imported it.
-        rejection: upstream's rejection sampler's module, which serves both.
+        rejection: upstream's rejection sampler module, used by both.
     """
 
     stock: Any
@@ -59,7 +58,7 @@ class Sides:
 
 @cache
 def real() -> Sides:
-    """With the kernels that a GPU runs."""
+    """Modules whose kernels run on a GPU."""
     return Sides(
         modules.pristine(modules.MRV2_SAMPLER),
         modules.overlaid(modules.MRV2_SAMPLER),
@@ -70,7 +69,7 @@ def real() -> Sides:
 
 @contextmanager
 def interpreted() -> Iterator[Sides]:
-    """With Triton's interpreter; no other test sees these modules."""
+    """Modules whose kernels run in Triton's interpreter; other tests do not see them."""
 
     def anew(name: str) -> bool:
         return not name.startswith("triton._C") and any(
@@ -106,7 +105,7 @@ def interpreted() -> Iterator[Sides]:
 
 
 def _reattach(kept: dict[str, ModuleType]) -> None:
-    """Packages hold their modules as attributes, too."""
+    """Restore the modules as attributes of their packages."""
     for name, module in kept.items():
         package, _, stem = name.rpartition(".")
         if package:
@@ -114,7 +113,7 @@ def _reattach(kept: dict[str, ModuleType]) -> None:
 
 
 class _Shared:
-    """A buffer that host and device share."""
+    """A buffer shared by host and device."""
 
     def __init__(self, size: int | Sequence[int], dtype: torch.dtype) -> None:
         self.cpu = self.uva = torch.zeros(size, dtype=dtype)
@@ -126,13 +125,13 @@ class Case:
     """A batch and its logits.
 
     Attributes:
-        requests: sampling parameters of each.
+        requests: sampling parameters of each request.
         logits: [positions, vocab].
-        mode: of logprobs.
-        drafts: tokens of each request; None: the step has none.
-        draft_logits: [places, drafts, vocab]; None: drafts are certain.
-        places: of the requests; None: one after the other, the last first.
-        fp64: whether noise is in float64.
+        mode: the logprobs mode.
+        drafts: draft tokens of each request; None without speculative decoding.
+        draft_logits: [places, drafts, vocab]; None if drafts have probability 1.
+        places: the requests' indices in the states; None for descending ones.
+        fp64: whether Gumbel noise is float64.
     """
 
     requests: Sequence[dict[str, Any]]
@@ -145,14 +144,14 @@ class Case:
 
 
 @dataclass
-class Half:
-    """One side of a case.
+class SamplerUnderTest:
+    """A sampler with a case's requests, pristine or overlaid.
 
     Attributes:
-        sampler: which knows the case's requests.
-        logits: the case's, which sampling may change.
-        sample: samples, once or again.
-        batch: what is sampled for.
+        sampler: the sampler.
+        logits: a copy of the case's; sampling may change them.
+        sample: samples; it may be called again.
+        batch: the input batch.
     """
 
     sampler: Any
@@ -165,8 +164,8 @@ PROMPT = [3, 1, 4, 1, 5]
 DRAFTS = 2
 
 
-def half(sides: Sides, module: Any, case: Case, room: int | None = None) -> Half:
-    """A side that has not sampled yet; ``module`` is ``sides.stock`` or ``sides.ours``."""
+def under_test(sides: Sides, module: Any, case: Case, room: int | None = None) -> SamplerUnderTest:
+    """Make a sampler and its batch; ``module`` is ``sides.stock`` or ``sides.ours``."""
     device, vocab = case.logits.device, case.logits.shape[1]
     count = len(case.requests)
     room = room or count + 2
@@ -186,18 +185,20 @@ def half(sides: Sides, module: Any, case: Case, room: int | None = None) -> Half
     sampler.apply_staged_writes()
     batch = _batch(case, places)
     logits = case.logits.clone(memory_format=torch.preserve_format)
-    if not case.logits.is_contiguous():  # a slice of a wider tensor, as it was
+    if not case.logits.is_contiguous():  # keep a slice of a wider tensor
         wide = case.logits.new_zeros(len(logits), case.logits.stride(0))
         logits = wide[:, :vocab].copy_(case.logits)
     if case.drafts is None:
-        return Half(sampler, logits, lambda: sampler(logits, batch), batch)
+        return SamplerUnderTest(sampler, logits, lambda: sampler(logits, batch), batch)
     config = SimpleNamespace(num_speculative_tokens=DRAFTS, rejection_sample_method="strict")
     rejecting = sides.rejection.RejectionSampler(sampler, config, device)
-    return Half(sampler, logits, lambda: rejecting(logits, batch, case.draft_logits), batch)
+    return SamplerUnderTest(
+        sampler, logits, lambda: rejecting(logits, batch, case.draft_logits), batch
+    )
 
 
 def add(sampler: Any, place: int, request: dict[str, Any]) -> None:
-    """Add a request, or put one in the place of another."""
+    """Add a request, perhaps in the place of another."""
     given = dict(request)
     words = given.pop("bad_words_token_ids", None)
     params = SamplingParams(**given)
@@ -206,7 +207,7 @@ def add(sampler: Any, place: int, request: dict[str, Any]) -> None:
 
 
 def _request_states(room: int, vocab: int, device: torch.device) -> Any:
-    """What the samplers read of RequestState: every request has the same history."""
+    """Make the part of RequestState that samplers read; all requests have the same history."""
     history = torch.tensor([*PROMPT, 9, 2], dtype=torch.int32, device=device).repeat(room, 1)
 
     def lengths(length: int) -> Any:
@@ -225,7 +226,7 @@ def _request_states(room: int, vocab: int, device: torch.device) -> Any:
 
 
 def _batch(case: Case, places: list[int]) -> Any:
-    """What the samplers read of InputBatch."""
+    """Make the part of InputBatch that samplers read."""
     device = case.logits.device
     drafts = case.drafts or [[] for _ in places]
     rows = [row for row, ids in enumerate(drafts) for _ in [*ids, None]]
@@ -252,9 +253,13 @@ def _batch(case: Case, places: list[int]) -> Any:
     )
 
 
-def compare(sides: Sides, case: Case) -> Half:
-    """Sample on both sides, twice, which must give the same to the bit; our side."""
-    stock, ours = (half(sides, module, case) for module in (sides.stock, sides.ours))
+def compare(sides: Sides, case: Case) -> SamplerUnderTest:
+    """Sample twice on both sides and require the same bits.
+
+    Returns:
+        The overlaid side.
+    """
+    stock, ours = (under_test(sides, module, case) for module in (sides.stock, sides.ours))
     for _ in range(2):
         for one in (stock, ours):
             one.logits.copy_(case.logits)
@@ -263,9 +268,9 @@ def compare(sides: Sides, case: Case) -> Half:
 
 
 def same(one: Any, other: Any) -> None:
-    """Tokens, their number, logprobs and ranks to the bit."""
+    """Require the same tokens, counts, logprobs and ranks, to the bit."""
     limit = torch.arange(other.sampled_token_ids.shape[1], device=other.num_sampled.device)
-    written = limit < other.num_sampled[:, None]  # beyond it nothing is written
+    written = limit < other.num_sampled[:, None]  # the rest is not initialised
     assert torch.equal(one.num_sampled, other.num_sampled)
     tokens = (x.sampled_token_ids.where(written, -1) for x in (one, other))
     assert torch.equal(*tokens)

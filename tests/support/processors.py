@@ -8,7 +8,7 @@ from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 
 class ForbidLatest(LogitsProcessor):  # type: ignore[misc]
-    """Forbids each request its last two tokens; a history that lags forbids others."""
+    """Forbids each request its last two tokens, and so shows a history that lags."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         self.outputs: dict[int, list[int]] = {}
@@ -22,17 +22,17 @@ class ForbidLatest(LogitsProcessor):  # type: ignore[misc]
         process_dict_updates(self.outputs, batch_update, lambda _, __, output: output)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Forbid what is there to forbid."""
+        """Forbid each row's last two tokens."""
         for row, output in self.outputs.items():
             logits[row, output[-2:]] = -torch.inf
         return logits
 
 
 class Spy(ForbidLatest):
-    """Takes note of the lists that it is given.
+    """Records the lists that it is given.
 
     Attributes:
-        seen: row to output, when the step's batch is made known and when it is sampled.
+        seen: row to output, at the step's batch update and when it is sampled.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -40,12 +40,12 @@ class Spy(ForbidLatest):
         self.seen: list[dict[int, list[int]]] = []
 
     def update_state(self, batch_update: Any) -> None:
-        """Begin the step's notes."""
+        """Start the step's record."""
         super().update_state(batch_update)
         self.seen = [self._given()]
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Take note of what sampling sees."""
+        """Record what sampling sees."""
         self.seen.append(self._given())
         return super().apply(logits)
 

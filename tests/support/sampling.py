@@ -1,4 +1,4 @@
-"""V1's samplers, upstream's and ours, given the same requests and logits."""
+"""V1's samplers, upstream's and overlaid, given the same requests and logits."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -32,10 +32,10 @@ KERNELS = (
 
 
 class Expand:
-    """Upstream's expand_kernel; its own one for a CPU leaves float32 and int32 unwritten."""
+    """Upstream's expand_kernel; its CPU version does not write float32 and int32."""
 
     def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
-        """Launch it."""
+        """Return the launch function."""
 
         def launch(
             output: torch.Tensor,
@@ -57,11 +57,11 @@ class Case:
     """A batch and its logits.
 
     Attributes:
-        requests: sampling parameters of each.
+        requests: sampling parameters of each request.
         logits: [positions, vocab].
-        mode: of logprobs.
-        drafts: tokens of each request; None: the step has none.
-        processor: whether a user's logits processor is there.
+        mode: the logprobs mode.
+        drafts: draft tokens of each request; None without speculative decoding.
+        processor: whether the batch has a user's logits processor.
     """
 
     requests: Sequence[dict[str, Any]]
@@ -72,15 +72,16 @@ class Case:
 
 
 @dataclass
-class Half:
-    """Upstream's side of a case, or ours.
+class SamplerUnderTest:
+    """A sampler with a case's batch, pristine or overlaid.
 
     Attributes:
         batch: the input batch.
-        logits: the case's, which sampling may change.
-        result: what sampling gave; None: it raised.
-        error: what it raised.
-        states: of every generator, afterwards.
+        logits: a copy of the case's; sampling may change them.
+        sample: samples once.
+        result: the sampler's output; None if it raised.
+        error: the type of the error that it raised.
+        states: the states of all generators after sampling.
     """
 
     batch: Any
@@ -91,8 +92,8 @@ class Half:
     states: list[torch.Tensor] = field(default_factory=list)
 
 
-def half(load: Callable[[str], Any], case: Case) -> Half:
-    """A side that has not sampled yet; ``load`` is modules.pristine or modules.overlaid."""
+def under_test(load: Callable[[str], Any], case: Case) -> SamplerUnderTest:
+    """Make a sampler and its batch; ``load`` is modules.pristine or modules.overlaid."""
     device = case.logits.device
     sampler = load(modules.SAMPLER).Sampler(case.mode)
     rejection = load(modules.REJECTION_SAMPLER)
@@ -114,7 +115,7 @@ def half(load: Callable[[str], Any], case: Case) -> Half:
             batch.readiness.begin_step()
             batch.readiness.prepare(logits, drafts)
 
-    prepare()  # Nothing is planned before a first step, which tells whose samplers they are.
+    prepare()  # The first step recognises the samplers; copies are planned from the second on.
 
     def sample() -> Any:
         prepare()
@@ -122,14 +123,14 @@ def half(load: Callable[[str], Any], case: Case) -> Half:
             return sampler(logits, batch.sampling_metadata)
         return rejecting(drafts, None, logits, batch.sampling_metadata)
 
-    return Half(batch, logits, sample)
+    return SamplerUnderTest(batch, logits, sample)
 
 
 def _drafts(tokens: list[list[int]], device: torch.device) -> SpecDecodeMetadata:
-    """A request's rows are one for each of its drafts, and one for the bonus token."""
+    """Make the metadata of drafts: a request has a row for each, and one for the bonus token."""
     drafts = SpecDecodeMetadata.make_dummy(tokens, device)
     ends = [row for row, ids in enumerate(tokens) for _ in [*ids, None]]
-    last = [at + 1 == len(ends) or ends[at + 1] != row for at, row in enumerate(ends)]
+    last = [n + 1 == len(ends) or ends[n + 1] != row for n, row in enumerate(ends)]
     rows = torch.arange(len(ends), dtype=torch.int32)
     drafts.bonus_logits_indices = rows[torch.tensor(last)].to(device)
     drafts.target_logits_indices = rows[~torch.tensor(last)].to(device)
@@ -161,11 +162,11 @@ def _batch(load: Callable[[str], Any], case: Case) -> Any:
     return batch
 
 
-def run(one: Half) -> Half:
-    """Sample, from the same random numbers for whoever calls this."""
+def run(one: SamplerUnderTest) -> SamplerUnderTest:
+    """Sample, with the global generators seeded."""
     torch.manual_seed(1)
     try:
-        with torch.compiler.set_stance("force_eager"):  # it would compile every shape
+        with torch.compiler.set_stance("force_eager"):  # else it compiles every shape
             one.result = one.sample()
     except Exception as error:
         one.error = type(error)
@@ -176,9 +177,13 @@ def run(one: Half) -> Half:
     return one
 
 
-def compare(case: Case) -> Half:
-    """Sample on both sides, which must give the same to the bit; our side."""
-    stock, ours = run(half(modules.pristine, case)), run(half(modules.overlaid, case))
+def compare(case: Case) -> SamplerUnderTest:
+    """Sample on both sides and require the same bits.
+
+    Returns:
+        The overlaid side.
+    """
+    stock, ours = run(under_test(modules.pristine, case)), run(under_test(modules.overlaid, case))
     assert ours.error is stock.error
     for one, other in zip(ours.states, stock.states, strict=True):
         assert torch.equal(one, other)
@@ -196,7 +201,7 @@ def compare(case: Case) -> Half:
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> None:
-    """Shape, dtype, layout and bits, but that a NaN is any NaN."""
+    """Require the same shape, dtype, layout and bits; all NaNs are equal."""
     assert (one.shape, one.dtype, one.stride()) == (other.shape, other.dtype, other.stride())
     if one.is_floating_point():
         assert torch.equal(one.isnan(), other.isnan())
@@ -206,7 +211,7 @@ def same(one: torch.Tensor, other: torch.Tensor) -> None:
 
 
 class Passes(TorchDispatchMode):  # type: ignore[misc]
-    """Counts the operations that write [rows, vocab], a copy or in place."""
+    """Counts the operations that write tensors of [rows, vocab], new or in place."""
 
     def __init__(self, vocab: int) -> None:
         super().__init__()
@@ -214,14 +219,14 @@ class Passes(TorchDispatchMode):  # type: ignore[misc]
         self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs the operation and looks at what it gave."""
+        """Run the operation, and count it by its result."""
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         known = {id(x) for x in args if isinstance(x, torch.Tensor)}
         for made in result if isinstance(result, (tuple, list)) else [result]:
             if not isinstance(made, torch.Tensor) or made.shape[-1:] != (self.vocab,):
                 continue
-            # A few of the logits, by their indices, are no pass over them.
+            # Writing a few logits by index is no pass over them.
             in_place = id(made) in known and name != "index_put_"
             if made.numel() > self.vocab and (
                 in_place or (id(made) not in known and made._base is None)
@@ -230,8 +235,8 @@ class Passes(TorchDispatchMode):  # type: ignore[misc]
         return result
 
 
-def passes(one: Half) -> Counter[str]:
-    """The operations by name that write all logits of a side, or a copy of them."""
+def passes(one: SamplerUnderTest) -> Counter[str]:
+    """Sample, and count by name the operations that write all logits or a copy of them."""
     mode = Passes(one.logits.shape[1])
     with mode:
         one.sample()

@@ -1,10 +1,10 @@
-"""What an engine went through, for a test to show that it tried what it says."""
+"""What an engine went through, to show that a test covered what it claims."""
 
 from typing import Any
 
 
-class Witness:
-    """Counts what an engine's scheduler decides, and what its worker hands over."""
+class EngineStats:
+    """Counts of what an engine's scheduler decides and its worker hands over."""
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
@@ -24,9 +24,9 @@ class Witness:
             return output
 
         scheduler.schedule = counted
-        engine.collective_rpc(_watch)
+        engine.collective_rpc(_count_unready)
 
-    def evidence(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The scheduler's class, and the counts."""
         (unready,) = self.engine.collective_rpc(_unready)
         return {
@@ -39,8 +39,8 @@ class Witness:
         }
 
 
-def _watch(worker: Any) -> None:
-    """In the worker's process: count the outputs that are made before they are ready."""
+def _count_unready(worker: Any) -> None:
+    """In the worker's process, count the outputs that are handed over before they are ready."""
     from vllm.v1.worker import gpu_model_runner
 
     class Counted(gpu_model_runner.AsyncGPUModelRunnerOutput):  # type: ignore[misc]

@@ -1,0 +1,1 @@
+"""Upstream's own tests, run against a pristine and an overlaid installation."""

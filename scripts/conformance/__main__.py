@@ -1,0 +1,66 @@
+"""Run upstream's own tests against a pristine and an overlaid copy of an installation.
+
+    PYTHONPATH=scripts python -m conformance [--site SITE] [--json] [FILE...]
+
+Each test file of :mod:`conformance.selection`, or each FILE, runs once on either copy, with the
+same arguments and in a process of its own. Exit codes: 0 if every test that passes on the pristine
+copy passes on the overlaid one; 1 if not; those of scripts/overlay for a refusal. Logs are left
+in build/conformance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.compare.command_line import end_on_signals
+from bench.errors import Failure
+from overlay import cli, output
+from overlay.errors import OverlayError
+from overlay.output import escaped
+
+from conformance import comparison
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Compare both copies; the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="conformance", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("files", nargs="*", metavar="FILE", help="only these, as tests/v1/…")
+    target = parser.add_argument_group("the installation, which stays as it is")
+    target.add_argument("--venv", help="a virtual environment,")
+    target.add_argument("--site", help="a site-packages directory,")
+    target.add_argument("--python", help="or the interpreter that runs it, which needs pytest")
+    parser.add_argument(
+        "--tests", type=Path, help="upstream's unpacked source archive; without it, it is fetched"
+    )
+    parser.add_argument("--timeout", type=float, default=1200.0, help="seconds for one file")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    args = parser.parse_args(argv)
+    end_on_signals()
+    try:
+        result = comparison.run(
+            cli.installation(args),
+            ROOT / "build" / "conformance",
+            args.tests,
+            args.files,
+            args.timeout,
+        )
+    except OverlayError as error:
+        print(f"conformance: {error}", file=sys.stderr)
+        return error.code
+    except Failure as error:
+        print(f"conformance: {escaped(str(error))}", file=sys.stderr)
+        return 1
+    print(json.dumps(result.to_json()) if args.json else result.table())
+    return 1 if result.regressions else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(output.run("conformance", main))

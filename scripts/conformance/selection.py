@@ -1,0 +1,125 @@
+"""Which of upstream's test files are run, and why others are not.
+
+A file belongs here if it imports a module that the overlay patches, or tests what such a module
+uses. :func:`check` finds those of the first kind.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from overlay.errors import Exit, OverlayError
+
+#: Run wherever an installation runs.
+EVERYWHERE = (
+    "tests/model_executor/test_routed_experts_capture.py",
+    "tests/test_envs.py",
+    "tests/test_vllm_port.py",
+    "tests/v1/attention/test_attention_splitting.py",
+    "tests/v1/kv_connector/unit/test_scheduler_kv_connector_override.py",
+    "tests/v1/logits_processors/test_correctness.py",
+    "tests/v1/sample/test_batched_count_greater_than.py",
+    "tests/v1/sample/test_logprobs.py",
+    "tests/v1/sample/test_sampler.py",
+    "tests/v1/sample/test_sampling_params_e2e.py",
+    "tests/v1/spec_decode/test_backup_token_async_spec.py",
+    "tests/v1/spec_decode/test_extract_hidden_states.py",
+    "tests/v1/streaming_input/test_gpu_model_runner_streaming.py",
+    "tests/v1/worker/test_gpu_input_batch.py",
+    "tests/v1/worker/test_gpu_model_runner.py",
+    "tests/v1/worker/test_gpu_model_runner_v2_eplb.py",
+)
+#: Fail or skip without a GPU, but for a test or two: Triton has no kernels there.
+ON_A_GPU = (
+    "tests/v1/kv_connector/unit/offloading_connector/test_worker.py",
+    "tests/v1/sample/test_rejection_sampler.py",
+    "tests/v1/sample/test_topk_topp_sampler.py",
+    "tests/v1/streaming_input/test_gpu_model_runner_v2_streaming.py",
+)
+
+_SETTING = "reads a setting of vllm.envs, and tests nothing that the overlay changes"
+_SEVERAL = "needs several GPUs"
+_DOWNLOAD = "needs the download of a model"
+_PLUGIN = "needs upstream's example plugins installed"
+#: Test file to the reason why it is not run.
+LEFT_OUT: Mapping[str, str] = MappingProxyType(
+    {
+        "tests/compile/h100/test_startup.py": _DOWNLOAD,
+        "tests/compile/passes/distributed/test_async_tp.py": _SEVERAL,
+        "tests/compile/passes/distributed/test_fusion_all_reduce.py": _SEVERAL,
+        "tests/compile/passes/distributed/test_sequence_parallelism.py": _SEVERAL,
+        "tests/compile/passes/test_fusion.py": _SETTING,
+        "tests/compile/passes/test_silu_mul_quant_fusion.py": _SETTING,
+        "tests/compile/test_aot_compile.py": _SETTING,
+        "tests/compile/test_config.py": _SETTING,
+        "tests/compile/test_rotary_embedding_compile.py": _SETTING,
+        "tests/config/test_config_generation.py": _DOWNLOAD,
+        "tests/distributed/test_nccl_symm_mem_allreduce.py": _SEVERAL,
+        "tests/distributed/test_quick_all_reduce.py": _SEVERAL,
+        "tests/distributed/test_symm_mem_allreduce.py": _SEVERAL,
+        "tests/distributed/test_utils.py": _SETTING,
+        "tests/entrypoints/openai/chat_completion/test_chat.py": _DOWNLOAD,
+        "tests/entrypoints/openai/responses/test_errors.py": _SETTING,
+        "tests/entrypoints/openai/responses/test_serving_responses.py": _SETTING,
+        "tests/kernels/moe/test_grouped_topk.py": _SETTING,
+        "tests/kernels/moe/test_routing_simulator.py": _SETTING,
+        "tests/plugins_tests/test_platform_plugins.py": _PLUGIN,
+        "tests/test_config.py": _SETTING,
+        "tests/v1/attention/test_rocm_attention_backends_selection.py": "needs ROCm",
+        "tests/v1/determinism/test_batch_invariance.py": _DOWNLOAD,
+        "tests/v1/determinism/test_cutlass_batch_invariance.py": _SETTING,
+        "tests/v1/e2e/general/test_mamba_prefix_cache.py": _DOWNLOAD,
+        "tests/v1/engine/test_engine_core_client.py": _DOWNLOAD,
+        "tests/v1/sample/test_logprobs_e2e.py": _DOWNLOAD,
+        "tests/v1/spec_decode/test_eagle.py": _DOWNLOAD,
+    }
+)
+
+
+def check(source: Path, patched: Sequence[str]) -> None:
+    """Refuse a source archive that these lists do not fit.
+
+    Args:
+        source: the unpacked archive.
+        patched: upstream's files that the overlay changes, as paths below site-packages.
+
+    Raises:
+        OverlayError: a test file imports a patched module and is not listed, or one that is
+            listed does not exist.
+    """
+    modules = {_module(path) for path in patched}
+    importing = {
+        str(path.relative_to(source))
+        for path in (source / "tests").rglob("test_*.py")
+        if not modules.isdisjoint(_imports(path))
+    }
+    listed = {*EVERYWHERE, *ON_A_GPU, *LEFT_OUT}
+    missing = {name for name in listed if not (source / name).is_file()}
+    for names, problem in (
+        (importing - listed, "import patched modules and are not listed"),
+        (missing, "are listed and do not exist"),
+    ):
+        if names:
+            raise OverlayError(
+                Exit.FAULT,
+                f"test files {problem}: {', '.join(sorted(names))}",
+                subject=source,
+                next_step="decide on each one in scripts/conformance/selection.py",
+            )
+
+
+def _module(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """The modules, and names that may be modules, that a file imports."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
