@@ -1,0 +1,40 @@
+"""Each patch can be dropped alone, as when a release has it."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from series import git, tree
+from series.edit import edit
+from series.upstream import Upstream
+from support.sites import OVERLAY, REPO, UPSTREAM
+
+PATCHES = OVERLAY.series.patches
+
+
+@pytest.fixture(scope="module")
+def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tree of the patched files, with a commit for each patch."""
+    folder = tmp_path_factory.mktemp("series")
+    paths = tuple(sorted(OVERLAY.series.paths()))
+    upstream = Upstream(paths, lambda path: (UPSTREAM / path).read_bytes())
+    commits, texts = [], {path: upstream.read(path) for path in paths}
+    for patch in PATCHES:
+        changed = {f.path: f.apply(texts[f.path], patch.name) for f in patch.files}
+        texts |= changed
+        commits.append((patch.header, changed))
+    tree.lay_out(folder, "pristine", upstream, commits)
+    return folder
+
+
+@pytest.mark.parametrize("number", range(len(PATCHES)), ids=lambda n: PATCHES[n].name)
+def test_the_others_apply_without_a_patch(laid_out: Path, number: int) -> None:
+    """By `git rebase`, as an author would drop it; and what is left is Python."""
+    commits = git.text(laid_out, "rev-list", "--reverse", f"{tree.PRISTINE}..series").split()
+    dropped = commits[number]
+    git.text(laid_out, "checkout", "--quiet", "--detach", "series")
+    git.text(laid_out, *tree.IDENTITY, "rebase", "--quiet", "--onto", f"{dropped}^", dropped)
+    left = git.text(laid_out, "rev-list", f"{tree.PRISTINE}..HEAD").split()
+    assert len(left) == len(PATCHES) - 1
+    for path in OVERLAY.series.paths():
+        compile((laid_out / path).read_bytes(), path, "exec")
