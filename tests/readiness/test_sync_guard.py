@@ -143,7 +143,7 @@ def test_any_word_but_the_valid_ones_is_refused(value: str) -> None:
             return
         with pytest.raises(switch.SwitchError, match=r"Valid: off, warn, error\.") as caught:
             switch.sync_guard()
-        assert caught.value.words == (word,)
+        assert f"{word!r} is not understood" in str(caught.value)
         assert "VLLM_READINESS_SYNC_GUARD=" in str(caught.value)
 
 

@@ -117,7 +117,8 @@ class Model:
         """An output is cut back; what is in flight for it is lost."""
         row = self.rows[at]
         self.show()
-        self.ours.cut(at, length)
+        self.batch.req_id_to_index = {"this": at}
+        self.ours.cut("this", length)
         del row.tokens[length:]
         del row.listed[length:]
         for step in self.in_flight:
