@@ -83,6 +83,9 @@ def interpreted() -> Iterator[Sides]:
         patch.setattr(torch_utils, "async_tensor_h2d", upload)
         for name in kept:
             del sys.modules[name]
+            package, _, stem = name.rpartition(".")
+            if package in sys.modules:  # `from package import stem` would find the old one
+                vars(sys.modules[package]).pop(stem, None)
         sys.modules[f"{GPU}.metrics.logits"] = ModuleType("stand-in")
         sys.modules[f"{GPU}.metrics.logits"].get_num_nans = None  # type: ignore[attr-defined]
         try:
@@ -94,7 +97,7 @@ def interpreted() -> Iterator[Sides]:
             buffers.UvaBuffer = _Shared  # type: ignore[attr-defined]
             stock = importlib.import_module(f"{GPU}.sample.sampler")
             ours = modules.overlaid.__wrapped__(modules.MRV2_SAMPLER)
-            copies = importlib.import_module("vllm.v1.readiness.sampler_copies_mrv2")
+            copies = ours.readiness_sampler_copies_mrv2
             rejection = importlib.import_module(f"{GPU}.spec_decode.rejection_sampler")
             yield Sides(stock, ours, copies, rejection)
         finally:
