@@ -56,7 +56,7 @@ def test_the_overlaid_engine_gives_the_same_and_says_who_it_is(
     digest = json.loads(run("status", "--site", engine.site, "--json").stdout)["digest"]
     lines = [line for line in overlaid.text().splitlines() if "Readiness overlay" in line]
     assert len(lines) == 1
-    assert f"overlay {OVERLAY.pin.overlay}, digest {digest}, features on: " in lines[0]
+    assert f"overlay {OVERLAY.pin.overlay}, digest {digest}, features: " in lines[0]
     assert "Unknown vLLM environment variable" not in overlaid.text()
 
 

@@ -34,7 +34,7 @@ def test_the_same_tokens_and_logprobs_on_a_gpu(engine: Engine) -> None:
     overlaid = engine.start()
     assert overlaid.finish() == pristine
     digest = json.loads(run("status", "--site", engine.site, "--json").stdout)["digest"]
-    line = f"Readiness overlay {OVERLAY.pin.overlay}, digest {digest}, features on: "
+    line = f"Readiness overlay {OVERLAY.pin.overlay}, digest {digest}, features: "
     assert overlaid.text().count(line) == 1
     engine.revert()
     assert engine.start().finish() == pristine
