@@ -8,8 +8,9 @@ from pathlib import Path
 
 from review.definitions import FUNCTION
 
-#: Built-in functions that take an object and the name of an attribute.
-_BY_NAME = ("getattr", "setattr", "hasattr", "delattr")
+#: Functions that take an object and the name of an attribute: built-in ones, and the runtime's
+#: own ``wrapping.wrap_once``.
+_BY_NAME = ("getattr", "setattr", "hasattr", "delattr", "wrap_once")
 #: Methods of a dictionary that take a key.
 _BY_KEY = ("get", "setdefault", "pop")
 

@@ -1,13 +1,11 @@
 """Each patch can be dropped alone, as when a release has it."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
 from series import git, tree
-from series.edit import edit
 from series.upstream import Upstream
-from support.sites import OVERLAY, REPO, UPSTREAM
+from support.sites import OVERLAY, UPSTREAM
 
 PATCHES = OVERLAY.series.patches
 
