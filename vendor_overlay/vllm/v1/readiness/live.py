@@ -30,6 +30,7 @@ which have no history. Model Runner V2 has one seam, in its sampler, for
 :mod:`~vllm.v1.readiness.sampler_copies_mrv2`.
 """
 
+from contextlib import suppress
 from operator import is_
 from sys import modules
 from typing import TYPE_CHECKING, TypeVar
@@ -89,7 +90,9 @@ class LiveBatch:
         self, batch: "InputBatch", num_spec_tokens: int, on: frozenset[str] | None = None
     ) -> None:
         on = switch.enabled() if on is None else on
-        self.batch = batch = proxy(batch)
+        with suppress(TypeError):  # not every batch can be referenced weakly
+            batch = proxy(batch)
+        self.batch = batch
         self.on = on
         self.rows = LiveRows(self)
         self.outputs = Outputs(batch, num_spec_tokens, features.READBACK in on)
