@@ -58,7 +58,6 @@ def test_a_batch_without_our_constructor_is_upstreams(
 
 def test_a_batch_of_another_make_is_left_alone(caplog_vllm: pytest.LogCaptureFixture) -> None:
     """Under an inherited runner, whose seams find it."""
-
     batch = SimpleNamespace()  # which cannot be referenced weakly, either
     found = live.of(batch)
     found.begin_step()
