@@ -9,6 +9,7 @@ from support import modules
 from support.batches import Spec, empty, fill, state
 from vllm.v1.readiness import live, sampler_copies_mrv2
 from vllm.v1.readiness.sampler_copies_mrv2 import Handling
+from vllm.v1.sample.logits_processor import LogitsProcessors, MinTokensLogitsProcessor
 
 VOCABULARY = 37
 PENALTY = {"presence_penalty": 1.5}
@@ -153,6 +154,24 @@ def test_a_feature_needs_its_own_seams_alone(monkeypatch: pytest.MonkeyPatch) ->
     batch.readiness.prepare(torch.zeros(1, VOCABULARY), None, runner)
     assert batch.readiness.penalties.serving
     assert batch.sampling_metadata.copies is None
+
+
+@pytest.mark.parametrize("names", ["readback", "history,readback"])
+def test_a_feature_that_was_off_is_not_reported_as_switched_off(
+    names: str, caplog_vllm: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a logits processor from an entry point, with its fix off."""
+
+    class Plugin(MinTokensLogitsProcessor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.min_toks: dict[int, Any] = {}
+
+    caplog_vllm.set_level("INFO", logger="vllm.v1.readiness.readers")
+    monkeypatch.setenv("VLLM_READINESS", names)
+    batch = empty(modules.overlaid, VOCABULARY, logitsprocs=LogitsProcessors([Plugin()]))
+    assert live.of(batch).history is None
+    reports = [r.getMessage() for r in caplog_vllm.records if "plugin-processors" in r.getMessage()]
+    assert len(reports) == ("history" in names)
 
 
 class TestModelRunnerV2:

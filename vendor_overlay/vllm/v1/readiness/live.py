@@ -316,5 +316,5 @@ class LiveBatch:
 
     def observe_sampled(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
         """See :meth:`Feature.observe_sampled`."""
-        for slots in self.slots:
-            slots.observe_sampled(sampled, discarded)
+        for feature in self._features:
+            feature.observe_sampled(sampled, discarded)

@@ -95,9 +95,10 @@ def count_plugin_processors(batch: "InputBatch", on: frozenset[str]) -> frozense
         batch.logitsprocs_need_output_token_ids = True
         return on
     left = features.without([features.HISTORY], on)
-    logger.info_once(
-        "Readiness overlay: %s are off, too, because plugin-processors is, and there are logits "
-        "processors from entry points.",
-        ", ".join(sorted(on - left)),
-    )
+    if left != on:
+        logger.info_once(
+            "Readiness overlay: also off: %s. A logits processor comes from an entry point, and "
+            "plugin-processors is off.",
+            ", ".join(sorted(on - left)),
+        )
     return left
