@@ -78,8 +78,7 @@ class Outputs:
         if self.readbacks is None:
             return sampled.sampled_token_ids, logprobs
         started = self.readbacks.start([sampled.sampled_token_ids, *_parts(logprobs)])
-        started.wait(fences.OUTPUT)
-        ids, *parts = started.tensors
+        ids, *parts = started.wait(fences.OUTPUT)
         return ids, _joined(logprobs, parts)
 
     def start_async(self, output: "AsyncGPUModelRunnerOutput", stream: torch.cuda.Stream) -> bool:
@@ -216,9 +215,7 @@ class Outputs:
         """Bring NaN counts to the host and wait for them; unchanged to fall back to upstream."""
         if self.readbacks is None:
             return counts
-        started = self.readbacks.start([counts])
-        started.wait(fences.NAN_COUNTS)
-        return started.tensors[0]
+        return self.readbacks.start([counts]).wait(fences.NAN_COUNTS)[0]
 
 
 def wait(event: torch.Event) -> None:

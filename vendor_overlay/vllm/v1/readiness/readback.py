@@ -59,32 +59,23 @@ class Readback:
     Attributes:
         tensors: on the host, with the sources' shapes and dtypes. They are valid once the
             readback is ready, and as long as they or views of them are referred to.
-        event: recorded behind the copies; None: the tensors are valid already.
+        event: recorded behind the copies.
     """
 
     __slots__ = ("event", "tensors")
 
-    def __init__(self, tensors: list[torch.Tensor], event: torch.Event | None) -> None:
+    def __init__(self, tensors: list[torch.Tensor], event: torch.Event) -> None:
         self.tensors = tensors
         self.event = event
 
     def ready(self) -> bool:
         """Whether all tensors have arrived; does not wait."""
-        return self.event is None or self.event.query()
+        return bool(self.event.query())
 
-    def wait(self, owner: str) -> None:
-        """Wait until all tensors have arrived, in the name of ``owner``."""
-        if self.event is not None:
-            fences.wait(self.event, owner)
-
-    def read(self, owner: str) -> list[np.ndarray]:
-        """Wait for the tensors in the name of ``owner``, and return them as arrays.
-
-        Raises:
-            TypeError: numpy lacks a dtype (bfloat16); read :attr:`tensors` instead.
-        """
-        self.wait(owner)
-        return [tensor.numpy() for tensor in self.tensors]
+    def wait(self, owner: str) -> list[torch.Tensor]:
+        """Wait for the tensors in the name of ``owner``, and return them."""
+        fences.wait(self.event, owner)
+        return self.tensors
 
 
 class _Buffer:
@@ -95,38 +86,12 @@ class _Buffer:
     def __init__(self, size: int) -> None:
         self.memory = allocate(size)
         self.event: torch.Event | None = None
-        self.lease: _Lease | None = None
+        #: Frees the buffer when nothing refers to its content any more.
+        self.lease: weakref.ref[np.ndarray] | None = None
 
     def arrived(self) -> bool:
         """Whether the newest copy has completed."""
-        return self.event is None or self.event.query()
-
-
-class _Lease(weakref.ref[np.ndarray]):
-    """A weak reference that frees a buffer when nothing refers to its content any more."""
-
-    __slots__ = ("buffer", "free")
-
-    def __init__(
-        self,
-        root: np.ndarray,
-        callback: Callable[["_Lease"], None],
-        buffer: _Buffer,
-        free: list[_Buffer],
-    ) -> None:
-        super().__init__(root, callback)  # type: ignore[call-arg]
-        self.buffer = buffer
-        self.free = free
-
-    def __new__(
-        cls, root: np.ndarray, callback: Callable[["_Lease"], None], *_: object
-    ) -> "_Lease":
-        return super().__new__(cls, root, callback)
-
-
-def _free_buffer(lease: _Lease) -> None:
-    """Return a lease's buffer to the free ones."""
-    lease.free.append(lease.buffer)
+        return self.event is None or bool(self.event.query())
 
 
 @lru_cache(maxsize=256)
@@ -146,7 +111,7 @@ class Readbacks:
     Not thread-safe, except that any thread may drop its references to tensors.
 
     Args:
-        device: the device of the tensors.
+        device: the device of the tensors; see :func:`has_events`.
         least: the size of the smallest buffer in bytes; what a step is expected to need.
         most: the size of all buffers in bytes beyond which :meth:`reserve` allocates none.
     """
@@ -156,12 +121,11 @@ class Readbacks:
         self.least = least
         self.most = most
         self._pinned = 0
-        self.events = has_events(device)
         self._free: dict[int, list[_Buffer]] = {}
         #: All buffers, by the address of their memory.
         self._buffers: dict[int, _Buffer] = {}
         self._store: Copy | None = None
-        if self.events and current_platform.is_cuda():
+        if current_platform.is_cuda():
             from vllm.v1.readiness.kernels import readback
 
             self._store = readback.store
@@ -172,8 +136,6 @@ class Readbacks:
         Args:
             buffers: how many buffers of the smallest size.
         """
-        if not self.events:
-            return
         reserved = [self.reserve((((self.least,), torch.uint8),)) for _ in range(buffers)]
         del reserved  # only now, so that each has a buffer of its own
         zeros = torch.zeros(1, dtype=torch.int32, device=self.device)
@@ -191,8 +153,6 @@ class Readbacks:
                 current stream does not wait for them; the caller must then leave the
                 sources unchanged until they have completed. None: the current stream.
         """
-        if not self.events:
-            return Readback([source.clone() for source in sources], None)
         contiguous = [source.contiguous() for source in sources]
         layout = tuple([(source.shape, source.dtype) for source in contiguous])
         tensors, buffer = self._allocate(layout)
@@ -207,6 +167,7 @@ class Readbacks:
             for source in contiguous:
                 if source.device.type == self.device.type:
                     source.record_stream(stream)
+        assert buffer.event is not None
         return Readback(tensors, buffer.event)
 
     def reserve(self, layout: Layout) -> list[torch.Tensor] | None:
@@ -218,8 +179,6 @@ class Readbacks:
         Returns:
             The tensors; None if the limit of pinned memory is reached.
         """
-        if not self.events:
-            return [torch.empty(shape, dtype=dtype) for shape, dtype in layout]
         size = self._buffer_size(_offsets(layout)[0])
         if not self._free.get(size) and self._pinned + size > self.most:
             return None
@@ -302,7 +261,7 @@ class Readbacks:
         buffer, free = self._take(size)
         # Every tensor and view made here refers to this array, and nothing else does.
         root = buffer.memory.numpy()
-        buffer.lease = _Lease(root, _free_buffer, buffer, free)
+        buffer.lease = weakref.ref(root, lambda _: free.append(buffer))
         tensors = []
         for offset, (shape, dtype) in zip(offsets, layout, strict=True):
             if (numpy_type := _NUMPY_TYPES.get(dtype)) is not None:

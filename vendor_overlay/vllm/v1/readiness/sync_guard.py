@@ -92,10 +92,7 @@ class _Step(threading.local):
     compiling = False
 
 
-def _wrap(owner: object, name: str, wrapper: Callable[[Function], Function]) -> None:
-    wrap_once(owner, name, wrapper, by=__name__)
-
-
+_wrap = partial(wrap_once, by=__name__)
 _step = _Step()
 #: The stacks that have been logged.
 _reported: set[str] = set()

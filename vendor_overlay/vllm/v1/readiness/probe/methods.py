@@ -16,9 +16,7 @@ Function = Callable[..., Any]
 #: How the ids of the requests begin with which runner V2 warms its kernels up.
 _WARM_UP = "_warmup_"
 
-
-def _wrap(owner: object, name: str, wrapper: Callable[[Function], Function]) -> None:
-    wrap_once(owner, name, wrapper, by=__name__)
+_wrap = partial(wrap_once, by=__name__)
 
 
 def watch_runner(module: ModuleType) -> None:
