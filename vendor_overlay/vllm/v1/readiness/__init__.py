@@ -1,6 +1,6 @@
 """The readiness overlay.
 
-What decoding needs stays on the device; what people read is fetched beside it.
+State that decoding needs stays on the device; outputs are copied to the host beside it.
 
 ``features`` names what there is, ``switch`` says what is on, ``startup`` is called by
 each model runner's constructor. Importing the package, ``features`` or ``switch`` pulls

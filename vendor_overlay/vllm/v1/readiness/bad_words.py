@@ -44,8 +44,7 @@ class BadWords(Slots):
             self.kernels = kernels
         self._words: dict[str, Words] = {}
         #: Requests with words that only upstream's code can interpret.
-        self._odd: set[str] = set()
-        self._width = self.vocab_size
+        self._unsupported: set[str] = set()
         self._blocks = 0
         self._tails: Tails | None = None
 
@@ -59,7 +58,11 @@ class BadWords(Slots):
         logits = logits.as_strided((1, 1), (self.vocab_size, 1))
         ids = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
         discarded = torch.zeros(1, dtype=torch.bool, device=self.device)
-        modes = {self.kernels.PLAIN: addresses, self.kernels.TARGET: ids, self.kernels.BONUS: ids}
+        modes = {
+            self.kernels.NO_DRAFTS: addresses,
+            self.kernels.TARGET: ids,
+            self.kernels.BONUS: ids,
+        }
         for mode, drafts in modes.items():
             self._launch(logits, addresses, mode, drafts, drafts, (1, 1))
         self._launch_append(ids, discarded, addresses)
@@ -70,13 +73,13 @@ class BadWords(Slots):
         if request.req_id in self._slots:
             self._words[request.req_id] = Words.of(_words(request))
         elif _words(request):
-            self._odd.add(request.req_id)
+            self._unsupported.add(request.req_id)
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
         """Keep the slot of a request that leaves its row; see :class:`Slots`."""
         super().remove_request(request, row)
         self._words.pop(request.req_id, None)
-        self._odd.discard(request.req_id)
+        self._unsupported.discard(request.req_id)
 
     def _wants(self, request: "CachedRequestState") -> bool:
         words = _words(request)
@@ -85,27 +88,11 @@ class BadWords(Slots):
 
     def _can_serve(self, metadata: "SamplingMetadata", width: int) -> bool:
         # Upstream drops some tokens beyond the vocabulary, depending on where they come from.
-        if not metadata.bad_words_token_ids or self._odd or width > self.vocab_size:
-            return False
-        if width != self._width:
-            self._forget_rows()
-            self._width = width
-        return True
+        served = metadata.bad_words_token_ids and not self._unsupported
+        return bool(served) and width <= self.vocab_size
 
-    def recognises(
-        self,
-        metadata: "SamplingMetadata",
-        logits: torch.Tensor,
-        drafts: "SpecDecodeMetadata | None",
-    ) -> bool:
-        """See :meth:`Slots.recognises`."""
-        positions = len(self._rows) if drafts is None else len(drafts.draft_token_ids)
-        return (
-            self.serving
-            and metadata.bad_words_token_ids is self.batch.bad_words_token_ids
-            and logits.shape == (positions, self._width)
-            and logits.device.type == self.device.type
-        )
+    def _describes_rows(self, metadata: "SamplingMetadata") -> bool:
+        return metadata.bad_words_token_ids is self.batch.bad_words_token_ids
 
     @staticmethod
     def _used(metadata: "SamplingMetadata") -> bool:
@@ -119,7 +106,7 @@ class BadWords(Slots):
         """Mask the tokens that would complete a bad word; see :meth:`Slots.apply`."""
         drafts = self._drafts if after_drafts else None
         if self.kernels is not None:
-            mode = self.kernels.PLAIN if drafts is None else self.kernels.BONUS
+            mode = self.kernels.NO_DRAFTS if drafts is None else self.kernels.BONUS
             self._mask(logits, mode, drafts, 1)
             return
         assert self._tails is not None

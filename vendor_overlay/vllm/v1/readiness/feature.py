@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Feature:
-    """What a feature or fix does at each moment of a batch; by default nothing."""
+    """The base class: each verb does nothing by default."""
 
     def reserve(self, cache: "CacheConfig") -> None:
         """Allocate device memory that may not be free later, before vLLM profiles memory.
@@ -46,7 +46,7 @@ class Feature:
         """Complete an exchange of two rows by ``swap_states``."""
 
     def cut(self, req_id: str, length: int) -> None:
-        """Follow the runner, which is about to cut an output back to what the scheduler kept.
+        """Follow a cut: the runner is about to drop the end of an output.
 
         Args:
             req_id: a request in the batch.
@@ -54,7 +54,7 @@ class Feature:
         """
 
     def observe_sampled(self, sampled: "torch.Tensor", discarded: "torch.Tensor") -> None:
-        """Follow what a step has sampled, on the device.
+        """Follow the tokens that a step has sampled, on the device.
 
         Args:
             sampled: [requests, 1 + drafts] token ids on the device; -1 stands for a rejected

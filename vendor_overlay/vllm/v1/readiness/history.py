@@ -130,7 +130,7 @@ class History(Feature):
         self._begun = True
 
     def prepare(self) -> bool:
-        """Follow the runner, which is about to sample a step.
+        """Note that the runner is about to sample a step.
 
         Returns:
             Whether the runner called :meth:`begin_step` for it. A runner with an

@@ -82,7 +82,7 @@ class LiveBatch:
         on: the features and fixes that are on; None for those of the environment.
 
     Attributes:
-        outputs: what the runner shows the host; the second door.
+        outputs: the runner's outputs; the second door.
         history, penalties, bad_words, thinking, allowed_tokens: None if off.
     """
 
@@ -123,13 +123,12 @@ class LiveBatch:
                 self.penalties = Penalties(batch, self.history)
             if features.BAD_WORDS in on:
                 self.bad_words = BadWords(batch, self.history)
-        slots = (self.penalties, self.bad_words)
-        self.slots: list[Slots] = [each for each in slots if each is not None]
-        #: The slots that the samplers have seams for.
-        self._applied: list[Slots] = []
+        pair = (self.penalties, self.bad_words)
+        self.slots: list[Slots] = [slots for slots in pair if slots is not None]
+        self._slots_with_seams: list[Slots] = []
         # Thinking budgets compare a cut with the history as it was before.
         followers = (row_state, self.thinking, self.history, *self.slots)
-        self._features: list[Feature] = [each for each in followers if each is not None]
+        self._features: list[Feature] = [f for f in followers if f is not None]
 
     def __eq__(self, other: object) -> bool:
         """Compare what is on, for callers that compare whole batches."""
@@ -139,7 +138,7 @@ class LiveBatch:
 
     def find(self, kind: type[T]) -> T | None:
         """Return the feature of this class, or None if it is off."""
-        return next((each for each in self._features if type(each) is kind), None)
+        return next((feature for feature in self._features if type(feature) is kind), None)
 
     def reserve(self, cache: "CacheConfig") -> None:
         """See :meth:`Feature.reserve`; for ranks that sample."""
@@ -233,7 +232,7 @@ class LiveBatch:
         # A derived batch may have lists of its own, which the samplers do not recognise.
         live = begun and self.batch.req_output_token_ids is self.rows
         for slots in self.slots:
-            if live and slots in self._applied:
+            if live and slots in self._slots_with_seams:
                 slots.prepare(self.batch.sampling_metadata, logits.shape[-1], drafts)
             else:
                 slots.leave_step()
@@ -246,7 +245,7 @@ class LiveBatch:
         if self._samplers is not None and all(map(is_, samplers, self._samplers)):
             return
         self._samplers = samplers
-        self._applied = [
+        self._slots_with_seams = [
             slots
             for slots in self.slots
             if subclasses.all_have_seam(samplers, modules[type(slots).__module__])

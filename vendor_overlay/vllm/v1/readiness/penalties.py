@@ -40,7 +40,7 @@ logger = init_logger(__name__)
 _PROMPT = np.iinfo(np.int32).min
 _COUNT = np.iinfo(np.int32).max
 #: Bytes that vLLM may take outside its fraction: contexts, graphs, workspaces, fragments.
-_BESIDE = 1 << 30
+_MARGIN = 1 << 30
 _BLOCK = 1024
 _NUM_WARPS = 8
 
@@ -69,7 +69,11 @@ class Penalties(Slots):
         logits = numbers.as_strided((1, 1), (self.vocab_size, 1))
         ids = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
         discarded = torch.zeros(1, dtype=torch.bool, device=self.device)
-        modes = {self.kernels.PLAIN: addresses, self.kernels.TARGET: ids, self.kernels.BONUS: ids}
+        modes = {
+            self.kernels.NO_DRAFTS: addresses,
+            self.kernels.TARGET: ids,
+            self.kernels.BONUS: ids,
+        }
         for mode, drafts in modes.items():
             penalties = (numbers, numbers, numbers)
             self._launch(logits, addresses, penalties, mode, drafts, drafts, 1, True)
@@ -80,9 +84,9 @@ class Penalties(Slots):
         """Allocate all slots now if the device may have no room for them later."""
         fraction = None if cache.kv_cache_memory_bytes else cache.gpu_memory_utilization
         try:
-            reserved = self.memory.begin_profile(fraction, _BESIDE)
+            reserved = self.memory.begin_profile(fraction, _MARGIN)
         except torch.OutOfMemoryError:
-            self._say_no_room()
+            self._warn_no_room()
             return
         if reserved:
             logger.info_once(
@@ -107,23 +111,13 @@ class Penalties(Slots):
         # wider, and out of range where they are narrower: both are left to it.
         return not metadata.no_penalties and width == self.vocab_size
 
-    def recognises(
-        self,
-        metadata: "SamplingMetadata",
-        logits: torch.Tensor,
-        drafts: "SpecDecodeMetadata | None",
-    ) -> bool:
-        """See :meth:`Slots.recognises`."""
-        ours = self._metadata
-        positions = len(self._rows) if drafts is None else len(drafts.draft_token_ids)
+    def _describes_rows(self, metadata: "SamplingMetadata") -> bool:
+        live = self._metadata
         return (
-            self.serving
-            and ours is not None
-            and metadata.repetition_penalties is ours.repetition_penalties
-            and metadata.frequency_penalties is ours.frequency_penalties
-            and metadata.presence_penalties is ours.presence_penalties
-            and logits.shape == (positions, self.vocab_size)
-            and logits.device.type == self.device.type
+            live is not None
+            and metadata.repetition_penalties is live.repetition_penalties
+            and metadata.frequency_penalties is live.frequency_penalties
+            and metadata.presence_penalties is live.presence_penalties
         )
 
     @staticmethod
@@ -138,7 +132,7 @@ class Penalties(Slots):
         """See :meth:`Slots.apply`."""
         drafts = self._drafts if after_drafts else None
         if self.kernels is not None and _kernel_takes(logits):
-            mode = self.kernels.PLAIN if drafts is None else self.kernels.BONUS
+            mode = self.kernels.NO_DRAFTS if drafts is None else self.kernels.BONUS
             self._apply_kernel(logits, mode, drafts, 1)
             return
         before = [None] * len(self._rows) if drafts is None else _by_request(drafts)

@@ -53,7 +53,7 @@ class Plan:
 
 def attach(sampler: "Sampler", max_num_reqs: int) -> None:
     """Attach the plans to a sampler that is being constructed."""
-    # A class that is derived from it may change what is only read here.
+    # A derived class may change state that is only read here.
     on = features.SAMPLER_COPIES in switch.enabled() and type(sampler).__bases__ == (object,)
     setattr(sampler, subclasses.ATTRIBUTE, SamplerCopies(sampler, max_num_reqs, on))
 

@@ -23,7 +23,7 @@ class SlotMemory:
 
     Args:
         length: int32 values of one slot.
-        capacity: most slots in use at a time.
+        capacity: maximum number of slots in use at a time.
         device: where to allocate them.
 
     Attributes:
@@ -50,13 +50,13 @@ class SlotMemory:
         """Number of slots that there is memory for."""
         return len(self._free) + len(self._taken)
 
-    def begin_profile(self, utilization: float | None, beside: int) -> int:
+    def begin_profile(self, utilization: float | None, margin: int) -> int:
         """Allocate all slots now if the device may have no room for them later.
 
         Args:
             utilization: fraction of the device's memory that vLLM fills; None if the user
                 has set the size of the KV cache, which is then left as it is.
-            beside: bytes that vLLM may take outside that fraction.
+            margin: bytes that vLLM may take outside that fraction.
 
         Returns:
             Bytes that were allocated.
@@ -72,7 +72,7 @@ class SlotMemory:
         free, total = torch.cuda.mem_get_info(self._device)
         left = free + torch.cuda.memory_reserved(self._device) - int(utilization * total)
         needed = self.nbytes * self._capacity
-        if left >= needed + beside:
+        if left >= needed + margin:
             return 0
         self._allocate(self._capacity)
         self.reserved = True

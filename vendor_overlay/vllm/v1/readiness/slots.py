@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 
-class _Kept:
+class _KeptSlot:
     """The slot of a request that has left the batch, and the request's state at that moment.
 
     Attributes:
@@ -89,13 +89,14 @@ class Slots(Feature, ABC):
         self._slots: dict[str, torch.Tensor | None] = {}
         #: Slots of requests that have left the batch, the oldest first. Each belongs to its
         #: request's state, and goes when the runner drops that.
-        self._kept: WeakValueDictionary[str, _Kept] = WeakValueDictionary()
+        self._kept: WeakValueDictionary[str, _KeptSlot] = WeakValueDictionary()
         self._exhausted = False
         # The current step: the sampling metadata that the rows below belong to.
         self._metadata: SamplingMetadata | None = None
         self._rows: list[torch.Tensor | None] = []
         self._addresses: torch.Tensor | None = None
         self._drafts: SpecDecodeMetadata | None = None
+        self._width = self.vocab_size
 
     @abstractmethod
     def _wants(self, request: "CachedRequestState") -> bool:
@@ -103,12 +104,7 @@ class Slots(Feature, ABC):
 
     @abstractmethod
     def _can_serve(self, metadata: "SamplingMetadata", width: int) -> bool:
-        """Whether a step may be served from slots.
-
-        Args:
-            metadata: the live batch's.
-            width: of the step's logits.
-        """
+        """Whether a step may be served from slots; arguments as of :meth:`prepare`."""
 
     @abstractmethod
     def _build_slot(self, row: int) -> torch.Tensor:
@@ -123,20 +119,8 @@ class Slots(Feature, ABC):
         """Update the slots with a step's samples; see :meth:`observe_sampled`."""
 
     @abstractmethod
-    def recognises(
-        self,
-        metadata: "SamplingMetadata",
-        logits: torch.Tensor,
-        drafts: "SpecDecodeMetadata | None",
-    ) -> bool:
-        """Whether the slots are those of the requests that these logits belong to.
-
-        Args:
-            metadata: sampling metadata with the live batch's rows.
-            logits: [positions, vocab].
-            drafts: the drafts to verify at these positions; None if each position belongs
-                to one request.
-        """
+    def _describes_rows(self, metadata: "SamplingMetadata") -> bool:
+        """Whether the feature's part of this metadata is that of the live batch."""
 
     @staticmethod
     @abstractmethod
@@ -189,9 +173,8 @@ class Slots(Feature, ABC):
             nobody uses the feature. (None, metadata) to fall back to upstream.
         """
         rows = metadata.output_token_ids
-        if not cls._used(metadata) or not isinstance(rows, LiveRows):
-            return None, metadata
-        if (live := rows.live) is None:
+        live = rows.live if isinstance(rows, LiveRows) else None
+        if live is None or not cls._used(metadata):
             return None, metadata
         slots = live.find(cls)
         if slots is None or not slots.recognises(metadata, logits, drafts):
@@ -201,12 +184,34 @@ class Slots(Feature, ABC):
         cls._strip(stripped)
         return slots, stripped
 
+    def recognises(
+        self,
+        metadata: "SamplingMetadata",
+        logits: torch.Tensor,
+        drafts: "SpecDecodeMetadata | None",
+    ) -> bool:
+        """Whether this step's slots are those of the requests that these logits belong to.
+
+        Args:
+            metadata: sampling metadata with the live batch's rows.
+            logits: [positions, vocab].
+            drafts: the drafts to verify at these positions; None if each position belongs
+                to one request.
+        """
+        positions = len(self._rows) if drafts is None else len(drafts.draft_token_ids)
+        return (
+            self.serving
+            and self._describes_rows(metadata)
+            and logits.shape == (positions, self._width)
+            and logits.device.type == self.device.type
+        )
+
     def add_request(self, request: "CachedRequestState") -> None:
         """Give a slot to a request that joins the batch, if it wants one.
 
         A new slot is built before the next step.
         """
-        kept: _Kept | None = vars(request).pop(self._attribute, None)
+        kept: _KeptSlot | None = vars(request).pop(self._attribute, None)
         if self._wants(request):
             slot = kept.slot if kept is not None and kept.matches(request) else None
             del kept
@@ -227,7 +232,7 @@ class Slots(Feature, ABC):
         if slot is not None and not self.serving and not self.history.drafted:
             batch = self.batch
             length = (int(batch.num_prompt_tokens[row]), int(batch.num_tokens_no_spec[row]))
-            kept = _Kept(slot, request.sampling_params, length)
+            kept = _KeptSlot(slot, request.sampling_params, length)
             vars(request)[self._attribute] = self._kept[req_id] = kept
             self._trim_kept()
 
@@ -290,11 +295,12 @@ class Slots(Feature, ABC):
             return
         self.serving = True
         self._drafts = drafts
-        if metadata is not self._metadata:
+        if metadata is not self._metadata or width != self._width:
+            self._width = width
             self._look_up(metadata)
 
     def observe_sampled(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
-        """Update the slots with what a step has sampled."""
+        """Update the slots with the tokens that a step has sampled."""
         if not self.serving:
             self.leave_step()
             return
@@ -356,11 +362,11 @@ class Slots(Feature, ABC):
                 return self._fill_slots()
             # Until a request with a slot leaves: the next step would fail again.
             self._exhausted = True
-            self._say_no_room()
+            self._warn_no_room()
             return False
         return True
 
-    def _say_no_room(self) -> None:
+    def _warn_no_room(self) -> None:
         logger.warning_once(
             "Readiness overlay: the device has no memory left for the %s of %d requests. Where "
             "it has none, vLLM's own path serves them, which waits on every step. Lower "

@@ -133,7 +133,7 @@ def enabled() -> frozenset[str]:
 
 
 def sync_guard() -> str:
-    """Read what happens to a step that waits: ``warn``, ``error``, or ``off`` for no guard.
+    """Read the guard's mode: ``warn``, ``error``, or ``off`` for no guard.
 
     Raises:
         SwitchError: the variable holds anything else.

@@ -79,7 +79,7 @@ class DeviceSyncError(RuntimeError):
 
 
 class _Step(threading.local):
-    """What the current thread runs under the guard.
+    """The guarded method that the current thread is in.
 
     Attributes:
         function: the model runner's method; empty outside of a step.

@@ -138,7 +138,7 @@ class ThinkingBudget(ThinkingBudgetStateHolder, Feature):  # type: ignore[misc]
         self._any_deferred = False
 
     def sync_batch(self, batch_update: "BatchUpdate | None") -> None:
-        """Follow requests that join, leave and move; as upstream, and for our progress, too."""
+        """Follow requests that join, leave and move, as upstream does; their progress follows, too."""
         super().sync_batch(batch_update)
         if not batch_update:
             return
@@ -395,6 +395,6 @@ def reads_lists(holder: "ThinkingBudgetStateHolder | None", otherwise: bool) -> 
 
     Args:
         holder: the batch's state of thinking budgets, upstream's or ours.
-        otherwise: what upstream makes of it.
+        otherwise: upstream's answer.
     """
     return otherwise and not isinstance(holder, ThinkingBudget)

@@ -11,9 +11,9 @@ address, 0 for a request without bad words.
 
 import triton
 import triton.language as tl
-from vllm.v1.readiness.kernels.drafts import BONUS, PLAIN, TARGET, locate
+from vllm.v1.readiness.kernels.drafts import BONUS, NO_DRAFTS, TARGET, locate
 
-__all__ = ["BONUS", "PLAIN", "TARGET", "append_kernel", "mask_kernel"]
+__all__ = ["BONUS", "NO_DRAFTS", "TARGET", "append_kernel", "mask_kernel"]
 
 #: The offset of the tail in a slot.
 _TAIL = tl.constexpr(2)
@@ -58,7 +58,7 @@ def mask_kernel(
         # The newest tokens are drafts; negative indices are in the tail.
         index = preceding - 1 - back
         token = tl.load(tail_end + index, mask=index < 0, other=0)
-        if MODE != PLAIN:
+        if MODE != NO_DRAFTS:
             draft = tl.load(drafts + first + index, mask=index >= 0, other=0)
             token = tl.where(index < 0, token, draft.to(tl.int32))
         compared = back < length

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 #: A row for each request, which follows none of the step's drafts.
-PLAIN = tl.constexpr(0)
+NO_DRAFTS = tl.constexpr(0)
 #: A row for each draft, which follows the request's drafts before that one.
 TARGET = tl.constexpr(1)
 #: A row for each request, which follows all of its drafts.
@@ -19,7 +19,7 @@ BONUS = tl.constexpr(2)
 
 @triton.jit
 def locate(
-    drafts_end,  # int32 [requests]: end of each request's drafts; not read if MODE is PLAIN
+    drafts_end,  # int32 [requests]: end of each request's drafts; not read if MODE is NO_DRAFTS
     MODE: tl.constexpr,
 ):
     """Locate the row of the logits that this program works on, and the drafts before it.
@@ -33,7 +33,7 @@ def locate(
     exists = True
     first = 0
     count = 0
-    if MODE != PLAIN:
+    if MODE != NO_DRAFTS:
         first = tl.load(drafts_end + request - 1, mask=request > 0, other=0)
         count = tl.load(drafts_end + request) - first
     if MODE == TARGET:

@@ -7,9 +7,9 @@ address, 0 for a request without penalties, so that slots need not be adjacent i
 
 import triton
 import triton.language as tl
-from vllm.v1.readiness.kernels.drafts import BONUS, PLAIN, TARGET, locate
+from vllm.v1.readiness.kernels.drafts import BONUS, NO_DRAFTS, TARGET, locate
 
-__all__ = ["BONUS", "PLAIN", "TARGET", "apply_kernel", "count_kernel"]
+__all__ = ["BONUS", "NO_DRAFTS", "TARGET", "apply_kernel", "count_kernel"]
 
 
 @triton.jit
@@ -45,7 +45,7 @@ def apply_kernel(
     counts = tl.multiple_of(slot.to(tl.pointer_type(tl.int32)), 16)
     packed = tl.load(counts + token, mask=inside, other=0)
     count = packed & 0x7FFFFFFF
-    if MODE != PLAIN:
+    if MODE != NO_DRAFTS:
         for index in range(preceding):
             count += (token == tl.load(drafts + first + index)).to(tl.int32)
     generated = count > 0
