@@ -58,11 +58,8 @@ class BadWords(Slots):
         logits = logits.as_strided((1, 1), (self.vocab_size, 1))
         ids = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
         discarded = torch.zeros(1, dtype=torch.bool, device=self.device)
-        modes = {
-            self.kernels.NO_DRAFTS: addresses,
-            self.kernels.TARGET: ids,
-            self.kernels.BONUS: ids,
-        }
+        kernels = self.kernels
+        modes = {kernels.NO_DRAFTS: addresses, kernels.TARGET: ids, kernels.BONUS: ids}
         for mode, drafts in modes.items():
             self._launch(logits, addresses, mode, drafts, drafts, (1, 1))
         self._launch_append(ids, discarded, addresses)

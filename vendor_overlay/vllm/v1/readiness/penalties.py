@@ -69,11 +69,8 @@ class Penalties(Slots):
         logits = numbers.as_strided((1, 1), (self.vocab_size, 1))
         ids = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
         discarded = torch.zeros(1, dtype=torch.bool, device=self.device)
-        modes = {
-            self.kernels.NO_DRAFTS: addresses,
-            self.kernels.TARGET: ids,
-            self.kernels.BONUS: ids,
-        }
+        kernels = self.kernels
+        modes = {kernels.NO_DRAFTS: addresses, kernels.TARGET: ids, kernels.BONUS: ids}
         for mode, drafts in modes.items():
             penalties = (numbers, numbers, numbers)
             self._launch(logits, addresses, penalties, mode, drafts, drafts, 1, True)

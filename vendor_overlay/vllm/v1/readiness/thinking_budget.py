@@ -138,7 +138,7 @@ class ThinkingBudget(ThinkingBudgetStateHolder, Feature):  # type: ignore[misc]
         self._any_deferred = False
 
     def sync_batch(self, batch_update: "BatchUpdate | None") -> None:
-        """Follow requests that join, leave and move, as upstream does; their progress follows, too."""
+        """Follow requests that join, leave and move, as upstream does; progress moves with them."""
         super().sync_batch(batch_update)
         if not batch_update:
             return
