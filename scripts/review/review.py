@@ -22,8 +22,8 @@ from series.upstream import Upstream
 from review import markdown, merging, page
 from review.drift import changed_lines, drift
 from review.fates import fates
+from review.markdown import FileTexts
 from review.merging import CONFLICTS, OBSOLETE, JudgedPatch, Merged
-from review.page import FileTexts
 from review.uses import Use, upstream_uses
 from review.wheels import Release
 
@@ -298,8 +298,9 @@ def _write(
     try:
         aside.chmod(0o755)
         write_file(aside / JSON, (json.dumps(review, indent=1) + "\n").encode())
-        write_file(aside / MARKDOWN, markdown.render(review).encode())
-        write_file(aside / PAGE, page.render(review, texts).encode())
+        write_file(aside / MARKDOWN, markdown.report(review).encode())
+        document = markdown.document(review, texts)
+        write_file(aside / PAGE, page.render(markdown.title(review), document).encode())
         for file, data in candidate.items():
             write_file(aside / CANDIDATE / file, data)
         if final.is_symlink() or (final.exists() and not (final / JSON).is_file()):
