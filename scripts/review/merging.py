@@ -8,7 +8,7 @@ verdict of its own. A hunk that conflicts is left out, and later patches are jud
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from overlay.errors import Exit, OverlayError
@@ -16,7 +16,7 @@ from overlay.patches import FilePatch, Hunk, Patch, Series, header_fields, split
 from series import git
 from series.upstream import Upstream
 
-from review.outline import Extent, enclosing, extents
+from review.outline import enclosing, extents
 
 #: The verdicts, worst first.
 CONFLICTS, OBSOLETE, MOVED, APPLIES = "conflicts", "obsolete", "moved", "applies"
@@ -144,7 +144,7 @@ class _Merging:
             path = file.path
             before, there = self.ours[path], self.result.texts[path]
             after = file.apply(before, patch.name)
-            hunks = tuple(self._hunks(file, before, there))
+            hunks = tuple(self._hunk(path, hunk, before, there) for hunk in file.hunks)
             text, conflicts = merge_file(there, before, after)
             if conflicts:
                 clean = False
@@ -173,24 +173,12 @@ class _Merging:
             JudgedPatch(patch, verdict, _because(verdict, files), tuple(files))
         )
 
-    def _hunks(self, file: FilePatch, before: bytes, there: bytes) -> Iterator[JudgedHunk]:
-        outlines = [extents(text.decode(errors="replace")) for text in (before, there)]
-        for hunk in file.hunks:
-            yield self._hunk(file.path, hunk, before, there, (outlines[0], outlines[1]))
-
-    def _hunk(
-        self,
-        path: str,
-        hunk: Hunk,
-        before: bytes,
-        there: bytes,
-        outlines: tuple[list[Extent], list[Extent]],
-    ) -> JudgedHunk:
+    def _hunk(self, path: str, hunk: Hunk, before: bytes, there: bytes) -> JudgedHunk:
         alone = Hunk(hunk.old_at, hunk.old, hunk.old_at, hunk.new)
         after = FilePatch(path, (alone,)).apply(before, path)
         text, conflicts = merge_file(there, before, after)
         was = hunk.old_at + 1
-        function = enclosing(outlines[0], min(was, before.count(b"\n") or 1))
+        function = enclosing(before, was)
         if not conflicts:
             removed, added = _lines(hunk.old), _lines(hunk.new)
             if text == there:
@@ -200,7 +188,7 @@ class _Merging:
             seen = _first_difference(before, after) + 1
             verdict = APPLIES if now == seen else MOVED
             line = was + now - seen
-            release_function = enclosing(outlines[1], min(line, there.count(b"\n") or 1))
+            release_function = enclosing(there, line)
             return JudgedHunk(
                 verdict, was, line, function, removed, added, release_function=release_function
             )
@@ -215,7 +203,7 @@ class _Merging:
         theirs, base, ours = (split_lines(part) for part in region.groups())
         # Only lines that the hunk removes count; those beside it are not its own.
         deleted = not any(map(bytes.strip, theirs)) and self._nowhere(hunk.old)
-        gone = deleted or self._vanished(before, function, outlines)
+        gone = deleted or self._vanished(before, function, there)
         first, last = max(hunk.old_at - 1, 0), hunk.old_at + len(hunk.old) + 1
         after_these = {name for name in self.origins[path][first:last] if name in self.broken}
         return JudgedHunk(
@@ -229,13 +217,11 @@ class _Merging:
             tuple(sorted(after_these)),
         )
 
-    def _vanished(
-        self, before: bytes, function: str, outlines: tuple[list[Extent], list[Extent]]
-    ) -> bool:
+    def _vanished(self, before: bytes, function: str, there: bytes) -> bool:
         """Whether nothing is left of a function: neither its name nor any of its lines."""
-        if not function or function in {extent.name for extent in outlines[1]}:
+        if not function or function in {extent.name for extent in extents(there)}:
             return False
-        (extent, *_) = (extent for extent in outlines[0] if extent.name == function)
+        extent = next(extent for extent in extents(before) if extent.name == function)
         lines = split_lines(before)[extent.first - 1 : extent.last]
         return not self._elsewhere(function) and self._nowhere(lines)
 
