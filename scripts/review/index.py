@@ -225,8 +225,9 @@ class _Client(PyPIClient):
     def __init__(self, settings: Mapping[str, str], indexes: list[str]) -> None:
         options: dict[str, Any] = {}
         if authorities := settings.get("cert"):
-            kind = "capath" if Path(authorities).is_dir() else "cafile"
-            options["verify"] = ssl.create_default_context(**{kind: authorities})
+            folder = authorities if Path(authorities).is_dir() else None
+            file = None if folder else authorities
+            options["verify"] = ssl.create_default_context(cafile=file, capath=folder)
         super().__init__(
             trusted_hosts=settings.get("trusted-host", "").split(),
             cert=settings.get("client-cert"),
