@@ -249,7 +249,7 @@ def _file(review: Review, path: str, file: FileTexts) -> Iterator[str]:
     for target in review["targets"] if not review["own"] else ():
         if target["path"] == path:
             functions = target["functions"]
-            changes = (f"{code(each['name'])} {escape(each['fate'])}" for each in functions)
+            changes = (f"{code(item['name'])} {escape(item['fate'])}" for item in functions)
             before, after = (base, _lines(file.base)), (version, _lines(file.release))
             yield _folded(
                 f"Upstream's own drift: {_counted(target['added'], 'line')} added, "

@@ -87,12 +87,12 @@ def _fence(_: Any, tokens: Any, index: int, *__: Any) -> str:  # noqa: ANN401 (m
     before, after, *lines = tokens[index].content.removesuffix("\n").split("\n")
     tables = []
     end = 1
-    for at, line in enumerate(lines):
+    for number, line in enumerate(lines, 1):
         if header := _HUNK.fullmatch(line):
             old, new = int(header[1]), int(header[2])
             if old > end:
                 tables.append(Markup("<p class=gap>{}</p>").format(_left_out(old - end, end)))
-            body = list(takewhile(lambda line: line[0] != "@", lines[at + 1 :]))
+            body = list(takewhile(lambda line: line[0] != "@", lines[number:]))
             end = old + sum(line[0] != "+" for line in body)
             tables.append(_table(body, old, new))
     return Markup(
@@ -128,11 +128,11 @@ def _table(lines: Sequence[str], old: int, new: int) -> Markup:
                 one = next(left) if n < removed else None
                 rows.append(_row(one, next(right) if n < added else None))
             continue
-        for at in range(begin, end):
+        for number in range(begin, end):
             one, other = next(left), next(right)
-            if at not in folded:
+            if number not in folded:
                 rows.append(_row(one, other))
-            elif at == folded.start:
+            elif number == folded.start:
                 hidden = [line[1:] for line in lines[folded.start : folded.stop]]
                 inside = next(filter(None, map(_DEFINITION.match, reversed(hidden))), None)
                 rows.append(
@@ -175,7 +175,7 @@ def _row(left: tuple[int, Line] | None, right: tuple[int, Line] | None) -> Marku
 def _html(line: Line, marked: Collection[int]) -> Markup:
     """A line as HTML, with the words at the given indices emphasised."""
     parts = []
-    words = ((kind, at in marked, word) for at, (kind, word) in enumerate(line))
+    words = ((kind, index in marked, word) for index, (kind, word) in enumerate(line))
     for (kind, mark), group in groupby(words, key=lambda word: word[:2]):
         piece = escape("".join(word for *_, word in group))
         if kind:

@@ -165,12 +165,14 @@ def _candidate(
         texts |= step
     archives = {release.wheel: release.sha256}
     commits = [(judged.patch.header, step) for judged, step in kept]
-    made, pin = refresh.candidate(overlay, release.upstream, release.version, archives, commits)
-    series = [name for name in made if name.endswith(".patch")]
+    written, pin = refresh.candidate(overlay, release.upstream, release.version, archives, commits)
+    series = [name for name in written if name.endswith(".patch")]
     incomplete = {
         name for name, (judged, _) in zip(series, kept, strict=True) if judged.verdict == CONFLICTS
     }
-    files = {f"{name}.incomplete" if name in incomplete else name: made[name] for name in made}
+    files = {
+        f"{name}.incomplete" if name in incomplete else name: data for name, data in written.items()
+    }
     vendored = sorted(set(merged.texts) - merged.conflicts)
     files |= {f"vendor_overlay/{path}": merged.texts[path] for path in vendored}
     files |= {

@@ -168,7 +168,7 @@ def _prove(
     for archive in listed:
         if archive.sha256 == digest:
             return archive.proof
-    expected = next((each.sha256 for each in listed if each.name == wheel.name), None)
+    expected = next((a.sha256 for a in listed if a.name == wheel.name), None)
     raise unproven(wheel, digest, expected, "it is not what the package index has")
 
 
