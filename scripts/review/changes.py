@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import difflib
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -198,24 +197,20 @@ def _parameters(arguments: ast.arguments) -> Iterator[str]:
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(positional) - len(arguments.defaults)) + list(arguments.defaults)
     for index, (argument, default) in enumerate(zip(positional, defaults, strict=True)):
-        yield _parameter("", argument, default)
+        yield _parameter(argument, default)
         if index + 1 == len(arguments.posonlyargs):
             yield "parameter /"
-    if arguments.vararg:
-        yield _parameter("*", arguments.vararg, None)
-    elif arguments.kwonlyargs:
-        yield "parameter *"
+    if arguments.vararg or arguments.kwonlyargs:
+        yield f"parameter *{ast.unparse(arguments.vararg) if arguments.vararg else ''}"
     for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        yield _parameter("", argument, default)
+        yield _parameter(argument, default)
     if arguments.kwarg:
-        yield _parameter("**", arguments.kwarg, None)
+        yield f"parameter **{ast.unparse(arguments.kwarg)}"
 
 
-def _parameter(stars: str, node: ast.arg, default: ast.expr | None) -> str:
-    text = f"parameter {stars}{node.arg}"
-    if node.annotation is not None:
-        text += f": {ast.unparse(node.annotation)}"
-    return text if default is None else f"{text} = {ast.unparse(default)}"
+def _parameter(node: ast.arg, default: ast.expr | None) -> str:
+    value = "" if default is None else f" = {ast.unparse(default)}"
+    return f"parameter {ast.unparse(node)}{value}"
 
 
 def _body_lines(node: ast.AST) -> Iterator[str]:
@@ -228,30 +223,10 @@ def _body_lines(node: ast.AST) -> Iterator[str]:
 
 def _signature_change(old: list[str], new: list[str]) -> str:
     """The difference of two signatures, in words."""
-    removed, added = _without(old, new), _without(new, old)
-    phrases = []
-    for text in list(removed):
-        match = next((part for part in added if _subject(part) == _subject(text)), None)
-        if match is not None:
-            removed.remove(text)
-            added.remove(match)
-            phrases.append(f"{_short(text)} is {_short(_value(match))} now")
-    phrases += [f"{_short(text)} is gone" for text in removed]
-    phrases += [f"{_short(text)} is new" for text in added]
-    shifted = [_value(text) for was, text in zip(old, new, strict=False) if was != text]
+    phrases = [f"{_short(text)} is gone" for text in _without(old, new)]
+    phrases += [f"{_short(text)} is new" for text in _without(new, old)]
+    shifted = [text for was, text in zip(old, new, strict=False) if was != text]
     return "; ".join(phrases) or f"another order: {_short(', '.join(shifted))}"
-
-
-def _subject(text: str) -> str:
-    """The parameter, field or annotation that a part of a signature is about."""
-    word, _, rest = text.partition(" ")
-    if word in ("parameter", "field"):
-        return f"{word} {re.split('[:= ]', rest, maxsplit=1)[0]}"
-    return word if word in ("returns", "annotated") else text
-
-
-def _value(text: str) -> str:
-    return text.partition(" ")[2] or text
 
 
 def _without(texts: Iterable[str], others: Iterable[str]) -> list[str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from overlay.patches import split_lines
 from series import git
 
-from review.outline import bodies
+from review.outline import extents
 
 _HUNK = re.compile(rb"^@@ -\d+(?:,\d+)? \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
 
@@ -33,15 +34,17 @@ def drift(base: bytes, release: bytes) -> Drift:
     Raises:
         OverlayError: git is not there, or fails.
     """
-    counts = _diff(base, release, "--numstat").split()[:2] or (0, 0)
-    before, after = (bodies(data.decode(errors="replace")) for data in (base, release))
+    added, removed = (
+        sum(map(len, changed_lines(*texts))) for texts in ((base, release), (release, base))
+    )
+    before, after = _bodies(base), _bodies(release)
     functions = [
         (name, "gone" if name not in after else "changed")
         for name, text in before.items()
         if after.get(name) != text
     ]
     functions += [(name, "new") for name in after if name not in before]
-    return Drift(int(counts[0]), int(counts[1]), tuple(functions))
+    return Drift(added, removed, tuple(functions))
 
 
 def changed_lines(before: bytes, after: bytes) -> list[range]:
@@ -52,8 +55,10 @@ def changed_lines(before: bytes, after: bytes) -> list[range]:
     Raises:
         OverlayError: git is not there, or fails.
     """
+    options = ["--no-index", "--text", "--no-color", "--diff-algorithm=myers", "-U0"]
+    files = {"before": before, "after": after}
     ranges = []
-    for header in _HUNK.finditer(_diff(before, after, "-U0")):
+    for header in _HUNK.finditer(git.run(["diff", *options, "--", *files], files, most=1)[0]):
         first, count = int(header[1]), 1 if header[2] is None else int(header[2])
         # A hunk that adds nothing is numbered by the line before it.
         first += count == 0
@@ -61,7 +66,12 @@ def changed_lines(before: bytes, after: bytes) -> list[range]:
     return ranges
 
 
-def _diff(before: bytes, after: bytes, form: str) -> bytes:
-    options = ["--no-index", "--text", "--no-color", "--diff-algorithm=myers", form]
-    files = {"before": before, "after": after}
-    return git.run(["diff", *options, "--", *files], files, most=1)[0]
+def _bodies(text: bytes) -> dict[str, bytes]:
+    """The text of each function, by qualified name; functions of one name are joined."""
+    lines = split_lines(text)
+    bodies: dict[str, bytes] = {}
+    for extent in extents(text):
+        if extent.function:
+            body = b"".join(lines[extent.first - 1 : extent.last])
+            bodies[extent.name] = bodies.get(extent.name, b"") + body
+    return bodies

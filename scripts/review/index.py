@@ -15,13 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import httpx2
+from environment.children import children_environment
 from overlay.errors import Exit, OverlayError, denied
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
@@ -47,8 +47,8 @@ _NOT_LISTED = (403, 404)
 logging.getLogger("unearth").addHandler(logging.NullHandler())  # or warnings reach stderr
 
 
-class UnreachableError(Exception):
-    """No index could be asked; the argument says why."""
+class UnreachableError(OverlayError):
+    """No index could be asked."""
 
 
 @dataclass(frozen=True)
@@ -112,14 +112,17 @@ class PackageIndex:
             UnreachableError: there are none, and an index did not answer.
         """
         self._client.failure = ""
-        requirement = f"{project}=={version}"
-        found = [
-            _archive(package.link)
-            for package in self._finder.find_matches(requirement, allow_prereleases=True)
-        ]
-        if not found and self._client.failure:
-            raise UnreachableError(self._client.failure)
-        return found
+        packages = self._finder.find_matches(f"{project}=={version}", allow_prereleases=True)
+        archives = [_archive(package.link) for package in packages]
+        if not archives and self._client.failure:
+            raise UnreachableError(
+                Exit.ABSENT,
+                f"the package index could not be asked for {project} {version} "
+                f"({self._client.failure})",
+                next_step="check pip's configuration and the network, or name a wheel file "
+                "and give SHA256=its checksum",
+            )
+        return archives
 
     def download(self, archive: Archive, sha256: str, folder: Path) -> Path:
         """Download an archive into ``folder``, unless it is there; on failure nothing is left.
@@ -135,26 +138,33 @@ class PackageIndex:
         target = folder / archive.name
         if target.is_file() and digest_of(target) == sha256:
             return target
-        with scratch(folder) as aside:
-            self._client.failure = ""
-            try:
-                file = self._finder.download(archive.link, aside, {"sha256": [sha256]})
-            except HashMismatchError as error:
-                reason = "what the package index sends is not what it lists"
-                if archive.sha256 != sha256:
-                    reason = "it is not the archive that is wanted"
-                raise unproven(archive.name, error.actual["sha256"], sha256, reason) from None
-            except (UnpackError, httpx2.HTTPError) as error:
-                raise OverlayError(
-                    Exit.ABSENT,
-                    f"could not be downloaded ({self._client.failure or error})",
-                    subject=archive.name,
-                    next_step="run it again, or name a wheel file and give SHA256=its checksum",
-                ) from None
-            if file.parent != aside:  # a local file is not copied
-                shutil.copyfile(file, aside / archive.name)
-            (aside / archive.name).replace(target)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".part-", dir=folder.resolve()) as aside:
+                file = self._downloaded(archive, sha256, Path(aside))
+                if file.parent != Path(aside):  # a local file is not downloaded, and stays
+                    file = Path(shutil.copy(file, aside))
+                file.replace(target)
+        except OSError as error:
+            raise denied(error, "the release was not fetched") from None
         return target
+
+    def _downloaded(self, archive: Archive, sha256: str, folder: Path) -> Path:
+        self._client.failure = ""
+        try:
+            return self._finder.download(archive.link, folder, {"sha256": [sha256]})
+        except HashMismatchError as error:
+            reason = "what the package index sends is not what it lists"
+            if archive.sha256 != sha256:
+                reason = "it is not the archive that is wanted"
+            raise unproven(archive.name, error.actual["sha256"], sha256, reason) from None
+        except (UnpackError, httpx2.HTTPError) as error:
+            raise OverlayError(
+                Exit.ABSENT,
+                f"could not be downloaded ({self._client.failure or error})",
+                subject=archive.name,
+                next_step="run it again, or name a wheel file and give SHA256=its checksum",
+            ) from None
 
 
 def fetch_sdist(project: str, version: str, sha256: str, folder: Path) -> Path:
@@ -173,38 +183,13 @@ def fetch_sdist(project: str, version: str, sha256: str, folder: Path) -> Path:
         OverlayError: the index lists none, cannot be asked, or has another one.
     """
     index = PackageIndex()
-    try:
-        listed = index.archives(project, Version(version))
-    except UnreachableError as error:
-        raise unreachable(f"the source archive of {project} {version}", error) from None
-    for archive in listed:
+    for archive in index.archives(project, Version(version)):
         if not archive.link.is_wheel:
             return index.download(archive, sha256, folder)
     raise OverlayError(
         Exit.ABSENT,
         f"the package index lists no source archive of {project} {version}",
         next_step="see `pip config list` for the index, and name one that has it",
-    )
-
-
-@contextmanager
-def scratch(folder: Path) -> Iterator[Path]:
-    """A directory in ``folder`` that is removed afterwards."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".part-", dir=folder.resolve()) as name:
-            yield Path(name)
-    except OSError as error:
-        raise denied(error, "the release was not fetched") from None
-
-
-def unreachable(wanted: str, error: UnreachableError) -> OverlayError:
-    """The refusal for an index that does not answer."""
-    return OverlayError(
-        Exit.ABSENT,
-        f"the package index could not be asked for {wanted} ({error})",
-        next_step="check pip's configuration and the network, or name a wheel file "
-        "and give SHA256=its checksum",
     )
 
 
@@ -238,19 +223,18 @@ class _Client(PyPIClient):
     """
 
     def __init__(self, settings: Mapping[str, str], indexes: list[str]) -> None:
-        options: dict[str, Any] = {"follow_redirects": True}
+        options: dict[str, Any] = {}
         if authorities := settings.get("cert"):
             folder = authorities if Path(authorities).is_dir() else None
-            options["verify"] = ssl.create_default_context(
-                cafile=None if folder else authorities, capath=folder
-            )
-        timeout = settings.get("timeout") or settings.get("default-timeout") or "15"
+            file = None if folder else authorities
+            options["verify"] = ssl.create_default_context(cafile=file, capath=folder)
         super().__init__(
             trusted_hosts=settings.get("trusted-host", "").split(),
             cert=settings.get("client-cert"),
             proxy=settings.get("proxy"),
-            timeout=float(timeout),
+            timeout=float(settings.get("timeout") or settings.get("default-timeout") or "15"),
             auth=MultiDomainBasicAuth(prompting=False, index_urls=indexes),
+            follow_redirects=True,
             **options,
         )
         self._retries = int(settings.get("retries", DEFAULT_MAX_RETRIES))
@@ -284,7 +268,7 @@ def _pip_settings() -> dict[str, str]:
         errors="replace",
         stdin=subprocess.DEVNULL,
         check=False,
-        env=os.environ | {"PIP_QUIET": "0", "PIP_VERBOSE": "0", "PIP_LOG": os.devnull},
+        env=children_environment() | {"PIP_QUIET": "0", "PIP_VERBOSE": "0", "PIP_LOG": os.devnull},
     )
     if done.returncode:
         raise OverlayError(

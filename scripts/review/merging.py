@@ -8,15 +8,17 @@ verdict of its own. A hunk that conflicts is left out, and later patches are jud
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from overlay.errors import Exit, OverlayError
 from overlay.patches import FilePatch, Hunk, Patch, Series, header_fields, split_lines
 from series import git
 from series.upstream import Upstream
 
-from review.outline import Extent, enclosing, extents
+from review.outline import enclosing, extents
 
 #: The verdicts, worst first.
 CONFLICTS, OBSOLETE, MOVED, APPLIES = "conflicts", "obsolete", "moved", "applies"
@@ -92,7 +94,6 @@ class Merged:
         patches: in their order.
         steps: for each patch, the files that it changes, with it; conflicting hunks are left out.
         texts: every file with the whole series on it, as far as it merges.
-        conflicts: files in which some patch conflicts.
         marked: by patch and path, the conflicting merge, with git's conflict markers.
         overlaid: every file with the whole series on it, in the pinned release.
     """
@@ -100,9 +101,13 @@ class Merged:
     patches: list[JudgedPatch] = field(default_factory=list)
     steps: list[Mapping[str, bytes]] = field(default_factory=list)
     texts: dict[str, bytes] = field(default_factory=dict)
-    conflicts: set[str] = field(default_factory=set)
     marked: dict[tuple[str, str], bytes] = field(default_factory=dict)
     overlaid: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def conflicts(self) -> set[str]:
+        """The files in which some patch conflicts."""
+        return {path for _, path in self.marked}
 
 
 def merge(series: Series, base: Upstream, release: Upstream) -> Merged:
@@ -116,27 +121,24 @@ def merge(series: Series, base: Upstream, release: Upstream) -> Merged:
     Raises:
         OverlayError: git is not there, or a patch does not apply to ``base``.
     """
-    return _Merging(series, base, release).merged()
+    merging = _Merging(series, base, release)
+    for patch in series.patches:
+        merging.add(patch)
+    return merging.result
 
 
 class _Merging:
     def __init__(self, series: Series, base: Upstream, release: Upstream) -> None:
-        self.series = series
         self.release = release
         self.ours = {path: base.read(path) for path in sorted(series.paths())}
-        self.result = Merged(texts={path: release.read(path) for path in self.ours})
+        texts = {path: release.read(path) for path in self.ours}
+        self.result = Merged(texts=texts, overlaid=self.ours)
         # The patch that each line of ours is from; empty for upstream's lines.
         self.origins = {path: [""] * len(split_lines(data)) for path, data in self.ours.items()}
         self.broken: set[str] = set()
-        self._names: set[bytes] | None = None
 
-    def merged(self) -> Merged:
-        for patch in self.series.patches:
-            self._patch(patch)
-        self.result.overlaid = self.ours
-        return self.result
-
-    def _patch(self, patch: Patch) -> None:
+    def add(self, patch: Patch) -> None:
+        """Judge a patch, and merge it as far as that works."""
         files: list[JudgedFile] = []
         step: dict[str, bytes] = {}
         clean = True
@@ -144,14 +146,13 @@ class _Merging:
             path = file.path
             before, there = self.ours[path], self.result.texts[path]
             after = file.apply(before, patch.name)
-            hunks = tuple(self._hunks(file, before, there))
+            hunks = tuple(self._hunk(path, hunk, before, there) for hunk in file.hunks)
             text, conflicts = merge_file(there, before, after)
             if conflicts:
                 clean = False
                 # Leave out conflicting hunks: the release's lines stay.
                 self.result.marked[patch.name, path] = text
                 text, _ = merge_file(there, before, after, favour="ours")
-                self.result.conflicts.add(path)
             verdict = _together([hunk.verdict for hunk in hunks], bool(conflicts))
             files.append(JudgedFile(path, verdict, hunks))
             step[path] = text
@@ -164,7 +165,6 @@ class _Merging:
                 self.result.marked.pop((patch.name, path), None)
             if any(hunk.verdict == GONE for file in files for hunk in file.hunks):
                 self.broken.add(patch.name)
-            self.result.conflicts = {path for _, path in self.result.marked}
         elif verdict == CONFLICTS:
             self.broken.add(patch.name)
         self.result.texts |= step
@@ -173,24 +173,12 @@ class _Merging:
             JudgedPatch(patch, verdict, _because(verdict, files), tuple(files))
         )
 
-    def _hunks(self, file: FilePatch, before: bytes, there: bytes) -> Iterator[JudgedHunk]:
-        outlines = [extents(text.decode(errors="replace")) for text in (before, there)]
-        for hunk in file.hunks:
-            yield self._hunk(file.path, hunk, before, there, (outlines[0], outlines[1]))
-
-    def _hunk(
-        self,
-        path: str,
-        hunk: Hunk,
-        before: bytes,
-        there: bytes,
-        outlines: tuple[list[Extent], list[Extent]],
-    ) -> JudgedHunk:
+    def _hunk(self, path: str, hunk: Hunk, before: bytes, there: bytes) -> JudgedHunk:
         alone = Hunk(hunk.old_at, hunk.old, hunk.old_at, hunk.new)
         after = FilePatch(path, (alone,)).apply(before, path)
         text, conflicts = merge_file(there, before, after)
         was = hunk.old_at + 1
-        function = enclosing(outlines[0], min(was, before.count(b"\n") or 1))
+        function = enclosing(before, was)
         if not conflicts:
             removed, added = _lines(hunk.old), _lines(hunk.new)
             if text == there:
@@ -200,7 +188,7 @@ class _Merging:
             seen = _first_difference(before, after) + 1
             verdict = APPLIES if now == seen else MOVED
             line = was + now - seen
-            release_function = enclosing(outlines[1], min(line, there.count(b"\n") or 1))
+            release_function = enclosing(there, line)
             return JudgedHunk(
                 verdict, was, line, function, removed, added, release_function=release_function
             )
@@ -215,7 +203,7 @@ class _Merging:
         theirs, base, ours = (split_lines(part) for part in region.groups())
         # Only lines that the hunk removes count; those beside it are not its own.
         deleted = not any(map(bytes.strip, theirs)) and self._nowhere(hunk.old)
-        gone = deleted or self._vanished(before, function, outlines)
+        gone = deleted or self._vanished(before, function, there)
         first, last = max(hunk.old_at - 1, 0), hunk.old_at + len(hunk.old) + 1
         after_these = {name for name in self.origins[path][first:last] if name in self.broken}
         return JudgedHunk(
@@ -229,36 +217,33 @@ class _Merging:
             tuple(sorted(after_these)),
         )
 
-    def _vanished(
-        self, before: bytes, function: str, outlines: tuple[list[Extent], list[Extent]]
-    ) -> bool:
+    def _vanished(self, before: bytes, function: str, there: bytes) -> bool:
         """Whether nothing is left of a function: neither its name nor any of its lines."""
-        if not function or function in {extent.name for extent in outlines[1]}:
+        if not function or function in {extent.name for extent in extents(there)}:
             return False
-        (extent, *_) = (extent for extent in outlines[0] if extent.name == function)
+        extent = next(extent for extent in extents(before) if extent.name == function)
         lines = split_lines(before)[extent.first - 1 : extent.last]
-        return not self._elsewhere(function) and self._nowhere(lines)
+        defined = function.rpartition(".")[2].encode() in self._names
+        return not defined and self._nowhere(lines)
 
     def _nowhere(self, lines: Sequence[bytes]) -> bool:
         """Whether no module of the release holds any of these lines; False if all are too short."""
         wanted = {line.strip() for line in lines if len(line.strip()) >= _DISTINCTIVE}
         if not wanted:
             return False
-        for path in self.release.paths:
-            data = self.release.read(path)
-            if any(line in data for line in wanted) and any(
-                line.strip() in wanted for line in split_lines(data)
-            ):
-                return False
-        return True
+        texts = map(self.release.read, self.release.paths)
+        return not any(
+            line.strip() in wanted
+            for text in texts
+            if any(line in text for line in wanted)
+            for line in split_lines(text)
+        )
 
-    def _elsewhere(self, function: str) -> bool:
-        """Whether any module of the release defines something by that name."""
-        if self._names is None:
-            self._names = set()
-            for path in self.release.paths:
-                self._names.update(_DEFINED.findall(self.release.read(path)))
-        return function.rpartition(".")[2].encode() in self._names
+    @cached_property
+    def _names(self) -> set[bytes]:
+        """The names of all functions and classes of the release."""
+        texts = map(self.release.read, self.release.paths)
+        return {name for text in texts for name in _DEFINED.findall(text)}
 
     def _follow(self, file: FilePatch, name: str) -> None:
         """Bring the origins of the lines up to date."""
@@ -306,28 +291,26 @@ def _together(verdicts: Sequence[str], conflicts: bool) -> str:
 
 def _because(verdict: str, files: Sequence[JudgedFile]) -> str:
     hunks = [hunk for file in files for hunk in file.hunks]
-
-    def counted(word: str) -> int:
-        return sum(hunk.verdict == word for hunk in hunks)
-
-    number = len(hunks)
-    whole = f"{number} hunk{'s' if number > 1 else ''}"
-    adopted, gone, moved = counted(ADOPTED), counted(GONE), counted(MOVED)
+    counts = Counter(hunk.verdict for hunk in hunks)
+    total = f"{len(hunks)} hunk{'s' if len(hunks) > 1 else ''}"
+    parts = []
     if verdict == APPLIES:
-        return f"{whole}, each at its line"
+        return f"{total}, each at its line"
     if verdict == MOVED:
-        parts = [f"{moved} of {whole} at other lines"] if moved else []
-        parts += [f"{adopted} of {whole} in the release already"] if adopted else []
-        return ", ".join(parts) or f"{whole}, merged together"
+        parts += [f"{counts[MOVED]} of {total} at other lines"] if counts[MOVED] else []
+        parts += [f"{counts[ADOPTED]} of {total} in the release already"] if counts[ADOPTED] else []
+        return ", ".join(parts) or f"{total}, merged together"
     if verdict == OBSOLETE:
-        parts = [f"the release does the same in {adopted} of {whole}"] if adopted else []
-        parts += [f"the lines of {gone} of {whole} are gone"] if gone else []
+        adopted, gone = counts[ADOPTED], counts[GONE]
+        parts += [f"the release does the same in {adopted} of {total}"] if adopted else []
+        parts += [f"the lines of {gone} of {total} are gone"] if gone else []
         return "; ".join(parts)
     conflicts = [hunk for hunk in hunks if hunk.verdict in (CONFLICTS, GONE)]
-    where = sorted({hunk.function or "the module" for hunk in conflicts})
-    text = f"{len(conflicts)} of {whole} conflict" if conflicts else "the hunks conflict together"
-    text += f", in {', '.join(where)}" if where else ""
+    if not conflicts:
+        return "the hunks conflict together"
+    where = ", ".join(sorted({hunk.function or "the module" for hunk in conflicts}))
     after = sorted({name.partition("-")[0] for hunk in conflicts for name in hunk.after})
+    text = f"{len(conflicts)} of {total} conflict, in {where}"
     return text + (f"; some of them with lines of {', '.join(after)}" if after else "")
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+
+#: What statements are in: a function within an expression has no name.
+_BLOCKS = (ast.stmt, ast.excepthandler, ast.match_case)
 
 
 @dataclass(frozen=True)
@@ -24,16 +28,16 @@ class Extent:
     function: bool
 
 
-def extents(text: str) -> list[Extent]:
+@lru_cache(maxsize=64)
+def extents(text: bytes) -> Sequence[Extent]:
     """The functions and classes of a module, each before those within it.
 
     A module that this Python cannot parse has none.
     """
     try:
-        tree = ast.parse(text)
+        return tuple(_within(ast.parse(text), ""))
     except (SyntaxError, ValueError):
-        return []
-    return list(_within(tree, ""))
+        return ()
 
 
 def _within(parent: ast.AST, prefix: str) -> Iterator[Extent]:
@@ -44,22 +48,12 @@ def _within(parent: ast.AST, prefix: str) -> Iterator[Extent]:
             function = not isinstance(node, ast.ClassDef)
             yield Extent(name, first, node.end_lineno or first, function)
             yield from _within(node, f"{name}.")
-        else:
+        elif isinstance(node, _BLOCKS):
             yield from _within(node, prefix)
 
 
-def enclosing(definitions: Sequence[Extent], line: int) -> str:
+def enclosing(text: bytes, line: int) -> str:
     """The name of the innermost definition around a line; empty at the top level."""
-    around = [extent for extent in definitions if extent.first <= line <= extent.last]
+    line = min(line, text.count(b"\n") or 1)
+    around = [extent for extent in extents(text) if extent.first <= line <= extent.last]
     return min(around, key=lambda extent: extent.last - extent.first).name if around else ""
-
-
-def bodies(text: str) -> Mapping[str, str]:
-    """The text of each function, by qualified name; functions of one name are joined."""
-    lines = text.splitlines(keepends=True)
-    texts: dict[str, str] = {}
-    for extent in extents(text):
-        if extent.function:
-            body = "".join(lines[extent.first - 1 : extent.last])
-            texts[extent.name] = texts.get(extent.name, "") + body
-    return texts

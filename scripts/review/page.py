@@ -1,257 +1,202 @@
-"""The page of a review: the values that its template shows."""
+"""The page of a review: its Markdown as HTML, with diffs side by side and Python highlighted."""
 
 from __future__ import annotations
 
 import re
-from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from hashlib import sha256
+from collections.abc import Collection, Sequence
+from difflib import SequenceMatcher
+from functools import cache
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
 import pages
-from markupsafe import Markup
+from markdown_it import MarkdownIt
+from markupsafe import Markup, escape
+from pygments.lexers import PythonLexer
+from pygments.token import Token
 
-from review import phrases
-from review.highlighting import Line, highlighted, html, visible
-from review.phrases import Review
-from review.text_diff import Hunk, Row, compare, lines_of
-
-TEMPLATE = "page.html.j2"
-#: Unfolds the sections around the target of a link; without scripts a reader does so by hand.
-SCRIPT = """
-const show = () => {
-  let name = location.hash.slice(1);
-  try { name = decodeURIComponent(name); } catch { return; }
-  const target = document.getElementById(name);
-  if (!target) return;
-  for (let each = target; each; each = each.parentElement)
-    if (each.tagName === 'DETAILS') each.open = true;
-  target.scrollIntoView();
-};
-addEventListener('hashchange', show);
-addEventListener('click', event => {
-  const link = event.target.closest('a[href^="#"]');
-  if (link && link.hash === location.hash) show();
-});
-show();
-"""
+#: Unchanged lines around a change; those between are folded away.
+CONTEXT = 3
+#: The share of words that makes two lines versions of one another.
+_ALIKE = 0.5
 #: The CSS class of each verdict and fate.
 _MOODS = {
     **dict.fromkeys(("clean", "applies", "same"), "good"),
-    **dict.fromkeys(("needs eyes", "moved", "obsolete", "adopted", "body"), "eyes"),
-    **dict.fromkeys(("conflicts", "gone", "signature"), "bad"),
+    **dict.fromkeys(("needs eyes", "moved", "obsolete", "adopted", "body changed"), "eyes"),
+    **dict.fromkeys(("conflicts", "gone", "signature changed"), "bad"),
 }
-_ROWS = {"same": "", "changed": " class=x", "gone": " class=g", "new": " class=n"}
-_HEADING = re.compile(r"(\s*)((?:async )?def|class)\s+(\w+)")
+#: The tokens that are coloured, each with its CSS class; the first match counts.
+#: All others are plain text: a page has thousands of lines, and each span is one element more.
+_CLASSES = {
+    Token.Comment: "c",
+    Token.Literal.String: "s",
+    Token.Literal.Number: "m",
+    Token.Keyword: "k",
+    Token.Operator.Word: "k",
+    Token.Name.Builtin: "b",
+    Token.Name.Exception: "b",
+    Token.Name.Decorator: "d",
+    Token.Name.Function: "f",
+    Token.Name.Class: "f",
+}
+#: Visible stand-ins for characters that are invisible or change the order of others.
+_VISIBLE = {
+    **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"},
+    **{code: f"<U+{code:04X}>" for code in (0x7F, *range(0x80, 0xA0), 0xAD, 0xFEFF, 0x61C)},
+    **{code: f"<U+{code:04X}>" for code in (*range(0x200B, 0x2010), *range(0x2028, 0x202F))},
+    **{code: f"<U+{code:04X}>" for code in (*range(0x2060, 0x2070), *range(0xD800, 0xE000))},
+}
+_HUNK = re.compile(r"@@ -(\d+) \+(\d+) @@")
+_DEFINITION = re.compile(r"\s*((?:async )?def|class)\s+(\w+)")
+_WORD = re.compile(r"\n|\w+|[^\S\n]+|[^\w\s]")
+
+#: A line as words, each with its CSS class; "" is uncoloured.
+Line = Sequence[tuple[str, str]]
 
 
-@dataclass(frozen=True)
-class FileTexts:
-    """The four texts of a file that the patches change.
-
-    Attributes:
-        base: that of the overlay's own release, pristine.
-        release: that of the release under review.
-        overlaid: base with the patches.
-        candidate: release with the rebased patches; None if they conflict.
-    """
-
-    base: str
-    release: str
-    overlaid: str
-    candidate: str | None
-
-
-def render(review: Review, texts: Mapping[str, FileTexts]) -> str:
-    """The review as one HTML page that loads nothing else.
+def render(title: str, document: str) -> str:
+    """The document as one HTML page that loads nothing else.
 
     Args:
-        review: the contents of ``review.json``.
-        texts: the texts of each file that the patches change, by its path.
+        title: of the page.
+        document: the Markdown of :func:`review.markdown.document`.
     """
-    environment = pages.environment(Path(__file__).parent)
-    environment.filters["mood"] = lambda verdict: _MOODS.get(verdict, "")
-    anchors = _Anchors()
-    targets = list(_targets(review, texts, anchors))
-    view = {
-        "review": review,
-        "title": phrases.title(review),
-        "verdict": phrases.verdict(review),
-        "counted": phrases.counted,
-        "fates": phrases.FATES,
-        "summary": phrases.patches(review),
-        "patches": _patches(
-            review, {target["path"]: target["anchor"] for target in targets}, anchors
-        ),
-        "changed": [_name(name, anchors) for name in phrases.changed(review)],
-        "unchanged": [_name(name, anchors) for name in phrases.unchanged(review)],
-        "targets": targets,
-        "candidate": None if review["own"] else review.get("candidate"),
-        "rebase": re.sub(r"^make review\b", "make rebase", review["command"]),
-        "script": Markup(SCRIPT),  # noqa: S704 (ours)
-        "script_digest": b64encode(sha256(SCRIPT.encode()).digest()).decode(),
-    }
-    return environment.get_template(TEMPLATE).render(view)
+    parser = MarkdownIt("commonmark", {"html": True}).enable("table")
+    parser.add_render_rule("fence", _fence)
+    parser.add_render_rule("strong_open", _strong)
+    body = Markup(parser.render(visible(document)))  # noqa: S704 (it escapes what is not ours)
+    template = pages.environment(Path(__file__).parent).get_template("page.html.j2")
+    return template.render(title=visible(title), body=body)
 
 
-class _Anchors:
-    """The ids of a page, each used once."""
-
-    def __init__(self) -> None:
-        self._given: set[str] = {"patches", "warnings", "names", "files", "candidate", "how"}
-
-    def give(self, kind: str, name: str) -> str:
-        """An unused id for a name, of characters that need no quoting."""
-        slug = f"{kind}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', name).strip('-') or 'x'}"
-        anchor, number = slug, 1
-        while anchor in self._given:
-            number += 1
-            anchor = f"{slug}-again-{number}"
-        self._given.add(anchor)
-        return anchor
+def visible(text: str) -> str:
+    """The text with stand-ins for its invisible and control characters."""
+    return text.translate(_VISIBLE)
 
 
-def _name(name: Review, anchors: _Anchors) -> dict[str, Any]:
-    return {**name, "anchor": anchors.give("name", name["name"])}
+def _strong(self: Any, tokens: Any, index: int, *rest: Any) -> str:  # noqa: ANN401 (markdown-it's)
+    """The start of a bold text; a verdict or a fate has its colour."""
+    if mood := _MOODS.get(tokens[index + 1].content):
+        tokens[index].attrSet("class", mood)
+    return str(self.renderToken(tokens, index, *rest))
 
 
-def _patches(review: Review, targets: Mapping[str, str], anchors: _Anchors) -> list[dict[str, Any]]:
-    patches = []
-    for patch in review["patches"]:
-        number = re.match(r"\d+", patch["name"])
-        anchor = anchors.give("patch", number[0] if number else patch["name"])
-        files = []
-        for nth, file in enumerate(patch["files"], 1):
-            file_anchor = f"{anchor}-file-{nth}"
-            hunks = [
-                {**hunk, **_hunk_html(hunk), "anchor": f"{file_anchor}-hunk-{number}"}
-                for number, hunk in enumerate(file["hunks"], 1)
-            ]
-            target = targets.get(file["path"])
-            files.append({**file, "hunks": hunks, "anchor": file_anchor, "target": target})
-        patches.append({**patch, "files": files, "anchor": anchor})
-    return patches
+def _fence(_: Any, tokens: Any, index: int, *__: Any) -> str:  # noqa: ANN401 (markdown-it's)
+    """A unified diff as tables with two sides; without headers of hunks there are no numbers."""
+    before, after, *lines = tokens[index].content.removesuffix("\n").split("\n")
+    tables = []
+    end = 1
+    for number, line in enumerate(lines, 1):
+        if header := _HUNK.fullmatch(line):
+            old, new = int(header[1]), int(header[2])
+            if old > end:
+                tables.append(Markup("<p class=gap>{}</p>").format(_left_out(old - end, end)))
+            body = list(takewhile(lambda line: line[0] != "@", lines[number:]))
+            end = old + sum(line[0] != "+" for line in body)
+            tables.append(_table(body, old, new))
+    return Markup(
+        '<div class="diff{}" tabindex="0"><div class=heads><b>{}</b><b>{}</b></div>{}</div>\n'
+    ).format(
+        "" if tables else " bare",
+        before[4:],
+        after[4:],
+        Markup("").join(tables or [_table(lines, 1, 1)]),
+    )
 
 
-def _hunk_html(hunk: Review) -> dict[str, Any]:
-    """A hunk's texts as HTML: three beside one another for a conflict, otherwise two."""
-    base, ours, theirs = (list(hunk[text]) for text in ("base", "ours", "theirs"))
-    if hunk["verdict"] == "conflicts" or theirs:
-        return {
-            "three": [
-                _marked(base, [*_differing(ours, base), *_differing(theirs, base)]),
-                _marked(ours, _differing(base, ours)),
-                _marked(theirs, _differing(base, theirs)),
-            ]
-        }
-    lines = (_snippet(base), _snippet(ours))
-    rows = (_row(row, lines, numbers=False) for part in compare(base, ours) for row in part.rows)
-    return {"three": None, "rows": Markup("").join(rows)}
+def _table(lines: Sequence[str], old: int, new: int) -> Markup:
+    """A hunk; unchanged lines that are not near a change are folded away.
+
+    Args:
+        lines: with a sign, as in a unified diff.
+        old: the number of the first line on the left.
+        new: the same on the right.
+    """
+    left, right = (
+        enumerate(highlighted([line[1:] for line in lines if line[0] != sign]), start)
+        for start, sign in ((old, "+"), (new, "-"))
+    )
+    signs = "".join(line[0] for line in lines)
+    rows = []
+    for stretch in re.finditer(r" +|-+\+*|\++", signs):
+        begin, end = stretch.span()
+        folded = range(begin + CONTEXT * (begin > 0), end - CONTEXT * (end < len(signs)))
+        if signs[begin] != " ":
+            removed, added = stretch[0].count("-"), stretch[0].count("+")
+            for n in range(max(removed, added)):
+                one = next(left) if n < removed else None
+                rows.append(_row(one, next(right) if n < added else None))
+            continue
+        for number in range(begin, end):
+            one, other = next(left), next(right)
+            if number not in folded:
+                rows.append(_row(one, other))
+            elif number == folded.start:
+                hidden = [line[1:] for line in lines[folded.start : folded.stop]]
+                inside = next(filter(None, map(_DEFINITION.match, reversed(hidden))), None)
+                rows.append(
+                    Markup(
+                        "</table><details class=gap><summary>{} {}</summary>"
+                        "<pre>\n{}</pre></details><table>"
+                    ).format(
+                        _left_out(len(folded), one[0]),
+                        f"({inside[0].strip()})" if inside else "",
+                        "\n".join(hidden),
+                    )
+                )
+    return Markup("<table>{}</table>").format(Markup("\n").join(rows))
 
 
-def _snippet(lines: Sequence[str]) -> tuple[Line, ...]:
-    """Lines of a file, highlighted; indentation does not matter to the lexer."""
-    snippet = highlighted("\n".join(lines))
-    return snippet + ((),) * (len(lines) - len(snippet))
+def _left_out(number: int, first: int) -> str:
+    """The words for unchanged lines that are not shown."""
+    return f"{number:,} unchanged line{'s' * (number > 1)} from {first:,}"
 
 
-def _differing(one: Sequence[str], other: Sequence[str]) -> list[int]:
-    """The indices of the lines of ``other`` that differ from ``one``."""
-    rows = (row for hunk in compare(one, other) for row in hunk.rows)
-    return [row.right for row in rows if row.kind != "same" and row.right is not None]
+def _row(left: tuple[int, Line] | None, right: tuple[int, Line] | None) -> Markup:
+    """A row of a table; its cells need no end tags, which halves the markup."""
+    marks: tuple[set[int], set[int]] = (set(), set())
+    kind = " class=g" if right is None else " class=n"
+    if left and right:
+        kind = "" if left[1] == right[1] else " class=x"
+        matcher = SequenceMatcher(None, left[1], right[1], autojunk=False)
+        if kind and matcher.ratio() >= _ALIKE:
+            for tag, i, i_end, j, j_end in matcher.get_opcodes():
+                if tag != "equal":
+                    marks[0].update(range(i, i_end))
+                    marks[1].update(range(j, j_end))
+    cells = (
+        Markup("<td>{}<td>{}").format(side[0], _html(side[1], marked)) if side else "<td><td>"
+        for side, marked in zip((left, right), marks, strict=True)
+    )
+    return Markup("<tr{}>{}").format(Markup(kind), Markup("").join(map(Markup, cells)))  # noqa: S704
 
 
-def _marked(lines: Sequence[str], differing: Sequence[int]) -> Markup:
+def _html(line: Line, marked: Collection[int]) -> Markup:
+    """A line as HTML, with the words at the given indices emphasised."""
     parts = []
-    for number, line in enumerate(_snippet(lines)):
-        tag = Markup(" class=x") if number in differing else Markup("")
-        parts.append(Markup("<span{}>{}\n</span>").format(tag, html(line)))
+    words = ((kind, index in marked, word) for index, (kind, word) in enumerate(line))
+    for (kind, mark), group in groupby(words, key=lambda word: word[:2]):
+        piece = escape("".join(word for *_, word in group))
+        if kind:
+            piece = Markup("<span class={}>{}</span>").format(kind, piece)
+        parts.append(Markup("<mark>{}</mark>").format(piece) if mark else piece)
     return Markup("").join(parts)
 
 
-def _targets(
-    review: Review, texts: Mapping[str, FileTexts], anchors: _Anchors
-) -> Iterator[dict[str, Any]]:
-    own = review["own"]
-    listed = {target["path"]: target for target in review["targets"]}
-    base, version = review["base"]["release"], review["release"]["version"]
-    for path in dict.fromkeys((*listed, *texts)):
-        anchor = anchors.give("target", path)
-        file = texts.get(path)
-        target: dict[str, Any] = {
-            "path": path,
-            "anchor": anchor,
-            "figures": None if own else listed.get(path),
-            "conflicts": file is not None and file.candidate is None and not own,
-            "seams": None,
-            "drift": None,
-        }
-        if file is not None:
-            if own or file.candidate is None:
-                seams = (file.base, file.overlaid, base, f"{base}, overlaid")
+def highlighted(lines: Sequence[str]) -> list[Line]:
+    """Lines of Python in words, each with the CSS class of its token."""
+    split: list[list[tuple[str, str]]] = [[]]
+    # Unprocessed: nothing is stripped or put in, so that lines stay where they are.
+    for _, token, value in PythonLexer().get_tokens_unprocessed("\n".join(lines)):
+        for word in _WORD.findall(value):
+            if word == "\n":
+                split.append([])
             else:
-                seams = (file.release, file.candidate, version, f"{version}, candidate")
-            target["seams"] = _diff(*seams, anchor=anchor)
-            target["drift"] = None if own else _diff(file.base, file.release, base, version)
-        yield target
+                split[-1].append((_css_class(token), word))
+    return [tuple(line) for line in split]
 
 
-def _diff(left: str, right: str, before: str, after: str, anchor: str = "") -> dict[str, Any]:
-    """Two texts side by side; with an anchor, the lines left out can be unfolded."""
-    after_lines = lines_of(right)
-    hunks = compare(lines_of(left), after_lines)
-    lines = (highlighted(left), highlighted(right))
-    return {
-        "before": before,
-        "after": after,
-        "same": not any(hunk.rows for hunk in hunks),
-        "hunks": [
-            {
-                "anchor": f"{anchor}-hunk-{number}" if anchor and hunk.rows else "",
-                "gap": _gap(hunk),
-                # Without highlighting, to keep the page light.
-                "unfolded": visible("\n".join(after_lines[i] for i in hunk.right))
-                if anchor
-                else None,
-                "inside": _inside(after_lines, hunk),
-                "rows": Markup("\n").join(_row(row, lines) for row in hunk.rows),
-            }
-            for number, hunk in enumerate(hunks, 1)
-        ],
-    }
-
-
-def _gap(hunk: Hunk) -> str:
-    if not hunk.left:
-        return ""
-    first, last = (f"{lines.start + 1:,}" for lines in (hunk.left, hunk.right))
-    where = first if first == last else f"{first} and {last}"
-    return f"{phrases.counted(len(hunk.left), 'unchanged line')} from {where}"
-
-
-def _inside(lines: Sequence[str], hunk: Hunk) -> str:
-    """The function or class in which a hunk begins."""
-    if not hunk.rows or hunk.rows[0].right is None:
-        return ""
-    first = next((line for line in lines[hunk.rows[0].right :] if line.strip()), "")
-    depth = len(first) - len(first.lstrip())
-    for line in reversed(lines[: hunk.rows[0].right]):
-        match = _HEADING.match(line)
-        if match and len(match[1]) < depth:
-            return f"{match[2]} {match[3]}"
-    return ""
-
-
-def _row(row: Row, lines: tuple[Sequence[Line], Sequence[Line]], numbers: bool = True) -> Markup:
-    """A row of a table; its cells need no end tags, which halves the markup."""
-    cells = []
-    for index, spans, side in (
-        (row.left, row.left_spans, lines[0]),
-        (row.right, row.right_spans, lines[1]),
-    ):
-        code = Markup("") if index is None else html(side[index], spans)
-        number = Markup("<td>{}").format("" if index is None else index + 1)
-        cells.append(Markup("{}<td>{}").format(number if numbers else "", code))
-    return Markup("<tr{}>{}{}").format(Markup(_ROWS[row.kind]), *cells)  # noqa: S704 (ours)
+@cache
+def _css_class(token: object) -> str:
+    return next((name for kind, name in _CLASSES.items() if token in kind), "")

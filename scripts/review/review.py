@@ -7,6 +7,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from series.upstream import Upstream
 from review import markdown, merging, page
 from review.drift import changed_lines, drift
 from review.fates import fates
+from review.markdown import FileTexts
 from review.merging import CONFLICTS, OBSOLETE, JudgedPatch, Merged
-from review.page import FileTexts
 from review.uses import Use, upstream_uses
 from review.wheels import Release
 
@@ -43,6 +44,7 @@ def of_release(
     release: Release,
     folder: Path,
     uses: Iterable[Use] | None = None,
+    own: bool = False,
 ) -> dict[str, Any]:
     """Review a release, and write the review.
 
@@ -52,6 +54,7 @@ def of_release(
         release: the other one, proven.
         folder: where a directory named after the release is made, or replaced at the end.
         uses: the result of :func:`uses_of`, if it is known; it takes minutes.
+        own: whether the release is the one that the overlay is for.
 
     Returns:
         The contents of review.json.
@@ -65,7 +68,13 @@ def of_release(
     names = fates(uses, base, release.upstream)
     candidate, files = _candidate(overlay, release, merged)
     warnings = list(_warnings(merged, names))
-    review = _common_part(overlay, release.version, merged) | {
+    review: dict[str, Any] = {
+        "schema": 1,
+        "command": "make diff" if own else f"make review RELEASE={release.version}",
+        "date": datetime.date.today().isoformat(),
+        "base": {"release": overlay.pin.release, "overlay": overlay.pin.overlay},
+        "own": own,
+        "patches": [_patch(judged) for judged in merged.patches],
         "release": {
             "version": release.version,
             "wheel": release.wheel,
@@ -78,8 +87,9 @@ def of_release(
         "candidate": candidate,
         "warnings": warnings,
     }
+    review = json.loads(json.dumps(review))  # with lists for tuples
     texts = _texts(overlay, base, release.upstream, merged)
-    _write(folder, release.version, review, texts, files)
+    _write(folder, OWN if own else release.version, review, texts, {} if own else files)
     return review
 
 
@@ -89,27 +99,8 @@ def of_itself(overlay: Overlay, base: Upstream, folder: Path) -> dict[str, Any]:
     Raises:
         OverlayError: it does not fit that release.
     """
-    merged = merging.merge(overlay.series, base, base)
-    version = overlay.pin.release
-    review = _common_part(overlay, version, merged) | {
-        "command": "make diff",
-        "own": True,
-        "release": {"version": version, "wheel": "", "sha256": "", "proof": "VERSION_PIN"},
-        "verdict": CLEAN,
-        "targets": [
-            {"path": path, "added": 0, "removed": 0, "functions": []} for path in overlay.targets
-        ],
-        "names": [],
-        "candidate": {
-            "patches": [patch.name for patch in overlay.series.patches],
-            "vendored": overlay.targets,
-            "pin": True,
-            "conflicts": [],
-        },
-        "warnings": [],
-    }
-    _write(folder, OWN, review, _texts(overlay, base, base, merged), {})
-    return review
+    release = Release(overlay.pin.release, "", "", "VERSION_PIN", base)
+    return of_release(overlay, base, release, folder, uses=(), own=True)
 
 
 def uses_of(overlay: Overlay, base: Upstream, overlaid: Mapping[str, bytes]) -> list[Use]:
@@ -130,45 +121,17 @@ def uses_of(overlay: Overlay, base: Upstream, overlaid: Mapping[str, bytes]) -> 
         return upstream_uses(tree, base, seams)
 
 
-def _common_part(overlay: Overlay, version: str, merged: Merged) -> dict[str, Any]:
-    """The part that every review has: its heading, and the patches."""
-    return {
-        "schema": 1,
-        "command": f"make review RELEASE={version}",
-        "date": datetime.date.today().isoformat(),
-        "base": {"release": overlay.pin.release, "overlay": overlay.pin.overlay},
-        "own": False,
-        "patches": [_patch(judged) for judged in merged.patches],
-    }
-
-
 def _patch(judged: JudgedPatch) -> dict[str, Any]:
+    files = [asdict(file) for file in judged.files]
+    for hunk in (hunk for file in files for hunk in file["hunks"]):
+        hunk["lands"] = hunk.pop("release_function")
     return {
         "name": judged.patch.name,
         "title": merging.title(judged.patch),
         "header": header_fields(judged.patch.header),
         "verdict": judged.verdict,
         "because": judged.because,
-        "files": [
-            {
-                "path": file.path,
-                "verdict": file.verdict,
-                "hunks": [
-                    {
-                        "verdict": hunk.verdict,
-                        "was": hunk.was,
-                        "now": hunk.now,
-                        "function": hunk.function,
-                        "lands": hunk.release_function,
-                        "base": list(hunk.base),
-                        "ours": list(hunk.ours),
-                        "theirs": list(hunk.theirs),
-                    }
-                    for hunk in file.hunks
-                ],
-            }
-            for file in judged.files
-        ],
+        "files": files,
     }
 
 
@@ -202,12 +165,14 @@ def _candidate(
         texts |= step
     archives = {release.wheel: release.sha256}
     commits = [(judged.patch.header, step) for judged, step in kept]
-    made, pin = refresh.candidate(overlay, release.upstream, release.version, archives, commits)
-    series = [name for name in made if name.endswith(".patch")]
+    written, pin = refresh.candidate(overlay, release.upstream, release.version, archives, commits)
+    series = [name for name in written if name.endswith(".patch")]
     incomplete = {
         name for name, (judged, _) in zip(series, kept, strict=True) if judged.verdict == CONFLICTS
     }
-    files = {f"{name}.incomplete" if name in incomplete else name: made[name] for name in made}
+    files = {
+        f"{name}.incomplete" if name in incomplete else name: data for name, data in written.items()
+    }
     vendored = sorted(set(merged.texts) - merged.conflicts)
     files |= {f"vendor_overlay/{path}": merged.texts[path] for path in vendored}
     files |= {
@@ -228,15 +193,14 @@ def _candidate(
 def _texts(
     overlay: Overlay, base: Upstream, release: Upstream, merged: Merged
 ) -> dict[str, FileTexts]:
-    def text(data: bytes) -> str:
-        return data.decode(errors="replace")
-
     return {
         path: FileTexts(
-            base=text(base.read(path)),
-            release=text(release.read(path)),
-            overlaid=text(merged.overlaid[path]),
-            candidate=None if path in merged.conflicts else text(merged.texts[path]),
+            base=base.read(path).decode(errors="replace"),
+            release=release.read(path).decode(errors="replace"),
+            overlaid=merged.overlaid[path].decode(errors="replace"),
+            candidate=None
+            if path in merged.conflicts
+            else merged.texts[path].decode(errors="replace"),
         )
         for path in overlay.targets
     }
@@ -298,8 +262,9 @@ def _write(
     try:
         aside.chmod(0o755)
         write_file(aside / JSON, (json.dumps(review, indent=1) + "\n").encode())
-        write_file(aside / MARKDOWN, markdown.render(review).encode())
-        write_file(aside / PAGE, page.render(review, texts).encode())
+        write_file(aside / MARKDOWN, markdown.report(review).encode())
+        document = markdown.document(review, texts)
+        write_file(aside / PAGE, page.render(markdown.title(review), document).encode())
         for file, data in candidate.items():
             write_file(aside / CANDIDATE / file, data)
         if final.is_symlink() or (final.exists() and not (final / JSON).is_file()):

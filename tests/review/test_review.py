@@ -1,4 +1,4 @@
-"""Whole reviews: of real releases, and of made-up ones with one change each."""
+"""Whole reviews, of releases with one change each."""
 
 import html
 import json
@@ -7,129 +7,17 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from overlay import pin
 from overlay.errors import OverlayError
-from overlay.patches import Series
-from overlay.pin import sha256
-from review import merging, page, review, wheels
-from review.__main__ import main as program_main
-from review.uses import Use
+from review import __main__ as program
+from review import page, review, wheels
 from review.wheels import Release
-from series.upstream import Upstream
 from support import series
-from support.cherry_pick import assert_same_as_git
-from support.releases import release
 from support.series import BASE, CHANGES, PATH, RUNNER
-from support.sites import OVERLAY, REPO, UPSTREAM, snapshot
-
-REAL = ("0.22.1", "0.23.0", "0.33.0")
-
-Real = tuple[Release, dict[str, Any], Path]
-
-
-@pytest.fixture(scope="module")
-def reviews(
-    base: Upstream, overlay_uses: list[Use], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Real]:
-    """Reviews of real releases, each made once: the release, review.json, and its folder."""
-    folder = tmp_path_factory.mktemp("reviews")
-
-    @cache
-    def reviewed(version: str) -> Real:
-        wheel = release(version)
-        result = review.of_release(OVERLAY, base, wheel, folder, overlay_uses)
-        return wheel, result, folder / wheel.version
-
-    return reviewed
-
-
-@pytest.fixture(params=REAL)
-def real(request: pytest.FixtureRequest, reviews: Callable[[str], Real]) -> Real:
-    return reviews(request.param)
-
-
-def test_verdicts_are_those_of_git(real: Real, base: Upstream, tmp_path: Path) -> None:
-    wheel, result, _ = real
-    merged = merging.merge(OVERLAY.series, base, wheel.upstream)
-    before, after = (
-        {path: upstream.read(path) for path in OVERLAY.targets}
-        for upstream in (base, wheel.upstream)
-    )
-    assert_same_as_git(tmp_path / "tree", OVERLAY.series, before, after, merged)
-    verdicts = [patch["verdict"] for patch in result["patches"]]
-    assert verdicts == [judged.verdict for judged in merged.patches]
-    assert result["candidate"]["conflicts"] == sorted(merged.conflicts)
-
-
-def test_the_candidate_applies_to_the_release(real: Real, tmp_path: Path) -> None:
-    wheel, result, folder = real
-    candidate, described = folder / review.CANDIDATE, result["candidate"]
-    names = (candidate / "patches" / "series").read_text().split()
-    for name in names:
-        file = candidate / "patches" / name
-        complete = name in described["patches"]
-        assert file.exists() is complete
-        data = (file if complete else file.with_name(f"{name}.incomplete")).read_bytes()
-        (tmp_path / name).write_bytes(data)
-    (tmp_path / "series").write_text("".join(f"{name}\n" for name in names))
-    patches = Series.load(tmp_path)
-    assert sorted(described["vendored"] + described["conflicts"]) == OVERLAY.targets
-    for path in described["vendored"]:
-        overlaid = patches.apply(path, wheel.upstream.read(path))
-        assert overlaid == (candidate / "vendor_overlay" / path).read_bytes()
-        assert patches.reverse(path, overlaid) == wheel.upstream.read(path)
-    assert (candidate / pin.NAME).exists() is (described["conflicts"] == [])
-    # Conflicts are beside it, with git's markers.
-    marked = {
-        (patch["name"].removesuffix(".patch"), file["path"])
-        for patch in result["patches"]
-        for file in patch["files"]
-        if patch["verdict"] == "conflicts"
-        and any(hunk["verdict"] in ("conflicts", "gone") for hunk in file["hunks"])
-    }
-    conflicts = candidate / "conflicts"
-    files = {tuple(str(f.relative_to(conflicts)).split("/", 1)) for f in conflicts.rglob("*.py")}
-    assert files == marked
-    for name, path in files:
-        assert "<" * 31 + " release\n" in (conflicts / name / path).read_text()
-
-
-def test_a_release_with_the_same_files_is_clean(reviews: Callable[[str], Real]) -> None:
-    _, result, folder = reviews("0.22.1")
-    assert result["verdict"] == "clean"
-    assert {patch["verdict"] for patch in result["patches"]} == {"applies"}
-    assert {name["fate"] for name in result["names"]} == {"same"}
-    assert len(result["names"]) > 100
-    candidate = folder / review.CANDIDATE
-    for file in (REPO / "patches").iterdir():
-        assert (candidate / "patches" / file.name).read_bytes() == file.read_bytes()
-    new = pin.loads((candidate / pin.NAME).read_text())
-    assert new.release == "0.22.1"
-    assert (new.upstream, new.result) == (OVERLAY.pin.upstream, OVERLAY.pin.result)
-    for path in OVERLAY.targets:
-        vendored = (candidate / "vendor_overlay" / path).read_bytes()
-        assert sha256(vendored) == OVERLAY.pin.result[path]
-
-
-def test_the_next_release_conflicts(reviews: Callable[[str], Real]) -> None:
-    """As docs/releases.md walks through it."""
-    _, result, folder = reviews("0.23.0")
-    assert result["verdict"] == "conflicts"
-    conflicts = [p["name"][:4] for p in result["patches"] if p["verdict"] == "conflicts"]
-    text = " ".join((REPO / "docs" / "releases.md").read_text().split())
-    assert f"that {' and '.join(conflicts)} conflict" in text
-    changed = {name["name"] for name in result["names"] if name["fate"] != "same"}
-    assert "vllm.v1.worker.gpu.sample.sampler.Sampler.apply_sampling_params" in changed
-    text = (folder / review.MARKDOWN).read_text()
-    for patch in result["patches"]:
-        assert patch["because"] in text.replace("\\", "")
-
+from support.sites import REPO, UPSTREAM, snapshot
 
 # One change each.
 
@@ -261,46 +149,52 @@ def test_a_review_that_fails_leaves_what_was_there(
     assert snapshot(tmp_path) == before
 
 
-def program(*arguments: object) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "review", *(str(argument) for argument in arguments)]
-    environment = os.environ | {"PYTHONPATH": str(REPO / "scripts")}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-
-
+@pytest.mark.parametrize(
+    ("name", "code"), {"nothing": 0, "a new parameter": 10, "a moved call": 11}.items()
+)
 def test_the_program_reports_the_review(
-    reviews: Callable[[str], Real],
-    overlay_uses: list[Use],
+    name: str,
+    code: int,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    wheel, result, _ = reviews("0.23.0")
-    monkeypatch.setattr(wheels, "obtain", lambda *_: wheel)
-    monkeypatch.setattr(review, "uses_of", lambda *_: overlay_uses)
-    arguments = ["release", "0.23.0", "--site", str(UPSTREAM), "--out", str(tmp_path)]
-    assert program_main(arguments) == 11
+    series.checkout(tmp_path / "checkout")
+    monkeypatch.setattr(program, "ROOT", tmp_path / "checkout")
+    monkeypatch.setattr(program, "_base", lambda *_: series.upstream(BASE))
+    monkeypatch.setattr(wheels, "obtain", lambda *_: synthetic(CHANGES[name].edit(RUNNER)))
+    assert program.main(["release", "0.23.0", "--out", str(tmp_path / "out")]) == code
+    result = json.loads((tmp_path / "out" / "0.23.0" / review.JSON).read_text())
     printed = capsys.readouterr().out
-    assert json.loads((tmp_path / "0.23.0" / review.JSON).read_text()) == result
-    assert f"vLLM 0.23.0: {result['verdict']}" in printed
+    assert f"vLLM 0.23.0: {result['verdict']}\n" in printed
     for patch in result["patches"]:
         because = re.escape(patch["because"])
         line = rf"^  {patch['verdict']} +{patch['name'][:4]} .*{because}$"
         assert re.search(line, printed, re.MULTILINE)
+    for warning in result["warnings"]:
+        assert f"warning: {warning}\n" in printed
 
 
-def test_the_overlay_against_its_own_release(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_overlay_against_its_own_release(tmp_path: Path) -> None:
     """The active environment is the base if nothing is named."""
-    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "none"))
-    assert str(tmp_path / "none") in program("diff", "--out", tmp_path).stderr
-    monkeypatch.setenv("VIRTUAL_ENV", str(REPO / "build" / "env"))
-    done = program("diff", "--json", "--out", tmp_path)
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-m", "review", "diff", "--json", "--out", str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(REPO / "scripts")}
+    done = [
+        subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment | {"VIRTUAL_ENV": env},
+        )
+        for env in (str(tmp_path / "none"), str(REPO / "build" / "env"))
+    ]
+    assert str(tmp_path / "none") in done[0].stderr
+    assert done[1].returncode == 0, done[1].stderr
     assert [file.name for file in tmp_path.iterdir()] == [review.OWN]
     result = json.loads((tmp_path / review.OWN / review.JSON).read_text())
     assert result["own"] is True
-    assert json.loads(done.stdout) == result
+    assert json.loads(done[1].stdout) == result
     assert {patch["verdict"] for patch in result["patches"]} == {"applies"}
     text = html.unescape((tmp_path / review.OWN / review.PAGE).read_text())
     assert all(patch["title"] in text for patch in result["patches"])
@@ -330,7 +224,7 @@ def test_a_refusal(
         monkeypatch.setattr(wheels, "obtain", lambda *_: synthetic(RUNNER))
     out = ("--out", str(tmp_path)) if arguments[0] == "release" else ()
     site = () if "--site" in arguments else ("--site", str(UPSTREAM))
-    assert program_main([*arguments, *site, *out]) not in (0, 1, 10, 11)
+    assert program.main([*arguments, *site, *out]) not in (0, 1, 10, 11)
     printed = capsys.readouterr().err
     assert reason in printed
     assert "next" in printed

@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 from review.fates import fates
-from review.uses import Use, upstream_uses
-from series.upstream import Upstream
+from review.uses import upstream_uses
 from support.names import BASE, BATCH, OURS, PACKAGE, USER, lay_out, line_of, uses_of_release
 from support.series import upstream
-from support.sites import OVERLAY
 
 
 @pytest.fixture(scope="module")
@@ -73,33 +71,3 @@ def test_nothing_is_run_and_no_other_cache_is_used(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
     assert {path.name for path in (tmp_path / "review").iterdir()} <= {"tree", ".jedi"}
     assert (tmp_path / "review" / ".jedi").is_dir()
-
-
-RUNNER = "vllm.v1.worker.gpu_model_runner"
-BATCHES = "vllm.v1.worker.gpu_input_batch.InputBatch"
-THINKING = "vllm.v1.sample.thinking_budget_state.ThinkingBudgetStateHolder"
-
-
-def test_its_own_release_has_every_name_unchanged(overlay_uses: list[Use], base: Upstream) -> None:
-    unchanged = fates(overlay_uses, base, base)
-    assert {entry["fate"] for entry in unchanged} == {"same"}
-    assert all(entry["was"] == entry["now"] for entry in unchanged)
-    entries = {(entry["name"], entry["certain"]): entry for entry in unchanged}
-    assert len({name for name, _ in entries}) == len(unchanged)
-    for name, how in {
-        f"{BATCHES}.token_ids_cpu": "read",
-        f"{BATCHES}.req_output_token_ids": "read",
-        f"{THINKING}._update_think_state": "called",
-        f"{THINKING}.sync_batch": "overridden",
-        f"{RUNNER}.GPUModelRunner._bookkeeping_sync": "holds a seam",
-        f"{RUNNER}.AsyncGPUModelRunnerOutput.sampled_token_ids_cpu": "set",
-        "vllm.v1.worker.gpu.sample.gumbel.gumbel_sample": "imported",
-        RUNNER: "imported",
-    }.items():
-        assert how in entries[name, True]["how"], name
-    for name in ("execute_model", "vllm.v1.engine.core.EngineCore"):
-        assert (name, False) in entries
-    assert not any("readiness" in name for name, _ in entries)
-    # Each patched file has a seam in a function or class, whatever is at its top level.
-    held = {use.user.partition(":")[0] for use in overlay_uses if use.how == "holds a seam"}
-    assert held == set(OVERLAY.targets)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from review.page import FileTexts
+from review.markdown import FileTexts
 
 #: Text that would be markup on a page, in a template or in a table of Markdown.
 HOSTILE = (
