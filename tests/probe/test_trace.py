@@ -5,7 +5,7 @@ from collections import defaultdict
 from typing import Any
 
 from hypothesis import given
-from probe import trace
+from probe import trace_events
 from probe.records import Process
 from support.probes import MAIN, OTHER, STEPS, Made, process, row, rows_of
 
@@ -16,7 +16,7 @@ Event = dict[str, Any]
 
 def made(*processes: Process) -> list[Event]:
     """The trace as it is written and read again."""
-    text = json.dumps({"traceEvents": list(trace.events(processes))}, allow_nan=False)
+    text = json.dumps({"traceEvents": list(trace_events.events(processes))}, allow_nan=False)
     events: list[Event] = json.loads(text)["traceEvents"]
     return events
 
