@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import pytest
 from environment import chromium, making
-from environment.making import COMPLETE, MARK, Failure
+from environment.chromium import Failure
+from environment.making import COMPLETE, MARK
 from support import sites
 from support.checkouts import library
 from support.sites import snapshot

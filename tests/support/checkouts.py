@@ -14,7 +14,7 @@ from support.sites import REPO
 def make(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Run make in this checkout, or in -C, as if nothing were named or active."""
     named = {"VENV", "SITE", "PYTHON", "VIRTUAL_ENV", "FORCE", "MAKEFLAGS", "MAKELEVEL"}
-    named |= {"CONDA_PREFIX", "PYTHON3", "WHEEL", "UV"}
+    named |= {"CONDA_PREFIX", "PYTHON3", "WHEEL", "UV", "FILE"}
     env = {k: v for k, v in os.environ.items() if k not in named}
     return subprocess.run(
         ["make", "--no-print-directory", f"PYTHON3={sys.executable}", *arguments],
