@@ -18,7 +18,7 @@ from markdown_it.token import Token
 from overlay.errors import MEANING, Exit
 from overlay.state import State
 from support import probes, sites
-from support.checkouts import library
+from support.checkouts import git, library
 from support.sites import REPO, UPSTREAM
 from vllm.v1.readiness import switch
 from vllm.v1.readiness.version import __version__
@@ -86,9 +86,8 @@ def sandbox(tmp_path: Path) -> Sandbox:
         if (REPO / name).is_file() and not name.startswith("tests/"):
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(REPO / name, root / name)
-    identity = ["-c", "user.name=a", "-c", "user.email=a@localhost"]
     for command in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "-m", "all"]):
-        subprocess.run(["git", *identity, *command], cwd=root, check=True)
+        git(root, *command)
 
     for folder in (root / ".venv", tmp_path / "venv"):
         venv.create(folder)
