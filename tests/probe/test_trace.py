@@ -97,9 +97,9 @@ def test_every_record_but_outputs_is_a_slice_and_arrows_lead_forward(
         kinds = ["sample_tokens", "readback", "get_output"]
         for event, kind in zip(way, kinds if len(way) == 3 else kinds[::2], strict=True):
             assert any(
-                (each["name"], each["pid"], each["tid"]) == (kind, event["pid"], event["tid"])
-                and each["ts"] - ROUNDING <= event["ts"] <= each["ts"] + each["dur"] + ROUNDING
-                for each in slices(events)
+                (piece["name"], piece["pid"], piece["tid"]) == (kind, event["pid"], event["tid"])
+                and piece["ts"] - ROUNDING <= event["ts"] <= piece["ts"] + piece["dur"] + ROUNDING
+                for piece in slices(events)
             )
     handed_out = 2 * sum(1 for step in drawn if step.late is not None and max(step.late[2:]) > 0)
     assert len(arrows) >= handed_out

@@ -70,14 +70,14 @@ def test_no_encoding_and_no_lost_output_fails_a_program(
     "name", ["environment", "series", "probe", "review", "bench.engine", "bench.serving"]
 )
 def test_ctrl_c_while_a_program_starts_is_no_traceback(tmp_path: Path, name: str) -> None:
-    for at in (2, 20, 200):
-        env = interrupts.environment(tmp_path, at)
+    for number in (2, 20, 200):
+        env = interrupts.environment(tmp_path, number)
         env["PYTHONPATH"] += f":{SCRIPTS}"
         command = [sys.executable, "-m", name, "--help"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
         line = f"{name.partition('.')[0]}: interrupted\n"
         assert (done.returncode, done.stderr) in ((-signal.SIGINT, ""), (130, line), (0, ""))
-        assert done.returncode != 0 or at > 20, "nothing was interrupted"
+        assert done.returncode != 0 or number > 20, "nothing was interrupted"
 
 
 @pytest.fixture

@@ -108,6 +108,7 @@ def test_an_edit_becomes_a_patch_and_its_removal_takes_it_back(root: Path, tree:
     ("message", "new_file", "parts"),
     [
         ("no header\n", False, ["Drop-When"]),
+        (f"{MESSAGE}--- x\n", False, ["begins with '--- '"]),
         (MESSAGE, True, ["vllm/new.py", f"vendor_overlay/{PACKAGE}"]),
     ],
 )

@@ -119,8 +119,8 @@ class Change:
 
 def _move(text: str) -> str:
     """Move ``finish``, which the second patch changes, to the beginning of the class."""
-    at = text.index("    def finish")
-    rest, block = text[:at].rstrip("\n") + "\n", text[at:]
+    head, finish, tail = text.partition("    def finish")
+    rest, block = head.rstrip("\n") + "\n", finish + tail
     return replaced(rest, ("    def __init__", f"{block}\n    def __init__"))
 
 
