@@ -106,7 +106,7 @@ def test_every_record_but_outputs_is_a_slice_and_arrows_lead_forward(
 
 
 def test_an_arrow_without_an_end_is_left_out() -> None:
-    """A step begun before the records, one without a `get_output`, and a whole one."""
+    """A step begun before the records, one without a `get_output`, and two whole ones."""
     rows = [
         row("get_output", 0, 5, 1),
         row("sample_tokens", 10, 20, 2),
@@ -114,10 +114,13 @@ def test_an_arrow_without_an_end_is_left_out() -> None:
         row("sample_tokens", 30, 40, 3),
         row("readback", 35, 50, 3, 0, 60),
         row("get_output", 45, 60, 3, 0, OTHER),
+        row("sample_tokens", 70, 80, 4),
+        row("readback", 90, 90, 4, 0, 90),
+        row("get_output", 85, 90, 4, 0, OTHER),
     ]
     arrows = [event for event in trace(process(rows)) if event["ph"] in "stf"]
-    assert [event["ph"] for event in arrows] == ["s", "t", "f"]
-    assert [event["ts"] for event in arrows] == [0.035, 0.035, 0.059]
+    assert [event["ph"] for event in arrows] == 2 * ["s", "t", "f"]
+    assert [event["ts"] for event in arrows] == [0.035, 0.035, 0.059, 0.079, 0.09, 0.09]
 
 
 def test_copies_are_shown_one_after_another() -> None:
