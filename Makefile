@@ -136,7 +136,7 @@ test: test-environment lint ## run the tests, in an environment that it makes (b
 	@$(TEST_ENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: test-environment ## run the tests that take minutes each
-	@$(TEST_ENV)/bin/python -m pytest -m slow -n $(WORKERS) --dist loadgroup $(ARGS)
+	@$(TEST_ENV)/bin/python -m pytest -m slow -n $(WORKERS) $(ARGS)
 
 lint: tools ## ruff and mypy
 	@$(TEST_ENV)/bin/ruff check . && $(TEST_ENV)/bin/ruff format --check .

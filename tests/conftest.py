@@ -46,14 +46,6 @@ def programs_start_with_no_signal_ignored() -> Iterator[None]:
         signal.signal(number, signal.SIG_IGN)
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Keep tests that share a module's fixtures, which may be engines, in one worker."""
-    if isinstance(item, pytest.Function):
-        fixtures = item._fixtureinfo.name2fixturedefs.values()
-        if any(definitions[-1].scope == "module" for definitions in fixtures):
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print how many lives were equal, and why others were set aside; see test_lives.py."""
     counts: Counter[str] = Counter()
