@@ -39,7 +39,7 @@ def test_rows_are_the_percentiles_and_sums_of_the_records() -> None:
         row("execute_model", 26 * MS, 27 * MS, 4, 1),
         row("execute_model", 30 * MS, 31 * MS, 5, 1),
     ]
-    expected = {
+    expected: dict[str, list[float]] = {
         "step": [5, 4],
         "  execute_model": [2, 1],
         "  sample_tokens": [1],
