@@ -58,7 +58,7 @@ UPSTREAM = $(if $(WHEEL),--wheel="$$WHEEL",$(TARGET))
 IN_OWN = $(if $(OWN_ENV),$(ENVIRONMENT) serve $(DRY) .venv -- )
 
 .DEFAULT_GOAL := help
-.PHONY: help apply revert status verify diff review rebase vendor edit refresh dist demo bench bench-serving conformance probe test test-slow lint tools test-environment
+.PHONY: help apply revert status verify diff review rebase vendor edit refresh dist demo bench bench-serving conformance probe test test-slow lint tools test-environment bench-environment
 
 help: ## list the targets
 	@echo "The target: VENV=dir, SITE=site-packages dir, PYTHON=interpreter, the active virtual"
@@ -117,13 +117,17 @@ tools: ## make the environment of tests and pages (build/env, 5.8 GB)
 test-environment:
 	@$(ENVIRONMENT) test $(TEST_ENV)
 
-bench: tools ## compare pristine, overlaid and MRV2 (MODEL=dir for real weights)
-	@$(if $(OWN_ENV),$(if $(filter-out $(TEST_ENV),$(BENCH_ENV)),$(ENVIRONMENT) serve $(BENCH_ENV)))
+bench: bench-environment ## compare pristine, overlaid and MRV2 (MODEL=dir for real weights)
 	@$(TOOLS) bench.engine $(BENCH_TARGET) $(if $(MODEL),--model "$$MODEL") $(ARGS)
 
-bench-serving: tools ## compare pristine and overlaid as servers, by vLLM's own bench serve
-	@$(if $(OWN_ENV),$(if $(filter-out $(TEST_ENV),$(BENCH_ENV)),$(ENVIRONMENT) serve $(BENCH_ENV)))
+bench-serving: bench-environment ## compare pristine and overlaid as servers, by vLLM's own bench serve
 	@$(TOOLS) bench.serving $(BENCH_TARGET) $(if $(MODEL),--model "$$MODEL") $(ARGS)
+
+conformance: bench-environment ## run upstream's own tests on pristine and overlaid copies of the target
+	@$(TOOLS) conformance $(BENCH_TARGET) $(ARGS)
+
+bench-environment: tools
+	@$(if $(OWN_ENV),$(if $(filter-out $(TEST_ENV),$(BENCH_ENV)),$(ENVIRONMENT) serve $(BENCH_ENV)))
 
 probe: ## show the probe's recordings in FILE, the value of VLLM_READINESS_PROBE
 	@$(PACKAGES) $(PY3) -m probe "$$FILE" $(ARGS)
@@ -137,7 +141,3 @@ test-slow: test-environment ## run the tests that take minutes each
 lint: tools ## ruff and mypy
 	@$(TEST_ENV)/bin/ruff check . && $(TEST_ENV)/bin/ruff format --check .
 	@$(TEST_ENV)/bin/mypy
-
-conformance: tools ## run upstream's own tests on pristine and overlaid copies of the target
-	@$(if $(OWN_ENV),$(if $(filter-out $(TEST_ENV),$(BENCH_ENV)),$(PY3) scripts/environment serve $(BENCH_ENV)))
-	@PYTHONPATH=scripts $(TEST_ENV)/bin/python -m conformance $(BENCH_TARGET) $(ARGS)

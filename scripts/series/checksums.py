@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from overlay import pin as pins
@@ -29,16 +29,21 @@ def overlay_version(root: Path) -> str:
 
 
 def expected_pin(
-    root: Path, pin: pins.Pin, series: Series, upstream: Callable[[str], bytes] | None
+    root: Path,
+    pin: pins.Pin,
+    series: Series,
+    upstream: Callable[[str], bytes] | None,
+    files: Mapping[str, bytes] | None = None,
 ) -> pins.Pin:
     """Compute the pin that the checkout in ``root`` ought to have.
 
     Args:
-        root: the checkout; our modules and the patch files are read from it.
+        root: the checkout; our modules are read from it.
         pin: the present pin; its release and archives are kept.
         series: the patches.
         upstream: returns upstream's bytes of a path. If None, the checksums of the
             patched files are kept as well.
+        files: the files of ``patches/``, by path; if None, those in ``root``.
 
     Raises:
         OverlayError: a patch does not apply, or a file has a name that the pin cannot hold.
@@ -59,7 +64,9 @@ def expected_pin(
             raise damaged("has a name that VERSION_PIN cannot hold; rename it", file)
         after[name] = sha256(file.read_bytes())
     for name in (SERIES, *(patch.name for patch in series.patches)):
-        after[f"{PROVENANCE}/patches/{name}"] = sha256((root / "patches" / name).read_bytes())
+        path = f"patches/{name}"
+        data = (root / path).read_bytes() if files is None else files[path]
+        after[f"{PROVENANCE}/{path}"] = sha256(data)
     return pins.Pin(pin.release, overlay_version(root), pin.archives, before, after)
 
 

@@ -29,14 +29,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code, one of :class:`~overlay.errors.Exit`.
     """
-    parser, every = cli.program("series", "Edit the series of patches, and build archives.")
+    parser, commands = cli.program("series", "Edit the series of patches, and build archives.")
     for name, run, text, reads_upstream in (
         ("vendor", _vendor, "build the vendored copies into vendor_overlay/", True),
         ("edit", _edit, "lay out the series as commits of a git tree in build/edit", True),
         ("refresh", _refresh, "write patches and checksums from build/edit", False),
         ("dist", _dist, "build the reproducible archive of HEAD in build/dist", True),
     ):
-        sub = cli.command(every, name, run, text, target=reads_upstream)
+        sub = cli.command(commands, name, run, text, target=reads_upstream)
         if reads_upstream:
             sub.add_argument("--wheel", help="take upstream's files from this pinned wheel instead")
     return cli.run(parser, argv)

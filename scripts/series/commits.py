@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from overlay.errors import Exit, OverlayError, damaged
+from overlay.errors import Exit, OverlayError
 from overlay.patches import SERIES, Series, header_fields, parse, split_lines
 from overlay.pin import PACKAGE
 
@@ -42,43 +42,31 @@ def series_of(tree: Path) -> tuple[dict[str, bytes], Series]:
 def _patch(tree: Path, number: int, commit: str) -> tuple[str, bytes]:
     """The name and bytes of the patch that a commit makes."""
     message = git.text(tree, "log", "-1", "--format=%B", commit).strip("\n")
-    title = message.partition("\n")[0]
-    subject = f"commit {commit[:12]} ({title})"
-    if missing := missing_fields(message):
-        raise OverlayError(
-            Exit.USAGE,
-            f"the message lacks {', '.join(missing)}",
-            subject=subject,
-            next_step="write it as a DEP-3 header: " + ", ".join(FIELDS),
-        )
     lines = message.splitlines()
+
+    def refused(reason: str, next_step: str) -> OverlayError:
+        subject = f"commit {commit[:12]} ({lines[0] if lines else ''})"
+        return OverlayError(Exit.USAGE, reason, subject=subject, next_step=next_step)
+
+    if missing := missing_fields(message):
+        header = "write it as a DEP-3 header: " + ", ".join(FIELDS)
+        raise refused(f"the message lacks {', '.join(missing)}", header)
     if comment := next((line for line in lines if line[:1] in ("#", ";")), None):
-        raise OverlayError(
-            Exit.USAGE,
-            f"the message holds a comment: {comment}",
-            subject=subject,
-            next_step="take it out with `git commit --amend`, or a rebase",
-        )
+        step = "take it out with `git commit --amend`, or a rebase"
+        raise refused(f"the message holds a comment: {comment}", step)
     if any(line.startswith("--- ") for line in lines):
-        raise damaged("a line of the message begins with '--- '", f"commit {commit[:12]}")
+        step = "reword the message with `git commit --amend`, or a rebase"
+        raise refused("a line of the message begins with '--- '", step)
     changed = git.text(tree, "diff", "--name-status", "--no-renames", f"{commit}^", commit)
     for line in changed.splitlines():
         status, path = line.split("\t")
         if status != "M":
-            raise OverlayError(
-                Exit.USAGE,
-                "is added or removed; a patch may only change a file",
-                subject=f"{path} in commit {commit[:12]}",
-                next_step=f"put a new module into vendor_overlay/{PACKAGE}/",
-            )
+            step = f"put a new module into vendor_overlay/{PACKAGE}/"
+            raise refused(f"adds or removes {path}; a patch may only change a file", step)
     changes = b"".join(bare(git.data(tree, "diff", *_DIFF, f"{commit}^", commit)))
     if mark := _CONFLICT.search(changes):
-        raise OverlayError(
-            Exit.USAGE,
-            f"adds git's mark of a conflict: {mark[0][1:].decode()}",
-            subject=subject,
-            next_step="settle the conflict in that commit, and run `make refresh` again",
-        )
+        step = "settle the conflict in that commit, and run `make refresh` again"
+        raise refused(f"adds git's mark of a conflict: {mark[0][1:].decode()}", step)
     return f"{number:04}-{_slug(message)}.patch", f"{message}\n\n".encode() + changes
 
 

@@ -40,7 +40,7 @@ def dist(root: Path, upstream: Callable[[Overlay], Upstream], dry_run: bool) -> 
     """Build ``build/dist/vllm-readiness-overlay-VERSION.tar`` from the commit HEAD.
 
     The archive is not compressed, because compressors differ between Python
-    versions and the same commit is to give the same bytes everywhere.
+    versions and the same commit must give the same bytes everywhere.
 
     Args:
         root: the checkout.

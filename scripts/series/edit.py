@@ -114,7 +114,7 @@ def rebase(
 def _lend_identity(folder: Path) -> None:
     """Configure a name for the author's commits in the tree if they have none of their own."""
     command = ["git", "config", "--get", "user.email"]
-    # By the author's own configuration, which git has none of in `series.git`.
+    # Not by `series.git`, which hides the author's own configuration from git.
     if subprocess.run(command, cwd=folder, capture_output=True, check=False).returncode:
         git.text(folder, "config", "user.name", "overlay")
         git.text(folder, "config", "user.email", "overlay@localhost")

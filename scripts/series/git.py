@@ -11,21 +11,14 @@ from pathlib import Path
 from overlay.errors import Exit, OverlayError
 
 _SETTINGS = (
-    "core.autocrlf=false",
-    "safe.directory=*",
-    f"core.attributesFile={os.devnull}",
-    f"core.excludesFile={os.devnull}",
+    *("-c", "core.autocrlf=false", "-c", "safe.directory=*"),
+    *("-c", f"core.attributesFile={os.devnull}", "-c", f"core.excludesFile={os.devnull}"),
 )
-
-
-def environment() -> dict[str, str]:
-    """The process's environment without any configuration that changes what git does."""
-    outer = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-    return outer | {
-        "GIT_CONFIG_GLOBAL": os.devnull,
-        "GIT_CONFIG_SYSTEM": os.devnull,
-        "GIT_NO_REPLACE_OBJECTS": "1",
-    }
+_ENVIRONMENT = {
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_SYSTEM": os.devnull,
+    "GIT_NO_REPLACE_OBJECTS": "1",
+}
 
 
 def call(
@@ -50,15 +43,15 @@ def call(
     Raises:
         OverlayError: git is not installed, or has failed.
     """
-    settings = [part for setting in _SETTINGS for part in ("-c", setting)]
+    outer = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     try:
         child = subprocess.run(
-            ["git", *settings, *arguments],
+            ["git", *_SETTINGS, *arguments],
             cwd=folder,
             input=input,
             capture_output=True,
             check=False,
-            env=environment() | {"GIT_CEILING_DIRECTORIES": str(folder.parent)},
+            env=outer | _ENVIRONMENT | {"GIT_CEILING_DIRECTORIES": str(folder.parent)},
         )
     except FileNotFoundError:
         raise OverlayError(

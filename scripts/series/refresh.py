@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from overlay import pin as pins
@@ -56,7 +56,7 @@ def refresh(root: Path, dry_run: bool) -> list[str]:
             raise damaged("the tree's pristine file is not the pinned one; lay it out anew", path)
         if series.apply(path, upstream(path)) != git.data(folder, "show", f"HEAD:{path}"):
             raise damaged("the patches do not give what the tree holds", path)
-    written = _save(root, files, _pin_for(root, files, pin, series, upstream), dry_run)
+    written = _save(root, files, expected_pin(root, pin, series, upstream, files), dry_run)
     if not dry_run:
         tree.note_saved(folder, root)
     return written
@@ -127,22 +127,7 @@ def candidate(
         tree.lay_out(folder, version, Upstream(tuple(sorted(paths)), release.read), commits)
         files, series = series_of(folder)
     pin = pins.Pin(version, overlay.pin.overlay, archives, {}, {})
-    return files, _pin_for(overlay.root, files, pin, series, release.read)
-
-
-def _pin_for(
-    root: Path,
-    files: Mapping[str, bytes],
-    pin: pins.Pin,
-    series: Series,
-    upstream: Callable[[str], bytes],
-) -> pins.Pin:
-    """The expected pin for patch files that are not in ``root`` yet."""
-    with tempfile.TemporaryDirectory() as scratch:
-        for name, data in files.items():
-            write_file(Path(scratch) / name, data)
-        (Path(scratch) / "vendor_overlay").symlink_to((root / "vendor_overlay").resolve())
-        return expected_pin(Path(scratch), pin, series, upstream)
+    return files, expected_pin(overlay.root, pin, series, release.read, files)
 
 
 def _save(root: Path, files: dict[str, bytes], pin: pins.Pin, dry_run: bool) -> list[str]:

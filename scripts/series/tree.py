@@ -6,6 +6,7 @@ the tag ``saved`` is the commit at which the tree and ``patches/`` agreed.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -19,9 +20,9 @@ from series.upstream import Upstream
 
 EDIT = "build/edit"
 PRISTINE, SAVED = "pristine", "saved"
-#: git settings that hold: the digest of patches/ when the tree was laid out; and the release
-#: that the tree is for, with its archives, if it is not the pinned release.
-_PATCHES, _RELEASE, _ARCHIVE = "overlay.patches", "overlay.release", "overlay.archive"
+#: git settings that hold: the digest of patches/ when the tree was laid out; and, as JSON, the
+#: version and archives of the release that the tree is for, if it is not the pinned release.
+_PATCHES, _RELEASE = "overlay.patches", "overlay.rebased-to"
 #: For the author's own git commands in the tree: git's comments stay out of the header, a
 #: conflict shows the old release's text, and no attributes change how files merge.
 _CONFIG = {
@@ -107,13 +108,7 @@ def holds_work(tree: Path) -> bool:
 
 def note_release(tree: Path, release: tuple[str, Mapping[str, str]] | None) -> None:
     """Note the version and archives of the release that the tree is for; None: the pinned one."""
-    for key in (_RELEASE, _ARCHIVE):
-        if _setting(tree, key):
-            git.text(tree, "config", "--unset-all", key)
-    if release:
-        git.text(tree, "config", _RELEASE, release[0])
-        for name, digest in sorted(release[1].items()):
-            git.text(tree, "config", "--add", _ARCHIVE, f"{digest}  {name}")
+    git.text(tree, "config", _RELEASE, json.dumps(release))
 
 
 def pin_of_release(tree: Path, pin: pins.Pin) -> pins.Pin:
@@ -123,11 +118,10 @@ def pin_of_release(tree: Path, pin: pins.Pin) -> pins.Pin:
         tree: the tree.
         pin: the checkout's present pin.
     """
-    version = _setting(tree, _RELEASE)
-    if not version:
+    release = json.loads(_setting(tree, _RELEASE) or "null")
+    if not release:
         return pin
-    rows = git.text(tree, "config", "--get-all", _ARCHIVE).splitlines()
-    archives = {name: digest for digest, name in (row.split("  ", 1) for row in rows)}
+    version, archives = release
     if version == pin.release:  # Refreshed before; there may be more archives now.
         return replace(pin, archives={**archives, **pin.archives})
     return pins.Pin(version, pin.overlay, archives, {}, {})

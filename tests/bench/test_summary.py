@@ -296,7 +296,7 @@ def test_the_series_has_every_length_once() -> None:
 def seen_steps(waits: Sequence[float]) -> list[Step]:
     """Steps of 10 ms and their waits, in ms."""
     return [
-        Step(n, n * STEP, (n + 1) * STEP, {"sample_tokens": round(wait * MS)}, {}, {})
+        Step(n, n * STEP, (n + 1) * STEP, {"sample_tokens": round(wait * MS)})
         for n, wait in enumerate(waits)
     ]
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 from engine.probed import LENGTH
-from probe import records, table, trace
+from probe import records, table, trace_events
 from probe.records import PARTS, Process, Span
 from support import asynchronous
 from support.engine import PreloadedEngine, at_once
@@ -249,7 +249,7 @@ def test_tables_and_traces_can_be_made(recorded: dict[str, Recorded], name: str)
     assert "sample_tokens" in text
     assert "between outputs" in text
     assert all(step.parts["outside"] >= 0 for each in processes for step in each.steps())
-    slices = [event for event in trace.events(processes) if event["ph"] == "X"]
+    slices = [event for event in trace_events.events(processes) if event["ph"] == "X"]
     assert len(slices) == sum(span.kind != "output" for each in processes for span in each.spans)
 
 

@@ -5,18 +5,18 @@ from collections import defaultdict
 from typing import Any
 
 from hypothesis import given
-from probe import trace
+from probe import trace_events
 from probe.records import Process
-from support.probes import MAIN, OTHER, STEPS, Made, process, row, rows_of
+from support.probes import MAIN, OTHER, STEPS, DrawnStep, process, row, rows_of
 
-#: What a time in microseconds may be off, in floating point.
+#: The error of a time in microseconds, in floating point.
 ROUNDING = 1e-3 / 4
 Event = dict[str, Any]
 
 
-def made(*processes: Process) -> list[Event]:
+def trace(*processes: Process) -> list[Event]:
     """The trace as it is written and read again."""
-    text = json.dumps({"traceEvents": list(trace.events(processes))}, allow_nan=False)
+    text = json.dumps({"traceEvents": list(trace_events.events(processes))}, allow_nan=False)
     events: list[Event] = json.loads(text)["traceEvents"]
     return events
 
@@ -26,70 +26,68 @@ def slices(events: list[Event]) -> list[Event]:
 
 
 def names(events: list[Event], kind: str) -> dict[int, str]:
-    found = [event for event in events if event["ph"] == "M" and event["name"] == kind]
-    tracks = [event["tid"] for event in found]
+    named = [event for event in events if event["ph"] == "M" and event["name"] == kind]
+    tracks = [event["tid"] for event in named]
     assert len(tracks) == len(set(tracks))
-    return {event["tid"]: event["args"]["name"] for event in found}
+    return {event["tid"]: event["args"]["name"] for event in named}
+
+
+def assert_well_formed(event: Event) -> None:
+    """Each event has what its phase needs."""
+    assert event["ph"] in "MXstf"
+    assert isinstance(event["name"], str)
+    # Perfetto keeps 32 bits of a number, and takes 0 for the idle thread.
+    assert 0 < event["pid"] < 1 << 31
+    assert 0 < event["tid"] < 1 << 31
+    if event["ph"] == "M":
+        assert isinstance(event["args"]["name"], str)
+        return
+    assert isinstance(event["ts"], float)
+    assert event["cat"]
+    if event["ph"] == "X":
+        assert event["dur"] >= 0
+        assert isinstance(event["args"]["step"], int)
+    else:
+        assert 0 < event["id"] < 1 << 53
+
+
+def assert_nested(track: list[tuple[float, float]]) -> None:
+    """The slices of a track lie within or beside each other."""
+    enclosing: list[float] = []
+    for began, ended in sorted(track, key=lambda span: (span[0], -span[1])):
+        while enclosing and enclosing[-1] <= began + ROUNDING:
+            enclosing.pop()
+        assert not enclosing or ended <= enclosing[-1] + ROUNDING
+        enclosing.append(ended)
 
 
 @given(STEPS)
-def test_every_event_has_what_its_phase_needs(steps: list[Made]) -> None:
-    for event in made(process(rows_of(steps)), process(rows_of(steps), label="rank1")):
-        assert event["ph"] in "MXstf"
-        assert isinstance(event["name"], str)
-        # Perfetto keeps 32 bits of a number, and takes 0 for the idle thread.
-        assert 0 < event["pid"] < 1 << 31
-        assert 0 < event["tid"] < 1 << 31
-        if event["ph"] == "M":
-            assert isinstance(event["args"]["name"], str)
-            continue
-        assert isinstance(event["ts"], float)
-        assert event["cat"]
-        if event["ph"] == "X":
-            assert event["dur"] >= 0
-            assert isinstance(event["args"]["step"], int)
-        else:
-            assert 0 < event["id"] < 1 << 53
-
-
-@given(STEPS)
-def test_every_record_but_outputs_is_a_slice_of_its_length(steps: list[Made]) -> None:
-    found = process(rows_of(steps))
-    expected = sorted(
+def test_every_record_but_outputs_is_a_slice_and_arrows_lead_forward(
+    drawn: list[DrawnStep],
+) -> None:
+    recorded = process(rows_of(drawn))
+    one = slices(trace(recorded))
+    host = [event for event in one if event["name"] != "readback"]
+    assert sorted((event["name"], event["ts"], event["dur"]) for event in host) == sorted(
         (f"fence: {s.owner}" if s.kind == "fence" else s.kind, s.began / 1e3, s.length / 1e3)
-        for s in found.spans
+        for s in recorded.spans
         if s.kind not in ("output", "readback")
     )
-    shown = slices(made(found))
-    host = [event for event in shown if event["name"] != "readback"]
-    assert sorted((event["name"], event["ts"], event["dur"]) for event in host) == expected
-    copies = sorted(s.ended for s in found.of("readback"))
-    ends = sorted(e["ts"] + e["dur"] for e in shown if e["name"] == "readback")
+    copies = sorted(s.ended for s in recorded.of("readback"))
+    ends = sorted(e["ts"] + e["dur"] for e in one if e["name"] == "readback")
     assert len(ends) == len(copies)
     assert all(abs(end - copy / 1e3) <= ROUNDING for end, copy in zip(ends, copies, strict=True))
 
-
-@given(STEPS)
-def test_the_slices_of_a_track_lie_within_or_beside_each_other(steps: list[Made]) -> None:
-    tracks = defaultdict(list)
-    for event in slices(made(process(rows_of(steps)), process(rows_of(steps)))):
-        tracks[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
-    for track in tracks.values():
-        open_: list[float] = []
-        for began, ended in sorted(track, key=lambda span: (span[0], -span[1])):
-            while open_ and open_[-1] <= began + ROUNDING:
-                open_.pop()
-            assert not open_ or ended <= open_[-1] + ROUNDING
-            open_.append(ended)
-
-
-@given(STEPS)
-def test_arrows_lead_from_slice_to_slice_and_forward(steps: list[Made]) -> None:
-    events = made(process(rows_of(steps)), process(rows_of(steps)))
-    arrows = defaultdict(list)
+    events = trace(recorded, process(rows_of(drawn), label="rank1"))
+    tracks, arrows = defaultdict(list), defaultdict(list)
     for event in events:
+        assert_well_formed(event)
+        if event["ph"] == "X":
+            tracks[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
         if event["ph"] in "stf":
             arrows[event["id"]].append(event)
+    for track in tracks.values():
+        assert_nested(track)
     for way in arrows.values():
         assert [event["ph"] for event in way] in (["s", "f"], ["s", "t", "f"])
         times = [event["ts"] for event in way]
@@ -99,16 +97,16 @@ def test_arrows_lead_from_slice_to_slice_and_forward(steps: list[Made]) -> None:
         kinds = ["sample_tokens", "readback", "get_output"]
         for event, kind in zip(way, kinds if len(way) == 3 else kinds[::2], strict=True):
             assert any(
-                (each["name"], each["pid"], each["tid"]) == (kind, event["pid"], event["tid"])
-                and each["ts"] - ROUNDING <= event["ts"] <= each["ts"] + each["dur"] + ROUNDING
-                for each in slices(events)
+                (piece["name"], piece["pid"], piece["tid"]) == (kind, event["pid"], event["tid"])
+                and piece["ts"] - ROUNDING <= event["ts"] <= piece["ts"] + piece["dur"] + ROUNDING
+                for piece in slices(events)
             )
-    handed_out = 2 * sum(1 for step in steps if step.late is not None and max(step.late[2:]) > 0)
+    handed_out = 2 * sum(1 for step in drawn if step.late is not None and max(step.late[2:]) > 0)
     assert len(arrows) >= handed_out
 
 
 def test_an_arrow_without_an_end_is_left_out() -> None:
-    """A step begun before the records do, one without a `get_output`, and one all right."""
+    """A step begun before the records, one without a `get_output`, and two whole ones."""
     rows = [
         row("get_output", 0, 5, 1),
         row("sample_tokens", 10, 20, 2),
@@ -116,10 +114,13 @@ def test_an_arrow_without_an_end_is_left_out() -> None:
         row("sample_tokens", 30, 40, 3),
         row("readback", 35, 50, 3, 0, 60),
         row("get_output", 45, 60, 3, 0, OTHER),
+        row("sample_tokens", 70, 80, 4),
+        row("readback", 90, 90, 4, 0, 90),
+        row("get_output", 85, 90, 4, 0, OTHER),
     ]
-    arrows = [event for event in made(process(rows)) if event["ph"] in "stf"]
-    assert [event["ph"] for event in arrows] == ["s", "t", "f"]
-    assert [event["ts"] for event in arrows] == [0.035, 0.035, 0.059]
+    arrows = [event for event in trace(process(rows)) if event["ph"] in "stf"]
+    assert [event["ph"] for event in arrows] == 2 * ["s", "t", "f"]
+    assert [event["ts"] for event in arrows] == [0.035, 0.035, 0.059, 0.079, 0.09, 0.09]
 
 
 def test_copies_are_shown_one_after_another() -> None:
@@ -129,7 +130,7 @@ def test_copies_are_shown_one_after_another() -> None:
         row("readback", 3000, 8000, 2, 0, 9000),
         row("readback", 2000, 8000, 3, 0, 9000),
     ]
-    shown = [(event["ts"], event["dur"]) for event in slices(made(process(rows)))]
+    shown = [(event["ts"], event["dur"]) for event in slices(trace(process(rows)))]
     assert shown == [(1, 4), (5, 3), (8, 0)]
 
 
@@ -139,16 +140,14 @@ def test_each_thread_has_a_track_and_each_slice_its_arguments() -> None:
         row("get_output", 3, 9, 7, 0, OTHER),
         row("readback", 2000, 4000, 7, 0, 9000),
     ]
-    events = made(process(rows), process(rows, label="engine0"))
+    events = trace(process(rows), process(rows, label="engine0"))
     assert sorted(names(events, "process_name").values()) == ["engine0", "rank0"]
     tracks = names(events, "thread_name")
-    assert sorted(tracks.values()) == sorted(
-        2 * ["host", "device to host", f"host, thread {OTHER:x}"]
-    )
-    shown = {event["name"]: tracks[event["tid"]] for event in slices(events)}
-    assert shown == {
+    other = f"host, thread {OTHER:x}"
+    assert sorted(tracks.values()) == sorted(2 * ["host", "device to host", other])
+    assert {event["name"]: tracks[event["tid"]] for event in slices(events)} == {
         "execute_model": "host",
-        "get_output": f"host, thread {OTHER:x}",
+        "get_output": other,
         "readback": "device to host",
     }
     arguments = {event["name"]: event["args"] for event in slices(events)}
@@ -157,5 +156,4 @@ def test_each_thread_has_a_track_and_each_slice_its_arguments() -> None:
 
 
 def test_nothing_recorded_is_a_trace_without_slices() -> None:
-    assert slices(made(process([]))) == []
-    assert made() == []
+    assert slices(trace(process([]))) == trace() == []

@@ -141,7 +141,7 @@ def test_what_is_counted_is_what_numpy_counts(
 
 
 @given(probes.STEPS)
-def test_intervals_between_outputs_are_those_of_the_table(made: list[probes.Made]) -> None:
+def test_intervals_between_outputs_are_those_of_the_table(made: list[probes.DrawnStep]) -> None:
     """A step that continues no request comes after a pause, and neither counts that."""
     rows = probes.rows_of(made)
     counted = Histograms(KINDS)

@@ -1,20 +1,264 @@
-"""The Chromium of the tests is found or installed, or the error tells how to."""
+"""The environments that we make, those that must stay as they are, and the tests' Chromium."""
 
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-from environment import chromium
+from environment import chromium, making
 from environment.chromium import Failure
+from environment.making import COMPLETE, MARK
+from support import sites
+from support.checkouts import library
+from support.sites import snapshot
+
+REAL_UV = Path(sys.executable).parent / "uv"
 
 
-def program(path: Path, text: str) -> Path:
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return path
+def program(file: Path, text: str) -> Path:
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    return file
+
+
+class Uv(NamedTuple):
+    """A uv that installs a few files instead of gigabytes.
+
+    Attributes:
+        calls: a file with the arguments of each run, a line each.
+        failing: a file with the name of the command that fails.
+    """
+
+    calls: Path
+    failing: Path
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Uv:
+    uv = Uv(tmp_path / "calls", tmp_path / "failing")
+    uv.calls.write_text("")
+    uv.failing.write_text("")
+    wheel = sites.small(tmp_path / "wheel")
+    fake = f"""echo "$@" >> {uv.calls}
+        [ "$1" != "$(cat {uv.failing})" ] || exit 3
+        [ "$1" != venv ] || exec {REAL_UV} "$@"
+        cp -r {wheel}/. "${{4%/bin/python}}"/lib/python*/site-packages/"""
+    monkeypatch.setenv("UV", str(program(tmp_path / "uv", fake)))
+    monkeypatch.delenv("CONDA_PREFIX", raising=False)
+    return uv
+
+
+@pytest.fixture
+def ours(tmp_path: Path, uv: Uv) -> Path:
+    """An environment that we made."""
+    make(tmp_path / "ours")
+    uv.calls.write_text("")
+    return tmp_path / "ours"
+
+
+def make(folder: Path, purpose: str = "serve") -> None:
+    assert making.ensure(folder, purpose, dry_run=False)
+
+
+def cut_off(folder: Path, uv: Uv, command: str) -> None:
+    uv.failing.write_text(command)
+    with pytest.raises(subprocess.CalledProcessError):
+        make(folder)
+    uv.failing.write_text("")
+    uv.calls.write_text("")
+
+
+def somebodys(folder: Path, holds_vllm: bool = True) -> Path:
+    venv.create(folder)
+    if holds_vllm:
+        sites.small(library(folder))
+    return folder
+
+
+def make_stale(folder: Path) -> None:
+    """Make an environment look as if it had been made from other inputs."""
+    (folder / COMPLETE).write_text((folder / COMPLETE).read_text() + "more\n")
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_somebodys_environment_with_a_vllm_is_used_as_it_is(
+    tmp_path: Path, uv: Uv, capsys: pytest.CaptureFixture[str], linked: bool
+) -> None:
+    folder = somebodys(tmp_path / "own")
+    before = snapshot(folder)
+    if linked:
+        folder = tmp_path / "link"
+        folder.symlink_to("own")
+    make(folder)
+    assert f"{folder} was not made here; the vLLM in it is taken" in capsys.readouterr().err
+    assert snapshot(folder.resolve()) == before
+    with pytest.raises(Failure, match="delete it or move it away"):
+        make(folder, "test")
+    assert snapshot(folder.resolve()) == before
+    assert uv.calls.read_text() == ""
+
+
+def plain_file(place: Path) -> None:
+    place.write_text("VIRTUAL_ENV=x\n")
+
+
+def dangling_link(place: Path) -> None:
+    place.symlink_to("nowhere")
+
+
+def other_directory(place: Path) -> None:
+    place.mkdir()
+    (place / "notes").write_text("mine")
+
+
+def without_vllm(place: Path) -> None:
+    somebodys(place, holds_vllm=False)
+
+
+def link_to_one_without_vllm(place: Path) -> None:
+    place.symlink_to(somebodys(place.parent / "elsewhere", holds_vllm=False))
+
+
+@pytest.mark.parametrize(
+    "put", [plain_file, dangling_link, other_directory, without_vllm, link_to_one_without_vllm]
+)
+def test_what_holds_no_vllm_is_refused_and_stays(
+    tmp_path: Path, uv: Uv, put: Callable[[Path], None]
+) -> None:
+    put(tmp_path / ".venv")
+    before = snapshot(tmp_path)
+    with pytest.raises(Failure, match="VENV=dir"):
+        make(tmp_path / ".venv")
+    assert snapshot(tmp_path) == before
+
+
+def another_build(folder: Path) -> None:
+    (folder / MARK).write_text(f"vllm==0.1.0\n{folder}\n")
+
+
+def another_python(folder: Path) -> None:
+    library(folder).parent.rename(folder / "lib" / "python3.9")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [(another_build, "another build of vLLM"), (another_python, "was made with python3.9")],
+)
+def test_ours_for_something_else_is_refused_and_stays(
+    tmp_path: Path, uv: Uv, change: Callable[[Path], None], reason: str
+) -> None:
+    cut_off(tmp_path / "ours", uv, "pip")
+    change(tmp_path / "ours")
+    before = snapshot(tmp_path)
+    with pytest.raises(Failure, match=reason):
+        make(tmp_path / "ours")
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_an_empty_directory_is_used_and_made_again_for_other_inputs(
+    tmp_path: Path, uv: Uv, linked: bool
+) -> None:
+    """It may hold half a mark, because a run was cut off at its first write."""
+    folder = tmp_path / "ours"
+    if linked:
+        (tmp_path / "big").mkdir()
+        folder.symlink_to("big")
+    else:
+        folder.mkdir()
+        (folder / MARK).write_text("vllm-c")
+    make(folder)
+    make_stale(folder)
+    cut_off(folder, uv, "pip")
+    assert not (folder / COMPLETE).exists()
+    make(folder)
+    assert uv.calls.read_text().count("pip install") == 1
+    assert "more" not in (folder / COMPLETE).read_text().splitlines()
+    uv.calls.write_text("")
+    make(folder)
+    assert uv.calls.read_text() == ""
+
+
+@pytest.mark.parametrize("command", ["venv", "pip"])
+def test_one_that_was_cut_off_is_made_again_but_not_its_copy(
+    tmp_path: Path, uv: Uv, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    folder, copy = tmp_path / "ours", tmp_path / "copy"
+    cut_off(folder, uv, command)
+    shutil.copytree(folder, copy, symlinks=True)
+    before = snapshot(copy)
+    if command == "pip":
+        with pytest.raises(Failure, match=f"was made as {folder}, and moved or copied"):
+            make(copy)
+        assert snapshot(copy) == before
+    uv.failing.write_text(command)
+    assert making.main(["serve", str(folder)]) == 1
+    assert "/uv failed, and has said why; run it again" in capsys.readouterr().err
+    uv.failing.write_text("")
+    make(folder)
+    assert library(folder).joinpath("vllm").exists()
+
+
+def test_somebodys_environment_in_the_place_of_one_that_was_cut_off_is_theirs(
+    tmp_path: Path, uv: Uv, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python's venv leaves our mark there."""
+    cut_off(tmp_path / "ours", uv, "venv")
+    make(somebodys(tmp_path / "ours"))
+    assert "was made anew by something else; the vLLM in it is taken" in capsys.readouterr().err
+    assert uv.calls.read_text() == ""
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_copy_or_a_link_is_never_made_again(
+    ours: Path, uv: Uv, capsys: pytest.CaptureFixture[str], linked: bool
+) -> None:
+    other = ours.parent / "other"
+    if linked:
+        other.symlink_to(ours)
+    else:
+        shutil.copytree(ours, other, symlinks=True)
+    make(other)
+    make_stale(other)
+    before = snapshot(other)
+    make(other)
+    assert "moved or copied; the vLLM in it is taken as it is" in capsys.readouterr().err
+    assert snapshot(other) == before
+    assert uv.calls.read_text() == ""
+
+
+def test_one_of_an_earlier_overlay_is_known_by_its_only_mark(ours: Path, uv: Uv) -> None:
+    (ours / MARK).unlink()
+    make_stale(ours)
+    link = ours.parent / "link"
+    link.symlink_to(ours)
+    make(link)
+    assert uv.calls.read_text() == ""
+    make(ours)
+    assert "pip install" in uv.calls.read_text()
+
+
+def test_packages_go_nowhere_else(ours: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uv asks the environment's Python, which may print at its start, and else guesses."""
+    make_stale(ours)
+    (library(ours) / "sitecustomize.py").write_text("print('hello')\n")
+    guess = somebodys(ours.parent / ".venv", holds_vllm=False)
+    before = snapshot(guess)
+    monkeypatch.chdir(ours.parent)
+    monkeypatch.setenv("UV", str(REAL_UV))
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        make(ours)
+    assert str(ours / "bin" / "python") in failed.value.cmd
+    assert snapshot(guess) == before
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only directory on PATH, with the programs that the tests need."""
     for name in ("sh", "cp", "cat"):
         (tmp_path / name).symlink_to(f"/bin/{name}")
@@ -24,55 +268,36 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_first_that_starts_is_taken(folder: Path) -> None:
-    program(folder / "chromium", "exit 1  # a stub that asks for a package")
-    program(folder / "google-chrome", "exit 0")
-    assert chromium.ensure() == str(folder / "google-chrome")
-
-
-def test_the_named_one_goes_before_and_must_start(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_named_chromium_goes_before_the_first_that_starts(
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program(folder / "chromium", "exit 0")
-    own = program(folder / "own", "exit 0")
-    monkeypatch.setenv("CHROMIUM", str(own))
-    assert chromium.ensure() == str(own)
-    own.unlink()
+    program(path / "chromium", "exit 1  # a stub that asks for a package")
+    program(path / "google-chrome", "exit 0")
+    assert chromium.ensure() == str(path / "google-chrome")
+    named = program(path / "own", "exit 0")
+    monkeypatch.setenv("CHROMIUM", str(named))
+    assert chromium.ensure() == str(named)
+    named.unlink()
     with pytest.raises(Failure, match="own does not start"):
         chromium.ensure()
 
 
-@pytest.fixture
-def apt(folder: Path) -> Path:
-    """Makes an apt-get that has chromium after an update; the file of its arguments."""
-    program(folder / "made", "exit 0")
+def test_root_gets_a_chromium_installed_by_apt(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Failure, match="CHROMIUM="):  # there is no apt-get
+        chromium.ensure()
+    program(path / "made", "exit 0")
     program(
-        folder / "apt-get",
-        f"""echo "$@" >> {folder}/asked
+        path / "apt-get",
+        f"""echo "$@" >> {path}/calls
         case "$*" in
-          *update) echo > {folder}/lists;;
-          *install*chromium) cat {folder}/lists && cp {folder}/made {folder}/chromium;;
+          *update) echo > {path}/lists;;
+          *install*chromium) cat {path}/lists && cp {path}/made {path}/chromium;;
         esac""",
     )
-    return folder / "asked"
-
-
-def test_root_gets_one_installed_by_apt(folder: Path, apt: Path) -> None:
-    assert chromium.ensure() == str(folder / "chromium")
-    asked = [line.split()[2:] for line in apt.read_text().splitlines()]
+    with monkeypatch.context() as patch, pytest.raises(Failure, match="apt-get install chromium"):
+        patch.setattr("os.geteuid", lambda: 1000)
+        chromium.ensure()
+    assert chromium.ensure() == chromium.ensure() == str(path / "chromium")
+    calls = [line.split()[2:] for line in (path / "calls").read_text().splitlines()]
     install = ["install", "-y", "--no-install-recommends", "chromium"]
-    assert asked == [install, ["update"], install]
-    chromium.ensure()
-    assert len(apt.read_text().splitlines()) == 3
-
-
-def test_anyone_else_is_told_the_next_step(apt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
-    with pytest.raises(Failure, match="apt-get install chromium"):
-        chromium.ensure()
-    assert not apt.exists()
-
-
-def test_without_apt_the_next_step_is_said(folder: Path) -> None:
-    with pytest.raises(Failure, match="CHROMIUM="):
-        chromium.ensure()
+    assert calls == [install, ["update"], install]

@@ -1,18 +1,22 @@
 """The Makefile, as a person uses it."""
 
 import json
+import os
+import shutil
+import subprocess
 import sys
 import venv
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from overlay.errors import Exit
 from support import sites
 from support.checkouts import checkout, library, make
-from support.sites import REPO
+from support.sites import REPO, snapshot
 
 #: Characters in a path that the shell and make treat specially.
 ODD = "a 'site' of $HOME `x` $(shell touch made) \"#;&*"
+Make = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
@@ -20,47 +24,58 @@ def site(tmp_path: Path) -> Path:
     return sites.small(tmp_path / ODD)
 
 
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """An unpacked archive, whose path says "test": no git, no pyproject.toml."""
+    return checkout(tmp_path / "latest")
+
+
+@pytest.fixture
+def make_in(root: Path, tmp_path: Path) -> Make:
+    """Runs make in ``root``, where no environment is to be made."""
+    program = tmp_path / "uv"
+    program.write_text(f"#!/bin/sh\ntouch {root}/asked\n")
+    program.chmod(0o755)
+
+    def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+        done = make("-C", str(root), *arguments, UV=str(program), **environment)
+        assert not (root / "asked").exists()
+        return done
+
+    return run
+
+
 def test_the_round_trip(site: Path) -> None:
-    before = sites.snapshot(site)
-    for target in ("apply", "status", "verify", "diff", "revert"):
+    before = snapshot(site)
+    done = make("apply", f"SITE={site}", "ARGS=--json --dry-run")
+    assert '"dry_run": true' in done.stdout
+    for target in ("apply", "status", "verify", "revert"):
         done = make(target, f"SITE={site}")
         assert done.returncode == 0, done.stderr
-    assert sites.snapshot(site) == before
+    assert snapshot(site) == before
     assert make("verify", f"SITE={site}").returncode != 0
 
 
-def test_arguments_reach_the_tool(site: Path) -> None:
-    done = make("apply", f"SITE={site}", "ARGS=--json --dry-run")
-    assert '"dry_run": true' in done.stdout
-    assert make("status", f"SITE={site}", "ARGS=--json").stdout.count("pristine") > 2
-
-
-def test_the_active_environment_is_the_target(tmp_path: Path) -> None:
-    (tmp_path / "venv").mkdir()
-    (tmp_path / "venv" / "pyvenv.cfg").write_text("")
-    site = sites.small(tmp_path / "venv/lib/python3.12/site-packages")
-    assert make("apply", VIRTUAL_ENV=str(tmp_path / "venv")).returncode == 0
-    assert sites.run("verify", "--site", site).returncode == Exit.DONE
+@pytest.mark.slow
+def test_diff_makes_a_page(site: Path) -> None:
+    done = make("diff", f"SITE={site}")
+    assert done.returncode == 0, done.stderr
+    assert ".html" in done.stderr
 
 
 @pytest.mark.parametrize("by", ["command line", "environment"])
-def test_every_value_is_taken_as_it_stands(site: Path, by: str) -> None:
-    folder = site.parent / f"venv {ODD}"
+def test_every_value_is_taken_as_it_stands(tmp_path: Path, by: str) -> None:
+    folder = tmp_path / f"venv {ODD}"
     venv.create(folder)
-    sites.small(library(folder))
+    site = sites.small(library(folder))
     python = folder / "bin" / "python"
-    for name, value in (
-        ("VENV", folder),
-        ("SITE", library(folder)),
-        ("PYTHON", python),
-        ("VIRTUAL_ENV", folder),
-    ):
-        if by == "environment" or name == "VIRTUAL_ENV":
+    for name, value in (("VENV", folder), ("SITE", site), ("PYTHON", python)):
+        if by == "environment":
             done = make("status", **{name: str(value)})
         else:
             done = make("status", f"{name}={value}")
         assert done.returncode == 0, done.stderr
-        assert f"{library(folder)}: " in done.stdout
+        assert f"{site}: " in done.stdout
     assert make("status", f"PYTHON3={python}", f"VENV={folder}").returncode == 0
     missing = folder / "missing.whl"
     for target, name in (("dist", "WHEEL"), ("probe", "FILE")):
@@ -77,8 +92,8 @@ def test_a_value_that_is_empty_is_refused_where_it_is_named(tmp_path: Path) -> N
         refused = make("status", f"{name}=", **active)
         assert refused.returncode != 0
         assert f"{name}= is empty" in refused.stderr
-        done = make("status", **active, **{name: ""})
-        assert done.returncode == 0, done.stderr
+    done = make("status", VENV="", SITE="", PYTHON="", WHEEL="", **active)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_ambient_interpreter_does_not_join_a_named_directory(tmp_path: Path) -> None:
@@ -90,13 +105,46 @@ def test_an_ambient_interpreter_does_not_join_a_named_directory(tmp_path: Path) 
     assert report["interpreter"] == sys.executable
 
 
-def test_apply_without_a_target_makes_its_own_environment(tmp_path: Path) -> None:
-    """From an unpacked archive, whose path says "test": no git, no pyproject.toml."""
-    root = checkout(tmp_path / "latest")
-    for done in ("files overlaid", "nothing to do"):
+@pytest.mark.parametrize("name", ["VENV", "SITE", "PYTHON"])
+def test_a_target_that_the_environment_names_is_said_to_be_its(tmp_path: Path, name: str) -> None:
+    gone = str(tmp_path / "gone")
+    refused = make("status", **{name: gone})
+    assert refused.returncode != 0
+    assert f"named by  {name}" in refused.stderr
+    assert f"or unset {name}" in refused.stderr
+    assert "named by" not in make("status", f"{name}={gone}").stderr
+
+
+def test_the_active_environment_is_the_target(root: Path, make_in: Make, tmp_path: Path) -> None:
+    prefix = tmp_path / "active"
+    site = sites.small(library(prefix))
+    (prefix / "pyvenv.cfg").write_text("")
+    (prefix / "bin").mkdir()
+    (prefix / "bin" / "python").symlink_to(sys.executable)
+    before = snapshot(root)
+    conda = {"CONDA_PREFIX": str(prefix), "CONDA_DEFAULT_ENV": "mine"}
+    for active in ({"VIRTUAL_ENV": str(prefix)}, conda):
+        done = make_in("apply", "ARGS=--dry-run", **active)
+        assert done.returncode == 0, done.stderr
+        assert str(site) in done.stdout
+    assert snapshot(root) == before
+
+
+def test_a_vllm_in_condas_base_environment_is_mentioned(make_in: Make, tmp_path: Path) -> None:
+    sites.small(tmp_path / "conda/lib/python3.12/site-packages")
+    for prefix, mentioned in ((tmp_path / "conda", True), (tmp_path, False)):
+        active = {"CONDA_PREFIX": str(prefix), "CONDA_DEFAULT_ENV": "base"}
+        done = make_in("apply", "ARGS=--dry-run", **active)
+        assert done.returncode == 0, done.stderr
+        assert (f"VENV={prefix} names it" in done.stderr) is mentioned
+
+
+@pytest.mark.slow
+def test_apply_without_a_target_makes_its_own_environment(root: Path) -> None:
+    for expected in ("files overlaid", "nothing to do"):
         applied = make("apply", "-C", str(root), UV=str(Path(sys.executable).parent / "uv"))
         assert applied.returncode == 0, applied.stderr
-        assert done in applied.stdout
+        assert expected in applied.stdout
     assert make("verify", "-C", str(root)).returncode == 0
     assert (root / ".venv" / "bin" / "python").exists()
     refused = make("lint", "-C", str(root))
@@ -104,7 +152,50 @@ def test_apply_without_a_target_makes_its_own_environment(tmp_path: Path) -> Non
     assert "tests are run from a checkout" in refused.stderr
 
 
-def test_a_refusal_is_make_s_failure(tmp_path: Path) -> None:
-    refused = make("apply", f"VENV={tmp_path / 'missing'}")
-    assert refused.returncode != 0
-    assert "does not exist" in refused.stderr
+def test_a_dry_run_makes_nothing(root: Path, make_in: Make) -> None:
+    before = snapshot(root)
+    for command in (("demo", "ARGS=--dry-run"), ("apply", "ARGS=--dry"), ("apply", "ARGS='--dry'")):
+        done = make_in(*command)
+        assert done.returncode == 0, done.stderr
+        assert "would make .venv with vllm" in done.stderr
+    assert snapshot(root) == before
+    venv.create(root / ".venv")
+    sites.small(library(root / ".venv"))
+    before = snapshot(root)
+    assert "files would be overlaid" in make_in("apply", "ARGS=--dry").stdout
+    assert snapshot(root) == before
+
+
+def test_diff_shows_the_text_and_makes_nothing(root: Path, make_in: Make) -> None:
+    shutil.copy(REPO / "pyproject.toml", root)
+    before = snapshot(root)
+    done = make_in("diff")
+    assert done.returncode == 0, done.stderr
+    patches = (root / "patches" / "series").read_text().split()
+    assert done.stdout == "".join((root / "patches" / name).read_text() for name in patches)
+    assert "`make tools`" in done.stderr
+    refused = make_in("diff", "ARGS=--json")
+    assert "diff: no vLLM is named; ARGS needs one: VENV=dir" in refused.stderr
+    assert refused.stdout == ""
+    assert snapshot(root) == before
+    venv.create(root / ".venv")
+    sites.small(library(root / ".venv"))
+    before = snapshot(root)
+    done = make_in("diff")
+    assert done.returncode == 0, done.stderr
+    assert "\n@@" in done.stdout
+    assert "\n " in done.stdout
+    assert "`make tools`" in done.stderr
+    assert snapshot(root) == before
+
+
+def test_a_terminal_that_is_full_stops_nothing(root: Path) -> None:
+    venv.create(root / ".venv")
+    sites.small(library(root / ".venv"))
+    env = {k: v for k, v in os.environ.items() if k not in (*sites.AMBIENT, "MAKEFLAGS")}
+    command = ["make", "-s", "-C", str(root), "apply", f"PYTHON3={sys.executable}"]
+    with Path("/dev/full").open("w") as full:
+        assert (
+            subprocess.run(command, stderr=full, stdout=full, env=env, check=False).returncode == 0
+        )
+    assert make("verify", "-C", str(root)).returncode == 0

@@ -9,7 +9,8 @@ from overlay.patches import Series, parse
 from review import merging
 from review.merging import Merged
 from support import mini, series
-from support.cherry_pick import assert_same_as_git, git
+from support.checkouts import git
+from support.cherry_pick import assert_same_as_git
 from support.series import BASE, CHANGES, PATH, RUNNER, Change
 
 

@@ -11,7 +11,7 @@ from series.check import load_unproven
 from series.edit import edit
 from series.edit import rebase as rebase_series
 from series.refresh import refresh
-from support import cherry_pick, series
+from support import checkouts, series
 from support.series import BASE, CHANGES, EDITS, PATH, RUNNER
 from support.sites import snapshot
 
@@ -32,7 +32,7 @@ def rebase(root: Path, text: str, more: dict[str, str] | None = None) -> list[st
 
 
 def git(root: Path, *arguments: str, code: int = 0) -> str:
-    return cherry_pick.git(root / "build" / "edit", *arguments, code=code).stdout
+    return checkouts.git(root / "build" / "edit", *arguments, code=code).stdout
 
 
 def refreshed(root: Path, text: str) -> Overlay:

@@ -21,7 +21,7 @@ from review.index import STATED
 from review.uses import Use
 from review.wheels import Release
 from series.upstream import Upstream, from_installation
-from support import releases
+from support import names, releases
 from support.cherry_pick import assert_same_as_git
 from support.sites import OVERLAY, REPO, UPSTREAM
 
@@ -39,8 +39,7 @@ def base() -> Upstream:
 @pytest.fixture(scope="module")
 def overlay_uses(base: Upstream) -> list[Use]:
     """The uses of this overlay."""
-    overlaid = {p: OVERLAY.overlaid_bytes(p, base.read(p)) for p in OVERLAY.targets}
-    return review.uses_of(OVERLAY, base, overlaid)
+    return names.overlay_uses(base)
 
 
 @pytest.fixture(scope="module")
@@ -80,14 +79,14 @@ def test_verdicts_are_those_of_git(real: Real, base: Upstream, tmp_path: Path) -
 def test_the_candidate_applies_to_the_release(real: Real, tmp_path: Path) -> None:
     wheel, result, folder = real
     candidate, described = folder / review.CANDIDATE, result["candidate"]
-    names = (candidate / "patches" / "series").read_text().split()
-    for name in names:
+    listed = (candidate / "patches" / "series").read_text().split()
+    for name in listed:
         file = candidate / "patches" / name
         complete = name in described["patches"]
         assert file.exists() is complete
         data = (file if complete else file.with_name(f"{name}.incomplete")).read_bytes()
         (tmp_path / name).write_bytes(data)
-    (tmp_path / "series").write_text("".join(f"{name}\n" for name in names))
+    (tmp_path / "series").write_text("".join(f"{name}\n" for name in listed))
     patches = Series.load(tmp_path)
     assert sorted(described["vendored"] + described["conflicts"]) == OVERLAY.targets
     for path in described["vendored"]:

@@ -13,7 +13,7 @@ from overlay.errors import Exit
 from overlay.pin import sha256
 from series import check
 from support import sites
-from support.checkouts import checkout
+from support.checkouts import checkout, git
 from support.sites import OVERLAY, REPO, run, run_package, snapshot
 
 
@@ -34,11 +34,6 @@ def root(tmp_path: Path) -> Path:
     git(root, "init", "--quiet")
     commit(root)
     return root
-
-
-def git(root: Path, *arguments: str) -> None:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@localhost"]
-    subprocess.run(["git", *identity, *arguments], cwd=root, check=True)
 
 
 def commit(root: Path) -> None:
@@ -98,19 +93,17 @@ def test_the_archive_is_the_same_from_the_same_commit(
     assert not [name for name in modes if name.startswith(left_out)]
 
 
-def test_the_archive_holds_no_links(root: Path, site: Path) -> None:
+def test_an_archive_needs_a_checkout_without_links(root: Path, site: Path) -> None:
     (root / "scripts" / "link").symlink_to("/etc/passwd")
     commit(root)
-    refused = run_package("series", "dist", "--site", site, root=root)
-    assert refused.returncode == Exit.FAULT
-    assert "scripts/link: is a link" in refused.stderr
-
-
-def test_dist_needs_a_checkout(root: Path, site: Path) -> None:
-    shutil.rmtree(root / ".git")
-    refused = run_package("series", "dist", "--site", site, root=root)
-    assert refused.returncode == Exit.USAGE
-    assert "not a git checkout" in refused.stderr
+    for code, reason in (
+        (Exit.FAULT, "scripts/link: is a link"),
+        (Exit.USAGE, "not a git checkout"),
+    ):
+        refused = run_package("series", "dist", "--site", site, root=root)
+        assert refused.returncode == code
+        assert reason in refused.stderr
+        shutil.rmtree(root / ".git", ignore_errors=True)
 
 
 def test_a_clone_that_rewrites_line_ends_is_whole(root: Path, site: Path, tmp_path: Path) -> None:
@@ -133,17 +126,12 @@ def test_the_archive_applies_without_network_git_or_index(
     before = snapshot(target)
     unshare = shutil.which("unshare") if os.geteuid() == 0 else None
     offline = [unshare, "--net"] if unshare else []
-
-    def tool(command: str) -> None:
-        words = [*offline, sys.executable, str(unpacked / "scripts" / "overlay"), command]
-        done = subprocess.run(
-            [*words, "--site", str(target)], env={"PATH": "/nonexistent"}, check=False
-        )
+    tool = [*offline, sys.executable, str(unpacked / "scripts" / "overlay")]
+    for command in ("apply", "verify", "revert", "apply"):
+        if command == "revert":
+            (unpacked / "vendor_overlay" / OVERLAY.targets[0]).unlink()
+        environment = {"PATH": "/nonexistent"}
+        done = subprocess.run([*tool, command, "--site", target], env=environment, check=False)
         assert done.returncode == Exit.DONE
-
-    tool("apply")
-    tool("verify")
-    (unpacked / "vendor_overlay" / OVERLAY.targets[0]).unlink()
-    tool("revert")
-    assert snapshot(target) == before
-    tool("apply")
+        if command == "revert":
+            assert snapshot(target) == before

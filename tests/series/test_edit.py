@@ -1,6 +1,5 @@
 """edit and refresh: the series as commits, and the commits as a series."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from series.check import FIELDS, complaints, load_unproven
 from series.edit import edit
 from series.refresh import refresh
 from support import series, sites
-from support.checkouts import checkout
+from support.checkouts import checkout, git
 from support.series import BASE, PATH
 from support.sites import OVERLAY, run_package, snapshot
 
@@ -44,18 +43,6 @@ def in_order(root: Path) -> bool:
     return not list(complaints(root, lambda path: BASE[path].encode()))
 
 
-def git(tree: Path, *arguments: str, message: str = "") -> str:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@localhost"]
-    return subprocess.run(
-        ["git", *identity, *arguments],
-        cwd=tree,
-        input=message,
-        text=True,
-        check=True,
-        capture_output=True,
-    ).stdout
-
-
 def add_line(tree: Path, line: str = "MORE = 9") -> None:
     with (tree / PATH).open("a") as file:
         file.write(f"{line}\n")
@@ -63,7 +50,7 @@ def add_line(tree: Path, line: str = "MORE = 9") -> None:
 
 def commit(tree: Path, message: str = MESSAGE) -> None:
     git(tree, "add", "--all")
-    git(tree, "commit", "--quiet", "--file=-", message=message)
+    git(tree, "commit", "--quiet", "--file=-", input=message)
 
 
 def refused(root: Path, code: Exit, *parts: str) -> None:
@@ -86,7 +73,7 @@ def test_the_real_series_comes_back_as_it_was(tmp_path: Path) -> None:
     tree = root / edit_tree.EDIT
     for path in OVERLAY.targets:
         assert sha256((tree / path).read_bytes()) == OVERLAY.pin.result[path]
-    subjects = git(tree, "log", "--format=%s", "pristine..HEAD").splitlines()
+    subjects = git(tree, "log", "--format=%s", "pristine..HEAD").stdout.splitlines()
     assert len(subjects) == len(OVERLAY.series.patches)
     refreshed = run_package("series", "refresh", root=root)
     assert "nothing to do" in refreshed.stdout, refreshed.stderr
@@ -121,6 +108,7 @@ def test_an_edit_becomes_a_patch_and_its_removal_takes_it_back(root: Path, tree:
     ("message", "new_file", "parts"),
     [
         ("no header\n", False, ["Drop-When"]),
+        (f"{MESSAGE}--- x\n", False, ["begins with '--- '"]),
         (MESSAGE, True, ["vllm/new.py", f"vendor_overlay/{PACKAGE}"]),
     ],
 )

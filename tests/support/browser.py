@@ -28,7 +28,7 @@ class Opened:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """Start the Chromium that ``scripts/environment test`` found."""
+    """Start the Chromium of the tests."""
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(
             executable_path=chromium.ensure(), args=list(chromium.FLAGS)
@@ -39,55 +39,43 @@ def browser() -> Iterator[Browser]:
             started.close()
 
 
+Show = Callable[[Path, tuple[int, int], Literal["light", "dark"]], Opened]
+
+
 @contextmanager
-def open_page(
-    started: Browser,
-    file: Path,
-    size: tuple[int, int] = DESKTOP,
-    scheme: Literal["light", "dark"] = "light",
-) -> Iterator[Opened]:
-    """Open a file at a size, in a colour scheme."""
-    width, height = size
-    context = started.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-    try:
+def opening(started: Browser) -> Iterator[Show]:
+    """Yield a function that opens a file at a size, in a colour scheme.
+
+    None of the pages may have complaints in the end.
+    """
+    pages: list[Opened] = []
+
+    def show(file: Path, size: tuple[int, int], scheme: Literal["light", "dark"]) -> Opened:
+        width, height = size
+        context = started.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme
+        )
+        stack.callback(context.close)
         opened = Opened(context.new_page())
+        pages.append(opened)
+        complain = opened.complaints.append
         address = file.as_uri()
 
         def route(request: Route) -> None:
             if request.request.url == address:
                 request.continue_()
             else:
-                opened.complaints.append(f"request: {request.request.url}")
+                complain(f"request: {request.request.url}")
                 request.abort()
 
         opened.page.route("**/*", route)
-        opened.page.on(
-            "console", lambda message: opened.complaints.append(f"console: {message.text}")
-        )
-        opened.page.on("pageerror", lambda error: opened.complaints.append(f"error: {error}"))
+        opened.page.on("console", lambda message: complain(f"console: {message.text}"))
+        opened.page.on("pageerror", lambda error: complain(f"error: {error}"))
         opened.page.on("dialog", lambda dialog: dialog.dismiss())
-        opened.page.on(
-            "dialog", lambda dialog: opened.complaints.append(f"dialog: {dialog.message}")
-        )
+        opened.page.on("dialog", lambda dialog: complain(f"dialog: {dialog.message}"))
         opened.page.goto(address)
-        yield opened
-    finally:
-        context.close()
+        return opened
 
-
-Show = Callable[[Path, tuple[int, int], Literal["light", "dark"]], Opened]
-
-
-@contextmanager
-def opening(started: Browser) -> Iterator[Show]:
-    """Yield a function that opens files; none of them may have complaints in the end."""
-    pages: list[Opened] = []
     with ExitStack() as stack:
-
-        def show(file: Path, size: tuple[int, int], scheme: Literal["light", "dark"]) -> Opened:
-            pages.append(stack.enter_context(open_page(started, file, size, scheme)))
-            return pages[-1]
-
         yield show
-        complaints = [each for page in pages for each in page.complaints]
-    assert complaints == []
+    assert [complaint for page in pages for complaint in page.complaints] == []

@@ -1,4 +1,4 @@
-"""Copies of this checkout, and make in them."""
+"""Copies of this checkout, and make and git in them."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from support.sites import REPO
 def make(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Run make in this checkout, or in -C, as if nothing were named or active."""
     named = {"VENV", "SITE", "PYTHON", "VIRTUAL_ENV", "FORCE", "MAKEFLAGS", "MAKELEVEL"}
-    named |= {"CONDA_PREFIX", "PYTHON3", "WHEEL", "UV"}
+    named |= {"CONDA_PREFIX", "PYTHON3", "WHEEL", "UV", "FILE"}
     env = {k: v for k, v in os.environ.items() if k not in named}
     return subprocess.run(
         ["make", "--no-print-directory", f"PYTHON3={sys.executable}", *arguments],
@@ -24,6 +24,23 @@ def make(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[st
         check=False,
         env=env | environment,
     )
+
+
+def git(
+    folder: Path, *arguments: str, input: str = "", code: int | None = 0
+) -> "subprocess.CompletedProcess[str]":
+    """Run git in a directory; it has to exit with ``code``, if one is given."""
+    done = subprocess.run(
+        ["git", "-c", "user.name=a", "-c", "user.email=a@localhost", *arguments],
+        cwd=folder,
+        input=input,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "GIT_EDITOR": "true"},
+    )
+    assert code is None or done.returncode == code, done.stderr
+    return done
 
 
 def checkout(root: Path) -> Path:

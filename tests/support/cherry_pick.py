@@ -1,25 +1,11 @@
 """A series merged into a release by ``git cherry-pick`` alone, to check verdicts against."""
 
-import os
-import subprocess
 from pathlib import Path
 
 from overlay.patches import Series
 from review.merging import Merged
 
-
-def git(tree: Path, *arguments: str, code: int | None = 0) -> "subprocess.CompletedProcess[str]":
-    """Run git in a directory; it has to exit with ``code``, if one is given."""
-    done = subprocess.run(
-        ["git", "-c", "user.name=a", "-c", "user.email=a@localhost", *arguments],
-        cwd=tree,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "GIT_EDITOR": "true"},
-    )
-    assert code is None or done.returncode == code, done.stderr
-    return done
+from support.checkouts import git
 
 
 def cherry_picked(

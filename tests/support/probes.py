@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
-from probe.records import FIELDS, FORMAT, VERSION, Process, Span
+from probe.records import FIELDS, FORMAT, VERSION, Process, parse
 
 KINDS = [
     *("execute_model", "sample_tokens", "get_output", "fence"),
@@ -52,36 +52,31 @@ def header(count: int, **changes: Any) -> dict[str, Any]:
     }
 
 
-def written(path: Path, rows: Iterable[Row], swapped: bool = False, **changes: Any) -> Path:
-    """Write a file, with ``swapped`` in the other byte order."""
+def content(rows: Iterable[Row], swapped: bool = False, **changes: Any) -> bytes:
+    """Return a file's bytes, with ``swapped`` in the other byte order."""
     numbers = array("q", [number for row in rows for number in row])
     if swapped:
         numbers.byteswap()
         order = {"little": "big", "big": "little"}[sys.byteorder]
         changes = {"byteorder": order, **changes}
     line = json.dumps(header(len(numbers) // len(FIELDS), **changes)).encode()
-    path.write_bytes(line + b"\n" + numbers.tobytes())
+    return line + b"\n" + numbers.tobytes()
+
+
+def written(path: Path, rows: Iterable[Row], **options: Any) -> Path:
+    """Write a file with :func:`content`."""
+    path.write_bytes(content(rows, **options))
     return path
+
+
+def process(rows: Iterable[Row], **options: Any) -> Process:
+    """Return the process that a file of these records is read as."""
+    return parse(Path("rank0"), content(rows, **options))
 
 
 def row(kind: str, began: int, ended: int, step: int = 1, owner: int = 0, extra: int = MAIN) -> Row:
     """Return a record as it is written."""
     return KINDS.index(kind), began, ended, step, owner, extra
-
-
-def process(rows: Iterable[Row], **changes: Any) -> Process:
-    """Return the process that a file of these records would be read as."""
-    spans = [
-        Span(
-            *(KINDS[kind], began, ended, step),
-            owner=OWNERS[owner] if KINDS[kind] == "fence" else "",
-            continuing=owner if KINDS[kind] in ("execute_model", "output") else 0,
-            thread=0 if KINDS[kind] == "readback" else extra,
-            consumed=extra if KINDS[kind] == "readback" else 0,
-        )
-        for kind, began, ended, step, owner, extra in rows
-    ]
-    return Process(Path("rank0"), header(len(spans), **changes), spans)
 
 
 class Part(NamedTuple):
@@ -107,8 +102,8 @@ class Part(NamedTuple):
         return self.head + self.tail + (self.wait[0] if self.wait else 0)
 
 
-class Made(NamedTuple):
-    """A drawn step.
+class DrawnStep(NamedTuple):
+    """A step of a worker.
 
     Attributes:
         continuing: requests that it continues.
@@ -134,40 +129,42 @@ def _part(kind: str) -> st.SearchStrategy[Part]:
     return st.builds(Part, st.just(kind), _times, _times, _times, _waits)
 
 
-_MADE = st.builds(
-    Made,
-    st.integers(0, 3),
-    st.tuples(_part("execute_model"), _part("sample_tokens")).flatmap(
-        lambda first: st.lists(
-            st.sampled_from(["get_output", "update_from_output", "schedule"]).flatmap(_part),
-            max_size=3,
-        ).map(lambda more: (*first, *more))
-    ),
-    _times,
-    st.none() | st.tuples(st.integers(-3_000_000, 3_000_000), _times, _times, _times),
-)
 #: The steps of a worker.
-STEPS = st.lists(_MADE, max_size=5)
+STEPS = st.lists(
+    st.builds(
+        DrawnStep,
+        st.integers(0, 3),
+        st.tuples(_part("execute_model"), _part("sample_tokens")).flatmap(
+            lambda first: st.lists(
+                st.sampled_from(["get_output", "update_from_output", "schedule"]).flatmap(_part),
+                max_size=3,
+            ).map(lambda more: (*first, *more))
+        ),
+        _times,
+        st.none() | st.tuples(st.integers(-3_000_000, 3_000_000), _times, _times, _times),
+    ),
+    max_size=5,
+)
 
 
-def rows_of(steps: Iterable[Made], began: int = 10**15) -> list[Row]:
+def rows_of(steps: Iterable[DrawnStep], began: int = 10**15) -> list[Row]:
     """Return the records of steps that follow one another, ordered by their end."""
     rows: list[Row] = []
-    at = began
+    now = began
     last_output = 0
     free = began  # from when the other thread is idle
     for number, step in enumerate(steps, 1):
         for part in step.parts:
             # A step begins with its first part; a gap before is the step's before.
-            at += 0 if part is step.parts[0] else part.gap
-            start = at
-            at += part.head
+            start = now = now if part is step.parts[0] else now + part.gap
+            now += part.head
             if part.wait is not None:
-                rows.append(row("fence", at, at + part.wait[0], number, part.wait[1]))
-                at += part.wait[0]
-            at += part.tail
+                length, owner = part.wait
+                rows.append(row("fence", now, now + length, number, owner))
+                now += length
+            now += part.tail
             count = step.continuing if part.kind == "execute_model" else 0
-            rows.append(row(part.kind, start, at, number, count))
+            rows.append(row(part.kind, start, now, number, count))
         sampled = max(r[2] for r in rows if KINDS[r[0]] == "sample_tokens")
         if step.late is not None:
             begins, copied, later, took = step.late
@@ -179,8 +176,8 @@ def rows_of(steps: Iterable[Made], began: int = 10**15) -> list[Row]:
             if last_output:
                 rows.append(row("output", last_output, seen, number, step.continuing, OTHER))
             last_output = free = seen
-        at += step.gap
-    return sorted(rows, key=lambda made: made[2])
+        now += step.gap
+    return sorted(rows, key=lambda record: record[2])
 
 
 @contextmanager

@@ -85,16 +85,21 @@ def replaced(text: str, *edits: tuple[str, str]) -> str:
     return text
 
 
-def series(edits: tuple[tuple[str, str], ...] = EDITS, text: str = RUNNER) -> Series:
-    """A patch for each edit."""
-    patches = []
+def patch_files(edits: tuple[tuple[str, str], ...] = EDITS, text: str = RUNNER) -> dict[str, bytes]:
+    """The files of a patch for each edit, by name."""
+    files = {}
     for number, edit in enumerate(edits, 1):
         changed = replaced(text, edit)
         header = mini.HEADER.replace("Description: text", f"Description: Edit {number}")
         data = mini.unified(PATH, text.encode(), changed.encode())
-        patches.append(parse(f"{number:04}-edit-{number}.patch", header.encode() + b"\n" + data))
+        files[f"{number:04}-edit-{number}.patch"] = header.encode() + b"\n" + data
         text = changed
-    return Series(patches)
+    return files
+
+
+def series(edits: tuple[tuple[str, str], ...] = EDITS, text: str = RUNNER) -> Series:
+    """A patch for each edit."""
+    return Series([parse(name, data) for name, data in patch_files(edits, text).items()])
 
 
 @dataclass(frozen=True)
@@ -114,8 +119,8 @@ class Change:
 
 def _move(text: str) -> str:
     """Move ``finish``, which the second patch changes, to the beginning of the class."""
-    at = text.index("    def finish")
-    rest, block = text[:at].rstrip("\n") + "\n", text[at:]
+    head, finish, tail = text.partition("    def finish")
+    rest, block = head.rstrip("\n") + "\n", finish + tail
     return replaced(rest, ("    def __init__", f"{block}\n    def __init__"))
 
 
@@ -186,23 +191,17 @@ CHANGES: Mapping[str, Change] = {
 
 def checkout(root: Path, edits: tuple[tuple[str, str], ...] = EDITS) -> Overlay:
     """Write an overlay with that series into ``root`` and read it."""
-    made = series(edits)
-    texts = {path: text.encode() for path, text in BASE.items()}
+    patches = patch_files(edits)
     files = {
-        "patches/series": "".join(f"{patch.name}\n" for patch in made.patches).encode(),
+        "patches/series": "".join(f"{name}\n" for name in patches).encode(),
+        **{f"patches/{name}": data for name, data in patches.items()},
         "vendor_overlay/vllm/v1/readiness/version.py": b'__version__ = "0.0.1"\n',
         "vendor_overlay/vllm/v1/readiness/notes.py": NOTES.encode(),
     }
-    text = RUNNER
-    for patch, edit in zip(made.patches, edits, strict=True):
-        changed = replaced(text, edit)
-        diff = mini.unified(PATH, text.encode(), changed.encode())
-        files[f"patches/{patch.name}"] = patch.header.encode() + diff
-        text = changed
     for name, data in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
     empty = pin.Pin("0.22.0", "0.0.1", {"vllm-0.22.0-py3-none-any.whl": "0" * 64}, {}, {})
-    expected = expected_pin(root, empty, made, texts.__getitem__)
+    expected = expected_pin(root, empty, series(edits), lambda path: BASE[path].encode())
     (root / pin.NAME).write_text(expected.dumps())
     return Overlay.load(root)

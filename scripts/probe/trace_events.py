@@ -103,7 +103,7 @@ def _arrows(
         yield _arrow("f", pid, tracks[last.thread], step, taken) | {"bp": "e"}
 
 
-def _arrow(phase: str, pid: int, tid: int, step: int, at: int) -> dict[str, Any]:
+def _arrow(phase: str, pid: int, tid: int, step: int, time: int) -> dict[str, Any]:
     return {
         "ph": phase,
         "name": "output",
@@ -111,5 +111,5 @@ def _arrow(phase: str, pid: int, tid: int, step: int, at: int) -> dict[str, Any]
         "id": pid << 40 | step,
         "pid": pid,
         "tid": tid,
-        "ts": at / 1e3,
+        "ts": time / 1e3,
     }
