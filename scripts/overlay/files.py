@@ -20,6 +20,9 @@ from pathlib import Path
 
 from overlay.traits import Traits, give
 
+#: The names of staged files and directories begin with this.
+STAGED = ".readiness-overlay-"
+
 #: No file of the overlay comes near this size; a larger one is not read.
 LARGEST = 64 << 20
 
@@ -189,9 +192,18 @@ def prune(folder: Path) -> None:
     remove_if_empty(folder)
 
 
-def remove_if_empty(folder: Path) -> bool:
-    """Remove a directory if it exists and is empty. Returns: whether it was removed."""
-    if not folder.is_dir() or os.listdir(folder):
-        return False
-    os.rmdir(folder)
-    return True
+def remove_if_empty(folder: Path) -> None:
+    """Remove a directory if it exists and is empty."""
+    if folder.is_dir() and not os.listdir(folder):
+        os.rmdir(folder)
+
+
+def staged_path(final: Path) -> Path:
+    """The path at which the new contents of ``final`` are staged."""
+    return final.with_name(STAGED + final.name)
+
+
+def staged_in(folder: Path) -> list[Path]:
+    """Whatever is staged in a directory, which need not exist, sorted by name."""
+    names = os.listdir(folder) if folder.is_dir() else []
+    return sorted(folder / name for name in names if name.startswith(STAGED))
