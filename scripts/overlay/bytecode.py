@@ -23,7 +23,7 @@ _UNCHECKED = 0b01
 #: final one. Without a umask the bytecode gets its source's mode, so that whoever may read
 #: the source may read the bytecode.
 _COMPILE = f"""
-import importlib.util, json, os, py_compile, sys
+import importlib.util, json, marshal, os, py_compile, sys
 os.umask(0)
 names, error = [], None
 try:
@@ -31,9 +31,14 @@ try:
         name = os.path.basename(importlib.util.cache_from_source(final))
         py_compile.compile(source, cfile=out + name, dfile=final, doraise=True,
                            invalidation_mode=py_compile.PycInvalidationMode.TIMESTAMP)
+        with open(out + name, "rb") as pyc:  # Before 3.13, Python ignores a short write.
+            pyc.seek(16)
+            marshal.load(pyc)
         names.append(name)
 except OSError as system:
-    error = system.errno, system.strerror, system.filename
+    error = system.errno, system.strerror or str(system), str(system.filename or out + name)
+except EOFError:
+    error = None, "could not be written whole", out + name
 os.write(1, {MARK!r} + json.dumps([names, error]).encode() + b"\\n")
 """
 
@@ -113,6 +118,6 @@ def compile_modules(interpreter: Path, sources: Mapping[Path, Path], lock: int) 
     if error:
         number, reason, path = error
         # Bytecode is written under a temporary name; name its directory.
-        path = os.path.dirname(path) if path and ".pyc" in path else path or str(interpreter)
+        path = os.path.dirname(path) if ".pyc" in path else path
         raise denied(OSError(number, reason, path), "nothing was written")
     return [cache / name for cache, name in zip(caches, names, strict=True)]

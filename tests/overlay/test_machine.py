@@ -15,8 +15,7 @@ from overlay import cli
 from overlay.errors import Exit
 from overlay.installation import locate
 from overlay.state import State, inspect
-from support import mini
-from support.faults import killed
+from support import faults, mini
 from support.sites import Snapshot, snapshot
 
 TOUCHED = [*mini.PRISTINE, "vllm/v1/readiness/a.py", "vllm/v1/readiness/__init__.py"]
@@ -81,7 +80,7 @@ class Commands(RuleBasedStateMachine):
     @rule(command=st.sampled_from(["apply", "revert"]), at=st.integers(1, 45))
     def cut(self, command: str, at: int) -> None:
         """Kill a run somewhere."""
-        killed([command, "--site", str(self.site)], self.overlay.root, at)
+        faults.cut([command, "--site", str(self.site)], self.overlay.root, at)
 
     @rule(path=st.sampled_from(TOUCHED), data=st.binary(max_size=4))
     def edit(self, path: str, data: bytes) -> None:
