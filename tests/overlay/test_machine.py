@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from overlay import cli
 from overlay.errors import Exit
 from overlay.installation import locate
@@ -137,4 +144,9 @@ class Commands(RuleBasedStateMachine):
 
 
 TestCommands = Commands.TestCase
-TestCommands.settings = settings(max_examples=100, stateful_step_count=12, deadline=None)
+TestCommands.settings = settings(max_examples=25, stateful_step_count=12)
+
+
+@pytest.mark.slow
+def test_many_orders() -> None:
+    run_state_machine_as_test(Commands, settings=settings(max_examples=300, stateful_step_count=12))
