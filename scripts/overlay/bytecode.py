@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from overlay.errors import Exit, OverlayError, denied
+from overlay.errors import denied, usage
 from overlay.files import STAGED, read
 from overlay.interpreter import MARK, NoAnswer, answer
 
@@ -109,11 +109,10 @@ def compile_modules(interpreter: Path, sources: Mapping[Path, Path], lock: int) 
     try:
         names, error = answer(interpreter, _COMPILE, "-I", "-S", request=request, inherited=[lock])
     except NoAnswer as failure:
-        raise OverlayError(
-            Exit.USAGE,
+        raise usage(
             f"cannot compile the modules: {str(failure).splitlines()[-1]}; nothing was written",
-            subject=interpreter,
-            next_step="name the Python that runs this vLLM: PYTHON=path (or --python path)",
+            "name the Python that runs this vLLM: PYTHON=path (or --python path)",
+            interpreter,
         ) from None
     if error:
         number, reason, path = error

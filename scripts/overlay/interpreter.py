@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from overlay.errors import Exit, OverlayError
+from overlay.errors import OverlayError, usage
 
 #: Our programs write this before their answer, because sitecustomize, a ``.pth`` file or a
 #: wrapper may print as well.
@@ -131,11 +131,10 @@ def ask(executable: Path, *flags: str) -> Interpreter:
     try:
         facts = answer(executable, _ASK, *flags, env=kept)
     except NoAnswer as error:
-        raise OverlayError(
-            Exit.USAGE,
+        raise usage(
             f"does not run as a Python interpreter: {error}",
-            subject=executable,
-            next_step="name another with PYTHON=, or the directory with SITE=",
+            "name another with PYTHON=, or the directory with SITE=",
+            executable,
         ) from None
     users, shared = ([Path(path).resolve() for path in facts[k]] for k in ("users", "shared"))
     real = Path(facts["executable"] or "")
@@ -173,11 +172,8 @@ def command(python: str) -> Path:
         candidate = Path(folder, python)
         if candidate.is_file() and os.access(candidate, os.X_OK):
             return candidate.absolute()
-    raise OverlayError(
-        Exit.USAGE,
-        "is not an interpreter that can be run",
-        subject=python,
-        next_step="name one: PYTHON=/path/to/python3",
+    raise usage(
+        "is not an interpreter that can be run", "name one: PYTHON=/path/to/python3", python
     )
 
 
@@ -195,11 +191,10 @@ def for_directory(site: Path, executable: Path) -> Path:
     layout = _LAYOUT.search(str(site.absolute())) or _LAYOUT.search(str(site.resolve()))
     wanted = layout[2].removeprefix("python") if layout else asked.version
     if wanted not in (asked.version, "3"):
-        raise OverlayError(
-            Exit.USAGE,
+        raise usage(
             f"is Python {asked.version}, and {site} is a directory of Python {wanted}",
-            subject=asked.executable,
-            next_step=f"name a Python {wanted}, or none (PYTHON may come from the environment)",
+            f"name a Python {wanted}, or none (PYTHON may come from the environment)",
+            asked.executable,
         )
     return asked.executable
 
@@ -212,9 +207,8 @@ def refuse_old(asked: Interpreter) -> None:
     """
     major, minor = map(int, asked.version.rstrip("t").split("."))
     if (major, minor) < (3, 10):
-        raise OverlayError(
-            Exit.USAGE,
+        raise usage(
             f"is Python {asked.version}; vLLM needs 3.10 or newer",
-            subject=asked.executable,
-            next_step="name the Python that runs this vLLM",
+            "name the Python that runs this vLLM",
+            asked.executable,
         )

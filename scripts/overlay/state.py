@@ -70,11 +70,9 @@ class Inspection:
     @property
     def state(self) -> State:
         """The installation's state."""
-        states = {file.state for file in self.files}
-        if self.record is not None:
-            states.add(self.record)
-        if states & {State.FOREIGN, State.MISSING}:
+        if self.foreign_files:
             return State.FOREIGN
+        states = {file.state for file in self.files} | ({self.record} if self.record else set())
         if len(states) > 1 or self.leftovers or self.stale:
             return State.PARTIAL
         return states.pop()
@@ -88,6 +86,11 @@ class Inspection:
         """
         lines = (f"{file.sha256 or '-'}  {file.path}\n" for file in self.files)
         return sha256("".join(lines).encode(errors="surrogateescape"))
+
+    @property
+    def paths(self) -> set[str]:
+        """The paths of all files."""
+        return {file.path for file in self.files}
 
     @property
     def foreign_files(self) -> list[FileState]:
