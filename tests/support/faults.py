@@ -50,19 +50,12 @@ class Call(NamedTuple):
     Attributes:
         name: the audit event's, or the function's.
         changes: whether it may change the disk.
-        stack: the lines of the program that made it.
         disk: the digest of the installation before it.
     """
 
     name: str
     changes: bool
-    stack: str
     disk: str
-
-    @property
-    def looks(self) -> bool:
-        """Whether it only reads."""
-        return not self.changes and self.name not in _WRAPPED
 
 
 def cut(arguments: Sequence[str], root: Path, at: int, error: int = 0) -> int | None:
@@ -194,7 +187,7 @@ def _count(at: int, number: int, listed: list[Call] | None, site: Path) -> Calla
         inside = True
         try:
             if listed is not None:
-                listed.append(Call(name, changes, _stack(), digest(site)))
+                listed.append(Call(name, changes, digest(site)))
             elif count == at and number == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
             elif count == at:
@@ -231,14 +224,3 @@ def _in_subprocess() -> bool:
     while frame and frame.f_code.co_filename != subprocess.__file__:
         frame = frame.f_back
     return frame is not None
-
-
-def _stack() -> str:
-    """The lines on the stack, except those of this module."""
-    lines = []
-    frame = sys._getframe(1)
-    while frame.f_back:
-        if frame.f_code.co_filename != __file__:
-            lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
-        frame = frame.f_back
-    return " ".join(lines)
