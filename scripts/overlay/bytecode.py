@@ -8,19 +8,13 @@ bytecode of every interpreter is removed before the source is replaced.
 from __future__ import annotations
 
 import _imp
-import ast
-import json
 import os
-import re
-import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
-from overlay import files
-from overlay.errors import Exit, OverlayError, denied
-from overlay.interpreter import MARK, answer_in
-from overlay.staging import STAGED
+from overlay.errors import denied, usage
+from overlay.files import STAGED, read
+from overlay.interpreter import MARK, NoAnswer, answer
 
 _UNCHECKED = 0b01
 
@@ -29,32 +23,24 @@ _UNCHECKED = 0b01
 #: final one. Without a umask the bytecode gets its source's mode, so that whoever may read
 #: the source may read the bytecode.
 _COMPILE = f"""
-import importlib.util, json, os, py_compile, sys
+import importlib.util, json, marshal, os, py_compile, sys
 os.umask(0)
-names = []
-for source, final, out in json.load(sys.stdin):
-    name = os.path.basename(importlib.util.cache_from_source(final))
-    py_compile.compile(source, cfile=out + name, dfile=final, doraise=True,
-                       invalidation_mode=py_compile.PycInvalidationMode.TIMESTAMP)
-    names.append(name)
-os.write(1, {MARK!r} + json.dumps(names).encode() + b"\\n")
+names, error = [], None
+try:
+    for source, final, out in json.load(sys.stdin):
+        name = os.path.basename(importlib.util.cache_from_source(final))
+        py_compile.compile(source, cfile=out + name, dfile=final, doraise=True,
+                           invalidation_mode=py_compile.PycInvalidationMode.TIMESTAMP)
+        with open(out + name, "rb") as pyc:  # Before 3.13, Python ignores a short write.
+            pyc.seek(16)
+            marshal.load(pyc)
+        names.append(name)
+except OSError as system:
+    error = system.errno, system.strerror or str(system), str(system.filename or out + name)
+except EOFError:
+    error = None, "could not be written whole", out + name
+os.write(1, {MARK!r} + json.dumps([names, error]).encode() + b"\\n")
 """
-
-
-@dataclass(frozen=True)
-class Job:
-    """A module to compile.
-
-    Attributes:
-        source: the path of its source now.
-        final: the path of its source after the rename.
-        out: the prefix of the bytecode's path: a directory with a slash at its end, and
-            optionally the beginning of a file name.
-    """
-
-    source: Path
-    final: Path
-    out: str
 
 
 def cached(source: Path) -> list[Path]:
@@ -87,7 +73,7 @@ def stale(source: Path, data: bytes | None) -> list[Path]:
                 unchecked.append(pyc)
             continue
         try:
-            head = files.read(pyc)[:16]
+            head = read(pyc)[:16]
         except OSError:
             continue
         flags = int.from_bytes(head[4:8], "little")
@@ -100,49 +86,37 @@ def stale(source: Path, data: bytes | None) -> list[Path]:
     return unchecked
 
 
-def compile_modules(interpreter: Path, jobs: Sequence[Job], lock: int) -> list[str]:
-    """Compile modules with the interpreter that will import them.
+def compile_modules(interpreter: Path, sources: Mapping[Path, Path], lock: int) -> list[Path]:
+    """Compile modules with the interpreter that will import them, to staged files.
 
     Args:
         interpreter: the target's Python.
-        jobs: the modules.
+        sources: each module's final path, and the path of its source now. Directories for
+            bytecode exist.
         lock: a handle for the child to inherit, so that it holds the lock, too.
 
     Returns:
-        The file name of each job's bytecode, without the prefix ``out``.
+        The final path of each module's bytecode, which is staged for it.
 
     Raises:
         OverlayError: the interpreter does not run, or rejects a module.
     """
-    command = [str(interpreter), "-I", "-S", "-c", _COMPILE]
-    request = json.dumps([[str(job.source), str(job.final), job.out] for job in jobs])
+    caches = [final.parent / "__pycache__" for final in sources]
+    request = [
+        (str(source), str(final), str(cache / STAGED))
+        for cache, (final, source) in zip(caches, sources.items(), strict=True)
+    ]
     try:
-        child = subprocess.run(
-            command, input=request.encode(), capture_output=True, check=False, pass_fds=[lock]
-        )
-    except OSError as error:
-        raise _cannot_compile(interpreter, error.strerror or str(error)) from None
-    lines = child.stderr.decode(errors="replace").strip().splitlines()
-    if child.returncode == 0:
-        try:
-            names = [str(name) for name in json.loads(answer_in(child.stdout))]
-            if len(names) == len(jobs):
-                return names
-        except (ValueError, TypeError):
-            pass
-        lines = ["it does not answer as Python does"]
-    raise _cannot_compile(interpreter, (lines or [f"exit status {child.returncode}"])[-1])
-
-
-def _cannot_compile(interpreter: Path, message: str) -> OverlayError:
-    if system := re.search(r"\[Errno (\d+)\] ([^:]*)(?:: ('[^']*'|\"[^\"]*\"))?", message):
-        path = str(ast.literal_eval(system[3])) if system[3] else str(interpreter)
-        if ".pyc" in os.path.basename(path):  # A temporary name; name its directory.
-            path = os.path.dirname(path).replace(STAGED, "")
-        return denied(OSError(int(system[1]), system[2], path), "nothing was written")
-    return OverlayError(
-        Exit.USAGE,
-        f"cannot compile the modules: {message}; nothing was written",
-        subject=interpreter,
-        next_step="name the Python that runs this vLLM: PYTHON=path (or --python path)",
-    )
+        names, error = answer(interpreter, _COMPILE, "-I", "-S", request=request, inherited=[lock])
+    except NoAnswer as failure:
+        raise usage(
+            f"cannot compile the modules: {str(failure).splitlines()[-1]}; nothing was written",
+            "name the Python that runs this vLLM: PYTHON=path (or --python path)",
+            interpreter,
+        ) from None
+    if error:
+        number, reason, path = error
+        # Bytecode is written under a temporary name; name its directory.
+        path = os.path.dirname(path) if ".pyc" in path else path
+        raise denied(OSError(number, reason, path), "nothing was written")
+    return [cache / name for cache, name in zip(caches, names, strict=True)]

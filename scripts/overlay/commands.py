@@ -58,11 +58,10 @@ def apply(installation: Installation, overlay: Overlay, options: Options) -> Out
         if installed := inspection.replaceable:
             version = inspection.installed_version
             notes.append(f"replaces version {version} of the overlay")
-            theirs = {file.path for file in installed.files}
-            rest = [file for file in inspection.files if file.path not in theirs]
+            rest = [file for file in inspection.files if file.path not in installed.paths]
             refuse_foreign(replace(inspection, files=rest))
             _prove(inspection, installed)
-            paths = {file.path for file in (*inspection.files, *installed.files)}
+            paths = inspection.paths | installed.paths
             refuse_unwritable(installed, paths, options.force)
             if options.dry_run:
                 return Outcome(inspection, sorted(paths), notes)

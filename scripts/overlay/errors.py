@@ -103,6 +103,13 @@ class OverlayError(Exception):
         }
 
 
+def usage(
+    reason: str, next_step: str, subject: str | os.PathLike[str] | None = None
+) -> OverlayError:
+    """An error for an argument that is wrong or missing."""
+    return OverlayError(Exit.USAGE, reason, subject=subject, next_step=next_step)
+
+
 def damaged(reason: str, subject: str | os.PathLike[str]) -> OverlayError:
     """An error for a copy of the overlay that contradicts itself."""
     return OverlayError(

@@ -20,6 +20,9 @@ from pathlib import Path
 
 from overlay.traits import Traits, give
 
+#: The names of staged files and directories begin with this.
+STAGED = ".readiness-overlay-"
+
 #: No file of the overlay comes near this size; a larger one is not read.
 LARGEST = 64 << 20
 
@@ -64,15 +67,10 @@ def unchangeable(path: Path) -> str | None:
     if not os.path.lexists(path) or os.path.islink(path):
         return None
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    try:
-        flags = int.from_bytes(fcntl.ioctl(handle, _GET_FLAGS, bytes(8))[:4], sys.byteorder)
+        with _opened(path, os.O_RDONLY | os.O_NONBLOCK) as handle:
+            flags = int.from_bytes(fcntl.ioctl(handle, _GET_FLAGS, bytes(8))[:4], sys.byteorder)
     except OSError:  # The file system has no flags.
         return None
-    finally:
-        os.close(handle)
     return next((word for flag, word in _FLAGS.items() if flags & flag), None)
 
 
@@ -101,10 +99,14 @@ def _open_without_blocking(path: str, flags: int) -> int:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Add the path to errors of calls on an open file."""
+def _opened(path: Path, flags: int, mode: int = 0) -> Iterator[int]:
+    """Open a file or directory; errors of calls on the handle name it."""
     try:
-        yield
+        handle = os.open(path, flags | os.O_NOFOLLOW, mode)
+        try:
+            yield handle
+        finally:
+            os.close(handle)
     except OSError as error:
         error.filename = str(path)
         raise
@@ -117,50 +119,36 @@ def write(path: Path, data: bytes, like: Traits) -> None:
         OSError: the file exists, or no permission, or no space; or the owner or an
             attribute cannot be kept.
     """
-    with _naming(path):
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(handle, view) :]
-            give(handle, path, like)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600) as handle:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(handle, view) :]
+        give(handle, path, like)
+        os.fsync(handle)
 
 
 def finish_bytecode(path: Path, like: Traits) -> None:
     """Give bytecode the traits of its source, without execute bits, and sync it."""
-    with _naming(path):
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        try:
-            give(handle, path, replace(like, mode=like.mode & 0o666))
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    with _opened(path, os.O_RDONLY) as handle:
+        give(handle, path, replace(like, mode=like.mode & 0o666))
+        os.fsync(handle)
 
 
 def make_directory(path: Path, like: Traits) -> None:
     """Create a directory with the traits ``like``."""
-    with _naming(path):
-        os.mkdir(path, 0o700)
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            give(handle, path, like)
-        finally:
-            os.close(handle)
+    os.mkdir(path, 0o700)
+    with _opened(path, os.O_RDONLY | os.O_DIRECTORY) as handle:
+        give(handle, path, like)
 
 
 def sync(directory: Path) -> None:
     """Make new names and removals in ``directory`` durable."""
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # Some FUSE and CIFS mounts cannot sync one.
-            raise
-    finally:
-        os.close(handle)
+    with _opened(directory, os.O_RDONLY | os.O_DIRECTORY) as handle:
+        try:
+            os.fsync(handle)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # Some FUSE and CIFS mounts cannot sync one.
+                raise
 
 
 def remove(path: Path) -> None:
@@ -189,9 +177,18 @@ def prune(folder: Path) -> None:
     remove_if_empty(folder)
 
 
-def remove_if_empty(folder: Path) -> bool:
-    """Remove a directory if it exists and is empty. Returns: whether it was removed."""
-    if not folder.is_dir() or os.listdir(folder):
-        return False
-    os.rmdir(folder)
-    return True
+def remove_if_empty(folder: Path) -> None:
+    """Remove a directory if it exists and is empty."""
+    if folder.is_dir() and not os.listdir(folder):
+        os.rmdir(folder)
+
+
+def staged_path(final: Path) -> Path:
+    """The path at which the new contents of ``final`` are staged."""
+    return final.with_name(STAGED + final.name)
+
+
+def staged_in(folder: Path) -> list[Path]:
+    """Whatever is staged in a directory, which need not exist, sorted by name."""
+    names = os.listdir(folder) if folder.is_dir() else []
+    return sorted(folder / name for name in names if name.startswith(STAGED))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlay import interpreter as interpreters
-from overlay.errors import Exit, OverlayError
+from overlay.errors import Exit, OverlayError, usage
 from overlay.files import read
 from overlay.interpreter import Interpreter
 
@@ -66,17 +66,11 @@ def locate(
     """
     for option, value in (("VENV", venv), ("SITE", site), ("PYTHON", python)):
         if value == "":
-            raise OverlayError(
-                Exit.USAGE,
-                f"{option} is empty",
-                next_step="name a target, or leave it out for the active environment",
+            raise usage(
+                f"{option} is empty", "name a target, or leave it out for the active environment"
             )
     if venv and (site or python):
-        raise OverlayError(
-            Exit.USAGE,
-            f"VENV and {'SITE' if site else 'PYTHON'} name two targets",
-            next_step="name one of them",
-        )
+        raise usage(f"VENV and {'SITE' if site else 'PYTHON'} name two targets", "name one of them")
     if site:
         return _in_site(
             Path(site),
@@ -88,10 +82,9 @@ def locate(
         return _on_path(interpreters.ask(interpreters.command(python)))
     if venv:
         return _in_venv(Path(venv))
-    raise OverlayError(
-        Exit.USAGE,
+    raise usage(
         "no target is named and no virtual environment is active",
-        next_step="name one: VENV=dir, SITE=site-packages dir, or PYTHON=interpreter "
+        "name one: VENV=dir, SITE=site-packages dir, or PYTHON=interpreter "
         "(--venv, --site, --python); `make apply` without any makes .venv",
     )
 
@@ -100,11 +93,10 @@ def _in_venv(venv: Path) -> Installation:
     venv = venv.absolute()
     interpreter = venv / "bin" / "python"
     if not (venv / "pyvenv.cfg").is_file() and not interpreter.exists():
-        raise OverlayError(
-            Exit.USAGE,
+        raise usage(
             "is not a virtual environment" if venv.is_dir() else "does not exist",
-            subject=venv,
-            next_step="name a virtual environment, or use SITE=dir for a plain directory",
+            "name a virtual environment, or use SITE=dir for a plain directory",
+            venv,
         )
     sites = sorted(venv.glob("lib/python3*/site-packages"))
     if len(sites) != 1 or not (sites[0] / "vllm").exists():
@@ -116,18 +108,16 @@ def _in_venv(venv: Path) -> Installation:
 
 def _in_site(site: Path, interpreter: Path | None) -> Installation:
     if not site.is_dir():
-        raise OverlayError(
-            Exit.USAGE,
+        raise usage(
             "is not a directory" if site.exists() else "does not exist",
-            subject=site,
-            next_step="name the directory that holds vllm/: SITE=…/site-packages",
+            "name the directory that holds vllm/: SITE=…/site-packages",
+            site,
         )
     if (site / "__init__.py").exists() and site.resolve().name == "vllm":
-        raise OverlayError(
-            Exit.USAGE,
+        raise usage(
             "is the vllm package itself",
-            subject=site,
-            next_step=f"name the directory that holds it: SITE={site.resolve().parent}",
+            f"name the directory that holds it: SITE={site.resolve().parent}",
+            site,
         )
     installation = _describe(
         site.resolve(), interpreter or interpreters.of_directory(site.absolute())

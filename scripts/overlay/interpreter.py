@@ -6,10 +6,12 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from overlay.errors import Exit, OverlayError
+from overlay.errors import OverlayError, usage
 
 #: Our programs write this before their answer, because sitecustomize, a ``.pth`` file or a
 #: wrapper may print as well.
@@ -21,7 +23,8 @@ import sys
 sys.path = [path for path in sys.path if path]
 import json, os, site
 users = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
-answer = dict(version=sys.version_info[:2], free="t" in getattr(sys, "abiflags", ""),
+free = "t" if "t" in getattr(sys, "abiflags", "") else ""
+answer = dict(version="%d.%d" % sys.version_info[:2] + free,
               executable=sys.executable, path=sys.path, prefix=sys.prefix, users=users,
               derived=sys.prefix != getattr(sys, "base_prefix", ""),
               shared=site.getsitepackages())
@@ -66,6 +69,54 @@ class Interpreter:
         return "a .pth file or sitecustomize leads there"
 
 
+class NoAnswer(Exception):
+    """A program did not end with an answer; the message is the last that it wrote."""
+
+
+def answer(
+    interpreter: Path,
+    program: str,
+    *flags: str,
+    request: object = None,
+    env: Mapping[str, str] | None = None,
+    inherited: Sequence[int] = (),
+) -> Any:  # noqa: ANN401 (whatever JSON holds)
+    """Run a program of ours with an interpreter.
+
+    Args:
+        interpreter: its path.
+        program: Python source. It reads JSON from stdin, and writes :data:`MARK` and a line of
+            JSON to stdout.
+        flags: options for the interpreter.
+        request: plain values, for stdin.
+        env: its environment, or None for this process's.
+        inherited: file descriptors that it inherits.
+
+    Returns:
+        The plain values that it answers.
+
+    Raises:
+        NoAnswer: it cannot be run, or does not run the program to its end.
+    """
+    command = [str(interpreter), *flags, "-c", program]
+    try:
+        child = subprocess.run(
+            command,
+            input=json.dumps(request).encode(),
+            capture_output=True,
+            check=False,
+            env=env,
+            pass_fds=inherited,
+        )
+    except OSError as error:
+        raise NoAnswer(error.strerror) from None
+    _, mark, end = child.stdout.rpartition(MARK)
+    if mark:
+        return json.loads(end.partition(b"\n")[0])
+    status = f"exit status {child.returncode}" if child.returncode else "it gives no answer"
+    raise NoAnswer(child.stderr.decode(errors="replace").strip() or status)
+
+
 def ask(executable: Path, *flags: str) -> Interpreter:
     """Ask an interpreter about itself, in the current directory.
 
@@ -76,42 +127,25 @@ def ask(executable: Path, *flags: str) -> Interpreter:
     Raises:
         OverlayError: it does not answer as a Python does.
     """
-    message = "it gives no answer"
     kept = {k: v for k, v in os.environ.items() if k in _KEPT or not k.startswith("PYTHON")}
     try:
-        child = subprocess.run(
-            [str(executable), *flags, "-c", _ASK],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            env=kept,
-        )
-        message = child.stderr.decode(errors="replace").strip() or message
-        answer = json.loads(answer_in(child.stdout))
-        major, minor = answer["version"]
-        users, shared = ([Path(p).resolve() for p in answer[k]] for k in ("users", "shared"))
-        real = Path(answer["executable"] or "")
-        return Interpreter(
-            real if real.is_absolute() and os.access(real, os.X_OK) else executable,
-            f"{major:d}.{minor:d}{'t' if answer['free'] else ''}",
-            [str(path) for path in answer["path"]],
-            [Path(answer["prefix"])] if answer["derived"] else [*shared, *users],
-            users,
-            shared,
-        )
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        message = (error.strerror or message) if isinstance(error, OSError) else message
-        raise OverlayError(
-            Exit.USAGE,
-            f"does not run as a Python interpreter: {message}",
-            subject=executable,
-            next_step="name another with PYTHON=, or the directory with SITE=",
+        facts = answer(executable, _ASK, *flags, env=kept)
+    except NoAnswer as error:
+        raise usage(
+            f"does not run as a Python interpreter: {error}",
+            "name another with PYTHON=, or the directory with SITE=",
+            executable,
         ) from None
-
-
-def answer_in(stdout: bytes) -> bytes:
-    """The JSON that a program of ours wrote after :data:`MARK`; empty if it wrote none."""
-    return stdout.rpartition(MARK)[2].partition(b"\n")[0] if MARK in stdout else b""
+    users, shared = ([Path(path).resolve() for path in facts[k]] for k in ("users", "shared"))
+    real = Path(facts["executable"] or "")
+    return Interpreter(
+        real if real.is_absolute() and os.access(real, os.X_OK) else executable,
+        facts["version"],
+        facts["path"],
+        [Path(facts["prefix"])] if facts["derived"] else [*shared, *users],
+        users,
+        shared,
+    )
 
 
 def of_directory(site: Path) -> Path | None:
@@ -138,11 +172,8 @@ def command(python: str) -> Path:
         candidate = Path(folder, python)
         if candidate.is_file() and os.access(candidate, os.X_OK):
             return candidate.absolute()
-    raise OverlayError(
-        Exit.USAGE,
-        "is not an interpreter that can be run",
-        subject=python,
-        next_step="name one: PYTHON=/path/to/python3",
+    raise usage(
+        "is not an interpreter that can be run", "name one: PYTHON=/path/to/python3", python
     )
 
 
@@ -160,11 +191,10 @@ def for_directory(site: Path, executable: Path) -> Path:
     layout = _LAYOUT.search(str(site.absolute())) or _LAYOUT.search(str(site.resolve()))
     wanted = layout[2].removeprefix("python") if layout else asked.version
     if wanted not in (asked.version, "3"):
-        raise OverlayError(
-            Exit.USAGE,
+        raise usage(
             f"is Python {asked.version}, and {site} is a directory of Python {wanted}",
-            subject=asked.executable,
-            next_step=f"name a Python {wanted}, or none (PYTHON may come from the environment)",
+            f"name a Python {wanted}, or none (PYTHON may come from the environment)",
+            asked.executable,
         )
     return asked.executable
 
@@ -177,9 +207,8 @@ def refuse_old(asked: Interpreter) -> None:
     """
     major, minor = map(int, asked.version.rstrip("t").split("."))
     if (major, minor) < (3, 10):
-        raise OverlayError(
-            Exit.USAGE,
+        raise usage(
             f"is Python {asked.version}; vLLM needs 3.10 or newer",
-            subject=asked.executable,
-            next_step="name the Python that runs this vLLM",
+            "name the Python that runs this vLLM",
+            asked.executable,
         )

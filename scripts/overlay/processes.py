@@ -3,51 +3,48 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 from overlay.errors import Exit, OverlayError
 from overlay.installation import Installation
 
 
-@dataclass(frozen=True)
-class Process:
-    """A process, and the evidence that it serves from the installation."""
-
-    pid: int
-    name: str
-    evidence: str
-
-    def __str__(self) -> str:
-        return f"process {self.pid} ({self.name}, {self.evidence})"
-
-
-def serving(installation: Installation) -> list[Process]:
-    """Processes with a file of this vLLM open or mapped, or started as its server.
+def refuse_serving(installation: Installation) -> None:
+    """Raise if a process has a file of this vLLM open or mapped, or was started as its server.
 
     Processes of other users (without root) and of other containers are not seen.
+
+    Raises:
+        OverlayError: naming the processes.
     """
+    if processes := list(_serving(installation)):
+        raise OverlayError(
+            Exit.BUSY,
+            "is in use; a worker that starts later would mix two versions of the files",
+            subject=installation.site,
+            found="; ".join(processes),
+            next_step="stop it first, or set FORCE=1 (--force) if it will start no more workers",
+        )
+
+
+def _serving(installation: Installation) -> Iterator[str]:
     site = installation.site
     here = os.stat(site)
-    bins = {
-        str(p) for i in (installation.interpreter,) if i for p in (i.parent, i.parent.resolve())
-    }
-    processes = []
+    python = installation.interpreter
+    bins = {str(p) for p in (python.parent, python.parent.resolve())} if python else set()
     for entry in sorted(Path("/proc").glob("[0-9]*"), key=lambda p: int(p.name)):
-        pid = int(entry.name)
-        if pid == os.getpid():
+        if int(entry.name) == os.getpid():
             continue
         try:
             # Paths below /proc are those of the process's own mount namespace.
-            there = os.stat(f"/proc/{pid}/root{site}")
-            if (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino):
-                continue
-            if evidence := _evidence(entry, str(site), bins):
+            if os.path.samestat(os.stat(f"{entry}/root{site}"), here) and (
+                evidence := _evidence(entry, str(site), bins)
+            ):
                 name = (entry / "comm").read_bytes().decode(errors="replace").strip()
-                processes.append(Process(pid, name, evidence))
+                yield f"process {entry.name} ({name}, {evidence})"
         except OSError:
             continue
-    return processes
 
 
 def _evidence(entry: Path, site: str, bins: set[str]) -> str | None:
@@ -81,19 +78,3 @@ def _is_server(words: list[str]) -> bool:
 def _module(words: list[str]) -> str:
     """The module that ``python -m`` runs; empty if the command line is not such a one."""
     return words[words.index("-m") + 1] if "-m" in words[:-1] else ""
-
-
-def refuse_serving(installation: Installation) -> None:
-    """Raise if a process is serving from the installation.
-
-    Raises:
-        OverlayError: naming the processes.
-    """
-    if processes := serving(installation):
-        raise OverlayError(
-            Exit.BUSY,
-            "is in use; a worker that starts later would mix two versions of the files",
-            subject=installation.site,
-            found="; ".join(str(process) for process in processes),
-            next_step="stop it first, or set FORCE=1 (--force) if it will start no more workers",
-        )

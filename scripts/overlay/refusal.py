@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from overlay.errors import Exit, OverlayError
@@ -21,8 +20,8 @@ def refuse_foreign(inspection: Inspection) -> None:
         return
     installed = inspection.by_installed
     if installed and not inspection.replaceable:
-        paths = {file.path for file in installed.files}
-        files = [*installed.foreign_files, *(file for file in files if file.path not in paths)]
+        others = [file for file in files if file.path not in installed.paths]
+        files = [*installed.foreign_files, *others]
     raise refusal(inspection, files)
 
 
@@ -43,7 +42,7 @@ def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
         )
     overlay, whose = inspection.overlay, "the overlay"
     installed = inspection.by_installed
-    if installed and file.path in {f.path for f in installed.files}:
+    if installed and file.path in installed.paths:
         if inspection.replaceable:
             part = "in part " if installed.state is State.PARTIAL else ""
             return OverlayError(
@@ -54,17 +53,15 @@ def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
                 next_step="`apply` replaces it with this one, `revert` takes it off",
             )
         overlay, whose = installed.overlay, f"overlay {inspection.installed_version}"
-    expected, anew = _expected(overlay, file.path), f"reinstall {installation.title}"
+    needed = file.path.startswith(PROVENANCE) and overlay is not inspection.overlay
+    anew = f"reinstall {installation.title}"
     if file.path in overlay.pin.upstream:
         reason = f"is neither upstream's nor {whose}'s"
         next_step = f"keep your change elsewhere and {anew}, then apply"
-    elif file.path.startswith(PROVENANCE) and overlay is not inspection.overlay:
+    elif needed:
         reason = f"is missing or damaged, and {whose} cannot be taken off without it"
-        expected = expected and expected.removesuffix(", or nothing")
         next_step = f"{anew}, then apply"
-    elif installation.record and file.path == os.path.relpath(
-        installation.record, installation.site
-    ):
+    elif installation.site / file.path == installation.record:
         reason, next_step = "is not a plain file", f"put the installer's RECORD back, or {anew}"
     else:
         named = file.path in overlay.added
@@ -74,15 +71,15 @@ def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
         Exit.FOREIGN,
         reason + more,
         subject=installation.site / file.path,
-        expected=expected,
+        expected=_expected(overlay, file.path, needed),
         found=file.description,
         next_step=next_step,
     )
 
 
-def _expected(overlay: Overlay, path: str) -> str | None:
+def _expected(overlay: Overlay, path: str, needed: bool = False) -> str | None:
     after = overlay.pin.result.get(path)
     if path in overlay.pin.upstream:
         before = overlay.pin.upstream[path]
         return f"SHA-256 {before} (vLLM {overlay.pin.release}) or {after} (overlaid)"
-    return f"SHA-256 {after}, or nothing" if after else None
+    return f"SHA-256 {after}{'' if needed else ', or nothing'}" if after else None

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 
+from overlay.bytecode import compile_modules
 from overlay.errors import Exit, OverlayError
 from overlay.files import (
     finish_bytecode,
@@ -14,17 +15,16 @@ from overlay.files import (
     make_directory,
     remove,
     remove_if_empty,
+    staged_in,
+    staged_path,
     sync,
     write,
 )
 from overlay.traits import Traits, traits
 
-#: The names of staged files and directories begin with this.
-STAGED = ".readiness-overlay-"
-
 
 class Staging:
-    """New files and directories beside their targets, until :meth:`commit` renames them.
+    """New files beside their targets, until :meth:`commit` renames them.
 
     At the end of its context it removes files that were staged and not committed.
 
@@ -36,8 +36,9 @@ class Staging:
         self.begun = False
         self._expected: dict[Path, bytes | None] = {}
         self._like: dict[Path, Traits] = {}
-        self._staged: dict[Path, Path] = {}
-        self._folders: list[Path] = []
+        self._staged: set[Path] = set()
+        self._folders: set[Path] = set()
+        self._new_folders: list[Path] = []
 
     def __enter__(self) -> Staging:
         return self
@@ -48,75 +49,84 @@ class Staging:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for staged in self._staged.values():
-            remove(staged)
-        for folder in [] if self.begun else self._folders:
+        for folder in self._folders:
+            for staged in staged_in(folder):
+                remove(staged)
+        for folder in [] if self.begun else reversed(self._new_folders):
             remove_if_empty(folder)
 
-    def file(self, final: Path, data: bytes, expected: bytes | None) -> None:
-        """Stage a file.
+    def replacement(self, final: Path, data: bytes, expected: bytes | None) -> None:
+        """Stage a file with the traits of the one that it replaces.
 
         Args:
-            final: the file that it will replace; it has the same traits.
+            final: the file that it will replace.
             data: the new bytes.
             expected: the bytes that it may replace.
 
         Raises:
             OSError: as for :func:`~overlay.files.write`.
         """
-        self._expected[final] = expected
         self._like[final] = traits(final)
-        write(self._stage(final), data, self._like[final])
+        self.file(final, data, expected, self._like[final])
 
-    def directory(self, final: Path, like: Traits, expected: Mapping[Path, bytes | None]) -> Path:
-        """Stage an empty directory for ``final``, for the caller to fill.
+    def file(self, final: Path, data: bytes, expected: bytes | None, like: Traits) -> None:
+        """Stage a file, as :meth:`replacement` does, with the traits ``like``."""
+        self._expected[final] = expected
+        self._staged.add(final)
+        self._folders.add(final.parent)
+        write(staged_path(final), data, like)
+
+    def directory(self, path: Path) -> None:
+        """Create a directory and its parents now, for files to be staged in, if it is absent."""
+        if not path.is_dir():
+            self.directory(path.parent)
+            self._folders.add(path.parent)
+            make_directory(staged_path(path), traits(path.parent).permissions)
+            os.rename(staged_path(path), path)
+            self._new_folders.append(path)
+            sync(path.parent)
+
+    def bytecode(self, sources: Iterable[Path], interpreter: Path, lock: int) -> list[Path]:
+        """Compile modules, and stage their bytecode with the permissions of its source.
 
         Args:
-            final: its path after :meth:`commit`.
-            like: its traits.
-            expected: the bytes of each file that the directory may replace, None for no file.
+            sources: the final paths of the modules.
+            interpreter: the Python that will import them.
+            lock: as for :func:`~overlay.bytecode.compile_modules`.
 
         Returns:
-            The staged directory.
+            The final paths of the bytecode.
+
+        Raises:
+            OverlayError: as for :func:`~overlay.bytecode.compile_modules`.
         """
-        self._expected.update(expected)
-        staged = self._stage(final)
-        make_directory(staged, like)
-        return staged
-
-    def ensure_directory(self, path: Path) -> None:
-        """Create a directory now, for files to be staged in, if it does not exist."""
-        if not path.is_dir():
-            make_directory(path, traits(path.parent).permissions)
-            self._folders.append(path)
-
-    def adopt_bytecode(self, final: Path, source: Path) -> None:
-        """Take over the bytecode of ``source``, which a child compiled to :func:`staged_path`."""
-        self._staged[final] = staged_path(final)
-        finish_bytecode(self._staged[final], traits(source).permissions)
-
-    def newest(self, final: Path) -> Path:
-        """The path of the contents of ``final`` now: staged, or in place."""
-        return self._staged.get(final, final)
+        newest = {path: staged_path(path) if path in self._staged else path for path in sources}
+        for path in newest:
+            self.directory(path.parent / "__pycache__")
+            self._folders.add(path.parent / "__pycache__")
+        finals = compile_modules(interpreter, newest, lock) if newest else []
+        for final, source in zip(finals, newest.values(), strict=True):
+            finish_bytecode(staged_path(final), traits(source).permissions)
+        return finals
 
     def commit(self, finals: Iterable[Path]) -> None:
-        """Rename staged files into place, in this order, durably.
+        """Rename staged files into place, in this order, and make that durable.
 
         Raises:
             OverlayError: a file that would be replaced has changed since it was inspected.
             OSError: the system refuses.
         """
+        folders = set()
         for final in finals:
-            staged = self._staged[final]
-            if staged.is_dir() and os.path.lexists(final):
-                self._merge(staged, final)
-            else:
-                self._replace(staged, final)
-                sync(final.parent)
-            del self._staged[final]
+            self._refuse_change(final)
+            self.begun = True
+            os.replace(staged_path(final), final)
+            folders.add(final.parent)
+        for folder in sorted(folders):
+            sync(folder)
 
     def take_away(self, expected: Mapping[Path, bytes | None]) -> None:
-        """Remove files, in this order, and then the directories that are empty.
+        """Remove files, in this order.
 
         Args:
             expected: the bytes of each file, or None for no file.
@@ -125,37 +135,11 @@ class Staging:
             OverlayError: a file that would be removed has changed since it was inspected.
             OSError: the system refuses.
         """
-        folders = set()
-        for path, data in expected.items():
-            self._expected[path] = data
+        self._expected.update(expected)
+        for path in expected:
             self._refuse_change(path)
             self.begun = True
             remove(path)
-            folders.add(path.parent)
-        for folder in sorted(folders, key=lambda f: len(f.parts), reverse=True):
-            remove(folder / "__pycache__")
-            if remove_if_empty(folder):
-                sync(folder.parent)
-
-    def _merge(self, staged: Path, final: Path) -> None:
-        """Rename each file of one directory into another, and remove the first.
-
-        An existing directory cannot be replaced by a rename: overlayfs refuses that for a
-        directory from a lower layer of an image (EXDEV).
-        """
-        for name in sorted(os.listdir(staged)):
-            source, target = staged / name, final / name
-            if source.is_dir() and target.is_dir():
-                self._merge(source, target)
-            else:
-                self._replace(source, target)
-        sync(final)
-        os.rmdir(staged)
-
-    def _replace(self, staged: Path, final: Path) -> None:
-        self._refuse_change(final)
-        self.begun = True
-        os.replace(staged, final)
 
     def _refuse_change(self, final: Path) -> None:
         """Raise if somebody else has changed a file since it was inspected.
@@ -175,12 +159,3 @@ class Staging:
             subject=final,
             next_step="make sure that nobody else changes files there; `status` shows the state",
         )
-
-    def _stage(self, final: Path) -> Path:
-        staged = self._staged[final] = staged_path(final)
-        return staged
-
-
-def staged_path(final: Path) -> Path:
-    """The path at which the new contents of ``final`` are staged."""
-    return final.with_name(STAGED + final.name)

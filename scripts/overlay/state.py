@@ -12,11 +12,10 @@ from pathlib import Path
 from overlay import bytecode, record
 from overlay import pin as pins
 from overlay.errors import OverlayError, denied
-from overlay.files import LARGEST, read, special
+from overlay.files import LARGEST, STAGED, read, special, staged_in
 from overlay.installation import Installation
 from overlay.pin import PACKAGE, sha256
 from overlay.source import PROVENANCE, Overlay
-from overlay.staging import STAGED
 
 
 class State(enum.Enum):
@@ -71,11 +70,9 @@ class Inspection:
     @property
     def state(self) -> State:
         """The installation's state."""
-        states = {file.state for file in self.files}
-        if self.record is not None:
-            states.add(self.record)
-        if states & {State.FOREIGN, State.MISSING}:
+        if self.foreign_files:
             return State.FOREIGN
+        states = {file.state for file in self.files} | ({self.record} if self.record else set())
         if len(states) > 1 or self.leftovers or self.stale:
             return State.PARTIAL
         return states.pop()
@@ -89,6 +86,11 @@ class Inspection:
         """
         lines = (f"{file.sha256 or '-'}  {file.path}\n" for file in self.files)
         return sha256("".join(lines).encode(errors="surrogateescape"))
+
+    @property
+    def paths(self) -> set[str]:
+        """The paths of all files."""
+        return {file.path for file in self.files}
 
     @property
     def foreign_files(self) -> list[FileState]:
@@ -255,7 +257,9 @@ def _foreign_in_package(site: Path, overlay: Overlay) -> list[FileState]:
         _foreign(str(path.relative_to(site)), "a file that is not the overlay's")
         for path in sorted((site / PACKAGE).rglob("*"))
         if path not in ours
-        and "__pycache__" not in path.relative_to(site).parts
+        and not any(
+            p == "__pycache__" or p.startswith(STAGED) for p in path.relative_to(site).parts
+        )
         and not (path.is_dir() and not path.is_symlink())
     ]
 
@@ -276,18 +280,14 @@ def _foreign_bytecode(site: Path, overlay: Overlay) -> list[FileState]:
 
 
 def _inspect_leftovers(inspection: Inspection) -> None:
-    site = inspection.installation.site
-    folders = {(site / path).parent for path in inspection.overlay.targets}
+    site, overlay = inspection.installation.site, inspection.overlay
+    folders = {(site / path).parent for path in overlay.targets}
     folders |= {folder / "__pycache__" for folder in folders} | {(site / PACKAGE).parent}
     if inspection.installation.record:
         folders.add(inspection.installation.record.parent)
-    for folder in sorted(folders):
-        if folder.is_dir():
-            inspection.leftovers += sorted(
-                str((folder / name).relative_to(site))
-                for name in os.listdir(folder)
-                if name.startswith(STAGED)
-            )
+    staged = {path for folder in folders for path in staged_in(folder)}
+    staged.update((site / PACKAGE).rglob(f"{STAGED}*"))
+    inspection.leftovers += sorted(str(path.relative_to(site)) for path in staged)
     added = [f for f in inspection.files if f.path.startswith(PACKAGE + "/")]
     if os.path.lexists(site / PACKAGE) and all(f.state is State.PRISTINE for f in added):
         inspection.leftovers.append(PACKAGE)

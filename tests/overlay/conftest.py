@@ -1,6 +1,7 @@
 """The overlay that the command line works with, and where copies of installations are made."""
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,13 +36,8 @@ def scratch(tmp_path: Path) -> Iterator[Path]:
 
     Half of the time of several hundred cuts would go into the disk.
     """
-    if not os.access(MEMORY, os.W_OK) or _free(MEMORY) < ROOM:
+    if not os.access(MEMORY, os.W_OK) or shutil.disk_usage(MEMORY).free < ROOM:
         yield tmp_path
         return
     with tempfile.TemporaryDirectory(prefix="readiness-", dir=MEMORY) as folder:
         yield Path(folder)
-
-
-def _free(folder: Path) -> int:
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize

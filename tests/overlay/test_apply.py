@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,6 +40,12 @@ def test_apply_then_revert_gives_every_byte_back(site: Path) -> None:
     assert run("verify", "--site", site).returncode == Exit.DONE
     for path in [*OVERLAY.targets, *OVERLAY.added]:
         assert sha256((site / path).read_bytes()) == OVERLAY.digest_of(path)
+        if path.endswith(".py"):
+            head = Path(importlib.util.cache_from_source(str(site / path))).read_bytes()[:16]
+            status = (site / path).stat()
+            assert head[:4] == importlib.util.MAGIC_NUMBER
+            assert int.from_bytes(head[8:12], "little") == int(status.st_mtime)
+            assert int.from_bytes(head[12:], "little") == status.st_size
     reverted = run("revert", "--site", site, "--python", sys.executable)
     assert reverted.returncode == Exit.DONE, reverted.stderr
     assert snapshot(site) == before
@@ -101,66 +106,48 @@ def test_a_directory_that_is_a_link_is_refused(site: Path, tmp_path: Path) -> No
     assert snapshot(outside) == before
 
 
-def edited(file: Path) -> None:
+def with_a_space_more(file: Path) -> None:
     file.write_bytes(file.read_bytes().replace(b"import", b"import  ", 1))
 
 
-def emptied(file: Path) -> None:
-    os.truncate(file, 0)
+def replaced(by: Callable[[Path], None]) -> Callable[[Path], None]:
+    def damage(file: Path) -> None:
+        file.unlink()
+        by(file)
+
+    return damage
 
 
-def a_directory(file: Path) -> None:
-    file.unlink()
-    file.mkdir()
+DAMAGES = {
+    "edited": with_a_space_more,
+    "emptied": lambda file: os.truncate(file, 0),
+    "removed": Path.unlink,
+    "a directory": replaced(Path.mkdir),
+    "a dangling link": replaced(lambda file: file.symlink_to("/nonexistent/file")),
+    "a link to another file": replaced(lambda file: file.symlink_to("/etc/hostname")),
+    "a pipe": replaced(os.mkfifo),
+}
 
 
-def removed(file: Path) -> None:
-    file.unlink()
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_foreign_file_is_refused_and_named(site: Path, damage: Callable[[Path], None]) -> None:
+    def statuses() -> list[tuple[str, int, int]]:
+        paths = (p for p in sorted(site.rglob("*")) if p.name != "__pycache__")
+        return [(str(p), p.lstat().st_mode, p.lstat().st_mtime_ns) for p in paths]
 
-
-def dangling(file: Path) -> None:
-    file.unlink()
-    file.symlink_to("/nonexistent/file")
-
-
-def a_link_to_another(file: Path) -> None:
-    file.unlink()
-    file.symlink_to("/etc/hostname")
-
-
-def a_pipe(file: Path) -> None:
-    file.unlink()
-    os.mkfifo(file)
-
-
-@pytest.mark.parametrize("state", ["pristine", "overlaid"])
-@pytest.mark.parametrize(
-    "damage",
-    [edited, emptied, a_directory, removed, dangling, a_link_to_another, a_pipe],
-)
-def test_a_foreign_file_is_refused_and_named(
-    site: Path, damage: Callable[[Path], None], state: str
-) -> None:
-    if state == "overlaid":
-        run("apply", "--site", site)
-    damage(site / RUNNER)
-    before = snapshot_with_pipes(site)
-    for command in ("apply", "revert"):
-        refused = run(command, "--site", site)
-        assert refused.returncode == Exit.FOREIGN
-        for part in (str(site / RUNNER), OVERLAY.pin.upstream[RUNNER], "found", "next"):
-            assert part in refused.stderr
-    assert run("status", "--site", site).returncode == Exit.FOREIGN
-    assert run("verify", "--site", site).returncode == Exit.FOREIGN
-    assert snapshot_with_pipes(site) == before
-
-
-def snapshot_with_pipes(site: Path) -> list[tuple[str, int, int]]:
-    return sorted(
-        (str(path), path.lstat().st_mode, path.lstat().st_mtime_ns)
-        for path in site.rglob("*")
-        if path.name != "__pycache__"
-    )
+    for overlaid in (False, True):
+        if overlaid:
+            shutil.rmtree(site)
+            run("apply", "--site", sites.small(site))
+        damage(site / RUNNER)
+        before = statuses()
+        for command in ("apply", "revert", "status", "verify"):
+            refused = run(command, "--site", site)
+            assert refused.returncode == Exit.FOREIGN
+            if command in ("apply", "revert"):
+                for part in (str(site / RUNNER), OVERLAY.pin.upstream[RUNNER], "found", "next"):
+                    assert part in refused.stderr
+        assert statuses() == before
 
 
 def test_a_stranger_in_our_directory_is_refused(site: Path) -> None:
@@ -220,24 +207,12 @@ def test_bytecode_trusted_unread_is_reported_and_mended(site: Path) -> None:
     kept = stale.read_bytes()
     run("apply", "--site", site, "--python", sys.executable)
     stale.write_bytes(kept)
-    found = report(site)
-    assert found["state"] == "partial"
-    assert found["stale"] == [str(stale)]
+    before = report(site)
+    assert before["state"] == "partial"
+    assert before["stale"] == [str(stale)]
     assert run("apply", "--site", site, "--python", sys.executable).returncode == Exit.DONE
     assert report(site)["state"] == "overlaid"
     assert stale.read_bytes() != kept
-
-
-def test_bytecode_is_compiled_for_the_target(site: Path) -> None:
-    run("apply", "--site", site, "--python", sys.executable)
-    modules = [p for p in (*OVERLAY.targets, *OVERLAY.added) if p.endswith(".py")]
-    for path in modules:
-        pyc = Path(importlib.util.cache_from_source(str(site / path)))
-        head = pyc.read_bytes()[:16]
-        status = (site / path).stat()
-        assert head[:4] == importlib.util.MAGIC_NUMBER
-        assert int.from_bytes(head[8:12], "little") == int(status.st_mtime)
-        assert int.from_bytes(head[12:], "little") == status.st_size
 
 
 def test_a_umask_hides_nothing_from_those_who_may_read_the_sources(site: Path) -> None:
@@ -265,9 +240,14 @@ def test_an_interpreter_that_cannot_compile_is_refused(site: Path, tmp_path: Pat
     litter = site / "vllm" / "__pycache__" / ".readiness-overlay-envs.cpython-311.pyc.1"
     for script, code, message in (
         (f"touch {litter}; echo 'SyntaxError: no' >&2; exit 1", Exit.USAGE, "SyntaxError: no"),
-        (f"touch {litter}; echo '[Errno 28] No space: x' >&2; exit 1", Exit.DENIED, "No space"),
-        ("echo a banner", Exit.USAGE, "does not answer"),
-        ("echo '[]'", Exit.USAGE, "does not answer"),
+        (
+            # It does not say which Python it is, so it is not replaced by that one.
+            f'case "$*" in *py_compile*) ulimit -f 1; exec {sys.executable} "$@"; esac; exit 3',
+            Exit.DENIED,
+            f"{litter.parent}: could not be written whole; nothing was written",
+        ),
+        ("echo a banner", Exit.USAGE, "it gives no answer"),
+        ("echo '[]'", Exit.USAGE, "it gives no answer"),
         (r"printf '\377' >&2; exit 1", Exit.USAGE, "cannot compile"),
         ("kill -9 $$", Exit.USAGE, "exit status -9"),
     ):
@@ -275,8 +255,8 @@ def test_an_interpreter_that_cannot_compile_is_refused(site: Path, tmp_path: Pat
         broken.chmod(0o755)
         refused = run("apply", "--site", site, "--python", broken)
         assert refused.returncode == code
-        assert str(broken) in refused.stderr
         assert message in refused.stderr
+        assert code is not Exit.USAGE or str(broken) in refused.stderr
         assert snapshot(site, bytecode=True) == before
 
 
@@ -306,8 +286,7 @@ def test_a_read_only_file_system(site: Path) -> None:
     assert snapshot(site, bytecode=True) == before
 
 
-@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
-@pytest.mark.parametrize("last", [b"", b"lone row without an end"])
+@pytest.mark.parametrize(("end", "last"), [(b"\n", b""), (b"\r\n", b"lone row without an end")])
 def test_a_record_with_strange_rows_comes_back(site: Path, end: bytes, last: bytes) -> None:
     record = site / sites.INFO / "RECORD"
     rows = record.read_bytes().splitlines()
@@ -324,14 +303,14 @@ def test_a_record_with_strange_rows_comes_back(site: Path, end: bytes, last: byt
     assert snapshot(site) == before
 
 
-def test_eight_at_once_end_with_one(site: Path) -> None:
+def test_four_at_once_end_with_one(site: Path) -> None:
     alone = sites.small(site.parent / "alone")
     run("apply", "--site", alone, "--python", sys.executable)
     command = [sys.executable, str(sites.REPO / "scripts" / "overlay"), "apply", "--json"]
     command += ["--site", str(site), "--python", sys.executable]
-    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(8)]
+    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     reports = [json.loads(child.communicate(timeout=120)[0]) for child in runs]
-    assert [child.returncode for child in runs] == [0] * 8
+    assert [child.returncode for child in runs] == [0] * 4
     assert sum(bool(report["changed"]) for report in reports) == 1
     assert snapshot(site) == snapshot(alone)
     assert set(snapshot(site, bytecode=True)) == set(snapshot(alone, bytecode=True))
@@ -355,15 +334,21 @@ if sys.argv[2] == "map":  # by hand, as the loader does: mmap.mmap would keep th
     libc.mmap.restype = ctypes.c_void_p
     size, sharing = ctypes.c_size_t(100), mmap.MAP_PRIVATE
     assert libc.mmap(None, size, mmap.PROT_READ, sharing, file.fileno(), ctypes.c_long(0))
+if sys.argv[2] != "open":
     file.close()
 print("ready", flush=True)
 time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("how", ["open", "map"])
-def test_a_process_that_uses_the_installation_is_noticed(site: Path, how: str) -> None:
-    command = [sys.executable, "-c", HOLD, str(site / "vllm" / "_version.py"), how]
+@pytest.mark.parametrize("evidence", ["open", "map", "serve"])
+def test_a_process_that_uses_the_installation_is_noticed(tmp_path: Path, evidence: str) -> None:
+    """By its open files, its maps, or, while it has none, the command that it is."""
+    binary = tmp_path / "bin"
+    site = sites.small(sites.venv(tmp_path))
+    (binary / "vllm").write_text(HOLD)
+    program = [str(binary / "vllm")] if evidence == "serve" else ["-c", HOLD]
+    command = [str(binary / "python"), *program, str(site / "vllm" / "_version.py"), evidence]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         try:
             assert child.stdout
@@ -380,24 +365,6 @@ def test_a_process_that_uses_the_installation_is_noticed(site: Path, how: str) -
             assert run("revert", "--site", site, "--force").returncode == Exit.DONE
         finally:
             child.kill()
-
-
-def test_a_server_that_maps_nothing_yet_is_noticed_by_its_command(tmp_path: Path) -> None:
-    binary = tmp_path / "venv" / "bin"
-    binary.mkdir(parents=True)
-    (binary / "python").symlink_to(sys.executable)
-    (tmp_path / "venv" / "pyvenv.cfg").write_text("")
-    (binary / "vllm").write_text("import time\ntime.sleep(60)\n")
-    site = sites.small(tmp_path / "venv" / "lib" / "python3.12" / "site-packages")
-    with subprocess.Popen([str(binary / "python"), str(binary / "vllm"), "serve"]) as child:
-        try:
-            time.sleep(0.3)
-            refused = run("apply", "--site", site)
-            assert refused.returncode == Exit.BUSY
-            assert f"process {child.pid}" in refused.stderr
-        finally:
-            child.kill()
-    assert run("apply", "--site", site).returncode == Exit.DONE
 
 
 def test_one_digest_for_one_state(tmp_path: Path) -> None:
@@ -428,15 +395,13 @@ def test_neither_vllm_nor_torch_is_imported(site: Path) -> None:
         "import sys\n"
         "sys.path.insert(0, sys.argv[1])\n"
         "from overlay import cli\n"
-        "code = cli.main(sys.argv[2:])\n"
-        "found = [m for m in sys.modules if m.partition('.')[0] in ('vllm', 'torch')]\n"
-        "raise SystemExit(f'imported {found}' if found else code)\n"
+        "for command in ('apply', 'status', 'verify', 'diff', 'revert'):\n"
+        "    assert cli.main([command, '--site', sys.argv[2]]) == 0, command\n"
+        "assert not {'vllm', 'torch'}.intersection(sys.modules)\n"
     )
-    for name in ("apply", "status", "verify", "diff", "revert"):
-        command = [sys.executable, "-c", program, str(sites.REPO / "scripts"), name]
-        command += ["--site", str(site)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (Exit.DONE, "")
+    command = [sys.executable, "-c", program, str(sites.REPO / "scripts"), str(site)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_bytecode_behind_a_link_is_not_touched(site: Path, tmp_path: Path) -> None:

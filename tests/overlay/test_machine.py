@@ -10,13 +10,19 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from overlay import cli
 from overlay.errors import Exit
 from overlay.installation import locate
 from overlay.state import State, inspect
-from support import mini
-from support.faults import killed
+from support import faults, mini
 from support.sites import Snapshot, snapshot
 
 TOUCHED = [*mini.PRISTINE, "vllm/v1/readiness/a.py", "vllm/v1/readiness/__init__.py"]
@@ -81,7 +87,7 @@ class Commands(RuleBasedStateMachine):
     @rule(command=st.sampled_from(["apply", "revert"]), at=st.integers(1, 45))
     def cut(self, command: str, at: int) -> None:
         """Kill a run somewhere."""
-        killed([command, "--site", str(self.site)], self.overlay.root, at)
+        faults.cut([command, "--site", str(self.site)], self.overlay.root, at)
 
     @rule(path=st.sampled_from(TOUCHED), data=st.binary(max_size=4))
     def edit(self, path: str, data: bytes) -> None:
@@ -138,4 +144,10 @@ class Commands(RuleBasedStateMachine):
 
 
 TestCommands = Commands.TestCase
-TestCommands.settings = settings(max_examples=100, stateful_step_count=12, deadline=None)
+TestCommands.settings = settings(max_examples=25, stateful_step_count=12)
+
+
+@pytest.mark.slow
+def test_many_orders() -> None:
+    many = settings(max_examples=100, stateful_step_count=12)
+    run_state_machine_as_test(Commands, settings=many)  # type: ignore[no-untyped-call]

@@ -1,5 +1,6 @@
 """Others have fixed or mounted the files, or change them during a run."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -157,10 +158,11 @@ def test_an_error_names_the_file_and_not_the_staged_one(
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> None:
     """Make a change when everything is staged, and nothing renamed."""
-    original = Staging.commit
+    original, changes = Staging.commit, [change]
 
     def commit(staging: Staging, finals: Iterable[Path]) -> None:
-        change()
+        while changes:
+            changes.pop()()
         original(staging, finals)
 
     monkeypatch.setattr(Staging, "commit", commit)
@@ -180,14 +182,25 @@ def another_mode(path: Path) -> None:
     path.chmod(0o600)
 
 
-def gone(path: Path) -> None:
-    path.unlink()
+def appears(path: Path) -> None:
+    path.write_bytes(b"# mine\n")
 
 
-@pytest.mark.parametrize("change", [a_line_more, another_file, another_mode, gone])
-@pytest.mark.parametrize("command", ["apply", "revert"])
-@pytest.mark.parametrize("path", [ONE, RECORD])
-def test_a_change_meanwhile_is_not_overwritten(
+@pytest.mark.parametrize(
+    ("path", "command", "change"),
+    [
+        *itertools.product(
+            [ONE, RECORD],
+            ["apply", "revert"],
+            [a_line_more, another_file, another_mode, Path.unlink],
+        ),
+        (OURS[0], "revert", a_line_more),
+        (OURS[0], "revert", another_file),
+        (OURS[0], "apply", appears),
+        (f"{PACKAGE}/sub/notes.txt", "revert", appears),
+    ],
+)
+def test_a_change_meanwhile_is_left_alone(
     site: Path,
     path: str,
     command: str,
@@ -195,8 +208,11 @@ def test_a_change_meanwhile_is_not_overwritten(
     monkeypatch: pytest.MonkeyPatch,
     capsys: Any,
 ) -> None:
-    if command == "revert":
+    if command == "revert" or path in OURS:
         assert run("apply", site) == Exit.DONE
+    if change is appears:
+        (site / path).parent.mkdir(exist_ok=True)
+        (site / path).unlink(missing_ok=True)
     changed = []
 
     def edit() -> None:
@@ -205,31 +221,7 @@ def test_a_change_meanwhile_is_not_overwritten(
 
     meanwhile(monkeypatch, edit)
     assert run(command, site) == Exit.FOREIGN
-    assert f"{site / path}: was changed by somebody else" in capsys.readouterr().err
-    assert changed == [snapshot(site).get(path)]
-
-
-@pytest.mark.parametrize("change", [a_line_more, another_file])
-def test_a_change_to_our_own_files_meanwhile_is_not_removed(
-    site: Path, change: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    assert run("apply", site) == Exit.DONE
-    mine = site / PACKAGE / "a.py"
-    meanwhile(monkeypatch, lambda: change(mine))
-    assert run("revert", site) == Exit.FOREIGN
-    assert f"{mine}: was changed by somebody else" in capsys.readouterr().err
-    assert mine.read_bytes().endswith(b"# mine\n")
-
-
-@pytest.mark.parametrize(("name", "command"), [("a.py", "apply"), ("sub/notes.txt", "revert")])
-def test_a_file_that_appears_in_our_directory_meanwhile_stays(
-    site: Path, name: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    assert run("apply", site) == Exit.DONE
-    mine = site / PACKAGE / name
-    mine.parent.mkdir(exist_ok=True)
-    mine.unlink(missing_ok=True)
-    meanwhile(monkeypatch, lambda: a_line_more(mine))
-    assert run(command, site) == Exit.FOREIGN
-    assert str(mine) in capsys.readouterr().err
-    assert mine.read_bytes() == b"# mine\n"
+    message = capsys.readouterr().err
+    assert str(site / path) in message
+    assert "sub" in path or "was changed by somebody else" in message
+    assert changed[0] == snapshot(site).get(path)

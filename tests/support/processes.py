@@ -6,14 +6,14 @@ from pathlib import Path
 
 def started_with(variable: str) -> list[str]:
     """The command lines of the processes that have NAME=VALUE in their environment."""
-    found = []
+    lines = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if variable.encode() in (process / "environ").read_bytes().split(b"\0"):
-                found.append((process / "cmdline").read_text().replace("\0", " "))
+                lines.append((process / "cmdline").read_text().replace("\0", " "))
         except OSError:
             continue
-    return found
+    return lines
 
 
 def gone(variable: str, seconds: float = 5.0) -> bool:
