@@ -14,7 +14,7 @@ from support import modules
 
 
 class Spec(NamedTuple):
-    """A request of a test; bad words in ``params`` are lists of token ids."""
+    """A request: its prompt, output and sampling parameters, with bad words as token ids."""
 
     prompt: list[int] | None
     output: list[int]
@@ -126,8 +126,8 @@ def drawn(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of 4-byte elements have the same bits."""
-    bits = (each.contiguous().view(torch.int32) for each in (one, other))
+    """Return whether two tensors of 4-byte elements have the same bits."""
+    bits = (tensor.contiguous().view(torch.int32) for tensor in (one, other))
     return bool(torch.equal(*bits))
 
 
