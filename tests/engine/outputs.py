@@ -22,7 +22,6 @@ from support.engine_stats import EngineStats
 
 REFERENCE = "simulated sync"
 CHECK = "simulated async"
-MUTANTS = "mutants async"
 PROCESSOR = "support.processors:ForbidLatest"
 
 Part = Callable[[Path, Path], Any]
@@ -64,10 +63,6 @@ def run_references(model: Path) -> Any:
     return references
 
 
-def _references(path: Path) -> Any:
-    return json.loads(path.read_text())[REFERENCE]
-
-
 PARTS: dict[str, Part] = {
     "mixed sync": lambda model, _: run_mixed(model, False),
     "allowed sync": lambda model, _: run_allowed(model, False),
@@ -75,8 +70,7 @@ PARTS: dict[str, Part] = {
     "mixed async": lambda model, _: run_mixed(model, True),
     "processor async": lambda model, _: run_mixed(model, True, [PROCESSOR]),
     "allowed async": lambda model, _: run_allowed(model, True),
-    CHECK: lambda model, path: simulated.check(model, _references(path)),
-    MUTANTS: lambda model, path: simulated.check_mutants(model, _references(path)),
+    CHECK: lambda model, path: simulated.check(model, json.loads(path.read_text())[REFERENCE]),
 }
 
 

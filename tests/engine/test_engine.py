@@ -1,7 +1,7 @@
 """A real engine on the CPU, started as a user starts it: before apply, after it, after revert.
 
 One view of the shared environment's vLLM throughout. The overlaid engine's process imports vLLM
-anew, and so does its worker.
+anew, and so does its worker. No engine compiles, as compiled code may give other bits.
 """
 
 import json
@@ -45,7 +45,7 @@ def test_requests_are_answered_and_differ(pristine: Any) -> None:
 def test_overlaid_engine_equals_stock_and_logs_its_digest(engine: Engine, pristine: Any) -> None:
     engine.apply()
     assert run("verify", "--site", engine.site).returncode == Exit.DONE
-    overlaid = engine.start(environment={"VLLM_READINESS": "on"})
+    overlaid = engine.start(environment={**forked.ENVIRONMENT, "VLLM_READINESS": "on"})
     overlaid.wait_for("Readiness overlay")
     in_use = run("revert", "--site", engine.site)
     assert in_use.returncode == Exit.BUSY
@@ -61,7 +61,7 @@ def test_overlaid_engine_equals_stock_and_logs_its_digest(engine: Engine, pristi
 def test_reverted_engine_is_stock_again(engine: Engine, pristine: Any) -> None:
     engine.apply()
     engine.revert()
-    reverted = engine.start()
+    reverted = engine.start(environment=forked.ENVIRONMENT)
     assert reverted.finish() == pristine
     assert "Readiness overlay" not in reverted.text()
 

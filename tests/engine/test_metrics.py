@@ -32,7 +32,7 @@ WAYS = ("overlaid", pytest.param("plugin", marks=pytest.mark.slow))
 PLUGIN = sites.REPO / "scripts" / "probe" / "plugin"
 PREFIX = "vllm:readiness_"
 KINDS = ("execute_model", "sample_tokens", "fence", "output")
-#: Some of what vLLM says of itself; dashboards go by these names.
+#: Some of vLLM's own metrics, by the names that dashboards use.
 VLLMS = {
     *("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
     *("vllm:prompt_tokens", "vllm:generation_tokens", "vllm:request_success"),
@@ -144,8 +144,8 @@ def servers(folder: Path, environments: dict[str, dict[str, str]]) -> Iterator[S
     try:
         yield server
     finally:
-        for each in started.values():
-            each.stop()
+        for running in started.values():
+            running.stop()
 
 
 def record(counted: Histograms, *rows: tuple[int, int, int]) -> None:
@@ -155,7 +155,7 @@ def record(counted: Histograms, *rows: tuple[int, int, int]) -> None:
 
 
 def samples(family: Metric) -> dict[tuple[str, ...], float]:
-    """Values by the end of the sample's name and the labels' values."""
+    """Return values by the suffix of the sample's name and the labels' values."""
     return {
         (
             sample.name.removeprefix(family.name),
@@ -195,12 +195,12 @@ def test_a_server_shows_what_its_workers_have_written(way: str, servers: Servers
     page = server.metrics()
     steps = page[f"{PREFIX}execute_model_seconds"]
     assert steps.type == "histogram"
-    found = samples(steps)
-    assert found["_bucket", "0.0025", "rank7"] == 0
-    assert found["_bucket", "0.005", "rank7"] == 1
-    assert found["_bucket", "0.01", "rank7"] == 2
-    assert found["_count", "rank7"] == found["_bucket", "+Inf", "rank7"] == 2
-    assert found["_sum", "rank7"] == 0.009000001
+    values = samples(steps)
+    assert values["_bucket", "0.0025", "rank7"] == 0
+    assert values["_bucket", "0.005", "rank7"] == 1
+    assert values["_bucket", "0.01", "rank7"] == 2
+    assert values["_count", "rank7"] == values["_bucket", "+Inf", "rank7"] == 2
+    assert values["_sum", "rank7"] == 0.009000001
     fences = samples(page[f"{PREFIX}fence_seconds"])
     assert fences["_bucket", "1e-06", "penalties", "rank7"] == 1
     assert ("_count", "history", "rank7") not in fences
@@ -224,8 +224,8 @@ def test_garbage_beside_the_files_ends_no_scrape(way: str, servers: Servers) -> 
     record(counted, (1, 1, 0))
     counted.write(f"{server.probe}.rank5.metrics")
     for _ in range(3):
-        found = samples(server.metrics()[f"{PREFIX}sample_tokens_seconds"])
-        assert found["_count", "rank5"] == 1
+        values = samples(server.metrics()[f"{PREFIX}sample_tokens_seconds"])
+        assert values["_count", "rank5"] == 1
     assert server.log.read_text().count(f"/metrics leaves out {garbage}") == 1
     counted.remove()
 
@@ -246,7 +246,7 @@ def test_overlay_and_plugin_show_the_same_metrics(servers: Servers) -> None:
     assert types[0] == types[1]
 
 
-#: Makes the routes that a server of several makes, and gives the page that it shows.
+#: Makes the routes of one of several servers, and prints its page.
 OF_SEVERAL = """
 import vllm.plugins, vllm.v1.metrics.prometheus
 if {early}:
@@ -298,6 +298,6 @@ def test_each_of_several_servers_shows_the_same(
     page = {family.name: family for family in families}
     assert len(page) == len(families)
     assert samples(page["vllm:of_its_own"])[("_total",)] == 1
-    found = samples(page[f"{PREFIX}sample_tokens_seconds"])
-    assert found["_count", "rank3"] == found["_bucket", "5e-06", "rank3"] == 1
+    values = samples(page[f"{PREFIX}sample_tokens_seconds"])
+    assert values["_count", "rank3"] == values["_bucket", "5e-06", "rank3"] == 1
     counted.remove()

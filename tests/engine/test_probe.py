@@ -33,7 +33,7 @@ LATE = ["plugin, asynchronous", "overlaid, asynchronous"]
 
 
 class Recorded(NamedTuple):
-    """One run: its tokens, the client's times, the probe's records by process, and the log."""
+    """A run: its tokens, the client's times, the probe's records by process, and the log."""
 
     tokens: list[list[int]]
     stamps: list[int]
@@ -45,7 +45,7 @@ class Recorded(NamedTuple):
 def recorded(
     folder: Path, stock: PreloadedEngine, overlaid: PreloadedEngine
 ) -> dict[str, Recorded]:
-    """All the runs, by name."""
+    """Return all runs, by name."""
     device = asynchronous.announce(folder / "device", asynchronous.register)
 
     def result(name: str) -> Recorded:
@@ -79,7 +79,7 @@ def test_workers_and_cores_record_the_same_kinds_wherever_they_run(
     recorded: dict[str, Recorded], name: str
 ) -> None:
     processes = recorded[name].processes
-    assert {label: kinds(each) for label, each in processes.items()} == {
+    assert {label: kinds(process) for label, process in processes.items()} == {
         "rank0": SYNCHRONOUS,
         "engine0": OF_THE_CORE,
     }

@@ -1,9 +1,17 @@
-"""The names of :mod:`support.lockstep` and :mod:`support.batches` before they were renamed."""
+"""The names of :mod:`support.lockstep` before they were renamed."""
 
-from support.batches import fail_third_slot as no_room_for_a_third
-from support.lockstep import BLOCK, VOCABULARY, LockstepRun, RunnerUnderTest
+from support.lockstep import (
+    BLOCK,
+    DRAFTED,
+    OWN,
+    VOCABULARY,
+    LockstepRun,
+    RunnerUnderTest,
+    SetAside,
+)
+from support.lockstep import fail_third_slot as no_room_for_a_third
 
-__all__ = ["BLOCK", "VOCABULARY", "Life", "no_room_for_a_third"]
+__all__ = ["BLOCK", "DRAFTED", "OWN", "VOCABULARY", "Life", "SetAside", "no_room_for_a_third"]
 
 
 class Life(LockstepRun):

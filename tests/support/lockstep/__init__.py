@@ -8,6 +8,7 @@ that arrive only when they are waited for, also where the engine has read anothe
 Consumers must see the same in all three.
 """
 
+from support.batches import fail_third_slot
 from support.lockstep.model import DRAFTED
 from support.lockstep.run import LockstepRun, SetAside
 from support.lockstep.runner import OWN, RunnerUnderTest
@@ -21,4 +22,5 @@ __all__ = [
     "LockstepRun",
     "RunnerUnderTest",
     "SetAside",
+    "fail_third_slot",
 ]
