@@ -57,8 +57,8 @@ def report(request: pytest.FixtureRequest) -> Any:
 
 
 def _values(outputs: dict[str, Any]) -> list[float]:
-    """The logprobs' values, in order."""
-    tops = [top for output in outputs.values() for top in output["logprobs"] or ()]
+    """Return the logprobs' values, by request; outputs are in the order of their ends."""
+    tops = [top for name in sorted(outputs) for top in outputs[name]["logprobs"] or ()]
     return [value for top in tops for _, value, _ in top]
 
 
