@@ -13,7 +13,7 @@ from support.sites import REPO
 
 @pytest.fixture(scope="session")
 def folder() -> Iterator[Path]:
-    """A directory beside the shared environment, so that its files can be linked to."""
+    """A directory where the files of the shared environment can be hard-linked."""
     folder = Path(tempfile.mkdtemp(prefix="engines-", dir=REPO / "build"))
     yield folder
     shutil.rmtree(folder)

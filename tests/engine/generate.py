@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from demo.model import write
+from support.engine_loop import Arrival, build_engine, run_requests
 
 #: FlashAttention 3 takes no float32.
 DTYPE = "bfloat16" if torch.cuda.is_available() else "float32"
@@ -32,62 +33,32 @@ SETTINGS: list[dict[str, Any]] = [
     {"temperature": 0.0, "logit_bias": {11: 5.0, 13: -5.0}, "logprobs": 3},
     {"temperature": 0.0, "ignore_eos": True, "max_tokens": 64},
 ]
-
-
 #: Settings that vLLM refuses with speculative decoding.
-NOT_WITH_DRAFTS = ("min_p", "logit_bias")
+NOT_WITH_DRAFTS = {"min_p", "logit_bias"}
 
 
-def main(model: Path, out: Path, speculative: str = "") -> None:
-    """Generate with every setting in one batch, and write the results."""
-    from vllm import LLM, SamplingParams, TokensPrompt
-
-    llm = LLM(
-        model=str(write(model.with_name("drawn"), vocab_size=1009, torch_dtype=DTYPE)),
+def main(model: Path, out: Path, speculative: str = "null") -> None:
+    """Generate with every setting in one batch, and write the outputs."""
+    drafts = json.loads(speculative)
+    engine = build_engine(
+        write(model.with_name("drawn"), vocab_size=1009, torch_dtype=DTYPE),
         load_format="dummy",
-        skip_tokenizer_init=True,
-        max_model_len=256,
         gpu_memory_utilization=0.3,
-        enforce_eager=True,
-        seed=0,
-        speculative_config=json.loads(speculative) if speculative else None,
+        enable_prefix_caching=True,
+        speculative_config=drafts,
     )
-    settings = SETTINGS
-    period = 10**6
-    if speculative:
-        settings = [each for each in SETTINGS if not set(each) & set(NOT_WITH_DRAFTS)]
-        period = 4
-    prompts = [
-        [(7 * n + k % period) % 1000 + 3 for k in range(5 + n)] for n in range(len(settings))
-    ]
-    parameters = [
-        SamplingParams(**{"max_tokens": 24, "detokenize": False, **setting}) for setting in settings
-    ]
-    results = llm.generate(
-        [TokensPrompt(prompt_token_ids=p) for p in prompts], parameters, use_tqdm=False
-    )
-    report = []
-    for result in results:
-        output = result.outputs[0]
-        report.append(
-            {
-                "tokens": list(output.token_ids),
-                "finish": output.finish_reason,
-                "logprobs": logprob_lists(output.logprobs),
-                "prompt_logprobs": logprob_lists(result.prompt_logprobs),
-            }
+    settings = [each for each in SETTINGS if not (drafts and each.keys() & NOT_WITH_DRAFTS)]
+    period = 4 if drafts else 10**6
+    requests = [
+        Arrival(
+            str(number),
+            [(7 * number + k % period) % 1000 + 3 for k in range(5 + number)],
+            {"max_tokens": 24, **fields},
         )
-    out.write_text(json.dumps(report))
-
-
-def logprob_lists(positions: Any) -> Any:
-    """By position, [token, logprob, rank] of each logprob; JSON keeps every bit of a float."""
-    if positions is None:
-        return None
-    return [
-        logprobs and [[token, each.logprob, each.rank] for token, each in logprobs.items()]
-        for logprobs in positions
+        for number, fields in enumerate(settings)
     ]
+    outputs, _ = run_requests(engine, requests)
+    out.write_text(json.dumps([outputs[request.name] for request in requests]))
 
 
 if __name__ == "__main__":

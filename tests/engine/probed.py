@@ -13,35 +13,28 @@ from pathlib import Path
 from typing import Any
 
 from demo.model import write
+from support.engine_loop import Arrival, build_engine, run_requests
 
 #: Steps take some 20 ms; the way from one process to another is short beside that.
 LARGER = {"hidden_size": 256, "num_hidden_layers": 4, "vocab_size": 32000}
 REQUESTS = 8
-LENGTH = 90
+LENGTH = 50
 #: None of these ends a request early.
-KINDS: list[dict[str, Any]] = [{}, {"presence_penalty": 1.5}, {"logprobs": 2}]
+SETTINGS: list[dict[str, Any]] = [{}, {"presence_penalty": 1.5}, {"logprobs": 2}]
 
 
 def main(model: Path, out: Path, mode: str = "") -> None:
     """Run all requests, and write tokens and times."""
-    from vllm import LLM, SamplingParams, TokensPrompt
-
     size = {"vocab_size": 1009} if mode else LARGER
-    llm = LLM(
-        model=str(write(model.with_name(f"probed {mode}".strip()), **size)),
+    engine = build_engine(
+        write(model.with_name(f"probed {mode}".strip()), **size),
         load_format="dummy",
-        skip_tokenizer_init=True,
-        max_model_len=256,
         max_num_seqs=REQUESTS,
         gpu_memory_utilization=0.3,
-        enforce_eager=True,
-        enable_prefix_caching=False,
         async_scheduling=bool(mode),
         fail_on_environ_validation=True,
-        seed=0,
     )
-    core = llm.llm_engine.engine_core
-    get_output = core.get_output
+    get_output = engine.engine_core.get_output
     stamps: list[int] = []
 
     def stamped() -> Any:
@@ -50,23 +43,17 @@ def main(model: Path, out: Path, mode: str = "") -> None:
             stamps.append(time.perf_counter_ns())
         return outputs
 
-    core.get_output = stamped
-    prompts = [
-        TokensPrompt(prompt_token_ids=[3 + 7 * k * (n + 1) % 900 for k in range(16)])
-        for n in range(REQUESTS)
-    ]
-    parameters = [
-        SamplingParams(
-            temperature=0.0,
-            max_tokens=LENGTH,
-            ignore_eos=True,
-            detokenize=False,
-            **KINDS[n % len(KINDS)],
+    engine.engine_core.get_output = stamped
+    requests = [
+        Arrival(
+            str(n),
+            [3 + 7 * k * (n + 1) % 900 for k in range(16)],
+            {"max_tokens": LENGTH, "ignore_eos": True, **SETTINGS[n % len(SETTINGS)]},
         )
         for n in range(REQUESTS)
     ]
-    results = llm.generate(prompts, parameters, use_tqdm=False)
-    tokens = [list(result.outputs[0].token_ids) for result in results]
+    outputs, _ = run_requests(engine, requests)
+    tokens = [outputs[request.name]["tokens"] for request in requests]
     out.write_text(json.dumps({"tokens": tokens, "stamps": stamps}))
 
 

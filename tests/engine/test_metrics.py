@@ -1,7 +1,6 @@
 """The probe's figures on the /metrics of real servers: overlaid, and stock with a plugin.
 
-Beside the servers' own workers this process writes figures, which it knows beforehand; it is
-as good a worker as any to a server.
+Beside the servers' own workers this process writes known figures, as another worker would.
 """
 
 import contextlib
@@ -14,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,15 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from support import forked, sites
 from support.asynchronous import announce
-from support.engine import PATIENCE, Engine, at_once
+from support.engine import PATIENCE, Engine
 from vllm.v1.readiness.probe.histograms import Histograms
 
-WAYS = ("overlaid", "plugin")
+#: How a server gets the probe.
+WAYS = ("overlaid", pytest.param("plugin", marks=pytest.mark.slow))
 PLUGIN = sites.REPO / "scripts" / "probe" / "plugin"
 PREFIX = "vllm:readiness_"
 KINDS = ("execute_model", "sample_tokens", "fence", "output")
-#: Some of what vLLM says of itself; dashboards go by these names.
+#: Some of vLLM's own metrics, by the names that dashboards use.
 VLLMS = {
     *("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
     *("vllm:prompt_tokens", "vllm:generation_tokens", "vllm:request_success"),
@@ -48,25 +48,20 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 @pytest.fixture(scope="module")
 def environments(folder: Path, stock: Engine, overlaid: Engine) -> dict[str, dict[str, str]]:
-    """By way, the variables that a server runs with.
-
-    The overlaid one starts its processes as vLLM does by default; the other one forks them,
-    which saves their imports.
-    """
+    """By way, the variables that a server runs with; it forks its workers."""
     forking = [announce(folder / "forked", forked.fork), sites.REPO / "tests"]
-    searched = {"overlaid": [overlaid.site], "plugin": [stock.site, PLUGIN, *forking]}
-    more: dict[str, Mapping[str, str]] = {"overlaid": {}, "plugin": forked.ENVIRONMENT}
+    searched = {"overlaid": [overlaid.site, *forking], "plugin": [stock.site, PLUGIN, *forking]}
     return {
         way: {
             **os.environ,
-            **more[way],
+            **forked.ENVIRONMENT,
             "PYTHONPATH": os.pathsep.join(map(str, searched[way])),
             "VLLM_READINESS_PROBE": str(folder / f"probe of {way}"),
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_LOGGING_LEVEL": "INFO",
             "VLLM_NO_USAGE_STATS": "1",
         }
-        for way in WAYS
+        for way in searched
     }
 
 
@@ -94,7 +89,7 @@ class Server:
             )
 
     def ask(self, path: str, body: Any = None) -> str:
-        """The answer to a request."""
+        """Return the answer to a request."""
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}",
             data=None if body is None else json.dumps(body).encode(),
@@ -104,14 +99,14 @@ class Server:
             return str(answer.read(), "utf-8")
 
     def metrics(self) -> dict[str, Metric]:
-        """What /metrics shows, by name."""
+        """Return the metric families of /metrics, by name."""
         families = list(text_string_to_metric_families(self.ask("/metrics")))
-        found = {family.name: family for family in families}
-        assert len(found) == len(families)
-        return found
+        page = {family.name: family for family in families}
+        assert len(page) == len(families)
+        return page
 
     def wait(self) -> None:
-        """Until it serves."""
+        """Wait until it serves."""
         deadline = time.monotonic() + PATIENCE
         while True:
             assert self.process.poll() is None, self.log.read_text()[-4000:]
@@ -122,31 +117,35 @@ class Server:
             time.sleep(0.5)
 
     def stop(self) -> None:
-        """And all that it has started."""
+        """Stop the server, and all processes that it has started."""
         for end in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 os.killpg(self.process.pid, end)
                 self.process.wait(30)
 
 
+Servers = Callable[[str], Server]
+
+
 @pytest.fixture(scope="module")
-def servers(folder: Path, environments: dict[str, dict[str, str]]) -> Iterator[dict[str, Server]]:
-    """A server of each way, started side by side where there is room for it."""
+def servers(folder: Path, environments: dict[str, dict[str, str]]) -> Iterator[Servers]:
+    """Return a way's server, which is started when it is first asked for."""
     model.write(folder / "served model", num_attention_heads=2, num_key_value_heads=1)
     started: dict[str, Server] = {}
-    try:
-        for way in WAYS:
+
+    def server(way: str) -> Server:
+        if way not in started:
             started[way] = Server(folder, way, environments[way])
-            if at_once() == 1:
-                started[way].wait()
-        for server in started.values():
-            server.wait()
+            started[way].wait()
             prompt = {"token_ids": [11, 13, 17], "sampling_params": {"max_tokens": 3}}
-            server.ask("/inference/v1/generate", prompt)
-        yield started
+            started[way].ask("/inference/v1/generate", prompt)
+        return started[way]
+
+    try:
+        yield server
     finally:
-        for server in started.values():
-            server.stop()
+        for running in started.values():
+            running.stop()
 
 
 def record(counted: Histograms, *rows: tuple[int, int, int]) -> None:
@@ -156,7 +155,7 @@ def record(counted: Histograms, *rows: tuple[int, int, int]) -> None:
 
 
 def samples(family: Metric) -> dict[tuple[str, ...], float]:
-    """Values by the end of the sample's name and the labels' values."""
+    """Return values by the suffix of the sample's name and the labels' values."""
     return {
         (
             sample.name.removeprefix(family.name),
@@ -167,10 +166,10 @@ def samples(family: Metric) -> dict[tuple[str, ...], float]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_server_shows_what_its_own_steps_took(way: str, servers: dict[str, Server]) -> None:
+def test_a_server_shows_what_its_own_steps_took(way: str, servers: Servers) -> None:
     """Three tokens took three steps; figures are written every two seconds."""
     metrics = ("execute_model", "sample_tokens", "output_interval", "schedule")
-    server = servers[way]
+    server = servers(way)
     deadline = time.monotonic() + 60
     while True:
         page = server.metrics()
@@ -188,20 +187,20 @@ def test_a_server_shows_what_its_own_steps_took(way: str, servers: dict[str, Ser
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_server_shows_what_its_workers_have_written(way: str, servers: dict[str, Server]) -> None:
-    server = servers[way]
+def test_a_server_shows_what_its_workers_have_written(way: str, servers: Servers) -> None:
+    server = servers(way)
     counted = Histograms(KINDS)
     record(counted, (0, 4_000_000, 0), (0, 5_000_001, 0), (2, 300, 1), (3, 6_400_000, 1))
     counted.write(f"{server.probe}.rank7.metrics")
     page = server.metrics()
     steps = page[f"{PREFIX}execute_model_seconds"]
     assert steps.type == "histogram"
-    found = samples(steps)
-    assert found["_bucket", "0.0025", "rank7"] == 0
-    assert found["_bucket", "0.005", "rank7"] == 1
-    assert found["_bucket", "0.01", "rank7"] == 2
-    assert found["_count", "rank7"] == found["_bucket", "+Inf", "rank7"] == 2
-    assert found["_sum", "rank7"] == 0.009000001
+    values = samples(steps)
+    assert values["_bucket", "0.0025", "rank7"] == 0
+    assert values["_bucket", "0.005", "rank7"] == 1
+    assert values["_bucket", "0.01", "rank7"] == 2
+    assert values["_count", "rank7"] == values["_bucket", "+Inf", "rank7"] == 2
+    assert values["_sum", "rank7"] == 0.009000001
     fences = samples(page[f"{PREFIX}fence_seconds"])
     assert fences["_bucket", "1e-06", "penalties", "rank7"] == 1
     assert ("_count", "history", "rank7") not in fences
@@ -217,39 +216,37 @@ def test_a_server_shows_what_its_workers_have_written(way: str, servers: dict[st
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_garbage_beside_the_files_ends_no_scrape(way: str, servers: dict[str, Server]) -> None:
-    server = servers[way]
+def test_garbage_beside_the_files_ends_no_scrape(way: str, servers: Servers) -> None:
+    server = servers(way)
     garbage = Path(f"{server.probe}.rank6.metrics")
     garbage.write_bytes(b"\x00" * 100)
     counted = Histograms(KINDS)
     record(counted, (1, 1, 0))
     counted.write(f"{server.probe}.rank5.metrics")
     for _ in range(3):
-        found = samples(server.metrics()[f"{PREFIX}sample_tokens_seconds"])
-        assert found["_count", "rank5"] == 1
+        values = samples(server.metrics()[f"{PREFIX}sample_tokens_seconds"])
+        assert values["_count", "rank5"] == 1
     assert server.log.read_text().count(f"/metrics leaves out {garbage}") == 1
     counted.remove()
 
 
-def test_vllms_own_metrics_are_as_they_were(servers: dict[str, Server]) -> None:
-    pages = {way: servers[way].metrics() for way in WAYS}
-    ours = {way: {name for name in page if name.startswith(PREFIX)} for way, page in pages.items()}
-    assert len(ours["overlaid"]) == 8
-    assert ours["overlaid"] == ours["plugin"]
-    rest = {
-        way: {name: page[name].type for name in page.keys() - ours[way]}
-        for way, page in pages.items()
-    }
-    assert rest["overlaid"] == rest["plugin"]
-    assert rest["overlaid"].keys() >= VLLMS
-    for page in pages.values():
-        tokens = [
-            s.value for s in page["vllm:generation_tokens"].samples if s.name.endswith("_total")
-        ]
-        assert tokens == [3]
+@pytest.mark.parametrize("way", WAYS)
+def test_vllms_own_metrics_are_still_there(way: str, servers: Servers) -> None:
+    page = servers(way).metrics()
+    assert sum(name.startswith(PREFIX) for name in page) == 8
+    assert page.keys() >= VLLMS
+    tokens = page["vllm:generation_tokens"].samples
+    assert [s.value for s in tokens if s.name.endswith("_total")] == [3]
 
 
-#: Makes the routes that a server of several makes, and gives the page that it shows.
+@pytest.mark.slow
+def test_overlay_and_plugin_show_the_same_metrics(servers: Servers) -> None:
+    first, second = (servers(way).metrics() for way in ("overlaid", "plugin"))
+    types = [{name: family.type for name, family in page.items()} for page in (first, second)]
+    assert types[0] == types[1]
+
+
+#: Makes the routes of one of several servers, and prints its page.
 OF_SEVERAL = """
 import vllm.plugins, vllm.v1.metrics.prometheus
 if {early}:
@@ -272,7 +269,12 @@ print("\\n== " + answer.text, end="")
 
 
 @pytest.mark.parametrize(
-    ("way", "early"), [("overlaid", True), ("plugin", True), ("plugin", False)]
+    ("way", "early"),
+    [
+        ("overlaid", True),
+        pytest.param("plugin", True, marks=pytest.mark.slow),
+        pytest.param("plugin", False, marks=pytest.mark.slow),
+    ],
 )
 def test_each_of_several_servers_shows_the_same(
     way: str, early: bool, environments: dict[str, dict[str, str]], tmp_path: Path
@@ -296,6 +298,6 @@ def test_each_of_several_servers_shows_the_same(
     page = {family.name: family for family in families}
     assert len(page) == len(families)
     assert samples(page["vllm:of_its_own"])[("_total",)] == 1
-    found = samples(page[f"{PREFIX}sample_tokens_seconds"])
-    assert found["_count", "rank3"] == found["_bucket", "5e-06", "rank3"] == 1
+    values = samples(page[f"{PREFIX}sample_tokens_seconds"])
+    assert values["_count", "rank3"] == values["_bucket", "5e-06", "rank3"] == 1
     counted.remove()

@@ -17,6 +17,7 @@ import vllm  # noqa: F401  (sets up what torch reads when it is imported)
 # isort: split
 import torch
 from demo.model import write
+from support.engine_loop import Arrival, build_engine
 
 VOCABULARY = 151_936
 REQUESTS = 256
@@ -25,26 +26,19 @@ TOKENS = 3
 
 def main(directory: Path, out: Path) -> None:
     """Write the bytes allocated before the requests, and after their last output."""
-    from vllm import LLM, SamplingParams, TokensPrompt
-
-    write(directory, vocab_size=VOCABULARY)
-    engine = LLM(
-        str(directory),
+    engine = build_engine(
+        write(directory, vocab_size=VOCABULARY),
         load_format="dummy",
-        skip_tokenizer_init=True,
-        enforce_eager=True,
         gpu_memory_utilization=0.3,
         max_num_seqs=REQUESTS,
         max_logprobs=-1,
         async_scheduling=True,
-    ).llm_engine
-    params = SamplingParams(
-        temperature=0.0, max_tokens=TOKENS, ignore_eos=True, detokenize=False, logprobs=-1
     )
+    params = {"max_tokens": TOKENS, "ignore_eos": True, "logprobs": -1}
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     for number in range(REQUESTS):
-        engine.add_request(str(number), TokensPrompt(prompt_token_ids=[1, 2, number]), params)
+        Arrival(str(number), [1, 2, number], params).add_to(engine)
     finished = 0
     while finished < REQUESTS:
         finished += sum(each.finished for each in engine.engine_core.get_output().outputs)

@@ -27,7 +27,6 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +35,9 @@ import vllm  # noqa: F401  (sets up what torch reads when it is imported)
 # isort: split
 import torch
 from bench import thinking
-from engine.generate import DTYPE, logprob_lists
+from engine.generate import DTYPE
 from support.checkpoint import VOCABULARY, generate
-from support.params import sampling_params
+from support.engine_loop import Arrival, build_engine, run_requests
 
 REQUESTS = 16
 TOKENS = 150
@@ -135,47 +134,27 @@ THINKING: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Request:
-    """A request, and the step before which it arrives."""
-
-    name: str
-    prompt: list[int]
-    parameters: dict[str, Any]
-    arrives: int
-
-
-def requests(batch: str, short: bool) -> list[Request]:
-    """A batch's requests, the same ones each time."""
+def requests(batch: str, short: bool) -> list[Arrival]:
+    """Draw a batch's requests, the same ones each time."""
     chance = random.Random(batch)
-    kinds = (BATCHES | THINKING)[batch]
+    settings = (BATCHES | THINKING)[batch]
     long = batch in ("prompts", "mixed")
-    requests = []
+    arrivals = []
     for number in range(4 if short else REQUESTS):
-        kind = dict(kinds[number % len(kinds)])
-        if not torch.cuda.is_available():
-            kind.pop("seed", None)  # stock's CPU runner fails with chunked prompts
-            kind.pop("temperature", None)
+        params = {"max_tokens": 6 if short else TOKENS, "ignore_eos": True}
+        params |= settings[number % len(settings)]
+        if not torch.cuda.is_available():  # stock's CPU runner fails with chunked prompts
+            params.pop("seed", None)
+            params.pop("temperature", None)
         # Some are periodic, so that drafts are made from the first step on.
         period = chance.choice([3, 7, 400])
         length = chance.randint(BUDGET + 10, 250) if long else chance.randint(3, 40)
         pool = [chance.randrange(3, VOCABULARY) for _ in range(period)]
-        prompt = [pool[at % period] for at in range(length)]
-        if "thinking_token_budget" in kind:
+        prompt = [pool[place % period] for place in range(length)]
+        if "thinking_token_budget" in params:
             prompt += thinking.START + pool[: number % 3]
-        requests.append(
-            Request(
-                name=f"{batch} {number}",
-                prompt=prompt,
-                parameters={
-                    "max_tokens": 6 if short else TOKENS,
-                    "ignore_eos": True,
-                    **kind,
-                },
-                arrives=0 if short else 4 * number,
-            )
-        )
-    return requests
+        arrivals.append(Arrival(f"{batch} {number}", prompt, params, 0 if short else 4 * number))
+    return arrivals
 
 
 class Watch:
@@ -290,62 +269,36 @@ def plant() -> None:
 
 def start(model: Path, name: str, short: bool, budgets: bool) -> Any:
     """Start an engine; without graphs if it is for a few steps."""
-    from vllm import EngineArgs, LLMEngine
-
     small: dict[str, Any] = {}
     if torch.cuda.is_available():
         # No profiling, which other engines on the same device would disturb.
         small = {"gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 64 << 20}
-    return LLMEngine.from_engine_args(
-        EngineArgs(
-            model=str(generate(model)),
-            skip_tokenizer_init=True,
-            dtype=DTYPE,
-            max_model_len=512,
-            max_num_seqs=REQUESTS,
-            max_num_batched_tokens=BUDGET,
-            max_logprobs=-1,
-            reasoning_config=thinking.config() if budgets else None,
-            enable_prefix_caching=False,
-            disable_log_stats=True,
-            seed=0,
-            **{**small, **ENGINES[name], **({"enforce_eager": True} if short else {})},
-        )
+    return build_engine(
+        generate(model),
+        dtype=DTYPE,
+        max_model_len=512,
+        max_num_seqs=REQUESTS,
+        max_num_batched_tokens=BUDGET,
+        max_logprobs=-1,
+        reasoning_config=thinking.config() if budgets else None,
+        **{"enforce_eager": short, **small, **ENGINES[name]},
     )
 
 
-def run(engine: Any, batch: Sequence[Request]) -> dict[str, Any]:
+def run(engine: Any, batch: Sequence[Arrival]) -> dict[str, Any]:
     """Run requests to their end; the number of steps, and each request's output."""
-    from vllm import TokensPrompt
-
-    results: dict[str, Any] = {}
-    step = 0
-    while len(results) < len(batch):
-        for request in batch:
-            if request.arrives == step:
-                prompt = TokensPrompt(prompt_token_ids=request.prompt)
-                engine.add_request(request.name, prompt, sampling_params(**request.parameters))
-        for output in engine.step():
-            if output.finished:
-                completion = output.outputs[0]
-                results[output.request_id] = {
-                    "tokens": list(completion.token_ids),
-                    "finish": completion.finish_reason,
-                    "logprobs": _digests(completion.logprobs),
-                    "prompt_logprobs": _digests(output.prompt_logprobs),
-                }
-        step += 1
-    while engine.has_unfinished_requests():
-        engine.step()
-    return {"steps": step, "results": results}
+    outputs, steps = run_requests(engine, batch)
+    for output in outputs.values():
+        for name in ("logprobs", "prompt_logprobs"):
+            output[name] = _digests(output[name])
+    return {"steps": steps, "results": outputs}
 
 
 def _digests(positions: Any) -> list[str] | None:
     """By position, the number of logprobs and a digest of their bits."""
-    lists = logprob_lists(positions)
-    return lists and [
+    return positions and [
         top and f"{len(top)} {hashlib.sha256(json.dumps(top).encode()).hexdigest()[:16]}"
-        for top in lists
+        for top in positions
     ]
 
 
@@ -391,12 +344,12 @@ def _arguments() -> argparse.Namespace:
 if __name__ == "__main__":
     arguments = _arguments()
     if arguments.sanitize:
-        at = sys.argv.index("--sanitize")
+        place = sys.argv.index("--sanitize")
         tool = ["compute-sanitizer", "--tool", "memcheck", "--log-file", str(arguments.sanitize)]
         # Libraries make calls of the CUDA API that fail, and recover. With other kernels
         # watched as well, an engine takes many minutes to start.
         tool += ["--report-api-errors", "no"]
         for kernel in KERNELS:
             tool += ["--kernel-regex", f"kns={kernel}"]
-        os.execvp(tool[0], [*tool, sys.executable, *sys.argv[:at], *sys.argv[at + 2 :]])
+        os.execvp(tool[0], [*tool, sys.executable, *sys.argv[:place], *sys.argv[place + 2 :]])
     main(arguments)

@@ -13,7 +13,6 @@ import hashlib
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import vllm  # noqa: F401  (sets up what torch reads when it is imported)
 # isort: split
 import torch
 from demo.model import write
+from support.engine_loop import Arrival, build_engine, run_requests
 
 UTILIZATION = 0.98
 LEFT = 900 << 20
@@ -67,53 +67,41 @@ def main(directory: Path, out: Path, vocabulary: int, requests: int = REQUESTS) 
 
 def serve(directory: Path, vocabulary: int, requests: int) -> dict[str, Any]:
     """Run the requests."""
-    from vllm import LLM, SamplingParams, TokensPrompt
-
-    engine = LLM(
-        str(directory),
+    engine = build_engine(
+        directory,
         load_format="dummy",
-        skip_tokenizer_init=True,
         gpu_memory_utilization=UTILIZATION,
         max_model_len=A_STEP,
         max_num_seqs=requests,
         max_num_batched_tokens=A_STEP,
-        enable_prefix_caching=False,
+        enforce_eager=False,
         compilation_config={
             "mode": 0,
             "cudagraph_mode": "FULL_DECODE_ONLY",
             "cudagraph_capture_sizes": [requests],
         },
     )
-    core = engine.llm_engine
-    blocks = core.vllm_config.cache_config.num_gpu_blocks
+    blocks = engine.vllm_config.cache_config.num_gpu_blocks
     free = torch.cuda.mem_get_info()[0]
 
-    def add(number: int, prompt: int, **asked: Any) -> None:
-        params = SamplingParams(ignore_eos=True, detokenize=False, **asked)
-        tokens = [(number * 31 + n) % vocabulary for n in range(prompt)]
-        core.add_request(str(number), TokensPrompt(prompt_token_ids=tokens), params)
+    def prompt(number: int, length: int) -> list[int]:
+        return [(number * 31 + n) % vocabulary for n in range(length)]
 
-    for number in range(requests - 2):
-        add(number, 16, presence_penalty=1.5, temperature=0.0, max_tokens=TOKENS)
-    digests: dict[str, str] = {}
-    began = time.monotonic()
-    steps = 0
-    while core.has_unfinished_requests():
-        for output in core.step():
-            if output.finished:
-                ids = json.dumps(list(output.outputs[0].token_ids)).encode()
-                digests[output.request_id] = hashlib.sha256(ids).hexdigest()[:16]
-        steps += 1
-        if steps == TOKENS // 2:
-            for number in (requests - 2, requests - 1):
-                add(number, A_STEP - 8, temperature=0.0, max_tokens=4)
+    penalised = {"presence_penalty": 1.5, "max_tokens": TOKENS, "ignore_eos": True}
+    long = {"max_tokens": 4, "ignore_eos": True}
+    batch = [Arrival(str(n), prompt(n, 16), penalised) for n in range(requests - 2)]
+    batch += [
+        Arrival(str(n), prompt(n, A_STEP - 8), long, step=TOKENS // 2)
+        for n in (requests - 2, requests - 1)
+    ]
+    outputs, _ = run_requests(engine, batch)
+    tokens = sorted((name, output["tokens"]) for name, output in outputs.items())
     return {
         "blocks": blocks,
         "free": free,
         "least free": torch.cuda.mem_get_info()[0],
-        "seconds": time.monotonic() - began,
-        "finished": len(digests),
-        "digest": hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest(),
+        "finished": len(outputs),
+        "digest": hashlib.sha256(json.dumps(tokens).encode()).hexdigest(),
     }
 
 

@@ -94,16 +94,15 @@ def test_nothing_waits() -> None:
         live.begin_step()
         live.prepare(logits, drafts)
         assert not live.host_needs_drafts()
-        for rows, made in ((logits, None), (targets, drafts)):
-            found = BadWords.take(metadata, rows, made)[0]
-            assert found is pair.bad_words
-            if made is None:
-                found.apply(rows, after_drafts=True)
-            else:
-                found.apply_to_targets(rows, made)
-        live.count(sampled, discarded)
+        bad_words = BadWords.take(metadata, logits, None)[0]
+        assert bad_words is not None
+        bad_words.apply(logits, after_drafts=True)
+        assert BadWords.take(metadata, targets, drafts)[0] is bad_words
+        bad_words.apply_to_targets(targets, drafts)
+        live.observe_sampled(sampled, discarded)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert bad_words is pair.bad_words
     assert dict(fences.counts()) == before
     for batch in (pair.stock, pair.ours):
         for row, ids in enumerate(sampled.tolist()):

@@ -1,10 +1,7 @@
 """Device memory that penalties take, with little of it free."""
 
 import gc
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +11,7 @@ from gpu.kinds import ENVIRONMENT
 from support import modules
 from support.batches import Spec, empty, fill, state
 from support.engine import Engine
-from support.sites import REPO, UPSTREAM
+from support.sites import REPO
 
 pytestmark = pytest.mark.gpu
 
@@ -81,7 +78,7 @@ def test_slots_leave_what_activations_need_and_are_given_back() -> None:
     fill(batch, specs[:100])
     begin(batch)
     assert live.penalties.serving
-    live.count(
+    live.observe_sampled(
         torch.ones(100, 1, dtype=torch.int32, device="cuda"),
         torch.zeros(100, dtype=bool, device="cuda"),
     )
@@ -110,28 +107,20 @@ def test_slots_do_not_split_blocks_that_activations_reuse() -> None:
     del activation
 
 
-@pytest.fixture
-def engine() -> Iterator[Engine]:
-    """An overlaid view of the installation, where it can be linked to it."""
-    folder = Path(tempfile.mkdtemp(prefix="engine-", dir=UPSTREAM))
-    engine = Engine(folder)
-    engine.apply()
-    yield engine
-    shutil.rmtree(folder)
-
-
 @pytest.mark.parametrize("vocabulary", [VOCABULARY, LARGE])
 def test_a_nearly_full_device_serves_512_penalised_requests(
     engine: Engine, vocabulary: int
 ) -> None:
-    served = engine.start(PRESSURE, [str(vocabulary)], (), **ENVIRONMENT)
-    found = served.finish()
-    assert "error" not in found, found
-    assert found["finished"] == 512
+    engine.apply()
+    served = engine.start(PRESSURE, [str(vocabulary)], environment=ENVIRONMENT)
+    report = served.finish()
+    assert "error" not in report, report
+    assert report["finished"] == 512
     assert "no memory left for" not in served.text()
     assert "to leave room for the penalties of 512 requests" in served.text()
 
 
 def test_an_idle_engine_holds_no_logprobs_on_the_device(engine: Engine) -> None:
-    found = engine.start(IDLE, [], (), **ENVIRONMENT).finish()
-    assert found["after"] - found["before"] < 32 * MIB, found
+    engine.apply()
+    report = engine.start(IDLE, environment=ENVIRONMENT).finish()
+    assert report["after"] - report["before"] < 32 * MIB, report

@@ -6,24 +6,12 @@ Needs a Python that imports vllm==0.22.0 on a machine with an NVIDIA GPU:
 """
 
 import json
-import shutil
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support.engine import Engine
-from support.sites import OVERLAY, UPSTREAM, run
+from support.sites import OVERLAY, run
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture
-def engine() -> Iterator[Engine]:
-    """A view of the installation, where it can be linked to it."""
-    folder = Path(tempfile.mkdtemp(prefix="engine-", dir=UPSTREAM))
-    yield Engine(folder)
-    shutil.rmtree(folder)
 
 
 def test_the_same_tokens_and_logprobs_on_a_gpu(engine: Engine) -> None:

@@ -41,8 +41,8 @@ def a_batch(vocab: int, seed: int) -> Any:
 def logits_for(rows: int, vocab: int, seed: int) -> torch.Tensor:
     generator = torch.Generator("cuda").manual_seed(seed)
     logits = torch.randn((rows, vocab), device="cuda", generator=generator) * 8
-    at = torch.randint(0, vocab, (rows, len(EDGES)), device="cuda", generator=generator)
-    return logits.scatter_(1, at, torch.tensor(EDGES, device="cuda").expand(rows, -1))
+    columns = torch.randint(0, vocab, (rows, len(EDGES)), device="cuda", generator=generator)
+    return logits.scatter_(1, columns, torch.tensor(EDGES, device="cuda").expand(rows, -1))
 
 
 @pytest.mark.parametrize("vocab", [37, 1009, 32000, 50257, 151936, 151937])
@@ -66,8 +66,7 @@ def test_as_upstream_to_the_bit(vocab: int, contiguous: bool) -> None:
     assert penalties is not None
     before = logits.clone()
     penalties.apply(logits, after_drafts=False)
-    plain = slice(0, None, 4)
-    assert torch.equal(before[plain].view(torch.int32), logits[plain].view(torch.int32))
+    assert same_bits(before[::4], logits[::4])
     penalised = [row for row in range(16) if row % 4]
     finite = ~before.isnan()
     assert torch.equal(logits.isnan(), expected.isnan())
@@ -84,10 +83,10 @@ def test_drafts_count_within_the_step(vocab: int) -> None:
     chooser = random.Random(8)
     some = [0, vocab - 1, 5, 6]
     drafts = [chooser.choices(some, k=row % 5) for row in range(16)]
-    made = SpecDecodeMetadata.make_dummy(drafts, torch.device("cuda"))
+    metadata_of_drafts = SpecDecodeMetadata.make_dummy(drafts, torch.device("cuda"))
     bonus = logits_for(16, vocab, seed=10)
     batch.readiness.begin_step()
-    batch.readiness.prepare(bonus, made)
+    batch.readiness.prepare(bonus, metadata_of_drafts)
     penalties = Penalties.take(batch.sampling_metadata, bonus)[0]
     assert penalties is not None
     metadata = batch.sampling_metadata
@@ -104,8 +103,8 @@ def test_drafts_count_within_the_step(vocab: int) -> None:
         [outputs[row] + ids[:n] for row, ids in enumerate(drafts) for n in range(len(ids))],
     )
     finite = ~targets.isnan()
-    assert Penalties.take(metadata, targets, made)[0] is penalties
-    penalties.apply_to_targets(targets, made)
+    assert Penalties.take(metadata, targets, metadata_of_drafts)[0] is penalties
+    penalties.apply_to_targets(targets, metadata_of_drafts)
     touched = rows % 4 != 0
     assert same_bits(targets.where(finite, 0)[touched], expected.where(finite, 0)[touched])
 
@@ -164,10 +163,10 @@ def test_what_is_sampled_is_counted_and_nothing_waits() -> None:
 
 def test_memory_is_taken_with_the_first_penalty_and_given_back() -> None:
     vocab = 151936
-    plain = empty(modules.overlaid, vocab, "cuda", max_num_reqs=64)
-    fill(plain, [Spec([1, 2], [], {})] * 8)
+    unpenalised = empty(modules.overlaid, vocab, "cuda", max_num_reqs=64)
+    fill(unpenalised, [Spec([1, 2], [], {})] * 8)
     start = torch.cuda.memory_allocated()
-    plain.readiness.prepare(torch.empty(1, vocab), None)
+    unpenalised.readiness.prepare(torch.empty(1, vocab), None)
     assert torch.cuda.memory_allocated() == start
     batch = empty(modules.overlaid, vocab, "cuda", max_num_reqs=64)
     fill(batch, [Spec([1, 2], [3], {"presence_penalty": 1.0} if n % 2 else {}) for n in range(64)])

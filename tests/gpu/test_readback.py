@@ -5,13 +5,9 @@ All engines run at once, since nothing is timed: stock, overlaid with the sync g
 """
 
 import json
-import os
 import random
 import re
 import shutil
-import tempfile
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +15,8 @@ import pytest
 import torch
 from gpu.kinds import BATCHES, ENGINES, ENVIRONMENT, GUARD
 from support.batches import drawn
-from support.checkpoint import generate
-from support.engine import Engine
-from support.sites import REPO, UPSTREAM
+from support.engine import Engine, Run
+from support.sites import REPO
 from vllm.v1.readiness.readback import Readbacks
 
 pytestmark = pytest.mark.gpu
@@ -44,8 +39,8 @@ Runs = dict[tuple[str, str], Any]
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether bytes, shape and dtype are the same."""
-    pair = (each.reshape(-1).view(torch.uint8) for each in (one, other))
+    """Return whether bytes, shape and dtype are the same."""
+    pair = (tensor.reshape(-1).view(torch.uint8) for tensor in (one, other))
     alike = one.shape == other.shape and one.dtype == other.dtype
     return alike and bool(torch.equal(*pair))
 
@@ -88,7 +83,7 @@ class TestKernel:
         chance = random.Random(count)
         for turn in range(5):
             sizes = [chance.choice([0, 1, 5, 128, 2688, 5001]) for _ in range(count)]
-            self.check([drawn(n, chance.choice(DTYPES), turn + at) for at, n in enumerate(sizes)])
+            self.check([drawn(n, chance.choice(DTYPES), turn + i) for i, n in enumerate(sizes)])
 
     def test_sizes_beyond_what_readbacks_have_it_store(self) -> None:
         self.check([drawn(STORED // 4 + 3, torch.int32, 1), drawn(5, torch.int64, 2)])
@@ -96,11 +91,11 @@ class TestKernel:
 
 @pytest.mark.parametrize("words", [STORED // 4 - 1, STORED // 4, STORED // 4 + 1])
 @pytest.mark.parametrize("side", [False, True])
-def test_what_is_stored_and_what_is_copied_arrives_alike(words: int, side: bool) -> None:
+def test_stored_and_copied_tensors_arrive_alike(words: int, side: bool) -> None:
     readbacks = Readbacks(torch.device("cuda"))
     expected = [drawn(words - 33, torch.float32, 1).view(-1, 1), drawn(33, torch.int32, 2)]
     stream = torch.cuda.Stream() if side else None
-    readback = readbacks.start([each.cuda() for each in expected], stream)
+    readback = readbacks.start([tensor.cuda() for tensor in expected], stream)
     readback.wait("test")
     assert all(map(same, readback.tensors, expected))
 
@@ -121,24 +116,28 @@ def test_late_copies_held_dropped_and_reused_are_always_right(seed: int) -> None
     sides = [torch.cuda.Stream() for _ in range(2)]
     counts = [1, 40, 128, 2688, 70_000, 300_000]  # the last is too large to be stored
     known = [torch.arange(count, dtype=torch.int32) for count in counts]
-    bases = [each.cuda() for each in known]
+    bases = [tensor.cuda() for tensor in known]
     torch.cuda.synchronize()
     held: list[Held] = []
     early = 0
 
-    def check(at: int) -> None:
-        tensors, _, expected = held[at]
-        assert all(map(same, tensors, expected))
+    def check(readback: Held) -> None:
+        assert all(map(same, readback.tensors, readback.expected))
+
+    def check_arrived() -> None:
+        for readback in held:
+            if readback.event.query():
+                check(readback)
 
     for number in range(300):
-        what = chance.random()
-        if what < 0.5:
+        action = chance.random()
+        if action < 0.5:
             picked = [chance.randrange(len(counts)) for _ in range(chance.randrange(1, 5))]
-            sources = [bases[at] + number for at in picked]
-            expected = [known[at] + number for at in picked]
+            sources = [bases[n] + number for n in picked]
+            expected = [known[n] + number for n in picked]
             stream = chance.choice([None, *sides])
-            for each in (stream, None):
-                with torch.cuda.stream(each):
+            for delayed in (stream, None):
+                with torch.cuda.stream(delayed):
                     torch.cuda._sleep(chance.choice([0, 0, 100_000, 3_000_000]))
             readback = readbacks.start(sources, stream)
             if stream is None:
@@ -147,30 +146,29 @@ def test_late_copies_held_dropped_and_reused_are_always_right(seed: int) -> None
             del sources
             assert readback.event is not None
             early += not readback.ready()
-            views = [each[len(each) // 2 :] for each in readback.tensors]
-            halves = [each[len(each) // 2 :] for each in expected]
+            views, halves = (
+                [tensor[len(tensor) // 2 :] for tensor in tensors]
+                for tensors in (readback.tensors, expected)
+            )
             whole = Held(readback.tensors, readback.event, expected)
             held.append(whole if chance.random() < 0.5 else Held(views, readback.event, halves))
             del readback, views, whole
-        elif held and what < 0.75:
-            at = chance.randrange(len(held))
-            held[at].event.synchronize()
-            check(at)
+        elif held and action < 0.75:
+            place = chance.randrange(len(held))
+            held[place].event.synchronize()
+            check(held[place])
             if chance.random() < 0.5:
-                del held[at]
-        elif held and what < 0.95:
+                del held[place]
+        elif held and action < 0.95:
             del held[chance.randrange(len(held))]  # in flight or not
-        for at, each in enumerate(held):
-            if each.event.query():
-                check(at)
+        check_arrived()
     torch.cuda.synchronize()
-    for at in range(len(held)):
-        check(at)
+    check_arrived()
     assert early > 20, "nothing was ever in flight"
 
 
-def test_what_is_on_the_host_already_is_copied_too() -> None:
-    """A pooler of somebody else's may give such tensors."""
+def test_tensors_on_the_host_are_copied_too() -> None:
+    """A user's own pooler may return such tensors."""
     sources = [torch.arange(5.0), torch.arange(4.0, device="cuda")]
     readback = Readbacks(torch.device("cuda")).start(sources, torch.cuda.Stream())
     readback.wait("test-owner")
@@ -230,55 +228,34 @@ def test_a_buffer_lives_as_long_as_a_view_of_it() -> None:
 
 
 @pytest.fixture(scope="module")
-def overlaid() -> Iterator[Engine]:
-    """An overlaid view of the installation."""
-    with tempfile.TemporaryDirectory(prefix="readback-", dir=UPSTREAM) as folder:
-        engine = Engine(Path(folder))
-        generate(engine.folder / "model")  # before several runs at once would
-        engine.apply()
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def runs(overlaid: Engine) -> Iterator[Runs]:
+def runs(engines: dict[str, Engine]) -> Runs:
     """The report of every run on every engine."""
-    with tempfile.TemporaryDirectory(prefix="readback-", dir=UPSTREAM) as folder:
-        stock = Engine(Path(folder))
-        generate(stock.folder / "model")
 
-        def result(wanted: tuple[str, str]) -> Any:
-            name, engine = wanted
-            arguments, environment = RUNS[name]
-            side = stock if name == "stock" else overlaid
-            settings = {**ENVIRONMENT, **environment}
-            paths = [REPO / "tests"]
-            return side.start(PROGRAM, [engine, *arguments], paths, **settings).finish()
+    def start(name: str, engine: str) -> Run:
+        arguments, environment = RUNS[name]
+        side = engines["stock" if name == "stock" else "overlaid"]
+        return side.start(PROGRAM, [engine, *arguments], environment={**ENVIRONMENT, **environment})
 
-        names = [(name, engine) for engine in ENGINES for name in RUNS]
-        with ThreadPoolExecutor(min(len(names), os.cpu_count() or 1)) as pool:
-            yield dict(zip(names, pool.map(result, names), strict=True))
+    started = {(name, engine): start(name, engine) for engine in ENGINES for name in RUNS}
+    return {key: run.finish() for key, run in started.items()}
 
 
-def parted(one: Any, other: Any) -> list[str]:
-    """Where the outputs of two runs differ."""
-    found = [
-        f"{name}, {what}"
-        for batch in BATCHES
-        for name, given in one["batches"][batch]["results"].items()
-        for what, value in given.items()
-        if other["batches"][batch]["results"][name][what] != value
+def differences(one: Any, other: Any) -> list[str]:
+    """Return the requests whose outputs differ, and the batches whose numbers of steps do."""
+    pairs = {batch: (one["batches"][batch], other["batches"][batch]) for batch in BATCHES}
+    steps = [batch for batch, (mine, theirs) in pairs.items() if mine["steps"] != theirs["steps"]]
+    outputs = [
+        name
+        for mine, theirs in pairs.values()
+        for name, output in mine["results"].items()
+        if output != theirs["results"][name]
     ]
-    steps = [
-        f"{batch}, steps"
-        for batch in BATCHES
-        if one["batches"][batch]["steps"] != other["batches"][batch]["steps"]
-    ]
-    return found + steps
+    return steps + outputs
 
 
 def complaints(outcome: Any) -> str:
-    """All errors of a run, with function and stack, and the guard's reports."""
-    texts = [f"{each['function']}: {each['stack']}" for each in outcome["errors"]]
+    """Return all errors of a run, with function and stack, and the guard's reports."""
+    texts = [f"{error['function']}: {error['stack']}" for error in outcome["errors"]]
     return "\n".join([*texts, *outcome["reports"], outcome["failed"] or ""]).strip()
 
 
@@ -296,16 +273,16 @@ class TestEngines:
         assert guarded["planted"] is not None, "a planted sync was not found"
         assert "DeviceSyncError" in guarded["planted"]
 
-    def test_hundreds_of_steps_of_every_kind(self, runs: Runs, engine: str) -> None:
+    def test_runs_have_hundreds_of_steps_of_every_kind(self, runs: Runs, engine: str) -> None:
         """With drafts, fewer steps make as many tokens."""
         for (_, name), outcome in runs.items():
             if name == engine:
                 assert complaints(outcome | {"reports": []}) == ""
                 assert outcome["batches"].keys() == BATCHES.keys()
                 assert sum(batch["steps"] for batch in outcome["batches"].values()) > 600
-        results = [batch["results"] for batch in runs["stock", engine]["batches"].values()]
-        given = [json.dumps(one["tokens"]) for each in results for one in each.values()]
-        assert len(set(given)) > len(given) / 2
+        batches = runs["stock", engine]["batches"].values()
+        answers = [json.dumps(o["tokens"]) for batch in batches for o in batch["results"].values()]
+        assert len(set(answers)) > len(answers) / 2
         usual, ours = (
             sum(batch["steps"] for batch in runs["stock", name]["batches"].values())
             for name in ("sync", engine)
@@ -313,10 +290,10 @@ class TestEngines:
         assert ours < usual if "ngram" in engine else ours >= usual
 
     def test_tokens_and_logprobs_are_stocks_bit_for_bit(self, runs: Runs, engine: str) -> None:
-        assert parted(runs["stock", engine], runs["guarded", engine]) == []
+        assert differences(runs["stock", engine], runs["guarded", engine]) == []
 
     def test_a_late_readback_changes_nothing(self, runs: Runs, engine: str) -> None:
-        assert parted(runs["stock", engine], runs["delayed", engine]) == []
+        assert differences(runs["stock", engine], runs["delayed", engine]) == []
         assert runs["delayed", engine]["delays"] > 300
 
     @pytest.mark.parametrize("name", ["guarded", "delayed"])
@@ -345,20 +322,20 @@ class TestEngines:
 @pytest.mark.skipif(
     shutil.which("compute-sanitizer") is None, reason="compute-sanitizer is not on the PATH"
 )
-def test_memcheck_finds_nothing(overlaid: Engine, tmp_path: Path) -> None:
+def test_memcheck_finds_nothing(engines: dict[str, Engine], tmp_path: Path) -> None:
     """In our kernels; the engine's other kernels are not watched."""
     log = tmp_path / "memcheck.log"
     arguments = ["sync", "--short", "--sanitize", str(log)]
     # Compilation would run under memcheck as well, for minutes.
     environment = {**ENVIRONMENT, "TORCHDYNAMO_DISABLE": "1"}
-    outcome = overlaid.start(PROGRAM, arguments, [REPO / "tests"], **environment).finish()
+    outcome = engines["overlaid"].start(PROGRAM, arguments, environment=environment).finish()
     assert complaints(outcome) == ""
     assert len(outcome["batches"]["mixed"]["results"]) == 4
     (errors,) = re.findall(r"ERROR SUMMARY: (\d+) error", log.read_text())
     assert errors == "0", log.read_text()[-6000:]
 
 
-def test_what_begins_between_words_arrives_as_well() -> None:
+def test_sources_may_begin_between_words() -> None:
     """Last, because a misaligned access on the device ends its use by this process."""
     readbacks = Readbacks(torch.device("cuda"))
     for dtype in (torch.uint8, torch.bfloat16, torch.bool):

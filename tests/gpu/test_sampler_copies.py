@@ -92,13 +92,13 @@ def test_mrv2_verifies_drafts_the_same(mix: str) -> None:
             rows = 12
             drafts = [[5] * (row % (mrv2.DRAFTS + 1)) for row in range(rows)]
             case = a_case(mix, vocab, dtype, seed, rows=rows, drafts=drafts)
-            best, at = case.logits.argmax(-1).tolist(), 0
+            best = iter(case.logits.argmax(-1).tolist())
             for ids in drafts:
-                ids[:] = best[at : at + len(ids)]
-                at += len(ids) + 1
+                ids[:] = [next(best) for _ in ids]
+                next(best)
             draft_logits = torch.randn((rows + 2, mrv2.DRAFTS, vocab), device="cuda") * 6
-            for given in (None, draft_logits):
-                case.draft_logits = given
+            for certain_or_drawn in (None, draft_logits):
+                case.draft_logits = certain_or_drawn
                 result = mrv2.compare(sides, case).sample()
                 accepted += int(result.num_sampled.sum()) - rows
     assert accepted > 0
@@ -124,8 +124,8 @@ def test_mrv2_rows_with_nans_sample_the_same(dtype: torch.dtype) -> None:
     sides = mrv2.real()
     for mix in ("greedy", "random"):
         case = a_case(mix, 32000, dtype, 2)
-        at = torch.randint(0, 32000, (70, 9), device="cuda")
-        case.logits.scatter_(1, at, torch.nan)
+        columns = torch.randint(0, 32000, (70, 9), device="cuda")
+        case.logits.scatter_(1, columns, torch.nan)
         mrv2.compare(sides, case)
 
 
@@ -181,12 +181,12 @@ def test_mrv2_kernels_are_compiled_in_the_dummy_run() -> None:
 
     asks, logits = [GREEDY, GREEDY], logits_of(4, 50257, B16, 0, padded=False)
     drafted = mrv2.under_test(sides, sides.ours, mrv2.Case(asks, logits, drafts=[[5], [6]]))
-    plain = mrv2.under_test(sides, sides.ours, mrv2.Case(asks, logits[:2]))
+    undrafted = mrv2.under_test(sides, sides.ours, mrv2.Case(asks, logits[:2]))
     unknown = np.array([0, 1], dtype=np.int32)
     drafted.sampler.readiness.decide(logits[:2], unknown)
     assert compiled() == len(kernels)
     drafted.sample()
-    plain.sample()
+    undrafted.sample()
     assert compiled() == len(kernels)
 
 

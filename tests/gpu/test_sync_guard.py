@@ -148,32 +148,19 @@ def warmed_up(operation: Operation, operands: Operands) -> None:
 
 
 @pytest.mark.parametrize("name", REPORTED)
-def test_a_wait_is_an_error_that_shows_where(
+def test_a_wait_is_raised_or_logged_once_with_its_stack(
     name: str, operands: Operands, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = guarded(monkeypatch, "error")
-
     def planted() -> None:
         REPORTED[name](operands)
 
     warmed_up(REPORTED[name], operands)
+    runner = guarded(monkeypatch, "error")
     with pytest.raises(DeviceSyncError, match=r"^sample_tokens waits for the device") as caught:
         runner.sample_tokens(planted)
     assert "in planted" in "".join(traceback.format_exception(caught.value))
     assert torch.cuda.get_sync_debug_mode() == 0
-    planted()
-
-
-@pytest.mark.parametrize("name", REPORTED)
-def test_a_wait_is_logged_once_with_its_stack(
-    name: str, operands: Operands, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
     runner = guarded(monkeypatch, "warn")
-
-    def planted() -> None:
-        REPORTED[name](operands)
-
-    warmed_up(REPORTED[name], operands)
     planted()
     assert log.reports == []
     for _ in range(3):
@@ -186,7 +173,7 @@ def test_a_wait_is_logged_once_with_its_stack(
 
 
 @pytest.mark.parametrize("name", QUIET)
-def test_what_is_not_a_wait_is_not_reported(
+def test_other_operations_are_not_reported(
     name: str, operands: Operands, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warmed_up(QUIET[name], operands)

@@ -22,12 +22,12 @@ _device = Device(lambda _: 0)
 
 
 def seeded(seed: int) -> Decide:
-    """Decisions drawn with a seed."""
+    """Draw decisions with a seed."""
     return random.Random(seed).randrange
 
 
 def cycling(numbers: Sequence[int]) -> Decide:
-    """Decisions from a list, repeated; from an empty list, no progress."""
+    """Repeat decisions from a list; an empty list makes no progress."""
     endless = itertools.cycle(numbers or [0])
     return lambda n: next(endless) % n
 
@@ -47,7 +47,7 @@ def simulate(_: Any, decisions: Sequence[int]) -> dict[str, int]:
 
 
 def register() -> None:
-    """Have this process's CPU engine take the asynchronous path."""
+    """Make this process's CPU engines take the asynchronous path."""
     from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.worker import cpu_model_runner
 
@@ -72,6 +72,6 @@ def announce(folder: Path, *plugins: Callable[[], None]) -> Path:
     """
     metadata = folder / f"{folder.name}-0.dist-info"
     metadata.mkdir(parents=True, exist_ok=True)
-    entries = [f"{each.__module__} = {each.__module__}:{each.__name__}" for each in plugins]
+    entries = [f"{load.__module__} = {load.__module__}:{load.__name__}" for load in plugins]
     (metadata / "entry_points.txt").write_text("\n".join(["[vllm.general_plugins]", *entries, ""]))
     return folder

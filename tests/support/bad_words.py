@@ -16,7 +16,7 @@ LAYOUTS = ("contiguous", "columns", "transposed")
 
 
 class Pair:
-    """Both batches, and steps that both take.
+    """An upstream and an overlaid batch with the same requests, which take the same steps.
 
     Args:
         vocab: size of the vocabulary.
@@ -44,7 +44,7 @@ class Pair:
 
     @property
     def req_ids(self) -> list[str]:
-        """The requests, by row."""
+        """The request ids, by row."""
         return list(self.ours.req_ids)
 
     def join(self, words: list[list[int]], output: Sequence[int] = ()) -> str:
@@ -57,7 +57,7 @@ class Pair:
         return req_id
 
     def leave(self, req_id: str) -> None:
-        """A request leaves, and the last one takes its row."""
+        """Remove a request; the last one takes its row."""
         for batch in (self.stock, self.ours):
             batch.remove_request(req_id)
             batch.condense()
@@ -83,7 +83,7 @@ class Pair:
         return [list(output) for output in self.stock.req_output_token_ids]
 
     def check(self, spread: list[list[int]] | None = None, layout: str = "contiguous") -> None:
-        """Have both mask the same logits; with drafts, those of bonus and target rows.
+        """Require both to mask the same logits; with drafts, those of bonus and target rows.
 
         Args:
             spread: each row's drafts; None for a step without drafts.
@@ -100,11 +100,11 @@ class Pair:
             )
         logits, expected = self.logits(len(rows), layout)
         self._prepare(logits, drafts)
-        found = BadWords.take(self.ours.sampling_metadata, logits)[0]
-        assert found is (self.bad_words if words else None)
+        applied = BadWords.take(self.ours.sampling_metadata, logits)[0]
+        assert applied is (self.bad_words if words else None)
         before = expected.clone()
-        if found is not None:
-            found.apply(logits, after_drafts=drafts is not None)
+        if applied is not None:
+            applied.apply(logits, after_drafts=drafts is not None)
         apply_bad_words(expected, words, rows)
         self._compare(logits, expected, before)
         if drafts is None or spread is None:
@@ -113,10 +113,10 @@ class Pair:
         rows = sampler._combine_outputs_with_spec_tokens(self.outputs(), spread)
         logits, expected = self.logits(len(rows), layout)
         before = expected.clone()
-        found = BadWords.take(self.ours.sampling_metadata, logits, drafts)[0]
-        assert found is (self.bad_words if words else None)
-        if found is not None:
-            found.apply_to_targets(logits, drafts)
+        applied = BadWords.take(self.ours.sampling_metadata, logits, drafts)[0]
+        assert applied is (self.bad_words if words else None)
+        if applied is not None:
+            applied.apply_to_targets(logits, drafts)
         apply_bad_words_with_drafts(expected, words, rows, [len(ids) for ids in spread])
         self._compare(logits, expected, before)
 
@@ -125,7 +125,7 @@ class Pair:
         self.ours.readiness.prepare(logits, drafts)
 
     def sample(self, tokens: list[list[int]], discarded: Sequence[int] = ()) -> None:
-        """Record a step's sampled tokens for each row, of which some rows are discarded."""
+        """Record a step's sampled tokens by row; those of discarded rows do not count."""
         widest = max(map(len, tokens))
         padded = [ids + [-1] * (widest - len(ids)) for ids in tokens]
         sampled = torch.tensor(padded, dtype=torch.int32, device=self.device)
@@ -143,13 +143,12 @@ class Pair:
         """Draw the bits of [rows, width] float32, and return them twice, first in ``layout``."""
         values = drawn(rows * self.width, torch.float32, self._steps).to(self.device)
         values = values.view(rows, self.width)
-        made = torch.empty_like(values)
+        logits = torch.empty_like(values)
         if layout == "columns":
-            made = torch.empty((rows, self.width + 3), device=self.device)[:, : self.width]
+            logits = torch.empty((rows, self.width + 3), device=self.device)[:, : self.width]
         if layout == "transposed":
-            made = torch.empty((self.width, rows), device=self.device).t()
-        made.copy_(values)
-        return made, values
+            logits = torch.empty((self.width, rows), device=self.device).t()
+        return logits.copy_(values), values
 
     def _compare(self, ours: torch.Tensor, theirs: torch.Tensor, before: torch.Tensor) -> None:
         assert same_bits(ours, theirs)

@@ -1,8 +1,10 @@
 """Input batches with requests in them, upstream's and ours."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
@@ -12,7 +14,7 @@ from support import modules
 
 
 class Spec(NamedTuple):
-    """A request of a test; bad words in ``params`` are lists of token ids."""
+    """A request: its prompt, output and sampling parameters, with bad words as token ids."""
 
     prompt: list[int] | None
     output: list[int]
@@ -124,6 +126,19 @@ def drawn(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of 4-byte elements have the same bits."""
-    bits = (each.contiguous().view(torch.int32) for each in (one, other))
+    """Return whether two tensors of 4-byte elements have the same bits."""
+    bits = (tensor.contiguous().view(torch.int32) for tensor in (one, other))
     return bool(torch.equal(*bits))
+
+
+def fail_third_slot(monkeypatch: pytest.MonkeyPatch, slots: Any) -> None:
+    """Make the allocation of a feature's third slot run out of memory."""
+    build, numbers = slots._build_slot, itertools.count(1)
+
+    def build_two(row: int) -> torch.Tensor:
+        if next(numbers) == 3:
+            raise torch.OutOfMemoryError
+        slot: torch.Tensor = build(row)
+        return slot
+
+    monkeypatch.setattr(slots, "_build_slot", build_two)

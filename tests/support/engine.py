@@ -9,19 +9,25 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from overlay.errors import Exit
 
 from support import forked, launcher, sites
 from support.asynchronous import announce
+from support.launcher import Job
 
 PROGRAM = sites.REPO / "tests" / "engine" / "generate.py"
+#: Where programs find their modules.
+_PROGRAMS = (sites.REPO / "scripts", sites.REPO / "tests")
+#: Seconds to wait for a run.
 PATIENCE = 400.0
+_NO_CHANGES: Mapping[str, str] = MappingProxyType({})
 
 
 def at_once() -> int:
-    """How many engines a test may run at a time: one for each core of this worker's share."""
+    """Return how many engines a test may run at a time: one a core of this worker's share."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     return max(1, min(2, (os.cpu_count() or 1) // workers))
 
@@ -55,37 +61,34 @@ class Engine:
         program: Path = PROGRAM,
         arguments: Sequence[str] = (),
         paths: Sequence[Path] = (),
-        **environment: str,
+        environment: Mapping[str, str] = _NO_CHANGES,
     ) -> "Run":
-        """Start a run; what is given here is for it alone.
+        """Start a run.
 
         Args:
-            program: takes the model's directory, the file to write, and ``arguments``.
-            arguments: more of them.
-            paths: directories that its Python searches besides.
-            environment: variables to set.
+            program: a program that takes the model's directory, the file to write, and
+                ``arguments``.
+            arguments: its further arguments.
+            paths: further directories of its PYTHONPATH.
+            environment: variables to set for it.
         """
         run = Run(self.folder / f"run-{next(self._numbers)}")
-        files = [self.folder / "model", run.out]
-        self.launch(run, program, [*map(str, files), *arguments], paths, environment)
+        files = [str(self.folder / "model"), str(run.out)]
+        searched = [*map(str, paths)]
+        log, code = str(run.log), str(run.code)
+        job = Job(str(program), [*files, *arguments], searched, dict(environment), log, code)
+        run.process = self.launch(job)
         return run
 
-    def launch(
-        self,
-        run: "Run",
-        program: Path,
-        arguments: Sequence[str],
-        paths: Sequence[Path],
-        environment: Mapping[str, str],
-    ) -> None:
-        """Start a run's process."""
-        searched = [self.site, sites.REPO / "scripts", *paths]
-        with run.log.open("wb") as sink:
-            run.process = subprocess.Popen(
-                [sys.executable, str(program), *arguments],
+    def launch(self, job: Job) -> "subprocess.Popen[bytes]":
+        """Start a job's process."""
+        searched = [self.site, *_PROGRAMS, *map(Path, job.paths)]
+        with Path(job.log).open("wb") as sink:
+            return subprocess.Popen(
+                [sys.executable, job.program, *job.arguments],
                 stdout=sink,
                 stderr=subprocess.STDOUT,
-                env={**_environment(searched), **environment},
+                env={**_environment(searched), **job.environment},
                 start_new_session=True,
             )
 
@@ -101,27 +104,18 @@ class PreloadedEngine(Engine):
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def launch(
-        self,
-        run: "Run",
-        program: Path,
-        arguments: Sequence[str],
-        paths: Sequence[Path],
-        environment: Mapping[str, str],
-    ) -> None:
-        """Have the launcher fork a run's process."""
-        job = launcher.Job(
-            str(program), arguments, [*map(str, paths)], environment, str(run.log), str(run.code)
-        )
+    def launch(self, job: Job) -> "subprocess.Popen[bytes]":
+        """Let the launcher fork a job's process, and return the launcher."""
         with self._lock:
-            run.process = self._process = self._process or self._preload()
-            assert run.process.stdin is not None
-            run.process.stdin.write(json.dumps(job._asdict()).encode() + b"\n")
-            run.process.stdin.flush()
+            self._process = self._process or self._preload()
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(job._asdict()).encode() + b"\n")
+            self._process.stdin.flush()
+            return self._process
 
     def _preload(self) -> "subprocess.Popen[bytes]":
         workers = announce(self.folder / "forked", forked.fork)
-        searched = [self.site, *(sites.REPO / name for name in ("scripts", "tests")), workers]
+        searched = [self.site, *_PROGRAMS, workers]
         with (self.folder / "launcher.log").open("wb") as sink:
             return subprocess.Popen(
                 [sys.executable, "-m", launcher.__name__],
@@ -171,11 +165,11 @@ class Run:
         self.code = path.with_suffix(".code")
 
     def text(self) -> str:
-        """The log so far."""
+        """Return the log so far."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def poll(self) -> int | None:
-        """The exit code; None while it runs."""
+        """Return the exit code; None while it runs."""
         return int(self.code.read_text()) if self.code.exists() else self.process.poll()
 
     def wait_for(self, text: str) -> None:
@@ -187,7 +181,7 @@ class Run:
             time.sleep(0.2)
 
     def wait(self) -> int:
-        """Wait for the end; the exit code."""
+        """Wait for the end, and return the exit code."""
         deadline = time.monotonic() + PATIENCE
         while (code := self.poll()) is None:
             assert time.monotonic() < deadline, self.text()[-4000:]
@@ -195,6 +189,6 @@ class Run:
         return code
 
     def finish(self) -> Any:
-        """Wait for the end; what the program wrote."""
+        """Wait for the end, and return what the program wrote."""
         assert self.wait() == 0, self.text()[-4000:]
         return json.loads(self.out.read_text())

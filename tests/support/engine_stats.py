@@ -1,4 +1,4 @@
-"""What an engine went through, to show that a test covered what it claims."""
+"""Counts of an engine's events, to show that a test covers what it claims."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ class EngineStats:
         engine.collective_rpc(_count_unready)
 
     def to_json(self) -> dict[str, Any]:
-        """The scheduler's class, and the counts."""
+        """Return the scheduler's class, and the counts."""
         (unready,) = self.engine.collective_rpc(_unready)
         return {
             "scheduler": self.scheduler,

@@ -25,13 +25,13 @@ MRV2_SAMPLER = "vllm/v1/worker/gpu/sample/sampler.py"
 
 @cache
 def pristine(path: str) -> Any:
-    """Upstream's module: the oracle."""
+    """Return upstream's module: the oracle."""
     return importlib.import_module(_name(path))
 
 
 @cache
 def overlaid(path: str) -> Any:
-    """The module with the patches applied, under its own name."""
+    """Return the module with the patches applied, under a name of its own."""
     source = OVERLAY.series.apply(path, (UPSTREAM / path).read_bytes())
     folder = Path(tempfile.mkdtemp(prefix="overlaid-"))
     file = folder / Path(path).name
@@ -53,8 +53,8 @@ def interpreted(name: str) -> Iterator[Any]:
     package = "vllm.v1.readiness.kernels"
 
     def unload() -> dict[str, ModuleType]:
-        names = [each for each in sys.modules if each.partition(package)[1]]
-        return {each: sys.modules.pop(each) for each in names}
+        names = [name for name in sys.modules if package in name]
+        return {name: sys.modules.pop(name) for name in names}
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")

@@ -202,9 +202,9 @@ def under_test(sides: Sides, module: Any, case: Case, room: int | None = None) -
 
 def add(sampler: Any, place: int, request: dict[str, Any]) -> None:
     """Add a request, perhaps in the place of another."""
-    given = dict(request)
-    words = given.pop("bad_words_token_ids", None)
-    params = SamplingParams(**given)
+    fields = dict(request)
+    words = fields.pop("bad_words_token_ids", None)
+    params = SamplingParams(**fields)
     params._bad_words_token_ids = words
     sampler.add_request(place, len(PROMPT), params)
 
@@ -233,9 +233,9 @@ def _batch(case: Case, places: list[int]) -> Any:
     device = case.logits.device
     drafts = case.drafts or [[] for _ in places]
     rows = [row for row, ids in enumerate(drafts) for _ in [*ids, None]]
-    local = [at for ids in drafts for at in range(len(ids) + 1)]
+    local = [place for ids in drafts for place in range(len(ids) + 1)]
     tokens = [token for ids in drafts for token in [2, *ids]]
-    at = np.array(places, dtype=np.int32)
+    mapping = np.array(places, dtype=np.int32)
     ends = np.cumsum([0, *(len(ids) + 1 for ids in drafts)]).astype(np.int32)
 
     def put(values: Any, dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -243,9 +243,9 @@ def _batch(case: Case, places: list[int]) -> Any:
 
     return SimpleNamespace(
         num_reqs=len(places),
-        idx_mapping=put(at),
-        idx_mapping_np=at,
-        expanded_idx_mapping=put(at[rows]),
+        idx_mapping=put(mapping),
+        idx_mapping_np=mapping,
+        expanded_idx_mapping=put(mapping[rows]),
         expanded_local_pos=put(local),
         cu_num_logits=put(ends),
         cu_num_logits_np=ends,

@@ -81,18 +81,11 @@ _STOCK = {name: getattr(owner, attribute) for name, (owner, attribute, _) in MUT
 
 def mutate(name: str | None) -> None:
     """Install one mutant in place of the one before; None restores the readbacks."""
-    for each, (owner, attribute, _) in MUTANTS.items():
-        setattr(owner, attribute, _STOCK[each])
+    for other, (owner, attribute, _) in MUTANTS.items():
+        setattr(owner, attribute, _STOCK[other])
     if name is not None:
         owner, attribute, mutant = MUTANTS[name]
         setattr(owner, attribute, mutant)
-
-
-def mutate_worker(worker: Any, name: str | None) -> None:
-    """Install a mutant in an idle worker, with new buffers; ``collective_rpc`` calls it."""
-    # Some mutants leave a buffer in there twice.
-    worker.model_runner.input_batch.readiness.outputs.readbacks._free = {}
-    mutate(name)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from vllm.sampling_params import SamplingParams
 from vllm.utils import cpu_triton_utils as cpu_kernels
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.logits_processor.builtin import (
@@ -39,14 +38,14 @@ class Expand:
 
         def launch(
             output: torch.Tensor,
-            given: torch.Tensor,
+            source: torch.Tensor,
             ends: torch.Tensor,
             replace_from: float,
             replace_to: float,
             **_: int,
         ) -> None:
             counts = ends.diff(prepend=ends.new_zeros(1))
-            values = torch.where(given == replace_from, replace_to, given)
+            values = torch.where(source == replace_from, replace_to, source)
             output.copy_(values.repeat_interleave(counts))
 
         return launch
@@ -150,14 +149,13 @@ def _batch(load: Callable[[str], Any], case: Case) -> Any:
     batch.logitsprocs = LogitsProcessors([kind(config, device, pinned) for kind in kinds])
     batch.logitsprocs_need_output_token_ids = case.processor
     for number, request in enumerate(case.requests):
-        given = dict(request)
-        words, seed = given.pop("bad_words_token_ids", None), given.pop("seed", None)
-        made = state(Spec([1, 2, 3], [4, 5], given), f"r{number}")
-        assert isinstance(made.sampling_params, SamplingParams)
-        made.sampling_params._bad_words_token_ids = words
+        params = dict(request)
+        seed, words = params.pop("seed", None), params.pop("bad_words_token_ids", None)
+        spec = Spec([1, 2, 3], [4, 5], {**params, "bad_words": words})
+        cached = state(spec, f"r{number}")
         if seed is not None:
-            made.generator = torch.Generator(device).manual_seed(seed)
-        batch.add_request(made)
+            cached.generator = torch.Generator(device).manual_seed(seed)
+        batch.add_request(cached)
     batch.refresh_metadata()
     return batch
 
@@ -223,13 +221,13 @@ class Passes(TorchDispatchMode):  # type: ignore[misc]
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         known = {id(x) for x in args if isinstance(x, torch.Tensor)}
-        for made in result if isinstance(result, (tuple, list)) else [result]:
-            if not isinstance(made, torch.Tensor) or made.shape[-1:] != (self.vocab,):
+        for output in result if isinstance(result, (tuple, list)) else [result]:
+            if not isinstance(output, torch.Tensor) or output.shape[-1:] != (self.vocab,):
                 continue
             # Writing a few logits by index is no pass over them.
-            in_place = id(made) in known and name != "index_put_"
-            if made.numel() > self.vocab and (
-                in_place or (id(made) not in known and made._base is None)
+            in_place = id(output) in known and name != "index_put_"
+            if output.numel() > self.vocab and (
+                in_place or (id(output) not in known and output._base is None)
             ):
                 self.counts[name] += not func.is_view
         return result

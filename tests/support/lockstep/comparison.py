@@ -1,0 +1,57 @@
+"""Comparisons after each step of a lockstep run, all with equality."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from support.lockstep.copies import POISON
+
+if TYPE_CHECKING:
+    from support.lockstep.run import LockstepRun
+    from support.lockstep.runner import RunnerUnderTest
+
+
+def same_step(one: "RunnerUnderTest", other: "RunnerUnderTest") -> None:
+    """Require the same logits and logprobs to the bit, and the same lists for processors."""
+    assert len(one.logits) == len(other.logits)
+    for mine, theirs in zip(one.logits, other.logits, strict=True):
+        assert torch.equal(mine.view(torch.int32), theirs.view(torch.int32))
+    mine, theirs = (runner.sampled.logprobs_tensors for runner in (one, other))
+    assert (mine is None) == (theirs is None)
+    for part, like in zip((mine or ())[:3], (theirs or ())[:3], strict=True):
+        assert torch.equal(part.view(torch.int32), like.view(torch.int32))
+    if one.spy is not None and other.spy is not None:
+        assert one.spy.seen == other.spy.seen
+
+
+def compare_histories(run: "LockstepRun") -> None:
+    """Require our history to be a prefix of the scheduler's, in lists and token_ids_cpu."""
+    batch = run.ours.batch
+    for row, known, tail in run.outputs():
+        assert -1 not in known
+        assert POISON not in known
+        req_id = batch.req_ids[row]
+        truth = run.truth(req_id)
+        faithful = run.faithful and req_id not in run.strays
+        assert not faithful or known == truth[: len(known)], (req_id, known, truth)
+        assert tail <= len(batch.readiness.history.in_flight) * (1 + run.drafts)
+        # Where the runner trims drafts, a placeholder may overwrite the rest after a cut.
+        assert (run.trimmed and req_id in run.strays) or run.held(row, len(known)) == known
+        start = batch.num_prompt_tokens[row]
+        # Where the runner trims drafts, upstream may mark a place too early.
+        written = len(known) + bool(tail and not run.trimmed)
+        assert batch.is_token_ids[row, start : start + written].all()
+
+
+def compare_twins(run: "LockstepRun") -> None:
+    """Require that consumers see the same whether copies arrive early or late."""
+    for twin in run.twins:
+        same_step(run.ours, twin)
+        mine, theirs = run.ours.batch, twin.batch
+        if run.drafts:
+            continue  # no consumer is given the lists, and a cut may settle them early
+        assert mine.req_output_token_ids == theirs.req_output_token_ids
+        ends = mine.num_tokens_no_spec[: mine.num_reqs]
+        assert (ends == theirs.num_tokens_no_spec[: mine.num_reqs]).all()
+        for row, end in enumerate(ends):
+            assert (mine.token_ids_cpu[row, :end] == theirs.token_ids_cpu[row, :end]).all()
