@@ -10,8 +10,8 @@ import vllm.logger
 from readiness.guard import Guard
 from readiness.stand_ins import StandIns
 from support import probes
-from vllm.v1.readiness import fences, probe, sync_guard
-from vllm.v1.readiness.probe import events, recorder
+from vllm.v1.readiness import fences, probe, switch, sync_guard
+from vllm.v1.readiness.probe import events, metrics, recorder
 
 
 @pytest.fixture
@@ -60,3 +60,13 @@ def guard(monkeypatch: pytest.MonkeyPatch) -> Guard:
     for name in ("copy_", "to"):
         monkeypatch.setattr(torch.Tensor, name, getattr(torch.Tensor, name))
     return guard
+
+
+@pytest.fixture
+def metrics_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The value of VLLM_READINESS_PROBE; nothing has been logged yet."""
+    path = tmp_path / "a [probe]*"
+    monkeypatch.setenv(switch.PROBE, str(path))
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    monkeypatch.setattr(metrics, "_warned", set())
+    return path

@@ -1,17 +1,14 @@
 """VLLM_READINESS and VLLM_READINESS_PROBE."""
 
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from readiness.alone import run_alone
 from vllm.v1.readiness import features, startup, switch
 
-PACKAGE = str(Path(switch.__file__).parents[2])
 NEEDY = {"penalties", "bad-words", "thinking-budget"}
 FIXES = set(features.FIXES)
 EVERYTHING = set(features.ALL)
@@ -118,33 +115,14 @@ def test_the_variable_is_read_from_the_environment(monkeypatch: pytest.MonkeyPat
     assert switch.enabled() == features.ALL
 
 
-#: Imports the switch of this checkout, and as little else as it needs.
-ALONE = f"""
-import os, sys, types
-for name, path in (("vllm", {PACKAGE!r}), ("vllm.v1", {PACKAGE + "/v1"!r})):
-    sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = [path]
-from vllm.v1.readiness import switch
-"""
-
-
-def alone(program: str, **environment: str) -> str:
-    """What ``program`` prints, which finds the switch imported."""
-    return subprocess.run(
-        [sys.executable, "-c", ALONE + program],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | environment,
-    ).stdout.strip()
-
-
 def test_the_switch_imports_neither_torch_nor_the_logger() -> None:
     """vllm.envs imports it, long before either may be imported."""
-    loaded = alone("print(sorted(m for m in sys.modules if m.startswith(('torch', 'vllm'))))")
-    assert loaded == str(
-        ["vllm", "vllm.v1"] + [f"vllm.v1.readiness{name}" for name in ("", ".features", ".switch")]
-    )
+    loaded = run_alone("""
+before = set(sys.modules)
+from vllm.v1.readiness import switch
+print(*sorted(name for name in set(sys.modules) - before if name.startswith(("torch", "vllm"))))
+""")
+    assert loaded.split() == [f"vllm.v1.readiness{name}" for name in ("", ".features", ".switch")]
 
 
 @pytest.mark.parametrize("value", [None, "", "  "])
@@ -196,6 +174,7 @@ def test_a_file_that_cannot_be_is_refused_with_the_next_step(
 
 def test_a_directory_that_this_user_may_not_write_to_is_refused() -> None:
     program = """
+from vllm.v1.readiness import switch
 if os.geteuid() == 0:
     os.setuid(65534)
 try:
@@ -203,11 +182,11 @@ try:
 except switch.PathError as error:
     print(error)
 """
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory() as path:
+        folder = Path(path)
         folder.chmod(0o555)
-        said = alone(program, VLLM_READINESS_PROBE=f"{folder}/probe")
-    assert f"this user may not write to {folder}. Allow it," in said
+        output = run_alone(program, VLLM_READINESS_PROBE=f"{folder}/probe")
+    assert f"this user may not write to {folder}. Allow it," in output
 
 
 @pytest.mark.parametrize(("value", "count"), [("", None), (" ", None), ("0", 0), (" 12 ", 12)])
