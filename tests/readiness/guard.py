@@ -16,7 +16,7 @@ DEFAULT, WARN, ERROR = range(3)
 
 
 class Runner:
-    """A model runner, as far as the guard knows it; a step does the work that it is given."""
+    """A model runner, as far as the guard knows it; a step calls its argument."""
 
     def execute_model(self, work: Callable[[], Any], dummy_run: bool = False) -> Any:
         return work()

@@ -44,7 +44,7 @@ Shown = dict[tuple[str, str, str | None, str], float]
 
 
 def shown(registry: CollectorRegistry) -> Shown:
-    """Parse what a scrape gives: (sample without prefix, process, owner, le) to value."""
+    """Scrape, and parse the page: (sample without prefix, process, owner, le) to value."""
     samples: Shown = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         if not family.name.startswith(PREFIX):

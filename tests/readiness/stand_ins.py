@@ -18,7 +18,7 @@ def config(**parallel: int) -> Any:
 
 
 def scheduled(tokens: int = 1, continuing: int = 1, result: Any = "executed") -> Any:
-    """Return what a scheduler hands to a runner."""
+    """Return a scheduler's output."""
     cached = SimpleNamespace(req_ids=[f"request-{n}" for n in range(continuing)])
     return SimpleNamespace(
         total_num_scheduled_tokens=tokens,
@@ -49,7 +49,7 @@ class Event:
 
 
 class StandIns:
-    """The classes, made anew and observed; their methods give the results that they are given."""
+    """New classes, observed; their methods return the results that they are passed."""
 
     def __init__(self, **parallel: int) -> None:
         class ObservedEvent(Event):
@@ -94,13 +94,13 @@ class StandIns:
         self.scheduler: Any = Scheduler()
 
     def step(self, result: Any = "tokens", continuing: int = 1) -> Any:
-        """Make a step, and return what its sampling gives."""
+        """Make a step, and return the result of its sampling."""
         self.runner.execute_model(scheduled(continuing=continuing))
         return self.runner.sample_tokens(result)
 
 
 def recorded(file: Path, kind: str | None = None, label: str = "rank0") -> list[Span]:
-    """Write the file, and return what it holds, of one kind or of all."""
+    """Write the file, and return its records, of one kind or of all."""
     recorder.recorder().write()
     spans = records.read(Path(f"{file}.{label}")).spans
     return [span for span in spans if kind in (None, span.kind)]

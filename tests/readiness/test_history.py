@@ -19,7 +19,7 @@ from support.lives import BLOCK, VOCABULARY, Life
 from vllm.v1.readiness import fences
 
 PENALTY: dict[str, Any] = {"repetition_penalty": 1.3, "frequency_penalty": 0.4}
-#: Words that complete themselves, and what makes their tokens likely.
+#: Words that complete themselves, with a bias that makes their tokens likely.
 WORDS: dict[str, Any] = {
     "bad_words": [[0, 1], [1, 1, 0], [1, 1, 1, 1]],
     "logit_bias": {0: 6.0, 1: 6.0},
@@ -83,7 +83,7 @@ def test_min_tokens_count_drafts_beside_bad_words_as_upstreams_do() -> None:
 
 @pytest.mark.parametrize("processor", ["user", "plugin"])
 def test_a_processor_reads_every_token_whenever_copies_arrive(processor: str) -> None:
-    """One of an entry point reads what stock gives to one that is named at the start."""
+    """One of an entry point reads the lists that stock gives to one named at the start."""
     life = Life(processor=processor, twins=True)
     req_ids = [life.add([n, 1], max_tokens=12) for n in range(3)]
     for _ in range(8):

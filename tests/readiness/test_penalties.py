@@ -132,7 +132,7 @@ def test_every_layout_has_upstreams_bits(kernels: Any, vocab: int, layout: str) 
 @pytest.mark.parametrize(
     "specs",
     [
-        # Upstream counts what the row holds, whatever that is.
+        # Upstream counts the row's values.
         [Spec(None, [5, 6], PENALTY, torch.zeros(4, 8)), Spec([1, 2], [3], PENALTY)],
         # Upstream pads with the vocabulary's size, so that it counts for nothing.
         [Spec([1, VOCABULARY], [VOCABULARY, 3], PENALTY), Spec([2], [], {})],

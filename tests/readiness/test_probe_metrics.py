@@ -34,9 +34,7 @@ recorded = st.tuples(st.integers(-1, len(KINDS)), lasting, st.integers(-1, len(N
 
 
 @given(st.lists(recorded, max_size=60), st.lists(st.integers(0, 60), max_size=4))
-def test_what_is_counted_is_what_numpy_counts(
-    rows: list[tuple[int, int, int]], cuts: list[int]
-) -> None:
+def test_counts_are_those_of_numpy(rows: list[tuple[int, int, int]], cuts: list[int]) -> None:
     """However the records are cut into updates; unknown kinds and unended records are not."""
     counted = Histograms(KINDS)
     edges = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
@@ -60,14 +58,14 @@ def test_what_is_counted_is_what_numpy_counts(
 
 
 @given(probes.STEPS)
-def test_intervals_between_outputs_are_those_of_the_table(made: list[probes.Made]) -> None:
+def test_intervals_between_outputs_are_those_of_the_table(steps: list[probes.Made]) -> None:
     """A step that continues no request comes after a pause, and neither counts that."""
-    rows = probes.rows_of(made)
+    rows = probes.rows_of(steps)
     counted = Histograms(KINDS)
     counted.update(np.array(rows, dtype=np.int64).reshape(-1, 6), probes.OWNERS)
     intervals = probes.process(rows).intervals()
-    found = counted.series.get(("output", None), Series([], 0))
-    assert (sum(found.counts), found.total) == (len(intervals), sum(intervals))
+    series = counted.series.get(("output", None), Series([], 0))
+    assert (sum(series.counts), series.total) == (len(intervals), sum(intervals))
 
 
 def test_workers_and_a_core_are_shown_side_by_side(file: Path) -> None:
@@ -98,7 +96,7 @@ def test_workers_and_a_core_are_shown_side_by_side(file: Path) -> None:
     }
 
 
-def test_each_scrape_shows_what_has_been_written_by_then(file: Path) -> None:
+def test_each_scrape_shows_the_files_as_they_are(file: Path) -> None:
     registry = registry_of(file)
     assert shown(registry) == {}
     counted = write(file, "rank0", (1, 5, 0))

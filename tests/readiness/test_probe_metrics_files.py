@@ -175,8 +175,8 @@ def test_a_file_that_is_removed_during_a_scrape_is_left_out_silently(
 ) -> None:
     write(file)
     gone = [("rank1", str(of(file, "rank1")))]
-    found = ProbeCollector._files
-    monkeypatch.setattr(ProbeCollector, "_files", lambda self: gone + found(self))
+    files = ProbeCollector._files
+    monkeypatch.setattr(ProbeCollector, "_files", lambda self: gone + files(self))
     assert ("execute_model_seconds_count", "rank0", None, "") in page(file)
     assert warned() == []
 

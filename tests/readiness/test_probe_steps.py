@@ -18,8 +18,8 @@ from vllm.v1.readiness.probe import methods, recorder
 def test_steps_are_numbered_and_timed(stand_ins: StandIns, file: Path) -> None:
     before = time.perf_counter_ns()
     for continuing in (0, 2):
-        given = scheduled(continuing=continuing)
-        assert stand_ins.runner.execute_model(given) == ("executed", False)
+        scheduler_output = scheduled(continuing=continuing)
+        assert stand_ins.runner.execute_model(scheduler_output) == ("executed", False)
         assert stand_ins.runner.sample_tokens("sampled") == "sampled"
     after = time.perf_counter_ns()
     spans = recorded(file)

@@ -226,7 +226,7 @@ def test_rejected_drafts_are_no_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tails_are_whole_after_upstream_has_served_odd_words() -> None:
-    """Upstream serves steps with such words, and what they sample is missed meanwhile."""
+    """Slots miss the samples of steps that upstream serves."""
     life = Life()
     req_id = life.add([1, 2], max_tokens=40, **WORDS)
     slots = slots_of(life, BadWords)

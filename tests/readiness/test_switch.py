@@ -34,7 +34,7 @@ EVERYTHING = set(features.ALL)
         ("fixes, readback", FIXES | {"readback"}),
     ],
 )
-def test_value_and_what_it_turns_on(value: str, on: set[str]) -> None:
+def test_a_value_turns_features_and_fixes_on(value: str, on: set[str]) -> None:
     assert switch.parse(value) == on
 
 
@@ -55,7 +55,7 @@ def test_value_and_what_it_turns_on(value: str, on: set[str]) -> None:
         ("penalties,-history", "some with '-' (all but these) and some without", "-history"),
     ],
 )
-def test_other_values_are_refused_with_the_line_that_was_meant(
+def test_other_values_are_refused_with_the_probable_line(
     value: str, problem: str, meant: str | None
 ) -> None:
     with pytest.raises(switch.SwitchError) as caught:
@@ -135,7 +135,7 @@ def test_without_a_file_nothing_is_recorded(
     assert switch.VARIABLES["VLLM_READINESS_PROBE"]() is None
 
 
-def test_the_file_is_where_the_process_started(
+def test_the_file_is_relative_to_where_the_process_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(switch.PROBE, str(tmp_path / "probe"))
@@ -158,7 +158,7 @@ def test_the_file_is_where_the_process_started(
         ("new/", "this is a directory. Name a file, such as {}/new/probe;"),
     ],
 )
-def test_a_file_that_cannot_be_is_refused_with_the_next_step(
+def test_a_file_that_cannot_be_written_is_refused_with_the_next_step(
     name: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -190,7 +190,7 @@ except switch.PathError as error:
 
 
 @pytest.mark.parametrize(("value", "count"), [("", None), (" ", None), ("0", 0), (" 12 ", 12)])
-def test_how_many_slots_there_may_be(
+def test_the_number_of_slots(
     monkeypatch: pytest.MonkeyPatch, value: str, count: int | None
 ) -> None:
     monkeypatch.setenv(switch.SLOTS, value)
@@ -198,9 +198,7 @@ def test_how_many_slots_there_may_be(
 
 
 @pytest.mark.parametrize("value", ["-1", "1.5", "many", "1_0", "\u0661", "0x4"])
-def test_a_number_of_slots_that_is_none_is_refused(
-    monkeypatch: pytest.MonkeyPatch, value: str
-) -> None:
+def test_another_number_of_slots_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv(switch.SLOTS, value)
     with pytest.raises(switch.NumberError, match="0 or more, or unset"):
         switch.slots()
