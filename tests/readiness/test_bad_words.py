@@ -41,7 +41,7 @@ def words(draw: Any, vocab: int) -> list[list[int]]:
 
 
 @given(data=st.data(), vocab=st.sampled_from([1, 3, 5, 37]))
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_any_stream_of_requests_has_upstreams_bits(
     kernels: Any, data: st.DataObject, vocab: int
 ) -> None:

@@ -167,8 +167,8 @@ class Pair(NamedTuple):
 def pair(seed: int, rows: int, asynchronous: bool = False) -> Iterator[Pair]:
     """Make both runners on a device whose schedule is drawn with ``seed``."""
     with device.installed(device.Device(random.Random(seed).randrange)) as simulation:
-        loads = (modules.pristine, modules.overlaid)
-        yield Pair(*(RunnerUnderTest(load, rows, asynchronous) for load in loads), simulation)
+        stock = RunnerUnderTest(modules.pristine, rows, asynchronous)
+        yield Pair(stock, RunnerUnderTest(modules.overlaid, rows, asynchronous), simulation)
         assert simulation.stream_waits == 0
 
 

@@ -193,7 +193,8 @@ class Host(RuleBasedStateMachine):
 
 def test_the_host_reads_the_devices_values_and_they_stay() -> None:
     """In any order, at any time, whatever becomes of the sources and of other readbacks."""
-    run_state_machine_as_test(Host, settings=settings(max_examples=60, stateful_step_count=15))
+    few = settings(max_examples=60, stateful_step_count=15)
+    run_state_machine_as_test(Host, settings=few)  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.slow
@@ -210,7 +211,7 @@ def test_the_machine_finds_a_planted_fault(name: str) -> None:
         suppress_health_check=list(HealthCheck),
     )
     with mutated(name), pytest.raises(AssertionError, match="and there was"):
-        run_state_machine_as_test(Host, settings=unaided)
+        run_state_machine_as_test(Host, settings=unaided)  # type: ignore[no-untyped-call]
 
 
 @given(
@@ -288,7 +289,9 @@ def test_without_events_copies_are_made_at_once() -> None:
     readback.wait("test")
     for tensor, source in zip(readback.tensors, expected, strict=True):
         assert_same(tensor, source)
-    (room,) = readbacks.reserve((((3, 2), torch.int64),)) or ()
+    rooms = readbacks.reserve((((3, 2), torch.int64),))
+    assert rooms is not None
+    (room,) = rooms
     assert room.shape == (3, 2)
     assert not readbacks.fill([room], slice(0, 3), [torch.zeros(3, 2)])  # upstream copies
 
