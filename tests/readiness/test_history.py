@@ -134,6 +134,90 @@ def test_steps_in_flight_are_bounded_where_none_is_begun(drafts: int) -> None:
     assert life.steps > 20 or drafts
 
 
+def tally(tokens: list[int]) -> dict[int, int]:
+    return {token: tokens.count(token) for token in set(tokens)}
+
+
+def counts_of(life: Life, req_id: str) -> dict[int, int]:
+    """Token to how often the device has counted it for a request."""
+    slot = life.ours.batch.readiness.penalties._slots[req_id]
+    assert slot is not None
+    counts = slot & 0x7FFFFFFF
+    return {token: int(counts[token]) for token in counts.nonzero().flatten().tolist()}
+
+
+def step_keeping(life: Life, req_id: str, kept: int) -> None:
+    """Run a step whose scheduler keeps only so many of a request's output tokens."""
+    life.faithful = False
+    scheduled = life.scheduler.schedule()
+    cached = scheduled.scheduled_cached_reqs
+    cached.num_output_tokens[cached.req_ids.index(req_id)] = kept
+    life._run(scheduled)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, 3])
+def test_a_cut_drops_tokens_in_flight_that_it_leaves_no_place_for(kept: int) -> None:
+    life = Life()
+    req_id = life.add([1, 2, 3], **PENALTY)
+    life.add([4, 5], **PENALTY)
+    life.run(3)
+    for half in (life.stock, life.ours):
+        half.runner.requests[req_id].num_computed_tokens = 3
+    step_keeping(life, req_id, kept)
+    assert sum(counts_of(life, req_id).values()) == kept + 1
+    for half in (life.stock, life.ours):
+        assert len(half.runner.requests[req_id].output_token_ids) == kept + 1
+    # The step before the cut arrives: none of it is taken for the newest token.
+    for one in life.in_flight[0][2]:
+        one.complete()
+    live = life.ours.batch.readiness
+    live.begin_step()
+    assert live.history.unsettled(life.ours.batch.req_id_to_index[req_id])
+    known = life.settled()[req_id]
+    assert len(known) == kept + 1
+    assert counts_of(life, req_id) == tally(known)
+
+
+def accepted(life: Life, req_id: str) -> int:
+    """Return how many drafts of a request the step in flight has accepted."""
+    _, output, copies = life.in_flight[-1]
+    row = copies[0].source[output.req_id_to_index[req_id]]
+    return int((row >= 0).sum()) - 1
+
+
+@pytest.mark.parametrize("kept", range(6))
+def test_a_cut_keeps_as_many_accepted_drafts_as_upstream(kept: int) -> None:
+    life = Life(drafts=3)
+    # Drafts are of few tokens: a penalty that makes those likely gets drafts accepted.
+    req_id = life.add([1, 2, 3], max_tokens=60, frequency_penalty=-0.5)
+    life.add([4, 5], max_tokens=60, **PENALTY)
+    life.run(2)
+    while not accepted(life, req_id) > 1:
+        life.step()
+    known = life.scheduler.requests[req_id].num_output_tokens
+    step_keeping(life, req_id, known + kept - 2)
+    life.ours.batch.readiness.history.settle_older("test")
+    theirs, ours = (
+        half.runner.requests[req_id].output_token_ids for half in (life.stock, life.ours)
+    )
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_sample_of_a_prefill_chunk_is_neither_counted_nor_written(asynchronous: bool) -> None:
+    life = Life(asynchronous=asynchronous, max_tokens_a_step=8)
+    req_id = life.add(list(range(20)), **PENALTY, bad_words=[[0, 1, 2]])
+    for _ in range(2):
+        life.step()
+        assert counts_of(life, req_id) == {}
+        assert life.ours.batch.readiness.bad_words._slots[req_id].tolist() == [-1, -1]
+        assert life.settled() == {req_id: []}
+        assert (life.ours.batch.token_ids_cpu[0, 20:] == 0).all()
+    life.step()
+    assert len(counts_of(life, req_id)) == 1
+    life.finish()
+
+
 class _Never:
     """The event of a copy that never arrives."""
 
