@@ -4,7 +4,6 @@ Every test of :class:`support.bad_words.Pair` compares logits of any bits with e
 torch's operations and with the kernels under Triton's interpreter.
 """
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import modules
 from support.bad_words import LAYOUTS, Pair
-from support.lives import VOCABULARY, Life, no_room_for_a_third
+from support.lives import Life
 from vllm.v1.readiness import fences
 from vllm.v1.readiness.bad_words import BadWords
 
-WORDS = [[0], [1, 2], [3, 4, 5]]
 #: Few, so that words match, also in part.
 TOKENS = st.integers(0, 2)
 
@@ -32,11 +30,6 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield module
 
 
-def waits() -> int:
-    """How often anyone has waited for bad words."""
-    return fences.counts().get("bad-words", 0)
-
-
 @st.composite
 def words(draw: Any, vocab: int) -> list[list[int]]:
     """Some are equal, end alike, or end in a token that is none of the logits'."""
@@ -48,8 +41,10 @@ def words(draw: Any, vocab: int) -> list[list[int]]:
 
 
 @given(data=st.data(), vocab=st.sampled_from([1, 3, 5, 37]))
-@settings(max_examples=60)
-def test_any_stream(kernels: Any, data: st.DataObject, vocab: int) -> None:
+@settings(max_examples=12)
+def test_any_stream_of_requests_has_upstreams_bits(
+    kernels: Any, data: st.DataObject, vocab: int
+) -> None:
     """Requests come, go, move and are cut back; drafts are accepted or not."""
     pair = Pair(vocab, kernels)
     draw = data.draw
@@ -57,13 +52,13 @@ def test_any_stream(kernels: Any, data: st.DataObject, vocab: int) -> None:
         for _ in range(draw(st.sampled_from([0, 0, 1, 3]))):
             if len(pair.req_ids) < 6:
                 pair.join(draw(words(vocab)), draw(st.lists(TOKENS, max_size=6)))
-        what = draw(st.sampled_from(["leave", "swap", "cut", "cut", "nothing", "nothing"]))
+        event = draw(st.sampled_from(["leave", "swap", "cut", "cut", "nothing", "nothing"]))
         count = len(pair.req_ids)
-        if what == "leave" and count:
+        if event == "leave" and count:
             pair.leave(draw(st.sampled_from(pair.req_ids)))
-        if what == "swap" and count > 1:
+        if event == "swap" and count > 1:
             pair.swap(*draw(st.lists(st.integers(0, count - 1), min_size=2, max_size=2)))
-        if what == "cut" and count:
+        if event == "cut" and count:
             row = draw(st.integers(0, count - 1))
             pair.cut(pair.req_ids[row], draw(st.integers(0, len(pair.outputs()[row]))))
         pair.refresh()
@@ -100,7 +95,7 @@ def test_a_word_is_masked_where_the_output_begins_it(kernels: Any) -> None:
     assert masked == [2, 1, 2, 1, 2]
 
 
-def test_words_and_tails_longer_than_a_block(kernels: Any) -> None:
+def test_words_and_tails_may_be_longer_than_a_block(kernels: Any) -> None:
     """A block of the kernels is 32 of them."""
     pair = Pair(50, kernels)
     long = [n % 3 for n in range(72)]
@@ -119,8 +114,7 @@ def test_words_and_tails_longer_than_a_block(kernels: Any) -> None:
     pair.check()
 
 
-def test_tokens_of_wide_rows_and_of_any_integer(kernels: Any) -> None:
-    """The sampler's ids may be int64, and a part of a wider tensor."""
+def test_sampled_ids_may_be_int64_and_a_part_of_a_wider_tensor(kernels: Any) -> None:
     pair = Pair(9, kernels)
     req_ids = [pair.join([[1, 2, 3], [2, 4]]) for _ in range(3)]
     pair.refresh()
@@ -136,7 +130,7 @@ def test_tokens_of_wide_rows_and_of_any_integer(kernels: Any) -> None:
     assert pair.masked - before == 3
 
 
-def test_narrower_logits_have_fewer_tokens(kernels: Any) -> None:
+def test_narrower_logits_are_masked_within_their_width(kernels: Any) -> None:
     pair = Pair(9, kernels, width=6)
     pair.join([[1, 5], [1, 6], [1, 2, 8], [5], [6], [7, 3]], [1])
     pair.refresh()
@@ -146,176 +140,49 @@ def test_narrower_logits_have_fewer_tokens(kernels: Any) -> None:
     pair.check([[1, 7, 2]])
 
 
+def left_to_upstream(pair: Pair, rows: int) -> bool:
+    """Prepare a step, and return whether upstream's code serves it."""
+    logits, _ = pair.logits(rows, "contiguous")
+    pair.ours.readiness.begin_step()
+    pair.ours.readiness.prepare(logits, None)
+    return BadWords.take(pair.ours.sampling_metadata, logits)[0] is None
+
+
 def test_wider_logits_are_upstreams(kernels: Any) -> None:
     pair = Pair(9, kernels, width=12)
     pair.join([[1, 5]], [1])
     pair.refresh()
-    logits, _ = pair.logits(1, "contiguous")
-    pair.ours.readiness.begin_step()
-    pair.ours.readiness.prepare(logits, None)
-    assert BadWords.take(pair.ours.sampling_metadata, logits)[0] is None
+    assert left_to_upstream(pair, 1)
 
 
 @pytest.mark.parametrize("odd", [[], [-1], [-2, 3], [1, -1, 3], [2**31], [2**31, 0]])
-def test_words_that_upstream_alone_can_read(odd: list[int]) -> None:
-    """As long as a request with such words is there, upstream's code serves all."""
+def test_upstream_serves_all_while_one_request_has_odd_words(odd: list[int]) -> None:
     pair = Pair(9)
     pair.join([[1, 2]], [1])
     pair.refresh()
     pair.check()
     req_id = pair.join([[1], odd])
     pair.refresh()
-    logits, _ = pair.logits(2, "contiguous")
-    pair.ours.readiness.begin_step()
-    pair.ours.readiness.prepare(logits, None)
-    assert BadWords.take(pair.ours.sampling_metadata, logits)[0] is None
+    assert left_to_upstream(pair, 2)
     assert pair.ours.readiness.host_needs_drafts()
     pair.leave(req_id)
     pair.refresh()
     pair.check()
 
 
-def test_what_is_not_the_live_batchs() -> None:
-    """Other lists, another dict of words, logits of another shape."""
-    pair = Pair(9)
-    pair.join([[1, 2]], [1])
-    pair.join([], [1])
-    pair.refresh()
-    pair.check()
-    logits, _ = pair.logits(2, "contiguous")
-    metadata = pair.ours.sampling_metadata
-    assert BadWords.take(metadata, logits)[0] is pair.bad_words
-    assert BadWords.take(metadata, logits[:1])[0] is None
-    assert BadWords.take(metadata, logits[:, :-1])[0] is None
-    other = copy.copy(metadata)
-    other.output_token_ids = list(metadata.output_token_ids)
-    assert BadWords.take(other, logits)[0] is None
-    other = copy.copy(metadata)
-    other.bad_words_token_ids = dict(metadata.bad_words_token_ids)
-    assert BadWords.take(other, logits)[0] is None
-    other.bad_words_token_ids = {}
-    assert BadWords.take(other, logits)[0] is None
-
-
-def test_upstreams_path_finds_the_lists_settled() -> None:
-    """Words that somebody changed, over the live rows with a step in flight."""
-    life = Life()
-    life.add([1, 2], bad_words=WORDS)
-    life.run(3)
-    batch = life.ours.batch
-    assert batch.readiness.history.unsettled(0)
-    changed = copy.copy(batch.sampling_metadata)
-    changed.bad_words_token_ids = {0: [[5]]}
-    assert BadWords.take(changed, torch.randn(1, VOCABULARY))[0] is None
-    assert not batch.readiness.history.unsettled(0)
-
-
 @pytest.mark.parametrize("drafts", [0, 3])
-def test_nothing_waits(kernels: Any, drafts: int) -> None:
-    """Steps with bad words and penalties, among others, and words that do match."""
-    before = waits()
+def test_nothing_waits_beside_penalties_and_prefill_chunks(kernels: Any, drafts: int) -> None:
+    before = fences.counts().get("bad-words", 0)
     life = Life(5, drafts=drafts)
     life.ours.batch.readiness.bad_words.kernels = kernels
     life.ours.batch.readiness.warm_up()
-    likely: dict[str, Any] = {"logit_bias": {0: 6.0, 1: 6.0}, "max_tokens": 25}
+    likely: dict[str, Any] = {"logit_bias": {0: 6.0, 1: 6.0}, "max_tokens": 12}
     life.add([1, 2], bad_words=[[0, 1], [1, 1, 0], [1, 1, 1, 1]], **likely)
     life.add([3], bad_words=[[0, 0, 0], [2]], presence_penalty=0.5, **likely)
-    life.add([4, 5], max_tokens=20)
+    life.add([4, 5])
     life.step()
     life.add(list(range(30)), bad_words=[[1]], **likely)
     life.finish()
     assert life.ours.waits == 0
     assert life.stock.waits > 5
-    assert waits() == before
-
-
-@pytest.mark.parametrize("asynchronous", [True, False])
-def test_a_sample_of_a_prefill_chunk_is_not_appended(asynchronous: bool) -> None:
-    life = Life(asynchronous=asynchronous, max_tokens_a_step=8)
-    req_id = life.add(list(range(20)), bad_words=[[0, 1, 2]])
-    slots = life.ours.batch.readiness.bad_words._slots
-    for _ in range(2):
-        life.step()
-        assert life.ours.runner.discard_request_mask.np[0]
-        assert slots[req_id].tolist() == [-1, -1]
-    life.step()
-    assert slots[req_id].tolist() == [-1, *life.truth(req_id)]
-    life.finish()
-
-
-def test_switched_off_upstream_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the history's lists, and waits by name."""
-    monkeypatch.setenv("VLLM_READINESS", "-bad-words")
-    before = waits()
-    life = Life()
-    assert life.ours.batch.readiness.bad_words is None
-    assert life.ours.batch.readiness.penalties is not None
-    life.add([1, 2, 3], bad_words=WORDS)
-    life.add([1, 2], max_tokens=20)
-    life.finish()
-    assert life.ours.waits == waits() - before == life.stock.waits > 5
-
-
-@pytest.mark.parametrize("asynchronous", [True, False])
-@pytest.mark.parametrize("kept", [0, 1, 2, 3])
-def test_an_output_is_cut_back_with_tokens_in_flight(asynchronous: bool, kept: int) -> None:
-    """The tail is made anew from what is left, and what goes on is compared by the life."""
-    life = Life(asynchronous=asynchronous)
-    likely: dict[str, Any] = {"logit_bias": {0: 9.0, 1: 9.0}, "max_tokens": 30}
-    req_id = life.add([1, 2, 3], bad_words=[[0, 1, 0], [1, 1], [0, 0, 0, 0]], **likely)
-    life.run(5)
-    life.faithful = False
-    for half in (life.stock, life.ours):
-        half.runner.requests[req_id].num_computed_tokens = 3
-    scheduled = life.scheduler.schedule()
-    cached = scheduled.scheduled_cached_reqs
-    cached.num_output_tokens[cached.req_ids.index(req_id)] = kept
-    life._run(scheduled)
-    ours = life.ours.batch.req_output_token_ids[0]
-    assert ours is not None
-    assert len(ours) == kept + 1
-    tail = life.ours.batch.readiness.bad_words._slots[req_id].tolist()
-    known = life.settled()[req_id]
-    assert tail == ([-1] * 3 + known)[-3:]
-
-
-def test_a_load_fails() -> None:
-    """Sync: the scheduler drops the token of a step whose KV blocks failed to load."""
-    life = Life(asynchronous=False)
-    likely: dict[str, Any] = {"logit_bias": {0: 9.0, 1: 9.0}, "max_tokens": 30}
-    req_id = life.add(list(range(6)), bad_words=[[0, 1, 0], [1, 1], [0, 0, 0]], **likely)
-    life.run(4)
-    life.fail_loads(req_id)
-    life.run(3)
-    tail = life.ours.batch.readiness.bad_words._slots[req_id].tolist()
-    assert tail == life.truth(req_id)[-2:]
-    life.finish()
-
-
-def test_without_room_upstreams_path_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The third slot finds no room; once a request has left, slots are tried again."""
-    life = Life()
-    bad_words = life.ours.batch.readiness.bad_words
-    no_room_for_a_third(monkeypatch, bad_words)
-    first, _ = (life.add([n, 1], bad_words=WORDS) for n in range(2))
-    life.run(2)
-    assert bad_words.complete
-    life.add([5], bad_words=WORDS)
-    life.step()
-    assert not bad_words.complete
-    waited = life.ours.waits
-    life.run(2)
-    assert life.ours.waits == waited + 2
-    life.abort(first)
-    life.run(2)
-    assert bad_words.complete
-    life.finish()
-
-
-def test_a_rank_without_bad_words_takes_nothing() -> None:
-    pair = Pair(9)
-    pair.join([])
-    pair.refresh()
-    pair.check()
-    assert pair.bad_words._slots == {}
-    assert not pair.bad_words.serving
+    assert fences.counts().get("bad-words", 0) == before

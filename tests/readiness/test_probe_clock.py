@@ -1,4 +1,4 @@
-"""The device's clock, read through events: what is certain always holds, and errors stay small.
+"""The device's clock, read through events: order always holds, and errors stay small.
 
 The simulated device has a clock of its own, which began elsewhere and runs a little faster or
 slower; ``elapsed_time`` rounds to a 32-bit float, as CUDA's does.
@@ -68,17 +68,17 @@ _COPIES = st.lists(
     st.floats(-1e15, 1e15),
     st.integers(0, 10**15),
 )
-def test_what_the_host_saw_holds_and_errors_are_those_of_the_last_wait(
+def test_times_keep_the_hosts_order_and_errors_stay_those_of_the_last_wait(
     copies: list[Copy], drift: float, offset: float, now: int
 ) -> None:
-    """Of the wait for its event, and what drift and rounding have added since."""
+    """Drift and rounding since that wait add to them."""
     clock = DeviceClock()
     first = now
 
     def event(at: int) -> Event:
         return Event((at - first) * (1 + drift) + offset % SECOND)
 
-    allowed = 0.0  # what the reference may be off
+    allowed = 0.0  # the error of the reference
     since = 0  # when it was taken
     for number, copy in enumerate(copies):
         launched = now + copy.pause
@@ -91,7 +91,7 @@ def test_what_the_host_saw_holds_and_errors_are_those_of_the_last_wait(
         assert started <= ended
         if waited or not number:
             allowed, since = float(seen - ready), began
-        # A float has 24 bits; what it rounds are spans since the reference, or the length.
+        # A float of 24 bits rounds spans since the reference, or the length.
         span = max(seen - since, copy.length)
         error = allowed + (DRIFT + 2**-22) * span + 4 * (number + 1)
         assert abs(ended - ready) <= min(error, seen - launched)
@@ -99,7 +99,7 @@ def test_what_the_host_saw_holds_and_errors_are_those_of_the_last_wait(
         now = seen
 
 
-def test_a_reference_that_is_proved_wrong_gives_way_to_the_proof() -> None:
+def test_a_reference_proved_wrong_is_replaced() -> None:
     """Nobody ever waits; now and then an output is taken soon after it was ready."""
     clock = DeviceClock()
     late, soon = 3_000_000, 10_000
@@ -111,7 +111,7 @@ def test_a_reference_that_is_proved_wrong_gives_way_to_the_proof() -> None:
         assert abs(ended - ready) <= (late if number < 5 else soon + 100)
 
 
-def test_a_reference_that_is_too_early_gives_way_as_well() -> None:
+def test_a_reference_that_is_too_early_is_replaced() -> None:
     """What was launched later is later."""
     clock = DeviceClock()
     clock.times(Event(5_000_000), Event(5_000_000), 0, 1_000_000, True)  # the host's error
@@ -120,7 +120,7 @@ def test_a_reference_that_is_too_early_gives_way_as_well() -> None:
     assert clock.times(second, second, 20_000_000, 90_000_000, False)[1] == 29_000_000
 
 
-def test_hours_without_a_wait_do_not_lose_microseconds() -> None:
+def test_hours_without_a_wait_lose_no_microseconds() -> None:
     """New references are taken before ``elapsed_time`` is too coarse to tell them apart."""
     clock = DeviceClock()
     clock.times(Event(0), Event(1_000), 0, 1_000, True)
@@ -144,11 +144,11 @@ def test_an_event_without_timing_is_an_error(
     one, other = map(Event, events)
     with pytest.raises(RuntimeError):
         clock.times(one, other, 20, 30, waited)
-    # And none that stays.
+    # The next readback has its times.
     assert clock.times(Event(20), Event(30), 20, 40, False) == (20, 30)
 
 
-def test_torch_refuses_events_without_timing_as_these_do() -> None:
+def test_only_torchs_own_events_are_passed_to_torch() -> None:
     """An event of a subclass asks, and one of torch's own is asked for."""
     asked: list[Any] = []
 

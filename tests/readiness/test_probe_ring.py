@@ -30,7 +30,7 @@ RECORDS = st.lists(st.tuples(*[NUMBERS] * len(FIELDS)), max_size=70)
 
 
 def filled(count: int, capacity: int) -> Ring:
-    """A ring that was given ``count`` records, of which each says its number."""
+    """Return a ring into which ``count`` numbered records were put."""
     ring = Ring(capacity)
     for number in range(count):
         ring.put(number % len(KINDS), number, number + 5, number, 0, number)
@@ -47,20 +47,19 @@ def often() -> Iterator[None]:
 
 
 @given(RECORDS, st.integers(0, 6))
-def test_the_newest_records_are_there_in_order(rows: list[tuple[int, ...]], power: int) -> None:
+def test_the_newest_records_are_returned_in_order(rows: list[tuple[int, ...]], power: int) -> None:
     ring = Ring(1 << power)
     for row in rows:
         ring.put(*row)
-    found, cursor = ring.since(0)
-    assert [tuple(row) for row in found.tolist()] == rows[-(1 << power) :]
-    assert found.dtype == np.int64
-    assert found.shape[1] == len(FIELDS)
+    newest, cursor = ring.since(0)
+    assert [tuple(row) for row in newest.tolist()] == rows[-(1 << power) :]
+    assert newest.dtype == np.int64
+    assert newest.shape[1] == len(FIELDS)
     assert cursor == ring.count == len(rows)
 
 
 @given(st.lists(st.integers(0, 40), max_size=12), st.integers(0, 6), st.integers(1, 20))
-def test_a_cursor_gives_what_has_come_since(counts: list[int], power: int, chunk: int) -> None:
-    """However many come between two calls, and however few are copied at a time."""
+def test_a_cursor_gives_the_records_since(counts: list[int], power: int, chunk: int) -> None:
     ring = Ring(1 << power)
     cursor = put = 0
     with pytest.MonkeyPatch.context() as patch:
@@ -69,14 +68,13 @@ def test_a_cursor_gives_what_has_come_since(counts: list[int], power: int, chunk
             for number in range(put, put + count):
                 ring.put(0, number, 0, 0)
             put += count
-            found, cursor = ring.since(cursor)
-            assert found[:, 1].tolist() == list(range(put - min(count, ring.capacity), put))
+            newest, cursor = ring.since(cursor)
+            assert newest[:, 1].tolist() == list(range(put - min(count, ring.capacity), put))
             assert cursor == put
 
 
 @pytest.mark.usefixtures("often")
-def test_threads_put_while_one_reads() -> None:
-    """No record is lost, torn or doubled, as long as the reader keeps up."""
+def test_no_record_is_lost_or_torn_while_threads_put_and_one_reads() -> None:
     threads, each = 4, 16_000
     ring = Ring(1 << 16)
     together = threading.Barrier(threads)
@@ -96,13 +94,13 @@ def test_threads_put_while_one_reads() -> None:
         part, cursor = ring.since(cursor)
         parts.append(part)
     parts.append(ring.since(cursor)[0])
-    found = np.concatenate(parts)
-    assert len(found) == threads * each
+    rows = np.concatenate(parts)
+    assert len(rows) == threads * each
     for factor, column in ((3, 2), (5, 3), (7, 4)):
-        assert (found[:, column] == factor * found[:, 1]).all()
-    assert (found[:, 0] == found[:, 5]).all()
+        assert (rows[:, column] == factor * rows[:, 1]).all()
+    assert (rows[:, 0] == rows[:, 5]).all()
     for thread in range(threads):
-        assert found[found[:, 0] == thread, 1].tolist() == list(range(each))
+        assert rows[rows[:, 0] == thread, 1].tolist() == list(range(each))
 
 
 class _Busy:
@@ -126,7 +124,7 @@ class _Busy:
 
 
 @given(st.integers(0, 40), st.lists(st.integers(0, 30), max_size=12), st.integers(1, 20))
-def test_a_ring_that_is_overrun_while_it_is_read_gives_no_record_in_anothers_place(
+def test_a_ring_overrun_while_it_is_read_gives_each_record_in_its_place(
     count: int, arrivals: list[int], chunk: int
 ) -> None:
     ring = Ring(16)
@@ -189,7 +187,7 @@ def test_a_whole_ring_is_written_in_small_pieces_and_copied_once(
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    """Who has opened the one before reads on in that."""
+    """A reader of the earlier file reads on in that."""
     path = tmp_path / "file.rank0"
     filled(3, 32).write(str(path), lambda: HEADER)
     with path.open("rb") as before:

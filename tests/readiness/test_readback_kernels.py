@@ -1,4 +1,4 @@
-"""The store kernel under Triton's interpreter: what it writes, and where it does not."""
+"""The store kernel under Triton's interpreter: the bytes that it writes, and no others."""
 
 from collections.abc import Iterator
 from types import ModuleType
@@ -46,7 +46,7 @@ def test_each_byte_arrives_and_no_other_is_written(
         assert torch.equal(arena[MARGIN : len(arena) - MARGIN], wanted)
 
 
-def test_what_is_not_whole_words_is_copied(kernels: ModuleType) -> None:
+def test_a_source_of_no_whole_words_is_copied(kernels: ModuleType) -> None:
     source = torch.arange(64, dtype=torch.uint8)
     target = torch.zeros(64, dtype=torch.uint8)
     kernels.store([source[1:9], source[9:12]], [target[:8], target[9:12]])

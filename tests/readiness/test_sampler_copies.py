@@ -16,7 +16,7 @@ VOCABULARY = 41
 ROWS = 3
 
 NOTHING: dict[str, Any] = {}
-#: What a request may ask for that touches logits.
+#: Parameters of a request that change logits.
 ASKS: list[dict[str, Any]] = [
     {"bad_words_token_ids": [[7], [5, 9]]},
     {"presence_penalty": 1.5, "repetition_penalty": 1.2},
@@ -26,7 +26,7 @@ ASKS: list[dict[str, Any]] = [
     {"min_tokens": 1, "stop_token_ids": [3, 8, 12]},
     {"logit_bias": {2: 4.0, 17: -100.0}},
 ]
-#: What changes logits of a random request only.
+#: Parameters that change logits of a random request only.
 SHAPES: list[dict[str, Any]] = [{}, {"top_k": 4}, {"top_p": 0.7}, {"min_p": 0.1}]
 EDGES = [0.0, -0.0, torch.inf, -torch.inf, torch.nan]
 
@@ -85,7 +85,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 @pytest.fixture(autouse=True)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans are made as on a GPU, where nothing else is said."""
+    """Plan copies as on a GPU, unless the parameter is "cpu"."""
     if getattr(request, "param", "gpu") == "gpu":
         monkeypatch.setattr(sampler_copies, "_CONVERTING", frozenset())
 
@@ -95,9 +95,9 @@ ON_BOTH = pytest.mark.parametrize("device", ["gpu", "cpu"], indirect=True)
 
 @ON_BOTH
 @given(case=cases())
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_is_sampled_is_upstreams_to_the_bit(case: Case) -> None:
-    """Tokens, logprobs of every mode, and what is left of the random numbers."""
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_samples_have_upstreams_bits(case: Case) -> None:
+    """Tokens, logprobs of every mode, and the states of the generators."""
     compare(case)
 
 
@@ -138,7 +138,7 @@ RANDOM: dict[str, Any] = {"temperature": 1.0, "seed": 4}
         (a_case(B16, temperature=0.7, seed=4, logprobs=5), {"_to_copy": 1}),
         (a_case(B16, **RANDOM, mode="processed_logprobs"), {"div_": 1, "_log_softmax": 1}),
         (a_case(B16, **RANDOM, mode="processed_logprobs", logprobs=0), {"div_": 1}),
-        # Touched: what is needed stays.
+        # Touched: the copies stay.
         (a_case(B16, logit_bias={1: 2.0}), {}),
         (a_case(B16, min_tokens=9, stop_token_ids=[3]), {}),
         (a_case(B16, allowed_token_ids=[3]), {}),
@@ -156,7 +156,7 @@ RANDOM: dict[str, Any] = {"temperature": 1.0, "seed": 4}
         (a_case(F32, drafts=True, temperature=0.7, seed=4, logprobs=0), {}),
     ],
 )
-def test_passes_that_nobody_needs_are_gone(case: Case, gone: dict[str, int]) -> None:
+def test_needless_passes_over_logits_are_gone(case: Case, gone: dict[str, int]) -> None:
     assert both(case) == (Counter(gone), Counter())
 
 
@@ -205,20 +205,20 @@ def test_metadata_that_is_not_the_plans_takes_upstreams_path(field: str) -> None
     assert torch.equal(stock.result.sampled_token_ids, ours.result.sampled_token_ids)
 
 
-def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_switched_off_every_pass_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_READINESS", "-sampler-copies")
     assert both(a_case(B16, drafts=True)) == (Counter(), Counter())
 
 
-def test_the_plan_is_of_the_batch_as_it_is() -> None:
+def test_the_plan_follows_the_batch() -> None:
     """Requests that touch logits come and go; the minimum of tokens is reached in between."""
     case = a_case(B16)
     batch = under_test(modules.overlaid, case).batch
 
     def plan() -> tuple[bool, bool]:
         batch.refresh_metadata()
-        made = batch.sampling_metadata.copies
-        return made.changes_logits, made.scales_logits
+        copies = batch.sampling_metadata.copies
+        return copies.changes_logits, copies.scales_logits
 
     assert plan() == (False, False)
     late = state(Spec([1], [], {"min_tokens": 2, "stop_token_ids": [3]}), "late")
@@ -234,8 +234,8 @@ def test_the_plan_is_of_the_batch_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_first_of_the_largest_is_the_same_in_float32(dtype: torch.dtype) -> None:
-    """What leaving the conversion out rests on: NaNs, infinities and ties."""
+def test_argmax_is_the_same_in_float32(dtype: torch.dtype) -> None:
+    """The conversion is left out for this reason: NaNs, infinities and ties included."""
     generator = torch.Generator().manual_seed(5)
     for width in (1, 7, 64, 1000, 4099):
         bits = torch.randint(-(2**15), 2**15, (50, width), generator=generator, dtype=torch.int16)

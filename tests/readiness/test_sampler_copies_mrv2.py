@@ -1,6 +1,6 @@
 """Model Runner V2's sampler under Triton's interpreter, beside upstream's.
 
-What a GPU's reductions do is tested in tests/gpu.
+A GPU's reductions are tested in tests/gpu.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ VOCABULARY = 1030  # two of the blocks that upstream samples in
 B16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
 NOTHING: dict[str, Any] = {}
-#: What a request may ask for that changes its logits.
+#: Parameters of a request that change its logits.
 ASKS: list[dict[str, Any]] = [
     {"bad_words_token_ids": [[7], [9, 2, 5]]},
     {"presence_penalty": 1.5, "repetition_penalty": 1.2},
@@ -34,8 +34,8 @@ ASKS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def sides() -> Iterator[Sides]:
-    with mrv2.interpreted() as made:
-        yield made
+    with mrv2.interpreted() as modules:
+        yield modules
 
 
 def logits_of(rows: int, dtype: torch.dtype, seed: int = 1) -> torch.Tensor:
@@ -74,17 +74,17 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @given(case=cases())
-@settings(max_examples=25)
-def test_what_is_sampled_is_upstreams_to_the_bit(sides: Sides, case: Case) -> None:
+@settings(max_examples=8)
+def test_samples_have_upstreams_bits(sides: Sides, case: Case) -> None:
     """Tokens, logprobs and ranks."""
     compare(sides, case)
 
 
-def kind(sides: Sides, case: Case) -> str:
-    """What our sampler does about the logits of a case."""
+def handling(sides: Sides, case: Case) -> str:
+    """Return how our sampler handles the logits of a case."""
     ours = under_test(sides, sides.ours, case)
     batch, logits = ours.batch, ours.logits
-    made = ours.sampler.apply_sampling_params(
+    result = ours.sampler.apply_sampling_params(
         logits,
         batch.expanded_idx_mapping,
         batch.idx_mapping_np,
@@ -92,11 +92,11 @@ def kind(sides: Sides, case: Case) -> str:
         batch.input_ids,
         batch.expanded_local_pos,
     )
-    assert made.dtype == F32 or made is logits
-    if made is logits:
+    assert result.dtype == F32 or result is logits
+    if result is logits:
         return "as it is" if torch.equal(logits, case.logits) else "in place"
     assert torch.equal(logits, case.logits)
-    assert made.data_ptr() != logits.data_ptr()
+    assert result.data_ptr() != logits.data_ptr()
     return "copied"
 
 
@@ -131,8 +131,8 @@ PROCESSED: dict[str, Any] = {"mode": "processed_logprobs"}
         (a_case(F32, RANDOM | {"top_k": 3}, drafts=True), "in place"),
     ],
 )
-def test_logits_are_copied_where_they_must_be(sides: Sides, case: Case, expected: str) -> None:
-    assert kind(sides, case) == expected
+def test_logits_are_copied_only_where_they_must_be(sides: Sides, case: Case, expected: str) -> None:
+    assert handling(sides, case) == expected
 
 
 def test_logits_of_another_layout_are_copied(sides: Sides) -> None:
@@ -140,11 +140,11 @@ def test_logits_of_another_layout_are_copied(sides: Sides) -> None:
     case = a_case(F32, RANDOM, RANDOM)
     wide = torch.zeros(2, VOCABULARY + 58)
     case.logits = wide[:, :VOCABULARY].copy_(case.logits)
-    assert kind(sides, case) == "as it is"
+    assert handling(sides, case) == "as it is"
     compare(sides, case)
     case.requests = [RANDOM | {"logprobs": 0}] * 2
     case.mode = "processed_logprobs"
-    assert kind(sides, case) == "copied"
+    assert handling(sides, case) == "copied"
     columns = torch.zeros(VOCABULARY, 2).t()
     for ask in (NOTHING, {"top_k": 3}):
         ours = under_test(sides, sides.ours, a_case(F32, RANDOM, RANDOM | ask))
@@ -152,29 +152,29 @@ def test_logits_of_another_layout_are_copied(sides: Sides) -> None:
         assert decided is sides.copies.Handling.COPY
 
 
-def test_one_plan_a_batch_until_a_request_comes(
+def test_a_plan_is_kept_until_a_request_joins(
     sides: Sides, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = under_test(sides, sides.ours, a_case(B16, GREEDY, GREEDY), room=4)
     copies, at = ours.sampler.readiness, ours.batch.idx_mapping_np
     as_is, copy = sides.copies.Handling.AS_IS, sides.copies.Handling.COPY
-    made = []
+    plans = []
     plan = copies._make_plan
 
     def counted(at: np.ndarray) -> Any:
-        made.append(at)
+        plans.append(at)
         return plan(at)
 
     monkeypatch.setattr(copies, "_make_plan", counted)
     for _ in range(5):
         assert copies.decide(ours.logits, at.copy()) is as_is
-    assert len(made) == 1
+    assert len(plans) == 1
     add(ours.sampler, int(at[1]), {"temperature": 0.5})
     assert copies.decide(ours.logits, at) is copy
-    assert len(made) == 2
+    assert len(plans) == 2
     assert copies.decide(ours.logits[:1], at[:1].copy()) is as_is
     assert copies.decide(ours.logits, at[::-1].copy()) is copy
-    assert len(made) == 4
+    assert len(plans) == 4
     assert copies.decide(ours.logits, at) is copy
     at[:] = at[0]  # the caller's array is not kept
     assert copies.decide(ours.logits, at) is as_is
@@ -200,7 +200,7 @@ def test_an_unknown_request_takes_upstreams_path(sides: Sides, drafts: bool) -> 
     assert ours.sampler.readiness.decide(two.float(), unknown) is sides.copies.Handling.COPY
 
 
-def test_the_switch(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_switched_off_every_copy_is_made(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_READINESS", "-sampler-copies")
-    assert kind(sides, a_case(B16, GREEDY)) == "copied"
-    assert kind(sides, a_case(F32, RANDOM | {"top_k": 3})) == "copied"
+    assert handling(sides, a_case(B16, GREEDY)) == "copied"
+    assert handling(sides, a_case(F32, RANDOM | {"top_k": 3})) == "copied"

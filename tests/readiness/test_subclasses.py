@@ -1,4 +1,4 @@
-"""Other people's subclasses: what is not known takes upstream's path, and never fails."""
+"""Subclasses by others: an unknown one takes upstream's path, and never fails."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ PENALTY = {"presence_penalty": 1.5}
 
 
 def batch_without_our_constructor() -> Any:
-    """A batch whose class goes without InputBatch's constructor, and does what that did."""
+    """Return a batch whose class calls the pristine constructor, not ours."""
     stock = modules.pristine(modules.INPUT_BATCH).InputBatch
     ours = modules.overlaid(modules.INPUT_BATCH).InputBatch
 
@@ -28,6 +28,21 @@ def batch_without_our_constructor() -> Any:
         return SimpleNamespace(InputBatch=Batch)
 
     return empty(module, VOCABULARY)
+
+
+def penalised() -> Any:
+    """Return our batch with one request with a penalty."""
+    batch = empty(modules.overlaid, VOCABULARY)
+    fill(batch, [Spec([1], [2], PENALTY)])
+    return batch
+
+
+def prepare(batch: Any, sampler: Any = None) -> None:
+    """Begin a step of a runner with this sampler, or with vLLM's own."""
+    mine = live.of(batch)
+    mine.begin_step()
+    runner = sampler and SimpleNamespace(sampler=sampler)
+    mine.prepare(torch.zeros(1, VOCABULARY), None, runner)
 
 
 def test_a_batch_without_our_constructor_is_upstreams(
@@ -57,23 +72,23 @@ def test_a_batch_without_our_constructor_is_upstreams(
     assert "Batch does not call" in message.getMessage()
 
 
-def test_a_batch_of_another_make_is_left_alone(caplog_vllm: pytest.LogCaptureFixture) -> None:
+def test_a_batch_of_another_class_is_left_alone(caplog_vllm: pytest.LogCaptureFixture) -> None:
     """Under an inherited runner, whose seams find it."""
     batch = SimpleNamespace()  # which cannot be referenced weakly, either
-    found = live.of(batch)
-    found.begin_step()
-    found.cut("r0", 1)
-    found.prepare(torch.zeros(1, VOCABULARY), None, SimpleNamespace(sampler=object()))
-    assert found.host_needs_drafts()
-    assert not found.place(256)
-    assert found.outputs.readbacks is None
-    assert live.of(batch) is found
+    attached = live.of(batch)
+    attached.begin_step()
+    attached.cut("r0", 1)
+    attached.prepare(torch.zeros(1, VOCABULARY), None, SimpleNamespace(sampler=object()))
+    assert attached.host_needs_drafts()
+    assert not attached.place(256)
+    assert attached.outputs.readbacks is None
+    assert live.of(batch) is attached
     assert sum("SimpleNamespace does not" in r.getMessage() for r in caplog_vllm.records) == 1
 
 
 @pytest.fixture
 def caplog_vllm(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What vLLM's loggers say, which do not tell the root logger."""
+    """The records of vLLM's loggers, which do not propagate to the root logger."""
     import logging
 
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
@@ -81,7 +96,7 @@ def caplog_vllm(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatc
 
 
 def sampled(load: Any, logits: torch.Tensor) -> Any:
-    """What a sampler gives that changes the logits where vLLM's own would leave them alone."""
+    """Sample by a sampler that changes logits where vLLM's own leaves them alone."""
 
     class Sampler(load(modules.SAMPLER).Sampler):  # type: ignore[misc]
         def apply_logits_processors(self, logits: Any, *others: Any, **named: Any) -> Any:
@@ -95,26 +110,25 @@ def sampled(load: Any, logits: torch.Tensor) -> Any:
     if hasattr(batch, "readiness"):
         batch.readiness.begin_step()
         batch.readiness.prepare(logits, None, SimpleNamespace(sampler=sampler))
-    return sampler(logits, batch.sampling_metadata)
+    with torch.compiler.set_stance("force_eager"):  # it would compile every shape
+        return sampler(logits, batch.sampling_metadata)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_sampler_that_changes_logits_of_its_own_accord(dtype: torch.dtype) -> None:
+def test_a_sampler_that_changes_logits_itself_has_upstreams_output(dtype: torch.dtype) -> None:
     """The raw logits are those before it, and the tokens those that it asks for."""
     logits = torch.randn(3, VOCABULARY).to(dtype)
     expected = sampled(modules.pristine, logits.clone())
-    found = sampled(modules.overlaid, logits.clone())
-    assert found.sampled_token_ids.tolist() == expected.sampled_token_ids.tolist() == [[3]] * 3
-    for mine, theirs in zip(found.logprobs_tensors[:3], expected.logprobs_tensors[:3], strict=True):
+    ours = sampled(modules.overlaid, logits.clone())
+    assert ours.sampled_token_ids.tolist() == expected.sampled_token_ids.tolist() == [[3]] * 3
+    for mine, theirs in zip(ours.logprobs_tensors[:3], expected.logprobs_tensors[:3], strict=True):
         assert torch.equal(mine, theirs)
 
 
-def test_a_sampler_of_another_make_reads_settled_lists() -> None:
+def test_a_sampler_of_another_class_reads_settled_lists() -> None:
     """It reads the lists, for which nobody has to wait where vLLM's own sampler is served."""
-    batch = empty(modules.overlaid, VOCABULARY)
-    fill(batch, [Spec([1], [2], PENALTY)])
-    batch.readiness.begin_step()
-    batch.readiness.prepare(torch.zeros(1, VOCABULARY), None, SimpleNamespace(sampler=object()))
+    batch = penalised()
+    prepare(batch, sampler=object())
     assert batch.readiness.host_needs_drafts()
     assert not batch.readiness.penalties.serving
 
@@ -124,34 +138,28 @@ def test_a_batch_with_lists_of_its_own_is_not_served() -> None:
     batch = empty(modules.overlaid, VOCABULARY)
     batch.req_output_token_ids = []
     fill(batch, [Spec([1], [2], PENALTY)])
-    batch.readiness.begin_step()
-    batch.readiness.prepare(torch.zeros(1, VOCABULARY), None)
+    prepare(batch)
     assert not batch.readiness.penalties.serving
     assert batch.readiness.host_needs_drafts()
 
 
-def test_a_sampler_is_looked_at_again_once_it_is_another() -> None:
-    batch = empty(modules.overlaid, VOCABULARY)
-    fill(batch, [Spec([1], [2], PENALTY)])
+def test_a_sampler_that_is_replaced_is_checked_again() -> None:
+    batch = penalised()
     own = modules.overlaid(modules.SAMPLER).Sampler()
     for sampler, served in ((own, True), (object(), False), (own, True)):
-        batch.readiness.begin_step()
-        batch.readiness.prepare(torch.zeros(1, VOCABULARY), None, SimpleNamespace(sampler=sampler))
+        prepare(batch, sampler)
         assert batch.readiness.penalties.serving is served
         batch.readiness.observe_sampled(
             torch.ones(1, 1, dtype=torch.int32), torch.zeros(1, dtype=torch.bool)
         )
 
 
-def test_a_feature_needs_its_own_seams_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_feature_needs_only_its_own_seams(monkeypatch: pytest.MonkeyPatch) -> None:
     """A series without the patch of the samplers' copies still has that of penalties."""
     module = modules.overlaid(modules.SAMPLER)
-    batch = empty(modules.overlaid, VOCABULARY)
-    fill(batch, [Spec([1], [2], PENALTY)])
+    batch = penalised()
     monkeypatch.delattr(module, "readiness_sampler_copies")
-    batch.readiness.begin_step()
-    runner = SimpleNamespace(sampler=module.Sampler())
-    batch.readiness.prepare(torch.zeros(1, VOCABULARY), None, runner)
+    prepare(batch, module.Sampler())
     assert batch.readiness.penalties.serving
     assert batch.sampling_metadata.copies is None
 
@@ -174,27 +182,24 @@ def test_a_feature_that_was_off_is_not_reported_as_switched_off(
     assert len(reports) == ("history" in names)
 
 
-class TestModelRunnerV2:
-    """Its sampler."""
+def mrv2_sampler_without_constructor() -> Any:
+    """Return a sampler derived from Model Runner V2's that does not call its constructor."""
 
-    @staticmethod
-    def derived() -> Any:
-        """A class derived from it that goes without its constructor."""
+    class Sampler(modules.overlaid(modules.MRV2_SAMPLER).Sampler):  # type: ignore[misc]
+        def __init__(self) -> None:
+            pass
 
-        class Sampler(modules.overlaid(modules.MRV2_SAMPLER).Sampler):  # type: ignore[misc]
-            def __init__(self) -> None:
-                pass
+    return Sampler()
 
-        return Sampler()
 
-    def test_without_its_constructor_every_copy_is_made(self) -> None:
-        copies = sampler_copies_mrv2.of(self.derived())
-        copies.add_request(3)
-        assert copies.decide(torch.zeros(2, VOCABULARY), torch.tensor([0, 3]).numpy()) is (
-            Handling.COPY
-        )
+def test_an_mrv2_sampler_without_our_constructor_makes_every_copy() -> None:
+    copies = sampler_copies_mrv2.of(mrv2_sampler_without_constructor())
+    copies.add_request(3)
+    rows = torch.tensor([0, 3]).numpy()
+    assert copies.decide(torch.zeros(2, VOCABULARY), rows) is Handling.COPY
 
-    def test_of_a_derived_class_every_copy_is_made(self) -> None:
-        sampler = self.derived()
-        sampler_copies_mrv2.attach(sampler, 4)
-        assert not sampler_copies_mrv2.of(sampler).on
+
+def test_a_derived_mrv2_sampler_makes_every_copy() -> None:
+    sampler = mrv2_sampler_without_constructor()
+    sampler_copies_mrv2.attach(sampler, 4)
+    assert not sampler_copies_mrv2.of(sampler).on

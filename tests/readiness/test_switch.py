@@ -1,17 +1,14 @@
 """VLLM_READINESS and VLLM_READINESS_PROBE."""
 
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from readiness.alone import run_alone
 from vllm.v1.readiness import features, startup, switch
 
-PACKAGE = str(Path(switch.__file__).parents[2])
 NEEDY = {"penalties", "bad-words", "thinking-budget"}
 FIXES = set(features.FIXES)
 EVERYTHING = set(features.ALL)
@@ -37,7 +34,7 @@ EVERYTHING = set(features.ALL)
         ("fixes, readback", FIXES | {"readback"}),
     ],
 )
-def test_value_and_what_it_turns_on(value: str, on: set[str]) -> None:
+def test_a_value_turns_features_and_fixes_on(value: str, on: set[str]) -> None:
     assert switch.parse(value) == on
 
 
@@ -58,7 +55,7 @@ def test_value_and_what_it_turns_on(value: str, on: set[str]) -> None:
         ("penalties,-history", "some with '-' (all but these) and some without", "-history"),
     ],
 )
-def test_other_values_are_refused_with_the_line_that_was_meant(
+def test_other_values_are_refused_with_the_probable_line(
     value: str, problem: str, meant: str | None
 ) -> None:
     with pytest.raises(switch.SwitchError) as caught:
@@ -118,33 +115,14 @@ def test_the_variable_is_read_from_the_environment(monkeypatch: pytest.MonkeyPat
     assert switch.enabled() == features.ALL
 
 
-#: Imports the switch of this checkout, and as little else as it needs.
-ALONE = f"""
-import os, sys, types
-for name, path in (("vllm", {PACKAGE!r}), ("vllm.v1", {PACKAGE + "/v1"!r})):
-    sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = [path]
-from vllm.v1.readiness import switch
-"""
-
-
-def alone(program: str, **environment: str) -> str:
-    """What ``program`` prints, which finds the switch imported."""
-    return subprocess.run(
-        [sys.executable, "-c", ALONE + program],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | environment,
-    ).stdout.strip()
-
-
 def test_the_switch_imports_neither_torch_nor_the_logger() -> None:
     """vllm.envs imports it, long before either may be imported."""
-    loaded = alone("print(sorted(m for m in sys.modules if m.startswith(('torch', 'vllm'))))")
-    assert loaded == str(
-        ["vllm", "vllm.v1"] + [f"vllm.v1.readiness{name}" for name in ("", ".features", ".switch")]
-    )
+    loaded = run_alone("""
+before = set(sys.modules)
+from vllm.v1.readiness import switch
+print(*sorted(name for name in set(sys.modules) - before if name.startswith(("torch", "vllm"))))
+""")
+    assert loaded.split() == [f"vllm.v1.readiness{name}" for name in ("", ".features", ".switch")]
 
 
 @pytest.mark.parametrize("value", [None, "", "  "])
@@ -157,7 +135,7 @@ def test_without_a_file_nothing_is_recorded(
     assert switch.VARIABLES["VLLM_READINESS_PROBE"]() is None
 
 
-def test_the_file_is_where_the_process_started(
+def test_the_file_is_relative_to_where_the_process_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(switch.PROBE, str(tmp_path / "probe"))
@@ -180,7 +158,7 @@ def test_the_file_is_where_the_process_started(
         ("new/", "this is a directory. Name a file, such as {}/new/probe;"),
     ],
 )
-def test_a_file_that_cannot_be_is_refused_with_the_next_step(
+def test_a_file_that_cannot_be_written_is_refused_with_the_next_step(
     name: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -196,6 +174,7 @@ def test_a_file_that_cannot_be_is_refused_with_the_next_step(
 
 def test_a_directory_that_this_user_may_not_write_to_is_refused() -> None:
     program = """
+from vllm.v1.readiness import switch
 if os.geteuid() == 0:
     os.setuid(65534)
 try:
@@ -203,15 +182,15 @@ try:
 except switch.PathError as error:
     print(error)
 """
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory() as path:
+        folder = Path(path)
         folder.chmod(0o555)
-        said = alone(program, VLLM_READINESS_PROBE=f"{folder}/probe")
-    assert f"this user may not write to {folder}. Allow it," in said
+        output = run_alone(program, VLLM_READINESS_PROBE=f"{folder}/probe")
+    assert f"this user may not write to {folder}. Allow it," in output
 
 
 @pytest.mark.parametrize(("value", "count"), [("", None), (" ", None), ("0", 0), (" 12 ", 12)])
-def test_how_many_slots_there_may_be(
+def test_the_number_of_slots(
     monkeypatch: pytest.MonkeyPatch, value: str, count: int | None
 ) -> None:
     monkeypatch.setenv(switch.SLOTS, value)
@@ -219,9 +198,7 @@ def test_how_many_slots_there_may_be(
 
 
 @pytest.mark.parametrize("value", ["-1", "1.5", "many", "1_0", "\u0661", "0x4"])
-def test_a_number_of_slots_that_is_none_is_refused(
-    monkeypatch: pytest.MonkeyPatch, value: str
-) -> None:
+def test_another_number_of_slots_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv(switch.SLOTS, value)
     with pytest.raises(switch.NumberError, match="0 or more, or unset"):
         switch.slots()

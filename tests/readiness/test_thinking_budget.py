@@ -73,17 +73,17 @@ class Model:
         config = SimpleNamespace(
             reasoning_start_token_ids=markers[0], reasoning_end_token_ids=markers[1]
         )
-        made = [
+        holders = [
             ThinkingBudgetStateHolder(config, 16, drafts, torch.device("cpu"), False)
             for _ in range(2)
         ]
-        self.stock = made[0]
+        self.stock = holders[0]
         self.batch: Any = SimpleNamespace(req_output_token_ids=[], spec_token_ids=[])
         history: Any = SimpleNamespace(
             drafted=False, known=self.known, settle_older=lambda _: self.arrive(keep=1)
         )
         self.history = history
-        self.ours = ThinkingBudget(self.batch, history, made[1])
+        self.ours = ThinkingBudget(self.batch, history, holders[1])
 
     def known(self, row: int) -> int:
         """How much of a row's output is known."""
@@ -126,12 +126,12 @@ class Model:
 
     def update(self, removed: Any = (), added: Any = (), moved: Any = ()) -> BatchUpdate:
         """Tell both of a change to the batch."""
-        made = BatchUpdate(
+        changes = BatchUpdate(
             batch_size=len(self.rows), removed=list(removed), added=list(added), moved=list(moved)
         )
-        self.stock.sync_batch(made)
-        self.ours.sync_batch(made)
-        return made
+        self.stock.sync_batch(changes)
+        self.ours.sync_batch(changes)
+        return changes
 
     def guess(self, *rows: Row) -> None:
         """Take it that all drafts were accepted, as the runner does when a step begins."""
@@ -166,7 +166,7 @@ class Model:
             self.waits += 1
             self.arrive()
         self.show()
-        made = []
+        masked = []
         outputs = [list(row.tokens) for row in self.rows]
         ends = (
             [[*output, *spec] for output, spec in zip(outputs, specs, strict=True)],
@@ -181,11 +181,11 @@ class Model:
                 count = len(specs) if bonus or not self.drafts else sum(map(len, specs))
                 plain = torch.zeros(count, VOCABULARY)
                 logits.append(holder.apply_to_logits(plain, bonus, specs))
-            made.append(logits)
-        for theirs, ours in zip(*made, strict=True):
+            masked.append(logits)
+        for theirs, ours in zip(*masked, strict=True):
             assert torch.equal(theirs, ours)
         assert all(len(state[_PROGRESS].deferred) < 2 for state in self.ours._state.values())
-        return made[1]
+        return masked[1]
 
     def compare(self) -> None:
         """What the states hold, once everything was shown and made up for."""
@@ -201,10 +201,10 @@ class Model:
 
 
 @given(data=st.data())
-@settings(max_examples=100)
+@settings(max_examples=30)
 @pytest.mark.parametrize("drafts", [0, 2])
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_every_decision_is_upstream_s(drafts: int, asynchronous: bool, data: st.DataObject) -> None:
+def test_every_decision_is_upstreams(drafts: int, asynchronous: bool, data: st.DataObject) -> None:
     """Random tokens, drafts, rejections, cuts, moves and delays."""
     draw = data.draw
     model = Model(draw(st.tuples(MARKER, MARKER)), drafts, asynchronous)
@@ -225,10 +225,10 @@ def test_every_decision_is_upstream_s(drafts: int, asynchronous: bool, data: st.
             budget = draw(st.sampled_from([None, -1, 0, 1, 2, 3, 4, 6, 9, 30]))
             model.join(Row(prompt, output, budget))
         if len(model.rows) > 1:
-            what = draw(st.sampled_from(["leave", "swap", *["nothing"] * 8]))
-            if what == "leave":
+            event = draw(st.sampled_from(["leave", "swap", *["nothing"] * 8]))
+            if event == "leave":
                 model.leave(draw(st.integers(0, len(model.rows) - 1)))
-            if what == "swap":
+            if event == "swap":
                 model.swap(0, len(model.rows) - 1)
         specs = [draw(st.lists(MARKED, max_size=drafts)) for _ in model.rows]
         model.sample(specs)
@@ -259,17 +259,17 @@ class Counting(list[int]):
     read = 0
 
     def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(index)
+        tokens = super().__getitem__(index)
         if isinstance(index, slice):
-            self.read += len(found)
-        return found
+            self.read += len(tokens)
+        return tokens
 
 
 @pytest.mark.parametrize("prompt", [[2], [0]])
 @pytest.mark.parametrize("budget", [3, 10_000])
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_step_reads_what_is_new(asynchronous: bool, budget: int, prompt: list[int]) -> None:
-    """However long the output is, and whether or not its marker is ever found."""
+def test_a_step_reads_only_new_tokens(asynchronous: bool, budget: int, prompt: list[int]) -> None:
+    """The cost depends neither on the output's length nor on whether a marker is found."""
     model = Model(([0, 1], [1, 1, 0]), drafts=0, asynchronous=asynchronous)
     row = Row(prompt, [2] * 500, budget)
     row.listed = Counting(row.tokens)
@@ -298,7 +298,7 @@ def waits_of(life: Life) -> dict[str, int]:
 
 @pytest.mark.parametrize(("end", "budget"), [([35], 20), ([35, 36, 34], 12)])
 def test_only_a_step_that_may_force_waits(end: list[int], budget: int) -> None:
-    """One for the first token of the end marker, and one for what follows each token."""
+    """One wait for the first token of the end marker, and one after each of its tokens."""
     life = Life(markers=([36], end))
     life.add([36], thinking_token_budget=budget, max_tokens=40, ignore_eos=True)
     assert waits_of(life) == {"thinking-budget": 1 + len(end)}
@@ -338,8 +338,8 @@ def test_without_thinking_nothing_waits(
 
 
 @pytest.mark.parametrize("processor", [None, "user"])
-def test_processors_wait_only_where_a_user_s_is_there(processor: str | None) -> None:
-    """Upstream takes it that a thinking budget is a logits processor that reads tokens."""
+def test_processors_wait_only_where_a_users_is_present(processor: str | None) -> None:
+    """Upstream counts a thinking budget as a logits processor that reads tokens."""
     life = Life(markers=([36], [35]), processor=processor)
     life.add([1], max_tokens=20)
     assert bool(waits_of(life)) == bool(processor)

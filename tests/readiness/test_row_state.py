@@ -1,7 +1,6 @@
-"""What a row holds is its own request's, however the batch is changed.
+"""The fixes allowed-tokens and row-state: a row's values are its own request's.
 
-The pinned class has faults here. They are asserted, too, so that a test says when upstream
-mends them; and with the feature off ours has the same ones.
+The pinned class has faults here, which are asserted as well: with the fixes off ours has them.
 """
 
 import os
@@ -36,27 +35,21 @@ def pinned(**named: Any) -> Any:
 
 
 def ours(value: str = "on", **named: Any) -> Any:
-    """Our batch, empty; ``value`` is the switch's."""
+    """Our batch, empty; ``value`` is that of VLLM_READINESS."""
     with mock.patch.dict(os.environ, {switch.NAME: value}):
         return empty(modules.overlaid, VOCABULARY, max_num_reqs=ROWS, length=64, **named)
 
 
 def off(**named: Any) -> Any:
-    """Our batch with the feature off."""
+    """Our batch with the fixes off."""
     return ours("-fixes", **named)
-
-
-#: Who has the faults.
-FAULTY = pytest.mark.parametrize(
-    ("make", "faulty"), [(pinned, True), (off, True), (ours, False)], ids=["pinned", "off", "ours"]
-)
 
 
 def plain(name: str, **params: Any) -> Any:
     """A request for tokens, with two blocks."""
-    made = state(Spec([1, 2], [], params), name)
-    made.block_ids = ([7, 8],)
-    return made
+    request = state(Spec([1, 2], [], params), name)
+    request.block_ids = ([7, 8],)
+    return request
 
 
 def bound(name: str) -> Any:
@@ -93,82 +86,53 @@ def forbidden(batch: Any, name: str) -> set[int]:
     return set() if mask is None else set(mask[row].nonzero().flatten().tolist())
 
 
-@FAULTY
-def test_a_request_in_a_row_that_was_moved_has_all_tokens(make: Make, faulty: bool) -> None:
+# Each returns values of a batch in which rows were moved or exchanged.
+
+
+def masks_after_a_move(make: Make) -> Any:
     batch = join(make(), plain("a"), bound("b"))
     leave(batch, "a")
     join(batch, plain("c"))
-    assert batch.req_ids == ["b", "c"]
-    assert forbidden(batch, "b") == FORBIDDEN
-    assert forbidden(batch, "c") == (FORBIDDEN if faulty else set())
+    return forbidden(batch, "b"), forbidden(batch, "c")
 
 
-@FAULTY
-@pytest.mark.parametrize("rows", [(0, 1), (1, 0)])
-def test_requests_that_change_places_keep_their_masks(
-    make: Make, faulty: bool, rows: tuple[int, int]
-) -> None:
+def masks_after_a_swap(make: Make) -> Any:
     batch = join(make(), bound("a"), plain("b"))
-    batch.swap_states(*rows)
+    batch.swap_states(0, 1)
     batch.refresh_metadata()
-    assert batch.req_ids == ["b", "a"]
-    masks = [forbidden(batch, name) for name in ("a", "b")]
-    assert masks in ([FORBIDDEN] * 2, [set()] * 2) if faulty else masks == [FORBIDDEN, set()]
+    return forbidden(batch, "a"), forbidden(batch, "b")
 
 
-@FAULTY
-def test_a_row_that_was_moved_has_no_blocks(make: Make, faulty: bool) -> None:
+def blocks_after_a_move(make: Make) -> Any:
     batch = join(make(), plain("a"), plain("b"))
     leave(batch, "a")
-    table = batch.block_table[0]
-    assert table.block_table.np[0, :3].tolist() == [7, 8, 0]
-    assert table.block_table.np[1, :3].tolist() == ([7, 8, 0] if faulty else [0, 0, 0])
-    assert table.num_blocks_per_row[1] == (2 if faulty else 0)
+    return batch.block_table[0].block_table.np[:2, :3].tolist()
 
 
-@FAULTY
-def test_a_request_that_leaves_takes_its_embeddings(make: Make, faulty: bool) -> None:
-    batch = join(make(), embedded("a"))
-    leave(batch, "a")
-    join(batch, plain("b"))
-    assert [*batch.req_prompt_embeds] == ([0] if faulty else [])
-
-
-@FAULTY
-def test_embeddings_are_not_penalised_for_tokens_of_others(make: Make, faulty: bool) -> None:
+def penalised_prompt_of_embeddings(make: Make) -> Any:
     batch = join(make(), plain("a"))
     leave(batch, "a")
     join(batch, embedded("b", presence_penalty=1.0))
-    prompts = batch.sampling_metadata.prompt_token_ids.tolist()
-    assert prompts == ([[1, 2, 0]] if faulty else [[0, 0, 0]])
+    return batch.sampling_metadata.prompt_token_ids.tolist()
 
 
-@FAULTY
-def test_a_request_is_not_moved_to_anothers_embeddings(make: Make, faulty: bool) -> None:
-    batch = join(make(), embedded("a"), plain("b"))
-    leave(batch, "a")
-    assert batch.req_ids == ["b"]
-    assert [*batch.req_prompt_embeds] == ([0] if faulty else [])
+@pytest.mark.parametrize(
+    ("outcome", "stock", "fixed"),
+    [
+        (masks_after_a_move, (FORBIDDEN, FORBIDDEN), (FORBIDDEN, set())),
+        (masks_after_a_swap, (set(), set()), (FORBIDDEN, set())),
+        (blocks_after_a_move, [[7, 8, 0], [7, 8, 0]], [[7, 8, 0], [0, 0, 0]]),
+        (penalised_prompt_of_embeddings, [[1, 2, 0]], [[0, 0, 0]]),
+    ],
+)
+def test_a_fix_mends_stocks_row_and_can_be_switched_off(
+    outcome: Callable[[Make], Any], stock: Any, fixed: Any
+) -> None:
+    assert outcome(pinned) == outcome(off) == stock
+    assert outcome(ours) == fixed
 
 
-@FAULTY
-def test_a_pooled_request_that_is_moved_has_its_prompt(make: Make, faulty: bool) -> None:
-    batch = join(make(is_pooling_model=True), pooled([1], "a", False), pooled([2, 3], "b", True))
-    leave(batch, "a")
-    prompts = batch.get_pooling_metadata().prompt_token_ids
-    assert (None if prompts is None else prompts.tolist()) == (None if faulty else [[2, 3]])
-
-
-@FAULTY
-def test_pooled_requests_that_change_places_have_their_prompts(make: Make, faulty: bool) -> None:
-    batch = join(make(is_pooling_model=True), *(pooled([n], str(n), True) for n in range(3)))
-    batch.swap_states(0, 2)
-    batch.refresh_metadata()
-    prompts = batch.get_pooling_metadata().prompt_token_ids.flatten().tolist()
-    assert prompts == ([0, 1, 2] if faulty else [2, 1, 0])
-
-
-def test_no_mask_is_made_for_nobody() -> None:
+def test_no_mask_is_allocated_without_allowed_tokens() -> None:
     batch = join(ours(), plain("a"), plain("b"), plain("c"))
     batch.swap_states(0, 2)
     leave(batch, "c")
@@ -177,7 +141,7 @@ def test_no_mask_is_made_for_nobody() -> None:
 
 
 def row_of(batch: Any, row: int) -> dict[str, Any]:
-    """What a batch holds for a row, in the words of the batch."""
+    """Return the values that a batch holds for a row."""
     tokens = slice(batch.num_tokens_no_spec[row] + len(batch.spec_token_ids[row]))
     mask = batch.allowed_token_ids_mask_cpu_tensor
     table = batch.block_table[0]
@@ -216,7 +180,7 @@ def row_of(batch: Any, row: int) -> dict[str, Any]:
 
 
 def faults_of(batch: Any) -> tuple[Any, ...]:
-    """What the feature has its hands in, rows without a request included."""
+    """Return what the fixes change, rows without a request included."""
     mask = batch.allowed_token_ids_mask_cpu_tensor
     table = batch.block_table[0]
     return (
@@ -256,7 +220,7 @@ def own_processors() -> LogitsProcessors:
 
 
 class Batches:
-    """The three batches, through the same changes, and what each request should have.
+    """Three batches through the same changes, and the values that each request should have.
 
     Args:
         pooling: of a model that pools.
@@ -273,12 +237,12 @@ class Batches:
         self.added = 0
 
     def request(self, data: st.DataObject) -> Any:
-        """A new one."""
+        """Draw a new request."""
         name, self.added = f"r{self.added}", self.added + 1
         prompt = data.draw(st.lists(TOKENS, min_size=1, max_size=5))
         self.allowed[name] = None
         if self.pooling:
-            made = pooled(prompt, name, data.draw(st.booleans()))
+            request = pooled(prompt, name, data.draw(st.booleans()))
         else:
             params: dict[str, Any] = data.draw(PARAMS)
             if data.draw(st.integers(0, 2)) == 0:
@@ -286,18 +250,18 @@ class Batches:
                 params["allowed_token_ids"] = self.allowed[name] = allowed
             embeds = torch.ones(len(prompt), 2) if data.draw(st.integers(0, 3)) == 0 else None
             spec = Spec(None if embeds is not None else prompt, [], params, embeds)
-            made = state(spec, name)
-            made.output_token_ids = data.draw(st.lists(TOKENS, max_size=2))
+            request = state(spec, name)
+            request.output_token_ids = data.draw(st.lists(TOKENS, max_size=2))
             if data.draw(st.booleans()):
-                made.generator = torch.Generator()
-        made.num_computed_tokens = data.draw(st.integers(0, len(prompt)))
-        made.block_ids = (data.draw(st.lists(st.integers(1, 99), max_size=4)),)
+                request.generator = torch.Generator()
+        request.num_computed_tokens = data.draw(st.integers(0, len(prompt)))
+        request.block_ids = (data.draw(st.lists(st.integers(1, 99), max_size=4)),)
         lora = data.draw(st.integers(0, 2))
-        made.lora_request = LoRARequest(f"lora{lora}", lora, "/lora") if lora else None
-        return made
+        request.lora_request = LoRARequest(f"lora{lora}", lora, "/lora") if lora else None
+        return request
 
     def add(self, request: Any, drafts: list[int]) -> None:
-        """It joins, and so it does an empty batch, to see what is its own."""
+        """Add a request, also to an empty batch, which shows its own values."""
         name = request.req_id
         processors = None if self.pooling else own_processors()
         alone = pinned(is_pooling_model=self.pooling, logitsprocs=processors)
@@ -308,13 +272,13 @@ class Batches:
         self.expected[name] = row_of(alone, 0)
 
     def remove(self, name: str) -> None:
-        """It leaves."""
+        """Remove a request."""
         for batch in self.all:
             batch.remove_request(name)
         del self.expected[name]
 
     def compare(self) -> None:
-        """Masks and the like: ours are their rows', and without the feature as upstream's."""
+        """Check what the fixes change: by row with them, and against upstream without them."""
         assert faults_of(self.off) == faults_of(self.pinned)
         mask = self.ours.allowed_token_ids_mask_cpu_tensor
         rows = [] if mask is None else mask.tolist()
@@ -329,7 +293,7 @@ class Batches:
             assert row < len(self.ours.req_ids) or not table[row].any()
 
     def refresh(self) -> None:
-        """The changes of a step are over: every row is its own request's in everything."""
+        """End the changes of a step, and check every value of every row."""
         for batch in self.all:
             batch.refresh_metadata()
         for name, row in self.ours.req_id_to_index.items():
@@ -355,9 +319,11 @@ class Batches:
 
 
 @given(data=st.data())
-@settings(max_examples=150)
+@settings(max_examples=50)
 @pytest.mark.parametrize("pooling", [False, True])
-def test_every_row_is_its_own_requests_always(pooling: bool, data: st.DataObject) -> None:
+def test_every_row_is_its_own_requests_after_any_changes(
+    pooling: bool, data: st.DataObject
+) -> None:
     """Requests leave and join, rows are moved, exchanged and reordered, as the runner does."""
     batches = Batches(pooling)
     for _ in range(data.draw(st.integers(1, 8))):

@@ -1,0 +1,72 @@
+"""Fixtures of the tests of the probe and of the sync guard."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import vllm.logger
+from readiness.guard import Guard
+from readiness.stand_ins import StandIns
+from support import probes
+from vllm.v1.readiness import fences, probe, switch, sync_guard
+from vllm.v1.readiness.probe import events, metrics, recorder
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The path that this process records to, without a thread that runs on."""
+    file = tmp_path / "file"
+    monkeypatch.setattr(recorder, "_path", str(file))
+    monkeypatch.setattr(recorder, "_recorder", None)
+    monkeypatch.setattr(events, "_torch_event", torch.Event, raising=False)
+    monkeypatch.setattr(recorder.Recorder, "start_thread", lambda _: None)
+    monkeypatch.setattr(fences, "listeners", [recorder.record_fence])
+    recorder.log_once.cache_clear()
+    return file
+
+
+@pytest.fixture
+def stand_ins(file: Path) -> StandIns:
+    """Upstream's classes, observed; nothing is recorded yet."""
+    assert file
+    return StandIns()
+
+
+@pytest.fixture
+def warned() -> Iterator[Callable[[], list[str]]]:
+    """The warnings that the probe has logged so far."""
+    with probes.logged(probe) as sentences:
+        yield sentences
+
+
+@pytest.fixture
+def guard(monkeypatch: pytest.MonkeyPatch) -> Guard:
+    """The guard, with nothing installed; functions that it replaces are restored."""
+    guard = Guard(monkeypatch)
+    monkeypatch.setattr(sync_guard.logger, "handlers", [guard])
+    monkeypatch.setattr(sync_guard.logger, "propagate", False)
+    monkeypatch.setattr(sync_guard.logger, "isEnabledFor", lambda level: True)
+    vllm.logger._print_info_once.cache_clear()
+    vllm.logger._print_warning_once.cache_clear()
+    monkeypatch.setattr(sync_guard, "current_platform", SimpleNamespace(is_cuda_alike=lambda: True))
+    monkeypatch.setattr(sync_guard, "_reported", set())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", guard.set_mode)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", guard.get_mode)
+    for owner in (torch.cuda, torch.accelerator):
+        monkeypatch.setattr(owner, "synchronize", lambda device=None: ("waited", device))
+    for name in ("copy_", "to"):
+        monkeypatch.setattr(torch.Tensor, name, getattr(torch.Tensor, name))
+    return guard
+
+
+@pytest.fixture
+def metrics_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The value of VLLM_READINESS_PROBE; nothing has been logged yet."""
+    path = tmp_path / "a [probe]*"
+    monkeypatch.setenv(switch.PROBE, str(path))
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    monkeypatch.setattr(metrics, "_warned", set())
+    return path

@@ -1,0 +1,231 @@
+"""Penalties, bit for bit upstream's, by torch's operations and by the interpreted kernels.
+
+Rounding on a GPU, and the form in which upstream divides there, are tested in tests/gpu.
+"""
+
+import random
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import modules
+from support.batches import Spec, empty, fill, same_bits, stock_penalties
+from support.lives import Life
+from vllm.v1.readiness import penalties as under_test
+from vllm.v1.readiness.penalties import Penalties
+
+VOCABULARY = 37
+EDGES = [0.0, -0.0, float("inf"), float("-inf"), 1e-40, -1e-40, 3e38, -3e38]
+PENALTY: dict[str, Any] = {
+    "repetition_penalty": 1.3,
+    "frequency_penalty": 0.4,
+    "presence_penalty": -0.6,
+}
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> Iterator[ModuleType]:
+    with modules.interpreted("penalties") as module:
+        yield module
+
+
+@pytest.fixture(params=["torch", "kernels"])
+def kernels(request: pytest.FixtureRequest) -> Any:
+    """The interpreted kernels, or None for torch's operations."""
+    return request.getfixturevalue("interpreted") if request.param == "kernels" else None
+
+
+def batches(specs: list[Spec], vocab: int, kernels: Any) -> tuple[Any, Any]:
+    """Return upstream's batch and ours with the same requests."""
+    stock, ours = empty(modules.pristine, vocab), empty(modules.overlaid, vocab)
+    fill(stock, specs)
+    fill(ours, specs)
+    ours.readiness.penalties.kernels = kernels
+    return stock, ours
+
+
+def prepared(batch: Any, logits: torch.Tensor) -> Penalties | None:
+    """Begin a step with these logits, and return the penalties if they serve it."""
+    batch.readiness.begin_step()
+    batch.readiness.prepare(logits, None)
+    penalties: Penalties | None = Penalties.take(batch.sampling_metadata, logits)[0]
+    return penalties
+
+
+def compare(stock: Any, ours: Any, logits: torch.Tensor) -> None:
+    """Apply the penalties to the same logits on both sides."""
+    penalties = prepared(ours, logits)
+    assert penalties is not None
+    # Upstream's form depends on the layout, which a clone keeps.
+    mine = torch.empty_strided(logits.shape, logits.stride()).copy_(logits)
+    penalties.apply(mine, after_drafts=False)
+    assert same_bits(mine, stock_penalties(stock, logits))
+
+
+@pytest.mark.parametrize("drafts", [0, 2])
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_kernels_serve_plain_target_and_bonus_rows(
+    interpreted: ModuleType, asynchronous: bool, drafts: int
+) -> None:
+    life = Life(3, asynchronous, drafts, reorder_threshold=1 + drafts)
+    life.ours.batch.readiness.penalties.kernels = interpreted
+    life.ours.batch.readiness.warm_up()
+    life.add([1, 2, 3], presence_penalty=1.5)
+    life.add([1, 2, 3, 5], max_tokens=14)
+    life.step()
+    life.add(list(range(30)), repetition_penalty=1.3, frequency_penalty=-0.3)
+    life.add([7], repetition_penalty=0.8, max_tokens=5)
+    life.finish()
+    assert life.ours.waits == 0
+
+
+@given(data=st.data(), vocab=st.sampled_from([1, 5, 64, 257, 1500]))
+@settings(max_examples=25)
+def test_logits_have_upstreams_bits(
+    interpreted: ModuleType, data: st.DataObject, vocab: int
+) -> None:
+    """Zeros of either sign, infinities and subnormal numbers among them."""
+    chooser = random.Random(data.draw(st.integers(0, 10**6)))
+    specs = []
+    for _ in range(4):
+        params: dict[str, Any] = {}
+        if chooser.random() < 0.8:
+            params = {
+                "repetition_penalty": chooser.choice([1.0, 0.3, 1.3, 1.9]),
+                "frequency_penalty": chooser.choice([0.0, 0.3, -1.7]),
+                "presence_penalty": chooser.choice([0.1, -0.9, 2.0]),
+            }
+        prompt = chooser.choices(range(vocab), k=chooser.randrange(1, 20))
+        specs.append(Spec(prompt, chooser.choices(range(vocab), k=chooser.randrange(20)), params))
+    stock, ours = batches(specs, vocab, interpreted)
+    logits = torch.tensor([[chooser.gauss(0, 5) for _ in range(vocab)] for _ in specs])
+    for row in logits:
+        row[chooser.randrange(vocab)] = chooser.choice(EDGES)
+    penalties = prepared(ours, logits)
+    if penalties is None:
+        assert ours.sampling_metadata.no_penalties
+        return
+    expected = stock_penalties(stock, logits.clone())
+    before = logits.clone()
+    penalties.apply(logits, after_drafts=False)
+    for row, spec in enumerate(specs):
+        reference = expected if spec.params else before
+        assert same_bits(logits[row], reference[row])
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 1009])
+@pytest.mark.parametrize("layout", ["contiguous", "columns", "transposed"])
+def test_every_layout_has_upstreams_bits(kernels: Any, vocab: int, layout: str) -> None:
+    specs = [Spec([n % vocab], [0, (n * 7) % vocab], PENALTY if n % 2 else {}) for n in range(5)]
+    logits = {
+        "contiguous": torch.randn(5, vocab),
+        "columns": torch.randn(5, vocab + 3)[:, :vocab],
+        "transposed": torch.randn(vocab, 5).t(),
+    }[layout]
+    compare(*batches(specs, vocab, kernels), logits)
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        # Upstream counts the row's values.
+        [Spec(None, [5, 6], PENALTY, torch.zeros(4, 8)), Spec([1, 2], [3], PENALTY)],
+        # Upstream pads with the vocabulary's size, so that it counts for nothing.
+        [Spec([1, VOCABULARY], [VOCABULARY, 3], PENALTY), Spec([2], [], {})],
+    ],
+    ids=["embeddings without ids", "an id that is the vocabulary size"],
+)
+def test_odd_prompts_have_upstreams_bits(kernels: Any, specs: list[Spec]) -> None:
+    compare(*batches(specs, VOCABULARY, kernels), torch.randn(2, VOCABULARY))
+
+
+def test_an_id_above_the_vocabulary_counts_for_nothing(kernels: Any) -> None:
+    """Upstream's scatter fails on it, on a GPU with the end of the engine."""
+    specs = [Spec([1, VOCABULARY + 9], [VOCABULARY + 1, 3], PENALTY)]
+    stock, ours = batches(specs, VOCABULARY, kernels)
+    logits = torch.randn(1, VOCABULARY)
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        stock_penalties(stock, logits.clone())
+    sane, _ = batches([Spec([1], [3], PENALTY)], VOCABULARY, None)
+    compare(sane, ours, logits)
+
+
+@pytest.mark.parametrize("width", [VOCABULARY + 3, VOCABULARY + 64])
+def test_wider_logits_are_upstreams(width: int) -> None:
+    """A vocabulary padded or extended by LoRA: its padding token is one of the logits."""
+    stock, ours = batches([Spec([1, 2], [3, 4], PENALTY), Spec([1], [2], {})], VOCABULARY, None)
+    logits = torch.randn(2, width)
+    assert prepared(ours, logits) is None
+    mine, theirs = (
+        load(modules.SAMPLER)
+        .Sampler()
+        .apply_logits_processors(logits.clone(), batch.sampling_metadata, False)
+        for load, batch in ((modules.overlaid, ours), (modules.pristine, stock))
+    )
+    assert same_bits(mine, theirs)
+    assert not same_bits(mine, logits)
+
+
+def test_samples_of_wider_logits_are_counted_later(kernels: Any) -> None:
+    specs = [Spec([1, 2], [3, 4], PENALTY), Spec([1], [2], {})]
+    stock, ours = batches(specs, VOCABULARY, kernels)
+    nobody = torch.zeros(16, dtype=torch.bool)
+    for width, token in ((VOCABULARY, 5), (VOCABULARY + 3, 6), (VOCABULARY + 3, 6)):
+        prepared(ours, torch.randn(2, width))
+        ours.readiness.observe_sampled(torch.tensor([[token], [token]]), nobody)
+        for batch in (stock, ours):
+            for row, output in enumerate(batch.req_output_token_ids):
+                batch.token_ids_cpu[row, batch.num_tokens_no_spec[row]] = token
+                batch.num_tokens_no_spec[row] += 1
+                output.append(token)
+    compare(stock, ours, torch.randn(2, VOCABULARY))
+
+
+def test_a_kernel_divides_positive_logits_where_upstream_does(interpreted: ModuleType) -> None:
+    """On CUDA, upstream divides a positive logit and multiplies another."""
+    vocab, penalty = 300, torch.tensor([1.3])
+    spec = Spec(list(range(0, vocab, 2)), [], {"repetition_penalty": 1.3})
+    _, batch = batches([spec], vocab, interpreted)
+    penalties = prepared(batch, torch.empty(1, vocab))
+    assert penalties is not None
+    logits = torch.randn(1, vocab) * 10
+    expected = torch.where(logits > 0, logits / penalty, logits * penalty)
+    other = torch.where(logits > 0, logits * (1 / penalty), logits * penalty)
+    assert not same_bits(expected[:, ::2], other[:, ::2])
+    numbers = (batch.sampling_metadata.repetition_penalties, torch.zeros(1), torch.zeros(1))
+    slots = penalties._addresses
+    assert slots is not None
+    before = logits.clone()
+    penalties._launch(logits, slots, numbers, interpreted.NO_DRAFTS, slots, slots, 1, divide=True)
+    assert same_bits(logits[:, ::2], expected[:, ::2])
+    assert same_bits(logits[:, 1::2], before[:, 1::2])
+
+
+def test_a_kernels_block_never_leaves_its_row(interpreted: ModuleType) -> None:
+    """Rows of a wider tensor: values between them stay."""
+    vocab = under_test._BLOCK + 7
+    specs = [Spec([n], [3], {"presence_penalty": 1.0}) for n in range(3)]
+    _, batch = batches(specs, vocab, interpreted)
+    wide = torch.full((3, vocab + 5), 2.0)
+    penalties = prepared(batch, wide[:, :vocab])
+    assert penalties is not None
+    penalties.apply(wide[:, :vocab], after_drafts=False)
+    assert (wide[:, vocab:] == 2.0).all()
+    assert (wide[:, 3] == 1.0).all()
+    assert (wide[:, 4:vocab] == 2.0).all()
+
+
+def test_a_kernel_counts_only_the_vocabulary(interpreted: ModuleType) -> None:
+    """Rejected drafts are -1; an id out of range would be counted in another's slot."""
+    vocab = 20
+    memory = torch.zeros(2 * vocab, dtype=torch.int32)
+    slots = torch.tensor([memory.data_ptr(), 0, memory.data_ptr()])
+    sampled = torch.tensor([[2, 2, vocab, -1], [3, 3, 3, 3], [5, 5, 5, 5]], dtype=torch.int32)
+    discarded = torch.tensor([False, False, True])
+    interpreted.count_kernel[(3,)](sampled, 4, 4, discarded, slots, vocab)
+    assert memory.nonzero().flatten().tolist() == [2]
+    assert memory[2] == 2
