@@ -47,9 +47,9 @@ def programs_start_with_no_signal_ignored() -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print how many lives were equal, and why others were set aside; see test_lives.py."""
+    """Print how many lockstep runs were equal, and why others were set aside; see test_lockstep.py."""
     counts: Counter[str] = Counter()
     for report in terminalreporter.getreports("passed"):
-        counts.update(dict(report.user_properties).get("lives", {}))
+        counts.update(dict(report.user_properties).get("lockstep runs", {}))
     for why, count in counts.most_common():
-        terminalreporter.write_line(f"{count:5} lives: {why}")
+        terminalreporter.write_line(f"{count:5} lockstep runs: {why}")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import modules
 from support.bad_words import LAYOUTS, Pair
-from support.lives import Life
+from support.lockstep import LockstepRun
 from vllm.v1.readiness import fences
 from vllm.v1.readiness.bad_words import BadWords
 
@@ -173,16 +173,16 @@ def test_upstream_serves_all_while_one_request_has_odd_words(odd: list[int]) -> 
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_nothing_waits_beside_penalties_and_prefill_chunks(kernels: Any, drafts: int) -> None:
     before = fences.counts().get("bad-words", 0)
-    life = Life(5, drafts=drafts)
-    life.ours.batch.readiness.bad_words.kernels = kernels
-    life.ours.batch.readiness.warm_up()
+    lockstep = LockstepRun(5, drafts=drafts)
+    lockstep.ours.batch.readiness.bad_words.kernels = kernels
+    lockstep.ours.batch.readiness.warm_up()
     likely: dict[str, Any] = {"logit_bias": {0: 6.0, 1: 6.0}, "max_tokens": 12}
-    life.add([1, 2], bad_words=[[0, 1], [1, 1, 0], [1, 1, 1, 1]], **likely)
-    life.add([3], bad_words=[[0, 0, 0], [2]], presence_penalty=0.5, **likely)
-    life.add([4, 5])
-    life.step()
-    life.add(list(range(30)), bad_words=[[1]], **likely)
-    life.finish()
-    assert life.ours.waits == 0
-    assert life.stock.waits > 5
+    lockstep.add([1, 2], bad_words=[[0, 1], [1, 1, 0], [1, 1, 1, 1]], **likely)
+    lockstep.add([3], bad_words=[[0, 0, 0], [2]], presence_penalty=0.5, **likely)
+    lockstep.add([4, 5])
+    lockstep.step()
+    lockstep.add(list(range(30)), bad_words=[[1]], **likely)
+    lockstep.finish()
+    assert lockstep.ours.waits == 0
+    assert lockstep.stock.waits > 5
     assert fences.counts().get("bad-words", 0) == before

@@ -250,5 +250,5 @@ def test_fixed_runs_equal_upstream(
 ) -> None:
     """The same runs each time; those set aside are counted and replaced."""
     outcomes = tally(number, 60, asynchronous, drafts)
-    record_property("lives", dict(outcomes))
+    record_property("lockstep runs", dict(outcomes))
     assert outcomes["equal"] == 60

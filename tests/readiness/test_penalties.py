@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import modules
 from support.batches import Spec, empty, fill, same_bits, stock_penalties
-from support.lives import Life
+from support.lockstep import LockstepRun
 from vllm.v1.readiness import penalties as under_test
 from vllm.v1.readiness.penalties import Penalties
 
@@ -71,16 +71,16 @@ def compare(stock: Any, ours: Any, logits: torch.Tensor) -> None:
 def test_kernels_serve_plain_target_and_bonus_rows(
     interpreted: ModuleType, asynchronous: bool, drafts: int
 ) -> None:
-    life = Life(3, asynchronous, drafts, reorder_threshold=1 + drafts)
-    life.ours.batch.readiness.penalties.kernels = interpreted
-    life.ours.batch.readiness.warm_up()
-    life.add([1, 2, 3], presence_penalty=1.5)
-    life.add([1, 2, 3, 5], max_tokens=14)
-    life.step()
-    life.add(list(range(30)), repetition_penalty=1.3, frequency_penalty=-0.3)
-    life.add([7], repetition_penalty=0.8, max_tokens=5)
-    life.finish()
-    assert life.ours.waits == 0
+    lockstep = LockstepRun(3, asynchronous, drafts, reorder_threshold=1 + drafts)
+    lockstep.ours.batch.readiness.penalties.kernels = interpreted
+    lockstep.ours.batch.readiness.warm_up()
+    lockstep.add([1, 2, 3], presence_penalty=1.5)
+    lockstep.add([1, 2, 3, 5], max_tokens=14)
+    lockstep.step()
+    lockstep.add(list(range(30)), repetition_penalty=1.3, frequency_penalty=-0.3)
+    lockstep.add([7], repetition_penalty=0.8, max_tokens=5)
+    lockstep.finish()
+    assert lockstep.ours.waits == 0
 
 
 @given(data=st.data(), vocab=st.sampled_from([1, 5, 64, 257, 1500]))

@@ -1,6 +1,6 @@
 """Slots of penalties and bad words: when they serve a step, and when upstream does.
 
-A :class:`support.lives.Life` runs beside upstream and compares the logits of every step.
+A :class:`support.lockstep.LockstepRun` runs beside upstream and compares the logits of every step.
 """
 
 import copy
@@ -12,7 +12,7 @@ import pytest
 import torch
 from support import modules
 from support.batches import Spec, empty, fill, state
-from support.lives import VOCABULARY, Life, no_room_for_a_third
+from support.lockstep import VOCABULARY, LockstepRun, fail_third_slot
 from vllm.v1.readiness.bad_words import BadWords
 from vllm.v1.readiness.penalties import Penalties
 from vllm.v1.readiness.slots import Slots
@@ -27,22 +27,22 @@ WORDS: dict[str, Any] = {"bad_words": [[0], [1, 2], [3, 4, 5]]}
 EACH = pytest.mark.parametrize(("kind", "params"), [(Penalties, PENALTY), (BadWords, WORDS)])
 
 
-def slots_of(life: Life, kind: type[Slots]) -> Any:
-    return life.ours.batch.readiness.find(kind)
+def slots_of(lockstep: LockstepRun, kind: type[Slots]) -> Any:
+    return lockstep.ours.batch.readiness.find(kind)
 
 
 @EACH
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_nothing_waits(kind: type[Slots], params: dict[str, Any], drafts: int) -> None:
-    life = Life(5, drafts=drafts)
+    lockstep = LockstepRun(5, drafts=drafts)
     for n in range(3):
-        life.add([n, 1], max_tokens=20, **params)
-    life.add([9], max_tokens=20)
-    life.run(8)
-    assert slots_of(life, kind).complete
-    life.finish()
-    assert life.ours.waits == 0
-    assert life.stock.waits > 5
+        lockstep.add([n, 1], max_tokens=20, **params)
+    lockstep.add([9], max_tokens=20)
+    lockstep.run(8)
+    assert slots_of(lockstep, kind).complete
+    lockstep.finish()
+    assert lockstep.ours.waits == 0
+    assert lockstep.stock.waits > 5
 
 
 @EACH
@@ -53,23 +53,23 @@ def test_without_room_upstream_serves(
 
     The allocation is made to fail here; tests/gpu runs out of real memory.
     """
-    life = Life()
-    slots = slots_of(life, kind)
-    no_room_for_a_third(monkeypatch, slots)
-    first, second = (life.add([n, 1], **params) for n in range(2))
-    life.run(2)
+    lockstep = LockstepRun()
+    slots = slots_of(lockstep, kind)
+    fail_third_slot(monkeypatch, slots)
+    first, second = (lockstep.add([n, 1], **params) for n in range(2))
+    lockstep.run(2)
     assert slots.complete
-    third = life.add([5], **params)
-    life.step()
+    third = lockstep.add([5], **params)
+    lockstep.step()
     assert not any(slot is not None for slot in slots._slots.values())
-    waited = life.ours.waits
-    life.run(2)
-    assert life.ours.waits == waited + 2
-    life.abort(first)
-    life.run(2)
+    waited = lockstep.ours.waits
+    lockstep.run(2)
+    assert lockstep.ours.waits == waited + 2
+    lockstep.abort(first)
+    lockstep.run(2)
     assert slots.complete
     assert list(slots._slots) == [second, third]
-    life.finish()
+    lockstep.finish()
 
 
 @EACH
@@ -77,29 +77,29 @@ def test_more_requests_than_slots_are_upstreams(
     kind: type[Slots], params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_READINESS_SLOTS", "2")
-    life = Life()
-    first, *_ = (life.add([n, 1], max_tokens=20, **params) for n in range(3))
-    life.run(4)
-    assert life.ours.waits == life.stock.waits > 0
-    life.abort(first)
-    life.run(2)
-    assert slots_of(life, kind).complete
-    waited = life.ours.waits
-    life.finish()
-    assert life.ours.waits == waited
+    lockstep = LockstepRun()
+    first, *_ = (lockstep.add([n, 1], max_tokens=20, **params) for n in range(3))
+    lockstep.run(4)
+    assert lockstep.ours.waits == lockstep.stock.waits > 0
+    lockstep.abort(first)
+    lockstep.run(2)
+    assert slots_of(lockstep, kind).complete
+    waited = lockstep.ours.waits
+    lockstep.finish()
+    assert lockstep.ours.waits == waited
 
 
 @pytest.mark.parametrize("switch", ["off", "-penalties,-bad-words", "-history"])
 @pytest.mark.parametrize("params", [PENALTY, WORDS])
 def test_switched_off_upstream_serves(params: dict[str, Any], switch: str) -> None:
-    life = Life(switch=switch)
-    live = life.ours.batch.readiness
+    lockstep = LockstepRun(switch=switch)
+    live = lockstep.ours.batch.readiness
     assert live.slots == []
     assert (live.history is None) == (switch in ("off", "-history"))
-    life.add([1, 2, 3], **params)
-    life.add([1, 2], max_tokens=20)
-    life.finish()
-    assert life.ours.waits == life.stock.waits > 5
+    lockstep.add([1, 2, 3], **params)
+    lockstep.add([1, 2], max_tokens=20)
+    lockstep.finish()
+    assert lockstep.ours.waits == lockstep.stock.waits > 5
 
 
 def changed(field: str, value: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -155,10 +155,10 @@ def test_upstreams_code_finds_the_lists_settled(
     kind: type[Slots], params: dict[str, Any], change: Callable[[Any], Any]
 ) -> None:
     """Metadata that somebody has changed, of the live rows, with a step in flight."""
-    life = Life()
-    life.add([1, 2], **params)
-    life.run(3)
-    batch = life.ours.batch
+    lockstep = LockstepRun()
+    lockstep.add([1, 2], **params)
+    lockstep.run(3)
+    batch = lockstep.ours.batch
     assert batch.readiness.history.unsettled(0)
     assert kind.take(change(batch.sampling_metadata), torch.randn(1, VOCABULARY))[0] is None
     assert not batch.readiness.history.unsettled(0)
@@ -166,23 +166,23 @@ def test_upstreams_code_finds_the_lists_settled(
 
 def test_a_rank_that_does_not_sample_builds_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     """It keeps the requests, but is never asked to sample."""
-    life = Life()
-    life.add([1, 2], **PENALTY, **WORDS)
+    lockstep = LockstepRun()
+    lockstep.add([1, 2], **PENALTY, **WORDS)
     pipeline = SimpleNamespace(is_last_rank=False, world_size=2)
     monkeypatch.setattr(modules.overlaid(modules.RUNNER), "get_pp_group", lambda: pipeline)
-    life.ours.runner._update_states(life.scheduler.schedule())
-    live = life.ours.batch.readiness
+    lockstep.ours.runner._update_states(lockstep.scheduler.schedule())
+    live = lockstep.ours.batch.readiness
     assert [slots._slots for slots in live.slots] == [{"r0": None}] * 2
     assert not live.history.in_flight
 
 
-def built(life: Life, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def built(lockstep: LockstepRun, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list to which the name of each slot is added that is built from a history."""
     names: list[str] = []
-    for slots in life.ours.batch.readiness.slots:
+    for slots in lockstep.ours.batch.readiness.slots:
 
         def build(row: int, slots: Any = slots, whole: Any = slots._build_slot) -> Any:
-            names.append(f"{slots.name} {life.ours.batch.req_ids[row]}")
+            names.append(f"{slots.name} {lockstep.ours.batch.req_ids[row]}")
             return whole(row)
 
         monkeypatch.setattr(slots, "_build_slot", build)
@@ -191,18 +191,18 @@ def built(life: Life, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_in_a_pipeline_each_slot_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests leave for the micro-batch of others, and come back, on each step."""
-    life = Life(asynchronous=False, ahead=1)
-    names = built(life, monkeypatch)
+    lockstep = LockstepRun(asynchronous=False, ahead=1)
+    names = built(lockstep, monkeypatch)
     for n in range(2):
-        life.add([n, 1], max_tokens=30, **PENALTY, **WORDS)
-        life.add([n, 2], max_tokens=30, **PENALTY)
-        life.step()
+        lockstep.add([n, 1], max_tokens=30, **PENALTY, **WORDS)
+        lockstep.add([n, 2], max_tokens=30, **PENALTY)
+        lockstep.step()
     left = 0
     before: set[str] = set()
-    while life.scheduler.requests:
-        life.step()
-        here = set(life.ours.batch.req_ids)
-        left += len(before & set(life.scheduler.requests) - here)
+    while lockstep.scheduler.requests:
+        lockstep.step()
+        here = set(lockstep.ours.batch.req_ids)
+        left += len(before & set(lockstep.scheduler.requests) - here)
         before = here
     assert left > 50
     assert sorted(names) == [
@@ -213,31 +213,31 @@ def test_in_a_pipeline_each_slot_is_built_once(monkeypatch: pytest.MonkeyPatch) 
 
 def test_rejected_drafts_are_no_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine reads a step before it schedules the next: the runner then trims outputs."""
-    life = Life(drafts=2)
+    lockstep = LockstepRun(drafts=2)
     for n in range(3):
-        life.add([n, 1], max_tokens=40, **PENALTY)
-    life.run(2)
-    names = built(life, monkeypatch)
+        lockstep.add([n, 1], max_tokens=40, **PENALTY)
+    lockstep.run(2)
+    names = built(lockstep, monkeypatch)
     for _ in range(10):
-        life.step(read_first=True)
-    assert life.accepted < life.drafted
+        lockstep.step(read_first=True)
+    assert lockstep.accepted < lockstep.drafted
     assert names == []
-    assert life.ours.waits == 0
+    assert lockstep.ours.waits == 0
 
 
 def test_tails_are_whole_after_upstream_has_served_odd_words() -> None:
     """Slots miss the samples of steps that upstream serves."""
-    life = Life()
-    req_id = life.add([1, 2], max_tokens=40, **WORDS)
-    slots = slots_of(life, BadWords)
+    lockstep = LockstepRun()
+    req_id = lockstep.add([1, 2], max_tokens=40, **WORDS)
+    slots = slots_of(lockstep, BadWords)
     for number in range(3):
-        life.run(4)
-        life.add([3, number], max_tokens=3, bad_words=[[-1]])
-        life.run(6)
-        assert life.ours.batch.req_ids == [req_id]
+        lockstep.run(4)
+        lockstep.add([3, number], max_tokens=3, bad_words=[[-1]])
+        lockstep.run(6)
+        assert lockstep.ours.batch.req_ids == [req_id]
         # Its longest word needs as many.
-        assert slots._slots[req_id].tolist() == life.truth(req_id)[-2:]
-    life.finish()
+        assert slots._slots[req_id].tolist() == lockstep.truth(req_id)[-2:]
+    lockstep.finish()
 
 
 def test_a_pooling_batch_has_no_slots_and_no_history() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.lives import Life
+from support.lockstep import LockstepRun
 from vllm.v1.readiness import fences
 from vllm.v1.readiness.history import PLACEHOLDER
 from vllm.v1.readiness.thinking_budget import _NEVER, _PROGRESS, ThinkingBudget
@@ -285,10 +285,10 @@ def test_a_step_reads_only_new_tokens(asynchronous: bool, budget: int, prompt: l
     assert row.listed.read <= 3 * 200
 
 
-def waits_of(life: Life) -> dict[str, int]:
-    """How often the host waits from here to the end of a life, by owner."""
+def waits_of(lockstep: LockstepRun) -> dict[str, int]:
+    """How often the host waits from here to the end of a lockstep run, by owner."""
     before = dict(fences.counts())
-    life.finish()
+    lockstep.finish()
     return {
         name: count - before.get(name, 0)
         for name, count in fences.counts().items()
@@ -299,17 +299,19 @@ def waits_of(life: Life) -> dict[str, int]:
 @pytest.mark.parametrize(("end", "budget"), [([35], 20), ([35, 36, 34], 12)])
 def test_only_a_step_that_may_force_waits(end: list[int], budget: int) -> None:
     """One wait for the first token of the end marker, and one after each of its tokens."""
-    life = Life(markers=([36], end))
-    life.add([36], thinking_token_budget=budget, max_tokens=40, ignore_eos=True)
-    assert waits_of(life) == {"thinking-budget": 1 + len(end)}
-    assert life.stock.waits > 30
+    lockstep = LockstepRun(markers=([36], end))
+    lockstep.add([36], thinking_token_budget=budget, max_tokens=40, ignore_eos=True)
+    assert waits_of(lockstep) == {"thinking-budget": 1 + len(end)}
+    assert lockstep.stock.waits > 30
 
 
 def test_a_long_budget_waits_for_its_last_few_tokens_alone() -> None:
     """Under asynchronous scheduling, where every token is late."""
-    life = Life(markers=([36], [35, 34]), max_num_seqs=2, num_blocks=200, max_model_len=256)
+    lockstep = LockstepRun(
+        markers=([36], [35, 34]), max_num_seqs=2, num_blocks=200, max_model_len=256
+    )
     for _ in range(2):
-        life.add(
+        lockstep.add(
             [36],
             thinking_token_budget=128,
             max_tokens=160,
@@ -317,9 +319,9 @@ def test_a_long_budget_waits_for_its_last_few_tokens_alone() -> None:
             logit_bias={35: -100.0},
         )
     before = fences.counts().get("thinking-budget", 0)
-    life.finish()
+    lockstep.finish()
     assert fences.counts()["thinking-budget"] - before == 3
-    assert life.stock.waits == life.steps - 1 == 159
+    assert lockstep.stock.waits == lockstep.steps - 1 == 159
 
 
 @pytest.mark.parametrize(
@@ -332,25 +334,25 @@ def test_a_long_budget_waits_for_its_last_few_tokens_alone() -> None:
 def test_without_thinking_nothing_waits(
     markers: tuple[list[int], list[int]], prompt: list[int]
 ) -> None:
-    life = Life(markers=markers)
-    life.add(prompt, thinking_token_budget=3, max_tokens=40)
-    assert waits_of(life) == {}
+    lockstep = LockstepRun(markers=markers)
+    lockstep.add(prompt, thinking_token_budget=3, max_tokens=40)
+    assert waits_of(lockstep) == {}
 
 
 @pytest.mark.parametrize("processor", [None, "user"])
 def test_processors_wait_only_where_a_users_is_present(processor: str | None) -> None:
     """Upstream counts a thinking budget as a logits processor that reads tokens."""
-    life = Life(markers=([36], [35]), processor=processor)
-    life.add([1], max_tokens=20)
-    assert bool(waits_of(life)) == bool(processor)
+    lockstep = LockstepRun(markers=([36], [35]), processor=processor)
+    lockstep.add([1], max_tokens=20)
+    assert bool(waits_of(lockstep)) == bool(processor)
 
 
 def test_switched_off_upstream_waits_for_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_READINESS", "-thinking-budget")
-    life = Life(markers=([36], [35]))
-    life.add([36], thinking_token_budget=9, max_tokens=20)
-    assert type(life.ours.batch.thinking_budget_state_holder) is ThinkingBudgetStateHolder
-    waits = waits_of(life)
+    lockstep = LockstepRun(markers=([36], [35]))
+    lockstep.add([36], thinking_token_budget=9, max_tokens=20)
+    assert type(lockstep.ours.batch.thinking_budget_state_holder) is ThinkingBudgetStateHolder
+    waits = waits_of(lockstep)
     assert waits["logits-processors"] + waits.get("thinking-budget", 0) > 15
 
 
