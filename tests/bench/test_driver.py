@@ -1,7 +1,6 @@
 """The rows of the engine's benchmark, and the driver's counts of what requests returned."""
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -9,17 +8,10 @@ from typing import Any
 import pytest
 from bench import thinking
 from bench.engines import driver
+from bench.engines.driver import Completion
 from bench.engines.rows import BASELINE, ROWS, Case, Row
 
 BASE = [[10, 11, 12], [20, 21, 22]]
-
-
-@dataclass
-class Completion:
-    """An output of the engine."""
-
-    token_ids: Sequence[int]
-    logprobs: Sequence[Mapping[int, Any]] | None = None
 
 
 @pytest.mark.parametrize("size", ["full", "small", "tiny"])
@@ -39,7 +31,7 @@ def test_every_row_fits_its_engine(name: str, size: str) -> None:
         if number := re.search(r"batch (\d+)", label):
             assert int(number[1]) == (case.batch or engine.batch)
         quiet = row.cases[row.without_copies(label)]
-        assert (quiet.parameters, quiet.beside) == (case.parameters, None)
+        assert (quiet.parameters, quiet.beside) == (case.parameters, False)
         for parameters in case.parameters:
             assert sum(parameters.get("bad_words", ())) <= row.output
             if (budget := row.budget(parameters)) is not None:

@@ -50,6 +50,6 @@ def test_a_fault_in_a_patched_module_is_reported(source: Path, work: Path) -> No
     text = module.read_text()
     module.unlink()  # a link must not lead the fault into the shared environment
     module.write_text(text.replace("    def swap_states(", "    def swap(", 1) + NO_SWAP)
-    verdicts = comparison.compare(sides, sys.executable, source, TEST, work, timeout=600)
+    verdicts = comparison.compare(sides, source, [TEST], work)[TEST]
     failing = [test for test, (given, _) in verdicts.items() if given is Verdict.PRISTINE]
     assert any("test_swap_states_in_input_batch" in test for test in failing)

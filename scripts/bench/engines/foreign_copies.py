@@ -7,15 +7,14 @@ import time
 
 
 class ForeignCopies:
-    """Long copies between the device and pinned memory on a stream of their own.
+    """Long copies from the device to pinned memory on a stream of their own.
 
     They stand for those of a KV connector. A burst is several copies between the same two
     buffers, queued one behind the other. Bursts begin at a fixed pace in time, so that each side
     has them for the same share of it, however many steps it makes meanwhile.
 
     Args:
-        direction: "d2h" or "h2d".
-        size: bytes of each buffer.
+        size: bytes of either buffer.
     """
 
     #: The least seconds of a burst, and seconds between the launches of two bursts.
@@ -23,12 +22,12 @@ class ForeignCopies:
     #: How many times longer a burst is planned, because steps may speed it up or slow it down.
     MARGIN = 1.2
 
-    def __init__(self, direction: str, size: int = 2 << 30) -> None:
+    def __init__(self, size: int = 2 << 30) -> None:
         import torch
 
         host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         device = torch.empty(size, dtype=torch.uint8, device="cuda")
-        self._pair = {"d2h": (host, device), "h2d": (device, host)}[direction]
+        self._pair = host, device
         self._stream = torch.cuda.Stream()
         self._due = 0.0
         self._bursts: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
@@ -40,17 +39,13 @@ class ForeignCopies:
         fastest = min(self.finish()) / 1e3
         self._copies = math.ceil(self.LEAST * self.MARGIN / fastest)
 
-    def step(self) -> bool:
-        """Launch a burst if one is due; return whether one is running. Call it before a step."""
-        if self._bursts and not self._bursts[-1][1].query():
-            return True
+    def step(self) -> None:
+        """Launch a burst if one is due, and none is running. Call it before a step."""
         now = time.monotonic()
-        if now < self._due:
-            return False
-        # A burst that was late does not make the next one early.
-        self._due = now + self.PACE
-        self._launch()
-        return True
+        if now >= self._due and (not self._bursts or self._bursts[-1][1].query()):
+            # A burst that was late does not make the next one early.
+            self._due = now + self.PACE
+            self._launch()
 
     def finish(self) -> list[float]:
         """Wait for the last burst; return the milliseconds of each since the last call."""

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import functools
-import time
 import traceback
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from bench.engines.foreign_copies import ForeignCopies
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 
 class Interference:
@@ -20,8 +16,6 @@ class Interference:
 
     Attributes:
         foreign: copies to launch as steps begin; None for none.
-        begun: for each step with ``foreign``, when it began (``time.perf_counter_ns``), and
-            whether a copy was running.
         consume: whether each output is waited for as soon as it exists.
         runner: version of the model runner that ran; None if it ran in another process.
     """
@@ -29,7 +23,6 @@ class Interference:
     def __init__(self) -> None:
         self.runner: int | None = None
         self.foreign: ForeignCopies | None = None
-        self.begun: list[tuple[int, bool]] = []
         self.consume = False
 
     def install(self) -> None:
@@ -41,13 +34,12 @@ class Interference:
             output.__init__ = self._init_output(output.__init__)
             output.get_output = _get_output(output.get_output)
 
-    def _execute_model(self, function: Callable[_P, _R], version: int) -> Callable[_P, _R]:
+    def _execute_model(self, function: Callable[..., Any], version: int) -> Callable[..., Any]:
         @functools.wraps(function)
-        def execute_model(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        def execute_model(*args: Any, **kwargs: Any) -> Any:
             self.runner = version
             if self.foreign is not None:
-                beside = self.foreign.step()
-                self.begun.append((time.perf_counter_ns(), beside))
+                self.foreign.step()
             return function(*args, **kwargs)
 
         return execute_model
@@ -76,11 +68,11 @@ def _get_output(function: Callable[[Any], Any]) -> Callable[[Any], object]:
     return get_output
 
 
-def _print_exceptions(function: Callable[_P, _R]) -> Callable[_P, _R]:
+def _print_exceptions(function: Callable[..., Any]) -> Callable[..., Any]:
     """Print an exception at once: the executor keeps it, and the next step fails of it."""
 
     @functools.wraps(function)
-    def printing(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def printing(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except Exception:

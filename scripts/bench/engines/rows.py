@@ -82,15 +82,15 @@ class Case:
         streamed: whether each token is handed out as it comes.
         consumed: whether each step's output is waited for as soon as it exists: the control, in
             which the wait must be back in ``sample_tokens``.
-        beside: "d2h" or "h2d": long copies of that direction run beside the case. Its outputs
-            must be those of the case of the same parameters without copies.
+        beside: whether long copies from the device run beside the case. Its outputs must be
+            those of the case of the same parameters without copies.
     """
 
     parameters: tuple[Mapping[str, Any], ...] = ({},)
     batch: int | None = None
     streamed: bool = False
     consumed: bool = False
-    beside: str | None = None
+    beside: bool = False
 
     def parameters_of(self, request: int) -> Mapping[str, Any]:
         """Return the sampling parameters of one request."""
@@ -131,7 +131,7 @@ class Row:
         return next(
             name
             for name, other in self.cases.items()
-            if other.beside is None and other.parameters == case.parameters
+            if not other.beside and other.parameters == case.parameters
         )
 
     def budget(self, parameters: Mapping[str, Any]) -> int | None:
@@ -257,7 +257,7 @@ ROWS: Mapping[str, Row] = {
                 BASELINE: Case(),
                 "logprobs 5": Case(_logprobs([{}])),
                 "logprobs 20": Case(_logprobs([{}], 20)),
-                "logprobs 5 beside D2H": Case(_logprobs([{}]), beside="d2h"),
+                "logprobs 5 beside D2H": Case(_logprobs([{}]), beside=True),
             },
         ),
         Row(
@@ -270,7 +270,7 @@ ROWS: Mapping[str, Row] = {
             cases={
                 BASELINE: Case(),
                 "logprobs 5": Case(_logprobs([{}])),
-                "logprobs 5 beside D2H": Case(_logprobs([{}]), beside="d2h"),
+                "logprobs 5 beside D2H": Case(_logprobs([{}]), beside=True),
                 "5 bad words": Case(({"bad_words": (3, 2, 1, 2, 1)},)),
             },
         ),
