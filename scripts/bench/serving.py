@@ -19,6 +19,7 @@ import argparse
 import json
 import shlex
 import shutil
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +34,7 @@ from bench.errors import Failure
 from bench.servers import load as loads
 from bench.servers.load import CASES, LOADS
 from bench.servers.results import read
-from bench.servers.server import free_port, serving
+from bench.servers.server import serving
 
 NAME = "vllm serve"
 
@@ -83,7 +84,9 @@ class ServingRun(Run):
         Raises:
             Failure: the server or the client failed; their logs are kept.
         """
-        port = free_port()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
         url = f"http://127.0.0.1:{port}"
         cases = {
             case: {

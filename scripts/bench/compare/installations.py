@@ -120,14 +120,8 @@ class Installations:
     ) -> int | str:
         """Run Python on one side, and end every process that it leaves behind.
 
-        Args:
-            side: see :meth:`start`, as for those not listed here.
-            arguments: of the interpreter.
-            log: gets stdout and stderr.
+        Args as of :meth:`start`, and:
             timeout: in seconds.
-            environment: variables to set.
-            paths: further PYTHONPATH entries.
-            cwd: the process's working directory.
             watch: called about every second; the process ends if it raises.
 
         Returns:
