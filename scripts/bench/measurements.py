@@ -18,24 +18,23 @@ from pathlib import Path
 
 from overlay import output
 
+from bench import step
 from bench.compare.installations import ROOT
 from bench.errors import Failure
 from bench.reports import figures, markdown
 from bench.reports.run_file import Json, load, replace
+from bench.servers import results
 
 TEMPLATE = ROOT / "scripts" / "bench" / "measurements.md"
 RUNS = ROOT / "scripts" / "bench" / "runs"
 PAGE = ROOT / "docs" / "measurements.md"
-#: The figures that are published of each case of an engine run.
-FIGURES = (
-    "tokens/s",
-    "ITL p50",
-    "ITL p99",
-    "sample_tokens p50",
-    "sample_tokens p99",
-    "get_output p50",
-    "get_output p99",
-    "fences, a step",
+#: The figures that are published of each case.
+FIGURES = dict.fromkeys(
+    (
+        *("tokens/s", "ITL p50", "ITL p99", "sample_tokens p50", "sample_tokens p99"),
+        *("get_output p50", "get_output p99", "fences, a step"),
+        *(*results.FIGURES, *step.FIGURES.values()),
+    )
 )
 #: Differences below this that may be noise are not listed as slower.
 EVEN = 0.03

@@ -21,35 +21,16 @@ from bench import thinking
 
 if TYPE_CHECKING:
     import torch
-    from vllm.sampling_params import SamplingParams
     from vllm.v1.sample.sampler import Sampler
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
 
-class Feature(NamedTuple):
-    """A feature that can be measured.
-
-    Attributes:
-        title: the requests' parameters.
-        figure: the name of the time.
-        cases: of each output length.
-    """
-
-    title: str
-    figure: str = "step"
-    cases: Sequence[str] = ("",)
-
-
 #: Case to where the start marker of thinking is; the other cases have none.
 _STARTS = {"start in the output": 4, "start in the prompt": -8}
-FEATURES: Mapping[str, Feature] = {
-    "penalties": Feature("presence_penalty 1.5"),
-    "thinking": Feature(
-        "a budget that lasts",
-        "the host's part of a step",
-        ("start in the output", "no start", "start in the prompt"),
-    ),
-    "bad-words": Feature("5 words of 1 to 3 tokens a request"),
+#: Feature to the cases of each output length.
+FEATURES: Mapping[str, Sequence[str]] = {
+    "penalties": ("",),
+    "thinking": (*_STARTS, "no start"),
 }
 PROMPT = 128
 #: Tokens below this are reserved for the markers of thinking.
@@ -80,7 +61,7 @@ class Load(NamedTuple):
         return {
             f"{length:,} tokens{', ' * bool(case)}{case}": (length, case)
             for length in self.lengths
-            for case in FEATURES[feature].cases
+            for case in FEATURES[feature]
         }
 
 
@@ -150,6 +131,7 @@ class Steps:
     ) -> None:
         """Make the batch; ``near``: with thinking budgets that run out in these steps."""
         import torch
+        from vllm.sampling_params import SamplingParams
         from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
         def random(*shape: int) -> torch.Tensor:
@@ -185,11 +167,12 @@ class Steps:
                 start = PROMPT + _STARTS[case]
                 tokens[start : start + len(thinking.START)] = thinking.START
             budget = max(0, length + row % (2 * load.steps) - 8) if near else 2 * length + PROMPT
+            asked = {"thinking_token_budget": budget} if reasoning else {"presence_penalty": 1.5}
             request = CachedRequestState(
                 req_id=name,
                 prompt_token_ids=tokens[:PROMPT],
                 mm_features=[],
-                sampling_params=_parameters(feature, budget, tokens, sampled[-2:, row, 0].tolist()),
+                sampling_params=SamplingParams(temperature=0.0, **asked),
                 generator=None,
                 block_ids=([],),
                 num_computed_tokens=0,
@@ -222,30 +205,6 @@ class Steps:
             _place(batch)
         batch.set_async_sampled_token_ids(*_copy(sampled))
         return logits
-
-
-def _parameters(
-    feature: str, budget: int, tokens: Sequence[int], last: Sequence[int]
-) -> SamplingParams:
-    """Return the parameters of a request.
-
-    Args:
-        feature: the measured one.
-        budget: in tokens.
-        tokens: the request's.
-        last: the two tokens before the last step.
-    """
-    from vllm.sampling_params import SamplingParams
-
-    if feature == "penalties":
-        return SamplingParams(temperature=0.0, presence_penalty=1.5)
-    if feature == "thinking":
-        return SamplingParams(temperature=0.0, thinking_token_budget=budget)
-    params = SamplingParams(temperature=0.0)
-    # vLLM makes tokens of words by a tokenizer, and there is none.
-    before = [[], [], last[1:], last, last[::-1]]
-    params._bad_words_token_ids = [[*b, token] for b, token in zip(before, tokens, strict=False)]
-    return params
 
 
 def _place(batch: InputBatch) -> None:

@@ -24,6 +24,8 @@ from bench.compare.run import Job, Run, Table, run
 from bench.compare.summary import CaseResult
 from bench.sampling_step import FEATURES, Load
 
+#: Feature to the name of its time.
+FIGURES = {"penalties": "step", "thinking": "the host's part of a step"}
 #: Seconds for a side in a round.
 TIMEOUT = 900.0
 
@@ -37,7 +39,7 @@ class StepRun(Run):
         tables = {
             name: Table(
                 SIDES,
-                {"title": f"{FEATURES[name].title}.", "shape": shape},
+                {"title": "One step, on random logits.", "shape": shape},
                 self.load.cases(name),
                 "step",
             )
@@ -57,7 +59,7 @@ class StepRun(Run):
         return {
             feature: {
                 name: CaseResult(
-                    {FEATURES[feature].figure: case["ms"]},
+                    {FIGURES[feature]: case["ms"]},
                     {"logits": outputs.pack([case["logits"]])},
                 )
                 for name, case in results.items()

@@ -76,17 +76,6 @@ def change(folder: Path, name: str, alter: Callable[[dict[str, Any]], object]) -
     file.write_text(json.dumps(run))
 
 
-def test_every_row_is_shown_with_its_machine_and_command(folder: Path) -> None:
-    page = measurements.page(TEXT, folder)
-    for part in ("H100", "2026-11-21", "vLLM 0.22.0", "3 rounds", runs.head("engine")["command"]):
-        assert part in page
-    assert "| mixed, batch 8 | ITL p99 | 8.092 | 7.995 | 7.947 | 0.988 ~ | 0.982 ~ |" in page
-    assert "| none | ITL p50 | 6.680 | 6.600 | 0.988 ~ |" in page
-    assert "| presence | tokens/s |" in page
-    assert "| penalties | 12,288 | 59.60 | 0.1404 | refused |" in page
-    assert "- refused: penalties, 12288: the logits differ" in page
-
-
 def test_a_refused_ratio_is_not_shown_and_its_reason_is(folder: Path) -> None:
     def refuse(run: dict[str, Any]) -> None:
         for label in ("no history", "mixed, batch 8"):

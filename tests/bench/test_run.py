@@ -70,31 +70,6 @@ def test_a_job_that_fails_costs_its_own_result_alone(
     assert "its log" in (tmp_path / "run.html").read_text()
 
 
-@pytest.mark.parametrize("place", ["stock", "overlaid"])
-def test_ctrl_c_keeps_what_was_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
-    measure = Faked.measure
-
-    def interrupted(run: Faked, job: Job) -> Any:
-        if job.side == place:
-            raise KeyboardInterrupt
-        return measure(run, job)
-
-    monkeypatch.setattr(Faked, "measure", interrupted)
-    if place == "stock":  # nothing is there yet
-        with pytest.raises(KeyboardInterrupt):
-            Faked(tmp_path).execute()
-        assert list(tmp_path.iterdir()) == []
-        return
-    assert Faked(tmp_path).execute() == 130
-    case = load(tmp_path / "run.json")["rows"]["one"]["cases"]["case"]
-    assert case["figures"]["step"]["stock"] == 1
-    assert case["problems"]["overlaid"] == ["overlaid was not measured"]
-    assert CUT_OFF in (tmp_path / "run.md").read_text()
-    assert "CUT OFF" in (tmp_path / "run.html").read_text()
-
-
 def test_an_installation_that_was_changed_is_an_error_and_costs_no_result(tmp_path: Path) -> None:
     def changed() -> None:
         raise Failure("SITE is not what it was")
@@ -185,6 +160,7 @@ def test_whatever_ends_a_run_leaves_what_was_measured(
     assert not run["complete"]
     (case,) = run["rows"]["penalties"]["cases"].values()
     assert case["figures"]["step"]["stock"] == 1
+    assert case["problems"]["overlaid"] == ["overlaid was not measured"]
     assert CUT_OFF in (tmp_path / "out" / "run.md").read_text()
     stop = "bench: stopped; what was measured is kept"
     assert (stop in stderr.splitlines()) == (code == 130)
