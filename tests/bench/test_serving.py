@@ -45,7 +45,7 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> str:
 def test_both_sides_serve_every_request_whole(tmp_path: Path, mark: str) -> None:
     command = [sys.executable, "-m", "bench.serving", "--site", str(UPSTREAM), "--size", "tiny"]
     done = subprocess.run(
-        [*command, "--rounds", "1", "--out", str(tmp_path)],
+        [*command, "--rounds", "1", "--timeout", "900", "--out", str(tmp_path)],
         env={**os.environ, "PYTHONPATH": str(REPO / "scripts")},
         capture_output=True,
         text=True,
