@@ -47,7 +47,7 @@ def programs_start_with_no_signal_ignored() -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print how many lockstep runs were equal, and why others were set aside; see test_lockstep.py."""
+    """Print how many lockstep runs were equal, and why others were set aside (test_lockstep.py)."""
     counts: Counter[str] = Counter()
     for report in terminalreporter.getreports("passed"):
         counts.update(dict(report.user_properties).get("lockstep runs", {}))

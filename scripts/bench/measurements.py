@@ -13,61 +13,32 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product, zip_longest
+from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 
 from overlay import output
 
+from bench import step
 from bench.compare.installations import ROOT
 from bench.errors import Failure
 from bench.reports import figures, markdown
 from bench.reports.run_file import Json, load, replace
+from bench.servers import results
 
 TEMPLATE = ROOT / "scripts" / "bench" / "measurements.md"
 RUNS = ROOT / "scripts" / "bench" / "runs"
 PAGE = ROOT / "docs" / "measurements.md"
-#: The figures that are published of each case of an engine run.
-FIGURES = (
-    "tokens/s",
-    "ITL p50",
-    "ITL p99",
-    "sample_tokens p50",
-    "sample_tokens p99",
-    "get_output p50",
-    "get_output p99",
-    "fences, a step",
+#: The figures that are published of each case.
+FIGURES = dict.fromkeys(
+    (
+        *("tokens/s", "ITL p50", "ITL p99", "sample_tokens p50", "sample_tokens p99"),
+        *("get_output p50", "get_output p99", "fences, a step"),
+        *(*results.FIGURES, *step.FIGURES.values()),
+    )
 )
 #: Differences below this that may be noise are not listed as slower.
 EVEN = 0.03
 _MARK = re.compile(r"^<!-- (slower|run: (\S+)) -->$", re.MULTILINE)
-
-
-class Ratio(NamedTuple):
-    """One figure of the overlaid side against stock's.
-
-    Attributes:
-        row: name of the run, and of its row if it has several.
-        case: name of the case.
-        figure: name of the figure.
-        stock: stock's median.
-        overlaid: the overlay's median.
-        ratio: overlaid / stock.
-        mark: "~" if the rounds overlap, else empty.
-    """
-
-    row: str
-    case: str
-    figure: str
-    stock: float
-    overlaid: float
-    ratio: float
-    mark: str
-
-    @property
-    def loss(self) -> float:
-        """How many times worse than stock; 1 is even."""
-        return 1 / self.ratio if self.figure.endswith("/s") else self.ratio
 
 
 def page(text: str, folder: Path) -> str:
@@ -131,75 +102,59 @@ def tables(run: Json) -> Iterator[str]:
 
 def slower(runs: Mapping[str, Json]) -> list[str]:
     """Return the lines of the table of figures that are worse than stock's, worst first."""
-    worse = [
-        ratio
-        for name, run in runs.items()
-        for ratio in (_engine_ratios if run["kind"] == "engine" else _table_ratios)(name, run)
-        if ratio.loss > 1 + EVEN * bool(ratio.mark)
-    ]
-    worse.sort(key=lambda ratio: ratio.loss, reverse=True)
+    worse: list[tuple[float, list[str]]] = []
+    for *names, stock, overlaid, ratio, mark in _ratios(runs):
+        loss = 1 / ratio if names[-1].endswith("/s") else ratio
+        if loss > 1 + EVEN * bool(mark):
+            shown = figures.number((ratio, mark) if mark else ratio, ratio=True)
+            worse.append((loss, [*names, figures.number(stock), figures.number(overlaid), shown]))
+    worse.sort(key=lambda line: line[0], reverse=True)
     head = ["run", "case", "figure", "stock", "overlaid", "overlaid / stock"]
-    cells = [
-        [
-            *ratio[:3],
-            figures.number(ratio.stock),
-            figures.number(ratio.overlaid),
-            figures.number((ratio.ratio, ratio.mark) if ratio.mark else ratio.ratio, ratio=True),
-        ]
-        for ratio in worse
-    ]
-    return markdown.pipes(head, cells, ["l", "l", "l", "r", "r", "r"])
+    return markdown.pipes(head, [cells for _, cells in worse], ["l", "l", "l", "r", "r", "r"])
 
 
-def _engine_ratios(name: str, run: Json) -> Iterator[Ratio]:
-    for row_name, row in run["rows"].items():
-        cases = row["cases"]
-        for label, figure in product(cases, FIGURES):
-            values = cases[label]["figures"].get(figure)
-            if values and (value := figures.ratio(cases[label], figure, "overlaid")):
-                pair = values["stock"], values["overlaid"]
-                mark = figures.mark_of(values, "overlaid")
-                yield Ratio(f"{name}, {row_name}", label, figure, *pair, value, mark)
+def _ratios(runs: Mapping[str, Json]) -> Iterator[tuple[str, str, str, float, float, float, str]]:
+    """Yield each ratio of the overlaid side to stock.
 
-
-def _table_ratios(name: str, run: Json) -> Iterator[Ratio]:
-    """Yield those of a table with a figure a line; other tables hold no such ratios."""
-    columns = run["columns"]
-    if "figure" not in columns or "overlaid / stock" not in columns:
-        return
-    for row in run["rows"]:
-        line = dict(zip(columns, row, strict=True))
-        cell = line["overlaid / stock"]
-        value, mark = cell if isinstance(cell, list) else (cell, "")
-        if isinstance(value, float):
-            pair = line["stock"], line["overlaid"]
-            yield Ratio(name, line["case"], line["figure"], *pair, value, mark)
+    Yields:
+        The run, and its row if it has several; the case; the figure; both medians; the ratio
+        overlaid / stock; and its mark.
+    """
+    for name, run in runs.items():
+        if run["kind"] == "engine":
+            for row_name, row in run["rows"].items():
+                for (label, case), figure in product(row["cases"].items(), FIGURES):
+                    values = case["figures"].get(figure)
+                    if values and (ratio := figures.ratio(case, figure, "overlaid")):
+                        mark = figures.mark_of(values, "overlaid")
+                        medians = values["stock"], values["overlaid"]
+                        yield f"{name}, {row_name}", label, figure, *medians, ratio, mark
+        elif {"figure", "overlaid / stock"} <= {*run["columns"]}:
+            for row in run["rows"]:
+                line = dict(zip(run["columns"], row, strict=True))
+                cell = line["overlaid / stock"]
+                ratio, mark = cell if isinstance(cell, list) else (cell, "")
+                if isinstance(ratio, float):
+                    medians = line["stock"], line["overlaid"]
+                    yield name, line["case"], line["figure"], *medians, ratio, mark
 
 
 def main(argv: Sequence[str]) -> int:
     """Write the page, or check it; 0 if it is then up to date."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="change nothing; fail if out of date")
-    parser.add_argument("--page", type=Path, default=PAGE, help="(%(default)s)")
-    parser.add_argument("--runs", type=Path, default=RUNS, help="directory (%(default)s)")
-    parser.add_argument("--template", type=Path, default=TEMPLATE, help="(%(default)s)")
     args = parser.parse_args(argv)
     try:
-        wanted = page(args.template.read_text(encoding="utf-8"), args.runs)
+        wanted = page(TEMPLATE.read_text(encoding="utf-8"), RUNS)
         if not args.check:
-            replace(args.page, wanted)
-            return 0
-        lines = args.page.read_text(encoding="utf-8").splitlines()
+            replace(PAGE, wanted)
+        current = PAGE.read_text(encoding="utf-8")
     except (Failure, OSError) as error:
         print(f"measurements: {error}", file=sys.stderr)
         return 1
-    pairs = zip_longest(lines, wanted.splitlines(), fillvalue="nothing")
-    for number, (line, wanted_line) in enumerate(pairs, 1):
-        if line != wanted_line:
-            text = f"{args.page} line {number} differs from the runs, which give: {wanted_line}"
-            print(f"measurements: {text}; run bench.measurements", file=sys.stderr)
-            return 1
-    return 0
+    if current != wanted:
+        print(f"measurements: {PAGE} is out of date; run bench.measurements", file=sys.stderr)
+    return int(current != wanted)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
 """Run upstream's own tests against a pristine and an overlaid copy of an installation.
 
-    PYTHONPATH=scripts python -m conformance [--site SITE] [--json] [FILE...]
+    PYTHONPATH=scripts python -m conformance [--site SITE] [FILE...]
 
-Each test file of :mod:`conformance.selection`, or each FILE, runs once on either copy, with the
-same arguments and in a process of its own. Exit codes: 0 if every test that passes on the pristine
-copy passes on the overlaid one; 1 if not; those of scripts/overlay for a refusal. Logs are left
-in build/conformance.
+The test files of :mod:`conformance.selection`, or each FILE, run once on either copy, with the
+same arguments. Exit codes: 0 if every test that passes on the pristine copy passes on the
+overlaid one; 1 if not; those of scripts/overlay for a refusal. Logs are left in
+build/conformance/logs.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,25 +39,18 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--tests", type=Path, help="upstream's unpacked source archive; without it, it is fetched"
     )
-    parser.add_argument("--timeout", type=float, default=1200.0, help="seconds for one file")
-    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     args = parser.parse_args(argv)
     end_on_signals()
     try:
-        result = comparison.run(
-            cli.installation(args),
-            ROOT / "build" / "conformance",
-            args.tests,
-            args.files,
-            args.timeout,
-        )
+        folder = ROOT / "build" / "conformance"
+        result = comparison.run(cli.installation(args), folder, args.tests, args.files)
     except OverlayError as error:
         print(f"conformance: {error}", file=sys.stderr)
         return error.code
     except Failure as error:
         print(f"conformance: {escaped(str(error))}", file=sys.stderr)
         return 1
-    print(json.dumps(result.to_json()) if args.json else result.table())
+    print(result.table())
     return 1 if result.regressions else 0
 
 

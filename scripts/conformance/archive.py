@@ -26,19 +26,12 @@ def obtain(pin: Pin, folder: Path) -> Path:
         A directory with ``tests/`` and ``pyproject.toml``.
 
     Raises:
-        OverlayError: the pin lists no such archive, or it cannot be had or is another one.
+        OverlayError: the archive cannot be had, or is another one.
     """
     # Hosts without an index are given the tests, and have no libraries to ask one with.
     from review.index import fetch_sdist
 
     name = f"{PROJECT}-{pin.release}.tar.gz"
-    if name not in pin.archives:
-        raise OverlayError(
-            Exit.FAULT,
-            f"lists no {name} under [archives]",
-            subject="VERSION_PIN",
-            next_step="add its checksum, and compare it with the one that the index publishes",
-        )
     archive = fetch_sdist(PROJECT, pin.release, pin.archives[name], folder)
     root = folder / f"{PROJECT}-{pin.release}"
     if not root.exists():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -45,22 +45,29 @@ class Outcome:
 MISSING = Outcome("missing", "no result: the process ended before this test did")
 
 
-def read(report: Path) -> dict[str, Outcome]:
+def read(report: Path, files: Sequence[str]) -> dict[str, dict[str, Outcome]]:
     """Read pytest's JUnit XML.
 
+    Args:
+        report: the XML; missing if the process ended early.
+        files: the test files that were run.
+
     Returns:
-        Test to outcome, in the order of the file; nothing if there is no file, because the
-        process ended early.
+        Test file to test to outcome, in the order of the report.
     """
+    outcomes: dict[str, dict[str, Outcome]] = {file: {} for file in files}
+    modules = {file.removesuffix(".py").replace("/", "."): outcomes[file] for file in files}
     if not report.is_file():
-        return {}
-    outcomes: dict[str, Outcome] = {}
+        return outcomes
     for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314 (our own pytest's)
-        test = f"{case.get('classname')}::{case.get('name')}"
-        outcome = _outcome(case)
+        test, outcome = f"{case.get('classname')}::{case.get('name')}", _outcome(case)
+        # A file that cannot be imported has an entry without a class. In others, a test may
+        # belong to a class of the file.
+        path = case.get("classname") or case.get("name") or ""
+        of_file = next(of for module, of in modules.items() if f"{path}.".startswith(f"{module}."))
         # A test whose teardown fails has a second entry.
-        if test not in outcomes or outcome.status == "failed":
-            outcomes[test] = outcome
+        if test not in of_file or outcome.status == "failed":
+            of_file[test] = outcome
     return outcomes
 
 

@@ -1,7 +1,6 @@
 """The rows of the engine's benchmark, and the driver's counts of what requests returned."""
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -9,17 +8,10 @@ from typing import Any
 import pytest
 from bench import thinking
 from bench.engines import driver
-from bench.engines.rows import BASELINE, ROWS, Case, Row
+from bench.engines.driver import Completion
+from bench.engines.rows import BASELINE, ROWS, Case
 
 BASE = [[10, 11, 12], [20, 21, 22]]
-
-
-@dataclass
-class Completion:
-    """An output of the engine."""
-
-    token_ids: Sequence[int]
-    logprobs: Sequence[Mapping[int, Any]] | None = None
 
 
 @pytest.mark.parametrize("size", ["full", "small", "tiny"])
@@ -32,14 +24,10 @@ def test_every_row_fits_its_engine(name: str, size: str) -> None:
     assert engine.prompt + row.output <= engine.length
     assert engine.model.get("max_position_embeddings", 512) >= engine.length
     assert engine.asynchronous or "Asynchronous" not in row.title
-    if not any(case.beside for case in row.cases.values()):
-        assert "another stream" not in row.title
     for label, case in row.cases.items():
         assert (case.batch or engine.batch) <= engine.batch
         if number := re.search(r"batch (\d+)", label):
             assert int(number[1]) == (case.batch or engine.batch)
-        quiet = row.cases[row.without_copies(label)]
-        assert (quiet.parameters, quiet.beside) == (case.parameters, None)
         for parameters in case.parameters:
             assert sum(parameters.get("bad_words", ())) <= row.output
             if (budget := row.budget(parameters)) is not None:
@@ -63,26 +51,26 @@ def test_words_are_the_tokens_one_after_the_other() -> None:
     assert driver.words([1, 2, 3, 4, 5, 6, 7], (3, 1, 2)) == [[1, 2, 3], [4], [5, 6]]
 
 
-def effects(row: Row, case: str, *tokens: list[int]) -> dict[str, list[int]]:
+ENDED, ENDLESS = [1, *thinking.END, 2], [*thinking.END[:-1], 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "tokens", "counts"),
+    [
+        ("pull-23569", "5 bad words", [BASE[0], [20, 21, 9]], [[1, 2]]),
+        ("prime-rl-2772-thinking", "presence 1.5, budget", [ENDED, ENDLESS], [[1, 2]]),
+        ("prime-rl-2772", "presence 1.5", BASE, []),
+    ],
+)
+def test_requests_that_felt_their_parameters_are_counted(
+    name: str, case: str, tokens: list[list[int]], counts: list[list[int]]
+) -> None:
+    """Bad words must change every request, and budgets must be used up by every one."""
+    row = ROWS[name]
     engine: Any = SimpleNamespace(spec=replace(row.engine, batch=len(tokens)), baseline=BASE)
     completions = [Completion(of_request) for of_request in tokens]
-    return driver._count_effects(engine, row, row.cases[case], completions)
-
-
-def test_bad_words_must_change_every_request() -> None:
-    (counts,) = effects(ROWS["pull-23569"], "5 bad words", BASE[0], [20, 21, 9]).values()
-    assert counts == [1, 2]
-
-
-def test_a_budget_must_be_used_up_by_every_request() -> None:
-    ended, endless = [1, *thinking.END, 2], [*thinking.END[:-1], 3]
-    row = ROWS["prime-rl-2772-thinking"]
-    (counts,) = effects(row, "presence 1.5, budget", ended, endless).values()
-    assert counts == [1, 2]
-
-
-def test_other_parameters_have_no_counted_effect() -> None:
-    assert effects(ROWS["prime-rl-2772"], "presence 1.5", *BASE) == {}
+    felt = driver._count_effects(engine, row, row.cases[case], completions)
+    assert list(felt.values()) == counts
 
 
 @dataclass

@@ -1,15 +1,18 @@
-"""The installations of a comparison, and the interpreter that runs them."""
+"""The installations of a comparison, and the processes that import them."""
 
-import argparse
+import os
 import subprocess
 import sys
+import time
+import uuid
 from pathlib import Path
 
 import pytest
-from bench.compare import command_line
+from bench.compare import command_line, installations
 from bench.compare.installations import Installations
-from bench.compare.turns import in_turn
+from bench.errors import Failure
 from support import sites
+from support.processes import gone
 
 
 def test_the_interpreter_is_the_one_behind_a_shim(
@@ -22,10 +25,9 @@ def test_the_interpreter_is_the_one_behind_a_shim(
     shim.chmod(0o755)
     (tmp_path / ".python-version").write_text("")
     monkeypatch.chdir(tmp_path)
-    args = argparse.Namespace(venv=None, site=str(site), python="./python", out=None, model=None)
-    command_line.resolve_target(argparse.ArgumentParser(), args)
+    argv = ["--site", str(site), "--python", "./python", "--out", str(tmp_path / "out")]
+    args = command_line.parse(command_line.parser("A benchmark.", rounds=1), argv)
     assert (args.site, args.python) == (site, sys.executable)
-    assert args.out.parent.name == "bench"
 
 
 def contents(folder: Path) -> dict[str, tuple[int, int]]:
@@ -34,17 +36,63 @@ def contents(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
 
 
+def views(site: Path, work: Path, python: str = sys.executable) -> Installations:
+    work.mkdir()
+    return Installations(site, work, python)
+
+
 def test_an_overlaid_installation_is_measured_against_its_pristine_self(tmp_path: Path) -> None:
-    site = sites.whole(tmp_path / "site")
-    overlay = [sys.executable, str(sites.REPO / "scripts" / "overlay"), "apply", "--force"]
-    subprocess.run([*overlay, "--site", str(site), "--python", sys.executable], check=True)
+    pristine, site = sites.small(tmp_path / "site"), sites.small(tmp_path / "other")
+    done = sites.run("apply", "--force", "--site", str(site), "--python", sys.executable)
+    assert done.returncode == 0, done.stderr
     before = contents(site)
-    views = Installations(site, tmp_path / "work", sys.executable)
-    pristine = Installations(sites.whole(tmp_path / "other"), tmp_path / "more", sys.executable)
-    assert views.digests == pristine.digests
+    overlaid = views(site, tmp_path / "work")
+    assert overlaid.digests == views(pristine, tmp_path / "more").digests
+    assert overlaid.digests["stock"] != overlaid.digests["overlaid"]
+    assert overlaid.python_version == sys.version.split()[0]
     assert contents(site) == before
+    overlaid.check_untouched()
+    changed = site / sites.OVERLAY.targets[0]
+    changed.write_text(f"{changed.read_text()}# changed\n")
+    # Neither may a run have changed an installation, nor somebody before.
+    for measure in (overlaid.check_untouched, lambda: views(site, tmp_path / "third")):
+        with pytest.raises(Failure, match=f"{changed.name}; is neither upstream's nor"):
+            measure()
 
 
-def test_sides_take_turns_at_being_first() -> None:
-    orders = [in_turn(turn, ["a", "b", "c"])[0] for turn in range(4)]
-    assert orders == ["a", "b", "c", "a"]
+def test_an_interpreter_that_imports_another_vllm_is_refused(tmp_path: Path) -> None:
+    site = sites.small(tmp_path / "site")
+    hook = tmp_path / "python"
+    hook.write_text(f'#!/bin/sh\nPYTHONPATH={sites.UPSTREAM} exec {sys.executable} "$@"\n')
+    hook.chmod(0o755)
+    with pytest.raises(Failure, match="does not import vLLM from the stock side"):
+        views(site, tmp_path / "work", str(hook))
+
+
+#: Starts a child on a side made up, and waits to be killed.
+PARENT = """
+import signal, sys
+from pathlib import Path
+from bench.compare.installations import Installations
+
+stock = Installations.__new__(Installations)
+stock.paths, stock.python = {"stock": [Path("/side")]}, sys.executable
+child = "import os, time; print(os.environ['PYTHONPATH'], flush=True); time.sleep(60)"
+stock.start("stock", ["-c", child], Path(sys.argv[1]), {})
+signal.pause()
+"""
+
+
+def test_a_child_imports_its_side_and_dies_with_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark, log, scripts = f"{uuid.uuid4()}", tmp_path / "log", str(installations.SCRIPTS)
+    monkeypatch.setenv("MARK", mark)
+    env = {**os.environ, "PYTHONPATH": scripts}
+    with subprocess.Popen([sys.executable, "-c", PARENT, str(log)], env=env) as parent:
+        deadline = time.monotonic() + 30
+        while not (log.exists() and log.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        parent.kill()
+    assert log.read_text().strip() == os.pathsep.join(["/side", scripts, scripts])
+    assert gone(f"MARK={mark}")

@@ -4,7 +4,6 @@ import hashlib
 import json
 import statistics
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,6 @@ from support.sites import REPO
 
 COMMITTED = {file.stem: load(file) for file in measurements.RUNS.glob("*")}
 TEXT = "# Title\n\n<!-- slower -->\n\n<!-- run: engine -->\n\n<!-- run: table -->\n"
-
-
-def test_the_page_is_what_the_runs_make_it() -> None:
-    assert measurements.main(["--check"]) == 0
 
 
 def git(*arguments: str) -> bytes:
@@ -44,7 +39,7 @@ def test_each_run_measured_an_overlay_that_was_committed() -> None:
         pytest.skip("a shallow clone does not have the pins of earlier commits")
     commits = git("log", "--format=%H", "--", pin.NAME).decode().split()
     known = {digest_of(git("show", f"{commit}:{pin.NAME}")) for commit in commits}
-    measured = {run["digests"]["overlaid"] for run in COMMITTED.values() if run["digests"]}
+    measured = {run["digests"]["overlaid"] for run in COMMITTED.values()}
     assert measured
     assert measured <= known
 
@@ -55,11 +50,9 @@ def test_medians_and_ratios_are_those_of_the_rounds(name: str) -> None:
     for row in COMMITTED[name]["rows"].values():
         for case in row["cases"].values():
             for values in case["figures"].values():
-                medians = {}
                 for side in row["sides"]:
                     rounds = [value for value in values["rounds"][side] if value is not None]
-                    medians[side] = statistics.median(rounds) if rounds else None
-                    assert values[side] == medians[side]
+                    assert values[side] == (statistics.median(rounds) if rounds else None)
                 for side, ratio in values["ratios"].items():
                     if ratio is not None:
                         assert not figures.reasons(case, side)
@@ -81,17 +74,6 @@ def change(folder: Path, name: str, alter: Callable[[dict[str, Any]], object]) -
     run = json.loads(file.read_text())
     alter(run)
     file.write_text(json.dumps(run))
-
-
-def test_every_row_is_shown_with_its_machine_and_command(folder: Path) -> None:
-    page = measurements.page(TEXT, folder)
-    for part in ("H100", "2026-11-21", "vLLM 0.22.0", "3 rounds", runs.head("engine")["command"]):
-        assert part in page
-    assert "| mixed, batch 8 | ITL p99 | 8.092 | 7.995 | 7.947 | 0.988 ~ | 0.982 ~ |" in page
-    assert "| none | ITL p50 | 6.680 | 6.600 | 0.988 ~ |" in page
-    assert "| presence | tokens/s |" in page
-    assert "| penalties | 12,288 | 59.60 | 0.1404 | refused |" in page
-    assert "- refused: penalties, 12288: the logits differ" in page
 
 
 def test_a_refused_ratio_is_not_shown_and_its_reason_is(folder: Path) -> None:
@@ -130,53 +112,42 @@ def test_what_is_slower_comes_first_and_worst_first(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("alter", "sentence"),
+    ("name", "alter", "sentence"),
     [
-        (lambda run: run.update(complete=False), "cut off"),
-        (lambda run: run.update(errors=["a child failed"]), "failed in part"),
-        (lambda run: run["rows"]["cpu-like"].update(rounds=2), "fewer than 3 rounds"),
+        ("engine", lambda run: run.update(complete=False), "cut off"),
+        ("engine", lambda run: run.update(errors=["a child failed"]), "failed in part"),
+        ("engine", lambda run: run["rows"]["cpu-like"].update(rounds=2), "fewer than 3 rounds"),
+        ("table", lambda run: run["rows"][0].append([2.0, figures.FEW]), "fewer than 3 rounds"),
     ],
 )
 def test_a_run_that_would_mislead_is_refused(
-    folder: Path, alter: Callable[[dict[str, Any]], object], sentence: str
+    folder: Path, name: str, alter: Callable[[dict[str, Any]], object], sentence: str
 ) -> None:
-    change(folder, "engine", alter)
+    change(folder, name, alter)
     with pytest.raises(Failure, match=sentence):
         measurements.page(TEXT, folder)
 
 
-def test_a_table_of_few_rounds_is_refused(folder: Path) -> None:
-    change(folder, "table", lambda run: run["rows"][0].__setitem__(-1, [2.0, figures.FEW]))
-    with pytest.raises(Failure, match="fewer than 3 rounds"):
+def test_the_template_names_every_run_and_no_other(folder: Path) -> None:
+    (folder / "other.json").write_text("{}")
+    with pytest.raises(Failure, match="names no run other"):
+        measurements.page(TEXT, folder)
+    (folder / "other.json").unlink()
+    (folder / "table.json").unlink()
+    with pytest.raises(Failure, match=r"no run .*table\.json"):
         measurements.page(TEXT, folder)
 
 
-def test_the_command_writes_and_checks(folder: Path, tmp_path: Path) -> None:
-    template, page = tmp_path / "template.md", tmp_path / "page.md"
-    template.write_text(TEXT)
-
-    def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        files = ["--template", template, "--page", page, "--runs", folder]
-        words = [sys.executable, "-m", "bench.measurements", *map(str, files), *arguments]
-        env = {"PYTHONPATH": str(REPO / "scripts")}
-        return subprocess.run(words, capture_output=True, text=True, check=False, env=env)
-
-    assert command().returncode == 0
-    whole = page.read_text()
-    assert whole == measurements.page(TEXT, folder)
-    assert command("--check").returncode == 0
-    for spoilt in (whole.replace("8.092", "8.093"), whole[:-20], f"{whole}more\n"):
-        page.write_text(spoilt)
-        assert command("--check").returncode == 1
-        assert page.read_text() == spoilt
-    page.write_text(whole.replace("8.092", "8.093"))
-    number = next(n for n, line in enumerate(whole.splitlines(), 1) if "8.092" in line)
-    assert f"page.md line {number} differs" in command("--check").stderr
-    (folder / "other.json").write_text("{}")
-    assert "names no run other" in command().stderr
-    (folder / "other.json").unlink()
-    (folder / "table.json").unlink()
-    refused = command("--check")
-    assert refused.returncode == 1
-    assert "table.json" in refused.stderr
-    assert "Traceback" not in refused.stderr
+def test_the_page_is_what_the_runs_make_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert measurements.main(["--check"]) == 0
+    whole = measurements.PAGE.read_text()
+    page = tmp_path / "page.md"
+    page.write_text(whole[:-20])
+    monkeypatch.setattr(measurements, "PAGE", page)
+    assert measurements.main(["--check"]) == 1
+    assert f"{page} is out of date" in capsys.readouterr().err
+    assert page.read_text() == whole[:-20]
+    assert measurements.main([]) == 0
+    assert page.read_text() == whole

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from bench.reports.markdown import CUT_OFF, markdown, pipes
 from bench.reports.page import page
 from bench.reports.run_file import load, replace
 from support import runs
+from support.browser import PHONE, browser, opening
 from support.sites import REPO
 
 ROW, CASE = "issue-43450", "mixed, batch 8"
@@ -36,19 +38,21 @@ def lines(text: str, case: str, row: str = ROW) -> dict[str, list[str]]:
     }
 
 
-def test_a_line_has_the_medians_and_their_ratios(run: dict[str, Any]) -> None:
-    of_case = lines(markdown(run), "no history")
+def test_the_report_names_the_machine_and_shows_medians_and_ratios(run: dict[str, Any]) -> None:
+    text = markdown(run)
+    head = text.partition("**")[0]
+    for part in ("H100", "570.124", "2026-11-21", "vLLM 0.22.0", "torch 2.11.0", "12ab12ab12ab"):
+        assert part in head
+    assert f"`{run['command']}`" in head
+    assert "VLLM_NO_USAGE_STATS=1" in head
+    of_case = lines(text, "no history")
     assert list(of_case) == list(run["rows"][ROW]["cases"]["no history"]["figures"])
     assert of_case["ITL p99"] == ["7.081", "6.996", "6.954", "0.988 ~", "0.982 ~"]
     assert of_case["sample_tokens p50"] == ["4.970", "0.8800", "0.8800", "0.177", "0.177"]
     assert of_case["fences, a step"][:3] == ["1.004", "0.0098", "0"]
-
-
-def test_the_machine_and_the_command_come_first(run: dict[str, Any]) -> None:
-    head = markdown(run).partition("**")[0]
-    for part in ("H100", "570.124", "2026-11-21", "vLLM 0.22.0", "torch 2.11.0", "12ab12ab12ab"):
-        assert part in head
-    assert f"`{run['command']}`" in head
+    # A figure that was not seen is neither shown nor refused.
+    assert lines(text, "none", "cpu-like")["sample_tokens p50"] == ["-", "-", "-"]
+    assert figures.UNSEEN_NOTE in text
 
 
 def test_fences_are_those_of_the_worst_round_and_of_a_thousand_steps(run: dict[str, Any]) -> None:
@@ -60,33 +64,22 @@ def test_fences_are_those_of_the_worst_round_and_of_a_thousand_steps(run: dict[s
     assert "overlaid: budget 10 (2.500 a thousand steps), output 1 (0.2500 a thousand" in text
 
 
-def test_a_problem_of_one_side_refuses_its_ratios_alone(run: dict[str, Any]) -> None:
-    runs.refuse(run["rows"][ROW]["cases"][CASE], "overlaid", DIFFERS)
+@pytest.mark.parametrize("side", ["overlaid", "stock"])
+def test_a_problem_refuses_ratios_even_where_the_run_has_them(
+    run: dict[str, Any], side: str
+) -> None:
+    """That of one side its own, that of stock every side's."""
+    run["rows"][ROW]["cases"][CASE]["problems"][side] = [DIFFERS]
     text = markdown(run)
     assert {cells[3] for cells in lines(text, CASE).values()} == {"refused"}
-    assert "refused" not in {cells[4] for cells in lines(text, CASE).values()}
+    assert ("refused" in {cells[4] for cells in lines(text, CASE).values()}) == (side == "stock")
     assert "refused" not in str(lines(text, "no history"))
-    assert f"- {CASE}: overlaid: {DIFFERS}." in text
-
-
-def test_a_problem_of_stock_refuses_every_ratio_even_one_that_is_there(
-    run: dict[str, Any],
-) -> None:
-    run["rows"][ROW]["cases"][CASE]["problems"]["stock"] = ["round 1: 4095 of 4096 tokens"]
-    text = markdown(run)
-    assert {cell for cells in lines(text, CASE).values() for cell in cells[3:]} == {"refused"}
-    assert "4095 of 4096 tokens" in text
+    assert f"- {CASE}: {side}: {DIFFERS}." in text
 
 
 def test_a_ratio_that_the_run_does_not_have_is_not_made_here(run: dict[str, Any]) -> None:
     run["rows"][ROW]["cases"][CASE]["figures"]["ITL p50"]["ratios"]["overlaid"] = None
     assert lines(markdown(run), CASE)["ITL p50"][3] == "refused"
-
-
-def test_a_figure_that_was_not_seen_is_neither_shown_nor_refused(run: dict[str, Any]) -> None:
-    text = markdown(run)
-    assert lines(text, "none", "cpu-like")["sample_tokens p50"] == ["-", "-", "-"]
-    assert figures.UNSEEN_NOTE in text
 
 
 @pytest.mark.parametrize(
@@ -103,20 +96,14 @@ def test_a_figure_that_was_not_seen_is_neither_shown_nor_refused(run: dict[str, 
     ],
 )
 def test_rounds_that_overlap_or_are_too_few_mark_the_ratio(
-    one: list[float | None], other: list[float | None], mark: str
+    run: dict[str, Any], one: list[float | None], other: list[float | None], mark: str
 ) -> None:
     assert figures.mark(one, other) == mark
-
-
-@pytest.mark.parametrize(("rounds", "shown"), [([7.0, 7.1, 7.2], "0.177"), ([7.0, 7.1], "0.177 ?")])
-def test_few_rounds_are_marked_and_explained(
-    run: dict[str, Any], rounds: list[float], shown: str
-) -> None:
     figure = run["rows"][ROW]["cases"]["no history"]["figures"]["sample_tokens p50"]
-    figure["rounds"]["stock"] = rounds
+    figure["rounds"] |= {"stock": one, "overlaid": other}
     text = markdown(run)
-    assert lines(text, "no history")["sample_tokens p50"][3] == shown
-    assert (figures.MARKS[figures.FEW] in text) == ("?" in shown)
+    assert lines(text, "no history")["sample_tokens p50"][3] == f"0.177 {mark}".strip()
+    assert mark != figures.FEW or figures.MARKS[figures.FEW] in text
 
 
 @pytest.mark.parametrize(
@@ -155,10 +142,42 @@ def test_a_table_is_shown_with_its_marks_and_refusals() -> None:
     assert "- refused: penalties, 12288: the logits differ" in text
     assert "The logits are random." in text
     assert figures.MARKS[figures.NOISE] in text
-
-
-def test_a_name_cannot_break_a_table() -> None:
     assert pipes(["a"], [["one | two\nthree"]], ["l"])[2] == r"| one \| two three |"
+
+
+def hostile() -> dict[str, Any]:
+    """A run whose every text asks for trouble."""
+    run = runs.engine()
+    row = run["rows"].pop(ROW)
+    case = row["cases"].pop(CASE)
+    case["problems"]["overlaid"] = [runs.HOSTILE * 4]
+    row["cases"] = {runs.HOSTILE: case, **row["cases"]}
+    row |= {"title": runs.HOSTILE, "source": runs.HOSTILE}
+    run["rows"] = {runs.HOSTILE: row, **run["rows"]}
+    run["command"] = runs.HOSTILE + "x" * 900 + "</script ></script/><!-- <script "
+    run["errors"] = [f"{runs.HOSTILE}\n{runs.HOSTILE}{'y' * 900}"]
+    run["machine"]["device"] = runs.HOSTILE
+    return run
+
+
+def test_the_page_shows_the_report_as_text_and_fits_a_phone(tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    with browser() as started, opening(started) as show:
+        for run in (runs.engine(), runs.table(), hostile()):
+            file.write_text(page(run), encoding="utf-8")
+            opened = show(file, PHONE, "light").page
+            assert opened.locator("script").count() == 0
+            assert opened.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
+            assert run["machine"]["device"] in opened.title()
+            rows = [line for line in markdown(run).splitlines() if line.startswith("| ")]
+            wanted = [
+                cell.strip().replace(r"\|", "|")
+                for row in rows
+                for cell in re.split(r"(?<!\\)\|", row)[1:-1]
+                if "---" not in cell
+            ]
+            cells = "all => all.map(cell => cell.textContent)"
+            assert opened.eval_on_selector_all("td, th", cells) == wanted
 
 
 @pytest.mark.parametrize(
@@ -197,27 +216,20 @@ def command(*arguments: object, path: str = "") -> "subprocess.CompletedProcess[
     )
 
 
-def test_the_command_writes_what_is_asked_for(tmp_path: Path, run: dict[str, Any]) -> None:
-    file, html, text = (tmp_path / name for name in ("run.json", "run.html", "run.md"))
-    file.write_text(json.dumps(run))
-    assert command(file, "--html", html, "--markdown", text).returncode == 0
-    assert text.read_text() == markdown(run) == command(file).stdout
-    assert html.read_text() == page(run)
-    refused = command(tmp_path / "missing.json")
-    assert refused.returncode == 1
-    assert "missing.json" in refused.stderr
-    assert "Traceback" not in refused.stderr
-
-
-def test_without_jinja2_the_page_says_how_and_the_rest_works(
+def test_the_command_prints_the_markdown_and_writes_the_page(
     tmp_path: Path, run: dict[str, Any]
 ) -> None:
-    (tmp_path / "jinja2.py").write_text("raise ImportError('no jinja2 here')")
-    file = tmp_path / "run.json"
+    file, html = (tmp_path / name for name in ("run.json", "run.html"))
     file.write_text(json.dumps(run))
-    assert command(file, path=str(tmp_path)).stdout == markdown(run)
-    refused = command(file, "--html", tmp_path / "run.html", path=str(tmp_path))
-    assert refused.returncode == 1
-    (line,) = refused.stderr.splitlines()
-    assert "no jinja2 here" in line
-    assert "build/env/bin/python -m bench.report" in line
+    done = command(file, "--html", html)
+    assert (done.returncode, done.stdout) == (0, markdown(run))
+    assert html.read_text() == page(run)
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "markdown_it.py").write_text("raise ImportError('none here')")
+    lacking = command(file, "--html", html, path=str(tmp_path / "hidden"))
+    refused = command(tmp_path / "missing.json")
+    assert lacking.stdout == markdown(run)
+    for failed, reason in ((lacking, "markdown-it-py"), (refused, "missing.json")):
+        assert failed.returncode == 1
+        assert reason in failed.stderr
+        assert failed.stderr.count("\n") == 1

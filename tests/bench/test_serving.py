@@ -1,346 +1,239 @@
-"""The program that measures serving: turns, interruptions, arguments; and one real run, small."""
+"""The benchmark of serving: its model, what it reads from vLLM's client, and its processes."""
 
+import json
 import os
-import signal
 import subprocess
 import sys
 import time
 import uuid
-from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 from bench import serving
+from bench.compare import outputs, summary
+from bench.compare.installations import SIDES, Installations
+from bench.compare.run import Job
+from bench.compare.summary import CaseResult, Child
 from bench.errors import Failure
 from bench.reports.run_file import load
-from bench.servers import weights
-from bench.servers.load import CASES, Load
-from bench.servers.processes import Setting
-from bench.servers.table import FIGURES, read_result
+from bench.servers import server, weights
+from bench.servers.load import CASES, LOADS, Load
+from bench.servers.results import FIGURES, read
 from demo import model
 from safetensors.torch import load_file
-from support.processes import gone
-from support.serving_results import LOGPROBS, PENALTY, PLAIN, made, row_of
+from support.processes import gone, started_with
+from support.serving_results import LOGPROBS, PENALTY, PLAIN, answers
 from support.sites import REPO, UPSTREAM
 from tokenizers import Tokenizer
 
-LOAD = Load({}, requests=4, concurrency=2, prompt=8, output=32, server=("--enforce-eager",))
+LOAD = Load({}, requests=4, concurrency=2, prompt=8, output=3)
 
 
-def arguments(out: Path, **changes: Any) -> Namespace:
-    defaults: dict[str, Any] = {"site": UPSTREAM, "out": out, "rounds": 1, "model": None}
-    defaults |= {"python": sys.executable, "cases": list(CASES), "server": "", "timeout": 300.0}
-    return Namespace(**defaults | changes)
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A variable that marks the processes of a test."""
+    value = f"{uuid.uuid4()}"
+    monkeypatch.setenv("MARK", value)
+    return f"MARK={value}"
 
 
 @pytest.mark.slow
-def test_both_sides_serve_every_request_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mark = f"MARK=serving-{uuid.uuid4()}"
-    monkeypatch.setenv(*mark.split("="))
-    written = []
-    write = serving.Run.write
-
-    def noted(run: serving.Run, complete: bool) -> dict[str, Any]:
-        written.append([case for case, results in run.results.items() for _ in results])
-        return write(run, complete)
-
-    monkeypatch.setattr(serving.Run, "write", noted)
-    read = mock.Mock(wraps=read_result)
-    monkeypatch.setattr("bench.serving.read_result", read)
-    serving.measure(arguments(tmp_path), LOAD)
-    run = load(tmp_path / "serving.json")
+def test_both_sides_serve_every_request_whole(tmp_path: Path, mark: str) -> None:
+    command = [sys.executable, "-m", "bench.serving", "--site", str(UPSTREAM), "--size", "tiny"]
+    done = subprocess.run(
+        [*command, "--rounds", "1", "--timeout", "900", "--out", str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(REPO / "scripts")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    run = load(tmp_path / "run.json")
     assert run["complete"]
-    assert [text for text in run["problems"] if "bursts" not in text] == []
-    for case in CASES:
-        assert all(number > 0 for figure in FIGURES for number in row_of(run, figure, case)[:2])
-        assert row_of(run, "responses", case)[:2] == ["4 of 4"] * 2
-        assert row_of(run, "tokens", case)[:2] == ["128 of 128"] * 2
-        assert row_of(run, "tokens in the texts", case)[:2] == ["128 of 128"] * 2
-    assert row_of(run, "logprobs of one request", LOGPROBS)[:2] == ["32 of 32"] * 2
-    # Each case is kept as soon as it was measured.
-    assert [len(cases) for cases in written] == [1, 2, 3, 4, 5, 6, 6]
-    # The texts are the same, and could have differed.
-    texts = {call.args[1]: call.args[0]["client"]["generated_texts"] for call in read.mock_calls}
-    assert all(len(set(of_case)) >= 3 for of_case in texts.values())
-    assert texts[PLAIN] == texts[LOGPROBS] != texts[PENALTY]
+    assert run["errors"] == []
+    cases = run["rows"][serving.NAME]["cases"]
+    assert list(cases) == list(CASES)
+    for name, case in cases.items():
+        listed = [text for texts in case["problems"].values() for text in texts]
+        assert [text for text in listed if "bursts" not in text] == []
+        for figure in FIGURES:
+            assert all(case["figures"][figure][side] > 0 for side in SIDES)
+        for side in SIDES:
+            (counts,) = case["counts"][side]
+            assert counts["responses"] == [4, 4]
+            assert counts["tokens"] == counts["tokens in the texts"] == [128, 128]
+            assert counts.get("logprobs of one request") == ([32, 32] if name == LOGPROBS else None)
     assert run["digests"]["stock"] != run["digests"]["overlaid"]
     assert gone(mark)
-    assert not list(UPSTREAM.parent.glob("bench-*/prepared.json"))
 
 
-class Bar:
-    """In place of the progress bar: counts its parts."""
-
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self.parts: list[int] = []
-
-    def __enter__(self) -> "Bar":
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def set_description(self, _: str) -> None: ...
-
-    def update(self, parts: int) -> None:
-        self.parts.append(parts)
-
-    def write(self, _: str) -> None: ...
+def lose_response(client: Any, _: Any) -> None:
+    client |= {"completed": 3, "total_output_tokens": 9}
+    client["generated_texts"][1] = ""
+    client["errors"][1] = "Traceback\n  ...\nConnectionError: gone\n"
 
 
-class Faked:
-    """A run without servers, whose sides return the same."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, work: Path, device: str = "CPU") -> None:
-        self.order: list[str] = []
-        self.bars: list[Bar] = []
-        self.untouched = mock.Mock()
-        self.after_case: Callable[[str, int], None] = lambda side, turn: None
-        self.prepare = mock.Mock(side_effect=lambda s, *_: setattr(s, "device", device))
-        installations = SimpleNamespace(digests={}, check_untouched=self.untouched)
-        monkeypatch.setattr(serving, "prepare", self.prepare)
-        monkeypatch.setattr(serving, "_served", self.served)
-        monkeypatch.setattr(serving, "progress", self.progress)
-        monkeypatch.setattr(serving, "Installations", lambda *_: installations)
-        monkeypatch.setattr(serving, "work_beside", lambda _: work)
-
-    def progress(self, total: int) -> Bar:
-        self.bars.append(Bar(total))
-        return self.bars[-1]
-
-    def served(self, setting: Setting, side: str, turn: int) -> serving.Served:
-        self.order.append(side)
-        yield "", None
-        yield PLAIN, made(side, turn)
-        self.after_case(side, turn)
-        yield PENALTY, made(side, turn)
-
-    def measure(self, out: Path, rounds: int | None = 1) -> int:
-        return serving.measure(arguments(out, rounds=rounds, cases=[PLAIN, PENALTY]))
-
-
-@pytest.fixture
-def faked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Faked:
-    return Faked(monkeypatch, tmp_path / "work")
-
-
-def interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
-def test_an_interruption_before_anything_was_measured_leaves_no_run(
-    tmp_path: Path, faked: Faked
-) -> None:
-    faked.prepare.side_effect = KeyboardInterrupt
-    with pytest.raises(KeyboardInterrupt):
-        faked.measure(tmp_path)
-    assert not (tmp_path / "serving.json").exists()
-
-
-def test_an_installation_that_was_changed_is_a_problem_and_costs_no_result(
-    tmp_path: Path, faked: Faked
-) -> None:
-    faked.untouched.side_effect = Failure("SITE is not what it was")
-    assert faked.measure(tmp_path) == 1
-    run = load(tmp_path / "serving.json")
-    assert run["problems"] == ["SITE is not what it was"]
-    assert len(run["cases"]) == 2
-    faked.after_case = interrupt
-    assert faked.measure(tmp_path) == 130
-    assert "SITE is not what it was" in load(tmp_path / "serving.json")["problems"]
-
-
-def test_the_bar_reaches_its_end_whatever_fails(tmp_path: Path, faked: Faked) -> None:
-    def fail(side: str, turn: int) -> None:
-        if (side, turn) == ("overlaid", 1):
-            raise Failure("the client of overlaid round 1 ended\nits log")
-
-    faked.after_case = fail
-    assert faked.measure(tmp_path, rounds=2) == 1
-    run = load(tmp_path / "serving.json")
-    assert run["complete"]
-    assert run["problems"][0] == "the client of overlaid round 1 ended"
-    (bar,) = faked.bars
-    assert bar.total == sum(bar.parts) == 2 * 2 * (1 + 2)
-
-
-@pytest.mark.parametrize(("device", "rounds"), [("CPU", 4), ("a GPU", 3)])
-def test_each_side_is_first_equally_often(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    device: str,
-    rounds: int,
-) -> None:
-    faked = Faked(monkeypatch, tmp_path / "work", device)
-    faked.measure(tmp_path, rounds=None)
-    sides = set(faked.order)
-    first = faked.order[:: len(sides)]
-    assert len(first) == rounds
-    assert len({first.count(side) for side in sides}) == 1
-    assert f"medians of {rounds} round(s)" in load(tmp_path / "serving.json")["note"]
-    assert capsys.readouterr().err == ""
-    faked.measure(tmp_path, rounds=5)
-    warning = capsys.readouterr().err
-    assert warning.count("5 is not a multiple") == warning.count("\n") == 1
-    assert f"--rounds {rounds}" in warning
-
-
-def refused(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
-    """The sentence with which the program ends before it begins."""
-    begun = mock.patch.object(serving, "measure", side_effect=AssertionError("it began"))
-    with begun, pytest.raises(SystemExit) as ended:
-        serving.main(["--site", str(UPSTREAM), *map(str, argv)])
-    assert ended.value.code == 2
-    return capsys.readouterr().err.partition("error: ")[2]
-
-
-def test_arguments_that_cannot_work_are_refused_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file, out = tmp_path / "file", tmp_path / "out"
-    file.touch()
-    for place in (file, file / "below", "/proc"):
-        sentence = refused(capsys, "--out", place)
-        assert sentence.startswith(f"--out {place}: ")
-        assert "name a directory" in sentence
-    assert "/nowhere: does not exist" in refused(capsys, "--out", out, "--site", "/nowhere")
-    sentence = refused(capsys, "--out", out, "--model", tmp_path)
-    assert sentence.startswith(f"--model {tmp_path} has no config.json; name a model's")
-    for rounds in ("0", "-1", "two"):
-        sentence = refused(capsys, "--out", out, f"--rounds={rounds}")
-        assert "is not a number of rounds; give 1 or more" in sentence
-    assert not out.exists()
-
-
-@pytest.fixture
-def handlers() -> Iterator[None]:
-    """Puts back the handlers that the program sets."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.usefixtures("handlers")
-def test_the_environment_spoils_no_comparison(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    seen: dict[str, str] = {}
-
-    def measure(*_: object, **__: object) -> None:
-        seen.update(os.environ)
-        raise Failure("as far as this test goes")
-
-    monkeypatch.setattr(serving, "measure", measure)
-    left_out = ("VLLM_PLUGINS", "VLLM_READINESS_PROBE", "VLLM_READINESS_SYNC_GUARD")
-    for name in (*left_out, "VLLM_READINESS"):
-        monkeypatch.setenv(name, "off")
-    assert serving.main(["--site", str(UPSTREAM), "--out", str(tmp_path)]) == 1
-    assert not seen.keys() & {*left_out}
-    assert seen["VLLM_READINESS"] == "off"
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split()[1] for line in lines[:-1]] == [*left_out, "VLLM_READINESS=off"]
-    assert lines[-1] == "bench: as far as this test goes"
-
-
-#: A run whose servers are made up. It says when it has got to where it should be stopped.
-STAND_IN = f"""
-import sys, tempfile, time
-from pathlib import Path
-from types import SimpleNamespace
-from bench import serving
-from bench.servers.table import FIGURES, CaseResult
-
-stop, work, *argv = sys.argv[1:]
-
-def at(place):
-    if place == stop:
-        print("here", flush=True)
-        time.sleep(60)
-
-def views(*_):
-    at("views")
-    return SimpleNamespace(digests={{}}, check_untouched=lambda: None)
-
-def served(setting, side, turn):
-    yield "", None
-    yield {PLAIN!r}, CaseResult(side, turn, dict.fromkeys(FIGURES, 1.0), {{}}, {{}})
-    at("case")
-
-serving.Installations, serving.prepare, serving._served = views, lambda *_: None, served
-serving.work_beside = lambda _: Path(tempfile.mkdtemp(dir=work))
-sys.exit(serving.main(argv))
-"""
-
-
-def stopped(
-    tmp_path: Path, place: str, *numbers: int, before: Sequence[str] = ()
-) -> tuple[int, str]:
-    """The exit code of a run that gets signals at a place, and its stderr."""
-    work = tmp_path / "work"
-    work.mkdir()
-    argv = [place, work, "--site", UPSTREAM, "--out", tmp_path / "out"]
-    with subprocess.Popen(
-        [*before, sys.executable, "-c", STAND_IN, *map(str, argv)],
-        env={**os.environ, "PYTHONPATH": str(REPO / "scripts")},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout
-        while (line := process.stdout.readline()) != "here\n":
-            assert line, "it ended before"
-        for number in numbers:
-            process.send_signal(number)
-            time.sleep(0.2)
-        _, stderr = process.communicate(timeout=60)
-    return process.returncode, stderr
+def result(case: str, alter: Callable[[Any, Any], object] = lambda *_: None) -> CaseResult:
+    written = answers(case)
+    alter(written["client"], written["single"]["choices"][0])
+    return read(written, case, LOAD, True)
 
 
 @pytest.mark.parametrize(
-    ("number", "code"),
+    ("case", "alter", "problems"),
     [
-        (signal.SIGTERM, 143),
-        (signal.SIGHUP, 129),
-        (signal.SIGINT, 130),
-        (signal.SIGKILL, -signal.SIGKILL),
+        *((case, lambda *_: None, []) for case in CASES),
+        (
+            PENALTY,
+            lambda client, _: client["generated_texts"].__setitem__(2, "t2 t1 t9"),
+            ["texts of stock round 1 and overlaid round 1 differ: request 2, position 2: t2"],
+        ),
+        (
+            PLAIN,
+            lose_response,
+            ["3 of 4 responses", "9 of 12 tokens", "request 1 failed: ConnectionError: gone"],
+        ),
+        (
+            PLAIN,
+            lambda client, _: client["generated_texts"].__setitem__(3, " t3 t1"),
+            ["11 of 12 tokens in the texts", "request 3, position 2"],
+        ),
+        (
+            PLAIN,
+            lambda _, single: single["token_ids"].__setitem__(1, 9),
+            ["token ids of one request alone of stock round 1 and overlaid round 1 differ"],
+        ),
+        (
+            LOGPROBS,
+            lambda _, single: single["logprobs"]["top_logprobs"].__setitem__(1, {"a": -0.5}),
+            ["2 of 3 logprobs of one request"],
+        ),
+        (
+            LOGPROBS,
+            lambda _, single: single["logprobs"]["token_logprobs"].__setitem__(2, -0.6),
+            ["logprobs of one request alone of stock round 1 and overlaid round 1 differ"],
+        ),
+        (PLAIN, lambda client, _: client.update(mean_itl_ms=10.0), ["tokens came in bursts"]),
     ],
 )
-def test_whatever_ends_a_run_leaves_what_was_measured(
-    tmp_path: Path, number: int, code: int
+def test_a_fault_is_named_and_refuses_the_ratios_of_its_case(
+    case: str, alter: Callable[[Any, Any], object], problems: Sequence[str]
 ) -> None:
-    got, stderr = stopped(tmp_path, "case", number)
-    assert got == code
-    run = load(tmp_path / "out" / "serving.json")
-    assert not run["complete"]
-    assert run["problems"] == [serving.UNFINISHED]
-    assert row_of(run) == [1.0]
-    assert serving.UNFINISHED in (tmp_path / "out" / "serving.md").read_text()
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"serving.json", "serving.md"}
-    stop = f"bench: stopped; what was measured is in {tmp_path / 'out'}"
-    assert (stop in stderr.splitlines()) == (number == signal.SIGINT)
-    assert "Traceback" not in stderr
-    assert number == signal.SIGKILL or list((tmp_path / "work").iterdir()) == []
+    children = [
+        Child("stock", 1, {case: result(case)}),
+        Child("overlaid", 1, {case: result(case, alter)}),
+    ]
+    summed = summary.summarise({case: {}}, SIDES, children)["cases"][case]
+    listed = summed["problems"]["overlaid"]
+    assert bool(listed) == bool(problems)
+    for problem in problems:
+        assert any(problem in text for text in listed)
+    ratios = {values["ratios"]["overlaid"] for values in summed["figures"].values()}
+    assert ratios == {None if problems else 1}
+    texts = outputs.unpack(children[0].cases[case].outputs["texts"])
+    assert texts == [[f"t{n}", "t1", "t2"] for n in range(4)]
 
 
-def test_ctrl_c_while_views_are_made_says_so_in_a_line(tmp_path: Path) -> None:
-    got, stderr = stopped(tmp_path, "views", signal.SIGINT)
-    assert (got, stderr.strip()) == (130, "bench: stopped; nothing was measured")
-    assert list((tmp_path / "work").iterdir()) == []
+class Server(Installations):
+    """A stock side alone, whose interpreter is a shell script."""
+
+    def __init__(self, folder: Path, script: str = "") -> None:
+        self.paths, self.work = {"stock": [UPSTREAM], "overlaid": [UPSTREAM]}, folder
+        self.python = str(folder / "python")
+        Path(self.python).write_text(f"#!/bin/sh\n{script}")
+        Path(self.python).chmod(0o755)
 
 
-def test_a_hangup_that_the_caller_ignores_ends_nothing(tmp_path: Path) -> None:
-    got, _ = stopped(tmp_path, "case", signal.SIGHUP, signal.SIGTERM, before=["nohup"])
-    assert got == 143
+#: Starts another process, and ignores SIGTERM.
+STUBBORN = """trap '' TERM
+sleep 60 &
+echo started
+for second in 1 2 3 4 5 6 7 8 9 10; do sleep 1; done
+"""
+
+
+def test_a_server_is_ended_with_all_that_it_started(
+    tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "GRACE", 0.5)
+    log = tmp_path / "log"
+    with (
+        pytest.raises(KeyboardInterrupt),
+        server.serving(Server(tmp_path, STUBBORN), "stock", log, [], {}) as check,
+    ):
+        deadline = time.monotonic() + 5
+        while log.read_text() != "started\n" and time.monotonic() < deadline:
+            time.sleep(0.05)
+        check()
+        assert len(started_with(mark)) >= 2
+        raise KeyboardInterrupt
+    assert gone(mark)
+
+
+#: A server that ends at once, and a client that waits for it.
+ENDS = 'case "$2" in *api_server) echo no model; exit 3;; *) sleep 20;; esac\n'
+
+
+def faked(folder: Path, script: str) -> serving.ServingRun:
+    """A run of which the model is there."""
+    run = serving.ServingRun.__new__(serving.ServingRun)
+    out = folder / "out"
+    out.mkdir()
+    run.args = SimpleNamespace(out=out, cases=[*CASES], timeout=10.0)  # type: ignore[assignment]
+    run.installations = Server(folder, script)
+    run.load, run.generated = LOADS["tiny"], True
+    run.model = run.tokenizer = "model"
+    return run
+
+
+@pytest.mark.parametrize(
+    ("script", "sentences"),
+    [
+        (ENDS, ["the server ended (exit code 3)", "no model", "server-stock-round-1.log"]),
+        (
+            ENDS.replace("echo no model; exit 3", "sleep 20").replace("*) sleep 20", "*) exit 4"),
+            ["client-stock-round-1 failed (4; log: ", "server-stock-round-1.log"],
+        ),
+    ],
+)
+def test_a_server_or_client_that_fails_is_named_with_its_log(
+    tmp_path: Path, mark: str, script: str, sentences: Sequence[str]
+) -> None:
+    run = faked(tmp_path, script)
+    with pytest.raises(Failure) as failed:
+        run.measure(Job("server", "stock", 1))
+    for sentence in sentences:
+        assert sentence in str(failed.value)
+    assert (tmp_path / "out" / "server-stock-round-1.log").exists()
+    assert gone(mark)
+
+
+#: Keeps what servers and clients are started with, and answers as the client.
+ANSWERS = """echo "$2 $VLLM_USE_V2_MODEL_RUNNER $@" >> {calls}
+case "$2" in *api_server) sleep 20;; *) cp {answer} "$3";; esac
+"""
+
+
+def test_the_sides_and_cases_differ_in_what_they_should(tmp_path: Path, mark: str) -> None:
+    calls, answer = tmp_path / "calls", tmp_path / "answer"
+    written = {case: answers(case) for case in CASES}
+    answer.write_text(json.dumps(written))
+    run = faked(tmp_path, ANSWERS.format(calls=calls, answer=answer))
+    results = [run.measure(Job("server", side, 1)) for side in ("overlaid", "mrv2")]
+    assert list(results[0][serving.NAME]) == list(CASES)
+    lines = calls.read_text().splitlines()
+    servers = [line.split()[1] for line in lines if "api_server" in line.split()[0]]
+    assert servers == ["0", "1"]
+    client = next(line for line in lines if "drive" in line)
+    cases = json.loads(client[client.index("{") :])
+    assert [case["single"].get("presence_penalty") for case in cases.values()] == [None, 1.5, None]
+    assert cases[PENALTY]["arguments"][-1] == '{"presence_penalty": 1.5}'
+    assert cases[LOGPROBS]["arguments"][-2:] == ["--logprobs", "5"]
+    assert gone(mark)
 
 
 def test_each_token_is_a_word_of_its_own(tmp_path: Path) -> None:

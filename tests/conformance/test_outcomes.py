@@ -20,26 +20,30 @@ OSError: We couldn't connect to 'https://huggingface.co' to load the files</erro
 <testcase classname="tests.test_x" name="test_configures"><failure message="1 validation error">
 E  Value error, Invalid repository ID or local directory specified: 'facebook/opt-125m'.</failure>
 </testcase>
-<testcase classname="tests.test_x" name="test_ends_badly" />
-<testcase classname="tests.test_x" name="test_ends_badly"><error message="teardown" /></testcase>
+<testcase classname="tests.test_x.TestClass" name="test_ends_badly" />
+<testcase classname="tests.test_x.TestClass" name="test_ends_badly"><error message="teardown" />
+</testcase><testcase classname="" name="tests.test_xy"><error message="collection failure" />
+</testcase>
 </testsuite></testsuites>
 """
 PASSED, FAILED = Outcome("passed"), Outcome("failed", "assert 1 == 2")
 SKIPPED, NOT_RUN = Outcome("skipped", "no GPU"), Outcome("not run", "failed on setup")
 
 
-def test_outcomes_are_read_by_test(tmp_path: Path) -> None:
-    report = tmp_path / "report.xml"
-    assert outcomes.read(report) == {}
+def test_outcomes_are_read_by_file_and_test(tmp_path: Path) -> None:
+    report, files = tmp_path / "report.xml", ["tests/test_x.py", "tests/test_xy.py"]
+    assert outcomes.read(report, files) == {file: {} for file in files}
     report.write_text(REPORT)
-    read = outcomes.read(report)
-    assert read == {
-        "tests.test_x::test_passes": PASSED,
-        "tests.test_x::test_fails[0.5]": FAILED,
-        "tests.test_x::test_skips": SKIPPED,
-        "tests.test_x::test_loads": NOT_RUN,
-        "tests.test_x::test_configures": Outcome("not run", "1 validation error"),
-        "tests.test_x::test_ends_badly": Outcome("failed", "teardown"),
+    assert outcomes.read(report, files) == {
+        "tests/test_x.py": {
+            "tests.test_x::test_passes": PASSED,
+            "tests.test_x::test_fails[0.5]": FAILED,
+            "tests.test_x::test_skips": SKIPPED,
+            "tests.test_x::test_loads": NOT_RUN,
+            "tests.test_x::test_configures": Outcome("not run", "1 validation error"),
+            "tests.test_x.TestClass::test_ends_badly": Outcome("failed", "teardown"),
+        },
+        "tests/test_xy.py": {"::tests.test_xy": Outcome("failed", "collection failure")},
     }
 
 
@@ -66,7 +70,7 @@ def test_a_test_that_passes_on_one_copy_alone_is_no_match(
     assert [given for given, _ in verdicts.values()] == [verdict]
     result = Result("vllm 0.22.0", {"tests/test_x.py": verdicts})
     assert bool(result.regressions) == (verdict is Verdict.PRISTINE)
-    assert result.to_json()["total"][verdict.value] == 1
+    assert result.counts("tests/test_x.py") == {verdict: 1}
     named = verdict in (Verdict.PRISTINE, Verdict.OVERLAID, Verdict.NOT_RUN)
     assert (f"{verdict.value}: test: " in result.table()) == named
 

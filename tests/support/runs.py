@@ -1,6 +1,6 @@
 """The JSON of benchmark runs, made up: nothing in it was measured."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import cycle
 from typing import Any
 
@@ -47,7 +47,6 @@ def engine() -> dict[str, Any]:
             "prime-rl pull request 2772",
             ("none", "presence"),
             SIDES[:2],
-            growth=0.007,
         ),
         "cpu-like": row("A worker in a process of its own", "nobody", ("none",), SIDES[:2]),
     }
@@ -62,10 +61,8 @@ def engine() -> dict[str, Any]:
     }
 
 
-def row(
-    title: str, source: str, cases: Sequence[str], sides: Sequence[str], growth: float = 0.0
-) -> dict[str, Any]:
-    """A row; ``growth``: milliseconds that stock's step grows with each token of output."""
+def row(title: str, source: str, cases: Sequence[str], sides: Sequence[str]) -> dict[str, Any]:
+    """A row; each case is slower than the one before."""
     return {
         "title": title,
         "source": source,
@@ -76,14 +73,11 @@ def row(
         "scheduling": "async",
         "rounds": 3,
         "sides": list(sides),
-        "cases": {
-            name: case(sides, growth if name != "none" else 0.0, 1 + at / 7)
-            for at, name in enumerate(cases)
-        },
+        "cases": {name: case(sides, 1 + n / 7) for n, name in enumerate(cases)},
     }
 
 
-def case(sides: Sequence[str], growth: float, scale: float) -> dict[str, Any]:
+def case(sides: Sequence[str], scale: float) -> dict[str, Any]:
     """A case in which every side returned the same."""
     figures: dict[str, Any] = {}
     for name, of in _figures().items():
@@ -98,7 +92,6 @@ def case(sides: Sequence[str], growth: float, scale: float) -> dict[str, Any]:
                 if side != "stock"
             },
         }
-    lengths = list(range(32, 513, 32))
     return {
         "parameters": {"temperature": 0.7, "presence_penalty": 0.5, "logprobs": 5},
         "figures": figures,
@@ -109,16 +102,6 @@ def case(sides: Sequence[str], growth: float, scale: float) -> dict[str, Any]:
             side: [{"tokens": [4096, 4096], "logprobs": [4096, 4096]}] * 3 for side in sides
         },
         "problems": {side: [] for side in sides},
-        "series": {
-            side: {
-                "length": lengths,
-                "ms": [
-                    _TIMES[side][2] * scale + (growth * n if side == "stock" else 0)
-                    for n in lengths
-                ],
-            }
-            for side in sides
-        },
     }
 
 
@@ -151,7 +134,6 @@ def unseen(case: dict[str, Any]) -> None:
                 values[side] = None
                 values["rounds"][side] = [None] * 3
             values["ratios"] = dict.fromkeys(values["ratios"])
-    case["series"] = {}
     case["fences"] = {side: [{}] * 3 for side in case["fences"]}
 
 
@@ -179,16 +161,3 @@ def table() -> dict[str, Any]:
         ],
         "problems": ["penalties, 12288: the logits differ"],
     }
-
-
-def figures(run: Mapping[str, Any]) -> dict[tuple[str, ...], float | None]:
-    """Every figure and ratio of a run: row, case, figure, "side" or "ratio", side to value."""
-    values_of: dict[tuple[str, ...], float | None] = {}
-    for name, row_ in run["rows"].items():
-        for label, case_ in row_["cases"].items():
-            for figure, values in case_["figures"].items():
-                for side in row_["sides"]:
-                    values_of[name, label, figure, "side", side] = values.get(side)
-                    if side != "stock":
-                        values_of[name, label, figure, "ratio", side] = values["ratios"].get(side)
-    return values_of

@@ -1,9 +1,9 @@
-"""Results of the serving benchmark, made up."""
+"""Results of the serving benchmark's client, made up."""
 
 from typing import Any
 
 from bench.servers.load import CASES
-from bench.servers.table import FIGURES, CaseResult
+from bench.servers.results import FIGURES
 
 PLAIN, PENALTY, LOGPROBS = CASES
 
@@ -21,15 +21,3 @@ def answers(case: str) -> dict[str, Any]:
     }
     single = {"token_ids": [3, 4, 5], "logprobs": logprobs if case == LOGPROBS else None}
     return {"client": client, "single": {"choices": [single]}}
-
-
-def made(side: str, turn: int, figure: float = 1.0, words: str = "t1") -> CaseResult:
-    """A result in which every figure is the same."""
-    values = dict.fromkeys(FIGURES, figure)
-    return CaseResult(side, turn, values, {"tokens": (1, 1)}, {"texts": [[words]]})
-
-
-def row_of(run: dict[str, Any], figure: str = "ITL p50", case: str = PLAIN) -> list[Any]:
-    """The cells of a figure behind its name."""
-    (row,) = [row[2:] for row in run["rows"] if row[:2] == [case, figure]]
-    return list(row)

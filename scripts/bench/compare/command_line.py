@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -23,62 +24,56 @@ LEFT_OUT = {
 }
 
 
-def add_target(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name the installation, the model, and where results go."""
-    parser.add_argument("--venv", help="the installation: a virtual environment's directory,")
-    parser.add_argument("--site", help="or a site-packages directory")
-    parser.add_argument("--python", help="interpreter of the measured processes, if another")
-    parser.add_argument("--model", type=Path, help="a model's directory (one is generated)")
-    parser.add_argument("--out", type=Path, help="directory for the results (build/bench/TIME)")
+def parser(description: str, rounds: int) -> argparse.ArgumentParser:
+    """Return a parser with the options that the benchmarks share.
 
-
-def resolve_target(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Find the installation that is named or active; set ``site``, ``python`` and ``out``.
-
-    The program ends with a usage error if there is no such installation or model, or if
-    ``out`` is a file.
+    Args:
+        description: of the program, in its first line.
+        rounds: their number by default.
     """
+    options = argparse.ArgumentParser(description=description.partition("\n")[0])
+    options.add_argument("--venv", help="the installation: a virtual environment's directory,")
+    options.add_argument("--site", help="or a site-packages directory")
+    options.add_argument("--python", help="interpreter of the measured processes, if another")
+    options.add_argument("--out", type=Path, help="directory for the results (build/bench/TIME)")
+    text = "measurements of each side (%(default)s); ratios of fewer than three are marked"
+    options.add_argument("--rounds", type=_rounds, default=rounds, help=text)
+    return options
+
+
+def parse(options: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the arguments, and set up this process for a run.
+
+    The installation that is named or active becomes ``site`` and ``python``, and ``out`` is made.
+    The program ends with a usage error if there is no such installation or model, or if ``out``
+    cannot be written to. SIGTERM and SIGHUP end the process from then on as
+    :func:`end_on_signals` says, and the variables of :data:`LEFT_OUT` are gone.
+    """
+    args = options.parse_args(argv)
     try:
         named = cli.installation(args)
     except OverlayError as error:
-        parser.error(str(error))
+        options.error(str(error))
     args.site = named.site
     # Not resolved: an environment's interpreter is a link.
     args.python = str(named.interpreter or sys.executable)
+    if vars(args).get("model") and not (args.model / "config.json").is_file():
+        options.error(f"--model {args.model} has no config.json; name a model's directory")
     now = datetime.now(timezone.utc).strftime("%Y-%m-%d-%H%M%S")
     args.out = args.out or ROOT / "build" / "bench" / now
-    if args.model and not (args.model / "config.json").is_file():
-        parser.error(f"--model {args.model} has no config.json; name a model's directory")
-
-
-def make_directory(parser: argparse.ArgumentParser, option: str, directory: Path) -> None:
-    """Make a directory for results; a usage error if it cannot be written to."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=directory).close()
+        args.out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=args.out).close()
     except OSError as error:
-        parser.error(f"{option} {directory}: {error.strerror}; name a directory to write to")
-
-
-def rounds(text: str) -> int:
-    """Parse a number of rounds.
-
-    Raises:
-        ArgumentTypeError: it is not a number of 1 or more.
-    """
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rounds; give 1 or more")
-    return int(text)
-
-
-def leave_out() -> None:
-    """Remove the variables that would spoil a comparison, and print which."""
+        options.error(f"--out {args.out}: {error.strerror}; name a directory to write to")
     for name, reason in LEFT_OUT.items():
         if os.environ.pop(name, None) is not None:
             print(f"bench: {name} is left out: {reason}", file=sys.stderr)
     if (switch := os.environ.get("VLLM_READINESS")) is not None:
         text = f"bench: VLLM_READINESS={switch} is kept: the overlaid side runs with it"
         print(text, file=sys.stderr)
+    end_on_signals()
+    return args
 
 
 def end_on_signals() -> None:
@@ -86,3 +81,9 @@ def end_on_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, lambda number, _: sys.exit(128 + number))
+
+
+def _rounds(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rounds; give 1 or more")
+    return int(text)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,19 @@ SIDES = ("stock", "overlaid")
 #: A path entry that announces the probe to vLLM as a plugin, the same for every side.
 PLUGIN = SCRIPTS / "probe" / "plugin"
 _PR_SET_PDEATHSIG = 1
+_ASKED = """
+import importlib.util, platform
+print(platform.python_version(), importlib.util.find_spec("vllm").origin)
+"""
 
 
 class Installations:
     """Stock and overlaid vLLM, each proven by checksum.
 
     Attributes:
+        work: directory for the views, and for the files of a run.
+        python: the interpreter of the measured processes.
+        python_version: its version.
         paths: side to the entries at the front of its PYTHONPATH.
         digests: side to the installation's digest.
     """
@@ -39,17 +45,17 @@ class Installations:
         """Make views of ``site`` in ``work``; ``site`` itself stays as it is.
 
         Raises:
-            Failure: ``site`` has no vLLM, or one that can be neither overlaid nor made pristine.
+            Failure: ``site`` has no vLLM, or one that can be neither overlaid nor made pristine;
+                or the interpreter imports another vLLM than that of a view.
         """
-        site = site.resolve()
-        if not (site / "vllm").is_dir():
-            raise Failure(f"{site} holds no vllm; name a site-packages directory that does")
-        self._site = site
-        self._before = _status(site)["digest"]
+        self.site, self.work, self.python = site.resolve(), work, python
+        if not (self.site / "vllm").is_dir():
+            raise Failure(f"{self.site} holds no vllm; name a site-packages directory that does")
+        self._before = _status(self.site)["digest"]
         # Views of both, so that not even bytecode is written into the installation. A process
         # that serves from the installation does not serve from the views: hence --force.
-        stock, overlaid = [work / "pristine", site], [work / "overlaid", site]
-        _view(site, stock[0])
+        stock, overlaid = [work / "pristine", self.site], [work / "overlaid", self.site]
+        _view(self.site, stock[0])
         if _status(stock[0])["state"] != "pristine":
             _overlay("revert", "--force", "--site", str(stock[0]), "--python", python)
         _view(stock[0], overlaid[0])
@@ -59,27 +65,28 @@ class Installations:
             "stock": _prove(stock[0], "pristine"),
             "overlaid": _prove(overlaid[0], "overlaid"),
         }
+        self.python_version = {self._imported(side) for side in SIDES}.pop()
 
     def start(
         self,
         side: str,
-        command: Sequence[str],
+        arguments: Sequence[str],
         log: Path,
         environment: Mapping[str, str],
         paths: Sequence[Path] = (),
         cwd: Path | None = None,
         orphaned: signal.Signals = signal.SIGKILL,
     ) -> subprocess.Popen[bytes]:
-        """Start a command on one side, in a session of its own; end it with :func:`end`.
+        """Start Python on one side, in a session of its own; end it with :func:`end`.
 
         Args:
-            side: the installation that the command imports.
-            command: the program and its arguments.
+            side: the installation that the process imports.
+            arguments: of the interpreter.
             log: gets stdout and stderr.
             environment: variables to set.
             paths: further PYTHONPATH entries; ``scripts`` always is one.
-            cwd: the command's working directory.
-            orphaned: the signal for the command if this process ends without ending it.
+            cwd: the process's working directory.
+            orphaned: the signal that it gets if this process ends without ending it.
         """
         inherited = filter(None, [os.environ.get("PYTHONPATH")])
         path = [*map(str, (*self.paths[side], *paths, SCRIPTS)), *inherited]
@@ -91,7 +98,7 @@ class Installations:
 
         with log.open("wb") as sink:
             return subprocess.Popen(
-                command,
+                [self.python, *arguments],
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment, **python},
@@ -103,30 +110,24 @@ class Installations:
     def run(
         self,
         side: str,
-        command: Sequence[str],
+        arguments: Sequence[str],
         log: Path,
         timeout: float,
         environment: Mapping[str, str],
-        watch: Callable[[], None] = lambda: None,
         paths: Sequence[Path] = (),
         cwd: Path | None = None,
+        watch: Callable[[], None] = lambda: None,
     ) -> int | str:
-        """Run a command on one side, and end every process that it leaves behind.
+        """Run Python on one side, and end every process that it leaves behind.
 
-        Args:
-            side: the installation that the command imports.
-            command: the program and its arguments.
-            log: gets stdout and stderr.
+        Args as of :meth:`start`, and:
             timeout: in seconds.
-            environment: variables to set.
-            watch: called about every second until the command ends.
-            paths: further PYTHONPATH entries.
-            cwd: the command's working directory.
+            watch: called about every second; the process ends if it raises.
 
         Returns:
             The exit code, or a sentence if there is none in time.
         """
-        process = self.start(side, command, log, environment, paths, cwd)
+        process = self.start(side, arguments, log, environment, paths, cwd)
         deadline = time.monotonic() + timeout
         try:
             while time.monotonic() < deadline:
@@ -137,23 +138,52 @@ class Installations:
         finally:
             end(process)
 
-    def check_import(self, side: str, package: str) -> None:
-        """Refuse a measurement of another vLLM than the side's.
-
-        Raises:
-            Failure: ``package``, the directory that was imported, is not the side's.
-        """
-        if Path(package).parent != self.paths[side][0]:
-            raise Failure(f"{side} imported vLLM from {package}")
-
     def check_untouched(self) -> None:
         """Refuse a measurement that has changed the installation.
 
         Raises:
             Failure: its digest is not that of the beginning.
         """
-        if _status(self._site)["digest"] != self._before:
-            raise Failure(f"{self._site} is not what it was when the run began")
+        if _status(self.site)["digest"] != self._before:
+            raise Failure(f"{self.site} is not what it was when the run began")
+
+    def _imported(self, side: str) -> str:
+        """Refuse an interpreter that imports another vLLM, by an import hook for example.
+
+        Returns:
+            The interpreter's version.
+        """
+        log = self.work / f"{side}-import.log"
+        code = self.run(side, ["-c", _ASKED], log, 60, {})
+        version, _, origin = log.read_text().strip().rpartition("\n")[2].partition(" ")
+        if code != 0 or Path(origin).parent.parent != self.paths[side][0]:
+            raise Failure(f"{self.python} does not import vLLM from the {side} side: {origin}")
+        return version
+
+
+@contextmanager
+def installed(site: Path, python: str) -> Iterator[Installations]:
+    """Make both installations in a directory that is removed at the end.
+
+    The directory is beside ``site``, where hard links work, or else in /tmp.
+
+    Raises:
+        Failure: see :class:`Installations`.
+    """
+    try:
+        work = Path(tempfile.mkdtemp(prefix="bench-", dir=site.resolve().parent))
+    except OSError:  # read-only, or missing
+        work = Path(tempfile.mkdtemp(prefix="bench-"))
+    try:
+        yield Installations(site, work, python)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def in_turn(turn: int, sides: Sequence[str] = SIDES) -> tuple[str, ...]:
+    """Return the order of the sides in a round, counted from 0; each is first by turns."""
+    first = turn % len(sides)
+    return (*sides[first:], *sides[:first])
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -163,26 +193,23 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def work_beside(site: Path) -> Path:
-    """Make a directory for views: beside ``site``, where hard links work, or else in /tmp."""
-    try:
-        return Path(tempfile.mkdtemp(prefix="bench-", dir=site.resolve().parent))
-    except OSError:  # read-only, or missing
-        return Path(tempfile.mkdtemp(prefix="bench-"))
-
-
-def log_tail(log: Path, lines: int = 40) -> list[str]:
+def log_tail(log: Path, lines: int = 40) -> str:
     """Return the last lines of a log, each cut at 300 characters."""
-    return [line[:300] for line in log.read_text(errors="replace").splitlines()[-lines:]]
+    kept = log.read_text(errors="replace").splitlines()[-lines:]
+    return "\n".join(line[:300] for line in kept)
 
 
 def _overlay(*arguments: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "overlay", *arguments, "--json"]
     env = {**os.environ, "PYTHONPATH": str(SCRIPTS), "PYTHONSAFEPATH": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-    if done.returncode:
-        raise Failure(f"{shlex.join(command)} failed: {done.stdout}{done.stderr}")
-    answer: dict[str, Any] = json.loads(done.stdout)
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        answer = {"error": {"reason": done.stderr.strip()}}
+    if error := answer.get("error"):
+        told = (error.get(key) for key in ("subject", "reason", "next"))
+        raise Failure(f"overlay {arguments[0]}: {'; '.join(filter(None, told))}")
     return answer
 
 

@@ -1,9 +1,8 @@
-"""Outputs of requests as text that can be compared, hashed and stored."""
+"""Outputs of requests as text that can be compared and stored."""
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import zlib
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -13,14 +12,10 @@ from itertools import zip_longest
 Stream = Sequence[Sequence[str]]
 
 
-def digest(stream: Stream) -> str:
-    """Return a SHA-256 that is equal only for equal streams."""
-    return hashlib.sha256(_text(stream).encode()).hexdigest()
-
-
 def pack(stream: Stream) -> str:
-    """Compress a stream to ASCII."""
-    return base64.b64encode(zlib.compress(_text(stream).encode())).decode()
+    """Compress a stream to ASCII; equal only for equal streams."""
+    text = "\n\n".join("\n".join(request) for request in stream)
+    return base64.b64encode(zlib.compress(text.encode())).decode()
 
 
 def unpack(packed: str) -> Stream:
@@ -43,7 +38,3 @@ def _difference(one: str, other: str) -> str:
     pairs = list(zip_longest(one.split(" "), other.split(" "), fillvalue="nothing"))
     n, (a, b) = next((n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
     return f"{a} against {b}" if len(pairs) == 1 else f"word {n}: {a} against {b}"
-
-
-def _text(stream: Stream) -> str:
-    return "\n\n".join("\n".join(request) for request in stream)

@@ -1,31 +1,29 @@
 """Drive one engine in this process: give it each case's requests, and keep the outputs.
 
-    python -m bench.engines.driver OUT DONE --rows NAME... --size SIZE [--output N] [--model DIR]
+    python -m bench.engines.driver OUT ROWS SIZE OUTPUT MODEL
 
-The probe, which every side loads as the same plugin, records the steps. OUT gets JSON, in which
-each case says from when to when it ran, on the probe's clock. DONE gets a line for each case.
+ROWS are names, separated by commas. Of an empty OUTPUT or MODEL, the rows' own are taken. The
+probe, which every side loads as the same plugin, records the steps. OUT gets JSON, in which each
+case says from when to when it ran, on the probe's clock.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import operator
-import platform
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, cycle, islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from demo import model
 
 from bench import thinking
 from bench.compare import outputs
-from bench.engines.foreign_copies import ForeignCopies
 from bench.engines.interference import Interference
 from bench.engines.rows import BASELINE, ROWS, Case, Row
 from bench.engines.rows import Engine as Spec
@@ -34,11 +32,12 @@ from bench.engines.rows import Engine as Spec
 TEXT = "The quick brown fox jumps over the lazy dog, and then it asks what comes next. "
 
 
-class Completion(Protocol):
-    """The engine's output for one request, as far as it is used here."""
+@dataclass
+class Completion:
+    """The tokens of one request, and the logprobs of each position, if it asked for them."""
 
-    token_ids: Sequence[int]
-    logprobs: Sequence[Mapping[int, Any]] | None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Mapping[int, Any]] = field(default_factory=list)
 
 
 class Engine:
@@ -47,7 +46,7 @@ class Engine:
     Args:
         spec: the engine to make.
         home: directory for a generated model.
-        path: a model with weights and a tokenizer, in place of the generated one.
+        path: a model with weights and a tokenizer, or empty for a generated one.
 
     Attributes:
         asynchronous: whether it schedules asynchronously.
@@ -56,7 +55,7 @@ class Engine:
         baseline: token ids of each request in the baseline case, for bad words to forbid.
     """
 
-    def __init__(self, spec: Spec, home: Path, path: str | None = None) -> None:
+    def __init__(self, spec: Spec, home: Path, path: str) -> None:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -92,7 +91,15 @@ class Engine:
         self.stamps: list[tuple[int, int]] = []
         self.baseline: list[list[int]] = []
         core = self._engine.engine_core
-        core.get_output = self._stamped(core.get_output)
+        get_output = core.get_output
+
+        def stamped() -> object:
+            result = get_output()
+            if result.outputs:
+                self.stamps.append((time.perf_counter_ns(), len(result.outputs)))
+            return result
+
+        core.get_output = stamped
 
     def prompt(self, request: int) -> list[int]:
         """Return the token ids of a request's prompt."""
@@ -137,35 +144,13 @@ class Engine:
             prompt = TokensPrompt(prompt_token_ids=self.prompt(request))
             self._engine.add_request(str(request), prompt, sampling)
         self.stamps.clear()
-        pieces: dict[int, list[Completion]] = {}
+        completions = [Completion() for _ in range(case.batch or self.spec.batch)]
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():
-                pieces.setdefault(int(output.request_id), []).append(output.outputs[0])
-        return [_join(pieces[request]) for request in sorted(pieces)]
-
-    def _stamped(self, function: Callable[[], Any]) -> Callable[[], object]:
-        def stamped() -> object:
-            result = function()
-            if result.outputs:
-                self.stamps.append((time.perf_counter_ns(), len(result.outputs)))
-            return result
-
-        return stamped
-
-
-@dataclass
-class _Joined:
-    """The pieces of a streamed completion, joined."""
-
-    token_ids: Sequence[int]
-    logprobs: Sequence[Mapping[int, Any]] | None
-
-
-def _join(pieces: Sequence[Completion]) -> Completion:
-    if len(pieces) == 1:
-        return pieces[0]
-    logprobs = [position for piece in pieces for position in piece.logprobs or ()]
-    return _Joined([token for piece in pieces for token in piece.token_ids], logprobs or None)
+                piece, whole = output.outputs[0], completions[int(output.request_id)]
+                whole.token_ids += piece.token_ids
+                whole.logprobs += piece.logprobs or ()
+        return completions
 
 
 def words(tokens: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
@@ -174,37 +159,30 @@ def words(tokens: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
     return [list(tokens[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
 
-def measure(
-    rows: Sequence[Row], path: str | None, home: Path, done: Callable[[str], None]
-) -> dict[str, Any]:
+def measure(rows: Sequence[Row], path: str, home: Path) -> dict[str, Any]:
     """Measure every case of the rows of one engine.
 
     Args:
         rows: of one engine.
-        path: a model's directory, or None for a generated one.
+        path: a model's directory, or empty for a generated one.
         home: directory for a generated model.
-        done: called with the name of each case that is done, and "engine" for the start.
     """
     interference = Interference()
     interference.install()
     engine = Engine(rows[0].engine, home, path)
 
     import torch
-    import vllm
 
     gpu = torch.cuda.is_available()
-    done("engine")
-    results: dict[str, Any] = {}
-    for row in rows:
-        results[row.name] = {}
-        for name, case in row.cases.items():
-            results[row.name][name] = _case(engine, row, case, interference, gpu)
-            done(name)
+    results = {
+        row.name: {
+            name: _case(engine, row, case, interference, gpu) for name, case in row.cases.items()
+        }
+        for row in rows
+    }
     return {
         "device": torch.cuda.get_device_name() if gpu else "CPU",
-        "package": str(Path(vllm.__file__).parent),
-        "python": platform.python_version(),
-        "async scheduling": engine.asynchronous,
+        "scheduling": "async" if engine.asynchronous else "sync",
         "runner": interference.runner,
         "rows": results,
     }
@@ -215,27 +193,23 @@ def _case(
 ) -> dict[str, Any]:
     """Warm a case up and run it; return its times, outputs, counts and problems."""
     interference.consume = case.consumed
-    engine.generate(row, replace(case, beside=None), row.warmup)
+    engine.generate(row, case, row.warmup)
     gc.collect()
-    foreign = ForeignCopies(case.beside) if gpu and case.beside else None
-    interference.begun.clear()
-    interference.foreign = foreign
     began = time.perf_counter_ns()
     completions = engine.generate(row, case, row.output)
     ended = time.perf_counter_ns()
-    interference.foreign, interference.consume = None, False
-
+    interference.consume = False
     tokens = [[str(token) for token in one.token_ids] for one in completions]
-    logprobs = [[_line(position) for position in one.logprobs or ()] for one in completions]
+    logprobs = [[_line(position) for position in one.logprobs] for one in completions]
     if case == row.cases[BASELINE]:
-        engine.baseline = [list(one.token_ids) for one in completions]
+        engine.baseline = [one.token_ids for one in completions]
     batch = case.batch or engine.spec.batch
     counts = {
         "tokens": [sum(map(len, tokens)), batch * row.output],
         **_count_logprobs(row, case, completions, batch),
         **_count_effects(engine, row, case, completions),
     }
-    problems = [f"{n} of {m} {kind}" for kind, (n, m) in counts.items() if n != m]
+    problems = []
     if [size for _, size in engine.stamps] != [batch] * row.output and not case.streamed:
         problems.append(f"{len(engine.stamps)} steps, not {row.output} of {batch} tokens each")
     if gpu and engine.asynchronous != row.engine.asynchronous:
@@ -243,11 +217,8 @@ def _case(
     return {
         "window": [began, ended],
         "stamps": [stamp for stamp, _ in engine.stamps],
-        "beside": list(interference.begun) if foreign else None,
-        "copies": foreign.finish() if foreign else None,
         "counts": counts,
         "problems": problems,
-        "sha256": {"tokens": outputs.digest(tokens), "logprobs": outputs.digest(logprobs)},
         "tokens": outputs.pack(tokens),
         "logprobs": outputs.pack(logprobs),
     }
@@ -259,10 +230,10 @@ def _count_logprobs(
     """Return received and expected counts of positions with logprobs, and with all of them."""
     received = complete = 0
     for request, one in enumerate(completions):
-        received += len(one.logprobs or ())
+        received += len(one.logprobs)
         if (top := case.parameters_of(request).get("logprobs")) is not None:
             ranks = set(range(1, top + 1))
-            for token, logprobs in zip(one.token_ids, one.logprobs or (), strict=False):
+            for token, logprobs in zip(one.token_ids, one.logprobs, strict=False):
                 complete += token in logprobs and ranks <= {lp.rank for lp in logprobs.values()}
     asking = sum("logprobs" in case.parameters_of(request) for request in range(batch))
     expected = asking * row.output
@@ -275,7 +246,7 @@ def _count_effects(
     """Return how many requests felt their bad words and budgets, and how many should have."""
     counts = {}
     batch = case.batch or engine.spec.batch
-    tokens = [list(one.token_ids) for one in completions]
+    tokens = [one.token_ids for one in completions]
     if case.asks_for("bad_words"):
         changed = sum(map(operator.ne, tokens, engine.baseline))
         counts["requests that met a bad word"] = [changed, batch]
@@ -291,25 +262,7 @@ def _line(logprobs: Mapping[int, Any]) -> str:
     return " ".join(f"{t}:{lp.rank}:{lp.logprob!r}" for t, lp in logprobs.items()) or "none"
 
 
-def main(argv: Sequence[str]) -> None:
-    """Measure the rows that are named, and write the JSON."""
-    parser = argparse.ArgumentParser(prog="bench.engines.driver")
-    parser.add_argument("out", type=Path)
-    parser.add_argument("done", type=Path)
-    parser.add_argument("--rows", nargs="+", required=True, choices=list(ROWS))
-    parser.add_argument("--size", required=True)
-    parser.add_argument("--output", type=int)
-    parser.add_argument("--model")
-    args = parser.parse_args(argv)
-
-    def done(name: str) -> None:
-        with args.done.open("a") as file:
-            file.write(f"{name}\n")
-
-    rows = [ROWS[name].sized(args.size, args.output) for name in args.rows]
-    result = measure(rows, args.model, args.out.with_suffix(".model"), done)
-    args.out.write_text(json.dumps(result))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    out, names, size, output, path = sys.argv[1:]
+    rows = [ROWS[name].sized(size, int(output) if output else None) for name in names.split(",")]
+    Path(out).write_text(json.dumps(measure(rows, path, Path(out).with_suffix(".model"))))

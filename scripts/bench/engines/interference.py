@@ -1,53 +1,44 @@
-"""Changes to an engine's steps that some cases measure: early consumption, foreign copies."""
+"""Wrappers around the model runners: early consumption of outputs, and the runner's version."""
 
 from __future__ import annotations
 
 import functools
-import time
 import traceback
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, ParamSpec, TypeVar
-
-from bench.engines.foreign_copies import ForeignCopies
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
+from typing import Any
 
 
 class Interference:
-    """Wrappers around the runner's methods; install them before an engine is made, and once.
+    """Wrappers around the runners' methods; install them before an engine is made, and once.
 
     Attributes:
-        foreign: copies to launch as steps begin; None for none.
-        begun: for each step with ``foreign``, when it began (``time.perf_counter_ns``), and
-            whether a copy was running.
         consume: whether each output is waited for as soon as it exists.
         runner: version of the model runner that ran; None if it ran in another process.
     """
 
     def __init__(self) -> None:
         self.runner: int | None = None
-        self.foreign: ForeignCopies | None = None
-        self.begun: list[tuple[int, bool]] = []
         self.consume = False
 
     def install(self) -> None:
         """Wrap the methods of both model runners, and of their asynchronous outputs."""
-        for version in (1, 2):
-            runner, output = _runner(version)
+        v1 = import_module("vllm.v1.worker.gpu_model_runner")
+        v2 = import_module("vllm.v1.worker.gpu.model_runner")
+        v2_output = import_module("vllm.v1.worker.gpu.async_utils").AsyncOutput
+        for version, runner, output in (
+            (1, v1.GPUModelRunner, v1.AsyncGPUModelRunnerOutput),
+            (2, v2.GPUModelRunner, v2_output),
+        ):
             runner.execute_model = self._execute_model(runner.execute_model, version)
             runner.sample_tokens = _print_exceptions(runner.sample_tokens)
             output.__init__ = self._init_output(output.__init__)
             output.get_output = _get_output(output.get_output)
 
-    def _execute_model(self, function: Callable[_P, _R], version: int) -> Callable[_P, _R]:
+    def _execute_model(self, function: Callable[..., Any], version: int) -> Callable[..., Any]:
         @functools.wraps(function)
-        def execute_model(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        def execute_model(*args: Any, **kwargs: Any) -> Any:
             self.runner = version
-            if self.foreign is not None:
-                beside = self.foreign.step()
-                self.begun.append((time.perf_counter_ns(), beside))
             return function(*args, **kwargs)
 
         return execute_model
@@ -76,11 +67,11 @@ def _get_output(function: Callable[[Any], Any]) -> Callable[[Any], object]:
     return get_output
 
 
-def _print_exceptions(function: Callable[_P, _R]) -> Callable[_P, _R]:
+def _print_exceptions(function: Callable[..., Any]) -> Callable[..., Any]:
     """Print an exception at once: the executor keeps it, and the next step fails of it."""
 
     @functools.wraps(function)
-    def printing(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def printing(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except Exception:
@@ -88,12 +79,3 @@ def _print_exceptions(function: Callable[_P, _R]) -> Callable[_P, _R]:
             raise
 
     return printing
-
-
-def _runner(version: int) -> tuple[Any, Any]:
-    """Return the classes of a model runner and of its asynchronous output."""
-    if version == 1:
-        v1 = import_module("vllm.v1.worker.gpu_model_runner")
-        return v1.GPUModelRunner, v1.AsyncGPUModelRunnerOutput
-    v2 = import_module("vllm.v1.worker.gpu.model_runner")
-    return v2.GPUModelRunner, import_module("vllm.v1.worker.gpu.async_utils").AsyncOutput

@@ -72,7 +72,7 @@ def ratio_text(case: Json, figure: str, side: str) -> str:
         return ""
     value = ratio(case, figure, side)
     if value is not None:
-        return number(with_mark(float(value), mark_of(values, side)), ratio=True)
+        return f"{number(float(value), ratio=True)} {mark_of(values, side)}".rstrip()
     seen = values.get("stock") and values.get(side) is not None
     return REFUSED if reasons(case, side) or seen else "-"
 
@@ -94,8 +94,3 @@ def mark(one: Sequence[float | None], other: Sequence[float | None]) -> str:
     if fewest > 1 and max(map(min, seen)) <= min(map(max, seen)):
         return NOISE
     return FEW if fewest < ENOUGH else ""
-
-
-def with_mark(ratio: float, mark: str) -> float | list[float | str]:
-    """Return a ratio as a cell of a "table" run holds it: alone, or with its mark."""
-    return [ratio, mark] if mark else ratio

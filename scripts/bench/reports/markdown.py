@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Iterable, Iterator, Sequence
-from pathlib import Path
 
 from bench.reports.figures import MARKS, REFUSED, UNSEEN_NOTE, number, others, ratio_text
-from bench.reports.run_file import Json, replace
+from bench.reports.run_file import Json
 
 #: Above a run that did not come to its end.
 CUT_OFF = "**CUT OFF**: only what was measured until then."
@@ -15,31 +13,31 @@ CUT_OFF = "**CUT OFF**: only what was measured until then."
 
 def heading(run: Json) -> list[str]:
     """Return the machine, date and versions, the digests, and the command, a line each."""
-    machine, versions = run["machine"], run["versions"]
+    machine = run["machine"]
     driver = f" (driver {machine['driver']})" if machine["driver"] else ""
     digests = [f"{side} {digest[:12]}" for side, digest in run["digests"].items()]
     lines = [
         f"{machine['device']}{driver}, {machine['cores']} cores of {machine['cpu']}, "
-        f"{run['date']}, {released(versions)}",
+        f"{run['date']}, {_versions(run)}",
         f"Digests: {', '.join(digests)}." if digests else "",
         f"`{run['command']}`",
     ]
     return [line for line in lines if line]
 
 
-def released(versions: Json) -> str:
-    """Return the versions in a line."""
+def _versions(run: Json) -> str:
     names = {"vllm": "vLLM", "python": "Python"}
-    return ", ".join(f"{names.get(key, key)} {v}" for key, v in versions.items() if v)
+    return ", ".join(f"{names.get(key, key)} {v}" for key, v in run["versions"].items() if v)
 
 
-def shape(row: Json) -> str:
-    """Describe the engine and the requests of a row."""
-    rounds = row["rounds"]
-    return (
+def _shape(row: Json) -> str:
+    """Describe the requests of a row, and an engine's schedule."""
+    shape = row.get("shape") or (
         f"batch {row['batch']}, {row['prompt']:,}-token prompts, {row['output']:,} output tokens, "
-        f"{row['scheduling']} scheduling, {'one round' if rounds == 1 else f'{rounds} rounds'}"
+        f"{row['scheduling']} scheduling"
     )
+    rounds = row["rounds"]
+    return f"{shape}, {'one round' if rounds == 1 else f'{rounds} rounds'}"
 
 
 def verdict(case: Json, sides: Iterable[str]) -> str:
@@ -51,6 +49,8 @@ def verdict(case: Json, sides: Iterable[str]) -> str:
 def markdown(run: Json) -> str:
     """Return the run with a table for each row, and the reason for each refused ratio."""
     lines = [part for line in heading(run) for part in (line, "")]
+    if settings := run.get("environment"):
+        lines += [f"Environment: `{' '.join(f'{k}={v}' for k, v in settings.items())}`", ""]
     lines += table(run) if run["kind"] == "table" else _engine(run)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -59,18 +59,19 @@ def _engine(run: Json) -> Iterator[str]:
     if not run["complete"]:
         yield from (CUT_OFF, "")
     for error in run["errors"]:
-        first, _, rest = error.partition("\n")
-        yield from (f"FAILED: {first}", "", *(["````", rest, "````", ""] if rest else []))
+        first, _, log = error.partition("\n")
+        yield from (f"FAILED: {first}", "", *(["````", log, "````", ""] if log else []))
     cells: list[str] = []
     for name, row in run["rows"].items():
         yield from row_table(name, row, cells)
         for label, case in row["cases"].items():
-            fences = "; ".join(
-                f"{side}: {_fences(case, side, row['output'])}" for side in row["sides"]
-            )
-            yield f"- {label}: {verdict(case, row['sides'])}. Fences by owner: {fences}."
+            owners = ""
+            if any(any(rounds) for rounds in case["fences"].values()):
+                sides = (f"{side}: {_fences(case, side, row['output'])}" for side in row["sides"])
+                owners = f" Fences by owner: {'; '.join(sides)}."
+            yield f"- {label}: {verdict(case, row['sides'])}.{owners}"
         yield ""
-    yield from notes(cells)
+    yield from _notes(cells)
 
 
 def row_table(
@@ -96,7 +97,8 @@ def row_table(
                 rows.append([label, figure, *medians, *ratios])
     shown += [cell for cells in rows for cell in cells]
     head = ["case", "figure", *row["sides"], *(f"{side} / stock" for side in against)]
-    title = f"**{name}**: {row['title']} ({row['source']}). {shape(row)}; medians, times in ms"
+    source = f" ({row['source']})." if "source" in row else ""
+    title = f"**{name}**: {row['title']}{source} {_shape(row)}; medians, times in ms"
     yield from (title, "", *pipes(head, rows, ["l", "l", *("r" for _ in head[2:])]), "")
 
 
@@ -112,7 +114,7 @@ def _fences(case: Json, side: str, steps: int) -> str:
     )
 
 
-def notes(cells: Sequence[str]) -> list[str]:
+def _notes(cells: Sequence[str]) -> list[str]:
     """Explain the marks in these cells."""
     used = [
         note for mark, note in MARKS.items() if any(cell.endswith(f" {mark}") for cell in cells)
@@ -122,23 +124,17 @@ def notes(cells: Sequence[str]) -> list[str]:
 
 def table(run: Json) -> list[str]:
     """Return the lines of a "table" run: title, table, notes, and refused ratios."""
-    refused = [f"- {REFUSED}: {problem}" for problem in run["problems"]]
-    rows = pipes(run["columns"], table_cells(run), run["align"])
-    return [run["title"], "", *rows, "", *table_notes(run), "", *refused]
-
-
-def table_cells(run: Json) -> list[list[str]]:
-    """Return the texts of a "table" run's cells."""
-    return [
-        [number(cell, " / " in column) for cell, column in zip(row, run["columns"], strict=True)]
+    columns, align = run["columns"], run["align"]
+    texts = [
+        [number(cell, " / " in column) for cell, column in zip(row, columns, strict=True)]
         for row in run["rows"]
     ]
-
-
-def table_notes(run: Json) -> list[str]:
-    """Return the notes below a "table" run's table."""
-    cells = [cell for row in table_cells(run) for cell in row]
-    return [*([run["note"]] if run.get("note") else []), *notes(cells)]
+    notes = [
+        *([run["note"]] if run.get("note") else []),
+        *_notes([c for row in texts for c in row]),
+    ]
+    refused = [f"- {REFUSED}: {problem}" for problem in run["problems"]]
+    return [run["title"], "", *pipes(columns, texts, align), "", *notes, "", *refused]
 
 
 def pipes(head: Sequence[str], rows: Iterable[Sequence[str]], align: Sequence[str]) -> list[str]:
@@ -149,11 +145,3 @@ def pipes(head: Sequence[str], rows: Iterable[Sequence[str]], align: Sequence[st
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
-
-
-def publish(run: Json, file: Path | None) -> int:
-    """Print a "table" run, and write it where asked; 1 if a problem refuses a ratio, else 0."""
-    print(markdown(run), end="")
-    if file:
-        replace(file, json.dumps(run, indent=1) + "\n")
-    return 1 if run["problems"] else 0

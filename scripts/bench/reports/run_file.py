@@ -14,12 +14,12 @@ from bench.errors import Failure
 #: A run, or a row, case or figure of it.
 Json = Mapping[str, Any]
 
-#: Kind of a run to the fields that it has besides those of every run.
-_FIELDS: Mapping[str, Sequence[str]] = {
-    "engine": ("complete", "rows", "errors"),
-    "table": ("title", "columns", "align", "rows", "problems"),
-}
 _COMMON = ("command", "date", "seconds", "machine", "versions", "digests")
+#: Kind of a run to the fields that it has.
+_FIELDS: Mapping[str, Sequence[str]] = {
+    "engine": (*_COMMON, "complete", "rows", "errors"),
+    "table": (*_COMMON, "title", "columns", "align", "rows", "problems"),
+}
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def load(path: Path) -> dict[str, Any]:
         raise Failure(
             f"{path} is not a run of schema {SCHEMA}; name the JSON that a program of bench wrote"
         )
-    if lacking := [name for name in (*_COMMON, *_FIELDS[run["kind"]]) if name not in run]:
+    if lacking := [name for name in _FIELDS[run["kind"]] if name not in run]:
         raise Failure(f"{path} is not a whole run: it lacks {', '.join(lacking)}")
     return run
 

@@ -1,48 +1,45 @@
-"""Run vLLM's server or client in this process, with the vLLM of one side.
+"""Make the model, or drive a server with vLLM's client, in this process.
 
-    python -m bench.servers.child prepare OUT MODEL [--weights]
-    python -m bench.servers.child serve OUT ARGUMENTS...
-    python -m bench.servers.child drive OUT URL TIMEOUT CASES
+    python -m bench.servers.child OUT prepare MODEL SIZE
+    python -m bench.servers.child OUT drive URL TIMEOUT CASES
 
-OUT gets JSON: the directory that vllm was imported from, and for ``prepare`` the device. CASES is
-a JSON list of cases: the arguments of `vllm bench serve`, the body of a request that is then sent
-alone, and the file that gets both results.
+``prepare`` writes the model and weights of a SIZE in :data:`bench.servers.load.LOADS`; if that is
+empty, the model is there. OUT gets JSON: for ``prepare`` the device; for ``drive`` the results of
+each case. CASES is JSON: case to the arguments of `vllm bench serve`, and the body of a request
+that is then sent alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import runpy
 import sys
 import time
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.reports.run_file import replace
+from demo import model
+
+from bench.servers.load import LOADS
+from bench.servers.weights import write_weights
 
 
-def prepare(out: Path, directory: Path, weights: bool) -> None:
-    """Write the weights if asked to, and the device of the measurement."""
+def prepare(directory: Path, size: str) -> str:
+    """Write a model, its weights and its tokenizer; return the device's name."""
     import torch
 
-    if weights:
-        from bench.servers.weights import write_weights
-
+    if size:
+        changes = {"tie_word_embeddings": False, "max_position_embeddings": 32768}
+        config = {**model.CONFIG, **LOADS[size].model, **changes}
+        model.write(directory, **config)
+        model.write_tokenizer(directory / "tokenizer", config["vocab_size"])
         write_weights(directory)
-    gpu = torch.cuda.is_available() and torch.version.cuda is not None
-    _write(out, device=torch.cuda.get_device_name() if gpu else "CPU")
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
 
 
-def serve(out: Path, arguments: list[str]) -> None:
-    """Run vLLM's server until this process is ended."""
-    _write(out)
-    sys.argv = ["vllm", *arguments]
-    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
-
-
-def drive(out: Path, url: str, timeout: float, cases: list[dict[str, Any]]) -> None:
+def drive(url: str, timeout: float, cases: Mapping[str, Any]) -> dict[str, Any]:
     """Wait for the server, and run the cases one after the other.
 
     Raises:
@@ -50,7 +47,6 @@ def drive(out: Path, url: str, timeout: float, cases: list[dict[str, Any]]) -> N
     """
     from vllm.benchmarks.serve import add_cli_args, main  # takes seconds, as the server starts
 
-    _write(out)
     deadline = time.monotonic() + timeout
     while True:
         try:
@@ -62,29 +58,23 @@ def drive(out: Path, url: str, timeout: float, cases: list[dict[str, Any]]) -> N
             time.sleep(0.2)
     parser = argparse.ArgumentParser()
     add_cli_args(parser)
-    for case in cases:
-        result = main(parser.parse_args(case["arguments"]))
+    results = {}
+    for name, case in cases.items():
+        client = main(parser.parse_args(case["arguments"]))
         request = urllib.request.Request(
             f"{url}/v1/completions",
             data=json.dumps(case["single"]).encode(),
             headers={"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=timeout) as answer:
-            single = json.load(answer)
-        replace(Path(case["file"]), json.dumps({"client": result, "single": single}))
-
-
-def _write(out: Path, **fields: str) -> None:
-    import vllm
-
-    out.write_text(json.dumps({"package": str(Path(vllm.__file__).parent), **fields}))
+            results[name] = {"client": client, "single": json.load(answer)}
+    return results
 
 
 if __name__ == "__main__":
-    task, file, *rest = sys.argv[1:]
+    out, task, *rest = sys.argv[1:]
     if task == "prepare":
-        prepare(Path(file), Path(rest[0]), "--weights" in rest[1:])
-    elif task == "serve":
-        serve(Path(file), rest)
+        result: dict[str, Any] = {"device": prepare(Path(rest[0]), rest[1])}
     else:
-        drive(Path(file), rest[0], float(rest[1]), json.loads(rest[2]))
+        result = drive(rest[0], float(rest[1]), json.loads(rest[2]))
+    Path(out).write_text(json.dumps(result))

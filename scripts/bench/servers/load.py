@@ -39,11 +39,6 @@ class Load:
     output: int
     server: Sequence[str] = ()
 
-    @property
-    def length(self) -> int:
-        """The server's max_model_len; the client may count a few tokens more in a prompt."""
-        return self.prompt + self.output + 64
-
 
 #: Of a size at which a step takes one core longer than the client takes for its tokens.
 _SMALL: Mapping[str, Any] = {
@@ -53,15 +48,21 @@ _SMALL: Mapping[str, Any] = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
 }
-CPU = Load(_SMALL, requests=16, concurrency=4, prompt=16, output=48, server=("--enforce-eager",))
-GPU = Load(HALF_B.model, requests=256, concurrency=32, prompt=128, output=256)
+#: Size to the load.
+LOADS: Mapping[str, Load] = {
+    "full": Load(HALF_B.model, requests=256, concurrency=32, prompt=128, output=256),
+    "small": Load(_SMALL, 16, concurrency=4, prompt=16, output=48, server=("--enforce-eager",)),
+    "tiny": Load({}, 4, concurrency=2, prompt=8, output=32, server=("--enforce-eager",)),
+}
 
 
 def server_arguments(load: Load, model: str, tokenizer: str, port: int) -> list[str]:
     """Return the arguments of vLLM's server."""
+    # The client may count a few tokens more in a prompt.
+    length = load.prompt + load.output + 64
     return [
         *("--model", model, "--served-model-name", NAME, "--tokenizer", tokenizer),
-        *("--seed", "0", "--no-enable-prefix-caching", "--max-model-len", str(load.length)),
+        *("--seed", "0", "--no-enable-prefix-caching", "--max-model-len", str(length)),
         *("--host", "127.0.0.1", "--port", str(port), *load.server),
     ]
 

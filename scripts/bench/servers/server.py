@@ -1,0 +1,58 @@
+"""vLLM's server on one side, as a child process."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from bench.compare.installations import Installations, end, log_tail
+from bench.errors import Failure
+
+#: Seconds that a server may take to end by itself.
+GRACE = 30.0
+
+
+@contextlib.contextmanager
+def serving(
+    installations: Installations,
+    side: str,
+    log: Path,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+) -> Iterator[Callable[[], None]]:
+    """Start a server, and end it and every process that it started, even if interrupted.
+
+    Args:
+        installations: of the comparison.
+        side: the installation that serves.
+        log: gets the server's output.
+        arguments: of vLLM's server.
+        environment: variables to set.
+
+    Yields:
+        A function that raises Failure if the server has ended.
+    """
+    process = installations.start(
+        side,
+        ["-m", "vllm.entrypoints.openai.api_server", *arguments],
+        log,
+        environment,
+        orphaned=signal.SIGTERM,  # a server that is killed leaves its engine behind
+    )
+
+    def check() -> None:
+        if (code := process.poll()) is not None:
+            raise Failure(f"the server ended (exit code {code}):\n{log_tail(log)}")
+
+    try:
+        yield check
+    finally:
+        try:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE)
+        finally:
+            end(process)

@@ -1,0 +1,138 @@
+"""The figures of an engine's steps, and the probe's records that refuse a ratio."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench.compare.summary import CaseResult
+from bench.engines.rows import BASELINE, ROWS, Case
+from bench.engines.step_figures import results
+from probe.records import Process, Span
+
+MS = 1_000_000
+#: Of a step: the worker's functions; what is left of 10 ms is outside.
+EXECUTE, SAMPLE, OUTPUT = 2 * MS, 3 * MS, 4 * MS
+STEP = 10 * MS
+STEPS = 40
+START = 1000 * MS
+ROW = replace(ROWS["issue-43450"], output=STEPS, cases={BASELINE: Case()})
+
+Change = Callable[[list[Span]], Iterable[Span]]
+
+
+def spans(wait: int = 0, step: int = STEP) -> list[Span]:
+    """A case's records: each step waits for ``wait`` in ``sample_tokens``."""
+    records = []
+
+    def put(kind: str, began: int, length: int, number: int, owner: str = "") -> None:
+        continuing = 2 if number > 1 else 0
+        records.append(Span(kind, began, began + length, number, owner, continuing, 7, 0))
+
+    for number in range(1, STEPS + 1):
+        began = START + (number - 1) * step
+        sampled = began + EXECUTE + SAMPLE + wait
+        put("execute_model", began, EXECUTE, number)
+        put("sample_tokens", began + EXECUTE, SAMPLE + wait, number)
+        if wait:
+            put("fence", began + EXECUTE + MS, wait, number, "history")
+        put("get_output", sampled, OUTPUT, number)
+        if number > 1:
+            put("output", sampled + OUTPUT - step, step, number)
+    return records
+
+
+def driven(step: int = STEP) -> dict[str, Any]:
+    """What the driver writes of a case."""
+    return {
+        "window": [START, START + STEPS * step],
+        "stamps": [START + number * step + 9 * MS for number in range(STEPS)],
+        "counts": {"tokens": [2 * STEPS, 2 * STEPS]},
+        "problems": [],
+        "tokens": "",
+        "logprobs": "",
+    }
+
+
+def result(
+    change: Change = lambda seen: seen, case: Case | None = None, **times: int
+) -> CaseResult:
+    """The result of a case with altered records."""
+    header = {"label": "rank0", "thread": 7, "lost": 0}
+    probe = Process(Path("x"), header, list(change(spans(**times))))
+    row = replace(ROW, cases={BASELINE: case or Case()})
+    driven_case = driven(times.get("step", STEP))
+    return results(row, {BASELINE: driven_case}, [probe])[BASELINE]
+
+
+def test_a_planted_slowdown_is_in_the_figures_of_its_part() -> None:
+    slow = 5 * MS
+    stock, overlaid = result(), result(wait=slow, step=STEP + slow)
+    for figure, fast, slower in (
+        ("sample_tokens p50", 3.0, 8.0),
+        ("execute_model p50", 2.0, 2.0),
+        ("get_output p99", 4.0, 4.0),
+        ("step p50", 10.0, 15.0),
+        ("ITL p50", 10.0, 15.0),
+        ("tokens/s", 200.0, 400 / 3),
+        ("fences, a step", 0.0, 1.0),
+        ("fences, ms a step", 0.0, 5.0),
+        ("waiting in sample_tokens, ms a step", 0.0, 5.0),
+        ("waiting in get_output, ms a step", 0.0, 0.0),
+    ):
+        assert stock.figures[figure] == pytest.approx(fast), figure
+        assert overlaid.figures[figure] == pytest.approx(slower), figure
+    assert overlaid.fences == {"history": STEPS}
+    assert not stock.problems
+    assert not overlaid.problems
+
+
+def faster(seen: list[Span]) -> Iterable[Span]:
+    for span in seen:
+        began, ended = (round(START + (at - START) * 0.9) for at in (span.began, span.ended))
+        yield span._replace(began=began, ended=ended)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda seen: [s for s in seen if not 20 < s.step < 31], "the probe saw 30 of 40 steps"),
+        (lambda seen: [s for s in seen if not 20 < s.step < 31], "make up"),
+        (faster, "make up"),
+        (
+            lambda seen: [*seen, next(s for s in seen if s.step == 20)],
+            "the probe has execute_model not once a step",
+        ),
+    ],
+)
+def test_records_that_are_lost_twice_or_off_are_a_problem(change: Change, problem: str) -> None:
+    assert any(problem in text for text in result(change).problems)
+
+
+def test_steps_of_prompts_are_no_decoding_steps() -> None:
+    def prompted(seen: list[Span]) -> Iterable[Span]:
+        long = 300 * MS
+        for span in seen:
+            later = long if span.step != 1 or span.kind != "execute_model" else 0
+            yield span._replace(began=span.began + later, ended=span.ended + long)
+
+    assert result(prompted).figures["execute_model p99"] == pytest.approx(2)
+
+
+def test_outputs_that_are_not_consumed_at_once_spoil_the_control() -> None:
+    def late(seen: list[Span]) -> Iterable[Span]:
+        for span in seen:
+            moved = 5 * MS if span.kind == "fence" else 0
+            yield span._replace(began=span.began + moved, ended=span.ended + moved)
+
+    control = Case(consumed=True)
+    (problem,) = result(late, control, wait=2 * MS, step=12 * MS).problems
+    assert "not consumed at once" in problem
+    assert not result(case=control, wait=2 * MS, step=12 * MS).problems
+
+
+def test_without_records_there_is_a_problem_and_no_figure() -> None:
+    blind = results(ROW, {BASELINE: driven()}, [])[BASELINE]
+    assert blind.problems == ["the probe left no records"]
+    assert "sample_tokens p50" not in blind.figures
