@@ -70,9 +70,10 @@ class EngineRun(Run):
             "VLLM_USE_V2_MODEL_RUNNER": str(runner - 1),
             "VLLM_READINESS_PROBE": str(probe),
         }
-        names = ",".join(row.name for row in rows)
-        options = [args.size, str(args.output or ""), str(args.model or "")]
-        module = ["bench.engines.driver", names, *options]
+        module = ["bench.engines.driver", "--size", args.size]
+        module += ["--rows", *(row.name for row in rows)]
+        module += ["--model", str(args.model)] if args.model else []
+        module += ["--output", str(args.output)] if args.output else []
         paths = [PLUGIN] if args.gpu else [PLUGIN, _unpinned(work)]
         driven = self.child(job.name, job.side, module, environment, args.timeout, paths)
         if driven["runner"] not in (None, runner):

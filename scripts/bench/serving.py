@@ -19,7 +19,6 @@ import argparse
 import json
 import shlex
 import shutil
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +33,7 @@ from bench.errors import Failure
 from bench.servers import load as loads
 from bench.servers.load import CASES, LOADS
 from bench.servers.results import read
-from bench.servers.server import serving
+from bench.servers.server import free_port, serving
 
 NAME = "vllm serve"
 
@@ -84,9 +83,7 @@ class ServingRun(Run):
         Raises:
             Failure: the server or the client failed; their logs are kept.
         """
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         url = f"http://127.0.0.1:{port}"
         cases = {
             case: {

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.compare import outputs
 from bench.compare.summary import CaseResult
+from bench.engines.foreign_copies import ForeignCopies
 from bench.engines.rows import BASELINE, ROWS, Case
 from bench.engines.step_figures import results
 from probe.records import Process, Span
@@ -43,16 +45,19 @@ def spans(wait: int = 0, step: int = STEP) -> list[Span]:
     return records
 
 
-def driven(step: int = STEP) -> dict[str, Any]:
+def driven(step: int = STEP, **changes: Any) -> dict[str, Any]:
     """What the driver writes of a case."""
-    return {
+    tokens = outputs.pack([[str(token) for token in range(STEPS)]] * 2)
+    case = {
         "window": [START, START + STEPS * step],
         "stamps": [START + number * step + 9 * MS for number in range(STEPS)],
+        "copies": None,
         "counts": {"tokens": [2 * STEPS, 2 * STEPS]},
         "problems": [],
-        "tokens": "",
+        "tokens": tokens,
         "logprobs": "",
     }
+    return case | changes
 
 
 def result(
@@ -136,3 +141,25 @@ def test_without_records_there_is_a_problem_and_no_figure() -> None:
     blind = results(ROW, {BASELINE: driven()}, [])[BASELINE]
     assert blind.problems == ["the probe left no records"]
     assert "sample_tokens p50" not in blind.figures
+
+
+@pytest.mark.parametrize(
+    ("copies", "logprobs", "problem"),
+    [
+        ([250.0, 240.0], "", ""),
+        ([250.0, ForeignCopies.LEAST * 999], "", "a copy took 200 ms"),
+        ([], "", "a copy took 0 ms"),
+        ([250.0], outputs.pack([["9"]]), "logprobs of 'none' and 'beside' differ: request 0"),
+    ],
+)
+def test_long_copies_run_beside_a_case_and_change_nothing(
+    copies: list[float], logprobs: str, problem: str
+) -> None:
+    row = replace(ROW, cases={BASELINE: Case(), "beside": Case(beside=True)})
+    quiet, beside = driven(logprobs=outputs.pack([["1"]])), driven(copies=copies)
+    beside["logprobs"] = logprobs or quiet["logprobs"]
+    header = {"label": "rank0", "thread": 7, "lost": 0}
+    probe = [Process(Path("x"), header, spans())]
+    read = results(row, {BASELINE: quiet, "beside": beside}, probe)["beside"]
+    assert read.figures["copy, shortest"] == min(copies, default=None)
+    assert [text for text in read.problems if problem and problem in text] == read.problems

@@ -120,8 +120,14 @@ class Installations:
     ) -> int | str:
         """Run Python on one side, and end every process that it leaves behind.
 
-        Args as of :meth:`start`, and:
+        Args:
+            side: see :meth:`start`, as for those not listed here.
+            arguments: of the interpreter.
+            log: gets stdout and stderr.
             timeout: in seconds.
+            environment: variables to set.
+            paths: further PYTHONPATH entries.
+            cwd: the process's working directory.
             watch: called about every second; the process ends if it raises.
 
         Returns:

@@ -13,8 +13,9 @@ from bench.compare import outputs
 STOCK = "stock"
 #: Figures that are also given as ratios to the baseline case of the same side.
 _COSTS = ("tokens/s", "ITL p50", "ITL p50 of the last 32")
-#: How the figures begin that have no ratio: on stock only waits for events are seen as fences.
-_NOT_COMPARED = ("fence", "waiting in")
+#: How the figures begin that have no ratio to stock's. On stock only waits for events are seen as
+#: fences; what counts the benchmark's own copies compares nothing.
+_NOT_COMPARED = ("fence", "waiting in", "copies", "copy,")
 
 #: Figure to its value, None if it was not seen. Times are in milliseconds.
 Figures = dict[str, float | None]

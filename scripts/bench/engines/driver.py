@@ -1,21 +1,21 @@
 """Drive one engine in this process: give it each case's requests, and keep the outputs.
 
-    python -m bench.engines.driver OUT ROWS SIZE OUTPUT MODEL
+    python -m bench.engines.driver OUT --rows NAME... --size SIZE [--output N] [--model DIR]
 
-ROWS are names, separated by commas. Of an empty OUTPUT or MODEL, the rows' own are taken. The
-probe, which every side loads as the same plugin, records the steps. OUT gets JSON, in which each
-case says from when to when it ran, on the probe's clock.
+The probe, which every side loads as the same plugin, records the steps. OUT gets JSON, in which
+each case says from when to when it ran, on the probe's clock.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import operator
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, cycle, islice
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from demo import model
 
 from bench import thinking
 from bench.compare import outputs
+from bench.engines.foreign_copies import ForeignCopies
 from bench.engines.interference import Interference
 from bench.engines.rows import BASELINE, ROWS, Case, Row
 from bench.engines.rows import Engine as Spec
@@ -46,7 +47,7 @@ class Engine:
     Args:
         spec: the engine to make.
         home: directory for a generated model.
-        path: a model with weights and a tokenizer, or empty for a generated one.
+        path: a model with weights and a tokenizer, in place of the generated one.
 
     Attributes:
         asynchronous: whether it schedules asynchronously.
@@ -55,7 +56,7 @@ class Engine:
         baseline: token ids of each request in the baseline case, for bad words to forbid.
     """
 
-    def __init__(self, spec: Spec, home: Path, path: str) -> None:
+    def __init__(self, spec: Spec, home: Path, path: str | None = None) -> None:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -159,12 +160,12 @@ def words(tokens: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
     return [list(tokens[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
 
-def measure(rows: Sequence[Row], path: str, home: Path) -> dict[str, Any]:
+def measure(rows: Sequence[Row], path: str | None, home: Path) -> dict[str, Any]:
     """Measure every case of the rows of one engine.
 
     Args:
         rows: of one engine.
-        path: a model's directory, or empty for a generated one.
+        path: a model's directory, or None for a generated one.
         home: directory for a generated model.
     """
     interference = Interference()
@@ -193,12 +194,15 @@ def _case(
 ) -> dict[str, Any]:
     """Warm a case up and run it; return its times, outputs, counts and problems."""
     interference.consume = case.consumed
-    engine.generate(row, case, row.warmup)
+    engine.generate(row, replace(case, beside=False), row.warmup)
     gc.collect()
+    foreign = ForeignCopies() if gpu and case.beside else None
+    interference.foreign = foreign
     began = time.perf_counter_ns()
     completions = engine.generate(row, case, row.output)
     ended = time.perf_counter_ns()
-    interference.consume = False
+    interference.foreign, interference.consume = None, False
+
     tokens = [[str(token) for token in one.token_ids] for one in completions]
     logprobs = [[_line(position) for position in one.logprobs] for one in completions]
     if case == row.cases[BASELINE]:
@@ -217,6 +221,7 @@ def _case(
     return {
         "window": [began, ended],
         "stamps": [stamp for stamp, _ in engine.stamps],
+        "copies": foreign.finish() if foreign else None,
         "counts": counts,
         "problems": problems,
         "tokens": outputs.pack(tokens),
@@ -262,7 +267,19 @@ def _line(logprobs: Mapping[int, Any]) -> str:
     return " ".join(f"{t}:{lp.rank}:{lp.logprob!r}" for t, lp in logprobs.items()) or "none"
 
 
+def main(argv: Sequence[str]) -> None:
+    """Measure the rows that are named, and write the JSON."""
+    parser = argparse.ArgumentParser(prog="bench.engines.driver")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--rows", nargs="+", required=True, choices=list(ROWS))
+    parser.add_argument("--size", required=True)
+    parser.add_argument("--output", type=int)
+    parser.add_argument("--model")
+    args = parser.parse_args(argv)
+    rows = [ROWS[name].sized(args.size, args.output) for name in args.rows]
+    result = measure(rows, args.model, args.out.with_suffix(".model"))
+    args.out.write_text(json.dumps(result))
+
+
 if __name__ == "__main__":
-    out, names, size, output, path = sys.argv[1:]
-    rows = [ROWS[name].sized(size, int(output) if output else None) for name in names.split(",")]
-    Path(out).write_text(json.dumps(measure(rows, path, Path(out).with_suffix(".model"))))
+    main(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Wrappers around the model runners: early consumption of outputs, and the runner's version."""
+"""Changes to an engine's steps that some cases measure: early consumption, foreign copies."""
 
 from __future__ import annotations
 
@@ -8,28 +8,27 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from bench.engines.foreign_copies import ForeignCopies
+
 
 class Interference:
-    """Wrappers around the runners' methods; install them before an engine is made, and once.
+    """Wrappers around the runner's methods; install them before an engine is made, and once.
 
     Attributes:
+        foreign: copies to launch as steps begin; None for none.
         consume: whether each output is waited for as soon as it exists.
         runner: version of the model runner that ran; None if it ran in another process.
     """
 
     def __init__(self) -> None:
         self.runner: int | None = None
+        self.foreign: ForeignCopies | None = None
         self.consume = False
 
     def install(self) -> None:
         """Wrap the methods of both model runners, and of their asynchronous outputs."""
-        v1 = import_module("vllm.v1.worker.gpu_model_runner")
-        v2 = import_module("vllm.v1.worker.gpu.model_runner")
-        v2_output = import_module("vllm.v1.worker.gpu.async_utils").AsyncOutput
-        for version, runner, output in (
-            (1, v1.GPUModelRunner, v1.AsyncGPUModelRunnerOutput),
-            (2, v2.GPUModelRunner, v2_output),
-        ):
+        for version in (1, 2):
+            runner, output = _runner(version)
             runner.execute_model = self._execute_model(runner.execute_model, version)
             runner.sample_tokens = _print_exceptions(runner.sample_tokens)
             output.__init__ = self._init_output(output.__init__)
@@ -39,6 +38,8 @@ class Interference:
         @functools.wraps(function)
         def execute_model(*args: Any, **kwargs: Any) -> Any:
             self.runner = version
+            if self.foreign is not None:
+                self.foreign.step()
             return function(*args, **kwargs)
 
         return execute_model
@@ -79,3 +80,12 @@ def _print_exceptions(function: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return printing
+
+
+def _runner(version: int) -> tuple[Any, Any]:
+    """Return the classes of a model runner and of its asynchronous output."""
+    if version == 1:
+        v1 = import_module("vllm.v1.worker.gpu_model_runner")
+        return v1.GPUModelRunner, v1.AsyncGPUModelRunnerOutput
+    v2 = import_module("vllm.v1.worker.gpu.model_runner")
+    return v2.GPUModelRunner, import_module("vllm.v1.worker.gpu.async_utils").AsyncOutput

@@ -9,24 +9,26 @@ from typing import Any
 #: The case without sampling parameters, which the other cases of a row are compared with.
 BASELINE = "none"
 
-
-def _qwen2(
-    hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocab: int
-) -> Mapping[str, Any]:
-    return {
-        "max_position_embeddings": 32768,
-        "rope_theta": 1e6,
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "vocab_size": vocab,
-    }
-
-
-_HALF_B = _qwen2(896, 4864, 24, 14, 2, 151936)
-_SEVEN_B = {**_qwen2(3584, 18944, 28, 28, 4, 152064), "tie_word_embeddings": False}
+_QWEN2: Mapping[str, Any] = {"max_position_embeddings": 32768, "rope_theta": 1e6}
+_HALF_B: Mapping[str, Any] = {
+    **_QWEN2,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "vocab_size": 151936,
+}
+_SEVEN_B: Mapping[str, Any] = {
+    **_QWEN2,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "tie_word_embeddings": False,
+}
 #: For a CPU: a step takes tens of milliseconds, and sampling is a fair part of it.
 _SMALL: Mapping[str, Any] = {
     "hidden_size": 256,
@@ -80,12 +82,15 @@ class Case:
         streamed: whether each token is handed out as it comes.
         consumed: whether each step's output is waited for as soon as it exists: the control, in
             which the wait must be back in ``sample_tokens``.
+        beside: whether long copies from the device run beside the case. Its outputs must be
+            those of the case of the same parameters without copies.
     """
 
     parameters: tuple[Mapping[str, Any], ...] = ({},)
     batch: int | None = None
     streamed: bool = False
     consumed: bool = False
+    beside: bool = False
 
     def parameters_of(self, request: int) -> Mapping[str, Any]:
         """Return the sampling parameters of one request."""
@@ -108,6 +113,7 @@ class Row:
         output: tokens that each request generates.
         cases: by name, the baseline first.
         warmup: tokens that each request generates in the warm-up before a case.
+        title_on_cpu: the title where there is no GPU, and less to show.
     """
 
     name: str
@@ -117,6 +123,16 @@ class Row:
     output: int
     cases: Mapping[str, Case] = field(hash=False)
     warmup: int = 32
+    title_on_cpu: str | None = None
+
+    def without_copies(self, name: str) -> str:
+        """Return the name of the case with the same parameters and no copies beside it."""
+        case = self.cases[name]
+        return next(
+            name
+            for name, other in self.cases.items()
+            if not other.beside and other.parameters == case.parameters
+        )
 
     def budget(self, parameters: Mapping[str, Any]) -> int | None:
         """Return the thinking budget in tokens; None if there is none."""
@@ -127,9 +143,9 @@ class Row:
         """Return the row at a size.
 
         Args:
-            size: "full"; "small" for a CPU, which schedules synchronously; "tiny" to try the
-                programs, and not to measure. At the latter two, all engines are one, which knows
-                the markers of thinking.
+            size: "full"; "small" for a CPU, which has no copies beside the steps and no
+                asynchronous scheduling; "tiny" to try the programs, and not to measure. At the
+                latter two, all engines are one, which knows the markers of thinking.
             output: tokens that each request generates; None for the size's own.
         """
         if size == "full":
@@ -138,7 +154,7 @@ class Row:
         engine = Engine("small", model, 8, 16, length, asynchronous=False, thinking=True)
         cases = {}
         for name, case in self.cases.items():
-            if not case.consumed:
+            if not case.beside and not case.consumed:
                 batch = case.batch and max(2, case.batch // 4)
                 before, after = case.batch or self.engine.batch, batch or engine.batch
                 renamed = name.replace(f"batch {before}", f"batch {after}")
@@ -147,6 +163,7 @@ class Row:
         return replace(
             self,
             engine=engine,
+            title=self.title_on_cpu or self.title,
             output=output or default,
             cases=cases,
             warmup=2,
@@ -180,7 +197,6 @@ def _logprobs(
 
 _MIXED = _logprobs(_PENALISED)
 _PRESENCE = {"presence_penalty": 1.5}
-_EVERY_PENALTY = dict(zip(_HISTORY, (0.5, 0.3, 1.1), strict=True))
 
 ROWS: Mapping[str, Row] = {
     row.name: row
@@ -199,7 +215,16 @@ ROWS: Mapping[str, Row] = {
                 "mixed, no history": Case(_logprobs(_WITHOUT_HISTORY)),
                 "mixed, no logprobs": Case(_PENALISED),
                 "mixed, consumed at once": Case(_MIXED, consumed=True),
-                "greedy, penalties, logprobs": Case(_logprobs([_EVERY_PENALTY])),
+                "greedy, penalties, logprobs": Case(
+                    (
+                        {
+                            "presence_penalty": 0.5,
+                            "frequency_penalty": 0.3,
+                            "repetition_penalty": 1.1,
+                            "logprobs": 5,
+                        },
+                    )
+                ),
             },
         ),
         Row(
@@ -223,7 +248,8 @@ ROWS: Mapping[str, Row] = {
         ),
         Row(
             name="pull-22760",
-            title="Logprobs under synchronous scheduling.",
+            title="Synchronous scheduling, alone and beside another stream's copies.",
+            title_on_cpu="Logprobs.",
             source="vLLM pull request 22760",
             engine=HALF_B_SYNC,
             output=768,
@@ -231,17 +257,20 @@ ROWS: Mapping[str, Row] = {
                 BASELINE: Case(),
                 "logprobs 5": Case(_logprobs([{}])),
                 "logprobs 20": Case(_logprobs([{}], 20)),
+                "logprobs 5 beside D2H": Case(_logprobs([{}]), beside=True),
             },
         ),
         Row(
             name="pull-23569",
-            title="Logprobs and bad words.",
+            title="Asynchronous scheduling, alone and beside another stream's copies.",
+            title_on_cpu="Logprobs and bad words.",
             source="vLLM pull request 23569",
             engine=HALF_B,
             output=768,
             cases={
                 BASELINE: Case(),
                 "logprobs 5": Case(_logprobs([{}])),
+                "logprobs 5 beside D2H": Case(_logprobs([{}]), beside=True),
                 "5 bad words": Case(({"bad_words": (3, 2, 1, 2, 1)},)),
             },
         ),

@@ -10,7 +10,8 @@ from typing import Any
 
 from probe.records import OUTSIDE, Process, Step, percentile
 
-from bench.compare.summary import CaseResult, Figures
+from bench.compare.summary import CaseResult, Figures, differences
+from bench.engines.foreign_copies import ForeignCopies
 from bench.engines.rows import Row
 
 #: Steps at the end of a case that have a figure of their own.
@@ -31,10 +32,21 @@ def results(row: Row, driven: Mapping[str, Any], probe: Sequence[Process]) -> di
         probe: the records of the engine's processes.
     """
     workers = [process for process in probe if "rank" in process.label]
-    return {
+    read = {
         name: _result(row, name, case, workers[0].within(*case["window"]) if workers else None)
         for name, case in driven.items()
     }
+    for name, result in read.items():
+        if row.cases[name].beside:
+            quiet = row.without_copies(name)
+            result.problems = [
+                *result.problems,
+                *(
+                    f"{kind} of {quiet!r} and {name!r} differ: {where}"
+                    for kind, where in differences(read[quiet], result)
+                ),
+            ]
+    return read
 
 
 def _result(row: Row, name: str, case: Mapping[str, Any], seen: Process | None) -> CaseResult:
@@ -60,6 +72,10 @@ def _result(row: Row, name: str, case: Mapping[str, Any], seen: Process | None) 
         fences = dict(Counter(span.owner for span in seen.of("fence")))
         if row.cases[name].consumed and waits.get("get_output", 0) > sum(waits.values()) * CONTROL:
             problems.append("outputs were not consumed at once: get_output still waits")
+    if (copies := case["copies"]) is not None:
+        figures |= {"copies": float(len(copies)), "copy, shortest": min(copies, default=None)}
+        if min(copies, default=0.0) < ForeignCopies.LEAST * 1e3:
+            problems.append(f"a copy took {min(copies, default=0.0):.0f} ms")
     packed = {kind: case[kind] for kind in ("tokens", "logprobs")}
     return CaseResult(figures, packed, case["counts"], problems, fences)
 
