@@ -7,8 +7,9 @@
 TEST_ENV := build/env
 # The installation to measure if none is named: without a GPU, the tests' own vLLM.
 BENCH_ENV := $(if $(wildcard /dev/nvidiactl /dev/dxg),build/pristine,$(TEST_ENV))
-# Each file of tests runs in one worker; beyond four workers, the longest file decides.
-WORKERS ?= $(shell n=$$(nproc) && echo $$((n < 4 ? n : 4)))
+# Each file of tests runs in one worker. Tests of engines wait for processes, so that one worker
+# more than there are cores is faster; beyond four, the longest file decides.
+WORKERS ?= $(shell n=$$(nproc) && echo $$((n < 4 ? n + 1 : 4)))
 
 # An empty value on the command line is a mistake; in the environment it means nothing.
 $(foreach name,VENV SITE PYTHON WHEEL MODEL,$(if $(value $(name)),,$(if $(filter command%,$(origin $(name))),\
@@ -137,6 +138,8 @@ test: test-environment lint ## run the tests, in an environment that it makes (b
 
 test-slow: test-environment ## run the tests that take minutes each
 	@$(TEST_ENV)/bin/python -m pytest -m slow -n $(WORKERS) $(ARGS)
+	@READINESS_EXAMPLES=5 $(TEST_ENV)/bin/python -m pytest -m "drawn and not slow" -n $(WORKERS) \
+	  --ignore=tests/readiness/test_lockstep.py $(ARGS) tests/readiness
 
 lint: tools ## ruff and mypy
 	@$(TEST_ENV)/bin/ruff check . && $(TEST_ENV)/bin/ruff format --check .

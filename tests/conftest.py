@@ -18,6 +18,10 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 import vllm.v1
 from bench import thinking
 
+# What `make test` was given is not for the make that a test starts.
+for name in ("VENV", "SITE", "PYTHON", "PYTHON3", "ARGS", "MAKEFLAGS", "MAKELEVEL"):
+    os.environ.pop(name, None)
+
 vllm.v1.__path__.append(str(Path(__file__).resolve().parents[1] / "vendor_overlay" / "vllm" / "v1"))
 
 if not torch.cuda.is_available():
@@ -44,6 +48,13 @@ def programs_start_with_no_signal_ignored() -> Iterator[None]:
     yield
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that Hypothesis draws examples for."""
+    for item in items:
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker("drawn")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import device, modules
 from support.batches import Spec, empty, fill
+from support.examples import examples
 from torch.multiprocessing.reductions import StorageWeakRef
 from vllm.v1.outputs import LogprobsTensors, ModelRunnerOutput, RoutedExpertsTensors, SamplerOutput
 from vllm.v1.readiness import fences
@@ -187,7 +188,7 @@ def as_lists(logprobs: Any) -> Any:
     return ids.tolist(), values.tolist(), ranks.tolist(), ends
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(seed=seeds, rows=st.integers(1, 5), drafts=st.integers(0, 3), width=widths, data=st.data())
 def test_a_synchronous_step_shows_its_samples(
     seed: int, rows: int, drafts: int, width: int | None, data: st.DataObject
@@ -217,7 +218,7 @@ def test_a_synchronous_step_shows_its_samples(
     assert (batches[0] == batches[1]).all()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     seed=seeds,
     rows=st.integers(1, 5),
@@ -255,7 +256,7 @@ def test_an_asynchronous_output_gives_its_samples(
             assert all((one == other).all() for one, other in zip(*routes, strict=True))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(seed=seeds, finished=st.lists(st.booleans(), min_size=1, max_size=7), kind=st.integers(0, 2))
 def test_a_poolers_output_reaches_the_requests_that_have_finished(
     seed: int, finished: list[bool], kind: int
@@ -296,7 +297,7 @@ def test_the_device_memory_of_an_output_is_free_once_it_was_given(ours: RunnerUn
     assert all(reference.expired() for reference in memory)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     seed=seeds,
     asynchronous=st.booleans(),

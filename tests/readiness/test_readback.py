@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 )
 from support.asynchronous import cycling
 from support.device import Device, installed, poison
+from support.examples import examples
 from support.mutants import MUTANTS, mutated
 from vllm.v1.readiness import fences
 from vllm.v1.readiness.readback import Readback, Readbacks, has_events
@@ -193,7 +194,7 @@ class Host(RuleBasedStateMachine):
 
 def test_the_host_reads_the_devices_values_and_they_stay() -> None:
     """In any order, at any time, whatever becomes of the sources and of other readbacks."""
-    few = settings(max_examples=60, stateful_step_count=15)
+    few = settings(max_examples=examples(60), stateful_step_count=15)
     run_state_machine_as_test(Host, settings=few)  # type: ignore[no-untyped-call]
 
 
@@ -220,7 +221,7 @@ def test_the_machine_finds_a_planted_fault(name: str) -> None:
     decisions=DECISIONS,
     side=st.booleans(),
 )
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_there_are_no_more_buffers_than_are_in_use_at_a_time(
     layouts: list[list[Shape]], at_once: int, decisions: list[int], side: bool
 ) -> None:

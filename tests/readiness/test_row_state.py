@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import modules
 from support.batches import Spec, empty, pooled, state
+from support.examples import examples
 from support.sampling import BUILTIN
 from vllm.lora.request import LoRARequest
 from vllm.v1.attention.backends.utils import reorder_batch_to_split_decodes_and_prefills
@@ -319,7 +320,7 @@ class Batches:
 
 
 @given(data=st.data())
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @pytest.mark.parametrize("pooling", [False, True])
 def test_every_row_is_its_own_requests_after_any_changes(
     pooling: bool, data: st.DataObject

@@ -132,8 +132,7 @@ def follow(script: str, sandbox: Sandbox) -> None:
     """Run one block of commands as a person would, in the sandbox's checkout."""
     named = re.compile("|".join(map(re.escape, sandbox.paths)))
     script = named.sub(lambda match: sandbox.paths[match[0]], script)
-    ambient = {*sites.AMBIENT, "MAKEFLAGS", "MAKELEVEL", "VENV", "SITE", "PYTHON"}
-    env = {name: value for name, value in os.environ.items() if name not in ambient}
+    env = {name: value for name, value in os.environ.items() if name not in sites.AMBIENT}
     env["PATH"] = f"{sandbox.home / 'bin'}:{env['PATH']}"
     file = sandbox.home / "script"
     file.write_text(script)
