@@ -36,6 +36,8 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 def main() -> int:
     """Serve, ask, print, stop; 0 if every prompt was answered."""
+    # A default SIGTERM would leave the server behind, which is in a session of its own.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     model.write(HOME, num_attention_heads=2, num_key_value_heads=1)
     log = HOME / "server.log"
     with socket.socket() as free:
