@@ -200,7 +200,14 @@ def test_an_interpreter_imports_what_is_there(site: Path) -> None:
             assert any("readiness" in name for name in names)
 
 
-def test_bytecode_trusted_unread_is_reported_and_mended(site: Path) -> None:
+@pytest.mark.parametrize("prefixed", [False, True])
+def test_bytecode_trusted_unread_is_reported_and_mended(
+    site: Path, tmp_path: Path, prefixed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside its source, or in the directory that PYTHONPYCACHEPREFIX names."""
+    if prefixed:
+        monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path / "cache"))
+        monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "cache"))
     module = site / RUNNER
     trusting = py_compile.PycInvalidationMode.UNCHECKED_HASH
     stale = Path(str(py_compile.compile(str(module), invalidation_mode=trusting)))
@@ -212,7 +219,7 @@ def test_bytecode_trusted_unread_is_reported_and_mended(site: Path) -> None:
     assert before["stale"] == [str(stale)]
     assert run("apply", "--site", site, "--python", sys.executable).returncode == Exit.DONE
     assert report(site)["state"] == "overlaid"
-    assert stale.read_bytes() != kept
+    assert not stale.exists() if prefixed else stale.read_bytes() != kept
 
 
 def test_a_umask_hides_nothing_from_those_who_may_read_the_sources(site: Path) -> None:
@@ -341,7 +348,10 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("evidence", ["open", "map", "serve"])
+SERVER = ["-m", "vllm.entrypoints.openai.api_server"]
+
+
+@pytest.mark.parametrize("evidence", ["open", "map", "serve", "module"])
 def test_a_process_that_uses_the_installation_is_noticed(tmp_path: Path, evidence: str) -> None:
     """By its open files, its maps, or, while it has none, the command that it is."""
     binary = tmp_path / "bin"
@@ -349,6 +359,7 @@ def test_a_process_that_uses_the_installation_is_noticed(tmp_path: Path, evidenc
     (binary / "vllm").write_text(HOLD)
     program = [str(binary / "vllm")] if evidence == "serve" else ["-c", HOLD]
     command = [str(binary / "python"), *program, str(site / "vllm" / "_version.py"), evidence]
+    command += SERVER if evidence == "module" else []
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         try:
             assert child.stdout
@@ -363,6 +374,17 @@ def test_a_process_that_uses_the_installation_is_noticed(tmp_path: Path, evidenc
             assert run("apply", "--site", site, env={"FORCE": "1"}).returncode == Exit.DONE
             assert run("revert", "--site", site).returncode == Exit.BUSY
             assert run("revert", "--site", site, "--force").returncode == Exit.DONE
+        finally:
+            child.kill()
+
+
+def test_a_server_of_another_environment_is_left_alone(site: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(site / "vllm" / "_version.py"), "serve", *SERVER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout
+            child.stdout.readline()
+            assert run("apply", "--site", site).returncode == Exit.DONE
         finally:
             child.kill()
 
