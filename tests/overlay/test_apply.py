@@ -7,6 +7,7 @@ import os
 import py_compile
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from overlay import cli
-from overlay.errors import Exit
+from overlay.errors import Exit, OverlayError
 from overlay.lock import exclusive
 from overlay.pin import PACKAGE, sha256
 from overlay.source import Overlay
@@ -162,7 +163,9 @@ def test_a_stranger_in_our_directory_is_refused(site: Path) -> None:
     assert run("revert", "--site", site).returncode == Exit.DONE
 
 
-@pytest.mark.parametrize("loss", [MODULE, f"{PACKAGE}/provenance/VERSION_PIN", RUNNER, "RECORD"])
+@pytest.mark.parametrize(
+    "loss", [MODULE, f"{PACKAGE}/provenance/VERSION_PIN", RUNNER, "RECORD", "a row of RECORD"]
+)
 @pytest.mark.parametrize("command", ["apply", "revert"])
 def test_a_partial_installation_is_named_and_completed(site: Path, loss: str, command: str) -> None:
     whole = {"revert": snapshot(site)}
@@ -172,6 +175,10 @@ def test_a_partial_installation_is_named_and_completed(site: Path, loss: str, co
         shutil.copy(sites.UPSTREAM / RUNNER, site / RUNNER)
     elif loss == "RECORD":
         shutil.copy(sites.UPSTREAM / sites.INFO / "RECORD", site / sites.INFO / "RECORD")
+    elif loss == "a row of RECORD":
+        record = site / sites.INFO / "RECORD"
+        rows = record.read_text().splitlines(keepends=True)
+        record.write_text("".join(row for row in rows if not row.startswith(MODULE)))
     else:
         (site / loss).unlink()
     assert report(site)["state"] == "partial"
@@ -220,6 +227,18 @@ def test_bytecode_trusted_unread_is_reported_and_mended(
     assert run("apply", "--site", site, "--python", sys.executable).returncode == Exit.DONE
     assert report(site)["state"] == "overlaid"
     assert not stale.exists() if prefixed else stale.read_bytes() != kept
+
+
+def test_revert_compiles_what_the_installer_had_compiled(tmp_path: Path, ours: Overlay) -> None:
+    site = mini.install(tmp_path / "site")
+    compiled, other = map(importlib.util.cache_from_source, mini.PRISTINE)
+    with (site / "vllm-0.22.0.dist-info" / "RECORD").open("a") as record:
+        record.write(f"{compiled},,\n")
+    for command in ("apply", "revert"):
+        options = ["--site", str(site), "--python", sys.executable]
+        assert cli.main([command, *options]) == Exit.DONE
+        assert (site / compiled).exists()
+    assert not (site / other).exists()
 
 
 def test_a_umask_hides_nothing_from_those_who_may_read_the_sources(site: Path) -> None:
@@ -331,6 +350,26 @@ def test_the_lock_is_waited_for_only_so_long(site: Path) -> None:
             assert "another run" in refused.stderr
         assert run("status", "--site", site).returncode == Exit.DONE
     assert run("apply", "--site", site).returncode == Exit.DONE
+
+
+def test_an_interpreter_that_compiles_holds_the_lock_of_a_killed_run(
+    site: Path, tmp_path: Path
+) -> None:
+    """Until it ends, because it writes files."""
+    python, fifo = tmp_path / "python", tmp_path / "fifo"
+    os.mkfifo(fifo)
+    wait = f"kill -9 $PPID; read line < {fifo}"
+    python.write_text(f'#!/bin/sh\ncase "$*" in *py_compile*) {wait};; esac\nexit 3\n')
+    python.chmod(0o755)
+    killed = run("apply", "--site", site, "--python", python, cwd=tmp_path)
+    try:
+        assert killed.returncode == -signal.SIGKILL
+        with pytest.raises(OverlayError), exclusive(site, 0):
+            pass
+    finally:
+        fifo.write_text("end\n")
+    with exclusive(site, 60):
+        pass
 
 
 HOLD = """
