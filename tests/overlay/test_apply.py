@@ -151,10 +151,12 @@ def test_a_foreign_file_is_refused_and_named(site: Path, damage: Callable[[Path]
         assert statuses() == before
 
 
-def test_a_stranger_in_our_directory_is_refused(site: Path) -> None:
+@pytest.mark.parametrize("link", [False, True])
+def test_a_stranger_in_our_directory_is_refused(site: Path, link: bool) -> None:
+    """A file, or a link to a directory."""
     run("apply", "--site", site)
     note = site / PACKAGE / "notes.txt"
-    note.write_text("mine")
+    note.symlink_to("..") if link else note.write_text("mine")
     refused = run("revert", "--site", site)
     assert refused.returncode == Exit.FOREIGN
     assert str(note) in refused.stderr
