@@ -269,7 +269,7 @@ def rendered(left: list[str], right: list[str]) -> str:
 
 
 def test_words_that_differ_are_emphasised_in_lines_that_are_alike() -> None:
-    for new, words in (("x = fresh(1)", ["old", "fresh"]), ("return None", [])):
+    for new, words in (("z, x = fresh(1)", ["old", "z, ", "fresh"]), ("return None", [])):
         assert re.findall("<mark>(.*?)</mark>", rendered(["x = old(1)"], [new])) == words
 
 
