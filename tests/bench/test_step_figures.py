@@ -61,10 +61,10 @@ def driven(step: int = STEP, **changes: Any) -> dict[str, Any]:
 
 
 def result(
-    change: Change = lambda seen: seen, case: Case | None = None, **times: int
+    change: Change = lambda seen: seen, case: Case | None = None, lost: int = 0, **times: int
 ) -> CaseResult:
     """The result of a case with altered records."""
-    header = {"label": "rank0", "thread": 7, "lost": 0}
+    header = {"label": "rank0", "thread": 7, "lost": lost}
     probe = Process(Path("x"), header, list(change(spans(**times))))
     row = replace(ROW, cases={BASELINE: case or Case()})
     driven_case = driven(times.get("step", STEP))
@@ -115,6 +115,10 @@ def test_records_that_are_lost_twice_or_off_are_a_problem(change: Change, proble
     assert any(problem in text for text in result(change).problems)
 
 
+def test_a_ring_that_was_too_small_is_a_problem() -> None:
+    assert result(lost=3).problems == ["the probe's ring lost 3 records"]
+
+
 def test_steps_of_prompts_are_no_decoding_steps() -> None:
     def prompted(seen: list[Span]) -> Iterable[Span]:
         long = 300 * MS
@@ -162,4 +166,5 @@ def test_long_copies_run_beside_a_case_and_change_nothing(
     probe = [Process(Path("x"), header, spans())]
     read = results(row, {BASELINE: quiet, "beside": beside}, probe)["beside"]
     assert read.figures["copy, shortest"] == min(copies, default=None)
-    assert [text for text in read.problems if problem and problem in text] == read.problems
+    assert len(read.problems) == bool(problem)
+    assert all(problem in text for text in read.problems)

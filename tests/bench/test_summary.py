@@ -102,6 +102,14 @@ def test_a_problem_of_stock_refuses_every_ratio(fault: Any, problem: str) -> Non
     assert summary["cases"][CASE]["figures"]["ITL p50"]["ratios"] == {"overlaid": None}
 
 
+def test_a_problem_of_the_baseline_refuses_the_costs_of_other_cases() -> None:
+    spoilt = Child("overlaid", 1, {BASE: result(5.0, WRONG), CASE: result()})
+    figures = summed(child("stock"), spoilt)["cases"][CASE]["figures"]
+    assert figures["ITL p50"]["ratios"] == {"overlaid": 1}
+    cost = figures["ITL p50 / none"]
+    assert (cost["stock"], cost["overlaid"]) == (2, None)
+
+
 def test_what_was_not_measured_or_seen_has_no_ratio() -> None:
     summary = summed(child("stock"))
     assert problems(summary, "overlaid") == ["overlaid was not measured"]

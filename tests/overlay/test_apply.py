@@ -7,6 +7,7 @@ import os
 import py_compile
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from overlay import cli
-from overlay.errors import Exit
+from overlay.errors import Exit, OverlayError
 from overlay.lock import exclusive
 from overlay.pin import PACKAGE, sha256
 from overlay.source import Overlay
@@ -150,10 +151,12 @@ def test_a_foreign_file_is_refused_and_named(site: Path, damage: Callable[[Path]
         assert statuses() == before
 
 
-def test_a_stranger_in_our_directory_is_refused(site: Path) -> None:
+@pytest.mark.parametrize("link", [False, True])
+def test_a_stranger_in_our_directory_is_refused(site: Path, link: bool) -> None:
+    """A file, or a link to a directory."""
     run("apply", "--site", site)
     note = site / PACKAGE / "notes.txt"
-    note.write_text("mine")
+    note.symlink_to("..") if link else note.write_text("mine")
     refused = run("revert", "--site", site)
     assert refused.returncode == Exit.FOREIGN
     assert str(note) in refused.stderr
@@ -162,7 +165,9 @@ def test_a_stranger_in_our_directory_is_refused(site: Path) -> None:
     assert run("revert", "--site", site).returncode == Exit.DONE
 
 
-@pytest.mark.parametrize("loss", [MODULE, f"{PACKAGE}/provenance/VERSION_PIN", RUNNER, "RECORD"])
+@pytest.mark.parametrize(
+    "loss", [MODULE, f"{PACKAGE}/provenance/VERSION_PIN", RUNNER, "RECORD", "a row of RECORD"]
+)
 @pytest.mark.parametrize("command", ["apply", "revert"])
 def test_a_partial_installation_is_named_and_completed(site: Path, loss: str, command: str) -> None:
     whole = {"revert": snapshot(site)}
@@ -172,6 +177,10 @@ def test_a_partial_installation_is_named_and_completed(site: Path, loss: str, co
         shutil.copy(sites.UPSTREAM / RUNNER, site / RUNNER)
     elif loss == "RECORD":
         shutil.copy(sites.UPSTREAM / sites.INFO / "RECORD", site / sites.INFO / "RECORD")
+    elif loss == "a row of RECORD":
+        record = site / sites.INFO / "RECORD"
+        rows = record.read_text().splitlines(keepends=True)
+        record.write_text("".join(row for row in rows if not row.startswith(MODULE)))
     else:
         (site / loss).unlink()
     assert report(site)["state"] == "partial"
@@ -200,19 +209,41 @@ def test_an_interpreter_imports_what_is_there(site: Path) -> None:
             assert any("readiness" in name for name in names)
 
 
-def test_bytecode_trusted_unread_is_reported_and_mended(site: Path) -> None:
+@pytest.mark.parametrize("prefixed", [False, True])
+def test_bytecode_trusted_unread_is_reported_and_mended(
+    site: Path, tmp_path: Path, prefixed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside its source, or in the directory that PYTHONPYCACHEPREFIX names."""
+    if prefixed:
+        monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path / "cache"))
+        monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "cache"))
     module = site / RUNNER
     trusting = py_compile.PycInvalidationMode.UNCHECKED_HASH
     stale = Path(str(py_compile.compile(str(module), invalidation_mode=trusting)))
     kept = stale.read_bytes()
     run("apply", "--site", site, "--python", sys.executable)
     stale.write_bytes(kept)
+    # Python compares bytecode of this kind with its source.
+    checked = stale.with_name(stale.name.replace("cpython", "other"))
+    checked.write_bytes(kept[:4] + b"\3\0\0\0" + kept[8:])
     before = report(site)
     assert before["state"] == "partial"
     assert before["stale"] == [str(stale)]
     assert run("apply", "--site", site, "--python", sys.executable).returncode == Exit.DONE
     assert report(site)["state"] == "overlaid"
-    assert stale.read_bytes() != kept
+    assert not stale.exists() if prefixed else stale.read_bytes() != kept
+
+
+def test_revert_compiles_what_the_installer_had_compiled(tmp_path: Path, ours: Overlay) -> None:
+    site = mini.install(tmp_path / "site")
+    compiled, other = map(importlib.util.cache_from_source, mini.PRISTINE)
+    with (site / "vllm-0.22.0.dist-info" / "RECORD").open("a") as record:
+        record.write(f"{compiled},,\n")
+    for command in ("apply", "revert"):
+        options = ["--site", str(site), "--python", sys.executable]
+        assert cli.main([command, *options]) == Exit.DONE
+        assert (site / compiled).exists()
+    assert not (site / other).exists()
 
 
 def test_a_umask_hides_nothing_from_those_who_may_read_the_sources(site: Path) -> None:
@@ -326,6 +357,26 @@ def test_the_lock_is_waited_for_only_so_long(site: Path) -> None:
     assert run("apply", "--site", site).returncode == Exit.DONE
 
 
+def test_an_interpreter_that_compiles_holds_the_lock_of_a_killed_run(
+    site: Path, tmp_path: Path
+) -> None:
+    """Until it ends, because it writes files."""
+    python, fifo = tmp_path / "python", tmp_path / "fifo"
+    os.mkfifo(fifo)
+    wait = f"kill -9 $PPID; read line < {fifo}"
+    python.write_text(f'#!/bin/sh\ncase "$*" in *py_compile*) {wait};; esac\nexit 3\n')
+    python.chmod(0o755)
+    killed = run("apply", "--site", site, "--python", python, cwd=tmp_path)
+    try:
+        assert killed.returncode == -signal.SIGKILL
+        with pytest.raises(OverlayError), exclusive(site, 0):
+            pass
+    finally:
+        fifo.write_text("end\n")
+    with exclusive(site, 60):
+        pass
+
+
 HOLD = """
 import ctypes, mmap, sys, time
 file = open(sys.argv[1])
@@ -341,7 +392,10 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("evidence", ["open", "map", "serve"])
+SERVER = ["-m", "vllm.entrypoints.openai.api_server"]
+
+
+@pytest.mark.parametrize("evidence", ["open", "map", "serve", "module"])
 def test_a_process_that_uses_the_installation_is_noticed(tmp_path: Path, evidence: str) -> None:
     """By its open files, its maps, or, while it has none, the command that it is."""
     binary = tmp_path / "bin"
@@ -349,6 +403,7 @@ def test_a_process_that_uses_the_installation_is_noticed(tmp_path: Path, evidenc
     (binary / "vllm").write_text(HOLD)
     program = [str(binary / "vllm")] if evidence == "serve" else ["-c", HOLD]
     command = [str(binary / "python"), *program, str(site / "vllm" / "_version.py"), evidence]
+    command += SERVER if evidence == "module" else []
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         try:
             assert child.stdout
@@ -363,6 +418,17 @@ def test_a_process_that_uses_the_installation_is_noticed(tmp_path: Path, evidenc
             assert run("apply", "--site", site, env={"FORCE": "1"}).returncode == Exit.DONE
             assert run("revert", "--site", site).returncode == Exit.BUSY
             assert run("revert", "--site", site, "--force").returncode == Exit.DONE
+        finally:
+            child.kill()
+
+
+def test_a_server_of_another_environment_is_left_alone(site: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(site / "vllm" / "_version.py"), "serve", *SERVER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout
+            child.stdout.readline()
+            assert run("apply", "--site", site).returncode == Exit.DONE
         finally:
             child.kill()
 

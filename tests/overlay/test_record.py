@@ -1,5 +1,6 @@
 """RECORD is restored byte for byte, whatever it contained."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from overlay import record
@@ -46,6 +47,12 @@ def test_restore_undoes_overlay(data: bytes) -> None:
 @given(st.binary())
 def test_no_bytes_are_too_strange(data: bytes) -> None:
     assert record.restore(record.overlay(data, CHANGED, ADDED), CHANGED) == data
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_rows_that_are_added_end_as_the_others_do(end: bytes) -> None:
+    overlaid = record.overlay(OLD + end, CHANGED, ADDED)
+    assert overlaid == b"".join(row + end for row in (NEW, *ADDED))
 
 
 def test_the_real_record_changes_in_the_rows_of_our_files_only() -> None:

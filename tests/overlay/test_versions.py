@@ -48,7 +48,11 @@ def test_another_version_is_named_and_replaced(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{older}: vllm 0.22.0, overlaid by overlay 0.0.1 (unreleased)"
     assert lines[-1] == "next: `apply` replaces it with this one, `revert` takes it off"
-    assert run("apply", older, "--dry-run") == Exit.DONE
+    before = snapshot(older)
+    for command in ("apply", "revert"):
+        assert run(command, older, "--dry-run") == Exit.DONE
+        assert snapshot(older) == before
+    capsys.readouterr()
     assert run("apply", older) == Exit.DONE
     assert "replaces version 0.0.1" in capsys.readouterr().out
     assert run("verify", older) == Exit.DONE

@@ -67,6 +67,14 @@ CHANGES: dict[str, tuple[str, str, str, str, str, str]] = {
         *("helpers.scale", HELPERS, "factor: int = 2, ", ""),
         *("signature", "Parameter factor: int = 2 is gone. We pass factor by name."),
     ),
+    "parameter that we pass is one of any": (
+        *("helpers.scale", HELPERS, "factor: int = 2, *, exact: bool = True", "**any: int"),
+        *(
+            "signature",
+            "Parameter factor: int = 2 is gone; parameter * is gone; "
+            "parameter exact: bool = True is gone; parameter **any: int is new.",
+        ),
+    ),
     "keyword-only parameter made positional": (
         *("helpers.scale", HELPERS, "factor: int = 2, *, exact", "factor: int = 2, exact"),
         *("signature", "Parameter * is gone."),

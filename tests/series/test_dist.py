@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from overlay.errors import Exit
-from overlay.pin import sha256
+from overlay.pin import PACKAGE, sha256
 from series import check
 from support import sites
 from support.checkouts import checkout, git
@@ -104,6 +104,15 @@ def test_an_archive_needs_a_checkout_without_links(root: Path, site: Path) -> No
         assert refused.returncode == code
         assert reason in refused.stderr
         shutil.rmtree(root / ".git", ignore_errors=True)
+
+
+def test_a_commit_that_contradicts_its_pin_is_refused(root: Path, site: Path) -> None:
+    (root / "vendor_overlay" / PACKAGE / "version.py").write_text("")
+    commit(root)
+    refused = run_package("series", "dist", "--site", site, root=root)
+    assert refused.returncode == Exit.FAULT
+    assert "VERSION_PIN expects" in refused.stderr
+    assert not (root / "build" / "dist").exists()
 
 
 def test_a_clone_that_rewrites_line_ends_is_whole(root: Path, site: Path, tmp_path: Path) -> None:
