@@ -250,6 +250,20 @@ def test_preempted_requests_come_back_with_their_history(
     assert lockstep.preemptions > 4
 
 
+@EACH
+def test_slots_miss_the_samples_of_a_step_that_was_not_prepared(
+    kind: type[Slots], params: dict[str, Any]
+) -> None:
+    batch = empty(modules.overlaid, VOCABULARY)
+    fill(batch, [Spec([1], [2], params)])
+    live = batch.readiness
+    live.begin_step()
+    live.prepare(torch.randn(1, VOCABULARY), None)
+    for complete in (True, False):
+        live.observe_sampled(torch.tensor([[3]]), torch.zeros(1, dtype=torch.bool))
+        assert live.find(kind).complete is complete
+
+
 def test_rejected_drafts_are_no_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine reads a step before it schedules the next: the runner then trims outputs."""
     lockstep = LockstepRun(drafts=2)
