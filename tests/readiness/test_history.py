@@ -1,8 +1,8 @@
 """The history on the host: who waits for it, and when it is settled.
 
 Lockstep runs compare ours to upstream's after every step, and with twins of ours whose copies come
-early and late; see :class:`support.lockstep.LockstepRun`. Cuts, preemption, sessions, pipelines and
-trimmed drafts are drawn in test_lockstep.
+early and late; see :class:`support.lockstep.LockstepRun`. More cuts, preemption, sessions and
+pipelines are drawn in test_lockstep.
 """
 
 import gc
@@ -217,6 +217,34 @@ def test_a_sample_of_a_prefill_chunk_is_neither_counted_nor_written(asynchronous
     lockstep.step()
     assert len(counts_of(lockstep, req_id)) == 1
     lockstep.finish()
+
+
+def test_steps_without_drafts_settle_behind_steps_with_drafts() -> None:
+    """Where their tokens go depends on how many drafts are accepted before them."""
+    lockstep = LockstepRun(drafts=2)
+    for n in range(3):
+        lockstep.add([n, 1], max_tokens=40, frequency_penalty=-0.5)
+    widths = set()
+    for number in range(12):
+        if number % 3 == 0:
+            lockstep.drop_drafts()
+        lockstep.step()
+        widths |= {copies[0].source.shape[1] for _, _, copies in lockstep.in_flight}
+    assert widths == {1, 3}
+    lockstep.finish()
+
+
+def test_drafts_that_the_runner_trims_count_as_drafts() -> None:
+    """Where outputs are read early, a place may be that of a token that is known."""
+    lockstep = LockstepRun(drafts=2, trimmed=True)
+    for n in range(4):
+        lockstep.add([1, 2, 3, n], max_tokens=18, frequency_penalty=-0.5)
+    kinds = set()
+    while lockstep.scheduler.requests:
+        lockstep.step(arrives=lockstep.steps % 3 == 0, read_first=lockstep.steps % 2 == 0)
+        steps = lockstep.ours.batch.readiness.history.in_flight
+        kinds |= {(step.drafted, step.tokens.shape[1] > 1) for step in steps}
+    assert {(True, False), (True, True)} <= kinds
 
 
 class _Never:

@@ -211,6 +211,59 @@ def test_in_a_pipeline_each_slot_is_built_once(monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
+def test_slots_follow_rows_that_are_swapped() -> None:
+    """A long prompt takes the row of a request that has left, and is sorted behind decodes."""
+    lockstep = LockstepRun(max_num_seqs=2, reorder_threshold=1)
+    leaves = lockstep.add([1], max_tokens=20)
+    stays = lockstep.add([2, 3], max_tokens=20, **PENALTY, **WORDS)
+    comes = lockstep.add(list(range(30)))
+    lockstep.run(3)
+    assert lockstep.ours.batch.req_ids == [leaves, stays]
+    lockstep.abort(leaves)
+    lockstep.step()
+    assert lockstep.ours.batch.req_ids == [stays, comes]
+    lockstep.finish()
+
+
+def test_a_request_under_an_earlier_name_is_served_as_its_own() -> None:
+    lockstep = LockstepRun()
+    lockstep.add([1, 2], "same", max_tokens=20, **PENALTY, **WORDS)
+    lockstep.add([3], max_tokens=20, **PENALTY, **WORDS)
+    lockstep.run(4)
+    lockstep.faithful = False  # the scheduler gives it the other's tokens in flight
+    lockstep.abort("same")
+    lockstep.add([4], "same", max_tokens=20)
+    lockstep.finish()
+
+
+@pytest.mark.parametrize("own", [None, "sample_tokens"])
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_preempted_requests_come_back_with_their_history(
+    asynchronous: bool, own: str | None
+) -> None:
+    lockstep = LockstepRun(asynchronous=asynchronous, num_blocks=14, max_num_seqs=4, own=own)
+    for n in range(4):
+        lockstep.add([n, 5, 6], max_tokens=30, **PENALTY, **WORDS)
+    lockstep.run(4)
+    lockstep.preempt_all()
+    lockstep.finish()
+    assert lockstep.preemptions > 4
+
+
+@EACH
+def test_slots_miss_the_samples_of_a_step_that_was_not_prepared(
+    kind: type[Slots], params: dict[str, Any]
+) -> None:
+    batch = empty(modules.overlaid, VOCABULARY)
+    fill(batch, [Spec([1], [2], params)])
+    live = batch.readiness
+    live.begin_step()
+    live.prepare(torch.randn(1, VOCABULARY), None)
+    for complete in (True, False):
+        live.observe_sampled(torch.tensor([[3]]), torch.zeros(1, dtype=torch.bool))
+        assert live.find(kind).complete is complete
+
+
 def test_rejected_drafts_are_no_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine reads a step before it schedules the next: the runner then trims outputs."""
     lockstep = LockstepRun(drafts=2)
