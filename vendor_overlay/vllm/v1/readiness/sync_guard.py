@@ -92,7 +92,10 @@ class _Step(threading.local):
     compiling = False
 
 
-_wrap = partial(wrap_once, by=__name__)
+def _wrap(owner: object, name: str, wrapper: Callable[[Function], Function]) -> None:
+    wrap_once(owner, name, wrapper, by=__name__)
+
+
 _step = _Step()
 #: The stacks that have been logged.
 _reported: set[str] = set()

@@ -16,7 +16,9 @@ Function = Callable[..., Any]
 #: How the ids of the requests begin with which runner V2 warms its kernels up.
 _WARM_UP = "_warmup_"
 
-_wrap = partial(wrap_once, by=__name__)
+
+def _wrap(owner: object, name: str, wrapper: Callable[[Function], Function]) -> None:
+    wrap_once(owner, name, wrapper, by=__name__)
 
 
 def watch_runner(module: ModuleType) -> None:
