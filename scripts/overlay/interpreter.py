@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -111,8 +112,9 @@ def answer(
     except OSError as error:
         raise NoAnswer(error.strerror) from None
     _, mark, end = child.stdout.rpartition(MARK)
-    if mark:
-        return json.loads(end.partition(b"\n")[0])
+    with contextlib.suppress(ValueError):  # The answer was cut off.
+        if mark:
+            return json.loads(end.partition(b"\n")[0])
     status = f"exit status {child.returncode}" if child.returncode else "it gives no answer"
     raise NoAnswer(child.stderr.decode(errors="replace").strip() or status)
 

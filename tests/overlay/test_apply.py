@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from overlay import cli
 from overlay.errors import Exit, OverlayError
+from overlay.interpreter import MARK
 from overlay.lock import exclusive
 from overlay.pin import PACKAGE, sha256
 from overlay.source import Overlay
@@ -279,6 +280,7 @@ def test_an_interpreter_that_cannot_compile_is_refused(site: Path, tmp_path: Pat
         ),
         ("echo a banner", Exit.USAGE, "it gives no answer"),
         ("echo '[]'", Exit.USAGE, "it gives no answer"),
+        (f"printf '{MARK.decode()}[[\"switch.cpy'".replace("\n", r"\n"), Exit.USAGE, "no answer"),
         (r"printf '\377' >&2; exit 1", Exit.USAGE, "cannot compile"),
         ("kill -9 $$", Exit.USAGE, "exit status -9"),
     ):
