@@ -153,7 +153,8 @@ def _pytest(
     report = logs / "report.xml"
     report.unlink(missing_ok=True)
     arguments = ["-m", "pytest", f"--rootdir={source}", f"--junit-xml={report}"]
-    arguments += ["-p", "no:cacheprovider", "--tb=short", "-q", *files]
+    arguments += ["-p", "no:cacheprovider", "-p", f"{__package__}.frozen_imports"]
+    arguments += ["--tb=short", "-q", *files]
     timeout = TIMEOUT * len(files)
     sides.run(side, arguments, logs / "log", timeout, ENVIRONMENT, cwd=source)
     return outcomes.read(report, files)
