@@ -28,7 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 HOME = ROOT / "build" / "demo"
 
 PROMPTS = [[11, 13, 17], [101, 103, 107, 109]]
-PATIENCE = 300.0
+#: Seconds. A server that has ended is not waited for; one beside other loads takes minutes.
+PATIENCE = 900.0
 
 #: Without the proxy that the environment may name: the server is on this machine.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -22,7 +22,7 @@ PROGRAM = sites.REPO / "tests" / "engine" / "generate.py"
 #: Where programs find their modules.
 _PROGRAMS = (sites.REPO / "scripts", sites.REPO / "tests")
 #: Seconds to wait for a run.
-PATIENCE = 400.0
+PATIENCE = 1000.0
 _NO_CHANGES: Mapping[str, str] = MappingProxyType({})
 
 

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 #: Seconds added to a step of the baseline.
-SLOWER = 0.05
+SLOWER = 0.2
 #: Row of the batch and output position that get a wrong token.
 WRONG = 1, 5
 #: Output position that loses its logprobs.
