@@ -141,7 +141,7 @@ SMALL = [
     pytest.param(("small", sys.executable, 1), id="with bytecode", marks=pytest.mark.slow),
 ]
 MORE = [
-    pytest.param(("real", None, 1), id="real files", marks=pytest.mark.slow),
+    pytest.param(("real", None, 3), id="a third of the cuts in real files", marks=pytest.mark.slow),
     pytest.param(("real", None, 40), id="some cuts in real files"),
     pytest.param(("small", sys.executable, 7), id="some cuts with bytecode"),
     pytest.param(("older", None, 1), id="another version"),
