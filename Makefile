@@ -137,9 +137,8 @@ test: test-environment lint ## run the tests, in an environment that it makes (b
 	@$(TEST_ENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: test-environment ## run the tests that take minutes each
-	@$(TEST_ENV)/bin/python -m pytest -m slow -n $(WORKERS) --dist worksteal $(ARGS)
-	@READINESS_EXAMPLES=5 $(TEST_ENV)/bin/python -m pytest -m "drawn and not slow" -n $(WORKERS) \
-	  --dist worksteal --ignore=tests/readiness/test_lockstep.py $(ARGS) tests/readiness
+	@READINESS_EXAMPLES=5 $(TEST_ENV)/bin/python -m pytest -m "slow or drawn" -n $(WORKERS) \
+	  --dist worksteal $(ARGS)
 
 lint: tools ## ruff and mypy
 	@$(TEST_ENV)/bin/ruff check . && $(TEST_ENV)/bin/ruff format --check .

@@ -51,9 +51,10 @@ def programs_start_with_no_signal_ignored() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that Hypothesis draws examples for."""
+    """Mark the tests that READINESS_EXAMPLES applies to."""
     for item in items:
-        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+        drawn = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+        if drawn and hasattr(getattr(item, "module", None), "examples"):
             item.add_marker("drawn")
 
 

@@ -192,6 +192,7 @@ class Host(RuleBasedStateMachine):
             del items[which % len(items)]
 
 
+@pytest.mark.drawn
 def test_the_host_reads_the_devices_values_and_they_stay() -> None:
     """In any order, at any time, whatever becomes of the sources and of other readbacks."""
     few = settings(max_examples=examples(60), stateful_step_count=15)
