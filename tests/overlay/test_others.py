@@ -179,7 +179,7 @@ def another_file(path: Path) -> None:
 
 
 def another_mode(path: Path) -> None:
-    path.chmod(0o600)
+    path.chmod(path.stat().st_mode ^ 0o044)
 
 
 def appears(path: Path) -> None:

@@ -6,12 +6,14 @@ from pathlib import Path
 
 from overlay import cli
 
+from support.sites import REPO
+
 ID = 65534
 
 
 def admit(folder: Path) -> None:
     """Let nobody read a test's directory, whatever the umask was."""
-    for path in (*folder.parents[:2], folder, *folder.rglob("*")):
+    for path in (REPO / "build", *folder.parents[:2], folder, *folder.rglob("*")):
         path.chmod(path.stat().st_mode | (0o055 if path.is_dir() else 0o044))
 
 
