@@ -51,7 +51,7 @@ def test_each_planted_fault_is_named_where_it_was_planted(tmp_path: Path) -> Non
     assert found(slow) == found(slow, "stock") == []
     for name in ("sample_tokens p50", "step p50", "ITL p50"):
         longer = slow["figures"][name]["overlaid"] - slow["figures"][name]["stock"]
-        assert longer > spoilers.SLOWER * 1e3 / 2, name  # the rest is room for a busy machine
+        assert longer > spoilers.SLOWER * 900, name
     assert slow["figures"]["tokens/s"]["overlaid"] < slow["figures"]["tokens/s"]["stock"]
 
     wrong = cases["mixed, no logprobs"]

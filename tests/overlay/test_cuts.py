@@ -118,7 +118,15 @@ def tree(site: Path) -> tuple[sites.Snapshot, set[str]]:
 
 
 @pytest.fixture
-def case(request: pytest.FixtureRequest, scratch: Path) -> Case:
+def usual_umask() -> Iterator[None]:
+    """Create files with the modes of the usual umask, which the tool then has to keep."""
+    umask = os.umask(0o022)
+    yield
+    os.umask(umask)
+
+
+@pytest.fixture
+def case(request: pytest.FixtureRequest, scratch: Path, usual_umask: None) -> Case:
     """An installation of the synthetic or of the real files, by the test's parameter."""
     files, python, step = request.param
     if files == "real":
@@ -141,7 +149,7 @@ SMALL = [
     pytest.param(("small", sys.executable, 1), id="with bytecode", marks=pytest.mark.slow),
 ]
 MORE = [
-    pytest.param(("real", None, 3), id="a third of the cuts in real files", marks=pytest.mark.slow),
+    pytest.param(("real", None, 1), id="real files", marks=pytest.mark.slow),
     pytest.param(("real", None, 40), id="some cuts in real files"),
     pytest.param(("small", sys.executable, 7), id="some cuts with bytecode"),
     pytest.param(("older", None, 1), id="another version"),
@@ -190,7 +198,7 @@ def test_the_disk_changes_at_no_other_call(case: Case, command: str) -> None:
     assert len(listed) > 80
     for number, (call, then) in enumerate(itertools.pairwise(listed), 1):
         assert call.changes or call.disk == then.disk, f"call {number}: {call.name}"
-    assert len({call.disk for call in listed}) > 15
+    assert len({call.disk for call in listed}) > 20
 
 
 @COMMANDS
