@@ -50,14 +50,6 @@ def programs_start_with_no_signal_ignored() -> Iterator[None]:
         signal.signal(number, signal.SIG_IGN)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that READINESS_EXAMPLES applies to."""
-    for item in items:
-        drawn = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
-        if drawn and hasattr(getattr(item, "module", None), "examples"):
-            item.add_marker("drawn")
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print how many lockstep runs were equal, and why others were set aside (test_lockstep.py)."""
     counts: Counter[str] = Counter()

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import modules
 from support.bad_words import LAYOUTS, Pair
-from support.examples import examples
+from support.examples import draws
 from support.lockstep import LockstepRun
 from vllm.v1.readiness import fences
 from vllm.v1.readiness.bad_words import BadWords
@@ -42,7 +42,7 @@ def words(draw: Any, vocab: int) -> list[list[int]]:
 
 
 @given(data=st.data(), vocab=st.sampled_from([1, 3, 5, 37]))
-@settings(max_examples=examples(12))
+@draws(12)
 def test_any_stream_of_requests_has_upstreams_bits(
     kernels: Any, data: st.DataObject, vocab: int
 ) -> None:

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import device, modules
 from support.batches import Spec, empty, fill
-from support.examples import examples
+from support.examples import draws
 from torch.multiprocessing.reductions import StorageWeakRef
 from vllm.v1.outputs import LogprobsTensors, ModelRunnerOutput, RoutedExpertsTensors, SamplerOutput
 from vllm.v1.readiness import fences
@@ -188,7 +188,7 @@ def as_lists(logprobs: Any) -> Any:
     return ids.tolist(), values.tolist(), ranks.tolist(), ends
 
 
-@settings(max_examples=examples(60))
+@draws(60)
 @given(seed=seeds, rows=st.integers(1, 5), drafts=st.integers(0, 3), width=widths, data=st.data())
 def test_a_synchronous_step_shows_its_samples(
     seed: int, rows: int, drafts: int, width: int | None, data: st.DataObject
@@ -218,7 +218,7 @@ def test_a_synchronous_step_shows_its_samples(
     assert (batches[0] == batches[1]).all()
 
 
-@settings(max_examples=examples(60))
+@draws(60)
 @given(
     seed=seeds,
     rows=st.integers(1, 5),
@@ -256,7 +256,7 @@ def test_an_asynchronous_output_gives_its_samples(
             assert all((one == other).all() for one, other in zip(*routes, strict=True))
 
 
-@settings(max_examples=examples(60))
+@draws(60)
 @given(seed=seeds, finished=st.lists(st.booleans(), min_size=1, max_size=7), kind=st.integers(0, 2))
 def test_a_poolers_output_reaches_the_requests_that_have_finished(
     seed: int, finished: list[bool], kind: int
@@ -297,7 +297,7 @@ def test_the_device_memory_of_an_output_is_free_once_it_was_given(ours: RunnerUn
     assert all(reference.expired() for reference in memory)
 
 
-@settings(max_examples=examples(60))
+@draws(60)
 @given(
     seed=seeds,
     asynchronous=st.booleans(),

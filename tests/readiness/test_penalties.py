@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import modules
 from support.batches import Spec, empty, fill, same_bits, stock_penalties
-from support.examples import examples
+from support.examples import draws
 from support.lockstep import LockstepRun
 from vllm.v1.readiness import penalties as under_test
 from vllm.v1.readiness.penalties import Penalties
@@ -85,7 +85,7 @@ def test_kernels_serve_plain_target_and_bonus_rows(
 
 
 @given(data=st.data(), vocab=st.sampled_from([1, 5, 64, 257, 1500]))
-@settings(max_examples=examples(25))
+@draws(25)
 def test_logits_have_upstreams_bits(
     interpreted: ModuleType, data: st.DataObject, vocab: int
 ) -> None:

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 from support.asynchronous import cycling
 from support.device import Device, installed, poison
-from support.examples import examples
+from support.examples import draws, examples
 from support.mutants import MUTANTS, mutated
 from vllm.v1.readiness import fences
 from vllm.v1.readiness.readback import Readback, Readbacks, has_events
@@ -222,7 +222,7 @@ def test_the_machine_finds_a_planted_fault(name: str) -> None:
     decisions=DECISIONS,
     side=st.booleans(),
 )
-@settings(max_examples=examples(40))
+@draws(40)
 def test_there_are_no_more_buffers_than_are_in_use_at_a_time(
     layouts: list[list[Shape]], at_once: int, decisions: list[int], side: bool
 ) -> None:

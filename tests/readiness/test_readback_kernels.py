@@ -5,11 +5,11 @@ from types import ModuleType
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import modules
 from support.batches import drawn
-from support.examples import examples
+from support.examples import draws
 
 DTYPES = [torch.int32, torch.int64, torch.float32, torch.bfloat16, torch.uint8, torch.bool]
 #: Around a block of the kernel, in elements.
@@ -25,7 +25,7 @@ def kernels() -> Iterator[ModuleType]:
         yield module
 
 
-@settings(max_examples=examples(60))
+@draws(60)
 @given(
     kinds=st.lists(st.tuples(st.sampled_from(SIZES), st.sampled_from(DTYPES)), max_size=9),
     seed=st.integers(0, 1000),

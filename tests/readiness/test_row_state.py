@@ -11,11 +11,11 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import modules
 from support.batches import Spec, empty, pooled, state
-from support.examples import examples
+from support.examples import draws
 from support.sampling import BUILTIN
 from vllm.lora.request import LoRARequest
 from vllm.v1.attention.backends.utils import reorder_batch_to_split_decodes_and_prefills
@@ -320,7 +320,7 @@ class Batches:
 
 
 @given(data=st.data())
-@settings(max_examples=examples(50))
+@draws(50)
 @pytest.mark.parametrize("pooling", [False, True])
 def test_every_row_is_its_own_requests_after_any_changes(
     pooling: bool, data: st.DataObject

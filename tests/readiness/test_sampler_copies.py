@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from support import modules
 from support.batches import Spec, state
-from support.examples import examples
+from support.examples import draws
 from support.sampling import MODES, Case, compare, passes, run, under_test
 from vllm.v1.readiness import sampler_copies
 
@@ -96,7 +96,7 @@ ON_BOTH = pytest.mark.parametrize("device", ["gpu", "cpu"], indirect=True)
 
 @ON_BOTH
 @given(case=cases())
-@settings(max_examples=examples(50), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@draws(50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_samples_have_upstreams_bits(case: Case) -> None:
     """Tokens, logprobs of every mode, and the states of the generators."""
     compare(case)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import mrv2
-from support.examples import examples
+from support.examples import draws
 from support.mrv2 import Case, Sides, add, compare, under_test
 
 VOCABULARY = 1030  # two of the blocks that upstream samples in
@@ -75,7 +75,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @given(case=cases())
-@settings(max_examples=examples(8))
+@draws(8)
 def test_samples_have_upstreams_bits(sides: Sides, case: Case) -> None:
     """Tokens, logprobs and ranks."""
     compare(sides, case)

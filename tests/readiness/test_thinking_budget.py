@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from support.examples import examples
+from support.examples import draws
 from support.lockstep import LockstepRun
 from vllm.v1.readiness import fences
 from vllm.v1.readiness.history import PLACEHOLDER
@@ -202,7 +202,7 @@ class Model:
 
 
 @given(data=st.data())
-@settings(max_examples=examples(30))
+@draws(30)
 @pytest.mark.parametrize("drafts", [0, 2])
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_every_decision_is_upstreams(drafts: int, asynchronous: bool, data: st.DataObject) -> None:
