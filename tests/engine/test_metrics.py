@@ -3,19 +3,12 @@
 Beside the servers' own workers this process writes known figures, as another worker would.
 """
 
-import contextlib
-import json
 import os
-import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +17,8 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from support import forked, sites
 from support.asynchronous import announce
-from support.engine import PATIENCE, Engine
+from support.engine import Engine
+from support.server import Server
 from vllm.v1.readiness.probe.histograms import Histograms
 
 #: How a server gets the probe.
@@ -41,9 +35,6 @@ VLLMS = {
     *("vllm:prefix_cache_queries", "vllm:num_preemptions", "vllm:cache_config_info"),
     *("http_requests", "process_cpu_seconds", "python_info"),
 }
-
-#: Without the proxy that the environment may name: the server is on this machine.
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @pytest.fixture(scope="module")
@@ -65,38 +56,13 @@ def environments(folder: Path, stock: Engine, overlaid: Engine) -> dict[str, dic
     }
 
 
-class Server:
-    """vLLM's server over a small generated model, and the process that it runs in."""
+class Probed(Server):
+    """A server over a small generated model, and the file that its probe records into."""
 
     def __init__(self, folder: Path, way: str, environment: dict[str, str]) -> None:
         self.probe = environment["VLLM_READINESS_PROBE"]
-        self.log = folder / f"{way}.log"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-        command += ["--model", str(folder / "served model"), "--load-format", "dummy"]
-        command += ["--skip-tokenizer-init", "--max-model-len", "256", "--enforce-eager"]
-        command += ["--host", "127.0.0.1", "--port", str(self.port)]
-        with self.log.open("wb") as sink:
-            self.process = subprocess.Popen(
-                command,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-                cwd=folder,
-            )
-
-    def ask(self, path: str, body: Any = None) -> str:
-        """Return the answer to a request."""
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}",
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
-        )
-        with _DIRECT.open(request, timeout=PATIENCE) as answer:
-            return str(answer.read(), "utf-8")
+        drawn = ["--load-format", "dummy", "--skip-tokenizer-init"]
+        super().__init__(folder / f"{way}.log", folder / "served model", environment, drawn)
 
     def metrics(self) -> dict[str, Metric]:
         """Return the metric families of /metrics, by name."""
@@ -105,40 +71,21 @@ class Server:
         assert len(page) == len(families)
         return page
 
-    def wait(self) -> None:
-        """Wait until it serves."""
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            assert self.process.poll() is None, self.log.read_text()[-4000:]
-            assert time.monotonic() < deadline, self.log.read_text()[-4000:]
-            with contextlib.suppress(urllib.error.URLError, OSError):
-                self.ask("/health")
-                return
-            time.sleep(0.5)
 
-    def stop(self) -> None:
-        """Stop the server, and all processes that it has started."""
-        for end in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.killpg(self.process.pid, end)
-                self.process.wait(30)
-
-
-Servers = Callable[[str], Server]
+Servers = Callable[[str], Probed]
 
 
 @pytest.fixture(scope="module")
 def servers(folder: Path, environments: dict[str, dict[str, str]]) -> Iterator[Servers]:
     """Return a way's server, which is started when it is first asked for."""
     model.write(folder / "served model", num_attention_heads=2, num_key_value_heads=1)
-    started: dict[str, Server] = {}
+    started: dict[str, Probed] = {}
 
-    def server(way: str) -> Server:
+    def server(way: str) -> Probed:
         if way not in started:
-            started[way] = Server(folder, way, environments[way])
+            started[way] = Probed(folder, way, environments[way])
             started[way].wait()
-            prompt = {"token_ids": [11, 13, 17], "sampling_params": {"max_tokens": 3}}
-            started[way].ask("/inference/v1/generate", prompt)
+            started[way].generate([11, 13, 17], max_tokens=3)
         return started[way]
 
     try:
