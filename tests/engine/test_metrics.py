@@ -61,7 +61,7 @@ class Probed(Server):
 
     def __init__(self, folder: Path, way: str, environment: dict[str, str]) -> None:
         self.probe = environment["VLLM_READINESS_PROBE"]
-        drawn = ["--load-format", "dummy", "--skip-tokenizer-init"]
+        drawn = ["--load-format", "dummy", "--skip-tokenizer-init", "--enforce-eager"]
         super().__init__(folder / f"{way}.log", folder / "served model", environment, drawn)
 
     def metrics(self) -> dict[str, Metric]:

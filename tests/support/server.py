@@ -38,7 +38,7 @@ class Server:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-        command += ["--model", str(model), "--max-model-len", "256", "--enforce-eager"]
+        command += ["--model", str(model), "--max-model-len", "256"]
         command += ["--host", "127.0.0.1", "--port", str(self.port), *arguments]
         with log.open("wb") as sink:
             self.process = subprocess.Popen(
