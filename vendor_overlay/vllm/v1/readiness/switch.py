@@ -21,6 +21,7 @@ appended. Unset (the default), nothing is recorded.
 import os
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
+from functools import cache
 from types import MappingProxyType
 
 from vllm.v1.readiness import features
@@ -58,6 +59,7 @@ class PathError(VariableError):
     """A variable names a file that cannot be written."""
 
 
+@cache
 def parse(value: str) -> frozenset[str]:
     """Parse a value of ``VLLM_READINESS``.
 
