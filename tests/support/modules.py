@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,6 +63,53 @@ def interpreted(name: str) -> Iterator[Any]:
         unload()
         sys.modules.update(compiled)
         yield module
+
+
+@contextmanager
+def imported_anew(*parts: str) -> Iterator[None]:
+    """Forget these modules and all below them, so that imports make new ones, until the end."""
+
+    def anew(name: str) -> bool:
+        return not name.startswith("triton._C") and any(
+            name == part or name.startswith(f"{part}.") for part in parts
+        )
+
+    def attach(name: str, module: ModuleType | None) -> None:
+        package, _, stem = name.rpartition(".")
+        if module is not None and package:
+            setattr(sys.modules[package], stem, module)
+        elif package in sys.modules:  # `from package import stem` would find the old one
+            vars(sys.modules[package]).pop(stem, None)
+
+    kept = {name: module for name, module in sys.modules.items() if anew(name)}
+    for name in kept:
+        del sys.modules[name]
+        attach(name, None)
+    try:
+        yield
+    finally:
+        for name in [name for name in sys.modules if anew(name)]:
+            del sys.modules[name]
+            attach(name, None)
+        sys.modules.update(kept)
+        for name, module in kept.items():
+            attach(name, module)
+
+
+@contextmanager
+def triton_interpreted(*parts: str) -> Iterator[None]:
+    """Import these modules anew with Triton, whose kernels the interpreter runs.
+
+    Triton's own functions (tl.max, tl.rand) are interpreted only if TRITON_INTERPRET is set at
+    its import.
+    """
+    with pytest.MonkeyPatch.context() as patch, imported_anew("triton", *parts):
+        patch.setenv("TRITON_INTERPRET", "1")
+        triton = importlib.import_module("triton")
+        language = importlib.import_module("triton.language")
+        facade = SimpleNamespace(HAS_TRITON=True, tl=language, triton=triton)
+        patch.setitem(sys.modules, "vllm.triton_utils", facade)
+        yield
 
 
 def _load(name: str, file: Path) -> ModuleType:

@@ -24,10 +24,8 @@ from vllm.utils import torch_utils
 from support import modules
 
 GPU = "vllm.v1.worker.gpu"
-#: Imported anew: upstream's modules with kernels, ours that import them, and Triton, whose own
-#: functions (tl.max, tl.rand) are interpreted only if TRITON_INTERPRET is set at its import.
+#: Imported anew: upstream's modules with kernels, and ours that import them.
 _ANEW = (
-    "triton",
     f"{GPU}.buffer_utils",
     f"{GPU}.input_batch",
     f"{GPU}.states",
@@ -70,49 +68,18 @@ def real() -> Sides:
 @contextmanager
 def interpreted() -> Iterator[Sides]:
     """Modules whose kernels run in Triton's interpreter; other tests do not see them."""
-
-    def anew(name: str) -> bool:
-        return not name.startswith("triton._C") and any(
-            name == part or name.startswith(f"{part}.") for part in _ANEW
-        )
-
-    kept = {name: module for name, module in sys.modules.items() if anew(name)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
+    with pytest.MonkeyPatch.context() as patch, modules.triton_interpreted(*_ANEW):
         upload = partial(torch_utils.async_tensor_h2d, pin_memory=False)
         patch.setattr(torch_utils, "async_tensor_h2d", upload)
-        for name in kept:
-            del sys.modules[name]
-            package, _, stem = name.rpartition(".")
-            if package in sys.modules:  # `from package import stem` would find the old one
-                vars(sys.modules[package]).pop(stem, None)
         sys.modules[f"{GPU}.metrics.logits"] = ModuleType("stand-in")
         sys.modules[f"{GPU}.metrics.logits"].get_num_nans = None  # type: ignore[attr-defined]
-        try:
-            triton = importlib.import_module("triton")
-            language = importlib.import_module("triton.language")
-            facade = SimpleNamespace(HAS_TRITON=True, tl=language, triton=triton)
-            patch.setitem(sys.modules, "vllm.triton_utils", facade)
-            buffers = importlib.import_module(f"{GPU}.buffer_utils")
-            buffers.UvaBuffer = _Shared  # type: ignore[attr-defined]
-            stock = importlib.import_module(f"{GPU}.sample.sampler")
-            ours = modules.overlaid.__wrapped__(modules.MRV2_SAMPLER)
-            copies = ours.readiness_sampler_copies_mrv2
-            rejection = importlib.import_module(f"{GPU}.spec_decode.rejection_sampler")
-            yield Sides(stock, ours, copies, rejection)
-        finally:
-            for name in [name for name in sys.modules if anew(name)]:
-                del sys.modules[name]
-            sys.modules.update(kept)
-            _reattach(kept)
-
-
-def _reattach(kept: dict[str, ModuleType]) -> None:
-    """Restore the modules as attributes of their packages."""
-    for name, module in kept.items():
-        package, _, stem = name.rpartition(".")
-        if package:
-            setattr(sys.modules[package], stem, module)
+        buffers = importlib.import_module(f"{GPU}.buffer_utils")
+        buffers.UvaBuffer = _Shared  # type: ignore[attr-defined]
+        stock = importlib.import_module(f"{GPU}.sample.sampler")
+        ours = modules.overlaid.__wrapped__(modules.MRV2_SAMPLER)
+        copies = ours.readiness_sampler_copies_mrv2
+        rejection = importlib.import_module(f"{GPU}.spec_decode.rejection_sampler")
+        yield Sides(stock, ours, copies, rejection)
 
 
 class _Shared:

@@ -16,6 +16,7 @@ SAMPLER_COPIES = "sampler-copies"
 ALLOWED_TOKENS = "allowed-tokens"
 PLUGIN_PROCESSORS = "plugin-processors"
 ROW_STATE = "row-state"
+RECOVERED_TOKENS = "recovered-tokens"
 
 #: Feature to one line on what it does. A name is lower-case with dashes.
 FEATURES: Mapping[str, str] = MappingProxyType(
@@ -35,6 +36,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         ALLOWED_TOKENS: "a request's allowed tokens bind no other request",
         PLUGIN_PROCESSORS: "a logits processor from an entry point reads each sampled token",
         ROW_STATE: "a request finds no other request's state in its row",
+        RECOVERED_TOKENS: "a token that replaces a draft is in the vocabulary",
     }
 )
 
