@@ -17,6 +17,7 @@ ALLOWED_TOKENS = "allowed-tokens"
 PLUGIN_PROCESSORS = "plugin-processors"
 ROW_STATE = "row-state"
 RECOVERED_TOKENS = "recovered-tokens"
+STOP_TOKENS = "stop-tokens"
 
 #: Feature to one line on what it does. A name is lower-case with dashes.
 FEATURES: Mapping[str, str] = MappingProxyType(
@@ -37,6 +38,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         PLUGIN_PROCESSORS: "a logits processor from an entry point reads each sampled token",
         ROW_STATE: "a request finds no other request's state in its row",
         RECOVERED_TOKENS: "a token that replaces a draft is in the vocabulary",
+        STOP_TOKENS: "stop tokens outside the vocabulary do not take part in min_tokens",
     }
 )
 

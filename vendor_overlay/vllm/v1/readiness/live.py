@@ -47,6 +47,7 @@ from vllm.v1.readiness.outputs import Outputs
 from vllm.v1.readiness.penalties import Penalties
 from vllm.v1.readiness.row_state import RowState
 from vllm.v1.readiness.slots import Slots
+from vllm.v1.readiness.stop_tokens import StopTokens
 from vllm.v1.readiness.thinking_budget import ThinkingBudget
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class LiveBatch:
             on = frozenset()
         if on:
             on = readers.count_plugin_processors(batch, on)
+        stop_tokens = StopTokens(batch) if features.STOP_TOKENS in on else None
         self._requests: dict[str, CachedRequestState] = {}
         #: The runner's samplers when they were last checked for seams; None: never.
         self._samplers: list[object] | None = None
@@ -127,7 +129,7 @@ class LiveBatch:
         self.slots: list[Slots] = [slots for slots in pair if slots is not None]
         self._slots_with_seams: list[Slots] = []
         # Thinking budgets compare a cut with the history as it was before.
-        followers = (row_state, self.thinking, self.history, *self.slots)
+        followers = (row_state, stop_tokens, self.thinking, self.history, *self.slots)
         self._features: list[Feature] = [f for f in followers if f is not None]
 
     def __eq__(self, other: object) -> bool:
