@@ -24,12 +24,14 @@ def config() -> ReasoningConfig:
 def unpin() -> None:
     """Make forced tokens go without pinned memory in this process.
 
-    Stock pins it whatever the platform, and fails where there is no driver. In a process that
-    vLLM starts, this serves as a general plugin.
+    Stock pins it whatever the platform, and fails where there is no driver. The overlay's fix
+    cpu-pinning is left alone. In a process that vLLM starts, this serves as a general plugin.
     """
-    from vllm.utils.torch_utils import async_tensor_h2d
+    from vllm.utils import torch_utils
 
-    async_tensor_h2d.__defaults__ = (False,)
+    pinning = getattr(torch_utils, "readiness_pinning", None)
+    if pinning is None or not pinning.lacking():
+        torch_utils.async_tensor_h2d.__defaults__ = (False,)
 
 
 def ended(tokens: list[int]) -> bool:

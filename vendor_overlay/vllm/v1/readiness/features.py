@@ -14,6 +14,7 @@ PENALTIES = "penalties"
 BAD_WORDS = "bad-words"
 SAMPLER_COPIES = "sampler-copies"
 ALLOWED_TOKENS = "allowed-tokens"
+CPU_PINNING = "cpu-pinning"
 PLUGIN_PROCESSORS = "plugin-processors"
 ROW_STATE = "row-state"
 RECOVERED_TOKENS = "recovered-tokens"
@@ -35,6 +36,7 @@ FEATURES: Mapping[str, str] = MappingProxyType(
 FIXES: Mapping[str, str] = MappingProxyType(
     {
         ALLOWED_TOKENS: "a request's allowed tokens bind no other request",
+        CPU_PINNING: "memory is pinned only where the platform has pinned memory",
         PLUGIN_PROCESSORS: "a logits processor from an entry point reads each sampled token",
         ROW_STATE: "a request finds no other request's state in its row",
         RECOVERED_TOKENS: "a token that replaces a draft is in the vocabulary",
