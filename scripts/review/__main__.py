@@ -30,6 +30,7 @@ from series import edit, upstream
 from series.upstream import Upstream
 
 from review import review, wheels
+from review.fixes import MENDED
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "review"
@@ -146,6 +147,8 @@ def _report(args: argparse.Namespace, result: Mapping[str, Any]) -> None:
         for patch in result["patches"]:
             line = f"{patch['verdict']:<9} {patch['name'][:4]} {patch['title']}: {patch['because']}"
             print(escaped(f"  {line}"))
+        if gone := [fix["name"] for fix in result["fixes"] if fix["has"] == MENDED]:
+            print(escaped(f"fixes that can go: {', '.join(gone)}"))
         for warning in result["warnings"]:
             print(escaped(f"warning: {warning}"))
         fates = [name["fate"] for name in result["names"]]

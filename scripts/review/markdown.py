@@ -112,6 +112,7 @@ def document(review: Review, texts: Mapping[str, FileTexts]) -> str:
 # Sections that the report and the document have in common
 
 _NAME_COLUMNS = ("name", "fate", "what", "where", "users")
+_FIX_COLUMNS = ("fix", "in the release", "upstream", "patch", "what to do")
 
 
 def _head(review: Review) -> Iterator[str]:
@@ -145,13 +146,16 @@ def _sections(
     """
     patches = []
     for patch in review["patches"]:
-        name = code(patch["name"], True)
-        link = name if most_users else f"[{name}](#{_anchor(patch['name'])})"
+        link = _patch_name(patch["name"], most_users is None)
         patches.append(_line(link, f"**{escape(patch['verdict'])}**", escape(patch["because"])))
     yield "", "", ("patch", "verdict", "why"), patches
     if review["warnings"]:
         warnings = [f"- {escape(warning)}" for warning in review["warnings"]]
         yield _counted(len(warnings), "warning"), "warnings", (), warnings
+    if fixes := review["fixes"]:
+        count = sum(fix["has"] == "mended" for fix in fixes)
+        heading = f"Fixes: {count:,} of {len(fixes):,} can go"
+        yield heading, "fixes", _FIX_COLUMNS, [_fix(fix, most_users is None) for fix in fixes]
     if review["names"]:
         changed = [name for name in review["names"] if name["fate"] != "same"]
         changed.sort(key=lambda name: not name["certain"])
@@ -170,6 +174,25 @@ def _sections(
         ]
         columns = ("file", "lines added", "lines removed", "functions touched")
         yield "Upstream's own drift", "drift", columns, lines
+
+
+def _fix(fix: Review, linked: bool) -> str:
+    patches = [
+        f"{_patch_name(patch['name'], linked)} {escape(patch['verdict'])}"
+        for patch in fix["patches"]
+    ]
+    return _line(
+        code(fix["name"], True),
+        f"**{escape(fix['has'])}**: {escape(fix['because'])}",
+        escape(", ".join(fix["bugs"])),
+        ", ".join(patches) or "none of its own",
+        escape(fix["todo"]),
+    )
+
+
+def _patch_name(name: str, linked: bool) -> str:
+    span = code(name, True)
+    return f"[{span}](#{_anchor(name)})" if linked else span
 
 
 def _name(name: Review, most_users: int | None) -> str:

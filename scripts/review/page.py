@@ -24,6 +24,7 @@ _ALIKE = 0.5
 _MOODS = {
     **dict.fromkeys(("clean", "applies", "same"), "good"),
     **dict.fromkeys(("needs eyes", "moved", "obsolete", "adopted", "body changed"), "eyes"),
+    **dict.fromkeys(("mended", "mended in part", "not known"), "eyes"),
     **dict.fromkeys(("conflicts", "gone", "signature changed"), "bad"),
 }
 #: The tokens that are coloured, each with its CSS class; the first match counts.

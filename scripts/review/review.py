@@ -20,9 +20,10 @@ from series import refresh
 from series.tree import write_file
 from series.upstream import Upstream
 
-from review import markdown, merging, page
+from review import fixes, markdown, merging, page
 from review.drift import changed_lines, drift
 from review.fates import fates
+from review.fixes import MENDS, Mend
 from review.markdown import FileTexts
 from review.merging import CONFLICTS, OBSOLETE, JudgedPatch, Merged
 from review.uses import Use, upstream_uses
@@ -45,6 +46,7 @@ def of_release(
     folder: Path,
     uses: Iterable[Use] | None = None,
     own: bool = False,
+    mends: Mapping[str, Mend] = MENDS,
 ) -> dict[str, Any]:
     """Review a release, and write the review.
 
@@ -55,6 +57,7 @@ def of_release(
         folder: where a directory named after the release is made, or replaced at the end.
         uses: the result of :func:`uses_of`, if it is known; it takes minutes.
         own: whether the release is the one that the overlay is for.
+        mends: by fix, what upstream has of it.
 
     Returns:
         The contents of review.json.
@@ -67,7 +70,8 @@ def of_release(
         uses = uses_of(overlay, base, merged.overlaid)
     names = fates(uses, base, release.upstream)
     candidate, files = _candidate(overlay, release, merged)
-    warnings = list(_warnings(merged, names))
+    judged = [] if own else fixes.judge(mends, release.version, merged.patches)
+    warnings = [*_warnings(merged, names), *fixes.warnings(judged)]
     review: dict[str, Any] = {
         "schema": 1,
         "command": "make diff" if own else f"make review RELEASE={release.version}",
@@ -82,6 +86,7 @@ def of_release(
             "proof": release.proof,
         },
         "verdict": _verdict(merged.patches, names, warnings),
+        "fixes": judged,
         "targets": [_target(path, base, release.upstream) for path in overlay.targets],
         "names": names,
         "candidate": candidate,

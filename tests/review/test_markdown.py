@@ -54,13 +54,28 @@ def test_the_report_has_every_verdict_and_the_names_that_changed() -> None:
     assert headings(text) == [
         "vLLM 0.99.0 for overlay 0.5.0",
         "2 warnings",
+        "Fixes: 1 of 3 can go",
         "Names that changed: 3 of 5 names that the overlay uses",
         "Upstream's own drift",
     ]
-    patches, names, drift = tables(text)
+    patches, fixes, names, drift = tables(text)
     assert patches == [
         ["patch", "verdict", "why"],
         *([each["name"], each["verdict"], each["because"]] for each in review["patches"]),
+    ]
+    assert fixes[1:] == [
+        [
+            fix["name"],
+            f"{fix['has']}: {fix['because']}",
+            "12345",
+            patch,
+            fix["todo"],
+        ]
+        for fix, patch in zip(
+            review["fixes"],
+            ("0001-say-so.patch applies", "0004-fight.patch applies", "none of its own"),
+            strict=True,
+        )
     ]
     by_name = {name["name"]: name for name in review["names"]}
     order = ["vllm.one.Runner.run", "vllm.two.Batch.size", "vllm.one.Runner"]
@@ -109,7 +124,7 @@ def test_the_document_also_has_each_patch_and_the_candidate() -> None:
 
 
 def test_a_review_of_nothing_is_short() -> None:
-    empty: dict[str, Any] = {"patches": [], "targets": [], "names": [], "warnings": []}
+    empty: dict[str, Any] = {"patches": [], "fixes": [], "targets": [], "names": [], "warnings": []}
     review = {**reviews.review(), **empty, "candidate": None}
     for text in (markdown.report(review), markdown.document(review, {})):
         assert headings(text) == ["vLLM 0.99.0 for overlay 0.5.0"]
@@ -120,11 +135,11 @@ def test_a_review_of_nothing_is_short() -> None:
 def test_hostile_text_makes_no_markup() -> None:
     review = reviews.hostile(reviews.review())
     text = markdown.report(review)
-    patches, names, _ = tables(text)
+    patches, fixes, names, _ = tables(text)
     shown = " ".join(HOSTILE.split())
     for cell in patches[1]:
         assert cell.endswith(shown)
-    assert {len(line) for line in (*patches, *names)} == {3, 5}
+    assert {len(line) for line in (*patches, *fixes, *names)} == {3, 5}
     children = [child for token in parsed(text) for child in token.children or []]
     ours = {"code_inline", "html_inline", "strong_open", "strong_close", "text"}
     assert {child.type for child in children} == ours
@@ -165,15 +180,15 @@ def test_any_text_is_shown_as_it_is(text: str) -> None:
 @pytest.mark.parametrize("number", [400, 4_000])
 def test_it_fits_into_a_comment_and_counts_what_is_left_out(number: int) -> None:
     review = reviews.review()
-    for key in ("names", "warnings", "patches", "targets"):
+    for key in ("names", "warnings", "patches", "fixes", "targets"):
         review[key] = [review[key][0]] * number
     text = markdown.report(review)
     assert len(text) <= MOST
     left = [int(count.replace(",", "")) for count in re.findall(r"([\d,]+) more are in", text)]
     lines = sum(len(table) - 1 for table in tables(text)) + text.count("\n- ")
-    assert sum(left) + lines == 4 * number
+    assert sum(left) + lines == 5 * number
     # Each section shows something.
-    assert len(tables(text)) == 3
+    assert len(tables(text)) == 4
     assert "\n- " in text
 
 

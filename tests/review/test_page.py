@@ -63,7 +63,7 @@ def test_verdicts_and_fates_have_their_colours(show: Callable[..., Page]) -> Non
     shown = show(reviews.review())
     for mood, words in {
         "good": {"applies", "same"},
-        "eyes": {"moved", "obsolete", "body changed"},
+        "eyes": {"moved", "obsolete", "body changed", "mended", "not known"},
         "bad": {"conflicts", "gone", "signature changed"},
     }.items():
         assert set(shown.locator(f"strong.{mood}").all_text_contents()) == words

@@ -17,6 +17,7 @@ from overlay.patches import Series
 from overlay.pin import sha256
 from review import merging, review, wheels
 from review.fates import fates
+from review.fixes import MENDED, MENDS, NOT_MENDED, PARTLY, READ
 from review.index import STATED
 from review.uses import Use
 from review.wheels import Release
@@ -114,6 +115,7 @@ def test_a_release_with_the_same_files_is_clean(reviews: Callable[[str], Real]) 
     assert result["verdict"] == "clean"
     assert {patch["verdict"] for patch in result["patches"]} == {"applies"}
     assert {name["fate"] for name in result["names"]} == {"same"}
+    assert {(fix["has"], fix["todo"]) for fix in result["fixes"]} == {("not mended", "keep it")}
     assert len(result["names"]) > 100
     candidate = folder / review.CANDIDATE
     for file in (REPO / "patches").iterdir():
@@ -138,6 +140,20 @@ def test_the_next_release_conflicts(reviews: Callable[[str], Real]) -> None:
     text = (folder / review.MARKDOWN).read_text()
     for patch in result["patches"]:
         assert patch["because"] in text.replace("\\", "")
+
+
+def test_the_newest_release_that_was_read_says_which_fixes_can_go(
+    reviews: Callable[[str], Real],
+) -> None:
+    """allowed-tokens has been mended, row-state in part, and plugin-processors not at all."""
+    _, result, folder = reviews(READ)
+    has = {fix["name"]: fix["has"] for fix in result["fixes"]}
+    assert has == {
+        name: MENDED if mend.since else PARTLY if mend.partly else NOT_MENDED
+        for name, mend in MENDS.items()
+    }
+    assert any(w.startswith("the fix allowed-tokens is mended") for w in result["warnings"])
+    assert "can go\n" in (folder / review.MARKDOWN).read_text()
 
 
 @pytest.mark.parametrize("version", ["0.22.1", "0.23.0"])

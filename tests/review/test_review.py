@@ -14,6 +14,7 @@ import pytest
 from overlay.errors import OverlayError
 from review import __main__ as program
 from review import page, review, wheels
+from review.fixes import Mend
 from review.wheels import Release
 from support import series
 from support.series import BASE, CHANGES, PATH, RUNNER
@@ -105,6 +106,28 @@ def test_a_hunk_that_merges_into_another_function_warns(tmp_path: Path) -> None:
     assert any("merges into Runner.other" in warning for warning in result["warnings"])
 
 
+def test_a_fix_that_the_release_has_needs_eyes(tmp_path: Path) -> None:
+    """Every patch applies and no name has changed: only the table knows of the mend."""
+    overlay = series.checkout(tmp_path / "checkout")
+    mends = {
+        "gone": Mend(since="0.23.0", patches=("edit-1",)),
+        "needed": Mend(since="0.24.0", patches=("edit-2",)),
+    }
+    base, release = series.upstream(BASE), synthetic(RUNNER)
+    result = review.of_release(overlay, base, release, tmp_path / "out", mends=mends)
+    assert {patch["verdict"] for patch in result["patches"]} == {"applies"}
+    assert [(fix["name"], fix["has"]) for fix in result["fixes"]] == [
+        ("gone", "mended"),
+        ("needed", "not mended"),
+    ]
+    assert result["verdict"] == "needs eyes"
+    (warning,) = result["warnings"]
+    assert warning.startswith("the fix gone is mended (since 0.23.0): drop it; drop 0001")
+    where = tmp_path / "out" / "0.23.0"
+    assert "## Fixes: 1 of 2 can go" in (where / review.MARKDOWN).read_text()
+    assert "Fixes: 1 of 2 can go" in (where / review.PAGE).read_text()
+
+
 # The files and the program.
 
 
@@ -194,6 +217,7 @@ def test_the_overlay_against_its_own_release(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == [review.OWN]
     result = json.loads((tmp_path / review.OWN / review.JSON).read_text())
     assert result["own"] is True
+    assert result["fixes"] == []
     assert json.loads(done[1].stdout) == result
     assert {patch["verdict"] for patch in result["patches"]} == {"applies"}
     text = html.unescape((tmp_path / review.OWN / review.PAGE).read_text())

@@ -42,6 +42,11 @@ def review(own: bool = False) -> dict[str, Any]:
             _patch("0004-fight.patch", "conflicts", _file(TWO, "conflicts", _conflict())),
             _patch("0011-gone.patch", "obsolete", _file(THREE, "obsolete", _hunk("gone", 5, None))),
         ],
+        "fixes": [
+            _fix("one-fix", "mended", "0001-say-so.patch"),
+            _fix("two-fix", "not mended", "0004-fight.patch"),
+            _fix("three-fix", "not known"),
+        ],
         "targets": [
             _target(ONE, 12, 8, "Runner._sample"),
             _target(TWO, 1325, 1543, "Batch.add", "Batch.gone"),
@@ -63,7 +68,7 @@ def review(own: bool = False) -> dict[str, Any]:
         "warnings": ["Batch.size has another body.", "Runner.run takes one parameter more."],
     }
     if own:
-        content |= {"targets": [], "warnings": [], "candidate": None}
+        content |= {"fixes": [], "targets": [], "warnings": [], "candidate": None}
         for name in content["names"]:
             name |= {"fate": "same", "now": name["was"], "detail": ""}
         for patch in content["patches"]:
@@ -107,6 +112,18 @@ def _patch(name: str, verdict: str, *files: dict[str, Any]) -> dict[str, Any]:
         "verdict": verdict,
         "because": f"This is why {name} is what it is.",
         "files": list(files),
+    }
+
+
+def _fix(name: str, has: str, *patches: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "bugs": ["12345"],
+        "has": has,
+        "because": f"This is why {name} is {has}.",
+        "patches": [{"name": patch, "verdict": "applies"} for patch in patches],
+        "todo": f"This is what to do about {name}.",
+        "look": has != "not mended",
     }
 
 
