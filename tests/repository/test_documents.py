@@ -17,6 +17,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from overlay.errors import MEANING, Exit
 from overlay.state import State
+from review.fixes import MENDS, READ
 from support import probes, sites
 from support.checkouts import git, library
 from support.sites import REPO, UPSTREAM
@@ -223,14 +224,36 @@ def test_the_features_are_those_of_the_switch(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv(switch.NAME, raising=False)
     rows = table("docs/features.md", "name")
     assert rows.keys() == switch.enabled()
-    described = BY_NAME["docs/features.md"].read_text()
     for group in ("features", "fixes"):
         members = {name for name, (its_group, _) in rows.items() if its_group == group}
         monkeypatch.setenv(switch.NAME, group)
         assert switch.enabled() == members
-        for name in members:
-            assert f"\n### {name}\n" in described
-    assert table("README.md", "fix").keys() == members
+        assert sections(f"docs/{group}.md").keys() == members
+    assert table("README.md", "fix").keys() == table("docs/fixes.md", "fix").keys() == members
+
+
+def sections(name: str) -> dict[str, str]:
+    """The sections with a heading of the third level, by their headings."""
+    text = BY_NAME[name].read_text()
+    found = re.findall(r"^### (.*)\n((?:(?!##).*\n)*)", text, re.MULTILINE)
+    assert len(dict(found)) == len(found), f"{name} describes one twice"
+    return dict(found)
+
+
+@pytest.mark.parametrize("fix", MENDS)
+def test_a_fix_is_described_with_what_upstream_has_of_it(fix: str) -> None:
+    mend, section = MENDS[fix], sections("docs/fixes.md")[fix]
+    bullets = re.findall(r"^- \*\*(.*?)\*\*: ", section, re.MULTILINE)
+    assert {"Stock", "Overlay", "How outputs differ", "Upstream"} <= set(bullets)
+    upstream = section.partition("- **Upstream**: ")[2]
+    missing = f"not in {READ}"
+    for known in (*mend.addresses, *mend.partly, mend.since or missing):
+        assert known in " ".join(upstream.split())
+    _, bugs, since = table("docs/fixes.md", "fix")[fix]
+    assert re.findall(r"\((.*?)\)", bugs) == mend.addresses
+    partly = f"in part: {', '.join(mend.partly)}" if mend.partly else missing
+    assert since == (mend.since or partly)
+    assert f"the newest one that was read is {READ}" in BY_NAME["docs/fixes.md"].read_text()
 
 
 def test_the_tables_of_operations_are_complete() -> None:
