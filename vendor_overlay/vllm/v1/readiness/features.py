@@ -16,6 +16,7 @@ SAMPLER_COPIES = "sampler-copies"
 ALLOWED_TOKENS = "allowed-tokens"
 CPU_PINNING = "cpu-pinning"
 PLUGIN_PROCESSORS = "plugin-processors"
+REFUSED_GRAMMARS = "refused-grammars"
 ROW_STATE = "row-state"
 RECOVERED_TOKENS = "recovered-tokens"
 STOP_TOKENS = "stop-tokens"
@@ -38,6 +39,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         ALLOWED_TOKENS: "a request's allowed tokens bind no other request",
         CPU_PINNING: "memory is pinned only where the platform has pinned memory",
         PLUGIN_PROCESSORS: "a logits processor from an entry point reads each sampled token",
+        REFUSED_GRAMMARS: "a grammar that cannot be compiled ends its own request alone",
         ROW_STATE: "a request finds no other request's state in its row",
         RECOVERED_TOKENS: "a token that replaces a draft is in the vocabulary",
         STOP_TOKENS: "stop tokens outside the vocabulary do not take part in min_tokens",

@@ -1,0 +1,101 @@
+"""The fix refused-grammars: what cannot be compiled ends its own request, and no other.
+
+The pinned scheduler raises the error in its loop, as ours does with the fix off.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support import grammars, modules
+from vllm.v1.engine import FinishReason
+from vllm.v1.readiness import switch
+
+#: Each passes the front end of 0.22.0.
+REFUSED: dict[str, dict[str, Any]] = {
+    "an empty schema": {"json": ""},
+    "an empty structural tag": {"structural_tag": ""},
+    "no JSON object": {"json_object": False},
+    "a token outside the vocabulary": {
+        "structural_tag": json.dumps(
+            {"type": "structural_tag", "format": {"type": "token", "token": 99999}}
+        )
+    },
+}
+HONEST = {"grammar": 'root ::= "t"+'}
+
+
+@pytest.fixture(params=["pinned", "off", "ours"])
+def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Which scheduler is tested."""
+    monkeypatch.setenv(switch.NAME, "-refused-grammars" if request.param == "off" else "on")
+    return request.param  # type: ignore[no-any-return]
+
+
+def scheduler_of(side: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make a side's scheduler."""
+    load = modules.pristine if side == "pinned" else modules.overlaid
+    return grammars.make_scheduler(load(grammars.SCHEDULER).Scheduler, monkeypatch)
+
+
+def step(scheduler: Any) -> list[Any]:
+    """Run a step in which each request is given "t"; the outputs for client 0."""
+    scheduled = scheduler.schedule()
+    given = dict.fromkeys(scheduled.num_scheduled_tokens, grammars.tokens("t"))
+    outputs = scheduler.update_from_output(scheduled, grammars.output_of(scheduled, given))
+    return outputs[0].outputs if 0 in outputs else []
+
+
+@pytest.mark.parametrize("grammar", REFUSED.values(), ids=REFUSED)
+def test_only_the_refused_request_ends(
+    side: str, grammar: Any, monkeypatch: pytest.MonkeyPatch, caplog_vllm: pytest.LogCaptureFixture
+) -> None:
+    scheduler = scheduler_of(side, monkeypatch)
+    honest = grammars.add(scheduler, "honest", HONEST)
+    step(scheduler)
+    hostile = grammars.add(scheduler, "hostile", grammar)
+    late = grammars.add(scheduler, "late", None)
+    if side != "ours":
+        with pytest.raises((RuntimeError, ValueError)):
+            step(scheduler)
+        return
+    outputs = {output.request_id: output for output in step(scheduler)}
+    refused = outputs.pop("hostile")
+    assert (refused.finish_reason, refused.new_token_ids) == (FinishReason.ERROR, [])
+    assert hostile.is_finished()
+    (line,) = [line for line in caplog_vllm.messages if "hostile" in line]
+    assert str(hostile.structured_output_request._grammar.exception()).strip() in line
+    for others in (outputs.values(), step(scheduler)):
+        assert {output.request_id for output in others} == {"honest", "late"}
+        for output in others:
+            assert (output.finish_reason, output.new_token_ids) == (None, grammars.tokens("t"))
+    assert not (honest.is_finished() or late.is_finished() or scheduler.skipped_waiting)
+
+
+def test_a_request_that_is_aborted_first_has_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.request import RequestStatus
+
+    scheduler = scheduler_of("ours", monkeypatch)
+    grammars.add(scheduler, "hostile", REFUSED["an empty schema"])
+    scheduled = scheduler.schedule()
+    scheduler.schedule()  # as with two batches in flight
+    scheduler.finish_requests("hostile", RequestStatus.FINISHED_ABORTED)
+    outputs = scheduler.update_from_output(scheduled, grammars.output_of(scheduled, {}))
+    assert not outputs[0].outputs
+    assert not scheduler.requests
+
+
+def test_a_scheduler_with_an_update_of_its_own_is_left_to_upstream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Derived(modules.overlaid(grammars.SCHEDULER).Scheduler):  # type: ignore[misc]
+        """Somebody's scheduler, which may not call ours."""
+
+        def update_from_output(self, *arguments: Any) -> Any:
+            return super().update_from_output(*arguments)
+
+    scheduler = grammars.make_scheduler(Derived, monkeypatch)
+    grammars.add(scheduler, "hostile", REFUSED["an empty schema"])
+    with pytest.raises(RuntimeError):
+        scheduler.schedule()

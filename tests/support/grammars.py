@@ -1,0 +1,108 @@
+"""Requests with grammars: the real scheduler, xgrammar, and the logits processors of a batch."""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+from vllm.config import StructuredOutputsConfig
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.request import Request
+
+from support.lockstep import scheduler as upstream
+
+EOS = 2
+_CHARACTERS = '0123456789{}[]":,aefilnorstux-. '
+_TOKENS = {"<unk>": 0, "<s>": 1, "</s>": EOS} | {c: n for n, c in enumerate(_CHARACTERS, 3)}
+SCHEDULER = "vllm/v1/core/sched/scheduler.py"
+
+
+def tokens(text: str) -> list[int]:
+    """The tokens of a text: one for each character."""
+    return [_TOKENS[character] for character in text]
+
+
+def tokenizer() -> Any:
+    """Make the tokenizer."""
+    made = Tokenizer(models.BPE(_TOKENS, [], unk_token="<unk>"))
+    made.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+class Side(NamedTuple):
+    """Which scheduler is tested.
+
+    Attributes:
+        load: modules.pristine or modules.overlaid.
+        value: of VLLM_READINESS.
+    """
+
+    load: Callable[[str], Any]
+    value: str
+
+
+def make_scheduler(kind: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make a scheduler of a class, whose grammars are compiled in a thread, by xgrammar."""
+    monkeypatch.setattr(upstream, "Scheduler", kind)
+    scheduler = upstream.make_scheduler(False, None, 64, 4, 64, 64)
+    manager = scheduler.structured_output_manager
+    manager.tokenizer = tokenizer()
+    manager.executor = ThreadPoolExecutor(1)
+    return scheduler
+
+
+_NO_PARAMS: Mapping[str, Any] = MappingProxyType({})
+
+
+def add(
+    scheduler: Any,
+    name: str,
+    grammar: Mapping[str, Any] | None,
+    params: Mapping[str, Any] = _NO_PARAMS,
+) -> Any:
+    """Let the front end check a request, and add it; its grammar has been compiled, or failed.
+
+    Args:
+        scheduler: see :func:`make_scheduler`.
+        name: the request's id.
+        grammar: fields of StructuredOutputsParams.
+        params: further sampling parameters.
+    """
+    structured = None if grammar is None else StructuredOutputsParams(**grammar)
+    sampling = SamplingParams(
+        temperature=0.0, detokenize=False, structured_outputs=structured, **params
+    )
+    manager = scheduler.structured_output_manager
+    sampling._validate_structured_outputs(StructuredOutputsConfig(), manager.tokenizer)
+    sampling.update_from_generation_config({}, EOS)
+    request = Request(name, tokens("x"), sampling, None)
+    manager.grammar_init(request)
+    manager.executor.submit(int).result()  # behind the grammar, in the same thread
+    scheduler.add_request(request)
+    return request
+
+
+def output_of(scheduled: Any, sampled: Mapping[str, list[int]]) -> Any:
+    """The runner's output of a step: the tokens that each request was given."""
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    names = list(scheduled.num_scheduled_tokens)
+    return ModelRunnerOutput(
+        req_ids=names,
+        req_id_to_index={name: n for n, name in enumerate(names)},
+        sampled_token_ids=[list(sampled[name]) for name in names],
+    )
+
+
+def likings(*favourites: int) -> torch.Tensor:
+    """[1, vocab] logits that prefer tokens in this order, and then the others in theirs."""
+    logits = -torch.arange(upstream.VOCABULARY, dtype=torch.float32)
+    for rank, token in enumerate(favourites):
+        logits[token] = 100.0 - rank
+    return logits.unsqueeze(0)
