@@ -78,7 +78,7 @@ def finish(scheduler: "Scheduler", outputs: dict[int, list[EngineCoreOutput]]) -
 def _mends(scheduler: "Scheduler") -> bool:
     """Whether the fix is on, and the scheduler's class calls :func:`finish`."""
     kinds = type(scheduler).__mro__
-    ours = next((kind for kind in kinds if hasattr(sys.modules[kind.__module__], _SEAM)), None)
+    ours = next((kind for kind in kinds if hasattr(sys.modules.get(kind.__module__), _SEAM)), None)
     return (
         ours is not None
         and type(scheduler).update_from_output is ours.update_from_output
