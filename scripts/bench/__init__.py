@@ -5,7 +5,8 @@ Programs are run from a checkout, by the module's name:
     PYTHONPATH=scripts python -m bench.engine --help
 
 Programs: `engine` (requests on one engine), `serving` (vLLM's server and client), `step` (one
-sampling step), `report` (the Markdown and page of a run) and `measurements`
-(docs/measurements.md). Libraries: `compare` (installations, turns, the summary and the machine),
-`engines`, `servers`, `sampling_step`, `reports`, and `thinking`, which the tests use as well.
+sampling step), `fixes` (what the fixes cost the host), `report` (the Markdown and page of a run)
+and `measurements` (docs/measurements.md). Libraries: `compare` (installations, turns, the summary
+and the machine), `engines`, `servers`, `sampling_step`, `host_work`, `reports`, and `thinking`,
+which the tests use as well.
 """

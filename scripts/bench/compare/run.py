@@ -152,7 +152,7 @@ class Run(ABC):
             self._measure_all()
             complete = True
         except KeyboardInterrupt:
-            if not any(table.children for table in self.tables.values()):
+            if not self.measured():
                 raise
             print("\nbench: stopped; what was measured is kept", file=sys.stderr)
         try:
@@ -165,7 +165,7 @@ class Run(ABC):
             replace(self.args.out / "run.html", page(result))
         except Failure as error:
             print(f"bench: {error}", file=sys.stderr)
-        return int(bool(self._errors) or _spoilt(result)) if complete else 130
+        return int(bool(self._errors) or self.spoilt(result)) if complete else 130
 
     def _measure_all(self) -> None:
         """Do every job; one that fails leaves an error behind."""
@@ -184,7 +184,14 @@ class Run(ABC):
 
     def write(self, complete: bool) -> dict[str, Any]:
         """Write the results so far; return the run's JSON."""
-        run = {
+        run = self.report(complete)
+        replace(self.args.out / "run.json", json.dumps(run, indent=1))
+        replace(self.args.out / "run.md", markdown(run))
+        return run
+
+    def report(self, complete: bool) -> dict[str, Any]:
+        """Return the JSON of the results so far."""
+        return {
             **describe(self._started, self.device, self.installations),
             "complete": complete,
             "environment": settings(self.environment),
@@ -196,19 +203,19 @@ class Run(ABC):
             },
             "errors": self._errors,
         }
-        replace(self.args.out / "run.json", json.dumps(run, indent=1))
-        replace(self.args.out / "run.md", markdown(run))
-        return run
 
+    def measured(self) -> bool:
+        """Return whether there are any results."""
+        return any(table.children for table in self.tables.values())
 
-def _spoilt(run: Mapping[str, Any]) -> bool:
-    """Return whether a problem refuses a ratio of the overlaid side."""
-    return any(
-        case["problems"].get(side)
-        for row in run["rows"].values()
-        for case in row["cases"].values()
-        for side in SIDES[:2]
-    )
+    def spoilt(self, result: Mapping[str, Any]) -> bool:
+        """Return whether a problem refuses a ratio of the overlaid side."""
+        return any(
+            case["problems"].get(side)
+            for row in result["rows"].values()
+            for case in row["cases"].values()
+            for side in SIDES[:2]
+        )
 
 
 def run(args: argparse.Namespace, make: Callable[[Installations], Run]) -> int:
