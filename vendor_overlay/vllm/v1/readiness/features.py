@@ -20,6 +20,7 @@ REFUSED_GRAMMARS = "refused-grammars"
 ROW_STATE = "row-state"
 RECOVERED_TOKENS = "recovered-tokens"
 STOP_TOKENS = "stop-tokens"
+CPU_SEEDS = "cpu-seeds"
 
 #: Feature to one line on what it does. A name is lower-case with dashes.
 FEATURES: Mapping[str, str] = MappingProxyType(
@@ -43,6 +44,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         ROW_STATE: "a request finds no other request's state in its row",
         RECOVERED_TOKENS: "a token that replaces a draft is in the vocabulary",
         STOP_TOKENS: "stop tokens outside the vocabulary do not take part in min_tokens",
+        CPU_SEEDS: "on the CPU, a seeded request's prompt may be prefilled in chunks",
     }
 )
 

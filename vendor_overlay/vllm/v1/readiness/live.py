@@ -18,6 +18,7 @@ prepare                runner._sample                before a step is sampled
 settle_for_sampling    InputBatch, output tokens     in its place, before sampling
 host_needs_drafts      runner._sample                before draft tokens are waited for
 observe_sampled        runner.sample_tokens          after sampling
+rewind                 runner._bookkeeping_sync      a row's sample is dropped
 place                  runner._bookkeeping_sync      in place of writing placeholders
 expect                 InputBatch, async tokens      a step's tokens are on their way
 =====================  ============================  =======================================
@@ -41,6 +42,7 @@ from vllm.logger import init_logger
 from vllm.v1.readiness import features, readers, sampler_copies, subclasses, switch
 from vllm.v1.readiness.allowed_tokens import AllowedTokens
 from vllm.v1.readiness.bad_words import BadWords
+from vllm.v1.readiness.cpu_seeds import CpuSeeds
 from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.history import History, LiveRows
 from vllm.v1.readiness.outputs import Outputs
@@ -99,6 +101,8 @@ class LiveBatch:
         self.outputs = Outputs(batch, num_spec_tokens, features.READBACK in on)
         self.allowed_tokens = AllowedTokens(batch) if features.ALLOWED_TOKENS in on else None
         row_state = RowState(batch) if features.ROW_STATE in on else None
+        on_cpu = bool(on) and batch.device.type == "cpu"
+        self.cpu_seeds = CpuSeeds(batch) if on_cpu and features.CPU_SEEDS in on else None
         if on and batch.is_pooling_model:
             on = frozenset()
         if on:
@@ -226,6 +230,8 @@ class LiveBatch:
             runner: the model runner; None for one with vLLM's own samplers.
         """
         self._check_samplers(runner)
+        if self.cpu_seeds is not None and runner is not None:
+            self.cpu_seeds.keep(runner.discard_request_mask.np)
         if self.history is None:
             return
         begun = self.history.prepare()
@@ -288,6 +294,10 @@ class LiveBatch:
     def host_needs_drafts(self) -> bool:
         """Whether a consumer on the host needs this step's draft tokens."""
         return self.history is None or any(True for _ in readers.readers(self))
+
+    def rewind(self, row: int) -> bool:
+        """See :meth:`CpuSeeds.rewind`."""
+        return self.cpu_seeds is not None and self.cpu_seeds.rewind(row)
 
     def place(self, max_model_len: int) -> bool:
         """See :meth:`History.place`.

@@ -1,0 +1,63 @@
+"""The fix cpu-seeds: seeded requests whose prompts are prefilled in chunks, on the CPU.
+
+Upstream's scheduler drives one runner: upstream's, ours with the fix off, or ours.
+"""
+
+import pytest
+import torch
+from support.lockstep import VOCABULARY, LockstepRun, RunnerUnderTest
+
+SEED = 7
+#: Tokens a step; the request's prompt takes some steps.
+CHUNK = 4
+PROMPT = [*range(1, 16)]
+
+
+def states(name: str, asynchronous: bool, drafts: int) -> list[tuple[bool, torch.Tensor]]:
+    """Prefill a seeded request in chunks, beside another that decodes.
+
+    Returns:
+        After each step whether its sample was dropped, and the state of its generator.
+    """
+    run = LockstepRun(
+        asynchronous=asynchronous,
+        drafts=drafts,
+        max_num_seqs=2,
+        max_tokens_a_step=CHUNK + 1 + drafts,
+        switch="-cpu-seeds" if name == "off" else "",
+    )
+    runner = run.stock if name == "pinned" else run.ours
+    run.add([3], temperature=1.0, seed=1, max_tokens=30)
+    step(run, runner)
+    seeded = run.add(PROMPT, temperature=1.0, seed=SEED)
+    after = []
+    for _ in range(6):
+        step(run, runner)
+        row = runner.batch.req_id_to_index[seeded]
+        dropped = bool(runner.runner.discard_request_mask.np[row])
+        after.append((dropped, runner.batch.generators[row].get_state()))
+    return after
+
+
+def step(run: LockstepRun, runner: RunnerUnderTest) -> None:
+    """Schedule a step, run it in one runner, and read its output."""
+    scheduled = run.scheduler.schedule()
+    output, copy = runner.step(scheduled, seed=1)
+    tokens = copy.source.tolist()
+    output.sampled_token_ids = [[id_ for id_ in row if 0 <= id_ < VOCABULARY] for row in tokens]
+    run.scheduler.update_from_output(scheduled, output)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("drafts", [0, 2])
+@pytest.mark.parametrize("name", ["pinned", "off", "ours"])
+def test_a_dropped_sample_leaves_no_trace(name: str, asynchronous: bool, drafts: int) -> None:
+    if name != "ours":
+        with pytest.raises(RuntimeError, match="does not use offset"):
+            states(name, asynchronous, drafts)
+        return
+    fresh = torch.Generator().manual_seed(SEED).get_state()
+    after = states(name, asynchronous, drafts)
+    assert sum(dropped for dropped, _ in after) >= 2
+    assert not all(dropped for dropped, _ in after)
+    assert all(torch.equal(state, fresh) == dropped for dropped, state in after)

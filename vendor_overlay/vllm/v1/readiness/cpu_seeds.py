@@ -1,0 +1,47 @@
+"""Fix ``cpu-seeds``: on the CPU a seeded request's prompt may be prefilled in chunks.
+
+0.22.0 samples for every row of a step, and drops the sample of a row whose prompt is not
+complete. So that chunks do not change what a seed gives, the row's generator is then set back
+by an offset, which a generator on the CPU does not have: the engine ends.
+
+Here such a generator's whole state is kept before the step is sampled, and restored.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from vllm.v1.worker.gpu_input_batch import InputBatch
+
+
+class CpuSeeds:
+    """The generators of one batch on the CPU."""
+
+    def __init__(self, batch: "InputBatch") -> None:
+        self.batch = batch
+        self._states: dict[int, torch.Tensor] = {}
+
+    def keep(self, discarded: "np.ndarray") -> None:
+        """Keep the states of generators whose samples will be dropped.
+
+        Args:
+            discarded: [at least requests] bool: rows whose samples are dropped.
+        """
+        self._states = {
+            row: generator.get_state()
+            for row, generator in self.batch.generators.items()
+            if discarded[row]
+        }
+
+    def rewind(self, row: int) -> bool:
+        """Restore the state of a row's generator.
+
+        Returns:
+            True if that was done; False to fall back to upstream.
+        """
+        state = self._states.pop(row, None)
+        if state is None:
+            return False
+        self.batch.generators[row].set_state(state)
+        return True
