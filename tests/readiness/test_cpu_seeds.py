@@ -1,11 +1,13 @@
-"""The fix cpu-seeds: seeded requests whose prompts are prefilled in chunks, on the CPU.
+"""The fix cpu-seeds: seeded requests on the CPU, in chunks and beside others.
 
-Upstream's scheduler drives one runner: upstream's, ours with the fix off, or ours.
+For chunks, upstream's scheduler drives one runner: upstream's, ours with the fix off, or ours.
 """
 
 import pytest
 import torch
+from support import modules
 from support.lockstep import VOCABULARY, LockstepRun, RunnerUnderTest
+from vllm.v1.readiness import switch
 
 SEED = 7
 #: Tokens a step; the request's prompt takes some steps.
@@ -61,3 +63,26 @@ def test_a_dropped_sample_leaves_no_trace(name: str, asynchronous: bool, drafts:
     assert sum(dropped for dropped, _ in after) >= 2
     assert not all(dropped for dropped, _ in after)
     assert all(torch.equal(state, fresh) == dropped for dropped, state in after)
+
+
+def seeded_tokens(name: str, rows: list[int | None]) -> list[int]:
+    """Sample a batch by its rows' seeds, None for none; the tokens of the rows with a seed."""
+    load = modules.pristine if name == "pinned" else modules.overlaid
+    sampler = load("vllm/v1/sample/ops/topk_topp_sampler.py").TopKTopPSampler()
+    logits = torch.zeros(len(rows), 1000)
+    generators = {
+        row: torch.Generator().manual_seed(seed)
+        for row, seed in enumerate(rows)
+        if seed is not None
+    }
+    tokens, _ = sampler.forward_cpu(logits, generators, None, None)
+    return [int(tokens[row]) for row in generators]
+
+
+@pytest.mark.parametrize("name", ["pinned", "off", "ours"])
+def test_a_seed_counts_whoever_is_beside_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(switch.NAME, "-cpu-seeds" if name == "off" else "")
+    alone = seeded_tokens(name, [SEED])
+    beside = seeded_tokens(name, [None, SEED, None])
+    assert (beside == alone) == (name == "ours")
+    assert seeded_tokens(name, [1, SEED])[1:] == alone

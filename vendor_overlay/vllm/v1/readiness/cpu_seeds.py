@@ -1,13 +1,18 @@
-"""Fix ``cpu-seeds``: on the CPU a seeded request's prompt may be prefilled in chunks.
+"""Fix ``cpu-seeds``: on the CPU, a request's seed decides its tokens, and ends no engine.
 
 0.22.0 samples for every row of a step, and drops the sample of a row whose prompt is not
 complete. So that chunks do not change what a seed gives, the row's generator is then set back
-by an offset, which a generator on the CPU does not have: the engine ends.
+by an offset, which a generator on the CPU does not have: the engine ends. Here such a
+generator's whole state is kept before the step is sampled, and restored.
 
-Here such a generator's whole state is kept before the step is sampled, and restored.
+Its sampler for CPUs also ignores all seeds unless every row of the batch has one, so that
+what a seed gives depends on the other requests. Here each row with a seed uses it.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+from vllm.v1.readiness import features, switch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,3 +50,15 @@ class CpuSeeds:
             return False
         self.batch.generators[row].set_state(state)
         return True
+
+
+def leave_out(generators: "Mapping[int, torch.Generator]", rows: int) -> bool:
+    """Whether to sample without the generators of requests.
+
+    Args:
+        generators: by row; rows without a seed have none.
+        rows: number of rows.
+    """
+    if len(generators) == rows:
+        return False
+    return not generators or features.CPU_SEEDS not in switch.enabled()

@@ -44,7 +44,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         ROW_STATE: "a request finds no other request's state in its row",
         RECOVERED_TOKENS: "a token that replaces a draft is in the vocabulary",
         STOP_TOKENS: "stop tokens outside the vocabulary do not take part in min_tokens",
-        CPU_SEEDS: "on the CPU, a seeded request's prompt may be prefilled in chunks",
+        CPU_SEEDS: "on the CPU, a seed decides its request's tokens, in chunks and beside others",
     }
 )
 
