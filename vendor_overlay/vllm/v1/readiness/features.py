@@ -21,6 +21,7 @@ ROW_STATE = "row-state"
 RECOVERED_TOKENS = "recovered-tokens"
 STOP_TOKENS = "stop-tokens"
 CPU_SEEDS = "cpu-seeds"
+PROMPT_LOGITS = "prompt-logits"
 
 #: Feature to one line on what it does. A name is lower-case with dashes.
 FEATURES: Mapping[str, str] = MappingProxyType(
@@ -45,6 +46,8 @@ FIXES: Mapping[str, str] = MappingProxyType(
         RECOVERED_TOKENS: "a token that replaces a draft is in the vocabulary",
         STOP_TOKENS: "stop tokens outside the vocabulary do not take part in min_tokens",
         CPU_SEEDS: "on the CPU, a seed decides its request's tokens, in chunks and beside others",
+        PROMPT_LOGITS: "logprobs_mode applies to the logprobs of prompts",
+        CPU_SEEDS: "on the CPU, a seeded request's prompt may be prefilled in chunks",
     }
 )
 

@@ -20,6 +20,7 @@ host_needs_drafts      runner._sample                before draft tokens are wai
 observe_sampled        runner.sample_tokens          after sampling
 rewind                 runner._bookkeeping_sync      a row's sample is dropped
 place                  runner._bookkeeping_sync      in place of writing placeholders
+prompt_scores          runner, prompt logprobs       in place of computing them
 expect                 InputBatch, async tokens      a step's tokens are on their way
 =====================  ============================  =======================================
 
@@ -39,7 +40,14 @@ from weakref import proxy
 
 import torch
 from vllm.logger import init_logger
-from vllm.v1.readiness import features, readers, sampler_copies, subclasses, switch
+from vllm.v1.readiness import (
+    features,
+    prompt_logits,
+    readers,
+    sampler_copies,
+    subclasses,
+    switch,
+)
 from vllm.v1.readiness.allowed_tokens import AllowedTokens
 from vllm.v1.readiness.bad_words import BadWords
 from vllm.v1.readiness.cpu_seeds import CpuSeeds
@@ -55,6 +63,7 @@ from vllm.v1.readiness.thinking_budget import ThinkingBudget
 if TYPE_CHECKING:
     from vllm.config import CacheConfig
     from vllm.v1.sample.metadata import SamplingMetadata
+    from vllm.v1.sample.sampler import Sampler
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -298,6 +307,10 @@ class LiveBatch:
     def rewind(self, row: int) -> bool:
         """See :meth:`CpuSeeds.rewind`."""
         return self.cpu_seeds is not None and self.cpu_seeds.rewind(row)
+
+    def prompt_scores(self, sampler: "Sampler", logits: torch.Tensor) -> torch.Tensor:
+        """See :func:`prompt_logits.scores`."""
+        return prompt_logits.scores(sampler, logits, features.PROMPT_LOGITS in self.on)
 
     def place(self, max_model_len: int) -> bool:
         """See :meth:`History.place`.
