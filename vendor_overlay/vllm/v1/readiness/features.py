@@ -22,6 +22,7 @@ RECOVERED_TOKENS = "recovered-tokens"
 STOP_TOKENS = "stop-tokens"
 CPU_SEEDS = "cpu-seeds"
 PROMPT_LOGITS = "prompt-logits"
+UNIFORM_DECODE = "uniform-decode"
 
 #: Feature to one line on what it does. A name is lower-case with dashes.
 FEATURES: Mapping[str, str] = MappingProxyType(
@@ -48,6 +49,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         CPU_SEEDS: "on the CPU, a seed decides its request's tokens, in chunks and beside others",
         PROMPT_LOGITS: "logprobs_mode applies to the logprobs of prompts",
         CPU_SEEDS: "on the CPU, a seeded request's prompt may be prefilled in chunks",
+        UNIFORM_DECODE: "no prompt of a hybrid model takes the CUDA graph of decodes",
     }
 )
 

@@ -13,6 +13,7 @@ clear_mask             InputBatch.condense           the mask of a row has been 
 swap_rows, swap_masks  InputBatch.swap_states        two rows are being exchanged
 plan                   InputBatch, sampling metadata the batch has changed
 begin_step             runner._update_states         before the batch changes for a step
+force_uniform_decode   runner.execute_model          before a CUDA graph is chosen
 cut                    runner._update_states         before an output is cut back
 prepare                runner._sample                before a step is sampled
 settle_for_sampling    InputBatch, output tokens     in its place, before sampling
@@ -59,6 +60,7 @@ from vllm.v1.readiness.row_state import RowState
 from vllm.v1.readiness.slots import Slots
 from vllm.v1.readiness.stop_tokens import StopTokens
 from vllm.v1.readiness.thinking_budget import ThinkingBudget
+from vllm.v1.readiness.uniform_decode import UniformDecode
 
 if TYPE_CHECKING:
     from vllm.config import CacheConfig
@@ -95,7 +97,8 @@ class LiveBatch:
 
     Attributes:
         outputs: the runner's outputs; the second door.
-        history, penalties, bad_words, thinking, allowed_tokens: None if off.
+        history, penalties, bad_words, thinking, allowed_tokens, uniform: None
+            if off.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class LiveBatch:
         self.rows = LiveRows(self)
         self.outputs = Outputs(batch, num_spec_tokens, features.READBACK in on)
         self.allowed_tokens = AllowedTokens(batch) if features.ALLOWED_TOKENS in on else None
+        self.uniform = UniformDecode() if features.UNIFORM_DECODE in on else None
         row_state = RowState(batch) if features.ROW_STATE in on else None
         on_cpu = bool(on) and batch.device.type == "cpu"
         self.cpu_seeds = CpuSeeds(batch) if on_cpu and features.CPU_SEEDS in on else None
@@ -218,6 +222,12 @@ class LiveBatch:
         """See :meth:`History.begin_step`."""
         if self.history is not None:
             self.history.begin_step()
+
+    def force_uniform_decode(
+        self, runner: "GPUModelRunner", longest: int, drafts: "SpecDecodeMetadata | None"
+    ) -> bool | None:
+        """See :meth:`UniformDecode.force`."""
+        return None if self.uniform is None else self.uniform.force(runner, longest, drafts)
 
     def cut(self, req_id: str, length: int) -> None:
         """See :meth:`Feature.cut`; the request need not be in the batch."""

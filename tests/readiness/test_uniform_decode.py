@@ -1,0 +1,83 @@
+"""The fix uniform-decode: no prompt of a hybrid model takes the CUDA graph of decodes.
+
+The pinned runner has the fault, which is asserted as well: with the fix off ours has it.
+"""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from support import modules
+from support.hybrid_step import ATTENTION, RECURRENT, Row, Step, config
+from vllm.config import CUDAGraphMode
+from vllm.v1.attention.backends.mamba1_attn import Mamba1AttentionMetadataBuilder
+
+FULL, NONE = CUDAGraphMode.FULL, CUDAGraphMode.NONE
+
+Make = Callable[..., Step]
+
+#: Prompts, or parts of them, that have the shape of decodes, and the most drafts of a request.
+PREFILLS = {
+    "a prompt of one token": ([Row(3, 5), Row(1, 0)], 0),
+    "a first chunk of one token": ([Row(3, 5), Row(4, 0)], 0),
+    "nothing but prompts of one token": ([Row(1, 0), Row(1, 0)], 0),
+    "a prompt as long as a decode": ([Row(3, 5, 4, 3), Row(4, 0, 4)], 3),
+    "a chunk as long as a decode": ([Row(3, 5, 4, 3), Row(9, 5, 4)], 3),
+    "nothing but such prompts": ([Row(4, 0, 4), Row(4, 0, 4)], 3),
+    "tokens of a preempted request": ([Row(3, 5, 4, 3), Row(3, 5, 4)], 3),
+}
+#: Steps that stock computes as it should, and their modes.
+OTHERS = {
+    "decodes": ([Row(3, 5), Row(3, 3)], 0, FULL),
+    "the last token of a prompt": ([Row(3, 5), Row(3, 2)], 0, FULL),
+    "decodes with drafts": ([Row(3, 5, 4, 3), Row(3, 3, 4, 3)], 3, FULL),
+    "a prompt and a decode": ([Row(3, 5), Row(3, 0, 3)], 0, NONE),
+    "decodes, one without drafts": ([Row(3, 5, 4, 3), Row(3, 5)], 3, NONE),
+}
+
+
+def pinned(rows: Sequence[Row], drafts: int, **named: object) -> Step:
+    return Step(modules.pristine, "", rows, drafts, **named)  # type: ignore[arg-type]
+
+
+def off(rows: Sequence[Row], drafts: int, **named: object) -> Step:
+    return Step(modules.overlaid, "-uniform-decode", rows, drafts, **named)  # type: ignore[arg-type]
+
+
+def ours(rows: Sequence[Row], drafts: int, **named: object) -> Step:
+    return Step(modules.overlaid, "on", rows, drafts, **named)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", PREFILLS)
+def test_a_prompt_is_not_computed_as_a_decode(name: str) -> None:
+    rows, drafts = PREFILLS[name]
+    assert pinned(rows, drafts).mode == off(rows, drafts).mode == FULL
+    assert ours(rows, drafts).mode == NONE
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_steps_keep_their_graphs(name: str) -> None:
+    rows, drafts, mode = OTHERS[name]
+    assert [make(rows, drafts).mode for make in (pinned, off, ours)] == [mode] * 3
+
+
+@pytest.mark.parametrize("name", PREFILLS)
+def test_a_model_without_recurrent_layers_keeps_its_graphs(name: str) -> None:
+    """For attention a short part of a prompt is computed as a decode is."""
+    rows, drafts = PREFILLS[name]
+    assert ours(rows, drafts, spec=ATTENTION).mode == FULL
+
+
+@pytest.mark.parametrize("name", ["a prompt of one token", "a first chunk of one token"])
+def test_the_graph_would_read_an_earlier_steps_states(name: str) -> None:
+    """Upstream's builder: why the shape does not suffice."""
+    builder = Mamba1AttentionMetadataBuilder(RECURRENT, ["layer"], config(0), torch.device("cpu"))
+    graph = builder.state_indices_tensor_d
+    decodes, prefill = pinned(OTHERS["decodes"][0], 0), pinned(PREFILLS[name][0], 0)
+    decodes.batch.block_table[0].block_table.np[:2, 0] = [8, 9]
+    builder.build(0, decodes.metadata())
+    assert graph[:2, 0].tolist() == [8, 9]
+    built = builder.build(0, prefill.metadata())
+    assert (built.num_decodes, built.num_prefills) == (1, 1)
+    assert built.state_indices_tensor_p.tolist() == [2]
+    assert graph[:2, 0].tolist() == [8, 9]

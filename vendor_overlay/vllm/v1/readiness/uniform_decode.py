@@ -1,0 +1,49 @@
+"""Fix ``uniform-decode``: no part of a prompt takes the CUDA graph of uniform decodes.
+
+0.22.0 calls a step a uniform decode if each request has as many tokens as a decode has: one,
+or one and its drafts. A prompt, or a part of one, of that length looks the same. For attention
+it is the same. A recurrent layer computes a prompt another way: its metadata counts a prefill,
+so the tensors that the full CUDA graph reads are left as an earlier step filled them. The
+prompt is then never read, and the graph writes into the states of that earlier step's requests.
+(https://github.com/vllm-project/vllm/issues/49918, 53051)
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+
+class UniformDecode:
+    """Decides which steps of a model with recurrent layers are no uniform decodes."""
+
+    def force(
+        self, runner: "GPUModelRunner", longest: int, drafts: "SpecDecodeMetadata | None"
+    ) -> bool | None:
+        """Decide whether a step is a uniform decode, in place of its shape.
+
+        Without drafts, one token of a prompt that goes on from a state is computed as a decode
+        is: only a request that has no state yet is a prefill.
+
+        Args:
+            runner: its inputs are prepared.
+            longest: number of tokens of the longest request in the step.
+            drafts: the step's drafts, if it has any.
+
+        Returns:
+            False, or None to fall back to upstream, which looks at the shape.
+        """
+        if longest != runner.uniform_decode_query_len:
+            return None
+        if not runner.kv_cache_config.has_mamba_layers:
+            return None
+        batch, count = runner.input_batch, runner.input_batch.num_reqs
+        computed = batch.num_computed_tokens_cpu[:count]
+        if longest == 1:
+            prefills = computed == 0
+        elif drafts is None or min(drafts.num_draft_tokens) < longest - 1:
+            return False
+        else:
+            prefills = computed < batch.num_prompt_tokens[:count]
+        return False if prefills.any() else None
