@@ -13,6 +13,7 @@ THINKING_BUDGET = "thinking-budget"
 PENALTIES = "penalties"
 BAD_WORDS = "bad-words"
 SAMPLER_COPIES = "sampler-copies"
+ACCEPTED_COUNTS = "accepted-counts"
 ALLOWED_TOKENS = "allowed-tokens"
 CPU_PINNING = "cpu-pinning"
 PLUGIN_PROCESSORS = "plugin-processors"
@@ -39,6 +40,7 @@ FEATURES: Mapping[str, str] = MappingProxyType(
 #: Fix to one line on what it mends.
 FIXES: Mapping[str, str] = MappingProxyType(
     {
+        ACCEPTED_COUNTS: "a request of a hybrid model reads its own count of accepted drafts",
         ALLOWED_TOKENS: "a request's allowed tokens bind no other request",
         CPU_PINNING: "memory is pinned only where the platform has pinned memory",
         PLUGIN_PROCESSORS: "a logits processor from an entry point reads each sampled token",

@@ -13,6 +13,7 @@ clear_mask             InputBatch.condense           the mask of a row has been 
 swap_rows, swap_masks  InputBatch.swap_states        two rows are being exchanged
 plan                   InputBatch, sampling metadata the batch has changed
 begin_step             runner._update_states         before the batch changes for a step
+gather_accepted        runner._prepare_inputs        accepted drafts have been counted
 force_uniform_decode   runner.execute_model          before a CUDA graph is chosen
 cut                    runner._update_states         before an output is cut back
 prepare                runner._sample                before a step is sampled
@@ -49,6 +50,7 @@ from vllm.v1.readiness import (
     subclasses,
     switch,
 )
+from vllm.v1.readiness.accepted_counts import AcceptedCounts
 from vllm.v1.readiness.allowed_tokens import AllowedTokens
 from vllm.v1.readiness.bad_words import BadWords
 from vllm.v1.readiness.cpu_seeds import CpuSeeds
@@ -64,6 +66,7 @@ from vllm.v1.readiness.uniform_decode import UniformDecode
 
 if TYPE_CHECKING:
     from vllm.config import CacheConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.sample.sampler import Sampler
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
@@ -97,7 +100,7 @@ class LiveBatch:
 
     Attributes:
         outputs: the runner's outputs; the second door.
-        history, penalties, bad_words, thinking, allowed_tokens, uniform: None
+        history, penalties, bad_words, thinking, allowed_tokens, accepted, uniform: None
             if off.
     """
 
@@ -130,6 +133,9 @@ class LiveBatch:
         self.thinking: ThinkingBudget | None = None
         self.penalties: Penalties | None = None
         self.bad_words: BadWords | None = None
+        self.accepted: AcceptedCounts | None = None
+        if features.ACCEPTED_COUNTS in on and num_spec_tokens:
+            self.accepted = AcceptedCounts(batch)
         if features.HISTORY in on:
             self.history = History(batch, num_spec_tokens, self._requests)
             batch.req_output_token_ids = self.rows
@@ -146,7 +152,14 @@ class LiveBatch:
         self.slots: list[Slots] = [slots for slots in pair if slots is not None]
         self._slots_with_seams: list[Slots] = []
         # Thinking budgets compare a cut with the history as it was before.
-        followers = (row_state, stop_tokens, self.thinking, self.history, *self.slots)
+        followers = (
+            row_state,
+            stop_tokens,
+            self.accepted,
+            self.thinking,
+            self.history,
+            *self.slots,
+        )
         self._features: list[Feature] = [f for f in followers if f is not None]
 
     def __eq__(self, other: object) -> bool:
@@ -222,6 +235,11 @@ class LiveBatch:
         """See :meth:`History.begin_step`."""
         if self.history is not None:
             self.history.begin_step()
+
+    def gather_accepted(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> None:
+        """See :meth:`AcceptedCounts.gather`."""
+        if self.accepted is not None:
+            self.accepted.gather(runner, scheduled)
 
     def force_uniform_decode(
         self, runner: "GPUModelRunner", longest: int, drafts: "SpecDecodeMetadata | None"

@@ -1,0 +1,141 @@
+"""The fix accepted-counts: each request of a hybrid model reads its own accepted drafts.
+
+A count is 1 and the number of a request's drafts that its last step accepted. The pinned runner
+has the faults, which are asserted as well: with the fix off ours has them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import modules
+from support.examples import draws
+from support.hybrid import DRAFTS, MOMENTS, ROWS, HybridRunner
+
+Counts = dict[str, int]
+Make = Callable[..., HybridRunner]
+
+
+def pinned(**named: Any) -> HybridRunner:
+    return HybridRunner(modules.pristine, "", **named)
+
+
+def off(**named: Any) -> HybridRunner:
+    return HybridRunner(modules.overlaid, "-accepted-counts", **named)
+
+
+def ours(**named: Any) -> HybridRunner:
+    return HybridRunner(modules.overlaid, "on", **named)
+
+
+def begin(runner: HybridRunner, drafted: Counts, accepted: Counts) -> None:
+    """Compute prompts, and a step with drafts."""
+    assert set(runner.step(dict.fromkeys(drafted, 0)).values()) == {1}
+    runner.sample({})
+    assert set(runner.step(drafted).values()) == {1}
+    runner.sample(accepted)
+
+
+# Each returns the counts that the last step reads.
+
+
+def rows_exchanged_after_arrival(make: Make) -> Counts:
+    """A new request takes the first row, and changes places with the last."""
+    runner = make(mode="align", moment="before")
+    begin(runner, {"a": 3, "b": 3, "c": 3}, {"a": 1, "b": 2, "c": 3})
+    return runner.step({"b": 3, "c": 3, "new": 0}, finished=("a",))
+
+
+def rows_exchanged_around_arrival(make: Make) -> Counts:
+    """The same, and the last request had no drafts, so that no later count corrects it."""
+    runner = make(mode="none", moment="while")
+    begin(runner, {"a": 3, "b": 0}, {"a": 3})
+    return runner.step({"b": 3, "new": 0}, finished=("a",))
+
+
+def nobody_left(make: Make) -> Counts:
+    """A new request takes the row of the only one before the count arrives."""
+    runner = make(mode="none", moment="after")
+    begin(runner, {"a": 3}, {"a": 2})
+    return runner.step({"new": 0}, finished=("a",))
+
+
+def left_out(make: Make) -> Counts:
+    """A request is left out of a step."""
+    runner = make(mode="none", moment="after")
+    begin(runner, {"a": 3, "b": 3}, {"a": 3, "b": 1})
+    runner.step({"b": 3})
+    runner.sample({"b": 2})
+    return runner.step({"a": 0, "b": 3})
+
+
+def left_out_synchronous(make: Make) -> Counts:
+    runner = make(asynchronous=False)
+    begin(runner, {"a": 3, "b": 3}, {"a": 3, "b": 1})
+    runner.step({"b": 3})
+    runner.sample({"b": 2})
+    return runner.step({"a": 3, "b": 3})
+
+
+@pytest.mark.parametrize(
+    ("outcome", "stock", "fixed"),
+    [
+        (rows_exchanged_after_arrival, {"b": 3, "c": 1, "new": 1}, {"b": 3, "c": 4, "new": 1}),
+        (rows_exchanged_around_arrival, {"b": 4, "new": 1}, {"b": 1, "new": 1}),
+        (nobody_left, {"new": 3}, {"new": 1}),
+        (left_out, {"a": 1, "b": 3}, {"a": 4, "b": 3}),
+        (left_out_synchronous, {"a": 1, "b": 3}, {"a": 4, "b": 3}),
+    ],
+)
+def test_a_fix_mends_stocks_counts_and_can_be_switched_off(
+    outcome: Callable[[Make], Counts], stock: Counts, fixed: Counts
+) -> None:
+    assert outcome(pinned) == outcome(off) == stock
+    assert outcome(ours) == fixed
+
+
+@pytest.mark.parametrize("own", ["_prepare_inputs", "_update_states_after_model_execute"])
+@pytest.mark.parametrize("outcome", [rows_exchanged_after_arrival, nobody_left])
+def test_a_runner_with_a_method_of_its_own_has_upstreams_counts(
+    outcome: Callable[[Make], Counts], own: str
+) -> None:
+    assert outcome(lambda **named: ours(own=own, **named)) == outcome(pinned)
+
+
+@given(data=st.data())
+@draws(60)
+@pytest.mark.parametrize("mode", ["none", "align"])
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_every_request_reads_its_own_count(
+    asynchronous: bool, mode: str, data: st.DataObject
+) -> None:
+    """Requests join, finish, are left out and preempted; counts arrive at any moment."""
+    runner = ours(asynchronous=asynchronous, mode=mode)
+    expected: Counts = {}
+    for number in range(data.draw(st.integers(2, 8))):
+        runner.moment = data.draw(st.sampled_from(MOMENTS))
+        finished = tuple(name for name in expected if data.draw(st.integers(0, 3)) == 0)
+        for name in finished:
+            del expected[name]
+        known = [name for name in expected if data.draw(st.integers(0, 3))]
+        preempted = tuple(
+            name
+            for name in known
+            if name not in runner.batch.req_id_to_index and data.draw(st.booleans())
+        )
+        expected |= dict.fromkeys(preempted, 1)
+        drafted = {name: data.draw(st.sampled_from([0, DRAFTS])) for name in known}
+        drafted |= dict.fromkeys(preempted, 0)
+        free = ROWS - len(expected)
+        joining = data.draw(st.integers(min(free, not known), free))
+        new = {f"r{number}.{n}": 0 for n in range(joining)}
+        expected |= dict.fromkeys(new, 1)
+        drafted |= new
+        if not drafted:
+            return
+        assert runner.step(drafted, finished, preempted) == {n: expected[n] for n in drafted}
+        accepted = {n: data.draw(st.integers(0, count)) for n, count in drafted.items()}
+        runner.sample(accepted)
+        expected |= {name: 1 + count for name, count in accepted.items()}
