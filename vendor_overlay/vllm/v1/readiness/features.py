@@ -16,6 +16,7 @@ SAMPLER_COPIES = "sampler-copies"
 ACCEPTED_COUNTS = "accepted-counts"
 ALLOWED_TOKENS = "allowed-tokens"
 CPU_PINNING = "cpu-pinning"
+EMPTY_STATES = "empty-states"
 PLUGIN_PROCESSORS = "plugin-processors"
 REFUSED_GRAMMARS = "refused-grammars"
 ROW_STATE = "row-state"
@@ -43,6 +44,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         ACCEPTED_COUNTS: "a request of a hybrid model reads its own count of accepted drafts",
         ALLOWED_TOKENS: "a request's allowed tokens bind no other request",
         CPU_PINNING: "memory is pinned only where the platform has pinned memory",
+        EMPTY_STATES: "a prompt of one token begins with an empty recurrent state",
         PLUGIN_PROCESSORS: "a logits processor from an entry point reads each sampled token",
         REFUSED_GRAMMARS: "a grammar that cannot be compiled ends its own request alone",
         ROW_STATE: "a request finds no other request's state in its row",
@@ -50,7 +52,6 @@ FIXES: Mapping[str, str] = MappingProxyType(
         STOP_TOKENS: "stop tokens outside the vocabulary do not take part in min_tokens",
         CPU_SEEDS: "on the CPU, a seed decides its request's tokens, in chunks and beside others",
         PROMPT_LOGITS: "logprobs_mode applies to the logprobs of prompts",
-        CPU_SEEDS: "on the CPU, a seeded request's prompt may be prefilled in chunks",
         UNIFORM_DECODE: "no prompt of a hybrid model takes the CUDA graph of decodes",
     }
 )

@@ -14,6 +14,7 @@ swap_rows, swap_masks  InputBatch.swap_states        two rows are being exchange
 plan                   InputBatch, sampling metadata the batch has changed
 begin_step             runner._update_states         before the batch changes for a step
 gather_accepted        runner._prepare_inputs        accepted drafts have been counted
+empty_states           runner.execute_model          the inputs are prepared
 force_uniform_decode   runner.execute_model          before a CUDA graph is chosen
 cut                    runner._update_states         before an output is cut back
 prepare                runner._sample                before a step is sampled
@@ -54,6 +55,7 @@ from vllm.v1.readiness.accepted_counts import AcceptedCounts
 from vllm.v1.readiness.allowed_tokens import AllowedTokens
 from vllm.v1.readiness.bad_words import BadWords
 from vllm.v1.readiness.cpu_seeds import CpuSeeds
+from vllm.v1.readiness.empty_states import EmptyStates
 from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.history import History, LiveRows
 from vllm.v1.readiness.outputs import Outputs
@@ -65,6 +67,7 @@ from vllm.v1.readiness.thinking_budget import ThinkingBudget
 from vllm.v1.readiness.uniform_decode import UniformDecode
 
 if TYPE_CHECKING:
+    import numpy as np
     from vllm.config import CacheConfig
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.sample.metadata import SamplingMetadata
@@ -100,7 +103,7 @@ class LiveBatch:
 
     Attributes:
         outputs: the runner's outputs; the second door.
-        history, penalties, bad_words, thinking, allowed_tokens, accepted, uniform: None
+        history, penalties, bad_words, thinking, allowed_tokens, accepted, empty, uniform: None
             if off.
     """
 
@@ -115,6 +118,7 @@ class LiveBatch:
         self.rows = LiveRows(self)
         self.outputs = Outputs(batch, num_spec_tokens, features.READBACK in on)
         self.allowed_tokens = AllowedTokens(batch) if features.ALLOWED_TOKENS in on else None
+        self.empty = EmptyStates() if features.EMPTY_STATES in on else None
         self.uniform = UniformDecode() if features.UNIFORM_DECODE in on else None
         row_state = RowState(batch) if features.ROW_STATE in on else None
         on_cpu = bool(on) and batch.device.type == "cpu"
@@ -240,6 +244,11 @@ class LiveBatch:
         """See :meth:`AcceptedCounts.gather`."""
         if self.accepted is not None:
             self.accepted.gather(runner, scheduled)
+
+    def empty_states(self, runner: "GPUModelRunner", lengths: "np.ndarray") -> None:
+        """See :meth:`EmptyStates.empty`."""
+        if self.empty is not None:
+            self.empty.empty(runner, lengths)
 
     def force_uniform_decode(
         self, runner: "GPUModelRunner", longest: int, drafts: "SpecDecodeMetadata | None"
