@@ -35,7 +35,8 @@ class EmptyStates:
             lengths: [requests], each one's number of tokens in the step.
         """
         if self._groups is None:
-            self._groups = list(_groups(runner))
+            hybrid = runner.kv_cache_config.has_mamba_layers
+            self._groups = list(_groups(runner)) if hybrid else []
         if not self._groups:
             return
         batch = runner.input_batch
