@@ -37,15 +37,15 @@ OTHERS = {
 
 
 def pinned(rows: Sequence[Row], drafts: int, **named: object) -> Step:
-    return Step(modules.pristine, "", rows, drafts, **named)  # type: ignore[arg-type]
+    return Step(modules.pristine, "", rows, drafts, **named)
 
 
 def off(rows: Sequence[Row], drafts: int, **named: object) -> Step:
-    return Step(modules.overlaid, "-uniform-decode", rows, drafts, **named)  # type: ignore[arg-type]
+    return Step(modules.overlaid, "-uniform-decode", rows, drafts, **named)
 
 
 def ours(rows: Sequence[Row], drafts: int, **named: object) -> Step:
-    return Step(modules.overlaid, "on", rows, drafts, **named)  # type: ignore[arg-type]
+    return Step(modules.overlaid, "on", rows, drafts, **named)
 
 
 @pytest.mark.parametrize("name", PREFILLS)
