@@ -25,6 +25,7 @@ STOP_TOKENS = "stop-tokens"
 CPU_SEEDS = "cpu-seeds"
 PROMPT_LOGITS = "prompt-logits"
 UNIFORM_DECODE = "uniform-decode"
+UNDRAFTED_ROWS = "undrafted-rows"
 
 #: Feature to one line on what it does. A name is lower-case with dashes.
 FEATURES: Mapping[str, str] = MappingProxyType(
@@ -51,6 +52,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         RECOVERED_TOKENS: "a token that replaces a draft is in the vocabulary",
         STOP_TOKENS: "stop tokens outside the vocabulary do not take part in min_tokens",
         CPU_SEEDS: "on the CPU, a seed decides its request's tokens, in chunks and beside others",
+        UNDRAFTED_ROWS: "a hybrid model's row without drafts continues from its own state",
         PROMPT_LOGITS: "logprobs_mode applies to the logprobs of prompts",
         UNIFORM_DECODE: "no prompt of a hybrid model takes the CUDA graph of decodes",
     }

@@ -11,6 +11,7 @@ remove_request         InputBatch.remove_request     a request is leaving its ro
 move_row               InputBatch.condense           a row has been moved into an empty one
 clear_mask             InputBatch.condense           the mask of a row has been copied
 swap_rows, swap_masks  InputBatch.swap_states        two rows are being exchanged
+include_undrafted      runner, attention metadata    a step's metadata is to be built
 plan                   InputBatch, sampling metadata the batch has changed
 begin_step             runner._update_states         before the batch changes for a step
 gather_accepted        runner._prepare_inputs        accepted drafts have been counted
@@ -50,6 +51,7 @@ from vllm.v1.readiness import (
     sampler_copies,
     subclasses,
     switch,
+    undrafted_rows,
 )
 from vllm.v1.readiness.accepted_counts import AcceptedCounts
 from vllm.v1.readiness.allowed_tokens import AllowedTokens
@@ -344,6 +346,12 @@ class LiveBatch:
     def rewind(self, row: int) -> bool:
         """See :meth:`CpuSeeds.rewind`."""
         return self.cpu_seeds is not None and self.cpu_seeds.rewind(row)
+
+    def include_undrafted(self, runner: "GPUModelRunner", drafted: bool, requests: int) -> bool:
+        """See :func:`undrafted_rows.include`."""
+        if features.UNDRAFTED_ROWS not in self.on:
+            return drafted
+        return undrafted_rows.include(runner, drafted, requests)
 
     def prompt_scores(self, sampler: "Sampler", logits: torch.Tensor) -> torch.Tensor:
         """See :func:`prompt_logits.scores`."""

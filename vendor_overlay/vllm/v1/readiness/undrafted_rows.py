@@ -1,0 +1,49 @@
+"""Fix ``undrafted-rows``: a hybrid model's row without drafts continues from its own state.
+
+With drafts, a recurrent layer (Mamba 2, gated delta net) keeps one state for each token that
+was verified, and a row's next step continues from that of its last accepted token. 0.22.0
+tells the layers which one that is only if the step has drafts, and gated delta nets only for
+the rows that do. Where a drafter has none to offer (n-grams without a match, an output close
+to its limit), the row continues from the state behind its first token of the step before, and
+stays wrong.
+
+Here such rows count as rows with drafts. The layers ask for no more than that: they take as
+many tokens as the row has. Only a step with a row that accepted a draft before is changed.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+#: What stands for a row without drafts. Zero would do, if a step of zeros did not count as one
+#: without drafts.
+_NONE = 1
+
+
+def include(runner: "GPUModelRunner", drafted: bool, requests: int) -> bool:
+    """Count decoding rows without drafts as rows with drafts, where their state depends on it.
+
+    Args:
+        runner: its attention metadata is about to be built; not of a dummy run.
+        drafted: whether the step has drafts.
+        requests: number of rows, without padding.
+
+    Returns:
+        Whether the metadata is to be built as that of a step with drafts.
+    """
+    if not (runner.speculative_config and runner.model_config.is_hybrid):
+        return drafted
+    batch, counts = runner.input_batch, runner.num_decode_draft_tokens.np
+    undrafted = np.diff(runner.query_start_loc.np[: requests + 1]) == 1
+    undrafted &= batch.num_computed_tokens_cpu[:requests] >= batch.num_prompt_tokens[:requests]
+    if drafted:
+        undrafted &= counts[:requests] < 0
+    if not (undrafted & (runner.num_accepted_tokens.np[:requests] > 1)).any():
+        return drafted
+    if not drafted:
+        counts.fill(-1)  # they are an earlier step's
+    counts[:requests][undrafted] = _NONE
+    return True
