@@ -20,6 +20,7 @@ RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 SAMPLER = "vllm/v1/sample/sampler.py"
 REJECTION_SAMPLER = "vllm/v1/sample/rejection_sampler.py"
 METADATA = "vllm/v1/sample/metadata.py"
+SCHEDULER = "vllm/v1/core/sched/async_scheduler.py"
 MRV2_SAMPLER = "vllm/v1/worker/gpu/sample/sampler.py"
 
 

@@ -56,8 +56,19 @@ def make_scheduler(
     max_num_seqs: int,
     max_tokens_a_step: int,
     max_model_len: int,
+    kind: type[Scheduler] | None = None,
 ) -> Any:
-    """Make a scheduler with a KV cache of ``num_blocks`` blocks."""
+    """Make a scheduler with a KV cache of ``num_blocks`` blocks.
+
+    Args:
+        asynchronous: schedule ahead of the outputs.
+        speculative: the config of a drafter; None for no drafts.
+        num_blocks: blocks of the KV cache.
+        max_num_seqs: most requests that run at a time.
+        max_tokens_a_step: most tokens scheduled for a step.
+        max_model_len: longest sequence, in tokens.
+        kind: its class; None for upstream's.
+    """
     cache_config = CacheConfig(block_size=BLOCK, enable_prefix_caching=False)
     cache_config.num_gpu_blocks = num_blocks
     config = VllmConfig(
@@ -77,7 +88,7 @@ def make_scheduler(
     attention = FullAttentionSpec(
         block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32
     )
-    kind = AsyncScheduler if asynchronous else Scheduler
+    kind = kind or (AsyncScheduler if asynchronous else Scheduler)
     return kind(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(num_blocks, [], [KVCacheGroupSpec(["layer"], attention)]),

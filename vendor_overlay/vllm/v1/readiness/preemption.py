@@ -1,0 +1,158 @@
+"""The fix ``preemption``: tokens in flight of a request that is preempted.
+
+Under asynchronous scheduling a request may be preempted while steps with its tokens are in
+flight. Stock 0.22.0 miscounts them in two cases:
+
+- ``reset_prefix_cache(reset_running_requests=True)`` drops as many outputs as there are tokens
+  in flight. With drafts one output holds several, so that tokens which the client never got
+  are dropped as well, and rejected drafts are subtracted from the request's new counts: an
+  assert ends the engine, or the request never ends. Where the output that is dropped carries
+  the logprobs of the prompt, another assert ends the engine.
+- With more than two steps in flight (a pipeline of three stages or more), a request whose
+  blocks were taken may come back before all its tokens have arrived. It then computes tokens
+  at the wrong places, from a wrong history.
+
+Here the steps in flight are known, each with its requests. A reset drops what they hold of a
+request, and nothing else; a request that was preempted for want of blocks comes back when its
+tokens have been delivered. With at most two steps in flight they always have been.
+"""
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from vllm.logger import init_logger
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.readiness import features, subclasses, switch
+from vllm.v1.request import RequestStatus
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler as Base
+    from vllm.v1.engine import EngineCoreOutputs
+    from vllm.v1.outputs import LogprobsTensors, ModelRunnerOutput
+    from vllm.v1.request import Request
+else:
+    Base = object
+
+logger = init_logger(__name__)
+
+
+class StepsInFlight(Base):
+    """A base of AsyncScheduler before Scheduler, which knows the steps in flight.
+
+    With the fix off, each method only calls upstream's. So it does for a derived class that
+    replaces one of them, since that may keep its own count.
+    """
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self._mends_preemption = features.PREEMPTION in switch.enabled() and _all_ours(self)
+        #: Steps whose output has not arrived, oldest first.
+        self._in_flight: deque[SchedulerOutput] = deque()
+        #: Requests that were preempted with tokens in flight.
+        self._preempted: list[Request] = []
+        #: By the id of a step in flight, the requests whose output in it is dropped.
+        self._dropped: dict[int, set[str]] = {}
+        #: By request, logprobs of its prompt that arrived with an output that was dropped.
+        self._prompt_logprobs: dict[str, LogprobsTensors] = {}
+
+    def schedule(self) -> "SchedulerOutput":
+        """Schedule a step; if a preempted request's tokens are due, no request joins it."""
+        state = self._pause_state
+        if self._preempted and self._awaits_tokens() and state == PauseState.UNPAUSED:
+            self._pause_state = PauseState.PAUSED_NEW
+        try:
+            step = super().schedule()
+        finally:
+            self._pause_state = state
+        if self._mends_preemption:
+            self._in_flight.append(step)
+        return step
+
+    def update_from_output(
+        self, scheduler_output: "SchedulerOutput", model_runner_output: "ModelRunnerOutput"
+    ) -> "dict[int, EngineCoreOutputs]":
+        """Update the requests of a step, except those whose output is dropped."""
+        if self._mends_preemption:
+            self._arrive(scheduler_output)
+            if dropped := self._dropped.pop(id(scheduler_output), None):
+                self._drop(dropped, model_runner_output)
+            if self._prompt_logprobs:
+                self._deliver_prompt_logprobs(model_runner_output)
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Reset the prefix cache; drop what is in flight of the requests that it preempts."""
+        running = []
+        if self._mends_preemption and reset_running_requests:
+            running = [each for each in self.running if each.num_output_placeholders]
+        try:
+            return super().reset_prefix_cache(reset_running_requests, reset_connector)
+        finally:
+            for request in running:
+                request.async_tokens_to_discard = 0
+                for step in self._in_flight:
+                    if request.request_id in step.num_scheduled_tokens:
+                        self._dropped.setdefault(id(step), set()).add(request.request_id)
+
+    def _preempt_request(self, request: "Request", timestamp: float) -> None:
+        super()._preempt_request(request, timestamp)
+        if self._mends_preemption and request.num_output_placeholders:
+            self._preempted.append(request)
+
+    def _awaits_tokens(self) -> bool:
+        """Whether tokens of a preempted request are in flight and will be delivered to it."""
+        awaited = []
+        for request in self._preempted:
+            if request.status != RequestStatus.PREEMPTED or not request.num_output_placeholders:
+                continue
+            name = request.request_id
+            if any(
+                name in step.num_scheduled_tokens and name not in self._dropped.get(id(step), ())
+                for step in self._in_flight
+            ):
+                awaited.append(request)
+            else:  # nothing is left to arrive
+                request.num_output_placeholders = 0
+        self._preempted = awaited
+        return bool(awaited)
+
+    def _arrive(self, step: "SchedulerOutput") -> None:
+        """Forget a step in flight. Steps arrive in order, unless one was given up."""
+        if any(each is step for each in self._in_flight):
+            while (first := self._in_flight.popleft()) is not step:
+                self._dropped.pop(id(first), None)
+
+    def _drop(self, names: set[str], output: "ModelRunnerOutput") -> None:
+        """Take requests' tokens out of an output, and keep the logprobs of their prompts."""
+        for name in names:
+            row = output.req_id_to_index.get(name)
+            if row is not None and output.sampled_token_ids:
+                output.sampled_token_ids[row] = []
+            logprobs = output.prompt_logprobs_dict.pop(name, None)
+            if logprobs is not None:
+                self._prompt_logprobs[name] = logprobs
+
+    def _deliver_prompt_logprobs(self, output: "ModelRunnerOutput") -> None:
+        """Put logprobs that were kept beside the next tokens of their request."""
+        for name in list(self._prompt_logprobs):
+            row = output.req_id_to_index.get(name)
+            if name not in self.requests:
+                del self._prompt_logprobs[name]
+            elif row is not None and output.sampled_token_ids and output.sampled_token_ids[row]:
+                output.prompt_logprobs_dict[name] = self._prompt_logprobs.pop(name)
+
+
+def _all_ours(scheduler: StepsInFlight) -> bool:
+    """Whether no derived class replaces a method that the fix relies on; logged if one does."""
+    kind = type(scheduler)
+    names = ("schedule", "update_from_output", "reset_prefix_cache", "_preempt_request")
+    if all(getattr(kind, name) is getattr(StepsInFlight, name) for name in names):
+        return True
+    logger.warning_once(
+        "Readiness overlay: %s replaces methods of vLLM's scheduler, and preempts as vLLM does.",
+        subclasses.full_name(kind),
+    )
+    return False
