@@ -97,18 +97,10 @@ class LockstepRun:
         self.ahead = ahead
         self.own = own
         self.switch = switch
-        self.stock = RunnerUnderTest(modules.pristine, self, arrives)
         with pytest.MonkeyPatch.context() as patch:
             if switch:
                 patch.setenv("VLLM_READINESS", switch)
-            self.ours = RunnerUnderTest(modules.overlaid, self, arrives)
-            self.twins = []
-            if twins:
-                self.twins.append(RunnerUnderTest(modules.overlaid, self, lambda: True))
-                # With drafts, a rank that lags mistakes rejected drafts for a cut, and waits.
-                late = RunnerUnderTest(modules.overlaid, self, lambda: False, reads=drafts > 0)
-                self.twins.append(late)
-        self.runners = [self.stock, self.ours, *self.twins]
+            self.runners = self.make_runners(arrives, twins)
         self.in_flight: deque[tuple[Any, Any, list[SimulatedCopy]]] = deque()
         self.proposed: dict[str, list[int]] = {}
         self.steps = 0
@@ -129,6 +121,19 @@ class LockstepRun:
         self.strays: set[str] = set()
         #: Known fault of stock's that may show from here on; None if there is none.
         self.excuse: str | None = None
+
+    def make_runners(self, arrives: Arrives, twins: bool) -> list[RunnerUnderTest]:
+        """Make the runners, with the value of VLLM_READINESS set."""
+        self.stock = RunnerUnderTest(modules.pristine, self, arrives)
+        self.ours = RunnerUnderTest(modules.overlaid, self, arrives)
+        self.twins = []
+        if twins:
+            self.twins.append(RunnerUnderTest(modules.overlaid, self, lambda: True))
+            # With drafts, a rank that lags mistakes rejected drafts for a cut, and waits.
+            reads = self.drafts > 0
+            late = RunnerUnderTest(modules.overlaid, self, lambda: False, reads=reads)
+            self.twins.append(late)
+        return [self.stock, self.ours, *self.twins]
 
     def add(self, prompt: list[int], req_id: str | None = None, **params: Any) -> str:
         """Add a request.
@@ -277,7 +282,7 @@ class LockstepRun:
             return
         (output, first), *others = self._run_all(pickle.dumps(scheduled), seed)
         if self.drafts:
-            self.proposed = {r: draw_drafts(seed, r, self.drafts) for r in self.ours.batch.req_ids}
+            self.proposed = {r: self.draw_drafts(seed, r) for r in self.ours.batch.req_ids}
         self.in_flight.append((scheduled, output, [first, *(second for _, second in others)]))
         compare_twins(self)
         try:
@@ -291,6 +296,10 @@ class LockstepRun:
             if self.excuse is None:
                 raise
             raise SetAside(self.excuse) from error
+
+    def draw_drafts(self, seed: int, req_id: str) -> list[int]:
+        """Draw a request's draft tokens of a step."""
+        return draw_drafts(seed, req_id, self.drafts)
 
     def _run_all(
         self, scheduled: bytes, seed: int

@@ -23,7 +23,7 @@ from vllm.v1.worker.gpu.pool.late_interaction_runner import LateInteractionRunne
 
 from support import modules
 from support.lockstep.copies import Arrives, SimulatedCopy
-from support.lockstep.model import constrain, draw_drafts, draw_kept_drafts, draw_logits
+from support.lockstep.model import constrain, draw_kept_drafts, draw_logits
 from support.lockstep.scheduler import BLOCK, VOCABULARY
 from support.processors import Spy
 
@@ -65,7 +65,9 @@ class RunnerUnderTest:
         runner_module = load(modules.RUNNER)
         # The drafter's own state, of which the simulated one has none.
         runner_module.update_ngram_gpu_tensors_incremental = lambda *_, **__: None
-        runner_module.get_pp_group = lambda: SimpleNamespace(is_last_rank=True, world_size=1)
+        runner_module.get_pp_group = lambda: SimpleNamespace(
+            is_first_rank=True, is_last_rank=True, world_size=1
+        )
         rejection_module = load(modules.REJECTION_SAMPLER)
         for name in (
             "rejection_greedy_sample_kernel",
@@ -214,6 +216,7 @@ class RunnerUnderTest:
         """
         runner, batch, lockstep = self.runner, self.batch, self.lockstep
         corrections = runner._update_states(scheduled)
+        self.inspect(scheduled)
         count = batch.num_reqs
         scheduled_tokens = np.array([scheduled.num_scheduled_tokens[r] for r in batch.req_ids])
         lengths = batch.num_computed_tokens_cpu[:count] + scheduled_tokens
@@ -225,8 +228,7 @@ class RunnerUnderTest:
             corrections()
 
         positions = count + (sum(drafts.num_draft_tokens) if drafts else 0)
-        favour_drafts = bool(lockstep.drafts or lockstep.reasoning)
-        logits = draw_logits(seed, positions, favour_drafts)
+        logits = self.draw_logits(seed, positions, drafts)
         constrain(lockstep.structured, scheduled, batch, logits)
         self.logits.clear()
         torch.default_generator.manual_seed(seed)
@@ -252,6 +254,16 @@ class RunnerUnderTest:
             batch.set_async_sampled_token_ids(this.host, this)
         self.last = this
         return output, this
+
+    def inspect(self, scheduled: Any) -> None:
+        """Look at the batch of a step; a test may look closer."""
+
+    def draw_logits(
+        self, seed: int, positions: int, drafts: SpecDecodeMetadata | None
+    ) -> torch.Tensor:
+        """Draw logits, float32 [positions, vocabulary], for a step with these drafts."""
+        del drafts
+        return draw_logits(seed, positions, bool(self.lockstep.drafts or self.lockstep.reasoning))
 
     def _drafts(self, scheduled: Any) -> SpecDecodeMetadata | None:
         """Return the step's drafts, as the device has them; None without drafts."""
@@ -282,9 +294,7 @@ class RunnerUnderTest:
         valid = ((ids >= 0) & (ids < VOCABULARY)).sum(1)
         discarded = runner.discard_request_mask.gpu[: len(ids)]
         valid = torch.where(discarded, 0, valid)
-        runner._draft_token_ids = [
-            draw_drafts(seed, req_id, lockstep.drafts) for req_id in batch.req_ids
-        ]
+        runner._draft_token_ids = [lockstep.draw_drafts(seed, req_id) for req_id in batch.req_ids]
         if not lockstep.asynchronous:
             return
         runner._draft_token_req_ids = batch.req_ids.copy()

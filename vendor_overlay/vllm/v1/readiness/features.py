@@ -20,6 +20,7 @@ EMPTY_STATES = "empty-states"
 PLUGIN_PROCESSORS = "plugin-processors"
 REFUSED_GRAMMARS = "refused-grammars"
 PREEMPTION = "preemption"
+PROMPT_EMBEDS = "prompt-embeds"
 ROW_STATE = "row-state"
 RECOVERED_TOKENS = "recovered-tokens"
 STOP_TOKENS = "stop-tokens"
@@ -50,6 +51,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         PLUGIN_PROCESSORS: "a logits processor from an entry point reads each sampled token",
         REFUSED_GRAMMARS: "a grammar that cannot be compiled ends its own request alone",
         PREEMPTION: "a preempted request is given each token in flight once and in order",
+        PROMPT_EMBEDS: "with drafts in flight, a prompt of embeddings may share the server",
         ROW_STATE: "a request finds no other request's state in its row",
         RECOVERED_TOKENS: "a token that replaces a draft is in the vocabulary",
         STOP_TOKENS: "stop tokens outside the vocabulary do not take part in min_tokens",

@@ -18,6 +18,7 @@ gather_accepted        runner._prepare_inputs        accepted drafts have been c
 empty_states           runner.execute_model          the inputs are prepared
 force_uniform_decode   runner.execute_model          before a CUDA graph is chosen
 cut                    runner._update_states         before an output is cut back
+mark_tokens            runner._prepare_inputs        after flags of tokens were gathered
 prepare                runner._sample                before a step is sampled
 settle_for_sampling    InputBatch, output tokens     in its place, before sampling
 host_needs_drafts      runner._sample                before draft tokens are waited for
@@ -62,6 +63,7 @@ from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.history import History, LiveRows
 from vllm.v1.readiness.outputs import Outputs
 from vllm.v1.readiness.penalties import Penalties
+from vllm.v1.readiness.prompt_embeds import PromptEmbeds
 from vllm.v1.readiness.row_state import RowState
 from vllm.v1.readiness.slots import Slots
 from vllm.v1.readiness.stop_tokens import StopTokens
@@ -122,6 +124,7 @@ class LiveBatch:
         self.allowed_tokens = AllowedTokens(batch) if features.ALLOWED_TOKENS in on else None
         self.empty = EmptyStates() if features.EMPTY_STATES in on else None
         self.uniform = UniformDecode() if features.UNIFORM_DECODE in on else None
+        self._prompt_embeds = PromptEmbeds(batch) if features.PROMPT_EMBEDS in on else None
         row_state = RowState(batch) if features.ROW_STATE in on else None
         on_cpu = bool(on) and batch.device.type == "cpu"
         self.cpu_seeds = CpuSeeds(batch) if on_cpu and features.CPU_SEEDS in on else None
@@ -263,6 +266,11 @@ class LiveBatch:
         if self._features and req_id in self.batch.req_id_to_index:
             for feature in self._features:
                 feature.cut(req_id, length)
+
+    def mark_tokens(self, flags: "np.ndarray", rows: "np.ndarray", positions: "np.ndarray") -> None:
+        """See :meth:`PromptEmbeds.mark`."""
+        if self._prompt_embeds is not None:
+            self._prompt_embeds.mark(flags, rows, positions)
 
     def prepare(
         self,
