@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -17,7 +18,9 @@ from support import modules
 from support.batches import Spec, empty, pooled, state
 from support.examples import draws
 from support.sampling import BUILTIN
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.lora.request import LoRARequest
+from vllm.model_executor.layers.pooler.tokwise.methods import AllPool
 from vllm.v1.attention.backends.utils import reorder_batch_to_split_decodes_and_prefills
 from vllm.v1.readiness import switch
 from vllm.v1.sample.logits_processor import LogitsProcessors
@@ -352,3 +355,33 @@ def test_every_row_is_its_own_requests_after_any_changes(
                 reorder_batch_to_split_decodes_and_prefills(batch, scheduled)
             batches.compare()
         batches.refresh()
+
+
+def pool(batch: Any, computed: int, count: int) -> Any:
+    """Pool ``count`` tokens of the one request with upstream's pooler; None if more follow."""
+    with set_current_vllm_config(VllmConfig()):
+        pooler = AllPool()
+    metadata = batch.get_pooling_metadata()
+    ends = torch.tensor([computed + count])
+    metadata.build_pooling_cursor(np.array([count]), ends, torch.device("cpu"))
+    return pooler(torch.arange(computed, computed + count).unsqueeze(1), metadata)[0]
+
+
+@pytest.mark.parametrize("preempted", [True, False])
+def test_the_tokens_of_a_prompt_are_pooled_once(preempted: bool) -> None:
+    """It leaves the batch between two chunks: preempted, it begins anew."""
+
+    def pooled_tokens(make: Make) -> list[int]:
+        batch = make(is_pooling_model=True)
+        request = pooled([1, 2, 3], "a", False)
+        join(batch, request)
+        assert pool(batch, 0, 2) is None
+        leave(batch, "a")
+        request.num_computed_tokens = 0 if preempted else 2
+        join(batch, request)
+        start = request.num_computed_tokens
+        return [*map(int, pool(batch, start, 3 - start))]
+
+    stock = [0, 1, 0, 1, 2] if preempted else [0, 1, 2]
+    assert pooled_tokens(pinned) == pooled_tokens(off) == stock
+    assert pooled_tokens(ours) == [0, 1, 2]

@@ -9,7 +9,10 @@ In 0.22.0's InputBatch
 - a request whose prompt is embeddings inherits the token ids of its row, and is penalised for
   them. Here it gets zeros, as in a row that nobody has had;
 - the flag that a pooled request needs its prompt's tokens stays behind when its row moves,
-  and prompts do so when rows are swapped and nothing else has changed.
+  and prompts do so when rows are swapped and nothing else has changed;
+- a request to pool every token that is preempted between two chunks of its prompt keeps the
+  hidden states of the first, and returns them twice
+  (https://github.com/vllm-project/vllm/pull/55192).
 """
 
 from typing import TYPE_CHECKING
@@ -27,10 +30,12 @@ class RowState(Feature):
         self.batch = batch
 
     def add_request(self, request: "CachedRequestState") -> None:
-        """Zero the row for a prompt of embeddings."""
+        """Zero the row for a prompt of embeddings; pool a prompt that begins anew from there."""
         if request.prompt_token_ids is None:
             row = self.batch.req_id_to_index[request.req_id]
             self.batch.token_ids_cpu[row, : self.batch.num_prompt_tokens[row]] = 0
+        if request.pooling_states is not None and request.num_computed_tokens == 0:
+            request.pooling_states.clean()
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
         """Drop the row's prompt embeddings."""
