@@ -17,6 +17,7 @@ ACCEPTED_COUNTS = "accepted-counts"
 ALLOWED_TOKENS = "allowed-tokens"
 CPU_PINNING = "cpu-pinning"
 EMPTY_STATES = "empty-states"
+ORPHAN_DRAFTS = "orphan-drafts"
 PLUGIN_PROCESSORS = "plugin-processors"
 REFUSED_GRAMMARS = "refused-grammars"
 PREEMPTION = "preemption"
@@ -48,6 +49,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         ALLOWED_TOKENS: "a request's allowed tokens bind no other request",
         CPU_PINNING: "memory is pinned only where the platform has pinned memory",
         EMPTY_STATES: "a prompt of one token begins with an empty recurrent state",
+        ORPHAN_DRAFTS: "a request left out of a step keeps no placeholders of drafts",
         PLUGIN_PROCESSORS: "a logits processor from an entry point reads each sampled token",
         REFUSED_GRAMMARS: "a grammar that cannot be compiled ends its own request alone",
         PREEMPTION: "a preempted request is given each token in flight once and in order",
