@@ -29,6 +29,7 @@ CPU_SEEDS = "cpu-seeds"
 PROMPT_LOGITS = "prompt-logits"
 UNIFORM_DECODE = "uniform-decode"
 UNDRAFTED_ROWS = "undrafted-rows"
+LOGPROB_TOKENS = "logprob-tokens"
 
 #: Feature to one line on what it does. A name is lower-case with dashes.
 FEATURES: Mapping[str, str] = MappingProxyType(
@@ -61,6 +62,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         UNDRAFTED_ROWS: "a hybrid model's row without drafts continues from its own state",
         PROMPT_LOGITS: "logprobs_mode applies to the logprobs of prompts",
         UNIFORM_DECODE: "no prompt of a hybrid model takes the CUDA graph of decodes",
+        LOGPROB_TOKENS: "a request that names tokens for logprobs leaves others theirs",
     }
 )
 
