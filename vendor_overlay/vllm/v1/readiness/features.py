@@ -30,6 +30,7 @@ PROMPT_LOGITS = "prompt-logits"
 UNIFORM_DECODE = "uniform-decode"
 UNDRAFTED_ROWS = "undrafted-rows"
 LOGPROB_TOKENS = "logprob-tokens"
+WINDOW_BLOCKS = "window-blocks"
 
 #: Feature to one line on what it does. A name is lower-case with dashes.
 FEATURES: Mapping[str, str] = MappingProxyType(
@@ -63,6 +64,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         PROMPT_LOGITS: "logprobs_mode applies to the logprobs of prompts",
         UNIFORM_DECODE: "no prompt of a hybrid model takes the CUDA graph of decodes",
         LOGPROB_TOKENS: "a request that names tokens for logprobs leaves others theirs",
+        WINDOW_BLOCKS: "a window's blocks stay its request's while drafts may be rejected",
     }
 )
 
