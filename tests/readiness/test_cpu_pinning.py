@@ -48,7 +48,7 @@ def forced_token() -> int:
     """The token that a request with a budget of 0 is given after its start marker."""
     holder = ThinkingBudgetStateHolder(thinking.config(), 4, 0, torch.device("cpu"), False)
     params = SimpleNamespace(thinking_token_budget=0)
-    added = [(0, params, [1, *thinking.START], [])]
+    added: Any = [(0, params, [1, *thinking.START], [])]
     holder.sync_batch(BatchUpdate(1, removed=[], added=added, moved=[]))
     holder.update_state([[]], None)
     logits = holder.apply_to_logits(torch.zeros(1, 16), False, None)

@@ -4,7 +4,9 @@ The pinned scheduler raises the error in its loop, as ours does with the fix off
 """
 
 import json
+import logging
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -31,6 +33,13 @@ def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     """Which scheduler is tested."""
     monkeypatch.setenv(switch.NAME, "-refused-grammars" if request.param == "off" else "on")
     return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def caplog_vllm(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The records of vLLM's loggers, which do not propagate to the root logger."""
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    return caplog
 
 
 def scheduler_of(side: str, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -84,6 +93,29 @@ def test_a_request_that_is_aborted_first_has_no_output(monkeypatch: pytest.Monke
     outputs = scheduler.update_from_output(scheduled, grammars.output_of(scheduled, {}))
     assert not outputs[0].outputs
     assert not scheduler.requests
+
+
+def test_a_grammar_that_fails_while_it_is_asked_for(
+    side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(Future):  # type: ignore[type-arg]
+        """Fails as upstream begins to wait for it."""
+
+        def result(self, timeout: float | None = None) -> Any:
+            self.set_exception(ValueError("late"))
+            return super().result(timeout)
+
+    scheduler = scheduler_of(side, monkeypatch)
+    request = grammars.add(scheduler, "hostile", HONEST)
+    request.structured_output_request.grammar = grammar = Late()
+    if side != "ours":
+        with pytest.raises(ValueError, match="late"):
+            step(scheduler)
+        return
+    assert not step(scheduler)
+    assert not request.is_finished()
+    grammar.set_exception(ValueError("late"))
+    assert step(scheduler)[0].finish_reason is FinishReason.ERROR
 
 
 def test_a_scheduler_with_an_update_of_its_own_is_left_to_upstream(

@@ -8,8 +8,8 @@ clients. Here the request ends with the finish reason "error", and the log says 
 """
 
 import sys
-from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 from vllm.v1.engine import EngineCoreOutput
@@ -24,25 +24,31 @@ logger = init_logger(__name__)
 
 #: The scheduler's attribute for its refused requests, by id; absent while there are none.
 _REFUSED = "readiness_refused"
+#: Seconds to wait for a grammar, as upstream does.
+_PATIENCE = 1e-4
 #: The name under which a module with our seams has this one.
 _SEAM = "readiness_refused_grammars"
 
 
-def refused(scheduler: "Scheduler", request: "Request") -> bool:
-    """Whether a request waits for a grammar that could not be compiled.
+def waits(scheduler: "Scheduler", request: "Request") -> bool:
+    """Whether a request stays in its queue, because its grammar is not compiled, or cannot be.
 
-    It is to stay in its queue until :func:`finish`.
+    If it cannot be, :func:`finish` ends the request. Upstream is not left to ask a grammar that
+    is not ready: it could fail in between.
     """
     structured = request.structured_output_request
     grammar = None if structured is None else structured._grammar
-    if not (isinstance(grammar, Future) and grammar.done()):
+    if not isinstance(grammar, Future) or not _mends(scheduler):
         return False
+    wait((grammar,), _PATIENCE)
+    if not grammar.done():
+        return True
     error = grammar.exception()
-    if error is None or not _mends(scheduler):
+    if error is None:
         return False
-    waiting: dict[str, Request] = vars(scheduler).setdefault(_REFUSED, {})
-    if request.request_id not in waiting:
-        waiting[request.request_id] = request
+    refused: dict[str, Request] = vars(scheduler).setdefault(_REFUSED, {})
+    if request.request_id not in refused:
+        refused[request.request_id] = request
         logger.error(
             "Readiness overlay: request %s is ended, because its grammar could not be compiled: "
             "%s: %s",
@@ -58,10 +64,10 @@ def finish(scheduler: "Scheduler", outputs: dict[int, list[EngineCoreOutput]]) -
         scheduler: is taking in the output of a step.
         outputs: what each client is sent for the step; added to.
     """
-    waiting: dict[str, Request] | None = vars(scheduler).pop(_REFUSED, None)
-    if waiting is None:
+    refused: dict[str, Request] | None = vars(scheduler).pop(_REFUSED, None)
+    if refused is None:
         return
-    for name, request in waiting.items():
+    for name, request in refused.items():
         if scheduler.requests.get(name) is not request or request.is_finished():
             continue  # its client has aborted it
         scheduler.finish_requests(name, RequestStatus.FINISHED_ERROR)
@@ -77,7 +83,7 @@ def finish(scheduler: "Scheduler", outputs: dict[int, list[EngineCoreOutput]]) -
 
 def _mends(scheduler: "Scheduler") -> bool:
     """Whether the fix is on, and the scheduler's class calls :func:`finish`."""
-    kinds = type(scheduler).__mro__
+    kinds: tuple[Any, ...] = type(scheduler).__mro__
     ours = next((kind for kind in kinds if hasattr(sys.modules.get(kind.__module__), _SEAM)), None)
     return (
         ours is not None
