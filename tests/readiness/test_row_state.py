@@ -24,6 +24,7 @@ from vllm.model_executor.layers.pooler.tokwise.methods import AllPool
 from vllm.v1.attention.backends.utils import reorder_batch_to_split_decodes_and_prefills
 from vllm.v1.readiness import switch
 from vllm.v1.sample.logits_processor import LogitsProcessors
+from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 
 VOCABULARY = 16
 ROWS = 6
@@ -163,6 +164,7 @@ def row_of(batch: Any, row: int) -> dict[str, Any]:
     if batch.is_pooling_model:
         return held
     processors = {type(each).__name__: each for each in batch.logitsprocs.all}
+    min_tokens = next(p for p in processors.values() if isinstance(p, MinTokensLogitsProcessor))
     numbers = (
         *("temperature_cpu", "top_p_cpu", "top_k_cpu", "num_accepted_tokens_cpu"),
         *("frequency_penalties_cpu", "presence_penalties_cpu", "repetition_penalties_cpu"),
@@ -178,7 +180,7 @@ def row_of(batch: Any, row: int) -> dict[str, Any]:
             "logprobs of": (batch.sampling_metadata.logprob_token_ids or {}).get(row),
             "min_p": processors["MinPLogitsProcessor"].min_p_cpu[row].item(),
             "biases": processors["LogitBiasLogitsProcessor"].biases.get(row),
-            "min_tokens": (processors["MinTokensLogitsProcessor"].min_toks.get(row) or [None])[0],
+            "min_tokens": (min_tokens.min_toks.get(row) or [None])[0],
         }
     )
 

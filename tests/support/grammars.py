@@ -1,9 +1,9 @@
 """Requests with grammars: the real scheduler, xgrammar, and the logits processors of a batch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +11,11 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 from vllm.config import StructuredOutputsConfig
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
+from vllm.v1.structured_output.utils import apply_grammar_bitmask
 
+from support import batches
 from support.lockstep import scheduler as upstream
 
 EOS = 2
@@ -33,18 +36,6 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     )
-
-
-class Side(NamedTuple):
-    """Which scheduler is tested.
-
-    Attributes:
-        load: modules.pristine or modules.overlaid.
-        value: of VLLM_READINESS.
-    """
-
-    load: Callable[[str], Any]
-    value: str
 
 
 def make_scheduler(kind: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -90,8 +81,6 @@ def add(
 
 def output_of(scheduled: Any, sampled: Mapping[str, list[int]]) -> Any:
     """The runner's output of a step: the tokens that each request was given."""
-    from vllm.v1.outputs import ModelRunnerOutput
-
     names = list(scheduled.num_scheduled_tokens)
     return ModelRunnerOutput(
         req_ids=names,
@@ -106,3 +95,51 @@ def likings(*favourites: int) -> torch.Tensor:
     for rank, token in enumerate(favourites):
         logits[token] = 100.0 - rank
     return logits.unsqueeze(0)
+
+
+def generate(
+    scheduler: Any, batch: Any, wished: Mapping[str, torch.Tensor], steps: int
+) -> dict[str, tuple[list[int], str | None]]:
+    """Step a scheduler, and sample greedily as the runner does, under grammars and processors.
+
+    Args:
+        scheduler: with its requests.
+        batch: empty.
+        wished: request to its logits [1, vocab], the same at each step.
+        steps: the most steps.
+
+    Returns:
+        Request to its tokens and finish reason.
+    """
+    results: dict[str, tuple[list[int], str | None]] = {name: ([], None) for name in wished}
+    states: dict[str, Any] = {}
+    for _ in range(steps):
+        scheduled = scheduler.schedule()
+        if not scheduled.num_scheduled_tokens:
+            break
+        for name in scheduled.finished_req_ids:
+            batch.remove_request(name)
+        for new in scheduled.scheduled_new_reqs:
+            spec = batches.Spec(new.prompt_token_ids, [], {})
+            states[new.req_id] = request = batches.state(spec, new.req_id)
+            request.sampling_params = new.sampling_params
+            batch.add_request(request)
+        batch.condense()
+        batch.refresh_metadata()
+        logits = torch.cat([wished[name] for name in batch.req_ids])
+        if (bitmask := scheduler.get_grammar_bitmask(scheduled)) is not None:
+            apply_grammar_bitmask(scheduled, bitmask, batch, logits)
+        for processor in batch.logitsprocs.non_argmax_invariant:
+            logits = processor.apply(logits)
+        sampled = {name: [int(logits[row].argmax())] for row, name in enumerate(batch.req_ids)}
+        for name, given in sampled.items():
+            states[name].output_token_ids.extend(given)
+        outputs = scheduler.update_from_output(scheduled, output_of(scheduled, sampled))
+        for output in outputs[0].outputs:
+            given, _ = results[output.request_id]
+            reason = output.finish_reason
+            results[output.request_id] = (
+                given + output.new_token_ids,
+                None if reason is None else str(reason),
+            )
+    return results

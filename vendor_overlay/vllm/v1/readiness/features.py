@@ -15,6 +15,7 @@ BAD_WORDS = "bad-words"
 SAMPLER_COPIES = "sampler-copies"
 ACCEPTED_COUNTS = "accepted-counts"
 ALLOWED_TOKENS = "allowed-tokens"
+CLOSED_GRAMMARS = "closed-grammars"
 CPU_PINNING = "cpu-pinning"
 EMPTY_STATES = "empty-states"
 ORPHAN_DRAFTS = "orphan-drafts"
@@ -49,6 +50,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
     {
         ACCEPTED_COUNTS: "a request of a hybrid model reads its own count of accepted drafts",
         ALLOWED_TOKENS: "a request's allowed tokens bind no other request",
+        CLOSED_GRAMMARS: "a complete grammar ends its request before min_tokens, without an error",
         CPU_PINNING: "memory is pinned only where the platform has pinned memory",
         EMPTY_STATES: "a prompt of one token begins with an empty recurrent state",
         ORPHAN_DRAFTS: "a request left out of a step keeps no placeholders of drafts",

@@ -46,6 +46,7 @@ from weakref import proxy
 import torch
 from vllm.logger import init_logger
 from vllm.v1.readiness import (
+    closed_grammars,
     features,
     prompt_logits,
     readers,
@@ -132,6 +133,8 @@ class LiveBatch:
             on = frozenset()
         if on:
             on = readers.count_plugin_processors(batch, on)
+        if features.CLOSED_GRAMMARS in on:
+            closed_grammars.follow(batch)
         stop_tokens = StopTokens(batch) if features.STOP_TOKENS in on else None
         self._requests: dict[str, CachedRequestState] = {}
         #: The runner's samplers when they were last checked for seams; None: never.

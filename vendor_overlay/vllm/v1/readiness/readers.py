@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
-from vllm.v1.readiness import features, fences
+from vllm.v1.readiness import closed_grammars, features, fences
 from vllm.v1.sample.logits_processor.builtin import (
     LogitBiasLogitsProcessor,
     MinPLogitsProcessor,
@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 #: vLLM's own logits processors, which do not read output tokens.
-_OWN_PROCESSORS = (LogitBiasLogitsProcessor, MinPLogitsProcessor, MinTokensLogitsProcessor)
+_OWN_PROCESSORS = (
+    LogitBiasLogitsProcessor,
+    MinPLogitsProcessor,
+    MinTokensLogitsProcessor,
+    closed_grammars.MinTokens,
+)
 
 #: The owner of a fence, and the rows that it needs.
 Reader = tuple[str, Iterable[int]]

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from vllm.v1.readiness import closed_grammars
 from vllm.v1.sample.logits_processor.builtin import (
     LogitBiasLogitsProcessor,
     MinTokensLogitsProcessor,
@@ -212,7 +213,7 @@ def _logprobs_requested(metadata: "SamplingMetadata") -> bool:
 
 def _may_change_logits(processor: "LogitsProcessor") -> bool:
     """Whether a logits processor may change logits before the batch changes."""
-    if type(processor) is MinTokensLogitsProcessor:
+    if type(processor) in (MinTokensLogitsProcessor, closed_grammars.MinTokens):
         return bool(processor.min_toks)
     if type(processor) is LogitBiasLogitsProcessor:
         return bool(processor.biases)

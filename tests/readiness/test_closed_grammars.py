@@ -1,0 +1,180 @@
+"""The fix closed-grammars: a complete grammar ends its request, whatever its min_tokens.
+
+The pinned code leaves such a request no token, which is asserted as well: with the fix off ours
+does so, too.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from readiness.test_row_state import own_processors
+from support import batches, grammars, modules
+from support.grammars import EOS, likings, tokens
+from support.lockstep.scheduler import VOCABULARY
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.readiness import closed_grammars, switch
+from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
+
+UTILS = "vllm/v1/core/sched/utils.py"
+MINIMUM = 4
+SEVEN = {"choice": ["7"]}
+SEVENS = {"grammar": 'root ::= "7"+'}
+EAGER = likings(EOS, *tokens("7"))
+#: What the front end is asked for: request to its grammar and parameters.
+Asked = dict[str, tuple[dict[str, Any] | None, dict[str, Any]]]
+
+
+@pytest.fixture(params=["pinned", "off", "ours"])
+def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Which code is tested."""
+    monkeypatch.setenv(switch.NAME, "-closed-grammars" if request.param == "off" else "on")
+    return request.param
+
+
+def load_of(side: str) -> Any:
+    """How a side's modules are loaded."""
+    return modules.pristine if side == "pinned" else modules.overlaid
+
+
+def batch_of(side: str, **named: Any) -> Any:
+    """Make a side's batch, with vLLM's own logits processors."""
+    return batches.empty(load_of(side), VOCABULARY, logitsprocs=own_processors(), **named)
+
+
+def outputs_of(side: str, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Generate with a side's scheduler and batch, for requests that would rather end."""
+    load = load_of(side)
+    module = load(grammars.SCHEDULER)
+    monkeypatch.setattr(module, "check_stop", load(UTILS).check_stop)
+    scheduler = grammars.make_scheduler(module.Scheduler, monkeypatch)
+    for name, (grammar, params) in asked.items():
+        grammars.add(scheduler, name, grammar, {"max_tokens": 8, **params})
+    return grammars.generate(scheduler, batch_of(side), dict.fromkeys(asked, EAGER), 10)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "ends"),
+    [(SEVEN, "7"), ({"json": {"type": "boolean"}}, "false"), ({"json": {"const": 17}}, "17")],
+)
+def test_a_complete_grammar_ends_its_request_without_an_error(
+    side: str, grammar: Any, ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: Asked = {"a": (grammar, {"min_tokens": 7})}
+    given, reason = outputs_of(side, asked, monkeypatch)["a"]
+    if side == "ours":
+        assert (given, reason) == ([*tokens(ends), EOS], "stop")
+    else:
+        assert (given, reason) == ([*tokens(ends), 0], "error")
+
+
+def test_a_stop_token_that_the_grammar_asks_for_ends_the_request(
+    side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = {"min_tokens": MINIMUM, "stop_token_ids": tokens("x")}
+    given = outputs_of(side, {"a": ({"choice": ["7x"]}, params)}, monkeypatch)["a"]
+    expected = {"ours": (tokens("7x"), "stop")}.get(side, ([*tokens("7"), 0], "error"))
+    assert given == expected
+
+
+def test_others_keep_their_min_tokens(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: Asked = {
+        "no grammar": (None, {"min_tokens": MINIMUM}),
+        "a grammar that goes on": (SEVENS, {"min_tokens": MINIMUM}),
+        "no minimum": (SEVEN, {}),
+    }
+    if side == "ours":  # elsewhere it would end with an error
+        asked = {"a complete grammar": (SEVEN, {"min_tokens": MINIMUM})} | asked
+    outputs = outputs_of(side, asked, monkeypatch)
+    sevens = (tokens("7") * MINIMUM + [EOS], "stop")
+    assert outputs.pop("a complete grammar", None) in (None, ([*tokens("7"), EOS], "stop"))
+    assert outputs == {
+        "no grammar": sevens,
+        "a grammar that goes on": sevens,
+        "no minimum": ([*tokens("7"), EOS], "stop"),
+    }
+
+
+def filled(side: str) -> Any:
+    """A batch of five requests, of which two have both a grammar and a minimum."""
+    batch = batch_of(side)
+    both = {"min_tokens": MINIMUM, "stop_token_ids": [EOS, 9]}
+    grammar = {"structured_outputs": StructuredOutputsParams(choice=["7"])}
+    for number, params in enumerate([{}, both, both | grammar, grammar, both | grammar]):
+        batch.add_request(batches.state(batches.Spec([1], [], params), f"r{number}"))
+    batch.refresh_metadata()
+    return batch
+
+
+def only(*allowed: int) -> torch.Tensor:
+    """[vocab] logits of which only these are finite."""
+    logits = torch.full((VOCABULARY,), -torch.inf)
+    logits[list(allowed)] = 1.5
+    return logits
+
+
+@pytest.mark.parametrize("drafts", [None, [2, 1, 0, 3, 2], [0, 1, 2, 1, 3]])
+def test_only_what_would_be_empty_is_left_as_it_was(side: str, drafts: list[int] | None) -> None:
+    batch = filled(side)
+    generator = torch.Generator().manual_seed(3)
+    rows = {"r1": 1, "r2": 2, "r4": 4}
+    for _ in range(20):
+        count = 5 if drafts is None else sum(drafts)
+        kinds = (only(EOS), only(9, EOS), only(5), only(5, EOS), only())
+        chosen = torch.randint(len(kinds), (count,), generator=generator).tolist()
+        before = torch.stack([kinds[kind] for kind in chosen])
+        (processor,) = (
+            p
+            for p in batch.logitsprocs.non_argmax_invariant
+            if isinstance(p, MinTokensLogitsProcessor)
+        )
+        logits = before.clone()
+        if drafts is None:
+            processor.apply(logits)
+            owners = list(range(5))
+        else:
+            processor.apply_with_spec_decode(logits, drafts)
+            owners = [row for row, number in enumerate(drafts) for _ in range(number)]
+        for owner, old, new in zip(owners, before, logits, strict=True):
+            masked = old.clone()
+            if owner in rows.values():
+                masked[[EOS, 9]] = -torch.inf
+            left = side == "ours" and owner in (2, 4) and bool(masked.isneginf().all())
+            assert torch.equal(new, old if left else masked)
+
+
+def test_the_rows_of_grammars_follow_their_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(switch.NAME, "on")
+    batch = filled("ours")
+    batch.swap_states(1, 4)
+    batch.remove_request("r0")
+    batch.condense()
+    batch.refresh_metadata()
+    logits = only(EOS).repeat(4, 1)
+    for processor in batch.logitsprocs.non_argmax_invariant:
+        processor.apply(logits)
+    kept = {name for name, row in batch.req_id_to_index.items() if not logits[row].isneginf().all()}
+    assert kept == {"r2", "r3", "r4"}
+    for name in ("r2", "r4"):
+        batch.remove_request(name)
+    batch.condense()
+    batch.refresh_metadata()
+    (processor,) = (
+        p for p in batch.logitsprocs.non_argmax_invariant if type(p) is closed_grammars.MinTokens
+    )
+    assert processor.min_toks
+    assert processor._guarded is None
+
+
+def test_somebodys_processor_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Derived(MinTokensLogitsProcessor):  # type: ignore[misc]
+        """A processor that is not upstream's own."""
+
+    processors = own_processors()
+    for index, processor in enumerate(processors.non_argmax_invariant):
+        if type(processor) is MinTokensLogitsProcessor:
+            processor.__class__ = Derived
+            place = index
+    monkeypatch.setenv(switch.NAME, "on")
+    batches.empty(modules.overlaid, VOCABULARY, logitsprocs=processors)
+    assert type(processors.non_argmax_invariant[place]) is Derived
