@@ -1,5 +1,6 @@
-"""Fixtures of the tests of the probe and of the sync guard."""
+"""Fixtures of several tests: of logs, of the probe and of the sync guard."""
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,15 @@ from readiness.stand_ins import StandIns
 from support import probes
 from vllm.v1.readiness import fences, probe, switch, sync_guard
 from vllm.v1.readiness.probe import events, metrics, recorder
+
+
+@pytest.fixture
+def caplog_vllm(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> pytest.LogCaptureFixture:
+    """The records of vLLM's loggers, which do not propagate to the root logger."""
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    return caplog
 
 
 @pytest.fixture

@@ -75,7 +75,8 @@ def seeded_tokens(name: str, rows: list[int | None]) -> list[int]:
         for row, seed in enumerate(rows)
         if seed is not None
     }
-    tokens, _ = sampler.forward_cpu(logits, generators, None, None)
+    with torch.compiler.set_stance("force_eager"):  # compiling takes a minute
+        tokens, _ = sampler.forward_cpu(logits, generators, None, None)
     return [int(tokens[row]) for row in generators]
 
 

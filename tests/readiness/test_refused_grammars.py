@@ -4,7 +4,6 @@ The pinned scheduler raises the error in its loop, as ours does with the fix off
 """
 
 import json
-import logging
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -33,13 +32,6 @@ def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     """Which scheduler is tested."""
     monkeypatch.setenv(switch.NAME, "-refused-grammars" if request.param == "off" else "on")
     return request.param  # type: ignore[no-any-return]
-
-
-@pytest.fixture
-def caplog_vllm(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The records of vLLM's loggers, which do not propagate to the root logger."""
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
-    return caplog
 
 
 def scheduler_of(side: str, monkeypatch: pytest.MonkeyPatch) -> Any:

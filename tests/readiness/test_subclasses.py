@@ -86,15 +86,6 @@ def test_a_batch_of_another_class_is_left_alone(caplog_vllm: pytest.LogCaptureFi
     assert sum("SimpleNamespace does not" in r.getMessage() for r in caplog_vllm.records) == 1
 
 
-@pytest.fixture
-def caplog_vllm(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The records of vLLM's loggers, which do not propagate to the root logger."""
-    import logging
-
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
-    return caplog
-
-
 def sampled(load: Any, logits: torch.Tensor) -> Any:
     """Sample by a sampler that changes logits where vLLM's own leaves them alone."""
 

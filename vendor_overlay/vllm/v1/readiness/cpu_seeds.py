@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from vllm.v1.readiness import features, switch
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from vllm.v1.worker.gpu_input_batch import InputBatch
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
 class CpuSeeds:
@@ -27,12 +27,12 @@ class CpuSeeds:
         self.batch = batch
         self._states: dict[int, torch.Tensor] = {}
 
-    def keep(self, discarded: "np.ndarray") -> None:
-        """Keep the states of generators whose samples will be dropped.
-
-        Args:
-            discarded: [at least requests] bool: rows whose samples are dropped.
-        """
+    def keep(self, runner: "GPUModelRunner | None") -> None:
+        """Keep the states of generators whose samples the runner will drop."""
+        mask = getattr(runner, "discard_request_mask", None)
+        if mask is None:
+            return
+        discarded = mask.np
         self._states = {
             row: generator.get_state()
             for row, generator in self.batch.generators.items()

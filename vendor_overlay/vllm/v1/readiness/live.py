@@ -289,8 +289,8 @@ class LiveBatch:
             runner: the model runner; None for one with vLLM's own samplers.
         """
         self._check_samplers(runner)
-        if self.cpu_seeds is not None and runner is not None:
-            self.cpu_seeds.keep(runner.discard_request_mask.np)
+        if self.cpu_seeds is not None:
+            self.cpu_seeds.keep(runner)
         if self.history is None:
             return
         begun = self.history.prepare()
