@@ -37,15 +37,17 @@ else:
 logger = init_logger(__name__)
 
 
-class StepsInFlight(Base):
+class StepsInFlight(Base):  # type: ignore[misc]
     """A base of AsyncScheduler before Scheduler, which knows the steps in flight.
 
     With the fix off, each method only calls upstream's. So it does for a derived class that
     replaces one of them, since that may keep its own count.
     """
 
+    _pause_state: PauseState
+
     def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        super().__init__(*args, **kwargs)
         self._mends_preemption = features.PREEMPTION in switch.enabled() and _all_ours(self)
         #: Steps whose output has not arrived, oldest first.
         self._in_flight: deque[SchedulerOutput] = deque()
@@ -79,7 +81,9 @@ class StepsInFlight(Base):
                 self._drop(dropped, model_runner_output)
             if self._prompt_logprobs:
                 self._deliver_prompt_logprobs(model_runner_output)
-        return super().update_from_output(scheduler_output, model_runner_output)
+        outputs: dict[int, EngineCoreOutputs]
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        return outputs
 
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
@@ -89,7 +93,8 @@ class StepsInFlight(Base):
         if self._mends_preemption and reset_running_requests:
             running = [each for each in self.running if each.num_output_placeholders]
         try:
-            return super().reset_prefix_cache(reset_running_requests, reset_connector)
+            done: bool = super().reset_prefix_cache(reset_running_requests, reset_connector)
+            return done
         finally:
             for request in running:
                 request.async_tokens_to_discard = 0
