@@ -18,6 +18,7 @@ ALLOWED_TOKENS = "allowed-tokens"
 CLOSED_GRAMMARS = "closed-grammars"
 CPU_PINNING = "cpu-pinning"
 EMPTY_STATES = "empty-states"
+DRAFTER_RANKS = "drafter-ranks"
 ORPHAN_DRAFTS = "orphan-drafts"
 PLUGIN_PROCESSORS = "plugin-processors"
 REFUSED_GRAMMARS = "refused-grammars"
@@ -53,6 +54,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         CLOSED_GRAMMARS: "a complete grammar ends its request before min_tokens, without an error",
         CPU_PINNING: "memory is pinned only where the platform has pinned memory",
         EMPTY_STATES: "a prompt of one token begins with an empty recurrent state",
+        DRAFTER_RANKS: "a data-parallel rank that does not draft runs its drafter for the others",
         ORPHAN_DRAFTS: "a request left out of a step keeps no placeholders of drafts",
         PLUGIN_PROCESSORS: "a logits processor from an entry point reads each sampled token",
         REFUSED_GRAMMARS: "a grammar that cannot be compiled ends its own request alone",

@@ -24,6 +24,7 @@ settle_for_sampling    InputBatch, output tokens     in its place, before sampli
 host_needs_drafts      runner._sample                before draft tokens are waited for
 observe_sampled        runner.sample_tokens          after sampling
 rewind                 runner._bookkeeping_sync      a row's sample is dropped
+take_part              runner.sample_tokens          where no drafts are proposed
 place                  runner._bookkeeping_sync      in place of writing placeholders
 prompt_scores          runner, prompt logprobs       in place of computing them
 expect                 InputBatch, async tokens      a step's tokens are on their way
@@ -59,6 +60,7 @@ from vllm.v1.readiness.accepted_counts import AcceptedCounts
 from vllm.v1.readiness.allowed_tokens import AllowedTokens
 from vllm.v1.readiness.bad_words import BadWords
 from vllm.v1.readiness.cpu_seeds import CpuSeeds
+from vllm.v1.readiness.drafter_ranks import take_part
 from vllm.v1.readiness.empty_states import EmptyStates
 from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.history import History, LiveRows
@@ -367,6 +369,11 @@ class LiveBatch:
     def prompt_scores(self, sampler: "Sampler", logits: torch.Tensor) -> torch.Tensor:
         """See :func:`prompt_logits.scores`."""
         return prompt_logits.scores(sampler, logits, features.PROMPT_LOGITS in self.on)
+
+    def take_part(self, runner: "GPUModelRunner") -> None:
+        """See :func:`~vllm.v1.readiness.drafter_ranks.take_part`."""
+        if features.DRAFTER_RANKS in self.on:
+            take_part(runner)
 
     def place(self, max_model_len: int) -> bool:
         """See :meth:`History.place`.
