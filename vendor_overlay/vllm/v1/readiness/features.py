@@ -33,6 +33,7 @@ UNIFORM_DECODE = "uniform-decode"
 UNDRAFTED_ROWS = "undrafted-rows"
 LOGPROB_TOKENS = "logprob-tokens"
 WINDOW_BLOCKS = "window-blocks"
+BLOCK_IDS = "block-ids"
 
 #: Feature to one line on what it does. A name is lower-case with dashes.
 FEATURES: Mapping[str, str] = MappingProxyType(
@@ -69,6 +70,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         UNIFORM_DECODE: "no prompt of a hybrid model takes the CUDA graph of decodes",
         LOGPROB_TOKENS: "a request that names tokens for logprobs leaves others theirs",
         WINDOW_BLOCKS: "a window's blocks stay its request's while drafts may be rejected",
+        BLOCK_IDS: "no list of block ids grows for as long as the engine runs",
     }
 )
 
