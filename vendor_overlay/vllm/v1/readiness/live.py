@@ -9,26 +9,19 @@ warm_up                runner's dummy runs           before the first request
 add_request            InputBatch.add_request        a request has been given a row
 remove_request         InputBatch.remove_request     a request is leaving its row
 move_row               InputBatch.condense           a row has been moved into an empty one
-clear_mask             InputBatch.condense           the mask of a row has been copied
-swap_rows, swap_masks  InputBatch.swap_states        two rows are being exchanged
-include_undrafted      runner, attention metadata    a step's metadata is to be built
+swap_rows              InputBatch.swap_states        two rows are being exchanged
 plan                   InputBatch, sampling metadata the batch has changed
 begin_step             runner._update_states         before the batch changes for a step
-gather_accepted        runner._prepare_inputs        accepted drafts have been counted
-empty_states           runner.execute_model          the inputs are prepared
-force_uniform_decode   runner.execute_model          before a CUDA graph is chosen
 cut                    runner._update_states         before an output is cut back
-mark_tokens            runner._prepare_inputs        after flags of tokens were gathered
 prepare                runner._sample                before a step is sampled
 settle_for_sampling    InputBatch, output tokens     in its place, before sampling
 host_needs_drafts      runner._sample                before draft tokens are waited for
 observe_sampled        runner.sample_tokens          after sampling
-rewind                 runner._bookkeeping_sync      a row's sample is dropped
-take_part              runner.sample_tokens          where no drafts are proposed
 place                  runner._bookkeeping_sync      in place of writing placeholders
-prompt_scores          runner, prompt logprobs       in place of computing them
 expect                 InputBatch, async tokens      a step's tokens are on their way
 =====================  ============================  =======================================
+
+Some fixes have verbs of their own, which :class:`~vllm.v1.readiness.fixes.Fixes` adds.
 
 The samplers find the live batch by the metadata that they are given, and call the modules of
 their features: ``penalties.take``, ``bad_words.take``, ``thinking_budget.reads_lists`` and
@@ -46,39 +39,21 @@ from weakref import proxy
 
 import torch
 from vllm.logger import init_logger
-from vllm.v1.readiness import (
-    closed_grammars,
-    features,
-    prompt_logits,
-    readers,
-    sampler_copies,
-    subclasses,
-    switch,
-    undrafted_rows,
-)
-from vllm.v1.readiness.accepted_counts import AcceptedCounts
-from vllm.v1.readiness.allowed_tokens import AllowedTokens
+from vllm.v1.readiness import closed_grammars, features, readers, sampler_copies, subclasses, switch
 from vllm.v1.readiness.bad_words import BadWords
-from vllm.v1.readiness.cpu_seeds import CpuSeeds
-from vllm.v1.readiness.drafter_ranks import take_part
-from vllm.v1.readiness.empty_states import EmptyStates
 from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness.fixes import Fixes
 from vllm.v1.readiness.history import History, LiveRows
 from vllm.v1.readiness.outputs import Outputs
 from vllm.v1.readiness.penalties import Penalties
-from vllm.v1.readiness.prompt_embeds import PromptEmbeds
 from vllm.v1.readiness.row_state import RowState
 from vllm.v1.readiness.slots import Slots
 from vllm.v1.readiness.stop_tokens import StopTokens
 from vllm.v1.readiness.thinking_budget import ThinkingBudget
-from vllm.v1.readiness.uniform_decode import UniformDecode
 
 if TYPE_CHECKING:
-    import numpy as np
     from vllm.config import CacheConfig
-    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.sample.metadata import SamplingMetadata
-    from vllm.v1.sample.sampler import Sampler
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -98,7 +73,7 @@ def of(batch: "InputBatch") -> "LiveBatch":
     return subclasses.attached(batch, lambda: LiveBatch(batch, 0, frozenset()))
 
 
-class LiveBatch:
+class LiveBatch(Fixes):
     """The features and fixes of one InputBatch.
 
     Nothing here keeps the batch alive, so that a batch that is replaced is freed at once.
@@ -110,8 +85,7 @@ class LiveBatch:
 
     Attributes:
         outputs: the runner's outputs; the second door.
-        history, penalties, bad_words, thinking, allowed_tokens, accepted, empty, uniform: None
-            if off.
+        history, penalties, bad_words, thinking: None if off.
     """
 
     def __init__(
@@ -120,17 +94,10 @@ class LiveBatch:
         on = switch.enabled() if on is None else on
         with suppress(TypeError):  # not every batch can be referenced weakly
             batch = proxy(batch)
-        self.batch = batch
-        self.on = on
+        super().__init__(batch, num_spec_tokens, on)
         self.rows = LiveRows(self)
         self.outputs = Outputs(batch, num_spec_tokens, features.READBACK in on)
-        self.allowed_tokens = AllowedTokens(batch) if features.ALLOWED_TOKENS in on else None
-        self.empty = EmptyStates() if features.EMPTY_STATES in on else None
-        self.uniform = UniformDecode() if features.UNIFORM_DECODE in on else None
-        self._prompt_embeds = PromptEmbeds(batch) if features.PROMPT_EMBEDS in on else None
         row_state = RowState(batch) if features.ROW_STATE in on else None
-        on_cpu = bool(on) and batch.device.type == "cpu"
-        self.cpu_seeds = CpuSeeds(batch) if on_cpu and features.CPU_SEEDS in on else None
         if on and batch.is_pooling_model:
             on = frozenset()
         if on:
@@ -147,9 +114,6 @@ class LiveBatch:
         self.thinking: ThinkingBudget | None = None
         self.penalties: Penalties | None = None
         self.bad_words: BadWords | None = None
-        self.accepted: AcceptedCounts | None = None
-        if features.ACCEPTED_COUNTS in on and num_spec_tokens:
-            self.accepted = AcceptedCounts(batch)
         if features.HISTORY in on:
             self.history = History(batch, num_spec_tokens, self._requests)
             batch.req_output_token_ids = self.rows
@@ -224,22 +188,6 @@ class LiveBatch:
         for feature in self._features:
             feature.swap_rows(one, other)
 
-    def clear_mask(self, row: int) -> None:
-        """See :meth:`AllowedTokens.clear`."""
-        if self.allowed_tokens is not None:
-            self.allowed_tokens.clear(row)
-
-    def swap_masks(self, one: int, other: int) -> bool:
-        """See :meth:`AllowedTokens.swap`.
-
-        Returns:
-            True if handled here; False to fall back to upstream.
-        """
-        if self.allowed_tokens is None:
-            return False
-        self.allowed_tokens.swap(one, other)
-        return True
-
     def plan(self, metadata: "SamplingMetadata") -> None:
         """Attach a plan of the samplers' copies to metadata that has just been made."""
         if self._samplers_plan_copies:
@@ -250,32 +198,11 @@ class LiveBatch:
         if self.history is not None:
             self.history.begin_step()
 
-    def gather_accepted(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> None:
-        """See :meth:`AcceptedCounts.gather`."""
-        if self.accepted is not None:
-            self.accepted.gather(runner, scheduled)
-
-    def empty_states(self, runner: "GPUModelRunner", lengths: "np.ndarray") -> None:
-        """See :meth:`EmptyStates.empty`."""
-        if self.empty is not None:
-            self.empty.empty(runner, lengths)
-
-    def force_uniform_decode(
-        self, runner: "GPUModelRunner", longest: int, drafts: "SpecDecodeMetadata | None"
-    ) -> bool | None:
-        """See :meth:`UniformDecode.force`."""
-        return None if self.uniform is None else self.uniform.force(runner, longest, drafts)
-
     def cut(self, req_id: str, length: int) -> None:
         """See :meth:`Feature.cut`; the request need not be in the batch."""
         if self._features and req_id in self.batch.req_id_to_index:
             for feature in self._features:
                 feature.cut(req_id, length)
-
-    def mark_tokens(self, flags: "np.ndarray", rows: "np.ndarray", positions: "np.ndarray") -> None:
-        """See :meth:`PromptEmbeds.mark`."""
-        if self._prompt_embeds is not None:
-            self._prompt_embeds.mark(flags, rows, positions)
 
     def prepare(
         self,
@@ -355,25 +282,6 @@ class LiveBatch:
     def host_needs_drafts(self) -> bool:
         """Whether a consumer on the host needs this step's draft tokens."""
         return self.history is None or any(True for _ in readers.readers(self))
-
-    def rewind(self, row: int) -> bool:
-        """See :meth:`CpuSeeds.rewind`."""
-        return self.cpu_seeds is not None and self.cpu_seeds.rewind(row)
-
-    def include_undrafted(self, runner: "GPUModelRunner", drafted: bool, requests: int) -> bool:
-        """See :func:`undrafted_rows.include`."""
-        if features.UNDRAFTED_ROWS not in self.on:
-            return drafted
-        return undrafted_rows.include(runner, drafted, requests)
-
-    def prompt_scores(self, sampler: "Sampler", logits: torch.Tensor) -> torch.Tensor:
-        """See :func:`prompt_logits.scores`."""
-        return prompt_logits.scores(sampler, logits, features.PROMPT_LOGITS in self.on)
-
-    def take_part(self, runner: "GPUModelRunner") -> None:
-        """See :func:`~vllm.v1.readiness.drafter_ranks.take_part`."""
-        if features.DRAFTER_RANKS in self.on:
-            take_part(runner)
 
     def place(self, max_model_len: int) -> bool:
         """See :meth:`History.place`.
