@@ -34,6 +34,7 @@ UNDRAFTED_ROWS = "undrafted-rows"
 LOGPROB_TOKENS = "logprob-tokens"
 WINDOW_BLOCKS = "window-blocks"
 BLOCK_IDS = "block-ids"
+BAD_REQUESTS = "bad-requests"
 
 #: Feature to one line on what it does. A name is lower-case with dashes.
 FEATURES: Mapping[str, str] = MappingProxyType(
@@ -71,6 +72,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         LOGPROB_TOKENS: "a request that names tokens for logprobs leaves others theirs",
         WINDOW_BLOCKS: "a window's blocks stay its request's while drafts may be rejected",
         BLOCK_IDS: "no list of block ids grows for as long as the engine runs",
+        BAD_REQUESTS: "a request that the engine cannot serve is refused, and harms no other",
     }
 )
 
