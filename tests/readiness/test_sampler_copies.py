@@ -11,7 +11,7 @@ from support import modules
 from support.batches import Spec, state
 from support.examples import draws
 from support.sampling import MODES, Case, compare, passes, run, under_test
-from vllm.v1.readiness import sampler_copies
+from vllm.v1.readiness import sampler_copies, switch
 
 VOCABULARY = 41
 ROWS = 3
@@ -30,6 +30,12 @@ ASKS: list[dict[str, Any]] = [
 #: Parameters that change logits of a random request only.
 SHAPES: list[dict[str, Any]] = [{}, {"top_k": 4}, {"top_p": 0.7}, {"min_p": 0.1}]
 EDGES = [0.0, -0.0, torch.inf, -torch.inf, torch.nan]
+
+
+@pytest.fixture(autouse=True)
+def without_other_logprobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Switch off the fix that gives requests other logprobs than stock."""
+    monkeypatch.setenv(switch.NAME, "-logprob-tokens")
 
 
 def logits_of(rows: int, dtype: torch.dtype, seed: int, edge: float | None) -> torch.Tensor:

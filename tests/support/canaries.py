@@ -20,6 +20,7 @@ from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 from vllm.v1.sample.logits_processor import LogitsProcessors
+from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 from vllm.v1.utils import CpuGpuBuffer
 
 from support import modules
@@ -367,7 +368,8 @@ class CanaryRunner(RunnerUnderTest):
         for row, token, bias in cells if processor.biases else ():
             biases.setdefault(row.item(), {})[token.item()] = round(bias.item(), 4)
         stops: dict[int, set[int]] = {}
-        processor = processors["MinTokensLogitsProcessor"]
+        kind = MinTokensLogitsProcessor  # or ours, which is derived from it
+        processor = next(each for each in processors.values() if isinstance(each, kind))
         for row, token in zip(*processor.logits_slice, strict=True) if processor.min_toks else ():
             stops.setdefault(row.item(), set()).add(token.item())
         min_p = processors.get("MinPLogitsProcessor")
