@@ -52,7 +52,7 @@ def admit(side: str, scheduler: Any, prompt: list[int], params: Any) -> EngineCo
     processor = load(INPUT_PROCESSOR).InputProcessor(scheduler.vllm_config)
     prepared = {"type": "token", "prompt_token_ids": prompt}
     admitted = processor.process_inputs("r", prepared, params, ("generate",))
-    return admitted  # type: ignore[no-any-return]
+    return admitted
 
 
 def serve(scheduler: Any, admitted: EngineCoreRequest, most: int = 60) -> list[int] | None:

@@ -86,14 +86,14 @@ class StepsInFlight(Base):  # type: ignore[misc]
         return outputs
 
     def reset_prefix_cache(
-        self, reset_running_requests: bool = False, reset_connector: bool = False
+        self, reset_running_requests: bool = False, *more: bool, **named: bool
     ) -> bool:
         """Reset the prefix cache; drop what is in flight of the requests that it preempts."""
         running = []
         if self._mends_preemption and reset_running_requests:
             running = [each for each in self.running if each.num_output_placeholders]
         try:
-            done: bool = super().reset_prefix_cache(reset_running_requests, reset_connector)
+            done: bool = super().reset_prefix_cache(reset_running_requests, *more, **named)
             return done
         finally:
             for request in running:

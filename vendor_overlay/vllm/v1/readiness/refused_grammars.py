@@ -72,11 +72,11 @@ def finish(scheduler: "Scheduler", outputs: dict[int, list[EngineCoreOutput]]) -
             continue  # its client has aborted it
         scheduler.finish_requests(name, RequestStatus.FINISHED_ERROR)
         output = EngineCoreOutput(
-            request_id=name,
-            new_token_ids=[],
-            finish_reason=request.get_finished_reason(),
-            events=request.take_events(),
             trace_headers=request.trace_headers,
+            events=request.take_events(),
+            request_id=name,
+            finish_reason=request.get_finished_reason(),
+            new_token_ids=[],
         )
         outputs.setdefault(request.client_index, []).append(output)
 
