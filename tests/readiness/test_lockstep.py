@@ -15,6 +15,8 @@ from support.lockstep import DRAFTED, OWN, VOCABULARY, LockstepRun, SetAside
 from vllm.v1.readiness import fences
 
 TOKENS = st.integers(0, VOCABULARY - 1)
+#: Upstream's holder of thinking budgets, without our fixes.
+THINKING_OFF = "-thinking-rows,-thinking-sections,-thinking-unlimited"
 #: Tokens of bad words and markers, which the logits favour.
 FREQUENT = range(DRAFTED)
 MARKERS = st.lists(st.sampled_from(FREQUENT), min_size=1, max_size=2)
@@ -94,7 +96,9 @@ class DrawnRun:
             markers=markers,
             ahead=0 if drafts else draw(st.sampled_from([0, 0, 1, 2])),
             own=draw(st.sampled_from([None, None, None, None, *OWN])),
-            switch=draw(st.sampled_from(["", "", "-plugin-processors", "-allowed-tokens"])),
+            switch=draw(
+                st.sampled_from(["", "", "-plugin-processors", "-allowed-tokens", THINKING_OFF])
+            ),
             arrives=lambda: chance.random() < often,
             twins=asynchronous,
         )

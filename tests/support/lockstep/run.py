@@ -11,6 +11,7 @@ import pytest
 import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.readiness import live, thinking_fixes
 from vllm.v1.request import Request, RequestStatus
 
 from support import modules
@@ -133,6 +134,8 @@ class LockstepRun:
             reads = self.drafts > 0
             late = RunnerUnderTest(modules.overlaid, self, lambda: False, reads=reads)
             self.twins.append(late)
+        # Of thinking budgets, upstream's holder with our fixes is the oracle for the feature.
+        thinking_fixes.mend(self.stock.batch, live.of(self.ours.batch).on)
         return [self.stock, self.ours, *self.twins]
 
     def add(self, prompt: list[int], req_id: str | None = None, **params: Any) -> str:

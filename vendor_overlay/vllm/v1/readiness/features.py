@@ -35,6 +35,9 @@ LOGPROB_TOKENS = "logprob-tokens"
 WINDOW_BLOCKS = "window-blocks"
 BLOCK_IDS = "block-ids"
 BAD_REQUESTS = "bad-requests"
+THINKING_ROWS = "thinking-rows"
+THINKING_SECTIONS = "thinking-sections"
+THINKING_UNLIMITED = "thinking-unlimited"
 
 #: Feature to one line on what it does. A name is lower-case with dashes.
 FEATURES: Mapping[str, str] = MappingProxyType(
@@ -73,6 +76,9 @@ FIXES: Mapping[str, str] = MappingProxyType(
         WINDOW_BLOCKS: "a window's blocks stay its request's while drafts may be rejected",
         BLOCK_IDS: "no list of block ids grows for as long as the engine runs",
         BAD_REQUESTS: "a request that the engine cannot serve is refused, and harms no other",
+        THINKING_ROWS: "a thinking budget stays with its own request",
+        THINKING_SECTIONS: "a thinking budget holds for each section of thinking",
+        THINKING_UNLIMITED: "a thinking budget of -1 never ends the thinking",
     }
 )
 

@@ -39,7 +39,15 @@ from weakref import proxy
 
 import torch
 from vllm.logger import init_logger
-from vllm.v1.readiness import closed_grammars, features, readers, sampler_copies, subclasses, switch
+from vllm.v1.readiness import (
+    closed_grammars,
+    features,
+    readers,
+    sampler_copies,
+    subclasses,
+    switch,
+    thinking_fixes,
+)
 from vllm.v1.readiness.bad_words import BadWords
 from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.fixes import Fixes
@@ -102,6 +110,7 @@ class LiveBatch(Fixes):
             on = frozenset()
         if on:
             on = readers.count_plugin_processors(batch, on)
+            thinking_fixes.mend(batch, on)
         if features.CLOSED_GRAMMARS in on:
             closed_grammars.follow(batch)
         stop_tokens = StopTokens(batch) if features.STOP_TOKENS in on else None
@@ -119,7 +128,7 @@ class LiveBatch(Fixes):
             batch.req_output_token_ids = self.rows
             holder = batch.thinking_budget_state_holder
             if features.THINKING_BUDGET in on and holder is not None:
-                self.thinking = ThinkingBudget(batch, proxy(self.history), holder)
+                self.thinking = ThinkingBudget(batch, proxy(self.history), holder, on)
                 batch.thinking_budget_state_holder = self.thinking
                 self.history.arrived = self.thinking.arrive
             if features.PENALTIES in on:

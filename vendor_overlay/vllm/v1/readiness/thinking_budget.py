@@ -12,8 +12,10 @@ is still made by upstream's own ``_update_think_state``, but
   deferred until they arrive;
 - only a step that may force the end marker, or continue to force it, waits.
 
-When upstream swaps a request that has a budget with one that has none, it leaves both rows
-with one shared state. Both are then searched from the start and waited for, as upstream does.
+Without ``thinking-rows``, upstream leaves two rows with one shared state when it swaps a
+request that has a budget with one that has none. Both are then searched from the start and
+waited for, as upstream does. With ``thinking-sections`` (:mod:`.thinking_fixes`) the search
+goes on after a section has ended, and nothing is waited for until another may exceed the budget.
 
 Lengths are in output tokens. A request's *reach* at a step is the length of its output and of
 the step's drafts together.
@@ -28,42 +30,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.history import PLACEHOLDER
-from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
+from vllm.v1.readiness.thinking_fixes import UNLIMITED, FixedHolder, SearchedOutput, find_last
 
 if TYPE_CHECKING:
     from vllm.v1.readiness.history import History
     from vllm.v1.sample.logits_processor.interface import BatchUpdate
+    from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
 #: [rows]: each row's token ids.
 Lists = list[list[int]]
 #: A reach that no request attains.
 _NEVER = maxsize
-#: Upstream's value for a request without a budget.
-_UNLIMITED = -1
 #: A length that depends on how many drafts are accepted.
 _OPEN = -1
 #: The key of a request's :class:`_Progress` in upstream's state, so that they move together.
 _PROGRESS = "readiness"
-
-
-class _SearchedOutput:
-    """The first tokens of an output, which have been searched for markers.
-
-    Upstream's update gets it instead of a list, and finds no marker in it; see
-    :meth:`ThinkingBudget._find_last_sequence_index`.
-    """
-
-    def __init__(self, output: list[int], length: int) -> None:
-        self.output = output
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: slice) -> list[int]:
-        start, stop, step = index.indices(self.length)
-        return self.output[start:stop:step]
 
 
 @dataclass(slots=True, eq=False)
@@ -99,6 +81,11 @@ class _Progress:
         """The length at the newest update that was skipped or deferred; 0 if none, or open."""
         return max(0, self.deferred[-1][0] if self.deferred else self.skipped or 0)
 
+    @property
+    def open(self) -> bool:
+        """Whether the length at a skipped or deferred update is open."""
+        return _OPEN in (self.skipped, *(length for length, _ in self.deferred))
+
     def resolve_open(self, known: int) -> None:
         """Set the length of an update to ``known`` if it was open."""
         if self.skipped == _OPEN:
@@ -112,19 +99,24 @@ class _Progress:
         self.update_from = 0
 
 
-class ThinkingBudget(ThinkingBudgetStateHolder, Feature):  # type: ignore[misc]
+class ThinkingBudget(FixedHolder, Feature):
     """Upstream's state holder for one live batch, with its history.
 
     Args:
         batch: the live batch.
         history: the batch's.
         holder: upstream's state holder, whose attributes this one takes over.
+        on: the features and fixes that are on.
     """
 
     def __init__(
-        self, batch: "InputBatch", history: "History", holder: ThinkingBudgetStateHolder
+        self,
+        batch: "InputBatch",
+        history: "History",
+        holder: "ThinkingBudgetStateHolder",
+        on: frozenset[str],
     ) -> None:
-        self.__dict__.update(holder.__dict__)
+        super().__init__(holder, on)
         self.batch = batch
         self.history = history
         #: The markers, by the key under which upstream's state keeps the index of each.
@@ -132,7 +124,6 @@ class ThinkingBudget(ThinkingBudgetStateHolder, Feature):  # type: ignore[misc]
             "start_thinking": self.think_start_token_ids,
             "end_thinking": self.think_end_token_ids,
         }
-        self._last_tokens = {marker[-1] for marker in self._markers.values() if marker}
         #: The rows with a state, each with the state and its progress.
         self._tracked: list[tuple[int, dict[str, Any], _Progress]] = []
         self._any_deferred = False
@@ -157,8 +148,12 @@ class ThinkingBudget(ThinkingBudgetStateHolder, Feature):  # type: ignore[misc]
         """Search an output anew if a cut loses tokens that may have been searched."""
         row = self.batch.req_id_to_index[req_id]
         state = self._state.get(row)
-        if state is not None and length < self.history.known(row):
-            state[_PROGRESS].begin_anew()
+        if state is None or length >= self.history.known(row):
+            return
+        progress: _Progress = state[_PROGRESS]
+        progress.begin_anew()
+        if self.fixes_sections and (progress.open or length < self._updated(state, progress)):
+            self._forget(state, progress)
 
     def begin_anew(self) -> None:
         """Make all next updates at once, after a search from the start."""
@@ -187,7 +182,7 @@ class ThinkingBudget(ThinkingBudgetStateHolder, Feature):  # type: ignore[misc]
             tokens: the one token of each; None if a row may have got several.
         """
         # Without the last token of a marker there is no new marker.
-        if tokens is not None and not self._any_deferred and self._last_tokens.isdisjoint(tokens):
+        if tokens is not None and not self._any_deferred and self.last_tokens.isdisjoint(tokens):
             return
         outputs = self.batch.req_output_token_ids
         for row in rows:
@@ -261,14 +256,15 @@ class ThinkingBudget(ThinkingBudgetStateHolder, Feature):  # type: ignore[misc]
             return super().apply_to_logits(logits, predict_bonus_token, spec_token_ids)
         return logits
 
-    @staticmethod
-    def _find_last_sequence_index(
-        target_list: "list[int] | _SearchedOutput", token_ids: list[int]
-    ) -> int:
-        """Search a prompt as upstream does; an output has been searched already."""
-        if isinstance(target_list, _SearchedOutput):
-            return -1
-        return _find_last(target_list, token_ids, 0, len(target_list))
+    def _updated(self, state: dict[str, Any], progress: _Progress) -> int:
+        """The length of the output at the newest update."""
+        return max(state["searched"], progress.pending_length)
+
+    def _forget(self, state: dict[str, Any], progress: _Progress) -> None:
+        """Forget all updates and sections: tokens that they depend on have been cut off."""
+        self.rewind(state)
+        progress.skipped = None
+        progress.deferred.clear()
 
     def _may_force(self, row: int, state: dict[str, Any], progress: _Progress, reach: int) -> bool:
         """Whether an update that is not skipped may force a token, or continue to."""
@@ -287,18 +283,29 @@ class ThinkingBudget(ThinkingBudgetStateHolder, Feature):  # type: ignore[misc]
         output = progress.output
         assert output is not None
         searched, progress.searched = progress.searched, max(length, progress.searched)
+        if self.fixes_sections:
+            if self.follow_sections(state, output, length):
+                self._skip_no_older(progress, length)
+                self._set_thresholds(state, progress)
+            return
         if state["end_thinking"] != -1 and state["start_thinking"] != -1:
             return
-        if self._last_tokens.isdisjoint(output[searched:length]):
+        if self.last_tokens.isdisjoint(output[searched:length]):
             return
         unstarted = state["start_thinking"] == -1
         for name, marker in self._markers.items():
             if state[name] == -1:
                 first = max(0, searched - len(marker) + 1)
-                state[name] = _find_last(output, marker, first, length)
-        if unstarted and progress.skipped is not None and progress.skipped < length:
-            progress.skipped = None  # nothing is counted before the start marker
+                state[name] = find_last(output, marker, first, length)
+        if unstarted:
+            self._skip_no_older(progress, length)
         self._set_thresholds(state, progress)
+
+    @staticmethod
+    def _skip_no_older(progress: _Progress, length: int) -> None:
+        """Drop a skipped update of a shorter output: nothing was counted at that time."""
+        if progress.skipped is not None and progress.skipped < length:
+            progress.skipped = None
 
     def _update_now(
         self, state: dict[str, Any], progress: _Progress, output: list[int], drafts: list[int]
@@ -310,6 +317,8 @@ class ThinkingBudget(ThinkingBudgetStateHolder, Feature):  # type: ignore[misc]
             self._search(state, progress, min(known, progress.pending_length))
             self._update_deferred(state, progress, known)
         if progress.restart or progress.output is not output:
+            if self.fixes_sections and length < self._updated(state, progress):
+                self._forget(state, progress)
             self._update_skipped(state, progress)
             progress.output = output
             progress.searched = 0
@@ -346,7 +355,7 @@ class ThinkingBudget(ThinkingBudgetStateHolder, Feature):  # type: ignore[misc]
     ) -> None:
         """Run upstream's update on the first ``length`` tokens of the output."""
         assert progress.output is not None
-        state["output_tok_ids"] = _SearchedOutput(progress.output, length)
+        state["output_tok_ids"] = SearchedOutput(progress.output, length)
         state["spec_token_ids"] = list(drafts)
         state["in_spec_mode"] = self.in_spec_mode
         state["force_index"] = []
@@ -358,11 +367,14 @@ class ThinkingBudget(ThinkingBudgetStateHolder, Feature):  # type: ignore[misc]
         start, end = state["start_thinking"], state["end_thinking"]
         prompt = len(state["prompt_tok_ids"] or ()) if state["continue_thinking"] else 0
         over = not state["in_end"] and start != -1 and end != -1 and start <= end + prompt
-        if over or budget == _UNLIMITED:
+        if over or budget == UNLIMITED:
             # Upstream does not search for another start marker.
             progress.update_from = progress.force_from = _NEVER
         elif state["in_end"]:
             progress.update_from = progress.force_from = 0
+        elif start == -1 and self.fixes_sections:
+            # A start marker can only end in a token that has not been searched.
+            progress.update_from = progress.force_from = progress.searched + 1 + budget
         else:
             width = len(self.think_start_token_ids)
             counted = state["prev_output_length"]
@@ -371,23 +383,6 @@ class ThinkingBudget(ThinkingBudgetStateHolder, Feature):  # type: ignore[misc]
                 # Upstream begins to count after the marker's width, wherever the marker is.
                 progress.update_from = progress.update_from + width if start == -1 else 0
             progress.force_from = budget + start + width - prompt
-
-
-def _find_last(tokens: list[int], marker: list[int], first: int, end: int) -> int:
-    """The index of the last occurrence of a marker within ``tokens[first:end]``, or -1."""
-    last = -1
-    if not marker:
-        return last
-    index = first + len(marker) - 1
-    while True:
-        try:
-            index = tokens.index(marker[-1], index, end)
-        except ValueError:
-            return last
-        begin = index + 1 - len(marker)
-        if tokens[begin : index + 1] == marker:
-            last = begin
-        index += 1
 
 
 def reads_lists(holder: "ThinkingBudgetStateHolder | None", otherwise: bool) -> bool:

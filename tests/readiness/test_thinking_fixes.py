@@ -1,0 +1,439 @@
+"""The fixes of thinking budgets, by what requests are forced to in a batch that changes.
+
+The pinned class has the faults, which are asserted as well: with the fixes off ours has them.
+With them on, upstream's holder and the feature's make the same decisions, also for a request
+alone in a batch, and a plain reading of each request's tokens says what these are.
+"""
+
+import os
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import modules
+from support.batches import Spec, empty, state
+from support.examples import draws
+from support.lockstep import LockstepRun
+from vllm.v1.readiness import fences, switch
+from vllm.v1.readiness.thinking_budget import ThinkingBudget
+from vllm.v1.readiness.thinking_fixes import FixedHolder
+from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
+
+VOCABULARY = 8
+ROWS = 4
+START, END, WORD, STOP = 0, 1, 2, 3
+
+Make = Callable[..., "Batch"]
+
+
+class Batch:
+    """An input batch, and its requests.
+
+    Args:
+        load: modules.pristine or modules.overlaid.
+        value: of VLLM_READINESS.
+        end: the end marker.
+        drafts: draft tokens a request and step at most.
+    """
+
+    def __init__(self, load: Any, value: str, end: list[int], drafts: int) -> None:
+        reasoning = SimpleNamespace(reasoning_start_token_ids=[START], reasoning_end_token_ids=end)
+        with mock.patch.dict(os.environ, {switch.NAME: value}):
+            self.batch = empty(
+                load,
+                VOCABULARY,
+                max_num_reqs=ROWS,
+                length=128,
+                num_spec_tokens=drafts,
+                reasoning_config=reasoning,
+            )
+        self.drafts = drafts
+        self.requests: dict[str, Any] = {}
+
+    @property
+    def holder(self) -> Any:
+        """The batch's state of thinking budgets."""
+        return self.batch.thinking_budget_state_holder
+
+    def join(self, name: str, prompt: list[int], budget: int | None, output: Any = ()) -> None:
+        """A request is given a row."""
+        spec = Spec(prompt, list(output), {"thinking_token_budget": budget})
+        self.requests[name] = state(spec, name)
+        self.batch.add_request(self.requests[name])
+
+    def leave(self, name: str) -> Any:
+        """A request leaves its row; the request."""
+        self.batch.remove_request(name)
+        return self.requests.pop(name)
+
+    def cut(self, name: str, length: int) -> None:
+        """An output is cut back."""
+        if hasattr(self.batch, "readiness"):
+            self.batch.readiness.cut(name, length)
+        del self.requests[name].output_token_ids[length:]
+
+    def refresh(self) -> None:
+        """End the changes of a step."""
+        self.batch.condense()
+        self.batch.refresh_metadata()
+
+    def swap(self, one: str, other: str) -> None:
+        """Two requests change rows."""
+        rows = self.batch.req_id_to_index
+        self.batch.swap_states(rows[one], rows[other])
+
+    def forced(self, drafts: dict[str, list[int]]) -> dict[str, dict[int, int]]:
+        """Return what each request is forced to in a step, by position."""
+        names = self.batch.req_ids
+        specs = [drafts.get(name, []) for name in names]
+        outputs = [self.requests[name].output_token_ids for name in names]
+        places: list[tuple[str, int]] = [
+            (name, position)
+            for name, spec in zip(names, specs, strict=True)
+            for position in range(len(spec))
+        ]
+        passes = [(True, [(n, len(s)) for n, s in zip(names, specs, strict=True)])]
+        if places:
+            passes.append((False, places))
+        else:  # the rejection sampler has no part in the step
+            passes = [(False, passes[0][1])]
+            specs = [[] for _ in names]
+        result: dict[str, dict[int, int]] = {name: {} for name in names}
+        if not self.holder.has_tracked_requests():
+            return result
+        combined = [[*out, *spec] for out, spec in zip(outputs, specs, strict=True)]
+        self.holder.update_state(combined, specs)
+        for bonus, rows in passes:
+            logits = torch.zeros(len(rows), VOCABULARY)
+            self.holder.apply_to_logits(logits, bonus, specs)
+            for row, token in logits.nonzero().tolist():
+                name, position = rows[row]
+                result[name][position] = token
+        return result
+
+    def say(self, **said: list[int]) -> dict[str, list[int]]:
+        """Sample one token a step for each request, unless it is forced to another; outputs."""
+        for tokens in zip(*said.values(), strict=True):
+            forced = self.forced({})
+            for name, token in zip(said, tokens, strict=True):
+                self.requests[name].output_token_ids.append(forced[name].get(0, token))
+        return {name: self.requests[name].output_token_ids for name in said}
+
+
+def pinned(end: Any = (END,), drafts: int = 0) -> Batch:
+    """Upstream's batch."""
+    return Batch(modules.pristine, "", list(end), drafts)
+
+
+def off(end: Any = (END,), drafts: int = 0) -> Batch:
+    """Ours with the fixes off."""
+    return Batch(modules.overlaid, "-fixes", list(end), drafts)
+
+
+def plain(end: Any = (END,), drafts: int = 0) -> Batch:
+    """Ours with the fixes, and upstream's holder."""
+    return Batch(modules.overlaid, "-thinking-budget", list(end), drafts)
+
+
+def ours(end: Any = (END,), drafts: int = 0) -> Batch:
+    """Ours with everything on."""
+    return Batch(modules.overlaid, "on", list(end), drafts)
+
+
+# Each returns outputs. "a" has a budget, and "b" none.
+
+
+def moved_into_a_row_that_had_a_budget(make: Make) -> Any:
+    batch = make()
+    batch.join("a", [START], 2)
+    batch.join("b", [START], None)
+    batch.refresh()
+    batch.say(a=[WORD], b=[WORD])
+    batch.leave("a")
+    batch.refresh()
+    return batch.say(b=[WORD] * 3)["b"]
+
+
+def swapped(make: Make) -> Any:
+    batch = make()
+    batch.join("a", [START], 2)
+    batch.join("b", [WORD], None)
+    batch.refresh()
+    batch.swap("a", "b")
+    batch.refresh()
+    return batch.say(a=[WORD] * 4, b=[WORD] * 4)
+
+
+def step_without_drafts(make: Make) -> Any:
+    batch = make(drafts=2)
+    batch.join("b", [WORD], None)
+    batch.join("a", [START], 1)
+    batch.refresh()
+    return batch.say(a=[WORD] * 2, b=[WORD] * 2)
+
+
+def second_section(make: Make, first: list[int]) -> Any:
+    batch = make()
+    batch.join("a", [START], 2)
+    batch.refresh()
+    return batch.say(a=[*first, WORD, START, *[WORD] * 4])["a"][len(first) :]
+
+
+def second_section_after_a_forced_end(make: Make) -> Any:
+    return second_section(make, [WORD] * 3)
+
+
+def second_section_after_a_natural_end(make: Make) -> Any:
+    return second_section(make, [WORD, END])
+
+
+def section_behind_an_end_that_ends_nothing(make: Make) -> Any:
+    batch = make()
+    batch.join("a", [WORD], 2)
+    batch.refresh()
+    return batch.say(a=[END, START, WORD, END, WORD, WORD])["a"]
+
+
+def resumed_in_its_second_section(make: Make) -> Any:
+    batch = make()
+    batch.join("a", [START], 2, [END, WORD, START, WORD])
+    batch.refresh()
+    return batch.say(a=[WORD] * 3)["a"]
+
+
+def end_that_drafts_did_not_complete(make: Make) -> Any:
+    batch = make(end=[END, STOP], drafts=1)
+    batch.join("a", [START], 1)
+    batch.refresh()
+    output = batch.say(a=[WORD] * 2)["a"]
+    batch.forced({"a": [STOP]})
+    output.append(WORD)  # not what was drafted
+    return batch.say(a=[WORD] * 4)["a"]
+
+
+def unlimited(make: Make) -> Any:
+    batch = make(drafts=1)
+    batch.join("a", [START], -1, [WORD])
+    batch.refresh()
+    return batch.forced({"a": [WORD]})["a"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "stock", "fixed"),
+    [
+        (moved_into_a_row_that_had_a_budget, [2, 2, 1, 2], [2, 2, 2, 2]),
+        (swapped, {"a": [2, 2, 1, 2], "b": [2, 2, 1, 2]}, {"a": [2, 2, 1, 2], "b": [2, 2, 2, 2]}),
+        (step_without_drafts, {"a": [2, 2], "b": [2, 1]}, {"a": [2, 1], "b": [2, 2]}),
+        (second_section_after_a_forced_end, [2, 0, 2, 2, 2, 2], [2, 0, 2, 2, 1, 2]),
+        (second_section_after_a_natural_end, [2, 0, 2, 2, 2, 2], [2, 0, 2, 2, 1, 2]),
+        (section_behind_an_end_that_ends_nothing, [1, 0, 2, 1, 1, 2], [1, 0, 2, 1, 2, 2]),
+        (resumed_in_its_second_section, [1, 2, 0, 2, 2, 2, 2], [1, 2, 0, 2, 2, 1, 2]),
+        (end_that_drafts_did_not_complete, [2, 1, 2, 2, 2, 2, 2], [2, 1, 2, 1, 3, 2, 2]),
+        (unlimited, {1: END}, {}),
+    ],
+)
+def test_a_fix_mends_stocks_decisions_and_can_be_switched_off(
+    outcome: Callable[[Make], Any], stock: Any, fixed: Any
+) -> None:
+    assert outcome(pinned) == stock
+    assert outcome(off) == stock
+    assert outcome(plain) == outcome(ours) == fixed
+
+
+def test_the_fixes_are_there_with_and_without_the_feature() -> None:
+    assert type(off().holder) is ThinkingBudget
+    assert type(plain().holder) is FixedHolder
+    assert type(Batch(modules.overlaid, "off", [END], 0).holder) is ThinkingBudgetStateHolder
+    assert type(Batch(modules.overlaid, "thinking-rows", [END], 0).holder) is FixedHolder
+
+
+class Reading:
+    """What a plain reading of a request's tokens says of its next step.
+
+    Args:
+        prompt: its prompt.
+        end: the end marker: one token, or any number of tokens without drafts.
+        budget: its budget; None or -1 for none.
+    """
+
+    def __init__(self, prompt: list[int], end: list[int], budget: int | None) -> None:
+        self.prompt = prompt
+        self.end = end
+        self.budget = budget
+        #: The length of the output in the last step.
+        self.length = 0
+
+    def thought(self, output: list[int]) -> tuple[int | None, int]:
+        """Return how long the section is that the output is in, and its part in the prompt.
+
+        Returns:
+            The number of its tokens, None if there is no section; how many are the prompt's.
+        """
+        starts = [at for at, token in enumerate(self.prompt) if token == START]
+        ends = [
+            at for at in range(len(self.prompt)) if self.prompt[at : at + len(self.end)] == self.end
+        ]
+        thought = prompts = None
+        if starts and starts[-1] > max(ends, default=-1):
+            thought = prompts = len(self.prompt) - 1 - starts[-1]
+        last = 0  # where the last marker ends
+        for at, token in enumerate(output, 1):
+            if thought is None and token == START:
+                thought, last = 0, at
+            elif thought is not None:
+                thought += 1
+                if output[max(last, at - len(self.end)) : at] == self.end:
+                    thought, prompts, last = None, None, at
+        return thought, prompts or 0
+
+    def next(self, output: list[int], drafts: list[int]) -> dict[int, int]:
+        """Return what the request is forced to in the next step, by position."""
+        self.length = len(output)
+        thought, prompts = self.thought(output)
+        if thought is None or self.budget is None or self.budget == -1:
+            return {}
+        if thought + len(drafts) < self.budget:
+            return {}
+        position = min(max(self.budget - thought, 0), len(drafts))
+        # The end has been forced since the budget was used up, or since the prompt. Drafts may
+        # exceed the budget if the section begins in them.
+        forced = max(0, thought - max(self.budget, prompts))
+        return {position: self.end[forced if len(self.end) > 1 else 0]}
+
+
+class Crowd:
+    """A batch with both holders in turn, and each request alone, in step.
+
+    Args:
+        end: the end marker.
+        drafts: draft tokens a request and step at most.
+    """
+
+    def __init__(self, end: list[int], drafts: int) -> None:
+        self.end = end
+        self.drafts = drafts
+        self.crowds = [plain(end, drafts), ours(end, drafts)]
+        self.alone: dict[str, Batch] = {}
+        self.readings: dict[str, Reading] = {}
+        self.away: list[Any] = []
+        self.count = 0
+
+    def join(self, prompt: list[int], budget: int | None) -> None:
+        """A new request joins."""
+        name, self.count = f"r{self.count}", self.count + 1
+        self.readings[name] = Reading(prompt, self.end, budget)
+        self.add(name, [])
+
+    def add(self, name: str, output: list[int]) -> None:
+        """A request is given a row."""
+        self.alone[name] = plain(self.end, self.drafts)
+        for batch in (*self.crowds, self.alone[name]):
+            batch.join(name, self.readings[name].prompt, self.readings[name].budget, output)
+        self.alone[name].refresh()
+
+    def leave(self, name: str, returns: bool) -> None:
+        """A request leaves, and perhaps comes back as after a preemption."""
+        for batch in self.crowds:
+            request = batch.leave(name)
+        del self.alone[name]
+        if returns:
+            self.away.append(request)
+
+    def swap(self, one: str, other: str) -> None:
+        """Two requests change rows."""
+        for batch in self.crowds:
+            batch.swap(one, other)
+
+    def refresh(self) -> None:
+        """End the changes of a step."""
+        for batch in self.crowds:
+            batch.refresh()
+
+    def cut(self, name: str, length: int) -> None:
+        """An output is cut back."""
+        for batch in (*self.crowds, self.alone[name]):
+            batch.cut(name, length)
+
+    def forced(self, drafts: dict[str, list[int]]) -> dict[str, dict[int, int]]:
+        """Return what each request is forced to, the same for all who say so."""
+        first, second = (batch.forced(drafts) for batch in self.crowds)
+        assert first == second
+        for name, batch in self.alone.items():
+            reading = self.readings[name].next(self.output(name), drafts.get(name, []))
+            assert reading == first[name]
+            assert batch.forced({name: drafts.get(name, [])})[name] == first[name]
+        return first
+
+    def output(self, name: str) -> list[int]:
+        """The output of a request so far."""
+        output: list[int] = self.alone[name].requests[name].output_token_ids
+        return output
+
+    def sample(self, name: str, tokens: list[int]) -> None:
+        """Add tokens to an output."""
+        for batch in (*self.crowds, self.alone[name]):
+            batch.requests[name].output_token_ids.extend(tokens)
+
+
+TOKENS = st.sampled_from([START, START, END, STOP, WORD, WORD, WORD])
+
+
+@given(data=st.data())
+@draws(60)
+@pytest.mark.parametrize(("end", "drafts"), [([END], 0), ([END, STOP, END], 0), ([END], 2)])
+def test_each_request_gets_its_own_budget_in_every_section(
+    end: list[int], drafts: int, data: st.DataObject
+) -> None:
+    """Requests join, leave, come back, are moved, swapped and cut back."""
+    draw = data.draw
+    crowd = Crowd(end, drafts)
+    for _ in range(draw(st.integers(2, 14))):
+        for name in [*crowd.alone]:
+            if draw(st.integers(0, 7)) == 7:
+                crowd.leave(name, returns=draw(st.booleans()))
+        while crowd.away and draw(st.booleans()) and len(crowd.alone) < ROWS:
+            request = crowd.away.pop()
+            crowd.add(request.req_id, request.output_token_ids)
+        while len(crowd.alone) < ROWS and draw(st.booleans()):
+            budget = draw(st.sampled_from([None, None, -1, 0, 1, 2, 3, 5]))
+            crowd.join(draw(st.lists(TOKENS, min_size=1, max_size=4)), budget)
+        crowd.refresh()
+        names = [*crowd.alone]
+        if len(names) > 1 and draw(st.integers(0, 2)) == 2:
+            crowd.swap(*draw(st.permutations(names))[:2])
+            crowd.refresh()
+        for name in names:
+            length = crowd.readings[name].length
+            if length > 0 and draw(st.integers(0, 9)) == 9:
+                crowd.cut(name, draw(st.integers(0, length - bool(drafts))))
+        # A request is drafted for when it has sampled a token.
+        most = {name: drafts * bool(crowd.output(name)) for name in names}
+        specs = {name: draw(st.lists(TOKENS, max_size=most[name])) for name in names}
+        forced = crowd.forced(specs)
+        for name in names:
+            tokens: list[int] = []
+            for position in range(len(specs[name]) + 1):
+                drafted = [*specs[name], None][position]
+                accepts = drafted is not None and draw(st.integers(0, 3)) > 0
+                token = drafted if accepts else draw(TOKENS)
+                tokens.append(forced[name].get(position, token))
+                if tokens[-1] != drafted:
+                    break
+            crowd.sample(name, tokens)
+
+
+@pytest.mark.parametrize(("budget", "waits"), [(4, 2), (30, 0)])
+def test_a_request_that_has_thought_is_not_waited_for(budget: int, waits: int) -> None:
+    """Though a section may begin: only where it may exceed the budget."""
+    lockstep = LockstepRun(markers=([36], [35]))
+    before = fences.counts().get(fences.THINKING_BUDGET, 0)
+    bias = {35: -100.0, 36: -100.0}
+    prompt = [36] if waits else [36, 35]
+    lockstep.add(prompt, thinking_token_budget=budget, max_tokens=60, logit_bias=bias)
+    lockstep.finish()
+    assert fences.counts().get(fences.THINKING_BUDGET, 0) - before == waits

@@ -1,0 +1,240 @@
+"""Fixes ``thinking-rows``, ``-sections`` and ``-unlimited``: budgets hold for what they are set.
+
+In 0.22.0's ThinkingBudgetStateHolder
+
+- two rows end up with one state when a request with a budget is swapped with one that has
+  none, and a row keeps the state of a request that has left when another without a budget is
+  moved into it. And in a step without drafts of an engine that drafts, every forced token
+  goes to the first rows. So the end marker is forced into a request that has no budget, or a
+  budget is counted on another request's tokens (``thinking-rows``);
+- the first end marker of an output ends the budget for good: later sections of thinking are
+  as long as they like. So does a marker in the reply that ends nothing, and with drafts a
+  forced end of several tokens that was rejected half-way. If a request leaves the batch
+  while such an end is forced, it begins once more when the request returns
+  (``thinking-sections``).
+  (https://github.com/vllm-project/vllm/issues/43757)
+  (https://github.com/vllm-project/vllm/issues/45984);
+- a budget of -1, which stands for none, forces the end marker once if the prompt ends in a
+  section and the engine drafts (``thinking-unlimited``).
+
+A *section* begins behind a start marker, in the output or at the end of the prompt, and ends
+with the first end marker in it. Markers that begin or end nothing are tokens like any other.
+With ``thinking-sections`` each section has the whole budget to itself. Upstream's own code
+still makes each decision: it is shown the present section alone, and outside sections nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.v1.readiness import features
+from vllm.v1.sample.logits_processor.interface import MoveDirectionality
+from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
+
+if TYPE_CHECKING:
+    from vllm.v1.sample.logits_processor.interface import BatchUpdate
+    from vllm.v1.worker.gpu_input_batch import InputBatch
+
+_FIXES = {features.THINKING_ROWS, features.THINKING_SECTIONS, features.THINKING_UNLIMITED}
+#: Upstream's value for a request without a budget.
+UNLIMITED = -1
+#: What stays of a request's state when its section has ended.
+_KEPT = ("prompt_tok_ids", "output_tok_ids", "spec_token_ids", "in_spec_mode")
+
+
+class SearchedOutput:
+    """The first tokens of an output, which have been searched for markers.
+
+    Upstream's update gets it instead of a list, and finds no marker in it; see
+    :meth:`FixedHolder._find_last_sequence_index`.
+    """
+
+    def __init__(self, output: list[int], length: int) -> None:
+        self.output = output
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: slice) -> list[int]:
+        start, stop, step = index.indices(self.length)
+        return self.output[start:stop:step]
+
+
+class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
+    """Upstream's state holder with the fixes that are on.
+
+    In each request's state, ``searched`` is how much of the output has been searched for
+    markers, and ``resumed`` where the last marker that began or ended a section ends.
+
+    Args:
+        holder: upstream's state holder, whose attributes this one takes over.
+        on: the features and fixes that are on.
+    """
+
+    def __init__(self, holder: ThinkingBudgetStateHolder, on: frozenset[str]) -> None:
+        self.__dict__.update(holder.__dict__)
+        self.fixes_rows = features.THINKING_ROWS in on
+        self.fixes_sections = features.THINKING_SECTIONS in on
+        self.fixes_unlimited = features.THINKING_UNLIMITED in on
+        markers = (self.think_start_token_ids, self.think_end_token_ids)
+        #: The last tokens of the markers: without one of them there is no new marker.
+        self.last_tokens = {marker[-1] for marker in markers if marker}
+
+    def sync_batch(self, batch_update: "BatchUpdate | None") -> None:
+        """Follow requests that join, leave and move; each takes its own state along."""
+        if not (self.fixes_rows and batch_update and batch_update.moved):
+            super().sync_batch(batch_update)
+            return
+        super().sync_batch(replace(batch_update, moved=()))
+        for source, target, direction in batch_update.moved:
+            state, displaced = self._state.pop(source, None), self._state.pop(target, None)
+            if state is not None:
+                self._state[target] = state
+            if displaced is not None and direction == MoveDirectionality.SWAP:
+                self._state[source] = displaced
+
+    def apply_to_logits(
+        self,
+        logits: torch.Tensor,
+        predict_bonus_token: bool,
+        spec_token_ids: list[list[int]] | None,
+    ) -> torch.Tensor:
+        """Force the end marker where an update has decided so.
+
+        Args:
+            logits: float32 [positions, vocab], changed in place.
+            predict_bonus_token: whether the positions follow the step's drafts.
+            spec_token_ids: [rows]: the step's drafts.
+
+        Returns:
+            ``logits``.
+        """
+        drafts = self.in_spec_mode
+        if self.fixes_rows and not predict_bonus_token and not any(spec_token_ids or ()):
+            self.in_spec_mode = False  # there is one position for each row
+        try:
+            return super().apply_to_logits(logits, predict_bonus_token, spec_token_ids)
+        finally:
+            self.in_spec_mode = drafts
+
+    def follow_sections(self, state: dict[str, Any], output: list[int], length: int) -> bool:
+        """Search the new ones among an output's first ``length`` tokens for markers.
+
+        Returns:
+            Whether a section has begun or ended.
+        """
+        searched, state["searched"] = state["searched"], max(length, state["searched"])
+        if self.last_tokens.isdisjoint(output[searched:length]):
+            return False
+        changed = False
+        while state["thinking_token_budget"] != UNLIMITED:
+            begins = state["start_thinking"] == -1
+            marker = self.think_start_token_ids if begins else self.think_end_token_ids
+            first = max(state["resumed"], searched - len(marker) + 1)
+            index = next(occurrences(output, marker, first, length), -1)
+            if index == -1:
+                break
+            if begins:
+                state["start_thinking"] = index
+            else:
+                entry = self._init_state_entry(None, state["thinking_token_budget"])
+                kept = {name: state[name] for name in (*_KEPT, "searched")}
+                state.update(entry | kept)
+            searched = state["resumed"] = index + len(marker)
+            changed = True
+        return changed
+
+    def _resume_end(self, state: dict[str, Any], output: SearchedOutput) -> None:
+        """Go on with an end marker that was being forced when the request left its row."""
+        budget, begin = state["thinking_token_budget"], state["start_thinking"]
+        if begin == -1 or budget == UNLIMITED:
+            return
+        used_up = begin + len(self.think_start_token_ids) + budget
+        if state["continue_thinking"]:
+            used_up = max(0, state["check_count_down"])  # what the prompt has left of it
+        forced = len(output) - used_up
+        end = self.think_end_token_ids
+        if 0 < forced < len(end) and output[used_up:] == end[:forced]:
+            state["in_think"], state["in_end"] = False, True
+            state["end_count"] = forced - 1
+            state["prev_output_length"] = len(output) - 1
+
+    def rewind(self, state: dict[str, Any]) -> None:
+        """Begin anew with the prompt: tokens that were searched have been cut off."""
+        budget = state["thinking_token_budget"]
+        if budget == UNLIMITED:
+            return
+        entry = self._init_state_entry(state["prompt_tok_ids"], budget)
+        state.update(entry | {name: state[name] for name in _KEPT})
+
+    def _init_state_entry(
+        self, prompt_tok_ids: list[int] | None, thinking_token_budget: int
+    ) -> dict[str, Any]:
+        entry: dict[str, Any] = super()._init_state_entry(prompt_tok_ids, thinking_token_budget)
+        if self.fixes_unlimited and thinking_token_budget == UNLIMITED:
+            entry["in_end"] = False
+        return entry | {"searched": 0, "resumed": 0}
+
+    def _update_think_state(self, state: dict[str, Any]) -> None:
+        """Make an update, in the section that the output has reached."""
+        if not self.fixes_sections:
+            super()._update_think_state(state)
+            return
+        output = state["output_tok_ids"]
+        if not isinstance(output, SearchedOutput):
+            length = len(output)
+            if length < state["searched"]:
+                self.rewind(state)
+            self.follow_sections(state, output, length)
+            output = state["output_tok_ids"] = SearchedOutput(output, length)
+        if not state["prev_output_length"]:
+            self._resume_end(state, output)
+        ending = state["in_end"]
+        super()._update_think_state(state)
+        if ending and not state["in_end"] and not state["in_think"]:
+            # Upstream takes it that drafts will complete the marker, which is not there yet.
+            # If they do not, the next update forces it again.
+            state["in_think"] = True
+            state["check_count_down"] = 0
+
+    @staticmethod
+    def _find_last_sequence_index(
+        target_list: list[int] | SearchedOutput, token_ids: list[int]
+    ) -> int:
+        """Search as upstream does, but not what has been searched already."""
+        if isinstance(target_list, SearchedOutput):
+            return -1
+        return find_last(target_list, token_ids, 0, len(target_list))
+
+
+def mend(batch: "InputBatch", on: frozenset[str]) -> None:
+    """Replace the state holder of a batch if one of the fixes is on.
+
+    Args:
+        batch: just constructed. It has no holder if reasoning is not configured.
+        on: the features and fixes that are on.
+    """
+    holder = batch.thinking_budget_state_holder
+    if type(holder) is ThinkingBudgetStateHolder and not on.isdisjoint(_FIXES):
+        batch.thinking_budget_state_holder = FixedHolder(holder, on)
+
+
+def occurrences(tokens: list[int], marker: list[int], first: int, end: int) -> Iterator[int]:
+    """Yield the index of each occurrence of a marker within ``tokens[first:end]``."""
+    index = first + len(marker) - 1
+    while marker:
+        try:
+            index = tokens.index(marker[-1], index, end)
+        except ValueError:
+            return
+        begin = index + 1 - len(marker)
+        if tokens[begin : index + 1] == marker:
+            yield begin
+        index += 1
+
+
+def find_last(tokens: list[int], marker: list[int], first: int, end: int) -> int:
+    """The index of the last occurrence of a marker within ``tokens[first:end]``, or -1."""
+    return max(occurrences(tokens, marker, first, end), default=-1)
