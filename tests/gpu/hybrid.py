@@ -1,10 +1,11 @@
 """Serve short prompts with a hybrid model, and write each request's output.
 
-    python hybrid.py MODEL_DIR OUT.json graphs|eager DRAFTS [many]
+    python hybrid.py MODEL_DIR OUT.json graphs|eager|ahead DRAFTS [many]
 
 The model is a small Bamba (attention and Mamba 2) whose weights are drawn here, so that logits
 lie well apart, in float32. A prompt is as long as a decode: 1 + DRAFTS tokens. One arrives while
 others decode, one when nobody is left. With ``many``, requests join and leave at many steps.
+``ahead`` is without CUDA graphs, and schedules asynchronously where there are drafts.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def main(directory: Path, out: Path, mode: str, drafts: int, many: bool) -> None
     arguments: dict[str, Any] = {}
     if drafts:
         arguments["speculative_config"] = {
-            "method": "ngram_gpu",
+            "method": "ngram_gpu" if mode == "ahead" else "ngram",
             "num_speculative_tokens": drafts,
             "prompt_lookup_max": 3,
             "prompt_lookup_min": 1,
@@ -127,7 +128,7 @@ def main(directory: Path, out: Path, mode: str, drafts: int, many: bool) -> None
         attention_backend="TRITON_ATTN",
         gpu_memory_utilization=0.2,
         max_num_seqs=SEQUENCES,
-        async_scheduling=True,
+        async_scheduling=not drafts or mode == "ahead",
         **arguments,
     )
     engine.apply_model(draw_weights)

@@ -46,7 +46,7 @@ def test_a_prompt_as_long_as_a_decode_is_read(engines: dict[str, Engine], drafts
 
 def test_drafts_change_no_token_where_requests_join_and_leave(engines: dict[str, Engine]) -> None:
     plain = serve(engines["overlaid"], "graphs", "0", "many")
-    drafted = serve(engines["overlaid"], "graphs", str(DRAFTS), "many")
+    drafted = serve(engines["overlaid"], "ahead", str(DRAFTS), "many")
     differing = [
         name
         for name, output in plain["outputs"].items()

@@ -76,7 +76,8 @@ def serving(
             ("reasoning_end_str", thinking.END),
         )
     }
-    paths = [*searched, sites.REPO / "tests", sites.REPO / "scripts"]
+    inherited = filter(None, [os.environ.get("PYTHONPATH")])
+    paths = [*searched, sites.REPO / "tests", sites.REPO / "scripts", *inherited]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
