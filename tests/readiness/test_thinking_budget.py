@@ -287,9 +287,12 @@ class Counting(list[int]):
 @pytest.mark.parametrize("prompt", [[2], [0]])
 @pytest.mark.parametrize("budget", [3, 10_000])
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_step_reads_only_new_tokens(asynchronous: bool, budget: int, prompt: list[int]) -> None:
+@pytest.mark.parametrize("fixes", FIXES)
+def test_a_step_reads_only_new_tokens(
+    fixes: frozenset[str], asynchronous: bool, budget: int, prompt: list[int]
+) -> None:
     """The cost depends neither on the output's length nor on whether a marker is found."""
-    model = Model(([0, 1], [1, 1, 0]), drafts=0, asynchronous=asynchronous)
+    model = Model(([0, 1], [1, 1, 0]), drafts=0, asynchronous=asynchronous, fixes=fixes)
     row = Row(prompt, [2] * 500, budget)
     row.listed = Counting(row.tokens)
     model.join(row)

@@ -390,7 +390,7 @@ def test_each_request_gets_its_own_budget_in_every_section(
     end: list[int], drafts: int, data: st.DataObject
 ) -> None:
     """Requests join, leave, come back, are moved, swapped and cut back."""
-    draw = data.draw
+    draw: Any = data.draw
     crowd = Crowd(end, drafts)
     for _ in range(draw(st.integers(2, 14))):
         for name in [*crowd.alone]:
@@ -405,7 +405,8 @@ def test_each_request_gets_its_own_budget_in_every_section(
         crowd.refresh()
         names = [*crowd.alone]
         if len(names) > 1 and draw(st.integers(0, 2)) == 2:
-            crowd.swap(*draw(st.permutations(names))[:2])
+            one, other = draw(st.permutations(names))[:2]
+            crowd.swap(one, other)
             crowd.refresh()
         for name in names:
             length = crowd.readings[name].length
@@ -418,11 +419,10 @@ def test_each_request_gets_its_own_budget_in_every_section(
         for name in names:
             tokens: list[int] = []
             for position in range(len(specs[name]) + 1):
-                drafted = [*specs[name], None][position]
-                accepts = drafted is not None and draw(st.integers(0, 3)) > 0
-                token = drafted if accepts else draw(TOKENS)
+                drafted = specs[name][position:][:1]
+                token = draw(st.sampled_from([*drafted * 3, draw(TOKENS)]))
                 tokens.append(forced[name].get(position, token))
-                if tokens[-1] != drafted:
+                if tokens[-1:] != drafted:
                     break
             crowd.sample(name, tokens)
 

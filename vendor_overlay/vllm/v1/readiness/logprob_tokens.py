@@ -48,6 +48,8 @@ def merge(
         return named
     if metadata.max_num_logprobs == -1:
         return likeliest
+    if len(rows) == len(named.logprobs):
+        return named
     at = _upload([*rows], named.logprobs.device)
     return _replace(likeliest, at, named.logprob_token_ids[at], named.logprobs[at], first=0)
 

@@ -82,6 +82,11 @@ class _Progress:
         return max(0, self.deferred[-1][0] if self.deferred else self.skipped or 0)
 
     @property
+    def updated(self) -> int:
+        """The length at the newest update, if it is not open."""
+        return max(self.searched, self.pending_length)
+
+    @property
     def open(self) -> bool:
         """Whether the length at a skipped or deferred update is open."""
         return _OPEN in (self.skipped, *(length for length, _ in self.deferred))
@@ -152,7 +157,7 @@ class ThinkingBudget(FixedHolder, Feature):
             return
         progress: _Progress = state[_PROGRESS]
         progress.begin_anew()
-        if self.fixes_sections and (progress.open or length < self._updated(state, progress)):
+        if self.fixes_sections and (progress.open or length < progress.updated):
             self._forget(state, progress)
 
     def begin_anew(self) -> None:
@@ -256,13 +261,10 @@ class ThinkingBudget(FixedHolder, Feature):
             return super().apply_to_logits(logits, predict_bonus_token, spec_token_ids)
         return logits
 
-    def _updated(self, state: dict[str, Any], progress: _Progress) -> int:
-        """The length of the output at the newest update."""
-        return max(state["searched"], progress.pending_length)
-
     def _forget(self, state: dict[str, Any], progress: _Progress) -> None:
         """Forget all updates and sections: tokens that they depend on have been cut off."""
         self.rewind(state)
+        progress.searched = 0
         progress.skipped = None
         progress.deferred.clear()
 
@@ -283,14 +285,14 @@ class ThinkingBudget(FixedHolder, Feature):
         output = progress.output
         assert output is not None
         searched, progress.searched = progress.searched, max(length, progress.searched)
-        if self.fixes_sections:
-            if self.follow_sections(state, output, length):
-                self._skip_no_older(progress, length)
-                self._set_thresholds(state, progress)
-            return
         if state["end_thinking"] != -1 and state["start_thinking"] != -1:
             return
         if self.last_tokens.isdisjoint(output[searched:length]):
+            return
+        if self.fixes_sections:
+            if self.follow_sections(state, output, searched, length):
+                self._skip_no_older(progress, length)
+                self._set_thresholds(state, progress)
             return
         unstarted = state["start_thinking"] == -1
         for name, marker in self._markers.items():
@@ -317,7 +319,7 @@ class ThinkingBudget(FixedHolder, Feature):
             self._search(state, progress, min(known, progress.pending_length))
             self._update_deferred(state, progress, known)
         if progress.restart or progress.output is not output:
-            if self.fixes_sections and length < self._updated(state, progress):
+            if self.fixes_sections and length < progress.updated:
                 self._forget(state, progress)
             self._update_skipped(state, progress)
             progress.output = output

@@ -66,12 +66,15 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
     """Upstream's state holder with the fixes that are on.
 
     In each request's state, ``searched`` is how much of the output has been searched for
-    markers, and ``resumed`` where the last marker that began or ended a section ends.
+    markers (0 if a derived class searches it), and ``resumed`` where the last marker that
+    began or ended a section ends.
 
     Args:
         holder: upstream's state holder, whose attributes this one takes over.
         on: the features and fixes that are on.
     """
+
+    in_spec_mode: bool
 
     def __init__(self, holder: ThinkingBudgetStateHolder, on: frozenset[str]) -> None:
         self.__dict__.update(holder.__dict__)
@@ -119,15 +122,20 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
         finally:
             self.in_spec_mode = drafts
 
-    def follow_sections(self, state: dict[str, Any], output: list[int], length: int) -> bool:
+    def follow_sections(
+        self, state: dict[str, Any], output: list[int], searched: int, length: int
+    ) -> bool:
         """Search the new ones among an output's first ``length`` tokens for markers.
+
+        Args:
+            state: the request's.
+            output: its output.
+            searched: how many of its first tokens have been searched.
+            length: how many are to be.
 
         Returns:
             Whether a section has begun or ended.
         """
-        searched, state["searched"] = state["searched"], max(length, state["searched"])
-        if self.last_tokens.isdisjoint(output[searched:length]):
-            return False
         changed = False
         while state["thinking_token_budget"] != UNLIMITED:
             begins = state["start_thinking"] == -1
@@ -187,7 +195,9 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
             length = len(output)
             if length < state["searched"]:
                 self.rewind(state)
-            self.follow_sections(state, output, length)
+            searched, state["searched"] = state["searched"], length
+            if not self.last_tokens.isdisjoint(output[searched:]):
+                self.follow_sections(state, output, searched, length)
             output = state["output_tok_ids"] = SearchedOutput(output, length)
         if not state["prev_output_length"]:
             self._resume_end(state, output)

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
+_WINDOWS = (SlidingWindowManager, ChunkedLocalAttentionManager)
+#: The coordinator's attribute for :func:`_mends`.
+_MENDS = "readiness_mends_windows"
+
+
 def remove_skipped_blocks(
     coordinator: KVCacheCoordinator, request: "Request", computed: int
 ) -> None:
@@ -34,14 +39,24 @@ def remove_skipped_blocks(
     """
     # Of a step's placeholders, one is for the token that it surely samples.
     drafts = request.num_output_placeholders - 1
-    if (
-        drafts <= 0
-        or type(coordinator).remove_skipped_blocks is not KVCacheCoordinator.remove_skipped_blocks
-        or features.WINDOW_BLOCKS not in switch.enabled()
-    ):
+    if drafts <= 0 or not _mends(coordinator):
         coordinator.remove_skipped_blocks(request.request_id, computed)
         return
     certain = max(0, computed - drafts)
     for manager in coordinator.single_type_managers:
-        window = isinstance(manager, (SlidingWindowManager, ChunkedLocalAttentionManager))
+        window = isinstance(manager, _WINDOWS)
         manager.remove_skipped_blocks(request.request_id, certain if window else computed)
+
+
+def _mends(coordinator: KVCacheCoordinator) -> bool:
+    """Whether the fix is on, and there are windows, which upstream's method gives blocks of."""
+    known: bool | None = vars(coordinator).get(_MENDS)
+    if known is None:
+        kind = type(coordinator)
+        known = (
+            kind.remove_skipped_blocks is KVCacheCoordinator.remove_skipped_blocks
+            and any(isinstance(each, _WINDOWS) for each in coordinator.single_type_managers)
+            and features.WINDOW_BLOCKS in switch.enabled()
+        )
+        setattr(coordinator, _MENDS, known)
+    return known
