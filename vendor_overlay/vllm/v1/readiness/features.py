@@ -38,6 +38,7 @@ BAD_REQUESTS = "bad-requests"
 THINKING_ROWS = "thinking-rows"
 THINKING_SECTIONS = "thinking-sections"
 THINKING_UNLIMITED = "thinking-unlimited"
+SESSIONS = "sessions"
 
 #: Feature to one line on what it does. A name is lower-case with dashes.
 FEATURES: Mapping[str, str] = MappingProxyType(
@@ -79,6 +80,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         THINKING_ROWS: "a thinking budget stays with its own request",
         THINKING_SECTIONS: "a thinking budget holds for each section of thinking",
         THINKING_UNLIMITED: "a thinking budget of -1 never ends the thinking",
+        SESSIONS: "a streaming session's turns begin where the one before has ended",
     }
 )
 
