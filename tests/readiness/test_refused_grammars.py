@@ -12,6 +12,7 @@ import pytest
 from support import grammars, modules
 from vllm.v1.engine import FinishReason
 from vllm.v1.readiness import switch
+from vllm.v1.readiness.preemption import StepsInFlight
 
 #: Each passes the front end of 0.22.0.
 REFUSED: dict[str, dict[str, Any]] = {
@@ -34,10 +35,13 @@ def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     return request.param  # type: ignore[no-any-return]
 
 
-def scheduler_of(side: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Make a side's scheduler."""
+def scheduler_of(side: str, monkeypatch: pytest.MonkeyPatch, bases: tuple[type, ...] = ()) -> Any:
+    """Make a side's scheduler; with further bases, as AsyncScheduler has them."""
     load = modules.pristine if side == "pinned" else modules.overlaid
-    return grammars.make_scheduler(load(grammars.SCHEDULER).Scheduler, monkeypatch)
+    kind = load(grammars.SCHEDULER).Scheduler
+    if bases:
+        kind = type("Derived", (*bases, kind), {"__module__": "vllm.derived"})
+    return grammars.make_scheduler(kind, monkeypatch)
 
 
 def step(scheduler: Any) -> list[Any]:
@@ -48,11 +52,16 @@ def step(scheduler: Any) -> list[Any]:
     return outputs[0].outputs if 0 in outputs else []
 
 
+@pytest.mark.parametrize("bases", [(), (StepsInFlight,)])
 @pytest.mark.parametrize("grammar", REFUSED.values(), ids=REFUSED)
 def test_only_the_refused_request_ends(
-    side: str, grammar: Any, monkeypatch: pytest.MonkeyPatch, caplog_vllm: pytest.LogCaptureFixture
+    side: str,
+    grammar: Any,
+    bases: tuple[type, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog_vllm: pytest.LogCaptureFixture,
 ) -> None:
-    scheduler = scheduler_of(side, monkeypatch)
+    scheduler = scheduler_of(side, monkeypatch, bases)
     honest = grammars.add(scheduler, "honest", HONEST)
     step(scheduler)
     hostile = grammars.add(scheduler, "hostile", grammar)
@@ -72,6 +81,16 @@ def test_only_the_refused_request_ends(
         for output in others:
             assert (output.finish_reason, output.new_token_ids) == (None, grammars.tokens("t"))
     assert not (honest.is_finished() or late.is_finished() or scheduler.skipped_waiting)
+
+
+def test_a_scheduler_with_an_end_of_its_own_is_left_to_upstream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = type("Own", (), {"update_from_output": None})
+    scheduler = scheduler_of("ours", monkeypatch, (own,))
+    grammars.add(scheduler, "hostile", REFUSED["an empty schema"])
+    with pytest.raises((RuntimeError, ValueError)):
+        scheduler.schedule()
 
 
 def test_a_request_that_is_aborted_first_has_no_output(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,12 @@ is raised where the scheduler looks whether the grammar is ready, and ends the e
 clients. Here the request ends with the finish reason "error", and the log says why.
 """
 
-import sys
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 from vllm.v1.engine import EngineCoreOutput
-from vllm.v1.readiness import features, switch
+from vllm.v1.readiness import features, subclasses, switch
 from vllm.v1.request import RequestStatus
 
 if TYPE_CHECKING:
@@ -83,10 +82,6 @@ def finish(scheduler: "Scheduler", outputs: dict[int, list[EngineCoreOutput]]) -
 
 def _mends(scheduler: "Scheduler") -> bool:
     """Whether the fix is on, and the scheduler's class calls :func:`finish`."""
-    kinds: tuple[Any, ...] = type(scheduler).__mro__
-    ours = next((kind for kind in kinds if hasattr(sys.modules.get(kind.__module__), _SEAM)), None)
-    return (
-        ours is not None
-        and type(scheduler).update_from_output is ours.update_from_output
-        and features.REFUSED_GRAMMARS in switch.enabled()
+    return features.REFUSED_GRAMMARS in switch.enabled() and subclasses.ends_in_seam(
+        type(scheduler), "update_from_output", _SEAM
     )

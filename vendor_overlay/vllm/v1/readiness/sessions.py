@@ -17,10 +17,9 @@ Here a turn waits until no step with its session is in flight, and all but the a
 token is kept.
 """
 
-import sys
 from typing import TYPE_CHECKING
 
-from vllm.v1.readiness import features, switch
+from vllm.v1.readiness import features, subclasses, switch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,7 +38,9 @@ class _Turns:
     """The sessions of one scheduler whose answer has ended in a step with others behind it."""
 
     def __init__(self, kind: "type[Scheduler]") -> None:
-        self.on = features.SESSIONS in switch.enabled() and _calls_resume(kind)
+        self.on = features.SESSIONS in switch.enabled() and subclasses.ends_in_seam(
+            kind, "update_from_output", _SEAM
+        )
         #: The newest step that has requests.
         self.newest: SchedulerOutput | None = None
         #: Each session, and the step that is to arrive before it goes on.
@@ -53,17 +54,6 @@ def _of(scheduler: "Scheduler") -> _Turns:
     if turns is None:
         turns = vars(scheduler)[_TURNS] = _Turns(type(scheduler))
     return turns
-
-
-def _calls_resume(kind: "type[Scheduler]") -> bool:
-    """Whether a class takes in steps as vLLM does; somebody's own may not."""
-    for each in kind.__mro__:
-        if "update_from_output" in vars(each):
-            if hasattr(sys.modules[each.__module__], _SEAM):
-                return True
-            if not each.__module__.startswith("vllm."):
-                return False
-    return False
 
 
 def scheduled(scheduler: "Scheduler", step: "SchedulerOutput") -> None:

@@ -68,6 +68,23 @@ def _has_seam(instance: object, called: ModuleType) -> bool:
     return getattr(home, f"readiness_{name}", None) is called
 
 
+def ends_in_seam(kind: type, method: str, seam: str) -> bool:
+    """Whether a class's method is the one that holds a seam, or vLLM's classes lead to it.
+
+    Args:
+        kind: a class that may be derived from vLLM's.
+        method: its name.
+        seam: the name under which a module with the seam has the module that is called.
+    """
+    for each in kind.__mro__:
+        if method in vars(each):
+            if hasattr(sys.modules.get(each.__module__), seam):
+                return True
+            if not each.__module__.startswith("vllm."):
+                return False  # somebody's own may not call vLLM's
+    return False
+
+
 def full_name(kind: type) -> str:
     """Return the name of a class as a log shows it."""
     return f"{kind.__module__}.{kind.__qualname__}"
