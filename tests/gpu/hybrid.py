@@ -35,7 +35,7 @@ CONFIG: dict[str, Any] = {
     "num_hidden_layers": 3,
     "attn_layer_indices": [1],
     "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    "num_key_value_heads": 4,  # so that a page of attention has room for the state with drafts
     "mamba_n_heads": 8,
     "mamba_d_head": 64,
     "mamba_n_groups": 1,

@@ -21,7 +21,8 @@ def runs(engines: dict[str, Engine]) -> Runs:
     """The report of each engine, stock and overlaid."""
 
     def start(side: str, name: str) -> Run:
-        settings = ENVIRONMENT if side == "stock" else {**ENVIRONMENT, GUARD: "error"}
+        ours = {**ENVIRONMENT, GUARD: "error", "VLLM_READINESS": "-fixes"}
+        settings = ENVIRONMENT if side == "stock" else ours
         return engines[side].start(PROGRAM, [name, "--thinking"], environment=settings)
 
     started = {(side, name): start(side, name) for name in ENGINES for side in engines}

@@ -26,6 +26,7 @@ EVERYTHING = set(features.ALL)
         ("-history", EVERYTHING - {"history"} - NEEDY),
         ("-fixes", EVERYTHING - FIXES),
         ("-features", FIXES),
+        ("-thinking-rows", EVERYTHING - {"thinking-rows", "thinking-sections"}),
         ("-features,-fixes", set()),
         ("readback", {"readback"}),
         ("penalties", {"penalties", "history"}),
@@ -79,7 +80,7 @@ def test_all_but_these_and_only_these(words: list[str]) -> None:
     named = frozenset().union(*(features.GROUPS.get(word, {word}) for word in words))
     only = switch.parse(",".join(words))
     but = switch.parse(",".join(f"-{word}" for word in words))
-    assert named <= only <= named | {features.HISTORY}
+    assert named <= only <= named.union(*features.NEEDS.values())
     assert not but & named
     assert features.ALL - named - but <= features.NEEDS.keys()
     for on in (only, but):

@@ -26,7 +26,6 @@ VOCABULARY = 5
 FIXES = [
     frozenset(),
     frozenset({THINKING_ROWS}),
-    frozenset({THINKING_SECTIONS}),
     frozenset({THINKING_ROWS, THINKING_SECTIONS, THINKING_UNLIMITED}),
 ]
 MARKED = st.sampled_from([0, 0, 0, 1, 1, 2])

@@ -91,9 +91,10 @@ GROUPS: Mapping[str, frozenset[str]] = MappingProxyType(
 
 ALL = frozenset().union(*GROUPS.values())
 
-#: Feature to the features that it builds on: off with them.
+#: Feature or fix to those that it builds on: off with them.
 NEEDS: Mapping[str, frozenset[str]] = MappingProxyType(
     dict.fromkeys((PENALTIES, BAD_WORDS, THINKING_BUDGET), frozenset({HISTORY}))
+    | {THINKING_SECTIONS: frozenset({THINKING_ROWS})}
 )
 
 

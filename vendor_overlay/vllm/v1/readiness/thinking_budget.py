@@ -30,7 +30,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.history import PLACEHOLDER
-from vllm.v1.readiness.thinking_fixes import UNLIMITED, FixedHolder, SearchedOutput, find_last
+from vllm.v1.readiness.thinking_fixes import (
+    UNLIMITED,
+    FixedHolder,
+    Lists,
+    SearchedOutput,
+    find_last,
+)
 
 if TYPE_CHECKING:
     from vllm.v1.readiness.history import History
@@ -38,8 +44,6 @@ if TYPE_CHECKING:
     from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
-#: [rows]: each row's token ids.
-Lists = list[list[int]]
 #: A reach that no request attains.
 _NEVER = maxsize
 #: A length that depends on how many drafts are accepted.

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from vllm.v1.sample.logits_processor.interface import BatchUpdate
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
+#: [rows]: each row's token ids.
+Lists = list[list[int]]
 _FIXES = {features.THINKING_ROWS, features.THINKING_SECTIONS, features.THINKING_UNLIMITED}
 #: Upstream's value for a request without a budget.
 UNLIMITED = -1
@@ -102,7 +104,7 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
         self,
         logits: torch.Tensor,
         predict_bonus_token: bool,
-        spec_token_ids: list[list[int]] | None,
+        spec_token_ids: Lists | None,
     ) -> torch.Tensor:
         """Force the end marker where an update has decided so.
 
@@ -177,11 +179,9 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
         entry = self._init_state_entry(state["prompt_tok_ids"], budget)
         state.update(entry | {name: state[name] for name in _KEPT})
 
-    def _init_state_entry(
-        self, prompt_tok_ids: list[int] | None, thinking_token_budget: int
-    ) -> dict[str, Any]:
-        entry: dict[str, Any] = super()._init_state_entry(prompt_tok_ids, thinking_token_budget)
-        if self.fixes_unlimited and thinking_token_budget == UNLIMITED:
+    def _init_state_entry(self, prompt: list[int] | None, budget: int) -> dict[str, Any]:
+        entry: dict[str, Any] = super()._init_state_entry(prompt, budget)
+        if self.fixes_unlimited and budget == UNLIMITED:
             entry["in_end"] = False
         return entry | {"searched": 0, "resumed": 0}
 
