@@ -52,20 +52,173 @@ _PLACES = {False: "issues", True: "security/advisories"}
 #: Fix to what upstream has of it; read in the releases' sources up to :data:`READ`.
 MENDS: Mapping[str, Mend] = MappingProxyType(
     {
+        "recovered-tokens": Mend(
+            bugs=("GHSA-8wr5-jm2h-8r4f",),
+            since="0.24.0",
+            patches=("keep-recovered-tokens-inside-the-vocabulary",),
+        ),
+        "thinking-rows": Mend(
+            partly={
+                "0.28.0": "exchanged rows",
+            },
+        ),
         "allowed-tokens": Mend(
             bugs=("43894",),
             since="0.31.0",
             patches=("keep-each-request-s-allowed-tokens-to-its-own-row",),
         ),
-        "plugin-processors": Mend(bugs=("52461", "38199", "52698")),
         "row-state": Mend(
-            bugs=("57719", "57974"),
+            bugs=(
+                "57719",
+                "57974",
+                "49757",
+                "55192",
+            ),
             partly={
                 "0.27.0": "block ids",
                 "0.29.0": "the flag of pooled requests",
                 "0.31.0": "prompt embeddings",
             },
             patches=("keep-a-request-from-finding-another-s-state-in-its-row",),
+        ),
+        "prompt-embeds": Mend(
+            bugs=("57356",),
+            since="0.31.0",
+            patches=("mark-tokens-as-tokens-where-drafts-are-in-flight",),
+        ),
+        "logprob-tokens": Mend(
+            bugs=("42592",),
+            patches=("leave-each-request-the-logprobs-that-it-asked-for",),
+        ),
+        "window-blocks": Mend(
+            bugs=("47728",),
+            since="0.26.0",
+            patches=("keep-a-window-s-blocks-while-drafts-may-still-be-rejected",),
+        ),
+        "empty-states": Mend(
+            bugs=("51562",),
+            partly={
+                "0.31.0": "gated delta nets",
+            },
+            patches=("begin-a-prompt-of-one-token-with-an-empty-recurrent-state",),
+        ),
+        "uniform-decode": Mend(
+            bugs=(
+                "49918",
+                "53051",
+                "47123",
+                "53059",
+            ),
+            patches=("keep-prompts-of-hybrid-models-out-of-the-cuda-graph-of",),
+        ),
+        "accepted-counts": Mend(
+            bugs=(
+                "45100",
+                "51571",
+                "51599",
+                "53919",
+            ),
+            partly={
+                "0.24.0": "without prefix caching",
+            },
+            patches=("read-each-request-s-own-count-of-accepted-drafts",),
+        ),
+        "stop-tokens": Mend(
+            since="0.29.0",
+        ),
+        "bad-requests": Mend(
+            bugs=("51299",),
+            partly={
+                "0.24.0": "logprob_token_ids",
+                "0.29.0": "min_tokens and prompts",
+            },
+            patches=("refuse-a-request-that-the-engine-cannot-serve",),
+        ),
+        "refused-grammars": Mend(
+            since="0.26.0",
+            patches=("end-only-the-request-whose-grammar-cannot-be-compiled",),
+        ),
+        "orphan-drafts": Mend(
+            bugs=("37159",),
+            since="0.25.0",
+            patches=("schedule-no-drafts-that-nobody-proposed",),
+        ),
+        "preemption": Mend(
+            bugs=("48245",),
+            since="0.27.0",
+            patches=("deliver-a-preempted-request-s-tokens-in-flight-once-and-in",),
+        ),
+        "drafter-ranks": Mend(
+            bugs=("40589",),
+            since="0.25.0",
+            patches=("run-the-drafter-on-each-data-parallel-rank-if-it-runs-on-any",),
+        ),
+        "block-ids": Mend(
+            bugs=("44175",),
+            since="0.26.0",
+            patches=("drop-the-block-ids-that-nobody-reads",),
+        ),
+        "cpu-pinning": Mend(
+            since="0.24.0",
+            patches=("pin-memory-only-where-the-platform-has-pinned-memory",),
+        ),
+        "cpu-seeds": Mend(
+            partly={
+                "0.31.0": "seeds beside requests without one",
+            },
+            patches=(
+                "prefill-a-seeded-request-in-chunks-on-the-cpu",
+                "let-each-seed-count-in-a-batch-of-the-cpu",
+            ),
+        ),
+        "thinking-sections": Mend(
+            bugs=(
+                "43757",
+                "45984",
+            ),
+            since="0.26.0",
+        ),
+        "undrafted-rows": Mend(
+            bugs=("56531",),
+            since="0.32.0",
+            patches=("let-a-row-without-drafts-continue-from-its-own-recurrent",),
+        ),
+        "plugin-processors": Mend(
+            bugs=(
+                "52461",
+                "38199",
+                "52698",
+            ),
+        ),
+        "closed-grammars": Mend(
+            bugs=(
+                "53665",
+                "54218",
+            ),
+            since="0.29.0",
+            patches=("let-a-complete-grammar-end-its-request-before-min-tokens",),
+        ),
+        "prompt-logits": Mend(
+            bugs=("47680",),
+            since="0.26.0",
+            patches=("give-the-logits-of-a-prompt-where-the-logprobs-mode-asks-for",),
+        ),
+        "thinking-unlimited": Mend(
+            since="0.23.0",
+        ),
+        "sessions": Mend(
+            bugs=(
+                "52693",
+                "42490",
+                "42655",
+                "42760",
+            ),
+            partly={
+                "0.31.0": "max_tokens",
+                "0.32.0": "block hashes",
+                "0.33.0": "the count of tokens",
+            },
+            patches=("begin-each-turn-of-a-session-where-the-one-before-has-ended",),
         ),
     }
 )

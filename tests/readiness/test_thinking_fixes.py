@@ -208,12 +208,12 @@ def resumed_in_its_second_section(make: Make) -> Any:
 
 def end_that_drafts_did_not_complete(make: Make) -> Any:
     batch = make(end=[END, STOP], drafts=1)
-    batch.join("a", [START], 1)
+    batch.join("a", [START], 3)
     batch.refresh()
-    output = batch.say(a=[WORD] * 2)["a"]
+    output = batch.say(a=[WORD] * 4)["a"]
     batch.forced({"a": [STOP]})
     output.append(WORD)  # not what was drafted
-    return batch.say(a=[WORD] * 4)["a"]
+    return batch.say(a=[WORD] * 3)["a"]
 
 
 def unlimited(make: Make) -> Any:
@@ -233,7 +233,7 @@ def unlimited(make: Make) -> Any:
         (second_section_after_a_natural_end, [2, 0, 2, 2, 2, 2], [2, 0, 2, 2, 1, 2]),
         (section_behind_an_end_that_ends_nothing, [1, 0, 2, 1, 1, 2], [1, 0, 2, 1, 2, 2]),
         (resumed_in_its_second_section, [1, 2, 0, 2, 2, 2, 2], [1, 2, 0, 2, 2, 1, 2]),
-        (end_that_drafts_did_not_complete, [2, 1, 2, 2, 2, 2, 2], [2, 1, 2, 1, 3, 2, 2]),
+        (end_that_drafts_did_not_complete, [2, 2, 2, 1, 2, 2, 2, 2], [2, 2, 2, 1, 2, 1, 3, 2]),
         (unlimited, {1: END}, {}),
     ],
 )

@@ -87,13 +87,8 @@ class _Progress:
 
     @property
     def updated(self) -> int:
-        """The length at the newest update, if it is not open."""
+        """The length at the newest update; less if that is open."""
         return max(self.searched, self.pending_length)
-
-    @property
-    def open(self) -> bool:
-        """Whether the length at a skipped or deferred update is open."""
-        return _OPEN in (self.skipped, *(length for length, _ in self.deferred))
 
     def resolve_open(self, known: int) -> None:
         """Set the length of an update to ``known`` if it was open."""
@@ -157,12 +152,8 @@ class ThinkingBudget(FixedHolder, Feature):
         """Search an output anew if a cut loses tokens that may have been searched."""
         row = self.batch.req_id_to_index[req_id]
         state = self._state.get(row)
-        if state is None or length >= self.history.known(row):
-            return
-        progress: _Progress = state[_PROGRESS]
-        progress.begin_anew()
-        if self.fixes_sections and (progress.open or length < progress.updated):
-            self._forget(state, progress)
+        if state is not None and length < self.history.known(row):
+            state[_PROGRESS].begin_anew()
 
     def begin_anew(self) -> None:
         """Make all next updates at once, after a search from the start."""
@@ -265,13 +256,6 @@ class ThinkingBudget(FixedHolder, Feature):
             return super().apply_to_logits(logits, predict_bonus_token, spec_token_ids)
         return logits
 
-    def _forget(self, state: dict[str, Any], progress: _Progress) -> None:
-        """Forget all updates and sections: tokens that they depend on have been cut off."""
-        self.rewind(state)
-        progress.searched = 0
-        progress.skipped = None
-        progress.deferred.clear()
-
     def _may_force(self, row: int, state: dict[str, Any], progress: _Progress, reach: int) -> bool:
         """Whether an update that is not skipped may force a token, or continue to."""
         budget: int = state["thinking_token_budget"]
@@ -324,7 +308,9 @@ class ThinkingBudget(FixedHolder, Feature):
             self._update_deferred(state, progress, known)
         if progress.restart or progress.output is not output:
             if self.fixes_sections and length < progress.updated:
-                self._forget(state, progress)
+                self.rewind(state)
+                progress.skipped = None
+                progress.deferred.clear()
             self._update_skipped(state, progress)
             progress.output = output
             progress.searched = 0
