@@ -19,15 +19,27 @@ EVERYWHERE = (
     "tests/test_envs.py",
     "tests/test_vllm_port.py",
     "tests/v1/attention/test_attention_splitting.py",
+    "tests/v1/core/test_async_scheduler.py",
+    "tests/v1/core/test_kv_cache_utils.py",
+    "tests/v1/core/test_prefix_caching.py",
+    "tests/v1/core/test_repetition_detection.py",
+    "tests/v1/core/test_scheduler.py",
+    "tests/v1/kv_connector/unit/test_cache_pollution_prevention.py",
+    "tests/v1/kv_connector/unit/test_decode_bench_connector.py",
+    "tests/v1/kv_connector/unit/test_error_propagation.py",
+    "tests/v1/kv_connector/unit/test_invalid_blocks_correctness.py",
+    "tests/v1/kv_connector/unit/test_kv_load_failure_recovery.py",
     "tests/v1/kv_connector/unit/test_scheduler_kv_connector_override.py",
     "tests/v1/logits_processors/test_correctness.py",
     "tests/v1/sample/test_batched_count_greater_than.py",
     "tests/v1/sample/test_logprobs.py",
     "tests/v1/sample/test_sampler.py",
     "tests/v1/sample/test_sampling_params_e2e.py",
+    "tests/v1/simple_kv_offload/test_scheduler.py",
     "tests/v1/spec_decode/test_backup_token_async_spec.py",
     "tests/v1/spec_decode/test_extract_hidden_states.py",
     "tests/v1/streaming_input/test_gpu_model_runner_streaming.py",
+    "tests/v1/streaming_input/test_scheduler_streaming.py",
     "tests/v1/worker/test_gpu_input_batch.py",
     "tests/v1/worker/test_gpu_model_runner.py",
     "tests/v1/worker/test_gpu_model_runner_v2_eplb.py",
@@ -67,6 +79,7 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
         "tests/kernels/moe/test_grouped_topk.py": _SETTING,
         "tests/kernels/moe/test_routing_simulator.py": _SETTING,
         "tests/plugins_tests/test_platform_plugins.py": _PLUGIN,
+        "tests/plugins_tests/test_scheduler_plugins.py": _DOWNLOAD,
         "tests/test_config.py": _SETTING,
         "tests/v1/attention/test_rocm_attention_backends_selection.py": "needs ROCm",
         "tests/v1/determinism/test_batch_invariance.py": _DOWNLOAD,
@@ -76,6 +89,11 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
         "tests/v1/sample/test_logprobs_e2e.py": _DOWNLOAD,
         "tests/v1/spec_decode/test_eagle.py": _DOWNLOAD,
     }
+)
+
+#: Patched module that most tests import for other things, to the names that the overlay changes.
+CHANGED: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"vllm.utils.torch_utils": ("async_tensor_h2d",)}
 )
 
 
@@ -90,7 +108,7 @@ def check(source: Path, patched: Sequence[str]) -> None:
         OverlayError: a test file imports a patched module and is not listed, or one that is
             listed does not exist.
     """
-    modules = {_module(path) for path in patched}
+    modules = {name for path in patched for name in _names(_module(path))}
     importing = {
         str(path.relative_to(source))
         for path in (source / "tests").rglob("test_*.py")
@@ -113,6 +131,14 @@ def check(source: Path, patched: Sequence[str]) -> None:
 
 def _module(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def _names(module: str) -> Iterator[str]:
+    """What a test imports of a patched module if it may test what the overlay changes."""
+    if module not in CHANGED:
+        yield module
+    for name in CHANGED.get(module, ()):
+        yield f"{module}.{name}"
 
 
 def _imports(path: Path) -> Iterator[str]:

@@ -196,3 +196,14 @@ def test_a_derived_scheduler_with_methods_of_its_own_is_left_to_upstream() -> No
     assert outcome(accepted_drafts_in_flight, lambda _: derived) == outcome(
         accepted_drafts_in_flight, pinned
     )
+
+
+def test_a_derived_scheduler_that_leaves_our_constructor_out_is_left_to_upstream() -> None:
+    base = modules.overlaid(modules.SCHEDULER).AsyncScheduler
+    made = scheduler(base, 2)
+    bare = object.__new__(base)
+    own = ("_mends_preemption", "_in_flight", "_preempted", "_dropped", "_prompt_logprobs")
+    vars(bare).update({name: value for name, value in vars(made).items() if name not in own})
+    assert outcome(accepted_drafts_in_flight, lambda _: bare) == outcome(
+        accepted_drafts_in_flight, pinned
+    )

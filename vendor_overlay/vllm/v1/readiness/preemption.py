@@ -45,6 +45,8 @@ class StepsInFlight(Base):  # type: ignore[misc]
     """
 
     _pause_state: PauseState
+    #: Whether the fix is on; not if a derived class leaves our constructor out.
+    _mends_preemption = False
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
@@ -60,6 +62,10 @@ class StepsInFlight(Base):  # type: ignore[misc]
 
     def schedule(self) -> "SchedulerOutput":
         """Schedule a step; if a preempted request's tokens are due, no request joins it."""
+        step: SchedulerOutput
+        if not self._mends_preemption:
+            step = super().schedule()
+            return step
         state = self._pause_state
         if self._preempted and self._awaits_tokens() and state == PauseState.UNPAUSED:
             self._pause_state = PauseState.PAUSED_NEW
@@ -67,8 +73,7 @@ class StepsInFlight(Base):  # type: ignore[misc]
             step = super().schedule()
         finally:
             self._pause_state = state
-        if self._mends_preemption:
-            self._in_flight.append(step)
+        self._in_flight.append(step)
         return step
 
     def update_from_output(
