@@ -45,7 +45,7 @@ def test_requests_are_answered_and_differ(pristine: Any) -> None:
 def test_overlaid_engine_equals_stock_and_logs_its_digest(engine: Engine, pristine: Any) -> None:
     engine.apply()
     assert run("verify", "--site", engine.site).returncode == Exit.DONE
-    overlaid = engine.start(environment={**forked.ENVIRONMENT, "VLLM_READINESS": "on"})
+    overlaid = engine.start(environment={**forked.ENVIRONMENT, "VLLM_READINESS": "-fixes"})
     overlaid.wait_for("Readiness overlay")
     in_use = run("revert", "--site", engine.site)
     assert in_use.returncode == Exit.BUSY

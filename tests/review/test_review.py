@@ -30,7 +30,9 @@ def synthetic(text: str, version: str = "0.23.0") -> Release:
 
 def reviewed(root: Path, text: str) -> dict[str, Any]:
     overlay = series.checkout(root / "checkout")
-    return review.of_release(overlay, series.upstream(BASE), synthetic(text), root / "reviews")
+    return review.of_release(
+        overlay, series.upstream(BASE), synthetic(text), root / "reviews", mends={}
+    )
 
 
 VERDICTS = {
@@ -93,7 +95,7 @@ def test_patches_that_are_not_needed_need_eyes(partly: bool, tmp_path: Path) -> 
     heads = [t.partition("\n\n\nclass")[0] for t in (RUNNER, series.replaced(RUNNER, *ours))]
     overlay = series.checkout(tmp_path / "checkout", ((heads[0], heads[1]),))
     release = synthetic(series.replaced(RUNNER, *ours[partly:]))
-    result = review.of_release(overlay, series.upstream(BASE), release, tmp_path / "out")
+    result = review.of_release(overlay, series.upstream(BASE), release, tmp_path / "out", mends={})
     assert [patch["verdict"] for patch in result["patches"]] == ["moved" if partly else "obsolete"]
     assert fates(result) == {}
     assert result["warnings"]
