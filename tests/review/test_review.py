@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,7 @@ def test_the_program_reports_the_review(
     monkeypatch.setattr(program, "ROOT", tmp_path / "checkout")
     monkeypatch.setattr(program, "_base", lambda *_: series.upstream(BASE))
     monkeypatch.setattr(wheels, "obtain", lambda *_: synthetic(CHANGES[name].edit(RUNNER)))
+    monkeypatch.setattr(review, "of_release", partial(review.of_release, mends={}))
     assert program.main(["release", "0.23.0", "--out", str(tmp_path / "out")]) == code
     result = json.loads((tmp_path / "out" / "0.23.0" / review.JSON).read_text())
     printed = capsys.readouterr().out
