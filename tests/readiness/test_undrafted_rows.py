@@ -35,10 +35,12 @@ class Row(NamedTuple):
     Attributes:
         accepted: tokens that the step before gave it.
         drafts: its drafts; None for a prompt that is prefilled from its second token on.
+        recomputed: tokens of its output that it computes anew, in place of drafts.
     """
 
     accepted: int
     drafts: int | None
+    recomputed: int = 1
 
 
 def buffer(dtype: torch.dtype, values: Any, fill: int = 0) -> CpuGpuBuffer:
@@ -65,7 +67,7 @@ def metadata_of(name: str, kind: str, rows: list[Row]) -> Any:
     with mock.patch.dict(os.environ, {switch.NAME: value}):
         batch = empty(load, 37, max_num_reqs=ROWS, num_spec_tokens=DRAFTS)
     fill(batch, [Spec([1] * 8, [2] * 8, {}) for _ in rows])
-    scheduled = [5 if row.drafts is None else 1 + row.drafts for row in rows]
+    scheduled = [5 if row.drafts is None else row.recomputed + row.drafts for row in rows]
     computed = [1 if row.drafts is None else 15 for row in rows]
     for row, count in enumerate(computed):
         batch.num_computed_tokens_cpu[row] = count
@@ -97,6 +99,7 @@ def metadata_of(name: str, kind: str, rows: list[Row]) -> Any:
         num_decode_draft_tokens=buffer(torch.int32, draft_counts, -1),
         mamba_prev_last_scheduled_idx=None,
         use_async_spec_decode=False,
+        uniform_decode_query_len=1 + DRAFTS,
         routed_experts_initialized=False,
         dcp_world_size=1,
         is_mm_prefix_lm=False,
@@ -157,6 +160,7 @@ def test_a_row_continues_from_the_state_of_its_last_accepted_token(
         [Row(3, 2), Row(2, 1)],
         [Row(1, None), Row(1, None)],
         [Row(2, 2), Row(1, None)],
+        [Row(3, 0), Row(1, 0, recomputed=1 + DRAFTS)],
     ],
 )
 def test_other_steps_are_built_as_ever(kind: str, rows: list[Row]) -> None:

@@ -14,9 +14,16 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
 
 
+#: The manager's attribute for whether its block ids are dropped.
+_DROPS = "readiness_drops_block_ids"
+
+
 def drop_unread(manager: "KVCacheManager") -> None:
     """Drop the ids of the step before, if nobody reads them."""
-    if manager.kv_cache_config.needs_kv_cache_zeroing:
-        return
-    if features.BLOCK_IDS in switch.enabled():
+    drops: bool | None = vars(manager).get(_DROPS)
+    if drops is None:
+        drops = features.BLOCK_IDS in switch.enabled()
+        drops = drops and not manager.kv_cache_config.needs_kv_cache_zeroing
+        setattr(manager, _DROPS, drops)
+    if drops:
         manager.take_new_block_ids()

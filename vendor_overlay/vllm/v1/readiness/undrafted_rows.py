@@ -8,7 +8,8 @@ to its limit), the row continues from the state behind its first token of the st
 stays wrong.
 
 Here such rows count as rows with drafts. The layers ask for no more than that: they take as
-many tokens as the row has. Only a step with a row that accepted a draft before is changed.
+many tokens as the row has. Only a step with a row that accepted a draft before is changed, and
+not if it also recomputes the output of a preempted request in a part as short as that.
 """
 
 from typing import TYPE_CHECKING
@@ -37,13 +38,18 @@ def include(runner: "GPUModelRunner", drafted: bool, requests: int) -> bool:
     if not (runner.speculative_config and runner.model_config.is_hybrid):
         return drafted
     batch, counts = runner.input_batch, runner.num_decode_draft_tokens.np
-    undrafted = np.diff(runner.query_start_loc.np[: requests + 1]) == 1
-    undrafted &= batch.num_computed_tokens_cpu[:requests] >= batch.num_prompt_tokens[:requests]
+    lengths = np.diff(runner.query_start_loc.np[: requests + 1])
+    decoding = batch.num_computed_tokens_cpu[:requests] >= batch.num_prompt_tokens[:requests]
+    undrafted = decoding & (lengths == 1)
     if drafted:
         undrafted &= counts[:requests] < 0
     if not (undrafted & (runner.num_accepted_tokens.np[:requests] > 1)).any():
         return drafted
     if not drafted:
+        # A preempted request that recomputes its output in a last part as short as a decode
+        # with drafts would be taken for one.
+        if (decoding & (lengths > 1) & (lengths <= runner.uniform_decode_query_len)).any():
+            return drafted
         counts.fill(-1)  # they are an earlier step's
     counts[:requests][undrafted] = _NONE
     return True
