@@ -16,7 +16,6 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until output.run: there is nothing to clean up
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -27,7 +26,7 @@ from probe import records
 
 from bench.compare import command_line
 from bench.compare.installations import PLUGIN, Installations
-from bench.compare.run import SIDES, Job, Run, Table, run
+from bench.compare.run import SIDES, WITHOUT_FIXES, Job, Run, Table, run
 from bench.compare.summary import CaseResult
 from bench.engines.rows import BASELINE, ROWS, Row
 from bench.engines.step_figures import results
@@ -39,8 +38,7 @@ class EngineRun(Run):
 
     #: One process, so that the driver can interfere with the steps; a sampler without compiler.
     environment: Mapping[str, str] = {
-        # Fixes change tokens, which are compared with stock's.
-        "VLLM_READINESS": os.environ.get("VLLM_READINESS", "-fixes"),
+        **WITHOUT_FIXES,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "VLLM_CPU_KVCACHE_SPACE": "1",

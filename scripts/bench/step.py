@@ -20,7 +20,7 @@ from overlay import output
 
 from bench.compare import command_line, outputs
 from bench.compare.installations import SIDES, Installations
-from bench.compare.run import Job, Run, Table, run
+from bench.compare.run import WITHOUT_FIXES, Job, Run, Table, run
 from bench.compare.summary import CaseResult
 from bench.sampling_step import FEATURES, Load
 
@@ -32,6 +32,8 @@ TIMEOUT = 900.0
 
 class StepRun(Run):
     """A run of features, a table each."""
+
+    environment = WITHOUT_FIXES
 
     def __init__(self, args: argparse.Namespace, installations: Installations) -> None:
         self.load = Load(*(getattr(args, name) for name in Load._fields))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import time
@@ -26,6 +27,8 @@ from bench.reports.run_file import replace
 
 #: The sides of a GPU; "mrv2" is stock on Model Runner V2.
 SIDES = (STOCK, "overlaid", "mrv2")
+#: For runs that compare outputs with stock's: fixes change them.
+WITHOUT_FIXES = {"VLLM_READINESS": os.environ.get("VLLM_READINESS", "-fixes")}
 
 
 @dataclass
