@@ -29,6 +29,8 @@ class CpuSeeds:
 
     def keep(self, runner: "GPUModelRunner | None") -> None:
         """Keep the states of generators whose samples the runner will drop."""
+        if not self.batch.generators:
+            return
         mask = getattr(runner, "discard_request_mask", None)
         if mask is None:
             return

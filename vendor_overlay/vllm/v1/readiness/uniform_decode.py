@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 class UniformDecode:
     """Decides which steps of a model with recurrent layers are no uniform decodes."""
 
+    def __init__(self) -> None:
+        #: Whether the model has recurrent layers; None: not looked for.
+        self._recurrent: bool | None = None
+
     def force(
         self, runner: "GPUModelRunner", longest: int, drafts: "SpecDecodeMetadata | None"
     ) -> bool | None:
@@ -36,7 +40,9 @@ class UniformDecode:
         """
         if longest != runner.uniform_decode_query_len:
             return None
-        if not runner.kv_cache_config.has_mamba_layers:
+        if self._recurrent is None:
+            self._recurrent = runner.kv_cache_config.has_mamba_layers
+        if not self._recurrent:
             return None
         batch, count = runner.input_batch, runner.input_batch.num_reqs
         computed = batch.num_computed_tokens_cpu[:count]
