@@ -5,7 +5,8 @@
 Three overlaid engines take their steps by turns in one process: two with everything on, and one
 with VLLM_READINESS=-fixes. The difference of the first two is noise. What is timed is the host's
 work in the scheduler and the runner, without the model's forward and its logits. The engines must
-return the same tokens. Each round is a new process. DIR gets run.json, run.md and run.html.
+return the same tokens. Each round is a new process, which makes the engines in the opposite order
+of the one before: take an even number. DIR gets run.json, run.md and run.html.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class FixesRun(Run):
         Raises:
             Failure: the process failed.
         """
-        module = ["bench.host_work", json.dumps(self.load._asdict())]
+        load = self.load._replace(reverse=job.round % 2 == 0)
+        module = ["bench.host_work", json.dumps(load._asdict())]
         self.rounds.append(self.child(job.name, job.side, module, {}, TIMEOUT))
         self.device = self.rounds[-1]["device"]
         return {}
