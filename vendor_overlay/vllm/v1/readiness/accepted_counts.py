@@ -18,6 +18,7 @@ Here the device has an array of its own, and the count of a request that is left
 from typing import TYPE_CHECKING
 
 import numpy as np
+from vllm.v1.readiness import subclasses
 from vllm.v1.readiness.feature import Feature
 
 if TYPE_CHECKING:
@@ -75,9 +76,10 @@ class AcceptedCounts(Feature):
 
     def _begin(self, runner: "GPUModelRunner") -> None:
         """Give the device an array of its own if the next step is scheduled before it writes."""
-        counting = getattr(type(runner), "_update_states_after_model_execute", None)
         # A derived class may write its counts elsewhere.
-        ours = "readiness_live" in getattr(counting, "__globals__", {})
+        ours = subclasses.ends_in_seam(
+            type(runner), "_update_states_after_model_execute", "readiness_live"
+        )
         self._serving = ours and runner.model_config.is_hybrid
         if self._serving and runner.use_async_scheduling:
             self._arrived = self.batch.num_accepted_tokens_cpu_tensor.numpy()

@@ -8,22 +8,23 @@ so this looks like fragmentation. (https://github.com/vllm-project/vllm/issues/4
 
 from typing import TYPE_CHECKING
 
-from vllm.v1.readiness import features, switch
+from vllm.v1.readiness import features, subclasses, switch
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
 
-
-#: The manager's attribute for whether its block ids are dropped.
+#: The manager's attribute for :func:`_drops`.
 _DROPS = "readiness_drops_block_ids"
 
 
 def drop_unread(manager: "KVCacheManager") -> None:
     """Drop the ids of the step before, if nobody reads them."""
-    drops: bool | None = vars(manager).get(_DROPS)
-    if drops is None:
-        drops = features.BLOCK_IDS in switch.enabled()
-        drops = drops and not manager.kv_cache_config.needs_kv_cache_zeroing
-        setattr(manager, _DROPS, drops)
-    if drops:
+    if subclasses.remembered(manager, _DROPS, lambda: _drops(manager)):
         manager.take_new_block_ids()
+
+
+def _drops(manager: "KVCacheManager") -> bool:
+    """Whether the fix is on, and nobody reads the ids."""
+    if manager.kv_cache_config.needs_kv_cache_zeroing:
+        return False
+    return features.BLOCK_IDS in switch.enabled()

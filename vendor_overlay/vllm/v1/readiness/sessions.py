@@ -50,10 +50,7 @@ class _Turns:
 
 
 def _of(scheduler: "Scheduler") -> _Turns:
-    turns: _Turns | None = vars(scheduler).get(_TURNS)
-    if turns is None:
-        turns = vars(scheduler)[_TURNS] = _Turns(type(scheduler))
-    return turns
+    return subclasses.remembered(scheduler, _TURNS, lambda: _Turns(type(scheduler)))
 
 
 def scheduled(scheduler: "Scheduler", step: "SchedulerOutput") -> None:

@@ -40,6 +40,22 @@ def attached(owner: object, off: Callable[[], T]) -> T:
     return substitute
 
 
+def remembered(owner: object, name: str, make: Callable[[], T]) -> T:
+    """Return what one of upstream's objects keeps for us, made when it is first asked for.
+
+    For objects whose constructor has no seam.
+
+    Args:
+        owner: of any class with a ``__dict__``.
+        name: of the attribute.
+        make: makes the value, which is not None.
+    """
+    known: T | None = vars(owner).get(name)
+    if known is None:
+        known = vars(owner)[name] = make()
+    return known
+
+
 def all_have_seam(samplers: Iterable[object], called: ModuleType) -> bool:
     """Whether the class of every sampler calls one of our modules; logged once if one does not.
 

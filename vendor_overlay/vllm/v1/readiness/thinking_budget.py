@@ -242,16 +242,7 @@ class ThinkingBudget(FixedHolder, Feature):
         predict_bonus_token: bool,
         spec_token_ids: Lists | None,
     ) -> torch.Tensor:
-        """Force the end marker where an update has decided so; as upstream does.
-
-        Args:
-            logits: float32 [positions, vocab], changed in place.
-            predict_bonus_token: whether the positions follow the step's drafts.
-            spec_token_ids: [rows]: the step's drafts.
-
-        Returns:
-            ``logits``.
-        """
+        """See :meth:`FixedHolder.apply_to_logits`; without an update that forces, at once."""
         if any(state["in_end"] for state in self._state.values()):
             return super().apply_to_logits(logits, predict_bonus_token, spec_token_ids)
         return logits

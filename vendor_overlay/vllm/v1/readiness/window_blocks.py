@@ -16,7 +16,7 @@ from vllm.v1.core.single_type_kv_cache_manager import (
     ChunkedLocalAttentionManager,
     SlidingWindowManager,
 )
-from vllm.v1.readiness import features, switch
+from vllm.v1.readiness import features, subclasses, switch
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -39,7 +39,7 @@ def remove_skipped_blocks(
     """
     # Of a step's placeholders, one is for the token that it surely samples.
     drafts = request.num_output_placeholders - 1
-    if drafts <= 0 or not _mends(coordinator):
+    if drafts <= 0 or not subclasses.remembered(coordinator, _MENDS, lambda: _mends(coordinator)):
         coordinator.remove_skipped_blocks(request.request_id, computed)
         return
     certain = max(0, computed - drafts)
@@ -50,13 +50,8 @@ def remove_skipped_blocks(
 
 def _mends(coordinator: KVCacheCoordinator) -> bool:
     """Whether the fix is on, and there are windows, which upstream's method gives blocks of."""
-    known: bool | None = vars(coordinator).get(_MENDS)
-    if known is None:
-        kind = type(coordinator)
-        known = (
-            kind.remove_skipped_blocks is KVCacheCoordinator.remove_skipped_blocks
-            and any(isinstance(each, _WINDOWS) for each in coordinator.single_type_managers)
-            and features.WINDOW_BLOCKS in switch.enabled()
-        )
-        setattr(coordinator, _MENDS, known)
-    return known
+    return (
+        type(coordinator).remove_skipped_blocks is KVCacheCoordinator.remove_skipped_blocks
+        and any(isinstance(each, _WINDOWS) for each in coordinator.single_type_managers)
+        and features.WINDOW_BLOCKS in switch.enabled()
+    )
