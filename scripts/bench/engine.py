@@ -32,19 +32,20 @@ from bench.engines.rows import BASELINE, ROWS, Row
 from bench.engines.step_figures import results
 from bench.errors import Failure
 
+#: One process, so that the driver can interfere with the steps; a sampler without compiler.
+IN_ONE_PROCESS: Mapping[str, str] = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+
 
 class EngineRun(Run):
     """A run of rows; those of one engine are a group."""
 
-    #: One process, so that the driver can interfere with the steps; a sampler without compiler.
-    environment: Mapping[str, str] = {
-        **WITHOUT_FIXES,
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-    }
+    environment: Mapping[str, str] = {**WITHOUT_FIXES, **IN_ONE_PROCESS}
 
     def __init__(self, args: argparse.Namespace, installations: Installations) -> None:
         self._rows: dict[str, Row] = {}

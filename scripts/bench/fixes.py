@@ -24,7 +24,7 @@ from bench.compare.installations import Installations
 from bench.compare.machine import describe, settings
 from bench.compare.run import Job, Run, run
 from bench.compare.summary import CaseResult
-from bench.engine import EngineRun
+from bench.engine import IN_ONE_PROCESS
 from bench.host_work import ENGINES, Load
 from bench.reports.figures import mark
 from bench.reports.markdown import CUT_OFF
@@ -39,7 +39,7 @@ class FixesRun(Run):
 
     #: One thread for the host's own tensors: on few cores, threads wait for one another.
     environment: Mapping[str, str] = {
-        **EngineRun.environment,
+        **IN_ONE_PROCESS,
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
