@@ -7,6 +7,7 @@ import os
 import random
 import socket
 import threading
+import time
 import urllib.error
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -233,13 +234,11 @@ def beside(server: Server, requests: Iterator[Request]) -> Iterator[list[str]]:
 
 def _hang_up(server: Server, request: Request) -> None:
     """Send a request, and close the connection soon after."""
-    fields = ", ".join(map(str, request.prompt))
-    body = f'{{"token_ids": [{fields}], "sampling_params": {{"max_tokens": 60}}}}'
+    body = json.dumps({"token_ids": request.prompt, "sampling_params": {"max_tokens": 60}})
     head = "POST /inference/v1/generate HTTP/1.1\r\nHost: server\r\nContent-Type: application/json"
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", server.port)) as line:
         line.sendall(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
-        over = threading.Event()
-        over.wait(0.05)
+        time.sleep(0.05)
 
 
 def _prompt(chance: random.Random, params: dict[str, Any]) -> list[int]:
