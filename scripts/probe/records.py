@@ -1,27 +1,29 @@
 """Read the probe's files.
 
-A file is one line of JSON, and then records of 64-bit integers. The processes of one engine
-write a file each: FILE.rank0, FILE.rank1, FILE.engine0, ... Those of one host share its clock;
-those of several hosts are aligned by the time of day.
+A file is blocks, each of them one line of JSON, and then records of 64-bit integers. The processes
+of one engine write a file each: FILE.rank0, FILE.rank1, FILE.engine0, ... Those of one host share
+its clock; those of several hosts are aligned by the time of day.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from glob import escape
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 FORMAT = "vllm-readiness-probe"
-VERSION = 1
+#: The newest version; all of these can be read.
+VERSION = 2
+_VERSIONS = (1, 2)
+_BEGIN = b'{"format": "%b"' % FORMAT.encode()
 #: The fields of a record that this program knows; a file may have more.
 FIELDS = ("kind", "began", "ended", "step", "owner", "extra")
 #: Other names that the first line must have.
@@ -29,8 +31,6 @@ _NAMES = (
     *("label", "pid", "boot", "thread", "lost", "vllm", "overlay", "digest", "device"),
     *("started_unix_ns", "started_ns", "written_ns"),
 )
-#: The ending of a process's file, behind the value of VLLM_READINESS_PROBE.
-_LABEL = re.compile(r"(?:dp\d+-)?(?:rank|engine)\d+")
 
 
 class ProbeError(Exception):
@@ -76,6 +76,7 @@ class Step(NamedTuple):
         parts: part of the step to nanoseconds of its thread; ``outside`` is the rest, which
             the probe does not see.
         continuing: requests that it continues; 0 if it only begins some.
+        waits: part of the step, and who waited in it, to nanoseconds of its thread's fences.
     """
 
     number: int
@@ -83,6 +84,7 @@ class Step(NamedTuple):
     ended: int
     parts: dict[str, int]
     continuing: int = 1
+    waits: Mapping[tuple[str, str], int] = MappingProxyType({})
 
     @property
     def length(self) -> int:
@@ -101,7 +103,7 @@ class Process:
 
     Attributes:
         path: its file.
-        header: the file's first line.
+        header: the line of the file's last block.
         spans: ordered by their end.
     """
 
@@ -139,15 +141,14 @@ class Process:
         outer = {thread: _outermost(parts) for thread, parts in by_thread.items()}
         for fence in self.of("fence"):
             parts = outer.get(fence.thread, [])
-            n = bisect_right(parts, fence.began, key=_begin) - 1
-            inside = n >= 0 and fence.began < parts[n].ended
-            waits[parts[n].kind if inside else OUTSIDE] += fence.length
+            waits[_part_of(fence, parts)] += fence.length
         return dict(waits)
 
     def steps(self) -> list[Step]:
         """Return the steps with a known end: the next one follows, and continues requests."""
         launches = sorted(self.of("execute_model"), key=_begin)
         parts = sorted((span for span in self.spans if span.kind in PARTS), key=_begin)
+        fences = sorted(self.of("fence"), key=_begin)
         steps = []
         for launch, following in pairwise(launches):
             if not following.continuing or following.step != launch.step + 1:
@@ -155,15 +156,29 @@ class Process:
             began, ended = launch.began, following.began
             first, last = (bisect_left(parts, time, key=_begin) for time in (began, ended))
             lengths: Counter[str] = Counter()
-            for part in _outermost(p for p in parts[first:last] if p.thread == launch.thread):
+            outer = _outermost(p for p in parts[first:last] if p.thread == launch.thread)
+            for part in outer:
                 lengths[part.kind] += part.length
             lengths[OUTSIDE] = ended - began - lengths.total()
-            steps.append(Step(launch.step, began, ended, dict(lengths), launch.continuing))
+            first, last = (bisect_left(fences, time, key=_begin) for time in (began, ended))
+            waits: Counter[tuple[str, str]] = Counter()
+            for fence in fences[first:last]:
+                if fence.thread == launch.thread:
+                    waits[_part_of(fence, outer), fence.owner] += fence.length
+            steps.append(
+                Step(launch.step, began, ended, dict(lengths), launch.continuing, dict(waits))
+            )
         return steps
 
 
 def _begin(span: Span) -> int:
     return span.began
+
+
+def _part_of(fence: Span, parts: Sequence[Span]) -> str:
+    """Return the part that a fence begins in; they are in order, and none is in another."""
+    n = bisect_right(parts, fence.began, key=_begin) - 1
+    return parts[n].kind if n >= 0 and fence.began < parts[n].ended else OUTSIDE
 
 
 def _outermost(parts: Iterable[Span]) -> list[Span]:
@@ -192,6 +207,35 @@ def read(path: Path) -> Process:
 
 def parse(path: Path, data: bytes) -> Process:
     """Parse the contents of a file; errors as for :func:`read`."""
+    header, spans = _block(path, data)
+    rest = data[_length(header, data) :]
+    while rest:
+        line, end, _ = rest.partition(b"\n")
+        if not (line.startswith(_BEGIN) or _BEGIN.startswith(line)):
+            raise _damaged(path, "bytes that are no block")
+        try:
+            header, more = _block(path, rest) if end else (header, [])
+        except ProbeError:
+            end = b""
+        if not end:
+            break  # it is being written, or its process was killed then
+        spans += more
+        rest = rest[_length(header, rest) :]
+    return Process(path, header, spans)
+
+
+def _length(header: dict[str, Any], data: bytes) -> int:
+    """Return the length of the block that the data begin with."""
+    line = data.index(b"\n") + 1
+    return line + int(header["records"]) * len(header["fields"]) * 8
+
+
+def _damaged(path: Path, what: object) -> ProbeError:
+    return ProbeError(f"{path} is damaged: {what}. Have it written again (kill -USR2 the process)")
+
+
+def _block(path: Path, data: bytes) -> tuple[dict[str, Any], list[Span]]:
+    """Return the line and the records of the block that the data begin with."""
     line, _, rest = data.partition(b"\n")
     try:
         header = json.loads(line)
@@ -203,12 +247,9 @@ def parse(path: Path, data: bytes) -> Process:
             "process's file (FILE.rank0)"
         )
     try:
-        return Process(path, header, _spans(path, header, rest))
+        return header, _spans(path, header, rest)
     except (LookupError, TypeError, ValueError) as error:
-        raise ProbeError(
-            f"{path} is damaged: {type(error).__name__}: {error}. Have it written again "
-            "(kill -USR2 the process)"
-        ) from None
+        raise _damaged(path, f"{type(error).__name__}: {error}") from None
 
 
 def _spans(path: Path, header: dict[str, Any], rest: bytes) -> list[Span]:
@@ -218,7 +259,7 @@ def _spans(path: Path, header: dict[str, Any], rest: bytes) -> list[Span]:
         ProbeError: they are of another version, or cut off.
         LookupError, TypeError, ValueError: the first line lacks something, or is wrong.
     """
-    if header["version"] != VERSION or tuple(header["fields"][: len(FIELDS)]) != FIELDS:
+    if header["version"] not in _VERSIONS or tuple(header["fields"][: len(FIELDS)]) != FIELDS:
         raise ProbeError(
             f"{path} is of another version ({header['version']}); read it with the overlay "
             f"that wrote it ({header.get('overlay') or 'see its first line'})"
@@ -227,12 +268,12 @@ def _spans(path: Path, header: dict[str, Any], rest: bytes) -> list[Span]:
         raise LookupError(f"its first line lacks {', '.join(lacking)}")
     width = len(header["fields"])
     size = header["records"] * width * 8
-    if len(rest) != size:
+    if len(rest) < size:
         raise ProbeError(
             f"{path} is cut off: {len(rest):,} bytes of records, and should be {size:,}. Have it "
             "written again (kill -USR2 the process)"
         )
-    numbers = array("q", rest)
+    numbers = array("q", rest[:size])
     if header["byteorder"] != sys.byteorder:
         numbers.byteswap()
     spans = []
@@ -249,78 +290,6 @@ def _spans(path: Path, header: dict[str, Any], rest: bytes) -> list[Span]:
             )
         )
     return spans
-
-
-def engine(name: Path) -> tuple[list[Process], list[str]]:
-    """Read the files of one engine.
-
-    Args:
-        name: the value of VLLM_READINESS_PROBE, or one process's file.
-
-    Returns:
-        The processes by label, and a sentence about each file of an earlier engine.
-
-    Raises:
-        ProbeError: there is no such file, or one is damaged.
-    """
-    if not name.name:
-        raise ProbeError(
-            "no file is named. Name the value of VLLM_READINESS_PROBE: make probe FILE=FILE"
-        )
-    if name.is_file():
-        return [read(name)], []
-    files = sorted(
-        file
-        for file in name.parent.glob(f"{escape(name.name)}.*")
-        if _LABEL.fullmatch(file.name.removeprefix(f"{name.name}.")) and file.is_file()
-    )
-    if not files:
-        raise ProbeError(
-            f"no file {name}.*: the engine writes them when it ends, or when a process of it "
-            f"gets SIGUSR2; was VLLM_READINESS_PROBE={name} set, and did it make a step?"
-        )
-    processes = [read(file) for file in files]
-    newest = max(_began(process) for process in processes)
-    kept = [process for process in processes if _ended(process) > newest]
-    old = [f"{p.path} is of an earlier engine" for p in processes if p not in kept]
-    if several_hosts(kept):
-        kept = [_by_time_of_day(process) for process in kept]
-    return sorted(kept, key=_natural), old
-
-
-def several_hosts(processes: Iterable[Process]) -> bool:
-    """Return whether the processes ran on more than one host."""
-    return len({process.header["boot"] for process in processes}) > 1
-
-
-def _by_time_of_day(process: Process) -> Process:
-    """Return the process with times in nanoseconds of Unix time, by its host's clock."""
-    since = _began(process) - int(process.header["started_ns"])
-    spans = [
-        span._replace(
-            began=span.began + since,
-            ended=span.ended + since,
-            consumed=span.consumed and span.consumed + since,
-        )
-        for span in process.spans
-    ]
-    return Process(process.path, process.header, spans)
-
-
-def _began(process: Process) -> int:
-    """Return the start of the records in nanoseconds of Unix time."""
-    return int(process.header["started_unix_ns"])
-
-
-def _ended(process: Process) -> int:
-    header = process.header
-    return _began(process) + int(header["written_ns"]) - int(header["started_ns"])
-
-
-def _natural(process: Process) -> list[str | int]:
-    """Return a key that sorts labels by the numbers in them: rank2, rank10."""
-    parts = re.split(r"(\d+)", process.label)
-    return [int(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
 def percentile(values: Iterable[float], percent: float) -> float | None:

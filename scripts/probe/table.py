@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from overlay.output import escaped
 
-from probe.records import OUTSIDE, PARTS, Process, percentile
+from probe.records import OUTSIDE, PARTS, Process, Step, percentile
 
 PERCENTS = (50, 90, 99, 100)
 
@@ -21,6 +21,7 @@ class Row(NamedTuple):
         percentiles: p50, p90, p99 and the maximum, in milliseconds.
         total: sum in milliseconds.
         share: fraction of the steps' sum; None if it is not a part of them.
+        per_step: milliseconds in each step on average; None as for the share.
     """
 
     name: str
@@ -28,24 +29,30 @@ class Row(NamedTuple):
     percentiles: tuple[float, ...]
     total: float
     share: float | None
+    per_step: float | None = None
 
 
 def rows(process: Process) -> list[Row]:
     """Return the table of one process.
 
-    First come the steps that continue requests, and their parts; then those that only begin
-    some, whose prompts take longer; then fences by owner, readbacks and outputs.
+    First come the steps that continue requests, their parts, which add up to them, and in each
+    part who waits in it; then those that only begin some, whose prompts take longer; then each
+    fence by owner, of all threads, readbacks and outputs.
     """
-    steps = [step for step in process.steps() if step.continuing]
-    first = [step.length for step in process.steps() if not step.continuing]
-    whole = sum(step.length for step in steps) / 1e6
+    every = process.steps()
+    steps = [step for step in every if step.continuing]
+    first = [step.length for step in every if not step.continuing]
     table = []
     if steps:
-        table.append(_row("step", [step.length for step in steps], whole))
+        table.append(_part("step", [step.length for step in steps], steps))
         for name in (*PARTS, OUTSIDE):
             lengths = [step.parts[name] for step in steps if name in step.parts]
             if lengths:
-                table.append(_row(f"  {name}", lengths, whole))
+                table.append(_part(f"  {name}", lengths, steps))
+            owners = sorted({who for step in steps for part, who in step.waits if part == name})
+            for owner in owners:
+                waits = [step.waits[name, owner] for step in steps if (name, owner) in step.waits]
+                table.append(_part(f"    waits: {owner}", waits, steps))
     table += _some("step that only begins requests", first)
     inside = {name for step in steps for name in step.parts}
     for kind in PARTS:
@@ -62,13 +69,19 @@ def rows(process: Process) -> list[Row]:
 
 
 def _some(name: str, lengths: Sequence[int]) -> list[Row]:
-    return [_row(name, lengths, None)] if lengths else []
+    return [_row(name, lengths)] if lengths else []
 
 
-def _row(name: str, lengths: Sequence[int], whole: float | None) -> Row:
-    total = sum(lengths) / 1e6
+def _part(name: str, lengths: Sequence[int], steps: Sequence[Step]) -> Row:
+    """A row of something that is within these steps."""
+    row = _row(name, lengths)
+    whole = sum(step.length for step in steps) / 1e6
+    return row._replace(share=row.total / whole if whole else None, per_step=row.total / len(steps))
+
+
+def _row(name: str, lengths: Sequence[int]) -> Row:
     values = tuple((percentile(lengths, percent) or 0) / 1e6 for percent in PERCENTS)
-    return Row(name, len(lengths), values, total, total / whole if whole else None)
+    return Row(name, len(lengths), values, sum(lengths) / 1e6, None)
 
 
 def text(processes: Iterable[Process]) -> str:
@@ -84,10 +97,11 @@ def text(processes: Iterable[Process]) -> str:
             lines.append(f"  the oldest {header['lost']:,} records have given way to newer ones")
         table = rows(process)
         width = max([len(row.name) for row in table], default=0)
-        head = ["count", "p50 ms", "p90 ms", "p99 ms", "max ms", "share"]
+        head = ["count", "p50 ms", "p90 ms", "p99 ms", "max ms", "ms a step", "share"]
         lines.append(f"  {'':{width}}" + "".join(f"{name:>11}" for name in head))
         for row in table:
             shown = [f"{row.calls:,}", *(f"{value:,.3f}" for value in row.percentiles)]
+            shown.append("" if row.per_step is None else f"{row.per_step:,.3f}")
             shown.append("" if row.share is None else f"{row.share:.1%}")
             cells = "".join(f"{value:>11}" for value in shown)
             lines.append(f"  {row.name:{width}}{cells}".rstrip())

@@ -4,35 +4,65 @@ Each process of the engine has a track for each thread of the host, and one for 
 the device to the host. An arrow leads from the ``sample_tokens`` that started a copy to the copy,
 and from there to the end of the ``get_output`` that took it. (The Trace Event Format is a list
 of events with times in microseconds.)
+
+Processes and main threads have the system's numbers, and ``baseTimeNanoseconds`` is the Unix time
+at which the trace's clock was 0, as in torch's traces, so that a trace can be merged with those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from probe.engines import several_hosts
 from probe.records import Process, Span
 
-#: Numbers reserved for the tracks of a process. Perfetto keeps 32 bits of a track's number,
-#: fewer than a thread's ident has, and 0 has another meaning.
+#: Numbers reserved for the tracks of a process, but that of its main thread: above all numbers
+#: of processes. Perfetto keeps 32 bits of a track's number, fewer than a thread's ident has, and 0
+#: has another meaning.
 _TRACKS = 1000
+_FIRST = 1 << 30
 _MAIN = "host"
+
+
+def document(processes: Sequence[Process]) -> dict[str, Any]:
+    """Return the trace.
+
+    Args:
+        processes: those that :func:`probe.engines.engine` returns: of several hosts, their times
+            are Unix times.
+    """
+    base = 0
+    if processes and not several_hosts(processes):
+        header = processes[0].header
+        base = int(header["started_unix_ns"]) - int(header["started_ns"])
+    return {
+        "traceEvents": list(events(processes)),
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": base,
+    }
 
 
 def events(processes: Iterable[Process]) -> Iterator[dict[str, Any]]:
     """Yield the trace's events."""
-    for pid, process in enumerate(processes, 1):
-        yield _name("process_name", pid, pid * _TRACKS, process.label)
+    processes = list(processes)
+    pids = [int(process.header["pid"]) for process in processes]
+    if len(set(pids)) < len(pids):  # on several hosts
+        pids = list(range(1, len(pids) + 1))
+    for number, (pid, process) in enumerate(zip(pids, processes, strict=True)):
+        first = _FIRST + number * _TRACKS
+        yield _name("process_name", pid, pid, process.label)
         threads = {span.thread for span in process.spans if span.kind != "readback"}
         main = process.header["thread"]
         tracks: dict[int, int] = {}
-        for track, thread in enumerate(
-            sorted(threads, key=lambda ident: (ident != main, ident)), pid * _TRACKS
-        ):
+        for track, thread in enumerate(sorted(threads - {main}), first + 1):
             tracks[thread] = track
+        if main in threads:
+            tracks[main] = pid
+        for thread, track in tracks.items():
             name = _MAIN if thread == main else f"host, thread {thread:x}"
             yield _name("thread_name", pid, track, name)
-        copies = pid * _TRACKS + len(tracks)
+        copies = first
         yield _name("thread_name", pid, copies, "device to host")
         spans = [span for span in process.spans if span.kind not in ("readback", "output")]
         shown = _one_after_another(process.of("readback"))
@@ -40,7 +70,8 @@ def events(processes: Iterable[Process]) -> Iterator[dict[str, Any]]:
             yield _slice(span, pid, tracks[span.thread])
         for span in shown:
             yield _slice(span, pid, copies)
-        yield from _arrows([*spans, *shown], pid, tracks, copies)
+        for arrow in _arrows([*spans, *shown], pid, tracks, copies):
+            yield arrow | {"id": (number + 1) << 40 | arrow["id"]}
 
 
 def _one_after_another(copies: Iterable[Span]) -> list[Span]:
@@ -108,7 +139,7 @@ def _arrow(phase: str, pid: int, tid: int, step: int, time: int) -> dict[str, An
         "ph": phase,
         "name": "output",
         "cat": "output",
-        "id": pid << 40 | step,
+        "id": step,
         "pid": pid,
         "tid": tid,
         "ts": time / 1e3,

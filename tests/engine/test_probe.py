@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 from engine.probed import LENGTH
-from probe import records, table, trace_events
+from probe import engines, table, trace_events
 from probe.records import PARTS, Process
 from support import asynchronous
 from support.engine import PreloadedEngine, at_once
@@ -61,7 +61,7 @@ def recorded(
         output = run.finish()
         if side == "off":
             assert not [*folder.glob("off.probe*")]
-        processes = [] if side == "off" else records.engine(probe)[0]
+        processes = [] if side == "off" else engines.engine(probe)[0]
         by_label = {process.label: process for process in processes}
         return Recorded(output["tokens"], output["stamps"], by_label, run.text())
 

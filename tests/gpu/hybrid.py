@@ -1,11 +1,13 @@
 """Serve short prompts with a hybrid model, and write each request's output.
 
-    python hybrid.py MODEL_DIR OUT.json graphs|eager|ahead DRAFTS [many]
+    python hybrid.py MODEL_DIR OUT.json graphs|eager|ahead DRAFTS [many] [together] [qwen3-next]
 
 The model is a small Bamba (attention and Mamba 2) whose weights are drawn here, so that logits
-lie well apart, in float32. A prompt is as long as a decode: 1 + DRAFTS tokens. One arrives while
+lie well apart, in float32; or a Qwen3-Next (attention and gated delta nets) without experts, whose
+kernels take no float32. A prompt is as long as a decode: 1 + DRAFTS tokens. One arrives while
 others decode, one when nobody is left. With ``many``, requests join and leave at many steps.
-``ahead`` is without CUDA graphs, and schedules asynchronously where there are drafts.
+``ahead`` is without CUDA graphs, and schedules asynchronously where there are drafts. With
+``together``, other engines start on the device meanwhile.
 """
 
 from __future__ import annotations
@@ -50,6 +52,44 @@ CONFIG: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+NEXT: dict[str, Any] = {
+    "architectures": ["ReadinessNextForCausalLM"],
+    "model_type": "qwen3_next",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "linear_conv_kernel_dim": 4,
+    "num_experts": 0,
+    "mlp_only_layers": [],
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def register_next() -> None:
+    """Make a Qwen3-Next without experts known to vLLM, which asks for one of a layer's."""
+    from vllm import ModelRegistry
+    from vllm.model_executor.models.qwen3_next import Qwen3NextForCausalLM
+
+    class ReadinessNextForCausalLM(Qwen3NextForCausalLM):  # type: ignore[misc]
+        def set_moe_parameters(self) -> None:
+            self.expert_weights: list[Any] = []
+            self.moe_layers: list[Any] = []
+            self.num_moe_layers = 0
+
+    ModelRegistry.register_model("ReadinessNextForCausalLM", ReadinessNextForCausalLM)
 
 
 def draw_weights(model: torch.nn.Module) -> None:
@@ -65,6 +105,8 @@ def draw_weights(model: torch.nn.Module) -> None:
             values = torch.ones(weight.shape)
         elif name.endswith(".A"):
             values = -0.5 - values.abs()
+        elif name.endswith(("A_log", "dt_bias")):
+            values *= 0.5
         elif "lm_head" in name:
             values *= 2 * weight.shape[-1] ** -0.5
         elif weight.dim() > 1 and "embed" not in name:
@@ -101,11 +143,15 @@ def requests(drafts: int, many: bool) -> list[Arrival]:
     ]
 
 
-def main(directory: Path, out: Path, mode: str, drafts: int, many: bool) -> None:
+def main(directory: Path, out: Path, mode: str, drafts: int, *words: str) -> None:
     """Run the requests."""
-    directory = directory.with_name("bamba")
+    config, dtype = CONFIG, "float32"
+    if "qwen3-next" in words:
+        register_next()
+        config, dtype = NEXT, "bfloat16"
+    directory = directory.with_name(f"{config['model_type']} {mode} {drafts}")
     directory.mkdir(exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(CONFIG))
+    (directory / "config.json").write_text(json.dumps(config))
     arguments: dict[str, Any] = {}
     if drafts:
         arguments["speculative_config"] = {
@@ -121,10 +167,14 @@ def main(directory: Path, out: Path, mode: str, drafts: int, many: bool) -> None
             "cudagraph_mode": "FULL_DECODE_ONLY",
             "cudagraph_capture_sizes": [rows * (1 + drafts) for rows in (1, 2, 4, SEQUENCES)],
         }
+    if "together" in words:  # no profiling, which the others would disturb
+        arguments["kv_cache_memory_bytes"] = 512 << 20
+    if "qwen3-next" in words:  # by default these kernels are FlashInfer's on Hopper
+        arguments["additional_config"] = {"gdn_prefill_backend": "triton"}
     engine = build_engine(
         directory,
         load_format="dummy",
-        dtype="float32",
+        dtype=dtype,
         attention_backend="TRITON_ATTN",
         gpu_memory_utilization=0.2,
         max_num_seqs=SEQUENCES,
@@ -132,11 +182,9 @@ def main(directory: Path, out: Path, mode: str, drafts: int, many: bool) -> None
         **arguments,
     )
     engine.apply_model(draw_weights)
-    outputs, steps = run_requests(engine, requests(drafts, many))
+    outputs, steps = run_requests(engine, requests(drafts, "many" in words))
     out.write_text(json.dumps({"outputs": outputs, "steps": steps}))
 
 
 if __name__ == "__main__":
-    main(
-        Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), "many" in sys.argv[5:]
-    )
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), *sys.argv[5:])

@@ -238,7 +238,7 @@ def test_bytecode_trusted_unread_is_reported_and_mended(
 def test_revert_compiles_what_the_installer_had_compiled(tmp_path: Path, ours: Overlay) -> None:
     site = mini.install(tmp_path / "site")
     compiled, other = map(importlib.util.cache_from_source, mini.PRISTINE)
-    with (site / "vllm-0.22.0.dist-info" / "RECORD").open("a") as record:
+    with (site / mini.INFO / "RECORD").open("a") as record:
         record.write(f"{compiled},,\n")
     for command in ("apply", "revert"):
         options = ["--site", str(site), "--python", sys.executable]

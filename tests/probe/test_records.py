@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from probe import records
+from probe import engines, records
 from probe.records import OUTSIDE, ProbeError, Span
 from support import probes
 from support.probes import MAIN, OTHER, STEPS, DrawnStep, content, process, row, rows_of, written
@@ -75,12 +75,12 @@ def test_a_file_that_is_cut_off_anywhere_is_refused(data: st.DataObject) -> None
         (b"\xff\x00 no JSON", "is not a file of the probe"),
         (b'{"traceEvents": []}\n', "is not a file of the probe"),
         (b'{"format": "vllm-readiness-probe"}\n', "damaged"),
-        (content(EXAMPLE, version=2, overlay="9.1.0"), "9.1.0"),
-        (content(EXAMPLE, version=2), "version"),
+        (content(EXAMPLE, version=3, overlay="9.1.0"), "9.1.0"),
+        (content(EXAMPLE, version=3), "version"),
         (content(EXAMPLE, fields=["kind", "ended", "began", *records.FIELDS[3:]]), "version"),
         (content(EXAMPLE, fields=["kind"]), "version"),
         (content(EXAMPLE, records=7), "cut off"),
-        (content(EXAMPLE, records=5), "cut off"),
+        (content(EXAMPLE, records=5), "damaged"),
         (content(EXAMPLE, records=None), "damaged"),
         (content(EXAMPLE, kinds=["execute_model"]), "damaged"),
         (content(EXAMPLE, owners=[]), "damaged"),
@@ -93,8 +93,11 @@ def test_a_file_of_another_program_or_in_contradiction_is_refused(
     assert sentence in refused(data)
 
 
-# The others are for people.
-@pytest.mark.parametrize("name", sorted({*probes.header(0)} - {"features", "torch", "command"}))
+# The others are for people, or not in files of version 1.
+_OPTIONAL = {"features", "torch", "command", "engine", "workers"}
+
+
+@pytest.mark.parametrize("name", sorted({*probes.header(0)} - _OPTIONAL))
 def test_a_first_line_that_lacks_something_is_refused(name: str) -> None:
     line, rest = content(EXAMPLE).split(b"\n", 1)
     header = json.loads(line)
@@ -182,13 +185,14 @@ def test_an_engines_files_are_found_by_rank(tmp_path: Path, name: str) -> None:
         Path(f"{file}.{other}").write_text("something else")
     written(Path(f"{file}.other.rank0"), EXAMPLE)
     Path(f"{file}.rank3").mkdir()
-    processes, left_out = records.engine(file)
+    processes, left_out = engines.engine(file)
     assert ([one.label for one in processes], left_out) == (labels, [])
-    (one,), left_out = records.engine(Path(f"{file}.rank2"))
+    (one,), left_out = engines.engine(Path(f"{file}.rank2"))
     assert (one.label, left_out) == ("rank2", [])
 
 
-def test_files_of_an_earlier_engine_are_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_files_of_an_earlier_engine_are_left_out(tmp_path: Path, version: int) -> None:
     """It had more processes, and wrote the last file before the newest engine began."""
     for label, began, ended in (
         ("rank0", 1000, 2000),
@@ -198,10 +202,40 @@ def test_files_of_an_earlier_engine_are_left_out(tmp_path: Path) -> None:
     ):
         # Clocks of different processes of one host: the same one.
         times: dict[str, Any] = {"started_unix_ns": 10**18 + began, "started_ns": began}
-        written(tmp_path / f"file.{label}", EXAMPLE, label=label, written_ns=ended, **times)
-    processes, left_out = records.engine(tmp_path / "file")
+        if version == 2:  # whose time of day was set back an hour before rank1 began
+            times["engine"] = "earlier" if label == "rank2" else "newest"
+            times["started_unix_ns"] -= 3600 * 10**9 * (label == "rank1")
+        else:
+            times["engine"] = None
+        file = tmp_path / f"file.{label}"
+        written(file, EXAMPLE, label=label, written_ns=ended, version=version, **times)
+    processes, remarks = engines.engine(tmp_path / "file")
     assert [one.label for one in processes] == ["engine0", "rank0", "rank1"]
-    assert left_out == [f"{tmp_path / 'file.rank2'} is of an earlier engine"]
+    assert remarks == [f"{tmp_path / 'file.rank2'} is of an earlier engine, and left out"]
+
+
+def test_a_worker_without_a_file_and_one_that_ends_early_are_named(tmp_path: Path) -> None:
+    second = 10**9
+    workers = ["rank0", "rank1", "rank2"]
+    for label, end in (("rank0", 60), ("rank2", 25), ("engine0", 1)):
+        rows = [row("execute_model", 0, 5), row("execute_model", end * second - 5, end * second, 2)]
+        written(tmp_path / f"file.{label}", rows, label=label, workers=workers)
+    _, remarks = engines.engine(tmp_path / "file")
+    assert remarks == [
+        "rank1 has no file: it was killed, has made no step, or is on another host",
+        "rank2 ends 35 s before the others: was it killed?",
+    ]
+
+
+def test_the_newest_stretch_is_that_of_all_processes(tmp_path: Path) -> None:
+    second = 10**9
+    for label, end in (("rank0", 60), ("rank1", 55)):
+        rows = [row("execute_model", n * second, n * second + 5, n + 1) for n in range(end)]
+        written(tmp_path / f"file.{label}", rows, label=label)
+    processes, _ = engines.engine(tmp_path / "file")
+    kept = engines.newest(processes, 10.0)
+    assert [len(process.spans) for process in kept] == [10, 5]
+    assert [process.spans[-1].step for process in kept] == [60, 55]
 
 
 def test_processes_of_several_hosts_are_brought_together_by_the_time_of_day(
@@ -216,14 +250,14 @@ def test_processes_of_several_hosts_are_brought_together_by_the_time_of_day(
     for rank in (0, 1):  # of one host, whose time of day was set between their beginnings
         times = {"label": f"rank{rank}", "started_unix_ns": 10**18 + 10**6 * rank}
         written(tmp_path / "alone" / f"file.rank{rank}", rows, **times)
-    processes, _ = records.engine(tmp_path / "file")
-    assert records.several_hosts(processes)
+    processes, _ = engines.engine(tmp_path / "file")
+    assert engines.several_hosts(processes)
     for worker, since in zip(processes, (2, 1, 5), strict=True):
         launch, copy = worker.spans
         assert (launch.began, launch.ended) == (10**18 + since + 10, 10**18 + since + 20)
         assert (launch.consumed, copy.consumed) == (0, 10**18 + since + 19)
-    processes, _ = records.engine(tmp_path / "alone" / "file")
-    assert not records.several_hosts(processes)
+    processes, _ = engines.engine(tmp_path / "alone" / "file")
+    assert not engines.several_hosts(processes)
     assert [worker.spans[0].began for worker in processes] == [10, 10]
 
 
@@ -232,11 +266,11 @@ def test_a_missing_or_bad_file_is_named(tmp_path: Path) -> None:
         with pytest.raises(ProbeError, match=f"{missing}: .*Name the value"):
             records.read(missing)
     with pytest.raises(ProbeError, match=r"file\.\*.*SIGUSR2.*VLLM_READINESS_PROBE=.*/file "):
-        records.engine(tmp_path / "file")
+        engines.engine(tmp_path / "file")
     written(tmp_path / "file.rank0", EXAMPLE)
     (tmp_path / "file.rank1").write_text("?")
     with pytest.raises(ProbeError, match=r"file\.rank1"):
-        records.engine(tmp_path / "file")
+        engines.engine(tmp_path / "file")
 
 
 def test_nothing_has_no_percentile() -> None:

@@ -43,6 +43,7 @@ def test_rows_are_the_percentiles_and_sums_of_the_records() -> None:
         "step": [5, 4],
         "  execute_model": [2, 1],
         "  sample_tokens": [1],
+        "    waits: history": [0.5],
         "  outside": [2, 3],
         "step that only begins requests": [10],
         "schedule": [1],
@@ -57,7 +58,12 @@ def test_rows_are_the_percentiles_and_sums_of_the_records() -> None:
         percentiles = [np.percentile(lengths, percent) for percent in (50, 90, 99, 100)]
         assert shown[name].percentiles == pytest.approx(percentiles)
         assert (shown[name].calls, shown[name].total) == (len(lengths), sum(lengths))
-    assert [shown[name].share for name in list(expected)[:5]] == [1, 3 / 9, 1 / 9, 5 / 9, None]
+    shares = [1, 3 / 9, 1 / 9, 0.5 / 9, 5 / 9]
+    assert [shown[name].share for name in list(expected)[:6]] == [*shares, None]
+    steps = [shown[name].per_step for name in list(expected)[:6]]
+    assert steps == [*(pytest.approx(9 / 2 * share) for share in shares), None]
+    parts = [line for line in shown.values() if line.name.startswith("  ") and line.name[2] != " "]
+    assert sum(line.per_step or 0 for line in parts) == shown["step"].per_step
 
 
 def test_the_table_for_people() -> None:
@@ -65,9 +71,10 @@ def test_the_table_for_people() -> None:
     assert lines[0] == "rank0 (pid 7): vLLM 0.22.0, pristine, CPU"
     assert "1,234 records" in lines[1]
     assert {" ".join(line.split()) for line in lines} > {
-        "count p50 ms p90 ms p99 ms max ms share",
-        "step 1 4.000 4.000 4.000 4.000 100.0%",
-        "sample_tokens 1 1.500 1.500 1.500 1.500 37.5%",
+        "count p50 ms p90 ms p99 ms max ms ms a step share",
+        "step 1 4.000 4.000 4.000 4.000 4.000 100.0%",
+        "sample_tokens 1 1.500 1.500 1.500 1.500 1.500 37.5%",
+        "waits: thinking-budget 1 0.500 0.500 0.500 0.500 0.500 12.5%",
         "fence: thinking-budget 1 0.500 0.500 0.500 0.500",
     }
     assert len({len(line) for line in lines[2:6]}) == 1
@@ -100,7 +107,11 @@ def test_json_is_the_same_for_programs(tmp_path: Path, capsys: pytest.CaptureFix
     ("second", "labels", "sentence"),
     [
         ({}, ["rank0", "rank1"], ""),
-        ({"started_unix_ns": 1}, ["rank0"], "file.rank1 is of an earlier engine, and left out"),
+        (
+            {"engine": "earlier", "written_ns": 1},
+            ["rank0"],
+            "file.rank1 is of an earlier engine, and left out",
+        ),
         ({"boot": "another host's"}, ["rank0", "rank1"], "ran on several hosts"),
     ],
 )
@@ -118,6 +129,53 @@ def test_the_program_prints_each_processs_table(
     assert [line[:5] for line in printed.out.splitlines() if "pid" in line] == labels
     assert sentence in printed.err
     assert bool(sentence) == bool(printed.err)
+
+
+def test_only_the_newest_stretch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(written(tmp_path / "file.rank0", EXAMPLE))
+    for length, kinds in (
+        ("5ms", ["execute_model", "sample_tokens"]),
+        ("3.5ms", ["execute_model"]),
+    ):
+        assert main([file, "--json", "--last", length]) == 0
+        rows = json.loads(capsys.readouterr().out)["rank0"]["rows"]
+        names = {line["name"].strip() for line in rows}
+        assert names & {"execute_model", "sample_tokens"} == set(kinds)
+    for wrong in ("", "0s", "s", "1 day"):
+        with pytest.raises(SystemExit):
+            main([file, "--last", wrong])
+        assert "write 30s, 500ms or 2m" in capsys.readouterr().err
+
+
+def test_two_recordings_are_compared_by_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = [row("execute_model", n * 8 * MS, (n * 8 + 4) * MS, n + 1, 3) for n in range(5)]
+    slow += [row("fence", (n * 8 + 5) * MS, (n * 8 + 7) * MS, n + 1, 0) for n in range(5)]
+    fast = [row("execute_model", n * 4 * MS, (n * 4 + 2) * MS, n + 1, 2) for n in range(9)]
+    written(tmp_path / "stock.rank0", slow)
+    written(tmp_path / "ours.rank0", fast, overlay="0.9.0", digest="ab")
+    written(tmp_path / "ours.rank1", fast, label="rank1")
+    files = [str(tmp_path / name) for name in ("stock", "ours")]
+    assert main(["--compare", *files]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[:2] == [
+        "rank0: stock: pristine, 4 steps that continue 3 requests (median)",
+        "rank0: ours: overlay 0.9.0, 8 steps that continue 2 requests (median)",
+    ]
+    assert set(lines) > {
+        "step 8.000 4.000 8.000 4.000 8.000 4.000 0.500",
+        "execute_model 4.000 2.000 4.000 2.000 4.000 2.000 0.500",
+        "waits: history 2.000 2.000 2.000",
+        "rank1: stock has no such process",
+    }
+    assert "same requests" in lines[-1]
+    done = make("probe", f"COMPARE={' '.join(files)}")
+    assert done.returncode == 0, done.stderr
+    assert "0.500" in done.stdout
+    for wrong in ([], [files[0], "--compare", *files]):
+        with pytest.raises(SystemExit):
+            main(wrong)
 
 
 @pytest.mark.parametrize("arguments", [[], ["FILE="]])

@@ -157,3 +157,16 @@ def test_each_thread_has_a_track_and_each_slice_its_arguments() -> None:
 
 def test_nothing_recorded_is_a_trace_without_slices() -> None:
     assert slices(trace(process([]))) == trace() == []
+
+
+def test_a_trace_has_the_systems_numbers_and_says_when_its_clock_was_0() -> None:
+    """So that it can be laid over one of torch's, in which main threads have these numbers, too."""
+    rows = [row("execute_model", 5_000, 9_000, 1, 1), row("get_output", 6_000, 8_000, 1, 0, OTHER)]
+    times: dict[str, Any] = {"started_unix_ns": 10**18 + 700, "started_ns": 300}
+    two = [process(rows, pid=4001, **times), process(rows, label="rank1", pid=4002, **times)]
+    made = trace_events.document(two)
+    shown = slices(made["traceEvents"])
+    assert {event["pid"] for event in shown} == {4001, 4002}
+    launches = [event for event in shown if event["name"] == "execute_model"]
+    assert all(event["tid"] == event["pid"] for event in launches)
+    assert made["baseTimeNanoseconds"] + round(launches[0]["ts"] * 1000) == 10**18 + 5_400

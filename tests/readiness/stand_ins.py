@@ -75,9 +75,10 @@ class StandIns:
 
         class Scheduler:
             vllm_config = config(**parallel)
+            kind: type = tuple
 
             def schedule(self, *arguments: Any) -> Any:
-                return arguments
+                return self.kind(arguments)
 
             def update_from_output(self, result: Any) -> Any:
                 return give(result)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import modules
+from support import modules, processors
 from support.batches import Spec, empty, state
 from support.lockstep import BLOCK, VOCABULARY, LockstepRun
 from vllm.v1.readiness import fences
@@ -35,6 +35,8 @@ STOP = list(range(20))
         ({}, {"min_tokens": 6, "stop_token_ids": STOP}, None),
         ({}, {"logit_bias": {3: 4.0, 5: -4.0}}, None),
         ({"processor": "user"}, {}, "logits-processors"),
+        ({"processor": "older"}, {}, None),
+        ({"processor": "none"}, {}, None),
         # With drafts in flight a length is a guess, which upstream does not make here.
         ({"drafts": 2}, {"min_tokens": 9, "stop_token_ids": STOP[:4]}, "min-tokens"),
     ],
@@ -95,6 +97,15 @@ def test_a_processor_reads_every_token_whenever_copies_arrive(processor: str) ->
             assert output == lockstep.truth(req_id)[: len(output)]
     assert req_ids == lockstep.ours.batch.req_ids
     lockstep.finish()
+
+
+def test_a_processor_must_say_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processors.OlderSpy, "readiness_reads", "oldest")
+    with pytest.raises(
+        ValueError, match=r"OlderSpy\.readiness_reads is 'oldest'\. Make it 'newest'"
+    ):
+        LockstepRun(processor="older")
+    LockstepRun(processor="older", switch="off")
 
 
 def test_without_the_fix_a_plugin_processor_reads_stocks_placeholders() -> None:

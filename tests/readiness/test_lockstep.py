@@ -6,12 +6,14 @@ See :mod:`support.lockstep`. Ours runs three times: copies arrive at any time, a
 import random
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, reject, seed, settings
 from hypothesis import strategies as st
 from support.lockstep import DRAFTED, OWN, VOCABULARY, LockstepRun, SetAside
+from support.processors import SPIES
 from vllm.v1.readiness import fences
 
 TOKENS = st.integers(0, VOCABULARY - 1)
@@ -82,7 +84,7 @@ class DrawnRun:
         self.thinking = markers is not None
         chance = random.Random(draw(st.integers(0, 1000)))
         often = draw(st.sampled_from([0.0, 0.2, 0.5, 0.8]))
-        processors = [None] if drafts else [None, None, "user", "plugin"]
+        processors = [None] if drafts else [None, None, *SPIES]
         self.lockstep = LockstepRun(
             draw(st.integers(0, 1000)),
             asynchronous,
@@ -231,6 +233,28 @@ def tally(number: int, count: int, asynchronous: bool, drafts: int) -> Counter[s
 
     draw_run()
     return outcomes
+
+
+@pytest.mark.parametrize("trimmed", [True, False])
+def test_a_run_in_which_stock_loses_a_prompt_is_set_aside(trimmed: bool) -> None:
+    """Stock corrects a cut output's length twice, and its new token lands in the prompt."""
+    lockstep = LockstepRun(drafts=2, trimmed=trimmed, twins=True)
+    cut = lockstep.add([1, 2, 3, 4], max_tokens=40, repetition_penalty=1.3)
+    lockstep.run(2)
+    lockstep.cuts[cut] = 40
+    lockstep.step()
+    # The next request to join has stock count the prompt's tokens anew.
+    lockstep.add([5, 6, 7], max_tokens=10)
+    with (
+        pytest.raises(SetAside, match=r"^stock's runner loses a prompt$")
+        if trimmed
+        else nullcontext()
+    ):
+        lockstep.run(2)
+    row = lockstep.ours.batch.req_id_to_index[cut]
+    held = [runner.batch.token_ids_cpu[row, :4].tolist() for runner in lockstep.runners]
+    assert ([1, 2, 3, 4] in held[:1]) is not trimmed
+    assert held[1:] == [[1, 2, 3, 4]] * 3
 
 
 @given(data=st.data())

@@ -22,7 +22,7 @@ from probe.records import Process
 from readiness.stand_ins import StandIns, together
 from vllm.v1.readiness import fences, probe, switch
 from vllm.v1.readiness.probe import methods, recorder
-from vllm.v1.readiness.probe.ring import Ring
+from vllm.v1.readiness.probe.files import RecordFile
 
 Work = Callable[[Any], None]
 FORK: Any = multiprocessing.get_context("fork")
@@ -34,10 +34,12 @@ class Child:
     Args:
         file: the path that it records to; its warnings are in ``file.log``.
         work: is called with the child's end of a pipe.
+        engine: the id of the engine that it is a process of; a real one inherits it.
     """
 
-    def __init__(self, file: Path, work: Work) -> None:
+    def __init__(self, file: Path, work: Work, engine: str = "an engine") -> None:
         self.file = file
+        self.engine = engine
         self.pipe, its = multiprocessing.Pipe()
         # A daemon, so that a test that fails does not leave one that waits for ever.
         self.process = FORK.Process(target=self._run, args=(work, its), daemon=True)
@@ -49,6 +51,7 @@ class Child:
         logger.addHandler(sink)
         logger.setLevel(logging.WARNING)
         os.environ[switch.PROBE] = str(self.file)
+        os.environ[switch.PROBE_ENGINE] = self.engine
         signal.signal(signal.SIGUSR2, signal.SIG_DFL)  # whatever the parent does with it
         probe.install()
         work(pipe)
@@ -187,7 +190,7 @@ def test_workers_that_wait_before_their_first_step_leave_the_cores_file_alone(fi
     core, *workers = children = [Child(file, load(rank)) for rank in (None, 0, 1)]
     for child in children:
         assert child.receive() == "loaded"
-    assert [path.name for path in file.parent.iterdir()] == ["file.log"]
+    assert [path.name for path in file.parent.iterdir()] == ["file.log"]  # and no lock
     for child, path in zip(children, paths, strict=True):
         child.pipe.send("step")
         assert child.receive() == "stepped"
@@ -208,7 +211,7 @@ def test_workers_that_wait_before_their_first_step_leave_the_cores_file_alone(fi
 
 def fail_to_write(pipe: Any) -> None:
     recorder.PERIOD = 0.05
-    write = Ring.write
+    write = RecordFile.write
     errors = [OSError("the disk is full"), RuntimeError("an error of the device")]
     tries: list[Exception] = []
 
@@ -222,17 +225,17 @@ def fail_to_write(pipe: Any) -> None:
 
     module: Any = SimpleNamespace(EngineCore=EngineCore)
     methods.watch_core(module)
-    Ring.write = fail  # type: ignore[method-assign, assignment]
+    RecordFile.write = fail  # type: ignore[method-assign, assignment]
     steps(1)
     for count in (1, 2, 3):
         until(lambda least=count: len(tries) >= least)  # type: ignore[misc]
         os.kill(os.getpid(), signal.SIGUSR2)
     until(lambda: len(tries) == 4)
     assert EngineCore().shutdown() == 5  # tried before it waits for its workers
-    Ring.write = write  # type: ignore[method-assign]
+    RecordFile.write = write  # type: ignore[method-assign]
     os.kill(os.getpid(), signal.SIGUSR2)
     until(Path(f"{os.environ[switch.PROBE]}.rank0").exists)
-    Ring.write = fail  # type: ignore[method-assign, assignment]
+    RecordFile.write = fail  # type: ignore[method-assign, assignment]
     pipe.send("written")
 
 
@@ -294,3 +297,29 @@ def test_a_fork_records_for_itself(file: Path) -> None:
     assert (child.steps(), child.steps(rank=1)) == (4, 2)
     last = child.written().of("sample_tokens")[2]
     assert last.ended < child.written(rank=1).header["started_ns"]
+
+
+def step_when_told(pipe: Any) -> None:
+    steps(2)
+    pipe.send("stepped")
+    pipe.recv()
+
+
+def test_an_engine_leaves_the_files_of_another_one_alone_while_that_runs(file: Path) -> None:
+    one = Child(file, step_when_told, "one")
+    one.receive()
+    one.signal()
+    until(Path(f"{file}.rank0").exists)
+    other = Child(file, step_when_told, "other")
+    other.receive()
+    other.signal()
+    until(lambda: "another engine records to" in other.log())
+    other.end()
+    assert one.written().header["engine"] == "one"
+    assert other.log().count("\n") == 1
+    one.end()
+    assert one.steps() == 2
+    third = Child(file, step_when_told, "third")  # the first has ended
+    third.receive()
+    third.end()
+    assert third.written().header["engine"] == "third"

@@ -1,19 +1,13 @@
-"""The ring buffer and its file: the newest records, each once, in order."""
+"""The ring buffer: the newest records, each once, in order."""
 
-import io
-import os
 import sys
 import threading
-import tracemalloc
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from probe import records
 from support import probes
 from vllm.v1.readiness.probe import ring as ring_module
 from vllm.v1.readiness.probe.ring import FIELDS, KINDS, Ring
@@ -140,95 +134,3 @@ def test_a_ring_overrun_while_it_is_read_gives_each_record_in_its_place(
     assert numbers == sorted(set(numbers))
     assert numbers[-16:] == list(range(max(0, ring.count - 16), ring.count))
     assert last == ring.count
-
-
-@given(st.integers(0, 100))
-def test_the_file_reads_back(tmp_path_factory: pytest.TempPathFactory, count: int) -> None:
-    path = tmp_path_factory.mktemp("ring") / "file.rank0"
-    ring = filled(count, 32)
-    ring.write(str(path), lambda: HEADER)
-    process = records.read(path)
-    assert process.label == "rank0"
-    assert process.header["records"] == min(count, 32)
-    assert process.header["lost"] == max(0, count - 32)
-    assert [span.began for span in process.spans] == list(range(max(0, count - 32), count))
-    assert [span.kind for span in process.spans] == [
-        KINDS[span.began % len(KINDS)] for span in process.spans
-    ]
-    assert all(span.length == 5 and span.step == span.began for span in process.spans)
-
-
-def test_a_whole_ring_is_written_in_small_pieces_and_copied_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A copy of all of it at once would stop every thread for milliseconds."""
-    ring = filled((1 << 15) + 1000, 1 << 15)
-    size = ring.capacity * 8 * len(FIELDS)
-    pieces = []
-
-    class Seen(io.FileIO):
-        def write(self, data: Any) -> int:
-            pieces.append(len(data))
-            return super().write(data)
-
-    monkeypatch.setattr(ring_module, "open", Seen, raising=False)
-    tracemalloc.start()
-    try:
-        ring.write(str(tmp_path / "file.rank0"), lambda: HEADER)
-        most = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert sum(pieces) > size
-    assert max(pieces) < 200_000
-    assert most < 1.2 * size
-    assert [s.step for s in records.read(tmp_path / "file.rank0").spans] == list(
-        range(1000, ring.count)
-    )
-
-
-def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    """A reader of the earlier file reads on in that."""
-    path = tmp_path / "file.rank0"
-    filled(3, 32).write(str(path), lambda: HEADER)
-    with path.open("rb") as before:
-        filled(9, 32).write(str(path), lambda: HEADER)
-        assert before.read() != path.read_bytes()
-    assert len(records.read(path).spans) == 9
-    assert [file.name for file in tmp_path.iterdir()] == ["file.rank0"]
-
-
-@pytest.mark.parametrize("failing", ["open", "write", "replace"])
-def test_a_write_that_fails_leaves_the_file_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
-) -> None:
-    path = tmp_path / "file.rank0"
-    filled(3, 32).write(str(path), lambda: HEADER)
-    before = path.read_bytes()
-    full = OSError(28, "No space left on device")
-
-    class Full:
-        def __init__(self, name: str, mode: str) -> None:
-            self.file = Path(name).open(mode)  # noqa: SIM115
-
-        def __enter__(self) -> "Full":
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            self.file.close()
-
-        def write(self, data: bytes) -> None:
-            self.file.write(data[: len(data) // 2])
-            raise full
-
-    def fail(*_: object) -> None:
-        raise full
-
-    if failing == "replace":
-        monkeypatch.setattr(os, "replace", fail)
-    else:
-        stand_in = Full if failing == "write" else fail
-        monkeypatch.setattr(ring_module, "open", stand_in, raising=False)
-    with pytest.raises(OSError, match="No space left"):
-        filled(9, 32).write(str(path), lambda: HEADER)
-    assert path.read_bytes() == before
-    assert [file.name for file in tmp_path.iterdir()] == ["file.rank0"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probe import records
+from probe import engines
 from readiness.stand_ins import StandIns, recorded, scheduled, together
 from support import probes
 from vllm.v1.readiness import fences
@@ -124,7 +124,7 @@ def test_each_process_has_a_file_of_its_own(
 ) -> None:
     StandIns(**parallel).step()
     assert recorded(file, label=label)
-    assert records._LABEL.fullmatch(label)
+    assert engines._LABEL.fullmatch(label)
 
 
 # Fences.
@@ -147,6 +147,47 @@ def test_a_fence_is_named_after_its_owner_or_the_function_that_waits(
     spans = recorded(file, "fence")
     assert [span.owner for span in spans] == ["thinking-budget", "update_async_output_token_ids"]
     assert all(span.length >= 0 for span in spans)
+
+
+class Pending(tuple[Any, ...]):
+    """A step that is sampled when the tokens of the step before are known."""
+
+    pending_structured_output_tokens = True
+
+
+def test_a_wait_for_tokens_that_a_grammar_needs_has_its_name(
+    stand_ins: StandIns, file: Path
+) -> None:
+    """The core waits in get_output where its worker is in the same process, or for another one."""
+    before = stand_ins.step(lambda: stand_ins.output("tokens"))
+    for kind in (Pending, tuple):
+        stand_ins.scheduler.kind = kind
+        stand_ins.scheduler.schedule()
+        stand_ins.runner.execute_model(
+            scheduled(result=lambda: fences.wait(stand_ins.event(), "history"))
+        )
+        before.get_output()
+        stand_ins.scheduler.update_from_output("output")
+        before = stand_ins.runner.sample_tokens(lambda: stand_ins.output("tokens"))
+    owners = [span.owner for span in recorded(file, "fence")]
+    assert owners == ["history", "grammars", "history", "get_output"]
+
+
+def test_a_core_without_a_worker_waits_for_a_grammar_until_it_takes_tokens_in(
+    stand_ins: StandIns, file: Path
+) -> None:
+    for kind in (Pending, tuple):
+        stand_ins.scheduler.kind = kind
+        stand_ins.scheduler.schedule()
+        stand_ins.scheduler.update_from_output("output")
+    spans = recorded(file, label="engine0")
+    assert [(span.kind, span.owner) for span in spans] == [
+        ("schedule", ""),
+        ("fence", "grammars"),
+        *(("update_from_output", ""), ("schedule", ""), ("update_from_output", "")),
+    ]
+    first, fence, update, *_ = spans
+    assert first.ended <= fence.began <= fence.ended <= update.began
 
 
 def test_waits_while_an_engine_starts_are_left_out(stand_ins: StandIns, file: Path) -> None:

@@ -309,3 +309,23 @@ def test_the_simulated_device_counts_waits_for_streams_and_copies_into_freed_mem
         assert device.strays == 1
     assert (torch.Event, torch.cuda.Stream, torch.cuda.stream, torch.Tensor.copy_) == before
     assert not has_events(CPU)
+
+
+def test_the_simulated_device_finds_an_upload_whose_source_is_written_again() -> None:
+    with installed(Device(cycling([]))) as device:
+        source, target = device.allocate(24).view(torch.int64), torch.zeros(3, dtype=torch.int64)
+        source.copy_(torch.arange(3), non_blocking=True)
+        target.copy_(source, non_blocking=True)  # behind the copy into its source
+        assert target.tolist() == [0, 1, 2]
+        event = torch.Event()
+        event.record()
+        event.synchronize()
+        source.fill_(5)
+        assert device.rewritten == device.stream_waits == 0
+        target.copy_(source, non_blocking=True)
+        source[2] = 6
+        torch.cuda.synchronize()
+        assert device.rewritten == device.stream_waits == 1
+        assert target.tolist() != [5, 5, 5]
+        target[:2].copy_(source[::2], non_blocking=True)  # not contiguous
+        assert device.stream_waits == 2

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -74,7 +75,11 @@ def test_a_batch_without_our_constructor_is_upstreams(
 
 def test_a_batch_of_another_class_is_left_alone(caplog_vllm: pytest.LogCaptureFixture) -> None:
     """Under an inherited runner, whose seams find it."""
-    batch = SimpleNamespace()  # which cannot be referenced weakly, either
+
+    class Unknown(SimpleNamespace):  # a name of its own: others' warnings come once a process
+        __slots__ = ()  # it cannot be referenced weakly, either
+
+    batch = Unknown()
     attached = live.of(batch)
     attached.begin_step()
     attached.cut("r0", 1)
@@ -83,7 +88,16 @@ def test_a_batch_of_another_class_is_left_alone(caplog_vllm: pytest.LogCaptureFi
     assert not attached.place(256)
     assert attached.outputs.readbacks is None
     assert live.of(batch) is attached
-    assert sum("SimpleNamespace does not" in r.getMessage() for r in caplog_vllm.records) == 1
+    assert sum("Unknown does not" in r.getMessage() for r in caplog_vllm.records) == 1
+
+
+def test_a_mock_is_left_alone() -> None:
+    """Upstream's own tests call runners' methods with mocks, which have every attribute."""
+    batch = mock.MagicMock()
+    attached = live.of(batch)
+    assert isinstance(attached, live.LiveBatch)
+    assert live.of(batch) is attached
+    assert attached.step_inputs.metadata.build(mock.MagicMock(), ()) is None
 
 
 def sampled(load: Any, logits: torch.Tensor) -> Any:

@@ -42,7 +42,7 @@ def simulate(_: Any, decisions: Sequence[int]) -> dict[str, int]:
         _device.decide = cycling(decisions)
         for stream in _device.streams:
             stream.finish()
-        names = ("copies", "stream_waits", "allocations", "strays")
+        names = ("copies", "stream_waits", "allocations", "strays", "rewritten")
         return {name: getattr(_device, name) for name in names}
 
 

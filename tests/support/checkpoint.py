@@ -5,6 +5,7 @@ requests share a batch.
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from demo.model import CONFIG, shapes, write
@@ -14,8 +15,13 @@ VOCABULARY = 1009
 SPREAD = 0.3
 
 
-def generate(directory: Path) -> Path:
-    """Write a Qwen2 with random weights, the same ones each time, unless it is there."""
+def generate(directory: Path, **fields: Any) -> Path:
+    """Write a Qwen2 with random weights, the same ones each time, unless it is there.
+
+    Args:
+        directory: of the checkpoint.
+        fields: further ones of its configuration, which change no weight's shape.
+    """
     checkpoint = directory / "model.safetensors"
     if checkpoint.exists():
         return directory
@@ -29,6 +35,6 @@ def generate(directory: Path) -> Path:
         name: torch.ones(shape) if "norm" in name else torch.randn(shape, generator=chance) * SPREAD
         for name, shape in shapes(CONFIG | changes).items()
     }
-    write(directory, **changes)
+    write(directory, **changes, **fields)
     save_file(weights, checkpoint, metadata={"format": "pt"})
     return directory

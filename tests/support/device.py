@@ -3,13 +3,16 @@
 It makes races deterministic that a real device shows only now and then. Computations run at
 once, on the CPU. A non-blocking copy into pinned memory is only queued, and its target holds
 :func:`poison` until the copy is executed. A read that is too early, from a buffer handed out
-twice, or behind the wrong event therefore returns an obviously wrong value.
+twice, or behind the wrong event therefore returns an obviously wrong value. So does a target of a
+non-blocking copy out of pinned memory that the host has written again before the copy is executed.
 
 - A copy on the default stream reads its source at the call: later writes to the source are
   launched later on the same stream.
 - A copy on another stream reads its source when it is executed, and keeps it alive only after
   ``record_stream``: a source that is overwritten or freed meanwhile gives wrong data. So does
   a source if the stream has not waited for the default stream since it was last entered.
+- A copy out of pinned memory takes effect at the call, for the computations behind it. When it is
+  executed, its source must be what it was. It stops the host if its source is not contiguous.
 - Operations of one stream are in order. Only ``wait_stream`` and ``wait_event`` order streams.
 - ``event.query()`` first lets the device make progress. The test supplies ``decide(n)``, which
   returns a number in ``range(n)``; 0 means no progress. ``synchronize()`` executes what the
@@ -109,6 +112,27 @@ class _Copy:
         return True
 
 
+class _Upload:
+    """A queued copy out of pinned memory, which has taken effect; see the module."""
+
+    def __init__(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        self.source = _Location.of(source)
+        self.target = _Location.of(target)
+        self.data = source.clone()
+
+    def reads(self) -> bool:
+        """Whether the device reads what was there at the call; wrong data arrives if not."""
+        source, target = self.source.tensor(), self.target.tensor()
+        same = source is None or torch.equal(_bytes(source), _bytes(self.data))
+        if not same and target is not None:
+            _copy(target, poison(self.data))
+        return same
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
+
+
 class Event:
     """A ``torch.Event`` of the simulated device."""
 
@@ -161,13 +185,13 @@ class Stream:
     device: ClassVar["Device"]
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        self.queue: deque[_Copy | tuple[Stream, int] | None] = deque()
+        self.queue: deque[_Copy | _Upload | tuple[Stream, int] | None] = deque()
         self.done = 0
         self.ordered = False
         with self.device.lock:
             self.device.streams.append(self)
 
-    def put(self, operation: "_Copy | tuple[Stream, int] | None") -> int:
+    def put(self, operation: "_Copy | _Upload | tuple[Stream, int] | None") -> int:
         """Queue an operation; the position after it."""
         self.queue.append(operation)
         return self.done + len(self.queue)
@@ -219,7 +243,7 @@ class Stream:
         for operation in list(self.queue)[: max(0, place - self.done)]:
             if isinstance(operation, _Copy):
                 operation.read()
-            elif operation is not None:
+            elif isinstance(operation, tuple):
                 operation[0].read(operation[1])
 
     def able(self) -> bool:
@@ -235,6 +259,8 @@ class Stream:
             operation = self.queue.popleft()
             if isinstance(operation, _Copy):
                 self.device.strays += not operation.arrive()
+            elif isinstance(operation, _Upload):
+                self.device.rewritten += not operation.reads()
             elif operation is not None:
                 operation[0].execute(operation[1])
             self.done += 1
@@ -252,11 +278,14 @@ class Device:
         stream_waits: number of waits of the host for a whole stream.
         allocations: number of allocations of pinned memory.
         strays: number of copies whose target was freed before they arrived.
+        rewritten: number of copies out of pinned memory whose source was written again before
+            they were executed.
     """
 
     def __init__(self, decide: Decide) -> None:
         self.decide = decide
         self.copies = self.stream_waits = self.allocations = self.strays = 0
+        self.rewritten = 0
         self.lock = threading.RLock()
         self.streams: list[Stream] = []
         self.Event = type("Event", (Event,), {"device": self})
@@ -315,9 +344,11 @@ class Device:
             return _copy(target, source, non_blocking)
         with self.lock:
             stream = self.current()
+            if into is None and non_blocking and source.is_contiguous():
+                self._upload(stream, target, source)
+                return target
             if into is None or not non_blocking or not target.is_contiguous():
-                # An upload is in the stream's order, but only a blocking copy stops the host.
-                self.stream_waits += not non_blocking or into is not None
+                self.stream_waits += 1
                 stream.finish()
                 return _copy(target, source)
             if target.numel():
@@ -330,6 +361,15 @@ class Device:
                 stream.put(copy)
                 self.copies += 1
             return target
+
+    def _upload(self, stream: Stream, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Queue a copy out of pinned memory, behind the stream's copies into that memory."""
+        storage = StorageWeakRef(source.untyped_storage())
+        if any(isinstance(each, _Copy) and each.memory.storage == storage for each in stream.queue):
+            stream.finish()
+        _copy(target, source)
+        if source.numel():
+            stream.put(_Upload(source, target))
 
     def _memory(self, tensor: Any) -> _Location | None:
         """The location of a tensor's bytes; None if it is not in pinned memory."""

@@ -3,11 +3,10 @@
 from typing import Any
 
 
-class EngineStats:
-    """Counts of what an engine's scheduler decides and its worker hands over."""
+class ScheduleStats:
+    """Counts of what an engine's scheduler decides, in this process."""
 
     def __init__(self, engine: Any) -> None:
-        self.engine = engine
         self.preempted = self.resumed = self.chunks = self.steps = 0
         scheduler = engine.engine_core.engine_core.scheduler
         self.scheduler = type(scheduler).__name__
@@ -24,19 +23,30 @@ class EngineStats:
             return output
 
         scheduler.schedule = counted
-        engine.collective_rpc(_count_unready)
 
     def to_json(self) -> dict[str, Any]:
         """Return the scheduler's class, and the counts."""
-        (unready,) = self.engine.collective_rpc(_unready)
         return {
             "scheduler": self.scheduler,
             "steps": self.steps,
             "preempted": self.preempted,
             "resumed": self.resumed,
             "prefill chunks": self.chunks,
-            "outputs handed over unready": unready,
         }
+
+
+class EngineStats(ScheduleStats):
+    """Counts of what an engine's scheduler decides and its worker hands over."""
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine)
+        self.engine = engine
+        engine.collective_rpc(_count_unready)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the scheduler's class, and the counts."""
+        (unready,) = self.engine.collective_rpc(_unready)
+        return {**super().to_json(), "outputs handed over unready": unready}
 
 
 def _count_unready(worker: Any) -> None:

@@ -26,6 +26,10 @@ OVERLAID = {
     "vllm/v1/two.py": b"# changed\ndef f():\n    return 1\n\n\nG = f()",
 }
 OURS = {"vllm/v1/readiness/__init__.py": b'"""Ours."""\n', "vllm/v1/readiness/a.py": b"X = 1\n"}
+#: The made release: no other file of these tests depends on its number.
+RELEASE = "0.22.0"
+INFO = f"vllm-{RELEASE}.dist-info"
+METADATA = f"Metadata-Version: 2.4\nName: vllm\nVersion: {RELEASE}\n\ntext\n"
 HEADER = "".join(f"{name}: text\n" for name in FIELDS)
 
 
@@ -57,7 +61,7 @@ def overlay(
     for name, data in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
-    empty = pin.Pin("0.22.0", version, {}, {}, {})
+    empty = pin.Pin(RELEASE, version, {}, {}, {})
     expected = expected_pin(root, empty, Series.load(root / "patches"), pristine.__getitem__)
     (root / pin.NAME).write_text(expected.dumps())
     return Overlay.load(root)
@@ -65,12 +69,11 @@ def overlay(
 
 def install(site: Path, pristine: Mapping[str, bytes] = PRISTINE) -> Path:
     """Write the synthetic vLLM into ``site``, with the RECORD an installer writes."""
-    info = "vllm-0.22.0.dist-info"
     files = {
         "vllm/__init__.py": b"",
         "vllm/v1/__init__.py": b"",
         **pristine,
-        f"{info}/METADATA": b"Metadata-Version: 2.4\nName: vllm\nVersion: 0.22.0\n\ntext\n",
+        f"{INFO}/METADATA": METADATA.encode(),
     }
     rows = ""
     for path, data in files.items():
@@ -78,7 +81,7 @@ def install(site: Path, pristine: Mapping[str, bytes] = PRISTINE) -> Path:
         (site / path).write_bytes(data)
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
         rows += f"{path},sha256={digest},{len(data)}\n"
-    (site / info / "RECORD").write_text(rows + f"{info}/RECORD,,\n")
+    (site / INFO / "RECORD").write_text(rows + f"{INFO}/RECORD,,\n")
     return site
 
 

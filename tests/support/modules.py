@@ -16,6 +16,7 @@ import pytest
 from support.sites import OVERLAY, UPSTREAM
 
 INPUT_BATCH = "vllm/v1/worker/gpu_input_batch.py"
+BLOCK_TABLE = "vllm/v1/worker/block_table.py"
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 SAMPLER = "vllm/v1/sample/sampler.py"
 REJECTION_SAMPLER = "vllm/v1/sample/rejection_sampler.py"
@@ -40,8 +41,10 @@ def overlaid(path: str) -> Any:
     # In upstream's package, so that its relative imports work.
     package, _, stem = _name(path).rpartition(".")
     module = _load(f"{package}.overlaid_{stem}", file)
-    if path == INPUT_BATCH:  # it imports upstream's, which lacks our field
-        module.SamplingMetadata = overlaid(METADATA).SamplingMetadata  # type: ignore[attr-defined]
+    if path == INPUT_BATCH:  # it imports upstream's, which lack our fields
+        own: Any = module
+        own.SamplingMetadata = overlaid(METADATA).SamplingMetadata
+        own.MultiGroupBlockTable = overlaid(BLOCK_TABLE).MultiGroupBlockTable
     return module
 
 

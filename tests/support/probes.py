@@ -36,6 +36,8 @@ def header(count: int, **changes: Any) -> dict[str, Any]:
         "label": "rank0",
         "pid": 7,
         "boot": "this host's",
+        "engine": "an engine",
+        "workers": [],
         "thread": MAIN,
         "owners": OWNERS,
         "vllm": "0.22.0",

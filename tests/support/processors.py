@@ -51,3 +51,39 @@ class Spy(ForbidLatest):
 
     def _given(self) -> dict[int, list[int]]:
         return {row: list(output) for row, output in self.outputs.items()}
+
+
+class OlderSpy(Spy):
+    """Reads all but each request's newest token, and says so."""
+
+    readiness_reads = "older"
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Forbid the two tokens before each row's newest."""
+        self.seen.append(self._given())
+        for row, output in self.seen[-1].items():
+            logits[row, output[-2:]] = -torch.inf
+        return logits
+
+    def _given(self) -> dict[int, list[int]]:
+        return {row: output[:-1] for row, output in self.outputs.items()}
+
+
+class LengthSpy(Spy):
+    """Reads how many tokens each request has, and says so."""
+
+    readiness_reads = "none"
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Forbid a token by how many there are."""
+        self.seen.append(self._given())
+        for row, output in self.outputs.items():
+            logits[row, len(output) % logits.shape[-1]] = -torch.inf
+        return logits
+
+    def _given(self) -> dict[int, list[int]]:
+        return {row: [len(output)] for row, output in self.outputs.items()}
+
+
+#: By the name of a lockstep run's processor.
+SPIES = {"user": Spy, "plugin": Spy, "older": OlderSpy, "none": LengthSpy}

@@ -21,7 +21,9 @@ REPO = Path(__file__).resolve().parents[2]
 OVERLAY = Overlay.load(REPO)
 UPSTREAM = Path(vllm.__file__).parents[1]
 VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
-INFO = next(UPSTREAM.glob("vllm*-0.22.0.dist-info")).name
+#: The release that the overlay is for; tests name no other unless its number is the point.
+RELEASE = OVERLAY.pin.release
+INFO = next(UPSTREAM.glob(f"vllm*-{RELEASE}.dist-info")).name
 
 #: Variables of a shell that the tool reads.
 AMBIENT = ("VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "PYTHONPATH", "FORCE")

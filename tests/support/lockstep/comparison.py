@@ -55,3 +55,19 @@ def compare_twins(run: "LockstepRun") -> None:
         assert (ends == theirs.num_tokens_no_spec[: mine.num_reqs]).all()
         for row, end in enumerate(ends):
             assert (mine.token_ids_cpu[row, :end] == theirs.token_ids_cpu[row, :end]).all()
+
+
+def prompt_is_lost(stock: "RunnerUnderTest", ours: "RunnerUnderTest") -> bool:
+    """Return whether stock holds placeholders in place of a prompt's tokens, and ours does not.
+
+    Where a runner trims drafts, stock corrects an output's length once as the scheduler says and
+    once more by the rejected drafts. If the output was cut, it then ends within the prompt.
+    """
+
+    def lost(runner: "RunnerUnderTest", req_id: str) -> bool:
+        row = runner.batch.req_id_to_index.get(req_id)
+        if row is None:
+            return False
+        return -1 in runner.batch.token_ids_cpu[row, : runner.batch.num_prompt_tokens[row]]
+
+    return any(lost(stock, r) and not lost(ours, r) for r in stock.batch.req_ids)

@@ -22,10 +22,11 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu.pool.late_interaction_runner import LateInteractionRunner
 
 from support import modules
+from support.lockstep import inputs
 from support.lockstep.copies import Arrives, SimulatedCopy
 from support.lockstep.model import constrain, draw_kept_drafts, draw_logits
 from support.lockstep.scheduler import BLOCK, VOCABULARY
-from support.processors import Spy
+from support.processors import SPIES, Spy
 
 if TYPE_CHECKING:
     from support.lockstep.run import LockstepRun
@@ -47,6 +48,8 @@ class RunnerUnderTest:
     Attributes:
         logits: the step's logits after penalties and processors, in order.
         sampled: the step's sampler output.
+        logits_indices: int32 [rows], where the step's logits are; None with drafts, with which
+            inputs are not prepared.
         waits: number of times that sampling waited for a copy that had not arrived.
         spy: the user's logits processor, if the run has one.
     """
@@ -99,6 +102,7 @@ class RunnerUnderTest:
         self.runner = self._runner(runner_module)
         self.last: SimulatedCopy | None = None
         self.sampled: Any = None
+        self.logits_indices: torch.Tensor | None = None
         self.waits = 0
 
     @property
@@ -138,7 +142,7 @@ class RunnerUnderTest:
         fixed = self.lockstep.switch != "-plugin-processors" and self.lockstep.own != "batch"
         if self.lockstep.processor == "plugin":
             return fixed and not self.overlaid
-        return self.lockstep.processor == "user"
+        return self.lockstep.processor is not None
 
     def _logitsprocs(self) -> Any:
         config = SimpleNamespace(
@@ -150,7 +154,7 @@ class RunnerUnderTest:
             for kind in (MinTokensLogitsProcessor, LogitBiasLogitsProcessor)
         ]
         if self.lockstep.processor is not None:
-            self.spy = Spy(config, torch.device("cpu"), False)
+            self.spy = SPIES[self.lockstep.processor](config, torch.device("cpu"), False)
             processors.append(self.spy)
         return LogitsProcessors(processors)
 
@@ -180,13 +184,8 @@ class RunnerUnderTest:
             num_spec_tokens=lockstep.drafts,
             use_async_scheduling=lockstep.asynchronous,
             use_async_spec_decode=lockstep.asynchronous and lockstep.drafts > 0,
-            prev_num_draft_tokens=SimpleNamespace(np=np.zeros(lockstep.max_num_seqs, np.int32)),
-            kv_cache_config=SimpleNamespace(kv_cache_groups=["one"]),
             reorder_batch_threshold=lockstep.reorder_threshold,
-            discard_request_mask=SimpleNamespace(
-                np=np.zeros(lockstep.max_num_seqs, bool),
-                gpu=torch.zeros(lockstep.max_num_seqs, dtype=torch.bool),
-            ),
+            **inputs.buffers(lockstep),
             routed_experts_initialized=False,
             sampled_token_ids_pinned_cpu=torch.empty((lockstep.max_num_seqs, 1), dtype=torch.int64),
             transfer_event=SimpleNamespace(record=lambda: None, synchronize=lambda: None),
@@ -218,11 +217,14 @@ class RunnerUnderTest:
         corrections = runner._update_states(scheduled)
         self.inspect(scheduled)
         count = batch.num_reqs
-        scheduled_tokens = np.array([scheduled.num_scheduled_tokens[r] for r in batch.req_ids])
-        lengths = batch.num_computed_tokens_cpu[:count] + scheduled_tokens
-        known = np.array([runner.requests[r].num_tokens for r in batch.req_ids])
-        runner.discard_request_mask.np[:count] = lengths < known
-        runner.discard_request_mask.gpu[:count] = torch.from_numpy(lengths < known)
+        lengths = [scheduled.num_scheduled_tokens[r] for r in batch.req_ids]
+        if lockstep.drafts:
+            ends = batch.num_computed_tokens_cpu[:count] + np.array(lengths)
+            known = np.array([runner.requests[r].num_tokens for r in batch.req_ids])
+            runner.discard_request_mask.np[:count] = ends < known
+            runner.discard_request_mask.copy_to_gpu(count)
+        else:
+            self.logits_indices, _ = runner._prepare_inputs(scheduled, np.array(lengths, np.int32))
         drafts = self._drafts(scheduled)
         if corrections is not None:
             corrections()
@@ -271,12 +273,12 @@ class RunnerUnderTest:
         if not spec:
             return None
         ids = []
+        # No drafts were proposed for a request that the last step did not sample.
+        sampled = self.batch.prev_req_id_to_index or ()
         for req_id in self.batch.req_ids:
             tokens = list(spec.get(req_id, ()))
-            if tokens and self.lockstep.asynchronous:
-                # No drafts were proposed for a request that was not in the last step.
-                proposed = self.lockstep.proposed.get(req_id, [-1] * len(tokens))
-                tokens = proposed[: len(tokens)]
+            if tokens and self.lockstep.asynchronous and req_id in sampled:
+                tokens = self.lockstep.proposed.get(req_id, tokens)[: len(tokens)]
             ids.append(tokens)
         metadata = SpecDecodeMetadata.make_dummy(ids, torch.device("cpu"))
         counts = torch.tensor([len(tokens) for tokens in ids])

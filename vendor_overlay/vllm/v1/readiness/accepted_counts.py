@@ -15,6 +15,11 @@ Here the device has an array of its own, and the count of a request that is left
 (https://github.com/vllm-project/vllm/issues/45100, 51571)
 """
 
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states_after_model_execute
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_inputs
+# mirrors: vllm.v1.worker.gpu_input_batch:InputBatch.swap_states
+# mirrors: vllm.v1.worker.gpu_input_batch:InputBatch.condense
+
 from typing import TYPE_CHECKING
 
 import numpy as np

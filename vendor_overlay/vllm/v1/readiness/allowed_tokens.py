@@ -7,6 +7,9 @@ leaves the original for the next request, which may not ask for a mask of its ow
 (https://github.com/vllm-project/vllm/issues/43894)
 """
 
+# mirrors: vllm.v1.worker.gpu_input_batch:InputBatch.swap_states
+# mirrors: vllm.v1.worker.gpu_input_batch:InputBatch.condense
+
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:

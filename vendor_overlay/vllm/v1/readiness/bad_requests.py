@@ -17,6 +17,10 @@ Here ``min_tokens`` is lowered to what fits, as the length would end the request
 others are refused with an error of their own.
 """
 
+# mirrors: vllm.v1.engine.input_processor:InputProcessor.process_inputs
+# mirrors: vllm.v1.engine.input_processor:InputProcessor._validate_params
+# mirrors: vllm.v1.engine.input_processor:InputProcessor._validate_model_inputs
+
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError

@@ -13,6 +13,13 @@ Off CUDA, PyTorch operations serve all rows at once, and a slot is only a tail; 
 ``bad_words_torch``.
 """
 
+# mirrors: vllm.v1.sample.ops.bad_words:apply_bad_words
+# mirrors: vllm.v1.sample.ops.bad_words:apply_bad_words_with_drafts
+# mirrors: vllm.v1.sample.ops.bad_words:_apply_bad_words_single_batch
+# mirrors: vllm.v1.sample.ops.bad_words:_SMALLEST_LOGIT
+# mirrors: vllm.v1.sample.sampler:Sampler.apply_logits_processors
+# mirrors: vllm.v1.sample.rejection_sampler:RejectionSampler.apply_logits_processors
+
 from typing import TYPE_CHECKING
 
 import numpy as np

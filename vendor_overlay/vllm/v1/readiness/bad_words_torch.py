@@ -5,6 +5,11 @@ depends on neither rows nor words, and none of them waits for the device. The in
 operations use are computed on the host, when the batch or the number of drafts changes.
 """
 
+# mirrors: vllm.v1.sample.ops.bad_words:apply_bad_words
+# mirrors: vllm.v1.sample.ops.bad_words:apply_bad_words_with_drafts
+# mirrors: vllm.v1.sample.ops.bad_words:_apply_bad_words_single_batch
+# mirrors: vllm.v1.sample.ops.bad_words:_SMALLEST_LOGIT
+
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple

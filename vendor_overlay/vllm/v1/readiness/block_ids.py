@@ -6,6 +6,9 @@ engine's memory grows by eight bytes a block. The objects are frozen and counted
 so this looks like fragmentation. (https://github.com/vllm-project/vllm/issues/44175)
 """
 
+# mirrors: vllm.v1.core.kv_cache_manager:KVCacheManager.take_new_block_ids
+# mirrors: vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager.take_new_block_ids
+
 from typing import TYPE_CHECKING
 
 from vllm.v1.readiness import features, subclasses, switch

@@ -8,6 +8,9 @@ on the device, and nobody waits.
 (https://github.com/vllm-project/vllm/issues/53665)
 """
 
+# mirrors: vllm.v1.core.sched.utils:check_stop
+# mirrors: vllm.v1.sample.logits_processor.builtin:MinTokensLogitsProcessor
+
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple

@@ -9,6 +9,9 @@ Its sampler for CPUs also ignores all seeds unless every row of the batch has on
 what a seed gives depends on the other requests. Here each row with a seed uses it.
 """
 
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync
+# mirrors: vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_cpu
+
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 

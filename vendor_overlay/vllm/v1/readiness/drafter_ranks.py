@@ -8,6 +8,9 @@ ranks draft, or run the drafter in a dummy batch. They wait for ever.
 Here a rank that does not draft runs the drafter once on a dummy token, as idle ranks do.
 """
 
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._dummy_run
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens
+
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:

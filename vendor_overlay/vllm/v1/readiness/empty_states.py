@@ -9,6 +9,9 @@ Here such a request's state is zeroed first, as it is where nobody has had the b
 then computes what it should.
 """
 
+# mirrors: vllm.v1.attention.backends.gdn_attn:GDNAttentionMetadataBuilder.build
+# mirrors: vllm.v1.attention.backends.linear_attn:LinearAttentionMetadataBuilder.build
+
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 

@@ -4,6 +4,8 @@
 this file. A verb means the same in every module.
 """
 
+# mirrors: nothing
+
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:

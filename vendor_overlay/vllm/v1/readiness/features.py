@@ -4,6 +4,8 @@ A feature gives the outputs that stock gives, bit for bit. A fix changes outputs
 stock's are wrong.
 """
 
+# mirrors: nothing
+
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
@@ -13,6 +15,13 @@ THINKING_BUDGET = "thinking-budget"
 PENALTIES = "penalties"
 BAD_WORDS = "bad-words"
 SAMPLER_COPIES = "sampler-copies"
+STEP_INPUTS = "step-inputs"
+BLOCK_TABLES = "block-tables"
+ROPE_POSITIONS = "rope-positions"
+INPUT_IDS = "input-ids"
+SEEDS = "seeds"
+LOGPROBS = "logprobs"
+GRAMMARS = "grammars"
 ACCEPTED_COUNTS = "accepted-counts"
 ALLOWED_TOKENS = "allowed-tokens"
 CLOSED_GRAMMARS = "closed-grammars"
@@ -49,6 +58,13 @@ FEATURES: Mapping[str, str] = MappingProxyType(
         PENALTIES: "penalties from counts on the device; no cost grows with the output",
         BAD_WORDS: "bad words matched and masked on the device; nothing waits",
         SAMPLER_COPIES: "logits are copied and converted only where something changes them",
+        STEP_INPUTS: "decode steps of an unchanged batch are advanced in place",
+        BLOCK_TABLES: "a step sends the block ids that have changed, and maps no slots in vain",
+        ROPE_POSITIONS: "positions of several dimensions are sent without a wait",
+        INPUT_IDS: "input ids and drafts are placed for the whole batch, with one upload",
+        SEEDS: "all requests with a seed are drawn by one launch, with torch's bits",
+        LOGPROBS: "logprobs are made for the output that shows them; tokens decoded once",
+        GRAMMARS: "masks of rows with a grammar alone are sent, and nothing waits",
     }
 )
 

@@ -4,6 +4,8 @@ A fence is a wait for one event. Its owner is the consumer that needs a value on
 that the device has not delivered yet; nothing else may wait.
 """
 
+# mirrors: nothing
+
 import threading
 import time
 from collections import Counter
@@ -17,6 +19,7 @@ from vllm.v1.readiness import features
 HISTORY = features.HISTORY
 PENALTIES = features.PENALTIES
 BAD_WORDS = features.BAD_WORDS
+GRAMMARS = features.GRAMMARS
 THINKING_BUDGET = features.THINKING_BUDGET
 LOGITS_PROCESSORS = "logits-processors"
 MIN_TOKENS = "min-tokens"

@@ -20,6 +20,8 @@ features of :class:`~vllm.v1.readiness.live.LiveBatch`. Those of the scheduler, 
 the KV cache have no batch, and ask the switch themselves.
 """
 
+# mirrors: nothing
+
 from typing import TYPE_CHECKING
 
 from vllm.v1.readiness import drafter_ranks, features, prompt_logits, undrafted_rows

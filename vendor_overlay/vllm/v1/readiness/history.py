@@ -11,9 +11,15 @@ newest step is settled only for a consumer that needs its tokens on the host, wh
 them by name. What the host can read thus depends on the schedule alone, never on when a copy
 arrives.
 
+While a batch decodes unchanged (see ``step_inputs``) and nothing on the host reads its tokens,
+several steps are settled at once: at the latest when the batch changes.
+
 A request that leaves the batch takes its tokens in flight with it, as in upstream: if it
 comes back, the scheduler sends its output along.
 """
+
+# mirrors: vllm.v1.worker.gpu_input_batch:InputBatch.update_async_output_token_ids
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -32,6 +38,8 @@ if TYPE_CHECKING:
 
 #: Stands for a token that has been sampled and not read back.
 PLACEHOLDER = -1
+#: Steps of an unchanged batch that are settled at once.
+LAG = 16
 
 
 class LiveRows(list["list[int] | None"]):
@@ -111,6 +119,10 @@ class History(Feature):
         self.in_flight: deque[Step] = deque()
         self.arrived: Callable[[list[int], list[int] | None], None] | None = None
         self._requests = requests
+        self._all_rows = np.arange(batch.max_num_reqs)
+        #: See :meth:`_whole`.
+        self._lists: list[list[int]] = []
+        self._lists_of: SamplingMetadata | None = None
         #: Whether the batch is updated for the step after the newest in flight.
         self._updated = False
         #: Whether :meth:`begin_step` was called for the step that is not prepared yet, and
@@ -119,15 +131,31 @@ class History(Feature):
         #: Whether outputs may have been cut without a call of :meth:`cut`.
         self._cuts_may_be_missed = False
 
-    def begin_step(self) -> None:
+    def begin_step(self, unchanged: bool = False) -> None:
         """Settle all steps but the newest, before the batch changes for a step.
 
         The scheduler usually asks for a step when it has seen the tokens of the one before the
         last. Only ranks that return no tokens, and pipelines of three or more stages whose
         requests run in every step, may have to wait.
+
+        Args:
+            unchanged: steps may be settled later; :meth:`settle_older` is called before the
+                batch changes.
         """
-        self.settle_older(fences.HISTORY)
+        if not unchanged or len(self.in_flight) > LAG or not self._may_lag():
+            self.settle_older(fences.HISTORY)
         self._begun = True
+
+    def _may_lag(self) -> bool:
+        """Whether nothing reads tokens on the host, and what is in flight takes little memory."""
+        metadata = self.batch.sampling_metadata
+        return not (
+            self.num_spec_tokens
+            or self.arrived is not None
+            or self.batch.logitsprocs_need_output_token_ids
+            or metadata.max_num_logprobs is not None
+            or metadata.logprob_token_ids
+        )
 
     def prepare(self) -> bool:
         """Note that the runner is about to sample a step.
@@ -152,7 +180,7 @@ class History(Feature):
         """
         batch = self.batch
         indices = batch.prev_req_id_to_index or {}
-        rows = np.fromiter(indices.values(), np.intp, len(indices))
+        rows = self._rows(indices, batch.num_reqs)
         columns = batch.num_tokens_no_spec[rows]
         assert not len(rows) or columns.max() < max_model_len, (
             f"A sampled token would be number {columns.max() + 1} of its request, which may "
@@ -168,9 +196,9 @@ class History(Feature):
             batch.token_ids_cpu[rows, columns] = PLACEHOLDER
         batch.is_token_ids[rows, columns] = True
         batch.num_tokens_no_spec[rows] = columns + 1
-        outputs = batch.req_output_token_ids
-        for row in indices.values():
-            outputs[row].append(PLACEHOLDER)
+        whole = len(indices) == batch.num_reqs
+        for output in self._whole() if whole else self._outputs(indices.values()):
+            output.append(PLACEHOLDER)
 
     def expect(self, tokens: torch.Tensor, event: torch.Event) -> None:
         """Note the tokens of a step that are on their way; see :class:`Step`."""
@@ -234,10 +262,14 @@ class History(Feature):
 
     def _settle_to(self, left: int, owner: str) -> None:
         """Settle steps, oldest first, until ``left`` remain."""
+        steps = []
         while len(self.in_flight) > left:
             step = self.in_flight.popleft()
             if step.rows:
                 fences.wait(step.event, owner)
+                steps.append(step)
+        if len(steps) < 2 or not self._write_together(steps):
+            for step in steps:
                 self._write(step)
 
     @property
@@ -266,7 +298,7 @@ class History(Feature):
         batch = self.batch
         if self._cuts_may_be_missed:
             self._drop_cut(step, step.columns)
-        sources = np.fromiter(step.rows.values(), np.intp, len(step.rows))
+        sources = self._rows(step.rows, len(step.tokens))
         rows = sources
         if step.metadata is not batch.sampling_metadata:
             rows = np.fromiter(
@@ -275,13 +307,50 @@ class History(Feature):
         columns = step.columns[sources]
         tokens = step.tokens.numpy()[sources, 0]
         batch.token_ids_cpu[rows, columns] = tokens
-        outputs = batch.req_output_token_ids
         positions = (columns - batch.num_prompt_tokens[rows]).tolist()
         written, ids = rows.tolist(), tokens.tolist()
-        for row, position, token in zip(written, positions, ids, strict=True):
-            outputs[row][position] = token
+        for output, position, token in zip(self._outputs(written), positions, ids, strict=True):
+            output[position] = token
         if self.arrived is not None:
             self.arrived(written, ids)
+
+    def _write_together(self, steps: list[Step]) -> bool:
+        """Settle steps of an unchanged batch; False if they must be settled one by one."""
+        batch, count = self.batch, len(steps[0].tokens)
+        for step in steps:
+            if step.metadata is not batch.sampling_metadata or len(step.rows) != count:
+                return False
+        columns = [step.columns for step in steps if step.columns is not None]
+        if self.arrived is not None or len(columns) < len(steps):
+            return False
+        places = np.stack(columns, axis=1)
+        if (np.diff(places) != 1).any():  # an output was cut
+            return False
+        tokens = np.stack([step.tokens.numpy()[:, 0] for step in steps], axis=1)
+        batch.token_ids_cpu[self._all_rows[:count, None], places] = tokens
+        starts = (places[:, 0] - batch.num_prompt_tokens[:count]).tolist()
+        outputs = batch.req_output_token_ids[:count]
+        for output, start, new in zip(outputs, starts, tokens.tolist(), strict=True):
+            output[start : start + len(new)] = new
+        return True
+
+    def _outputs(self, rows: Iterable[int]) -> Iterable[list[int]]:
+        """Return the output lists of some rows."""
+        return map(self.batch.req_output_token_ids.__getitem__, rows)
+
+    def _whole(self) -> list[list[int]]:
+        """Return the output list of each row; kept until a row gets another request."""
+        metadata = self.batch.sampling_metadata
+        if metadata is not self._lists_of:
+            self._lists_of = metadata
+            self._lists = self.batch.req_output_token_ids[: self.batch.num_reqs]
+        return self._lists
+
+    def _rows(self, named: Mapping[str, int], count: int) -> np.ndarray:
+        """Return these rows out of ``count``, which are in order."""
+        if len(named) == count:
+            return self._all_rows[:count]
+        return np.fromiter(named.values(), np.intp, len(named))
 
     def _drop_cut(self, step: Step, columns: np.ndarray) -> None:
         """Drop the tokens whose placeholders are gone, because an output was cut."""

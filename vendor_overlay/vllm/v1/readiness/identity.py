@@ -1,5 +1,7 @@
 """The identity of this overlay, computed from the installed files."""
 
+# mirrors: nothing
+
 import hashlib
 from pathlib import Path
 

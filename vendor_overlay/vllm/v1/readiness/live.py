@@ -19,19 +19,26 @@ host_needs_drafts      runner._sample                before draft tokens are wai
 observe_sampled        runner.sample_tokens          after sampling
 place                  runner._bookkeeping_sync      in place of writing placeholders
 expect                 InputBatch, async tokens      a step's tokens are on their way
+choose_slots           runner.initialize_kv_cache    the KV cache groups are known
+lose_block_tables      runner.post_kv_cache_wake_up  the device's memory was given back
+send_positions         runner._prepare_inputs        in place of sending RoPE's positions
 =====================  ============================  =======================================
 
-Some fixes have verbs of their own, which :class:`~vllm.v1.readiness.fixes.Fixes` adds.
+Some fixes have verbs of their own, which :class:`~vllm.v1.readiness.fixes.Fixes` adds. Those by
+which the runner prepares a step's inputs are :class:`~vllm.v1.readiness.input_ids.InputIds`'.
 
 The samplers find the live batch by the metadata that they are given, and call the modules of
 their features: ``penalties.take``, ``bad_words.take``, ``thinking_budget.reads_lists`` and
-``sampler_copies``. The runner has a second door, :mod:`~vllm.v1.readiness.outputs`: values
-that are only shown to people pass through it, under any schedule, and for pooling models,
-which have no history. Model Runner V2 has one seam, in its sampler, for
-:mod:`~vllm.v1.readiness.sampler_copies_mrv2`.
+``sampler_copies``; ``seeds`` knows the batch by its generators. The runner has a second door,
+:mod:`~vllm.v1.readiness.outputs`: values that are only shown to people pass through it, under
+any schedule, and for pooling models, which have no history. Model Runner V2 has one seam, in its
+sampler, for :mod:`~vllm.v1.readiness.sampler_copies_mrv2`.
 """
 
+# mirrors: nothing
+
 from contextlib import suppress
+from functools import partial
 from operator import is_
 from sys import modules
 from typing import TYPE_CHECKING, TypeVar
@@ -40,10 +47,15 @@ from weakref import proxy
 import torch
 from vllm.logger import init_logger
 from vllm.v1.readiness import (
+    block_tables,
     closed_grammars,
     features,
+    fences,
     readers,
+    rope_positions,
     sampler_copies,
+    seeds,
+    slot_mappings,
     subclasses,
     switch,
     thinking_fixes,
@@ -51,11 +63,14 @@ from vllm.v1.readiness import (
 from vllm.v1.readiness.bad_words import BadWords
 from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.fixes import Fixes
+from vllm.v1.readiness.grammars import Grammars
 from vllm.v1.readiness.history import History, LiveRows
+from vllm.v1.readiness.input_ids import InputIds
 from vllm.v1.readiness.outputs import Outputs
 from vllm.v1.readiness.penalties import Penalties
 from vllm.v1.readiness.row_state import RowState
 from vllm.v1.readiness.slots import Slots
+from vllm.v1.readiness.step_inputs import StepInputs
 from vllm.v1.readiness.stop_tokens import StopTokens
 from vllm.v1.readiness.thinking_budget import ThinkingBudget
 
@@ -69,6 +84,8 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 T = TypeVar("T", bound=Feature)
+#: The verbs that a step may call for each request or row, or that few features have.
+_VERBS = ("add_request", "remove_request", "move_row", "swap_rows", "observe_sampled")
 
 
 def attach(batch: "InputBatch", num_spec_tokens: int) -> None:
@@ -78,7 +95,7 @@ def attach(batch: "InputBatch", num_spec_tokens: int) -> None:
 
 def of(batch: "InputBatch") -> "LiveBatch":
     """Return a batch's live batch; one with everything off if its class attached none."""
-    return subclasses.attached(batch, lambda: LiveBatch(batch, 0, frozenset()))
+    return subclasses.attached(batch, LiveBatch, lambda: LiveBatch(batch, 0, frozenset()))
 
 
 class LiveBatch(Fixes):
@@ -93,7 +110,11 @@ class LiveBatch(Fixes):
 
     Attributes:
         outputs: the runner's outputs; the second door.
-        history, penalties, bad_words, thinking: None if off.
+        step_inputs: the inputs of decode steps; a door of the runner.
+        block_tables: None if off.
+        inputs: the feature ``input-ids``, which the runner calls as it prepares a step's inputs.
+        grammars: the feature ``grammars``, which the runner calls before it samples.
+        history, penalties, bad_words, thinking, seeds: None if off.
     """
 
     def __init__(
@@ -105,12 +126,18 @@ class LiveBatch(Fixes):
         super().__init__(batch, num_spec_tokens, on)
         self.rows = LiveRows(self)
         self.outputs = Outputs(batch, num_spec_tokens, features.READBACK in on)
+        tables = batch.block_table if features.BLOCK_TABLES in on else None
+        self.block_tables = block_tables.attach(tables)
         row_state = RowState(batch) if features.ROW_STATE in on else None
         if on and batch.is_pooling_model:
             on = frozenset()
+        self.step_inputs = StepInputs(batch, features.STEP_INPUTS in on)
         if on:
+            readers.check_declarations(batch)
             on = readers.count_plugin_processors(batch, on)
             thinking_fixes.mend(batch, on)
+        self.inputs = InputIds(features.INPUT_IDS in on)
+        self.grammars = Grammars(batch, num_spec_tokens, features.GRAMMARS in on)
         if features.CLOSED_GRAMMARS in on:
             closed_grammars.follow(batch)
         stop_tokens = StopTokens(batch) if features.STOP_TOKENS in on else None
@@ -125,6 +152,7 @@ class LiveBatch(Fixes):
         self.bad_words: BadWords | None = None
         if features.HISTORY in on:
             self.history = History(batch, num_spec_tokens, self._requests)
+            self.step_inputs.changing = partial(self.history.settle_older, fences.HISTORY)
             batch.req_output_token_ids = self.rows
             holder = batch.thinking_budget_state_holder
             if features.THINKING_BUDGET in on and holder is not None:
@@ -136,18 +164,31 @@ class LiveBatch(Fixes):
             if features.BAD_WORDS in on:
                 self.bad_words = BadWords(batch, self.history)
         pair = (self.penalties, self.bad_words)
+        self.seeds = seeds.follow(batch) if features.SEEDS in on else None
         self.slots: list[Slots] = [slots for slots in pair if slots is not None]
         self._slots_with_seams: list[Slots] = []
         # Thinking budgets compare a cut with the history as it was before.
         followers = (
             row_state,
+            self.step_inputs if features.STEP_INPUTS in on else None,
             stop_tokens,
             self.accepted,
+            self.grammars if self.grammars.on else None,
             self.thinking,
             self.history,
+            self.seeds,
             *self.slots,
         )
         self._features: list[Feature] = [f for f in followers if f is not None]
+        #: Verb to the methods of the features that have one of their own.
+        self._verbs = {
+            verb: [
+                getattr(feature, verb)
+                for feature in self._features
+                if getattr(type(feature), verb) is not getattr(Feature, verb)
+            ]
+            for verb in _VERBS
+        }
 
     def __eq__(self, other: object) -> bool:
         """Compare what is on, for callers that compare whole batches."""
@@ -173,15 +214,15 @@ class LiveBatch(Fixes):
     def add_request(self, request: "CachedRequestState") -> None:
         """See :meth:`Feature.add_request`."""
         self._requests[request.req_id] = request
-        for feature in self._features:
-            feature.add_request(request)
+        for add in self._verbs["add_request"]:
+            add(request)
 
     def remove_request(self, req_id: str, row: int) -> None:
         """See :meth:`Feature.remove_request` and :meth:`Feature.idle`."""
         if (request := self._requests.pop(req_id, None)) is None:
             return
-        for feature in self._features:
-            feature.remove_request(request, row)
+        for remove in self._verbs["remove_request"]:
+            remove(request, row)
         if not self._requests:
             del request  # and the slots kept for it, unless the runner still knows it
             for feature in self._features:
@@ -189,13 +230,13 @@ class LiveBatch(Fixes):
 
     def move_row(self, source: int, target: int) -> None:
         """See :meth:`Feature.move_row`."""
-        for feature in self._features:
-            feature.move_row(source, target)
+        for move in self._verbs["move_row"]:
+            move(source, target)
 
     def swap_rows(self, one: int, other: int) -> None:
         """See :meth:`Feature.swap_rows`."""
-        for feature in self._features:
-            feature.swap_rows(one, other)
+        for swap in self._verbs["swap_rows"]:
+            swap(one, other)
 
     def plan(self, metadata: "SamplingMetadata") -> None:
         """Attach a plan of the samplers' copies to metadata that has just been made."""
@@ -205,7 +246,7 @@ class LiveBatch(Fixes):
     def begin_step(self) -> None:
         """See :meth:`History.begin_step`."""
         if self.history is not None:
-            self.history.begin_step()
+            self.history.begin_step(self.step_inputs.unchanged)
 
     def cut(self, req_id: str, length: int) -> None:
         """See :meth:`Feature.cut`; the request need not be in the batch."""
@@ -229,6 +270,8 @@ class LiveBatch(Fixes):
         self._check_samplers(runner)
         if self.cpu_seeds is not None:
             self.cpu_seeds.keep(runner)
+        if self.seeds is not None:
+            self.seeds.prepare(runner)
         if self.history is None:
             return
         begun = self.history.prepare()
@@ -320,5 +363,24 @@ class LiveBatch(Fixes):
 
     def observe_sampled(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
         """See :meth:`Feature.observe_sampled`."""
-        for feature in self._features:
-            feature.observe_sampled(sampled, discarded)
+        for observe in self._verbs["observe_sampled"]:
+            observe(sampled, discarded)
+
+    def choose_slots(self, runner: "GPUModelRunner") -> None:
+        """See :func:`slot_mappings.choose`."""
+        if self.block_tables is not None:
+            slot_mappings.choose(runner)
+
+    def lose_block_tables(self) -> None:
+        """See :meth:`BlockTables.lose`; the next step is prepared anew."""
+        self.step_inputs.forget()
+        if self.block_tables is not None:
+            self.block_tables.lose()
+
+    def send_positions(self, runner: "GPUModelRunner", tokens: int) -> bool:
+        """See :func:`rope_positions.send`.
+
+        Returns:
+            True if handled here; False to fall back to upstream.
+        """
+        return features.ROPE_POSITIONS in self.on and rope_positions.send(runner, tokens)

@@ -12,6 +12,11 @@ A request of ``/generative_scoring`` asks for the logprobs of tokens that it nam
 Here each row has the tokens that its own request asked for.
 """
 
+# mirrors: vllm.v1.sample.sampler:Sampler.forward
+# mirrors: vllm.v1.sample.sampler:Sampler.gather_logprobs
+# mirrors: vllm.v1.sample.sampler:Sampler.gather_specific_token_logprobs
+# mirrors: vllm.v1.sample.rejection_sampler:RejectionSampler._get_logprobs_tensors
+
 from typing import TYPE_CHECKING
 
 import torch

@@ -11,6 +11,10 @@ Here a request that is left out of a step loses its placeholders, and goes on wi
 for one step.
 """
 
+# mirrors: vllm.v1.core.sched.async_scheduler:AsyncScheduler._update_after_schedule
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler.schedule
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_input_ids
+
 from typing import TYPE_CHECKING
 
 from vllm.v1.readiness import features, switch

@@ -9,6 +9,20 @@ This is the second door of the seams, beside :mod:`~vllm.v1.readiness.live`: it 
 model runner itself, also for pooling models, and decoding depends on none of it.
 """
 
+# mirrors: vllm.v1.worker.gpu_model_runner:AsyncGPUModelRunnerOutput.__init__
+# mirrors: vllm.v1.worker.gpu_model_runner:AsyncGPUModelRunnerOutput.get_output
+# mirrors: vllm.v1.worker.gpu_model_runner:_copy_pooler_output_to_cpu
+# mirrors: vllm.v1.worker.gpu_model_runner:AsyncGPUPoolingModelRunnerOutput.__init__
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._get_prompt_logprobs_dict
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._get_nans_in_logits
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._to_list
+# mirrors: vllm.v1.outputs:LogprobsTensors.tolists
+# mirrors: vllm.v1.outputs:LogprobsTensors.to_cpu_nonblocking
+# mirrors: vllm.v1.outputs:LogprobsTensors.filter
+# mirrors: vllm.v1.outputs:RoutedExpertsTensors
+# mirrors: vllm.v1.sample.rejection_sampler:RejectionSampler.parse_output
+
 from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -16,6 +30,7 @@ from typing import TYPE_CHECKING
 import torch
 from vllm.v1.outputs import LogprobsTensors, RoutedExpertsTensors
 from vllm.v1.readiness import fences, readback
+from vllm.v1.readiness.history import LAG
 from vllm.v1.readiness.readback import Readbacks
 
 if TYPE_CHECKING:
@@ -52,6 +67,7 @@ class Outputs:
 
     def __init__(self, batch: "InputBatch", num_spec_tokens: int, on: bool) -> None:
         self.on = on
+        self._drafts = num_spec_tokens > 0
         self.readbacks: Readbacks | None = None
         if on and readback.has_events(batch.device):
             self.readbacks = Readbacks(batch.device, most=_MOST)
@@ -63,7 +79,7 @@ class Outputs:
     def warm_up(self) -> None:
         """Pin memory and compile kernels, which would otherwise stall the first requests."""
         if self.readbacks is not None:
-            self.readbacks.warm_up(_STEPS)
+            self.readbacks.warm_up(_STEPS if self._drafts else _STEPS + LAG)
 
     def show(self, sampled: "SamplerOutput") -> tuple[torch.Tensor, LogprobsTensors | None]:
         """Bring the samples of a synchronous step to the host.

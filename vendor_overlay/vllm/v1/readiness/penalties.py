@@ -17,6 +17,16 @@ memory outside that fraction. Where there is too little, all slots are allocated
 profiles its memory, which makes the KV cache smaller by as much.
 """
 
+# mirrors: vllm.v1.sample.ops.penalties:apply_all_penalties
+# mirrors: vllm.v1.sample.ops.penalties:_convert_to_tensors
+# mirrors: vllm.model_executor.layers.utils:apply_penalties
+# mirrors: vllm.model_executor.layers.utils:get_token_bin_counts_and_mask
+# mirrors: vllm._custom_ops:apply_repetition_penalties
+# mirrors: vllm._custom_ops:apply_repetition_penalties_cuda
+# mirrors: vllm._custom_ops:apply_repetition_penalties_torch
+# mirrors: vllm.v1.sample.sampler:Sampler.apply_penalties
+# mirrors: vllm.v1.sample.rejection_sampler:RejectionSampler.apply_penalties
+
 from typing import TYPE_CHECKING
 
 import numpy as np

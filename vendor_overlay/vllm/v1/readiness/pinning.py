@@ -5,6 +5,8 @@ driver for that, so on a machine without one it raises an error, which ends the 
 with a thinking budget that forces a token, with LoRA adapters, or with some multimodal models.
 """
 
+# mirrors: vllm.utils.torch_utils:async_tensor_h2d
+
 from functools import cache
 
 from vllm.v1.readiness import features, switch

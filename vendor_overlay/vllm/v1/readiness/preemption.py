@@ -17,6 +17,12 @@ request, and nothing else; a request that was preempted for want of blocks comes
 tokens have been delivered. With at most two steps in flight they always have been.
 """
 
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler.schedule
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler.update_from_output
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler._preempt_request
+# mirrors: vllm.v1.core.sched.async_scheduler:AsyncScheduler._update_request_with_output
+
 from collections import deque
 from typing import TYPE_CHECKING
 

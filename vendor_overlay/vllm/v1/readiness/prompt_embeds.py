@@ -9,6 +9,8 @@ before. There the model reads whatever an earlier step, often another request's,
 buffer. (https://github.com/vllm-project/vllm/pull/57356)
 """
 
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_inputs
+
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:

@@ -5,6 +5,9 @@ for prompts in each of its modes. Here a prompt gets logits with ``raw_logits`` 
 ``processed_logits``. They are the same for it: no logits processor works on a prompt.
 """
 
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._get_prompt_logprobs_dict
+# mirrors: vllm.v1.sample.sampler:Sampler.compute_logprobs
+
 from typing import TYPE_CHECKING
 
 import torch

@@ -13,6 +13,8 @@ A buffer is free again when the copy into it has completed and nothing on the ho
 its content. There are as many buffers as are in use at a time.
 """
 
+# mirrors: nothing
+
 import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache

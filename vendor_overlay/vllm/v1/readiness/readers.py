@@ -3,17 +3,26 @@
 A new consumer is one more case in :func:`readers`, with an owner in :mod:`fences`. Before
 each step is sampled, the rows that somebody reads are settled in the reader's name.
 
+A user's own logits processor may say by an attribute of its class, :data:`READS`, that it does
+not read the newest token. Then nothing waits for it.
+
 Also here is the fix ``plugin-processors``. 0.22.0 counts a logits processor as a reader if
 it is named when the engine is created, but not if it comes from an entry point
 (``vllm.logits_processors``): under async scheduling the output lists that such a processor
 is given keep a placeholder for every sampled token.
 """
 
+# mirrors: vllm.v1.worker.gpu_input_batch:InputBatch.update_async_output_token_ids
+# mirrors: vllm.v1.worker.gpu_input_batch:InputBatch._make_sampling_metadata
+# mirrors: vllm.v1.sample.logits_processor.builtin:MinPLogitsProcessor
+# mirrors: vllm.v1.sample.logits_processor.builtin:LogitBiasLogitsProcessor
+# mirrors: vllm.v1.sample.logits_processor.builtin:MinTokensLogitsProcessor
+
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
-from vllm.v1.readiness import closed_grammars, features, fences
+from vllm.v1.readiness import closed_grammars, features, fences, subclasses
 from vllm.v1.sample.logits_processor.builtin import (
     LogitBiasLogitsProcessor,
     MinPLogitsProcessor,
@@ -34,6 +43,11 @@ _OWN_PROCESSORS = (
     closed_grammars.MinTokens,
 )
 
+#: What a logits processor's class says that it reads of the output lists that it is given.
+READS = "readiness_reads"
+#: Every token; those older than the newest of each request; nothing but how many there are.
+NEWEST, OLDER, NONE = "newest", "older", "none"
+
 #: The owner of a fence, and the rows that it needs.
 Reader = tuple[str, Iterable[int]]
 
@@ -43,7 +57,7 @@ def readers(live: "LiveBatch") -> Iterator[Reader]:
     batch = live.batch
     if batch.bad_words_token_ids and not (live.bad_words and live.bad_words.serving):
         yield fences.BAD_WORDS, batch.bad_words_token_ids
-    if batch.logitsprocs_need_output_token_ids and not _only_thinking_needs(live):
+    if batch.logitsprocs_need_output_token_ids and _processors_read(live):
         yield fences.LOGITS_PROCESSORS, range(batch.num_reqs)
     holder = batch.thinking_budget_state_holder
     if live.thinking is not None:
@@ -74,11 +88,35 @@ def counters(live: "LiveBatch") -> Iterator[Reader]:
             yield fences.MIN_TOKENS, processor.min_toks
 
 
-def _only_thinking_needs(live: "LiveBatch") -> bool:
-    """Whether upstream counts logits processors as readers only because of thinking budgets."""
-    return live.thinking is not None and all(
-        type(processor) in _OWN_PROCESSORS for processor in live.batch.logitsprocs.all
-    )
+def _processors_read(live: "LiveBatch") -> bool:
+    """Whether a logits processor reads the newest tokens.
+
+    Upstream also counts its own as readers if there are thinking budgets.
+    """
+    others = _others(live.batch)
+    if not others:
+        return live.thinking is None
+    return any(getattr(type(each), READS, NEWEST) == NEWEST for each in others)
+
+
+def _others(batch: "InputBatch") -> list[object]:
+    """The logits processors that are not vLLM's own."""
+    return [each for each in batch.logitsprocs.all if type(each) not in _OWN_PROCESSORS]
+
+
+def check_declarations(batch: "InputBatch") -> None:
+    """Check what users' logits processors say that they read.
+
+    Raises:
+        ValueError: a class says something else than is known.
+    """
+    for processor in _others(batch):
+        says = getattr(type(processor), READS, NEWEST)
+        if says not in (NEWEST, OLDER, NONE):
+            raise ValueError(
+                f"{subclasses.full_name(type(processor))}.{READS} is {says!r}. Make it "
+                f"{NEWEST!r}, {OLDER!r} or {NONE!r} (docs/features.md of the readiness overlay)."
+            )
 
 
 def count_plugin_processors(batch: "InputBatch", on: frozenset[str]) -> frozenset[str]:
@@ -92,9 +130,7 @@ def count_plugin_processors(batch: "InputBatch", on: frozenset[str]) -> frozense
         Those that stay on. With ``plugin-processors`` off and such a processor present,
         upstream's code keeps the history, so that the processor is given stock's lists.
     """
-    if batch.logitsprocs_need_output_token_ids or all(
-        type(processor) in _OWN_PROCESSORS for processor in batch.logitsprocs.all
-    ):
+    if batch.logitsprocs_need_output_token_ids or not _others(batch):
         return on
     if features.PLUGIN_PROCESSORS in on:
         batch.logitsprocs_need_output_token_ids = True

@@ -12,6 +12,8 @@ Every other id is upstream's. Whether the fix is on is decided for the process w
 module is imported, since the kernel that calls it has no argument for it.
 """
 
+# mirrors: vllm.v1.sample.rejection_sampler:sample_recovered_tokens_kernel
+
 from vllm.triton_utils import tl, triton
 from vllm.v1.readiness import features, switch
 

@@ -7,6 +7,10 @@ is raised where the scheduler looks whether the grammar is ready, and ends the e
 clients. Here the request ends with the finish reason "error", and the log says why.
 """
 
+# mirrors: vllm.v1.structured_output.request:StructuredOutputRequest
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler._try_promote_blocked_waiting_request
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler.finish_requests
+
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 

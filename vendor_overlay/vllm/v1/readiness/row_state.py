@@ -15,6 +15,12 @@ In 0.22.0's InputBatch
   (https://github.com/vllm-project/vllm/pull/55192).
 """
 
+# mirrors: vllm.v1.worker.gpu_input_batch:InputBatch.add_request
+# mirrors: vllm.v1.worker.gpu_input_batch:InputBatch.remove_request
+# mirrors: vllm.v1.worker.gpu_input_batch:InputBatch.condense
+# mirrors: vllm.v1.worker.gpu_input_batch:InputBatch.swap_states
+# mirrors: vllm.v1.pool.metadata:PoolingStates
+
 from typing import TYPE_CHECKING
 
 from vllm.v1.readiness.feature import Feature

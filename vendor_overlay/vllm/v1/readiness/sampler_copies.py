@@ -17,12 +17,28 @@ as before. Metadata without a plan, or with one that was made for other metadata
 upstream's path.
 """
 
+# mirrors: vllm.v1.sample.sampler:Sampler.forward
+# mirrors: vllm.v1.sample.sampler:Sampler.sample
+# mirrors: vllm.v1.sample.sampler:Sampler.greedy_sample
+# mirrors: vllm.v1.sample.sampler:Sampler.apply_temperature
+# mirrors: vllm.v1.sample.sampler:Sampler.compute_logprobs
+# mirrors: vllm.v1.sample.sampler:Sampler.gather_logprobs
+# mirrors: vllm.v1.sample.sampler:Sampler.apply_logits_processors
+# mirrors: vllm.v1.sample.rejection_sampler:RejectionSampler.forward
+# mirrors: vllm.v1.sample.rejection_sampler:apply_sampling_constraints
+# mirrors: vllm.v1.sample.rejection_sampler:rejection_sample
+# mirrors: vllm.v1.sample.rejection_sampler:rejection_greedy_sample_kernel
+# mirrors: vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_native
+# mirrors: vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_cpu
+# mirrors: vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p
+# mirrors: vllm.v1.sample.logits_processor.builtin:LogitBiasLogitsProcessor
+# mirrors: vllm.v1.sample.logits_processor.builtin:MinTokensLogitsProcessor
+
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from vllm.v1.readiness import closed_grammars
 from vllm.v1.sample.logits_processor.builtin import (
@@ -41,7 +57,7 @@ if TYPE_CHECKING:
 _CONVERTING = frozenset({"cpu"})
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Plan:
     """What the requests of a batch do to the logits; valid until the batch changes.
 
@@ -78,10 +94,13 @@ def plan(batch: "InputBatch", metadata: "SamplingMetadata") -> Plan:
         or any(map(_may_change_logits, metadata.logitsprocs.non_argmax_invariant))
         or (holder is not None and holder.has_tracked_requests())
     )
-    temperature = batch.temperature_cpu[: batch.num_reqs]
+    scales_logits = False
+    if not metadata.all_greedy:
+        temperature = batch.temperature_cpu[: batch.num_reqs]
+        scales_logits = bool(((temperature != 0.0) & (temperature != 1.0)).any())
     return Plan(
         changes_logits,
-        scales_logits=bool(np.any((temperature != 0.0) & (temperature != 1.0))),
+        scales_logits,
         converts_for_argmax=batch.device.type in _CONVERTING,
         temperature=metadata.temperature,
         logitsprocs=metadata.logitsprocs,

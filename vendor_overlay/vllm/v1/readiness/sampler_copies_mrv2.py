@@ -11,6 +11,21 @@ A batch with a request that was not added here takes upstream's path. So does th
 whose peak of memory must stay upstream's.
 """
 
+# mirrors: vllm.v1.worker.gpu.sample.sampler:Sampler
+# mirrors: vllm.v1.worker.gpu.sample.states:SamplingStates
+# mirrors: vllm.v1.worker.gpu.sample.gumbel:gumbel_sample
+# mirrors: vllm.v1.worker.gpu.sample.gumbel:gumbel_block_argmax
+# mirrors: vllm.v1.worker.gpu.sample.gumbel:_gumbel_sample_kernel
+# mirrors: vllm.v1.worker.gpu.sample.penalties:PenaltiesState
+# mirrors: vllm.v1.worker.gpu.sample.penalties:use_penalty
+# mirrors: vllm.v1.worker.gpu.sample.bad_words:BadWordsState
+# mirrors: vllm.v1.worker.gpu.sample.logit_bias:LogitBiasState
+# mirrors: vllm.v1.worker.gpu.sample.min_p:apply_min_p
+# mirrors: vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils:rejection_sample
+# mirrors: vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils:_compute_block_stats_kernel
+# mirrors: vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils:_rejection_kernel
+# mirrors: vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils:_resample_kernel
+
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -60,7 +75,7 @@ def attach(sampler: "Sampler", max_num_reqs: int) -> None:
 
 def of(sampler: "Sampler") -> "SamplerCopies":
     """Return a sampler's plans; off if its class attached none."""
-    return subclasses.attached(sampler, lambda: SamplerCopies(sampler, 0, on=False))
+    return subclasses.attached(sampler, SamplerCopies, lambda: SamplerCopies(sampler, 0, on=False))
 
 
 class SamplerCopies:

@@ -17,6 +17,10 @@ Here a turn waits until no step with its session is in flight, and all but the a
 token is kept.
 """
 
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler._update_request_as_session
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler._handle_stopped_request
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler.update_from_output
+
 from typing import TYPE_CHECKING
 
 from vllm.v1.readiness import features, subclasses, switch

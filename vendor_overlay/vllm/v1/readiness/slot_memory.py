@@ -8,6 +8,8 @@ A slab is allocated only if the device has room for it beside the activations th
 planned for, which PyTorch's allocator need not hold at that moment.
 """
 
+# mirrors: nothing
+
 from contextlib import nullcontext
 from weakref import ref
 

@@ -12,6 +12,8 @@ A request that leaves the batch and is still running (preempted, or in another m
 pipeline) keeps its slot, and gets it back if it returns as it left.
 """
 
+# mirrors: vllm.v1.sample.metadata:SamplingMetadata
+
 import copy
 from abc import ABC, abstractmethod
 from types import ModuleType
@@ -309,6 +311,8 @@ class Slots(Feature, ABC):
 
     def leave_step(self) -> None:
         """Leave a step to upstream; the slots miss its samples, and are built anew later."""
+        if not (self._slots or self._rows or self.serving):
+            return
         self._forget_rows()
         self._slots = dict.fromkeys(self._slots)
         if self._exhausted:

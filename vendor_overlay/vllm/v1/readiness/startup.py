@@ -1,5 +1,7 @@
 """Start-up of an engine: check the switches, log the overlay, install the sync guard."""
 
+# mirrors: nothing
+
 from vllm.logger import init_logger
 from vllm.v1.readiness import features, identity, switch, sync_guard
 from vllm.v1.readiness.version import __version__

@@ -6,6 +6,9 @@ the engine for all clients, and a negative one masks a token from the end of the
 which nobody named. An id outside the vocabulary is never sampled, so it needs no mask.
 """
 
+# mirrors: vllm.v1.sample.logits_processor.builtin:MinTokensLogitsProcessor
+# mirrors: vllm.sampling_params:SamplingParams.all_stop_token_ids
+
 from typing import TYPE_CHECKING
 
 from vllm.v1.readiness.feature import Feature

@@ -4,6 +4,8 @@ A subclass may override any function that a feature depends on, and need not cal
 constructor that creates the overlay's objects. vLLM's own code serves it.
 """
 
+# mirrors: nothing
+
 import sys
 from collections.abc import Callable, Iterable
 from types import ModuleType
@@ -18,18 +20,18 @@ T = TypeVar("T")
 ATTRIBUTE = "readiness"
 
 
-def attached(owner: object, off: Callable[[], T]) -> T:
+def attached(owner: object, kind: type[T], off: Callable[[], T]) -> T:
     """Return what the overlay has attached to one of upstream's objects.
 
     Args:
-        owner: of any class.
+        owner: of any class. A mock has every attribute, of no class that is asked for.
+        kind: class of what is attached.
         off: makes the object with every feature off. It is attached, and logged once, where
             the owner's class does not call the constructor that holds our seam.
     """
-    try:
-        return getattr(owner, ATTRIBUTE)  # type: ignore[no-any-return]
-    except AttributeError:
-        pass
+    found = getattr(owner, ATTRIBUTE, None)
+    if isinstance(found, kind):
+        return found
     logger.warning_once(
         "Readiness overlay: %s does not call the constructor of vLLM's class, and is left to "
         "vLLM's own code.",
@@ -104,3 +106,22 @@ def ends_in_seam(kind: type, method: str, seam: str) -> bool:
 def full_name(kind: type) -> str:
     """Return the name of a class as a log shows it."""
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def all_vllms(owner: object, methods: Iterable[str]) -> bool:
+    """Whether these methods of an object are vLLM's own: nobody's class or object has others.
+
+    Args:
+        owner: of a class that may be derived from vLLM's.
+        methods: their names.
+    """
+    return all(_is_vllms(owner, name) for name in methods)
+
+
+def _is_vllms(owner: object, name: str) -> bool:
+    function = getattr(type(owner), name, None)
+    return (
+        name not in vars(owner)
+        and str(getattr(function, "__module__", "")).startswith("vllm.")
+        and not hasattr(function, "__wrapped__")
+    )

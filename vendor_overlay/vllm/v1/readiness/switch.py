@@ -18,6 +18,8 @@ on the device; unset (the default), all requests that vLLM runs at a time may.
 appended. Unset (the default), nothing is recorded.
 """
 
+# mirrors: nothing
+
 import os
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
@@ -30,6 +32,8 @@ NAME = "VLLM_READINESS"
 SYNC_GUARD = "VLLM_READINESS_SYNC_GUARD"
 SLOTS = "VLLM_READINESS_SLOTS"
 PROBE = "VLLM_READINESS_PROBE"
+#: Set by the probe itself, for the other processes of an engine.
+PROBE_ENGINE = "VLLM_READINESS_PROBE_ENGINE"
 
 
 class VariableError(ValueError):
@@ -198,5 +202,11 @@ def shown(path: str) -> str:
 #: The overlay's variables in the form of ``vllm.envs.environment_variables``: name to the
 #: function that reads it. None of them changes what torch.compile sees.
 VARIABLES: Mapping[str, Callable[[], object]] = MappingProxyType(
-    {NAME: enabled, SYNC_GUARD: sync_guard, SLOTS: slots, PROBE: probe}
+    {
+        NAME: enabled,
+        SYNC_GUARD: sync_guard,
+        SLOTS: slots,
+        PROBE: probe,
+        PROBE_ENGINE: lambda: os.environ.get(PROBE_ENGINE),
+    }
 )

@@ -25,6 +25,8 @@ are reported as well. ``warn`` says that such a wait was outside of a step; unde
 that thread gets torch's own RuntimeError. The wrappers report the step's thread alone.
 """
 
+# mirrors: nothing
+
 import inspect
 import os
 import threading

@@ -21,6 +21,8 @@ Lengths are in output tokens. A request's *reach* at a step is the length of its
 the step's drafts together.
 """
 
+# mirrors: vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder
+
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -23,6 +23,8 @@ With ``thinking-sections`` each section has the whole budget to itself. Upstream
 still makes each decision: it is shown the present section alone, and outside sections nothing.
 """
 
+# mirrors: vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder
+
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any

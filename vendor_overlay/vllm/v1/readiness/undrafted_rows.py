@@ -12,6 +12,10 @@ many tokens as the row has. Only a step with a row that accepted a draft before 
 not if it also recomputes the output of a preempted request in a part as short as that.
 """
 
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._build_attention_metadata
+# mirrors: vllm.v1.attention.backends.gdn_attn:GDNAttentionMetadataBuilder.build
+# mirrors: vllm.v1.attention.backends.mamba_attn:BaseMambaAttentionMetadataBuilder
+
 from typing import TYPE_CHECKING
 
 import numpy as np

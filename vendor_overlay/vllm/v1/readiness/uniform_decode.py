@@ -8,6 +8,9 @@ prompt is then never read, and the graph writes into the states of that earlier 
 (https://github.com/vllm-project/vllm/issues/49918, 53051)
 """
 
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._is_uniform_decode
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._determine_batch_execution_and_padding
+
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:

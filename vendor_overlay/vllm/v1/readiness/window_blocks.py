@@ -9,6 +9,12 @@ may be another request's by then: it attends to the other's keys and values.
 Here those layers count the drafts in flight as rejected. Mamba layers do so in 0.22.0.
 """
 
+# mirrors: vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots
+# mirrors: vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator.remove_skipped_blocks
+# mirrors: vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager.remove_skipped_blocks
+# mirrors: vllm.v1.core.single_type_kv_cache_manager:SlidingWindowManager.get_num_skipped_tokens
+# mirrors: vllm.v1.core.single_type_kv_cache_manager:ChunkedLocalAttentionManager
+
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator

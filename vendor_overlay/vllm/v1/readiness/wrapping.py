@@ -1,5 +1,7 @@
 """One way to wrap other people's functions, for the probe and the sync guard."""
 
+# mirrors: nothing
+
 from collections.abc import Callable
 from functools import wraps
 from typing import Any

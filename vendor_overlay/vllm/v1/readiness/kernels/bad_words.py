@@ -9,6 +9,11 @@ the offset of each prefix in the slot [W]; and the prefixes. A request's slot is
 address, 0 for a request without bad words.
 """
 
+# mirrors: vllm.v1.sample.ops.bad_words:apply_bad_words
+# mirrors: vllm.v1.sample.ops.bad_words:apply_bad_words_with_drafts
+# mirrors: vllm.v1.sample.ops.bad_words:_apply_bad_words_single_batch
+# mirrors: vllm.v1.sample.ops.bad_words:_SMALLEST_LOGIT
+
 import triton
 import triton.language as tl
 from vllm.v1.readiness.kernels.drafts import BONUS, NO_DRAFTS, TARGET, locate

@@ -6,6 +6,8 @@ request's drafts, whose tokens count as if they had been generated. Which ones i
 MODE.
 """
 
+# mirrors: vllm.v1.spec_decode.metadata:SpecDecodeMetadata
+
 import triton
 import triton.language as tl
 

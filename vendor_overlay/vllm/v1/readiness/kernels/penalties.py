@@ -5,6 +5,14 @@ token, and the sign bit is set if its prompt contains it. A request's slot is gi
 address, 0 for a request without penalties, so that slots need not be adjacent in memory.
 """
 
+# mirrors: vllm.v1.sample.ops.penalties:apply_all_penalties
+# mirrors: vllm.v1.sample.ops.penalties:_convert_to_tensors
+# mirrors: vllm.model_executor.layers.utils:apply_penalties
+# mirrors: vllm.model_executor.layers.utils:get_token_bin_counts_and_mask
+# mirrors: vllm._custom_ops:apply_repetition_penalties
+# mirrors: vllm._custom_ops:apply_repetition_penalties_cuda
+# mirrors: vllm._custom_ops:apply_repetition_penalties_torch
+
 import triton
 import triton.language as tl
 from vllm.v1.readiness.kernels.drafts import BONUS, NO_DRAFTS, TARGET, locate

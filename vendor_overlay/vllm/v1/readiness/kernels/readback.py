@@ -5,6 +5,8 @@ addressing), so that a kernel can write to it. The host sees the result once an 
 was recorded after the launch has completed.
 """
 
+# mirrors: nothing
+
 from collections.abc import Sequence
 
 import torch

@@ -40,8 +40,9 @@ def install() -> None:
     if path is None:
         return
     from vllm.v1.readiness import fences
-    from vllm.v1.readiness.probe import events, imports, methods, recorder
+    from vllm.v1.readiness.probe import claims, events, imports, methods, recorder
 
+    claims.engine_id()  # before there are other processes of this engine
     recorder.listen()
     if not recorder.enable(os.path.abspath(path)):
         return

@@ -9,6 +9,8 @@ to be complete. A result outside these limits shows that the known moment was in
 the limit becomes the new known moment.
 """
 
+# mirrors: nothing
+
 from typing import Any
 
 #: ``elapsed_time`` is a 32-bit float of milliseconds: beyond this many nanoseconds it is

@@ -1,5 +1,7 @@
 """torch events that report who waits for them, and that have timing where it is needed."""
 
+# mirrors: nothing
+
 import sys
 from collections.abc import Callable
 from functools import lru_cache

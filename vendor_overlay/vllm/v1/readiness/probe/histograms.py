@@ -5,6 +5,8 @@ record file every few seconds: ``FILE.rank0.metrics`` for the process labelled `
 file names the process that wrote it; :func:`read` returns nothing for one that has ended.
 """
 
+# mirrors: nothing
+
 import contextlib
 import json
 import os

@@ -1,5 +1,7 @@
 """An import hook: call a function once a module has been imported."""
 
+# mirrors: nothing
+
 import importlib.abc
 import importlib.machinery
 import sys

@@ -1,11 +1,14 @@
 """Wrappers for the observed methods: of runners, their outputs, schedulers and engine cores."""
 
+# mirrors: nothing
+
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+from vllm.v1.readiness import features
 from vllm.v1.readiness.probe import events
 from vllm.v1.readiness.probe.recorder import existing, now, record_fence, recorder, this_thread
 from vllm.v1.readiness.probe.ring import EXECUTE, GET_OUTPUT, SAMPLE, SCHEDULE, UPDATE
@@ -92,12 +95,14 @@ def _execute_model(original: Function) -> Function:
             return original(self, scheduler_output, *args, **kwargs)
         current = recorder()
         continuing = len(scheduler_output.scheduled_cached_reqs.req_ids)
+        pending, this_thread.pending = this_thread.pending, 0
         began = now()
         step = current.begin_step(self.vllm_config, continuing)
         try:
             return original(self, scheduler_output, *args, **kwargs)
         finally:
-            current.record(EXECUTE, began, step, continuing)
+            ended = current.record(EXECUTE, began, step, continuing)
+            this_thread.pending = ended if pending else 0
 
     return execute_model
 
@@ -151,7 +156,7 @@ def _get_output(original: Function) -> Function:
         try:
             return original(self)
         finally:
-            this_thread.output_step = 0
+            this_thread.output_step = this_thread.pending = 0
             ended = current.record(GET_OUTPUT, began, step)
             current.record_readback(started, launched, step)
             current.record_output(ended, step, continuing)
@@ -197,11 +202,16 @@ def _schedule(original: Function) -> Function:
     def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
         current = recorder()
         current.set_engine(self.vllm_config)
+        output = None
         began = now()
         try:
-            return original(self, *args, **kwargs)
+            output = original(self, *args, **kwargs)
+            return output
         finally:
-            current.record(SCHEDULE, began)
+            ended = current.record(SCHEDULE, began)
+            # The step is sampled when the tokens of the one before have been taken in.
+            waits = getattr(output, "pending_structured_output_tokens", False)
+            this_thread.pending = ended if waits else 0
 
     return schedule
 
@@ -210,6 +220,9 @@ def _update_from_output(original: Function) -> Function:
     def update_from_output(self: Any, *args: Any, **kwargs: Any) -> Any:
         current = recorder()
         began = now()
+        if this_thread.pending:  # the output came from another process
+            record_fence(features.GRAMMARS, this_thread.pending, began)
+            this_thread.pending = 0
         try:
             return original(self, *args, **kwargs)
         finally:

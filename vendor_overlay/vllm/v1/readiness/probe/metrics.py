@@ -8,6 +8,8 @@ process that records writes its histograms to a small file (``histograms``), and
 ``install`` by a plugin where it is not. Without VLLM_READINESS_PROBE neither does anything.
 """
 
+# mirrors: vllm.v1.metrics.prometheus:get_prometheus_registry
+
 import os
 import sys
 import threading

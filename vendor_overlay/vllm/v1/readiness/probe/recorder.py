@@ -1,5 +1,7 @@
 """The recorder: what one process records, the thread that writes it, and when."""
 
+# mirrors: nothing
+
 import json
 import logging
 import os
@@ -14,8 +16,10 @@ from functools import lru_cache
 from multiprocessing import util
 from typing import Any
 
-from vllm.v1.readiness import identity, switch
+from vllm.v1.readiness import features, identity, switch
+from vllm.v1.readiness.probe import claims
 from vllm.v1.readiness.probe.clock import DeviceClock
+from vllm.v1.readiness.probe.files import RecordFile
 from vllm.v1.readiness.probe.histograms import SUFFIX, Histograms, boot_id
 from vllm.v1.readiness.probe.ring import FENCE, KINDS, OUTPUT, READBACK, Ring
 from vllm.v1.readiness.version import __version__
@@ -41,6 +45,8 @@ class ThreadState(threading.local):
         waited: whether the thread waited for ``event`` until then.
         timing: whether events created now are made with timing.
         idle: whether the thread's runner is in a step that serves no request.
+        pending: since when the thread's engine core can but wait for tokens that a grammar needs,
+            on the records' clock; 0: it has something to do.
     """
 
     output_step = 0
@@ -49,6 +55,7 @@ class ThreadState(threading.local):
     waited = False
     timing = False
     idle = False
+    pending = 0
 
 
 this_thread = ThreadState()
@@ -84,7 +91,7 @@ class Recorder:
         self._histograms: Histograms | None = None
         self._cursor = 0
         self._written = 0
-        self._file: str | None = None
+        self._file: RecordFile | None = None
 
     def label(self) -> str:
         """Name this process as its files do: ``rank0``, ``dp1-rank0``, ``engine0``."""
@@ -97,6 +104,15 @@ class Recorder:
             return f"engine{replica}"
         replicated = replica or getattr(parallel, "data_parallel_size", 1) > 1
         return f"dp{replica}-rank{rank}" if replicated else f"rank{rank}"
+
+    def _workers(self) -> list[str]:
+        """The labels of all workers of the engine, on all hosts."""
+        parallel = getattr(self._worker_config or self._engine_config, "parallel_config", None)
+        ranks = range(getattr(parallel, "world_size", 1))
+        replicas = getattr(parallel, "data_parallel_size", 1)
+        if replicas == 1:
+            return [f"rank{rank}" for rank in ranks]
+        return [f"dp{replica}-rank{rank}" for replica in range(replicas) for rank in ranks]
 
     def identified(self) -> bool:
         """Whether this process is known to run a worker or an engine core.
@@ -196,11 +212,20 @@ class Recorder:
         path = f"{self.path}.{label}"
         with _errors_logged(f"cannot write {switch.shown(path)}"), self._write_lock:
             self._written = self.ring.count
-            self.ring.write(path, lambda: self._header(label))
-            before, self._file = self._file, path
-            if before is not None and before != path:
+            if not claims.claim(self.path):
+                log_once(
+                    f"another engine records to {switch.shown(self.path)}, and this one is not "
+                    "written anywhere; name another file"
+                )
+                return
+            before = self._file
+            if before is None or before.path != path:
+                self._file = RecordFile(self.ring, path)
+            assert self._file is not None
+            self._file.write(lambda: self._header(label))
+            if before is not None and before.path != path:
                 # An engine core that had not run its worker's first step when it wrote that.
-                _remove_own_file(before)
+                _remove_own_file(before.path)
 
     def close(self) -> None:
         """Write the file for the last time, and remove the histograms' file."""
@@ -233,6 +258,8 @@ class Recorder:
         if not len(records):
             return
         with self._write_lock:
+            if not claims.claim(self.path):
+                return  # the file is another engine's
             if self._histograms is None:
                 self._histograms = Histograms(KINDS)
             self._histograms.update(records, list(self.names))
@@ -246,6 +273,8 @@ class Recorder:
             "label": label,
             "pid": os.getpid(),
             "boot": boot_id(),
+            "engine": claims.engine_id(),
+            "workers": self._workers(),
             "thread": threading.main_thread().ident,
             "owners": list(self.names),
             "vllm": getattr(vllm, "__version__", "unknown"),
@@ -305,7 +334,7 @@ def existing() -> Recorder | None:
 def record_fence(owner: str, began: int, ended: int) -> None:
     """Record a wait; one while an engine starts belongs to no step, and is left out."""
     if _recorder is not None and _recorder.identified():
-        _recorder.record_fence(owner, began, ended)
+        _recorder.record_fence(features.GRAMMARS if this_thread.pending else owner, began, ended)
 
 
 def listen() -> None:

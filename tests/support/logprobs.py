@@ -1,0 +1,147 @@
+"""Front ends that are given logprobs: the pinned output processor, and the overlaid one."""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
+from vllm.v1.outputs import LogprobsTensors
+from vllm.v1.readiness import logprob_messages
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+from support import modules
+
+PROCESSOR = "vllm/v1/engine/output_processor.py"
+DELTA, FINAL = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
+#: Values of which some are no numbers, or come again.
+VALUES = [float("nan"), -float("inf"), -0.0, -1.0, 1e-45, -0.1, 3.4e38]
+
+
+@cache
+def tokenizer() -> Any:
+    """A tokenizer of single bytes: most characters take several tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(BPE({character: n for n, character in enumerate(alphabet)}, []))
+    made.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=made)  # type: ignore[no-untyped-call]
+
+
+@cache
+def tokens() -> list[int]:
+    """Tokens of characters of one to four bytes."""
+    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str("aé€😀")
+    ids: list[int] = tokenizer().convert_tokens_to_ids([*"".join(text for text, _ in bytes_of)])
+    return ids
+
+
+class Wish(NamedTuple):
+    """What a request asks for."""
+
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    kind: RequestOutputKind = DELTA
+    flat: bool = False
+    last: int = 9
+
+    def request(self, name: str, text: bool) -> EngineCoreRequest:
+        params = SamplingParams(
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            output_kind=self.kind,
+            flat_logprobs=self.flat,
+            detokenize=text,
+        )
+        return EngineCoreRequest(
+            request_id=name,
+            external_req_id=name,
+            prompt_token_ids=[1, 2, 3],
+            mm_features=None,
+            sampling_params=params,
+            pooling_params=None,
+            arrival_time=0.0,
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=None,
+        )
+
+
+class Step(NamedTuple):
+    """A step: of each request as many positions as it has counts.
+
+    Attributes:
+        width: logprobs a position of the batch, the sampled token's included.
+        kinds: types of ids, logprobs and ranks.
+    """
+
+    counts: list[int]
+    width: int
+    seed: int
+    kinds: tuple[torch.dtype, torch.dtype] = (torch.int32, torch.float32)
+
+    def tensors(self, positions: int, width: int) -> LogprobsTensors:
+        random = np.random.default_rng(self.seed)
+        ids = random.choice(tokens(), (positions, width))
+        ids[:, 0] = np.take(tokens(), self.seed + np.arange(positions), mode="wrap")
+        values = random.choice(VALUES, (positions, width))
+        ranks = random.integers(1, 300, positions)
+        return LogprobsTensors(
+            torch.tensor(ids, dtype=self.kinds[0]).reshape(positions, width),
+            torch.tensor(values, dtype=self.kinds[1]).reshape(positions, width),
+            torch.tensor(ranks, dtype=self.kinds[0]),
+        )
+
+
+class Side:
+    """A front end, and what its clients have been given."""
+
+    def __init__(self, ours: bool, wishes: list[Wish], text: bool, interval: int = 1) -> None:
+        module = modules.overlaid(PROCESSOR) if ours else modules.pristine(PROCESSOR)
+        self.ours, self.wishes = ours, wishes
+        self.given: list[Any] = []
+        self.processor = module.OutputProcessor(
+            tokenizer() if text else None, log_stats=False, stream_interval=interval
+        )
+        for row, wish in enumerate(wishes):
+            self.processor.add_request(wish.request(str(row), text), "prompt")
+        self.encoder, self.decoder = MsgpackEncoder(), MsgpackDecoder(EngineCoreOutputs)
+        if ours:
+            logprob_messages.quicken(self.decoder)
+
+    def outputs(self, number: int, step: Step) -> EngineCoreOutputs:
+        """Make what the engine core gives for a step."""
+        counts = [count for count, _ in zip(step.counts, self.wishes, strict=False)]
+        starts = [0, *np.cumsum(counts).tolist()]
+        lists = step.tensors(starts[-1], step.width).tolists(starts if {*counts} != {1} else None)
+        outputs = []
+        for row, (count, wish) in enumerate(zip(counts, self.wishes, strict=False)):
+            if not count:  # a chunk of a prompt, of which nothing is shown
+                continue
+            prompt = None
+            if number == 0 and wish.prompt_logprobs is not None:
+                prompt = step.tensors(2, 9 if wish.prompt_logprobs < 0 else 4)
+            sliced = lists.slice_request(row, count) if wish.logprobs is not None else None
+            outputs.append(
+                EngineCoreOutput(
+                    str(row),
+                    [tokens()[0]] * count,
+                    new_logprobs=sliced,
+                    new_prompt_logprobs_tensors=prompt,
+                    finish_reason=FinishReason.LENGTH if number == wish.last else None,
+                )
+            )
+        return EngineCoreOutputs(outputs=outputs, timestamp=1.0)
+
+    def take(self, number: int, step: Step, message: bool = False) -> None:
+        """Take a step, whose outputs may come in a message."""
+        outputs = self.outputs(number, step)
+        if message:
+            sent = outputs
+            if self.ours:
+                sent = logprob_messages.packed(outputs, self.encoder)
+            outputs = self.decoder.decode(self.encoder.encode(sent))
+        self.given += self.processor.process_outputs(outputs.outputs).request_outputs

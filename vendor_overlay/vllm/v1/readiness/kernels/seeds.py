@@ -1,0 +1,255 @@
+"""Triton kernels that draw a seeded request's random numbers with torch's very bits.
+
+On CUDA, torch fills n elements with a number G of threads, at most n rounded up to 256 and at
+most what the device holds at once. Each thread computes Philox4x32-10, keyed with the seed, of
+a counter: the low half counts draws, and begins at a quarter of the generator's offset; the
+high half is the number of the thread. Of a thread's four words the first belongs to its own
+element, the next to the one G further on, and so on; then the thread draws again. The
+generator's offset grows by four for each draw of a thread.
+
+A draw of exponential_ (float32) uses each word; one of uniform_ (float64) makes two numbers of
+the four words. This is what PyTorch 2.11's DistributionTemplates.h and cuRAND's headers do.
+:func:`agree` finds out whether the installed torch does so on this device.
+"""
+
+# mirrors: vllm.v1.sample.ops.topk_topp_sampler:random_sample
+# mirrors: vllm.v1.sample.rejection_sampler:generate_uniform_probs
+# mirrors: vllm.v1.sample.rejection_sampler:sample_recovered_tokens
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from vllm.v1.readiness import uploads
+
+#: Threads that torch has in a block, and elements of a kernel's program.
+_BLOCK = 256
+_LANES = 1024
+#: Most drafts of a request that a program draws for: as many as vLLM allows.
+_MOST_DRAFTS = 128
+
+_TWO_POW_M24 = tl.constexpr(2.0**-24)
+_TWO_POW_M32 = tl.constexpr(2.0**-32)
+_TWO_POW_M33 = tl.constexpr(2.0**-33)
+_TWO_POW_M53 = tl.constexpr(2.0**-53)
+_TWO_POW_M54 = tl.constexpr(2.0**-54)
+_LN_2 = tl.constexpr(0.693147182464599609375)  # as a float32
+
+#: Seeds and offsets for which :func:`agree` compares: small, and beyond 32 bits each.
+_CASES = ((0, 0), (10**14 + 7, 4 * 1000), (2**63 + 12345, 4 * (2**32 - 1)))
+_ARGUMENTS = ["behind", "size", "threads"]
+
+
+@triton.jit
+def lg2(value):
+    """Return the logarithm to base 2, as the GPU approximates it."""
+    return tl.inline_asm_elementwise(
+        "lg2.approx.f32 $0, $1;", "=f,f", [value], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def philox(seed, counter, thread):
+    """Compute Philox4x32-10.
+
+    Args:
+        seed: int64, the key.
+        counter: int64, the low half of the counter.
+        thread: int32 block, the high half.
+
+    Returns:
+        Four uint32 blocks.
+    """
+    c = thread.to(tl.uint32)
+    d = c & 0
+    a = d + counter.to(tl.uint32)
+    b = d + (counter >> 32).to(tl.uint32)
+    low = d + seed.to(tl.uint32)
+    high = d + (seed >> 32).to(tl.uint32)
+    for _ in tl.static_range(10):
+        upper_a = tl.umulhi(a, 0xD2511F53)
+        lower_a = a * 0xD2511F53
+        upper_c = tl.umulhi(c, 0xCD9E8D57)
+        lower_c = c * 0xCD9E8D57
+        a = upper_c ^ b ^ low
+        b = lower_c
+        c = upper_a ^ d ^ high
+        d = lower_a
+        low += 0x9E3779B9
+        high += 0xBB67AE85
+    return a, b, c, d
+
+
+@triton.jit
+def _store_exponential(noise, first, lane, word, size, threads):
+    """Store the values of one word of each thread, whose first element is ``first``."""
+    if first < size:
+        uniform = word.to(tl.float32) * _TWO_POW_M32 + _TWO_POW_M33
+        near_one = uniform >= 1.0 - _TWO_POW_M24
+        value = tl.where(near_one, _TWO_POW_M24, -(lg2(uniform) * _LN_2))
+        element = first + lane
+        tl.store(noise + element, value, mask=(lane < threads) & (element < size))
+
+
+@triton.jit(do_not_specialize=_ARGUMENTS)
+def exponential_kernel(
+    noise,  # float32 [at least the largest row + 1, size]
+    rows,  # int64 [requests]: where each request's values go
+    seeds,  # int64 [requests]
+    counters,  # int64 [requests]
+    behind,  # draws of a thread since the counters were sent
+    size,
+    threads,
+    LANES: tl.constexpr,
+):
+    """Fill each request's row; launch with grid [requests, blocks of threads, draws]."""
+    request = tl.program_id(0)
+    draw = tl.program_id(2)
+    lane = tl.program_id(1) * LANES + tl.arange(0, LANES)
+    counter = tl.load(counters + request) + behind + draw
+    a, b, c, d = philox(tl.load(seeds + request), counter, lane)
+    row = noise + tl.load(rows + request) * size
+    first = draw * 4 * threads
+    _store_exponential(row, first, lane, a, size, threads)
+    _store_exponential(row, first + threads, lane, b, size, threads)
+    _store_exponential(row, first + 2 * threads, lane, c, size, threads)
+    _store_exponential(row, first + 3 * threads, lane, d, size, threads)
+
+
+@triton.jit(do_not_specialize=["behind"])
+def uniform_kernel(
+    values,  # float64 [drafts of all requests]
+    firsts,  # int64 [requests]: a request's first draft
+    counts,  # int64 [requests]: its drafts, at most LANES
+    seeds,  # int64 [requests]
+    counters,  # int64 [requests]
+    behind,
+    LANES: tl.constexpr,
+):
+    """Draw a number in [0, 1) for each draft of each request; launch with grid [requests]."""
+    request = tl.program_id(0)
+    lane = tl.arange(0, LANES)
+    counter = tl.load(counters + request) + behind
+    a, b, _, _ = philox(tl.load(seeds + request), counter, lane)
+    bits = a.to(tl.uint64) ^ (b.to(tl.uint64) << 21)
+    value = bits.to(tl.float64) * _TWO_POW_M53 + _TWO_POW_M54
+    value = tl.where(value == 1.0, 0.0, value)
+    inside = lane < tl.load(counts + request)
+    tl.store(values + tl.load(firsts + request) + lane, value, mask=inside)
+
+
+class Draws:
+    """How torch draws on one device.
+
+    Args:
+        most_threads: most threads that fill a tensor.
+
+    Attributes:
+        most_drafts: most drafts of a request that :meth:`uniform` draws for.
+    """
+
+    most_drafts = _MOST_DRAFTS
+
+    def __init__(self, most_threads: int) -> None:
+        self.most_threads = most_threads
+
+    @classmethod
+    def on(cls, device: torch.device) -> "Draws":
+        """Return how torch draws on this CUDA device."""
+        traits = torch.cuda.get_device_properties(device)
+        blocks = traits.max_threads_per_multi_processor // _BLOCK
+        return cls(_BLOCK * traits.multi_processor_count * blocks)
+
+    def exponential(self, noise: torch.Tensor, sent: Sequence[torch.Tensor], behind: int) -> int:
+        """Fill rows as exponential_ does.
+
+        Args:
+            noise: float32 [rows, size], contiguous.
+            sent: int64 [requests] each: rows, seeds, counters.
+            behind: draws of a thread since the counters were sent.
+
+        Returns:
+            Draws of a thread: by how much each counter has grown.
+        """
+        size = noise.shape[1]
+        threads = min(self.most_threads, _BLOCK * triton.cdiv(size, _BLOCK))
+        draws: int = triton.cdiv(size, 4 * threads)
+        grid = (len(sent[0]), triton.cdiv(threads, _LANES), draws)
+        # Nothing may be fused: each product is rounded.
+        exponential_kernel[grid](
+            *(noise, *sent[:3], behind, size, threads), LANES=_LANES, enable_fp_fusion=False
+        )
+        return draws
+
+    def uniform(self, values: torch.Tensor, sent: Sequence[torch.Tensor], behind: int) -> int:
+        """Fill each request's part as uniform_ does.
+
+        Args:
+            values: float64 [drafts of all requests], contiguous.
+            sent: int64 [requests] each: rows, seeds, counters, first draft, number of drafts.
+            behind: draws of a thread since the counters were sent.
+
+        Returns:
+            Draws of a thread: by how much each counter has grown.
+        """
+        _, seeds, counters, firsts, counts = sent
+        arguments = (values, firsts, counts, seeds, counters, behind)
+        uniform_kernel[(len(seeds),)](*arguments, LANES=_MOST_DRAFTS, enable_fp_fusion=False)
+        return 1
+
+
+def agree(draws: Draws, device: torch.device, sizes: Iterable[int]) -> bool:
+    """Whether torch draws the same bits on this device; waits for it, and compiles the kernels.
+
+    Args:
+        draws: the recipe.
+        device: a CUDA device.
+        sizes: of the rows to compare, beside some that a few threads fill, and all threads
+            more than once.
+    """
+    sizes = {*sizes, 997, 4 * draws.most_threads + 1}
+    return all(_agrees(draws, device, size) for size in sizes) and _uniforms_agree(draws, device)
+
+
+def _agrees(draws: Draws, device: torch.device, size: int) -> bool:
+    generators = [_generator(device, *case) for case in _CASES]
+    wanted = torch.empty(len(_CASES), size, device=device)
+    for row, generator in zip(wanted, generators, strict=True):
+        row.exponential_(generator=generator)
+    drawn = torch.empty_like(wanted)
+    grown = draws.exponential(drawn, _send_cases(device), 0)
+    offsets = [generator.get_offset() for generator in generators]
+    return offsets == [offset + 4 * grown for _, offset in _CASES] and bool(
+        torch.equal(drawn.view(torch.int32), wanted.view(torch.int32))
+    )
+
+
+def _uniforms_agree(draws: Draws, device: torch.device) -> bool:
+    generators = [_generator(device, *case) for case in _CASES]
+    counts = (1, 5, _MOST_DRAFTS)
+    wanted = torch.empty(sum(counts), dtype=torch.float64, device=device)
+    for part, generator in zip(wanted.split(counts), generators, strict=True):
+        part.uniform_(generator=generator)
+    drawn = torch.empty_like(wanted)
+    grown = draws.uniform(drawn, _send_cases(device, counts), 0)
+    offsets = [generator.get_offset() for generator in generators]
+    return offsets == [offset + 4 * grown for _, offset in _CASES] and bool(
+        torch.equal(drawn.view(torch.int64), wanted.view(torch.int64))
+    )
+
+
+def _generator(device: torch.device, seed: int, offset: int) -> torch.Generator:
+    generator = torch.Generator(device=device)
+    generator.manual_seed(seed)
+    generator.set_offset(offset)
+    return generator
+
+
+def _send_cases(device: torch.device, counts: Sequence[int] = (0, 0, 0)) -> list[torch.Tensor]:
+    seeds = np.array([seed for seed, _ in _CASES], np.uint64).view(np.int64)
+    counters = np.array([offset // 4 for _, offset in _CASES])
+    many = np.array(counts)
+    arrays = (np.arange(len(_CASES)), seeds, counters, many.cumsum() - many, many)
+    return uploads.together(arrays, (), device, device.type == "cuda")[0]

@@ -1,0 +1,44 @@
+"""Feature ``rope-positions``: positions of several dimensions are sent without a wait.
+
+M-RoPE and XD-RoPE give a token a position in each of several dimensions. Stock keeps them in a
+pinned buffer, one row for each dimension, and copies the first columns of all rows to the device
+at once. Those are not contiguous, so that the copy goes through pageable memory. CUDA promises
+not to wait for the device there for up to 64 KiB; beyond that, it depends on the driver.
+
+Here the rows of a larger step are copied one by one: the first columns of each are contiguous.
+"""
+
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_inputs
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+#: Bytes that CUDA copies from pageable memory without a wait.
+_STAGED = 64 << 10
+
+
+def send(runner: "GPUModelRunner", tokens: int) -> bool:
+    """Send the positions of a step's tokens.
+
+    Args:
+        runner: the model runner.
+        tokens: number of tokens of the step.
+
+    Returns:
+        False if upstream is to send them: the model has none, they are few, or they are not in
+        pinned memory.
+    """
+    if runner.uses_mrope:
+        positions = runner.mrope_positions
+    elif runner.uses_xdrope_dim > 0:
+        positions = runner.xdrope_positions
+    else:
+        return False
+    source, target = positions.cpu, positions.gpu
+    if not runner.pin_memory or source[:, :tokens].nbytes <= _STAGED:
+        return False
+    for dimension in range(len(source)):
+        target[dimension, :tokens].copy_(source[dimension, :tokens], non_blocking=True)
+    return True
