@@ -39,11 +39,15 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--tests", type=Path, help="upstream's unpacked source archive; without it, it is fetched"
     )
+    parser.add_argument(
+        "--as-listed", action="store_true", help="of another release: run the listed files it has"
+    )
     args = parser.parse_args(argv)
     end_on_signals()
     try:
         folder = ROOT / "build" / "conformance"
-        result = comparison.run(cli.installation(args), folder, args.tests, args.files)
+        installation = cli.installation(args)
+        result = comparison.run(installation, folder, args.tests, args.files, args.as_listed)
     except OverlayError as error:
         print(f"conformance: {error}", file=sys.stderr)
         return error.code

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from overlay.errors import Exit, OverlayError
-from overlay.pin import Pin
+from overlay.pin import NAME, Pin
 
 PROJECT = "vllm"
 #: What is unpacked. Upstream's package is not: it would be imported in an installation's place.
@@ -26,12 +26,19 @@ def obtain(pin: Pin, folder: Path) -> Path:
         A directory with ``tests/`` and ``pyproject.toml``.
 
     Raises:
-        OverlayError: the archive cannot be had, or is another one.
+        OverlayError: the archive is not pinned, cannot be had, or is another one.
     """
     # Hosts without an index are given the tests, and have no libraries to ask one with.
     from review.index import fetch_sdist
 
     name = f"{PROJECT}-{pin.release}.tar.gz"
+    if name not in pin.archives:
+        raise OverlayError(
+            Exit.RELEASE,
+            f"does not list {name}, so it cannot be proven",
+            subject=NAME,
+            next_step="add its SHA-256 under [archives], or unpack it and name it with --tests",
+        )
     archive = fetch_sdist(PROJECT, pin.release, pin.archives[name], folder)
     root = folder / f"{PROJECT}-{pin.release}"
     if not root.exists():

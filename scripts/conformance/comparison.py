@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,10 +34,12 @@ class Result:
     Attributes:
         installation: its name and version.
         files: test file to its tests' verdicts.
+        notes: which files were not run, and why.
     """
 
     installation: str
     files: Mapping[str, Verdicts]
+    notes: Sequence[str] = ()
 
     def tests(self, verdict: Verdict) -> dict[str, str]:
         """The tests with a verdict, and the reason of each."""
@@ -69,11 +71,16 @@ class Result:
         for verdict in (Verdict.PRISTINE, Verdict.OVERLAID, Verdict.NOT_RUN):
             tests = self.tests(verdict)
             lines += [f"{verdict.value}: {test}: {reason}" for test, reason in tests.items()]
+        lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
 
 
 def run(
-    target: Installation, folder: Path, tests: Path | None = None, files: Sequence[str] = ()
+    target: Installation,
+    folder: Path,
+    tests: Path | None = None,
+    files: Sequence[str] = (),
+    as_listed: bool = False,
 ) -> Result:
     """Run test files on a pristine and an overlaid copy of an installation.
 
@@ -82,6 +89,7 @@ def run(
         folder: keeps the source archive, and the logs of each copy.
         tests: the unpacked source archive; without it, it is fetched.
         files: which test files; without them, those that this machine can run.
+        as_listed: run what is listed and there, and only note what the lists do not fit.
 
     Raises:
         OverlayError: upstream's tests cannot be had, a file is unknown, one that imports a
@@ -90,7 +98,11 @@ def run(
     """
     overlay = Overlay.load(ROOT)
     source = archive.given(tests) if tests else archive.obtain(overlay.pin, folder)
-    selection.check(source, overlay.targets)
+    notes: list[str] = []
+    if as_listed:
+        notes = list(_notes(*selection.differences(source, overlay.targets)))
+    else:
+        selection.check(source, overlay.targets)
     if unknown := [file for file in files if not (source / file).is_file()]:
         raise OverlayError(
             Exit.USAGE,
@@ -100,10 +112,19 @@ def run(
         )
     python = str(target.interpreter or sys.executable)
     selected = selection.EVERYWHERE + (selection.ON_A_GPU if has_nvidia_gpu() else ())
+    selected = tuple(file for file in selected if (source / file).is_file())
     with installed(target.site, python) as sides:
         compared = compare(sides, source, files or selected, folder / "logs")
         sides.check_untouched()
-    return Result(target.title, compared)
+    return Result(target.title, compared, notes)
+
+
+def _notes(unlisted: Collection[str], missing: Collection[str]) -> Iterator[str]:
+    """Sentences on what :func:`selection.differences` finds."""
+    if unlisted:
+        yield f"import patched modules and were not run: {', '.join(sorted(unlisted))}"
+    if missing:
+        yield f"are listed and not in this release: {', '.join(sorted(missing))}"
 
 
 def compare(

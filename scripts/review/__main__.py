@@ -1,11 +1,13 @@
 """Review another release of vLLM against the overlay, in one page.
 
     python -m review release RELEASE    build/review/RELEASE: page, Markdown, JSON, candidate
+    python -m review matrix RELEASES    build/review/matrix.html: several releases in one table
     python -m review rebase RELEASE     lay the series out on it in build/edit
     python -m review diff               the overlay against its own release, in the same form
 
-Run it with ``PYTHONPATH=scripts``. RELEASE is a version, or a wheel file. Exit codes: 0 clean,
-10 needs eyes, 11 conflicts; those of ``overlay`` for a refusal.
+Run it with ``PYTHONPATH=scripts``. RELEASE is a version, a wheel file, or ``latest``;
+RELEASES is ``0.23.0..latest``, or versions with commas between them. Exit codes: 0 unchanged,
+10 needs eyes, 11 conflicts; those of ``overlay`` for a refusal; of several releases the worst.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until output.run: nothing is there to clean up
 
 import argparse
+import gc
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,7 +33,7 @@ from overlay.source import Overlay
 from series import edit, upstream
 from series.upstream import Upstream
 
-from review import review, wheels
+from review import matrix, moves, released, review, trying, wheels
 from review.fixes import MENDED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +50,8 @@ def main(argv: Sequence[str]) -> int:
     # Scratch directories are removed however the run ends.
     signal.signal(signal.SIGTERM, _end)
     try:
-        return {"release": _release, "rebase": _rebase, "diff": _diff}[args.command](args)
+        commands = {"release": _release, "matrix": _matrix, "rebase": _rebase, "diff": _diff}
+        return commands[args.command](args)
     except OverlayError as error:
         print(f"review: {error}", file=sys.stderr)
         return error.code
@@ -73,13 +78,20 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
     for name, text in (
         ("release", "review a release"),
+        ("matrix", "review several releases, in one table"),
         ("rebase", "lay out the series on a release in build/edit"),
         ("diff", "show the overlay against its own release"),
     ):
         command = commands.add_parser(name, help=text, description=text)
-        if name != "diff":
-            command.add_argument("release", help="a version, or a wheel file")
+        if name == "matrix":
+            command.add_argument("releases", help="versions with commas between, or FIRST..LAST")
+        elif name != "diff":
+            command.add_argument("release", help="a version, a wheel file, or latest")
             command.add_argument("--sha256", help="of the wheel file, if no index knows it")
+        if name == "release":
+            command.add_argument(
+                "--try", dest="try_it", action="store_true", help="install, overlay and serve it"
+            )
         if name != "rebase":
             command.add_argument(
                 "--out", type=Path, default=FOLDER, help="the directory for reviews (build/review)"
@@ -95,9 +107,50 @@ def _parser() -> argparse.ArgumentParser:
 def _release(args: argparse.Namespace) -> int:
     overlay = Overlay.load(ROOT)
     release = _obtain(args, overlay, args.out)
-    result = review.of_release(overlay, _base(args, overlay), release, args.out)
+    trial = partial(trying.examine, ROOT) if args.try_it else None
+    result = review.of_release(overlay, _base(args, overlay), release, args.out, trial=trial)
     _report(args, result)
     return review.CODES[result["verdict"]]
+
+
+def _matrix(args: argparse.Namespace) -> int:
+    overlay = Overlay.load(ROOT)
+    versions = released.several(args.releases, overlay.pin)
+    base = _base(args, overlay)
+    # What takes longest is the same for every release.
+    overlaid = {path: overlay.overlaid_bytes(path, base.read(path)) for path in overlay.targets}
+    uses = review.uses_of(overlay, base, overlaid)
+    # Nothing of it is garbage before the end, and looking takes a fifth of the time.
+    gc.freeze()
+
+    def attempt(version: str) -> dict[str, Any]:
+        release = wheels.obtain(version, None, args.out / "wheels", overlay.pin)
+        return review.of_release(overlay, base, release, args.out, uses)
+
+    columns: list[dict[str, Any]] = []
+    progress = sys.stderr if args.json else sys.stdout
+    try:
+        for version in versions:
+            entry = matrix.column(version, partial(attempt, version))
+            columns.append(entry)
+            state = entry["verdict"] or f"{entry['outcome']}: {entry['because']}"
+            print(escaped(f"vLLM {entry['version']}: {state}"), file=progress, flush=True)
+    except KeyboardInterrupt:
+        done = ", ".join(each["version"] for each in columns if each["url"]) or "none"
+        print(
+            f"review: interrupted; reviewed until then: {done}; an earlier matrix is unchanged",
+            file=sys.stderr,
+        )
+        return 130
+    result = matrix.assemble(args.releases, overlay.pin, columns)
+    matrix.write(result, args.out)
+    if args.json:
+        print(json.dumps(result))
+    else:
+        for sentence in result["summary"]:
+            print(escaped(f"  {sentence}"))
+        print(escaped(f"page: {args.out / matrix.PAGE}"))
+    return matrix.code(result)
 
 
 def _diff(args: argparse.Namespace) -> int:
@@ -109,9 +162,13 @@ def _diff(args: argparse.Namespace) -> int:
 def _rebase(args: argparse.Namespace) -> int:
     overlay = Overlay.load(ROOT)
     release = _obtain(args, overlay, FOLDER)
-    archives = {release.wheel: release.sha256}
+    archives = {**release.archives, release.wheel: release.sha256}
     base = _base(args, overlay)
+    moved = moves.examine(overlay, base, release.upstream)
+    overlay, base, _ = moves.relocated(overlay, base, release.upstream, moved)
     conflicts = edit.rebase(overlay, base, release.upstream, release.version, archives)
+    for warning in moves.warnings(moved):
+        print(escaped(f"warning: {warning}"))
     print(escaped(f"build/edit is laid out on vLLM {release.version}"))
     if not conflicts:
         print("next: look at it, and `make refresh`")
@@ -128,9 +185,10 @@ def _obtain(args: argparse.Namespace, overlay: Overlay, folder: Path) -> wheels.
         raise OverlayError(
             Exit.USAGE,
             "RELEASE is empty",
-            next_step="name a version or a wheel file: RELEASE=0.23.0",
+            next_step="name a version or a wheel file: RELEASE=0.23.0, or RELEASE=latest",
         )
-    return wheels.obtain(args.release, args.sha256 or None, folder / "wheels", overlay.pin)
+    wanted = released.one(args.release, overlay.pin)
+    return wheels.obtain(wanted, args.sha256 or None, folder / "wheels", overlay.pin)
 
 
 def _base(args: argparse.Namespace, overlay: Overlay) -> Upstream:
@@ -144,8 +202,13 @@ def _report(args: argparse.Namespace, result: Mapping[str, Any]) -> None:
     version = result["release"]["version"]
     if not result["own"]:
         print(escaped(f"vLLM {version}: {result['verdict']}"))
+        for sentence in result["summary"]:
+            print(escaped(f"  {sentence}"))
         for patch in result["patches"]:
             line = f"{patch['verdict']:<9} {patch['name'][:4]} {patch['title']}: {patch['because']}"
+            print(escaped(f"  {line}"))
+        for step in result["tried"]:
+            line = f"{step['outcome']:<9} {step['step']}: {step['detail']}"
             print(escaped(f"  {line}"))
         if gone := [fix["name"] for fix in result["fixes"] if fix["has"] == MENDED]:
             print(escaped(f"fixes that can go: {', '.join(gone)}"))
@@ -156,6 +219,9 @@ def _report(args: argparse.Namespace, result: Mapping[str, Any]) -> None:
         print("names used: " + ", ".join(f"{n} {fate}" for fate, n in counts.items()))
     page = args.out / (review.OWN if result["own"] else version) / review.PAGE
     print(escaped(f"page: {page}"))
+    kept = page.parent.with_name(f"{page.parent.name}{review.KEPT}")
+    if kept.is_dir():
+        print(escaped(f"the last other review with conflicts: {kept / review.PAGE}"))
 
 
 if __name__ == "__main__":

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
-from review.definitions import FUNCTION, Definition, Definitions, Module
+from review.definitions import ASSIGNMENT, FUNCTION, Definition, Definitions, Module
+from review.trees import shape
 
 #: Fates of a definition, from the least to the worst.
 FATES = ("same", "body", "signature", "moved", "gone")
@@ -21,6 +24,8 @@ _ENUMERATIONS = ("Enum", "Flag")
 _QUOTED = 120
 #: The share of top-level names that makes two modules one that moved.
 _ALIKE = 0.5
+#: With more pairs of changed lines than this, lines are counted without regard to their order.
+_PAIRS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -31,11 +36,13 @@ class Change:
         fate: one of :data:`FATES`.
         now: its place in the release; None if it is gone.
         detail: a sentence, or nothing.
+        found: the definition in the release; None if it is gone.
     """
 
     fate: str
     now: str | None
     detail: str
+    found: Definition | None = field(default=None, compare=False)
 
 
 def change(base: Definitions, release: Definitions, module: str, name: str) -> Change:
@@ -53,10 +60,10 @@ def change(base: Definitions, release: Definitions, module: str, name: str) -> C
     if after is not None:
         fate, detail = compare(before, after)
         if _identity(before) == _identity(after):
-            return Change(fate, after.place, detail)
+            return Change(fate, after.place, detail, after)
         where = f"it is {after.full_name} now"
         still = "the old name still works" if name or before.path != after.path else ""
-        return Change("moved", after.place, _sentence(where, still, detail))
+        return Change("moved", after.place, _sentence(where, still, detail), after)
     candidates = _new_places(base, release, before)
     if (before.module, before.name) != (module, name):  # the name was imported there
         origin = release.find(before.module, before.name)
@@ -65,7 +72,7 @@ def change(base: Definitions, release: Definitions, module: str, name: str) -> C
         (after,) = candidates
         _, detail = compare(before, after)
         where = f"it is {after.full_name} now"
-        return Change("moved", after.place, _sentence(where, detail))
+        return Change("moved", after.place, _sentence(where, detail), after)
     if candidates:
         names = ", ".join(candidate.full_name for candidate in candidates[:3])
         return Change("gone", None, f"New ones of that name: {names}.")
@@ -91,9 +98,7 @@ def compare(before: Definition, after: Definition) -> tuple[str, str]:
         pairs = ((old, new), (new, old))
         was, now = (" and ".join(map(_short, _without(*pair))) or "nothing" for pair in pairs)
         return "body", f"Where it was assigned {was}, it is {now} now."
-    operations = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
-    removed = sum(j - i for what, i, j, _, _ in operations if what != "equal")
-    added = sum(j - i for what, _, _, i, j in operations if what != "equal")
+    removed, added = _line_counts(old, new)
     return "body", f"Statements: {removed} of {len(old)} are gone, {added} are new."
 
 
@@ -175,22 +180,22 @@ def _renamed(base: Definitions, release: Definitions, before: Definition) -> Def
 def _signature(node: ast.AST) -> Iterator[str]:
     if isinstance(node, (ast.ClassDef, *FUNCTION)):
         for decorator in node.decorator_list:
-            yield f"@{ast.unparse(decorator)}"
+            yield f"@{_unparsed(decorator)}"
     if isinstance(node, ast.ClassDef):
         for base in (*node.bases, *node.keywords):
-            yield f"base {ast.unparse(base)}"
-        members = any(ast.unparse(base).endswith(_ENUMERATIONS) for base in node.bases)
+            yield f"base {_unparsed(base)}"
+        members = any(_unparsed(base).endswith(_ENUMERATIONS) for base in node.bases)
         for statement in node.body:
             if isinstance(statement, (ast.Assign, ast.AnnAssign) if members else ast.AnnAssign):
-                yield f"field {ast.unparse(statement)}"
+                yield f"field {_unparsed(statement)}"
     elif isinstance(node, FUNCTION):
         if isinstance(node, ast.AsyncFunctionDef):
             yield "async"
         yield from _parameters(node.args)
         if node.returns is not None:
-            yield f"returns {ast.unparse(node.returns)}"
+            yield f"returns {_unparsed(node.returns)}"
     elif isinstance(node, ast.AnnAssign):
-        yield f"annotated {ast.unparse(node.annotation)}"
+        yield f"annotated {_unparsed(node.annotation)}"
 
 
 def _parameters(arguments: ast.arguments) -> Iterator[str]:
@@ -201,24 +206,24 @@ def _parameters(arguments: ast.arguments) -> Iterator[str]:
         if index + 1 == len(arguments.posonlyargs):
             yield "parameter /"
     if arguments.vararg or arguments.kwonlyargs:
-        yield f"parameter *{ast.unparse(arguments.vararg) if arguments.vararg else ''}"
+        yield f"parameter *{_unparsed(arguments.vararg) if arguments.vararg else ''}"
     for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
         yield _parameter(argument, default)
     if arguments.kwarg:
-        yield f"parameter **{ast.unparse(arguments.kwarg)}"
+        yield f"parameter **{_unparsed(arguments.kwarg)}"
 
 
 def _parameter(node: ast.arg, default: ast.expr | None) -> str:
-    value = "" if default is None else f" = {ast.unparse(default)}"
-    return f"parameter {ast.unparse(node)}{value}"
+    value = "" if default is None else f" = {_unparsed(default)}"
+    return f"parameter {_unparsed(node)}{value}"
 
 
 def _body_lines(node: ast.AST) -> Iterator[str]:
     if isinstance(node, FUNCTION):
         for statement in node.body:
-            yield from ast.unparse(statement).splitlines()
-    elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-        yield ast.unparse(node.value)
+            yield from _unparsed(statement).splitlines()
+    elif isinstance(node, ASSIGNMENT) and node.value is not None:
+        yield _unparsed(node.value)
 
 
 def _signature_change(old: list[str], new: list[str]) -> str:
@@ -229,16 +234,41 @@ def _signature_change(old: list[str], new: list[str]) -> str:
     return "; ".join(phrases) or f"another order: {_short(', '.join(shifted))}"
 
 
+def _line_counts(old: Sequence[str], new: Sequence[str]) -> tuple[int, int]:
+    """How many lines are gone, and how many are new."""
+    start, most = 0, min(len(old), len(new))
+    while start < most and old[start] == new[start]:
+        start += 1
+    end = 0
+    while end < most - start and old[-1 - end] == new[-1 - end]:
+        end += 1
+    old, new = old[start : len(old) - end], new[start : len(new) - end]
+    if len(old) * len(new) > _PAIRS:
+        return len(_without(old, new)), len(_without(new, old))
+    blocks = difflib.SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks()
+    kept = sum(block.size for block in blocks)
+    return len(old) - kept, len(new) - kept
+
+
 def _without(texts: Iterable[str], others: Iterable[str]) -> list[str]:
     """The texts that are not among the others, each as often as it is missing there."""
-    left = list(others)
+    left = Counter(others)
     kept = []
     for text in texts:
-        if text in left:
-            left.remove(text)
+        if left[text]:
+            left[text] -= 1
         else:
             kept.append(text)
     return kept
+
+
+def _unparsed(node: ast.AST) -> str:
+    """The source of a tree; of one that is nested too deep for that, something as distinctive."""
+    try:
+        return ast.unparse(node)
+    except RecursionError:
+        digest = hashlib.sha256(repr(shape(node)).encode()).hexdigest()
+        return f"an expression nested too deep to be shown, {digest[:12]}"
 
 
 def _short(text: str) -> str:

@@ -10,12 +10,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 from overlay.errors import Exit, OverlayError
 from series.upstream import Upstream
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+ASSIGNMENT = (ast.Assign, ast.AnnAssign, ast.AugAssign)
 #: A decorator that ends so makes a method an attribute.
 _PROPERTIES = ("property", "setter", "getter", "deleter")
 #: Statements whose blocks belong to the scope that they are in.
@@ -75,15 +77,15 @@ class Module:
         self._package = self.name if path.endswith("/__init__.py") else self.name.rpartition(".")[0]
         try:
             self.tree = ast.parse(data)
-        except (SyntaxError, ValueError) as error:
+            _simplify(self.tree)
+            self._read_block(self.tree.body, "")
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise OverlayError(
                 Exit.RELEASE,
                 f"cannot be parsed by this Python ({error})",
                 subject=path,
                 next_step="run the review with a Python that the release supports",
             ) from None
-        _simplify(self.tree)
-        self._read_block(self.tree.body, "")
 
     def origin(self, node: ast.ImportFrom) -> str:
         """The dotted module that a ``from`` statement names."""
@@ -123,7 +125,7 @@ class Module:
             elif isinstance(statement, ast.ClassDef):
                 self._define("class", prefix + statement.name, statement)
                 self._read_block(statement.body, f"{prefix}{statement.name}.")
-            elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            elif isinstance(statement, ASSIGNMENT):
                 for target in _targets(statement):
                     if isinstance(target, ast.Name):
                         self._define("attribute", prefix + target.id, statement)
@@ -160,12 +162,24 @@ class Module:
 
 
 class Definitions:
-    """Everything that one release defines; a file is parsed when a name in it is asked for."""
+    """Everything that one release defines; a file is parsed when a name in it is asked for.
+
+    Attributes:
+        text: returns the bytes of a file.
+        paths: dotted module to its file.
+    """
 
     def __init__(self, upstream: Upstream) -> None:
-        self._read = upstream.read
+        self.text = upstream.read
         self.paths = {module_name(path): path for path in upstream.paths}
         self._modules: dict[str, Module] = {}
+
+    @classmethod
+    def of(cls, upstream: Upstream) -> Definitions:
+        """Those of a release, read and parsed once for as long as somebody holds ``upstream``."""
+        if upstream not in _KNOWN:
+            _KNOWN[upstream] = cls(upstream)
+        return _KNOWN[upstream]
 
     def module(self, name: str) -> Module | None:
         """A module by its dotted name; None if the release has no such module."""
@@ -173,7 +187,7 @@ class Definitions:
             path = self.paths.get(name)
             if path is None:
                 return None
-            self._modules[name] = Module(path, self._read(path))
+            self._modules[name] = Module(path, self.text(path))
         return self._modules[name]
 
     def find(self, module: str, name: str) -> Definition | None:
@@ -202,7 +216,7 @@ class Definitions:
     def _mentions(self) -> dict[bytes, list[str]]:
         mentions: dict[bytes, list[str]] = {}
         for module, path in sorted(self.paths.items()):
-            for name in {a or b for a, b in _DEFINING.findall(self._read(path))}:
+            for name in {a or b for a, b in _DEFINING.findall(self.text(path))}:
                 mentions.setdefault(name, []).append(module)
         return mentions
 
@@ -257,6 +271,9 @@ class Definitions:
                     yield definition
 
 
+_KNOWN: WeakKeyDictionary[Upstream, Definitions] = WeakKeyDictionary()
+
+
 def imported(statement: ast.Import | ast.ImportFrom, module: Module) -> dict[str, tuple[str, str]]:
     """The names that a statement imports, each with its module and the name there, or nothing."""
     if isinstance(statement, ast.ImportFrom):
@@ -277,6 +294,13 @@ def module_name(path: str) -> str:
 def key_name(key: str) -> str:
     """The qualified name under which a dictionary's key is looked up."""
     return f"[{key!r}]"
+
+
+def is_static(node: ast.AST) -> bool:
+    """Whether a node defines a name of a module or a class, and not of an instance."""
+    if isinstance(node, ASSIGNMENT):
+        return any(isinstance(target, ast.Name) for target in _targets(node))
+    return True
 
 
 def _simplify(tree: ast.Module) -> None:
@@ -302,7 +326,7 @@ def _unquoted(node: ast.expr | None) -> ast.expr | None:
     return node
 
 
-def _targets(node: ast.Assign | ast.AnnAssign) -> Iterator[ast.expr]:
+def _targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> Iterator[ast.expr]:
     for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
         if isinstance(target, (ast.Tuple, ast.List)):
             for element in target.elts:

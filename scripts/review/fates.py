@@ -11,6 +11,7 @@ from series.upstream import Upstream
 
 from review.changes import FATES, Change, change, signature
 from review.definitions import Definition, Definitions
+from review.findings import diff_of
 from review.uses import HOW, Use
 
 
@@ -26,9 +27,9 @@ def fates(uses: Iterable[Use], base: Upstream, release: Upstream) -> list[dict[s
         The entries under "names" in review.json.
 
     Raises:
-        OverlayError: a source cannot be parsed.
+        OverlayError: a source cannot be parsed, or git fails.
     """
-    before, after = Definitions(base), Definitions(release)
+    before, after = Definitions.of(base), Definitions.of(release)
 
     @cache
     def followed(module: str, name: str) -> Change:
@@ -56,6 +57,7 @@ def fates(uses: Iterable[Use], base: Upstream, release: Upstream) -> list[dict[s
                 "was": origin.place,
                 "now": combined.now,
                 "detail": detail,
+                "diff": _diff((before, origin), (after, combined.found), combined.fate),
                 "how": [how for how in HOW if any(use.how == how for use in group)],
                 "users": sorted({use.user for use in group}, key=_path_and_line),
                 "certain": certain,
@@ -83,7 +85,16 @@ def _combined(changes: Sequence[tuple[Definition, Change]]) -> tuple[Definition,
     same = [definition.full_name for definition, followed in changes if followed.fate == "same"]
     if same:
         parts.append(f"{'As before' if parts else 'May be'}: {', '.join(same)}.")
-    return origin, Change(fate, worst.now, " ".join(parts))
+    return origin, Change(fate, worst.now, " ".join(parts), worst.found)
+
+
+def _diff(
+    before: tuple[Definitions, Definition], after: tuple[Definitions, Definition | None], fate: str
+) -> str:
+    """What has changed; of a class that has changed only in its methods, the methods."""
+    if fate == "same":
+        return ""
+    return diff_of(before, after, whole=False) or diff_of(before, after)
 
 
 def _lost_keywords(group: Sequence[Use], base: Definitions, release: Definitions) -> str:

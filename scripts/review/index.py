@@ -124,6 +124,22 @@ class PackageIndex:
             )
         return archives
 
+    def versions(self, project: str) -> list[Version]:
+        """The versions of a project that have been released, oldest first.
+
+        Raises:
+            UnreachableError: there are none, and an index did not answer.
+        """
+        self._client.failure = ""
+        packages = self._finder.find_matches(project, allow_prereleases=False)
+        if not packages and self._client.failure:
+            raise UnreachableError(
+                Exit.ABSENT,
+                f"the package index could not be asked for {project} ({self._client.failure})",
+                next_step="check pip's configuration and the network",
+            )
+        return sorted({Version(package.version) for package in packages if package.version})
+
     def download(self, archive: Archive, sha256: str, folder: Path) -> Path:
         """Download an archive into ``folder``, unless it is there; on failure nothing is left.
 

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher, ndiff
 from typing import Any
 
+from review import conflicts, entries, reach, sections, sources, verdicts, warned
+from review.findings import places
 from review.page import CONTEXT
+from review.pieces import (
+    anchor_of,
+    code,
+    counted,
+    diff,
+    escape,
+    folded,
+    headed,
+    lines_of,
+    row,
+    table,
+)
 
 #: The contents of review.json, or a part of them.
 Review = Mapping[str, Any]
@@ -19,11 +31,9 @@ Review = Mapping[str, Any]
 LIMIT = 60_000
 #: In the report, a single text longer than this is cut, and so are the users of a name.
 _LONGEST, _USERS = 600, 3
-#: In changed blocks with more pairs of lines than this, no similar lines are looked for.
-_PAIRS = 2500
 
 _VERDICTS = {
-    "clean": "nothing here needs a decision.",
+    "unchanged": "all {proven}.",
     "needs eyes": "everything merges, and something below must be looked at first.",
     "conflicts": "something does not merge, and needs its author.",
 }
@@ -35,7 +45,6 @@ _PATCHES = {
 }
 
 _ADDRESS = re.compile(r"https://[^\s<>]+")
-_MARKUP = re.compile(r"[\\`*_\[\]<>#|~$&]|^[-+=]|^\d+(?=[.)])")
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,7 @@ def report(review: Review) -> str:
         # Each section may fill half of the remaining room, so that there is some for the last.
         left = room // 2
         kept = [line for line in lines if (left := left - len(line) - 1) >= 0]
-        part = _section(f"## {heading}" if heading else "", columns, kept)
+        part = table(f"## {heading}" if heading else "", columns, kept)
         if number := len(lines) - len(kept):
             part += f"\n\n{number:,} more are in the page and in review.json."
         parts.append(part)
@@ -89,20 +98,28 @@ def document(review: Review, texts: Mapping[str, FileTexts]) -> str:
         texts: the texts of each file that the patches change, by its path.
     """
     parts = list(_head(review))
+    shown = entries.entries(review)
+    where = entries.anchors(shown)
     for heading, anchor, columns, lines in _sections(review, None):
-        parts.append(_section(_heading(2, anchor, heading) if heading else "", columns, lines))
-        same = [_name(name, None) for name in review["names"] if name["fate"] == "same"]
-        if same and columns == _NAME_COLUMNS:
-            summary = f"{_counted(len(same), 'name')} unchanged"
-            parts.append(_folded(summary, _section("", columns, same)))
+        title = headed(2, anchor, heading) if heading else ""
+        if anchor in entries.SECTIONS:
+            found = [*entries.of_section(shown, anchor)]
+            parts += [title, *entries.folds(found, review, where)]
+        elif anchor == "warnings":
+            parts.append(table(title, columns, warned.lines(review, shown, where)))
+        else:
+            parts.append(table(title, columns, lines))
+        if anchor == "names":
+            same = [_name(name, review, None) for name in review["names"] if name["fate"] == "same"]
+            if same:
+                summary = f"{counted(len(same), 'name')} unchanged"
+                parts.append(folded(summary, table("", _NAME_COLUMNS, same)))
     if review["patches"]:
-        parts.append(_heading(2, "patches", "Patches"))
-    for patch in review["patches"]:
-        parts += _patch(review, patch)
+        parts.append(headed(2, "patches", "Patches"))
+    parts += [_patch(review, patch) for patch in review["patches"]]
     if texts:
-        parts.append(_heading(2, "files", "Files"))
-    for path, file in texts.items():
-        parts += _file(review, path, file)
+        parts.append(headed(2, "files", "Files"))
+    parts += [_file(review, path, file) for path, file in texts.items()]
     if review["candidate"] and not review["own"]:
         parts += _candidate(review)
     parts.append(f"Made by {code(review['command'])} on {escape(review['date'])}.")
@@ -119,15 +136,15 @@ def _head(review: Review) -> Iterator[str]:
     release, verdict = review["release"], review["verdict"]
     verdicts = Counter(patch["verdict"] for patch in review["patches"])
     counts = [
-        _counted(verdicts[word], f"patch {one}", f"patches {more}")
+        counted(verdicts[word], f"patch {one}", f"patches {more}")
         for word, (one, more) in _PATCHES.items()
         if verdicts[word]
     ]
     yield f"# {escape(title(review))}"
-    yield (
-        f"**{escape(verdict)}**: {_VERDICTS.get(verdict, '')} "
-        f"{', '.join(counts) or 'There are no patches'}."
-    )
+    meaning = _VERDICTS.get(verdict, "").format(proven=escape(review["proven"]))
+    yield f"**{escape(verdict)}**: {meaning} {', '.join(counts) or 'There are no patches'}."
+    if review["summary"]:
+        yield "\n".join(f"- {escape(sentence)}" for sentence in review["summary"])
     yield (
         f"{code(release['wheel'])}, SHA-256 {code(release['sha256'])}, "
         f"proven by {escape(release['proof'])}."
@@ -147,11 +164,27 @@ def _sections(
     patches = []
     for patch in review["patches"]:
         link = _patch_name(patch["name"], most_users is None)
-        patches.append(_line(link, f"**{escape(patch['verdict'])}**", escape(patch["because"])))
+        patches.append(row(link, f"**{escape(patch['verdict'])}**", escape(patch["because"])))
     yield "", "", ("patch", "verdict", "why"), patches
+    if most_users is not None and (lines := conflicts.report(review)):
+        yield f"{counted(len(lines), 'conflict')}", "conflicts", (), lines
     if review["warnings"]:
         warnings = [f"- {escape(warning)}" for warning in review["warnings"]]
-        yield _counted(len(warnings), "warning"), "warnings", (), warnings
+        yield counted(len(warnings), "warning"), "warnings", (), warnings
+    for heading, anchor, columns, rows in (
+        verdicts.section(review["words"]),
+        reach.section(review["classes"]),
+    ):
+        if rows:
+            lines = [row(*map(escape, cells)) for cells in rows]
+            if most_users is None and anchor == "words":  # a matrix of releases leads to each word
+                names = (word["name"] for word in review["words"])
+                lines = [
+                    line.replace("| ", f'| <a id="{verdicts.anchor(name)}"></a>', 1)
+                    for name, line in zip(names, lines, strict=True)
+                ]
+            yield heading, anchor, columns, lines
+    yield from sections.of_findings(review)
     if fixes := review["fixes"]:
         count = sum(fix["has"] == "mended" for fix in fixes)
         heading = f"Fixes: {count:,} of {len(fixes):,} can go"
@@ -159,12 +192,13 @@ def _sections(
     if review["names"]:
         changed = [name for name in review["names"] if name["fate"] != "same"]
         changed.sort(key=lambda name: not name["certain"])
-        total = _counted(len(review["names"]), "name")
+        total = counted(len(review["names"]), "name")
         heading = f"Names that changed: {len(changed):,} of {total} that the overlay uses"
-        yield heading, "names", _NAME_COLUMNS, [_name(name, most_users) for name in changed]
+        yield heading, "names", _NAME_COLUMNS, [_name(name, review, most_users) for name in changed]
+    yield from sources.sections(review)
     if review["targets"] and not review["own"]:
         lines = [
-            _line(
+            row(
                 code(target["path"], True),
                 f"{target['added']:,}",
                 f"{target['removed']:,}",
@@ -181,7 +215,7 @@ def _fix(fix: Review, linked: bool) -> str:
         f"{_patch_name(patch['name'], linked)} {escape(patch['verdict'])}"
         for patch in fix["patches"]
     ]
-    return _line(
+    return row(
         code(fix["name"], True),
         f"**{escape(fix['has'])}**: {escape(fix['because'])}",
         escape(", ".join(fix["bugs"])),
@@ -192,21 +226,21 @@ def _fix(fix: Review, linked: bool) -> str:
 
 def _patch_name(name: str, linked: bool) -> str:
     span = code(name, True)
-    return f"[{span}](#{_anchor(name)})" if linked else span
+    return f"[{span}](#{anchor_of(name)})" if linked else span
 
 
-def _name(name: Review, most_users: int | None) -> str:
+def _name(name: Review, review: Review, most_users: int | None) -> str:
     changed = " changed" * (name["fate"] in ("signature", "body"))
     fate = f"**{escape(name['fate'])}{changed}**"
     if not name["certain"]:
         fate += " (found by its name alone)"
-    where = code(name["was"], True)
-    if name["now"] not in (None, name["was"]):
-        where += f", now {code(name['now'], True)}"
+    versions = review["base"]["release"], review["release"]["version"]
+    was = None if name["fate"] == "same" else name["was"]  # one place is enough
+    where = places(versions, was, name["now"])
     users = [code(user, True) for user in name["users"][:most_users]]
     if more := len(name["users"]) - len(users):
         users.append(f"and {more:,} more")
-    return _line(
+    return row(
         f"{code(name['name'], True)} {escape(name['kind'])}",
         fate,
         escape(name["detail"]),
@@ -218,184 +252,94 @@ def _name(name: Review, most_users: int | None) -> str:
 # Sections of the document alone
 
 
-def _patch(review: Review, patch: Review) -> Iterator[str]:
-    anchor = _anchor(patch["name"])
-    yield _heading(3, anchor, f"{code(patch['name'])} **{escape(patch['verdict'])}**")
-    yield f"**{escape(patch['title'])}**: {escape(patch['because'])}"
-    yield "\n".join(
+def _patch(review: Review, patch: Review) -> str:
+    anchor = anchor_of(patch["name"])
+    header = "\n".join(
         # Of an address only this form becomes a link.
         f"- {escape(field)}: {f'<{value}>' if _ADDRESS.fullmatch(value) else escape(value)}"
         for field, value in patch["header"].items()
     )
+    parts = [
+        f'<a id="{anchor}"></a>**{escape(patch["title"])}**: {escape(patch["because"])}',
+        header,
+    ]
+    fighting: list[str] = []
+    rest: list[str] = []
     for nth, file in enumerate(patch["files"], 1):
-        hunks = [
-            _hunk(review, hunk, f"{anchor}-file-{nth}-hunk-{number}")
-            for number, hunk in enumerate(file["hunks"], 1)
-        ]
-        summary = f"{file['path']}: {file['verdict']}, {_counted(len(hunks), 'hunk')}"
-        body = "\n\n".join([*hunks, f"[The whole file](#{_anchor(file['path'])})"])
-        # A file to which the patch applies as it is needs no look.
-        yield _folded(summary, body, unfolded=file["verdict"] != "applies")
+        link = f"[{code(file['path'])}](#{anchor_of(file['path'])})"
+        hunks = [f"**{escape(file['verdict'])}** {counted(len(file['hunks']), 'hunk')} in {link}"]
+        for number, hunk in enumerate(file["hunks"], 1):
+            text = _hunk(review, patch, file, hunk, f"{anchor}-file-{nth}-hunk-{number}")
+            (fighting if hunk["verdict"] == "conflicts" else hunks).append(text)
+        rest.append("\n\n".join(hunks))
+    if fighting:  # what merges would hide them
+        rest = [folded("the other hunks", "\n\n".join(rest))]
+    summary = f"{patch['name']}: {patch['verdict']}, {patch['because']}"
+    # A patch that applies as it is needs no look, and one that has moved was merged by git.
+    unfolded = patch["verdict"] in ("conflicts", "obsolete")
+    return folded(summary, "\n\n".join([*parts, *fighting, *rest]), unfolded)
 
 
-def _hunk(review: Review, hunk: Review, anchor: str) -> str:
+def _hunk(review: Review, patch: Review, file: Review, hunk: Review, anchor: str) -> str:
     base, version = review["base"]["release"], review["release"]["version"]
     where = f"line {hunk['was']} of {base}"
     if not review["own"]:
-        now = "nowhere in" if hunk["now"] is None else f"{hunk['now']} of"
+        line = hunk["conflict"]["at"] if hunk["conflict"] else hunk["now"]
+        now = "nowhere in" if line is None else f"{line} of"
         where += f", {now} {version}"
     inside = f" in {code(hunk['function'])}" if hunk["function"] else ""
-    sides = [(f"{base}, overlaid", hunk["ours"])]
-    if hunk["verdict"] == "conflicts" or hunk["theirs"]:
-        sides.append((version, hunk["theirs"]))
+    parts = [headed(4, anchor, f"**{escape(hunk['verdict'])}** {escape(where)}{inside}")]
+    if hunk["conflict"]:
+        return "\n\n".join([*parts, *conflicts.document(review, patch, file, hunk)])
     return "\n\n".join(
-        (
-            _heading(4, anchor, f"**{escape(hunk['verdict'])}** {escape(where)}{inside}"),
-            *(diff((base, hunk["base"]), side, numbered=False) for side in sides),
-        )
+        [*parts, diff((base, hunk["base"]), (f"{base}, overlaid", hunk["ours"]), numbered=False)]
     )
 
 
-def _file(review: Review, path: str, file: FileTexts) -> Iterator[str]:
+def _file(review: Review, path: str, file: FileTexts) -> str:
     base, version = review["base"]["release"], review["release"]["version"]
-    yield _heading(3, _anchor(path), code(path))
+    anchor = f'<a id="{anchor_of(path)}"></a>'
+    parts = [f"{anchor}{code(path)}"]
     if review["own"] or file.candidate is None:
         if not review["own"]:
-            yield (
-                "A patch conflicts here, so there is no candidate. "
+            parts[0] += (
+                ": a patch conflicts here, so there is no candidate. "
                 f"This is the overlay on its own release, {escape(base)}."
             )
-        yield diff((base, _lines(file.base)), (f"{base}, overlaid", _lines(file.overlaid)))
+        sides = (base, lines_of(file.base)), (f"{base}, overlaid", lines_of(file.overlaid))
     else:
-        candidate = (f"{version}, candidate", _lines(file.candidate))
-        yield diff((version, _lines(file.release)), candidate)
+        sides = (
+            (version, lines_of(file.release)),
+            (f"{version}, candidate", lines_of(file.candidate)),
+        )
+    parts.append(diff(*sides))
     for target in review["targets"] if not review["own"] else ():
         if target["path"] == path:
             functions = target["functions"]
             changes = (f"{code(item['name'])} {escape(item['fate'])}" for item in functions)
-            before, after = (base, _lines(file.base)), (version, _lines(file.release))
-            yield _folded(
-                f"Upstream's own drift: {_counted(target['added'], 'line')} added, "
-                f"{target['removed']:,} removed, {_counted(len(functions), 'function')} touched",
+            before, after = (base, lines_of(file.base)), (version, lines_of(file.release))
+            drift = folded(
+                f"Upstream's own drift: {counted(target['added'], 'line')} added, "
+                f"{target['removed']:,} removed, {counted(len(functions), 'function')} touched",
                 f"{', '.join(changes)}\n\n{diff(before, after, context=CONTEXT)}",
             )
+            parts.append(drift)
+    return folded(path, "\n\n".join(parts))
 
 
 def _candidate(review: Review) -> Iterator[str]:
     candidate = review["candidate"]
     rebase = re.sub(r"^make review\b", "make rebase", review["command"])
     version = escape(review["release"]["version"])
-    yield _heading(2, "candidate", "Candidate")
+    yield headed(2, "candidate", "Candidate")
     yield f"The series for {version}. {code(rebase)} lays it out in build/edit."
     labels = {"patches": "patches", "vendored": "merged cleanly", "conflicts": "conflicts"}
     lines = [
         f"- {label}: {', '.join(map(code, candidate[key])) or 'none'}"
         for key, label in labels.items()
     ]
-    pin = "written" if candidate["pin"] else "not written until the conflicts are resolved"
+    pin = "written" if candidate["pin"] else "not written until what is wrong is resolved"
     yield "\n".join([*lines, f"- VERSION_PIN: {pin}"])
-
-
-# Diffs
-
-
-def diff(
-    before: tuple[str, Sequence[str]],
-    after: tuple[str, Sequence[str]],
-    numbered: bool = True,
-    context: int | None = None,
-) -> str:
-    """A fenced unified diff in which similar lines follow one another.
-
-    Args:
-        before: the name of the text on the left, and its lines.
-        after: the same on the right.
-        numbered: whether hunks have a header.
-        context: the number of unchanged lines around each change; None for all.
-    """
-    (old_name, left), (new_name, right) = before, after
-    lines = [f"--- {_one_line(old_name)}", f"+++ {_one_line(new_name)}"]
-    matcher = SequenceMatcher(None, left, right, autojunk=False)
-    for group in matcher.get_grouped_opcodes(len(left) if context is None else context):
-        _, first, _, start, _ = group[0]
-        lines += [f"@@ -{first + 1} +{start + 1} @@"] if numbered else []
-        for tag, i, i_end, j, j_end in group:
-            old, new = left[i:i_end], right[j:j_end]
-            if tag == "equal":
-                lines += (f" {line}" for line in old)
-            elif tag == "replace" and len(old) * len(new) <= _PAIRS:
-                lines += (line[0] + line[2:] for line in ndiff(old, new) if line[0] != "?")
-            else:
-                lines += (f"-{line}" for line in old)
-                lines += (f"+{line}" for line in new)
-    if len(lines) == 2:
-        return "No line differs."
-    longest = max(len(run) for line in lines for run in re.findall("~*", line))
-    fence = "~" * max(longest + 1, 3)
-    return "\n".join([f"{fence}diff", *lines, fence])
-
-
-def _lines(text: str) -> list[str]:
-    """The lines of a text, split at line feeds only."""
-    return text.removesuffix("\n").split("\n") if text else []
-
-
-# Pieces of Markdown
-
-
-def _anchor(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.]+", "-", name)
-
-
-def _heading(level: int, anchor: str, text: str) -> str:
-    return f'{"#" * level} <a id="{anchor}"></a>{text} [#](#{anchor})'
-
-
-def _section(heading: str, columns: Sequence[str], lines: Sequence[str]) -> str:
-    head = [heading, ""] if heading else []
-    if columns and lines:
-        head += [_line(*columns), _line(*("---" for _ in columns))]
-    return "\n".join([*head, *lines]).rstrip()
-
-
-def _folded(summary: str, body: str, unfolded: bool = False) -> str:
-    text = html.escape(_one_line(summary))
-    return f"<details{' open' * unfolded}>\n<summary>{text}</summary>\n\n{body}\n\n</details>"
-
-
-def _line(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _counted(number: int, singular: str, plural: str = "") -> str:
-    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
-
-
-def escape(text: str) -> str:
-    """Text that Markdown shows unchanged, on one line, without mentions or links."""
-    escaped = _MARKUP.sub(_escaped, _one_line(text))
-    # GitHub links @name and #1 even where they are escaped.
-    escaped = re.sub(r"@(?=\w)", "@<!-- -->", escaped)
-    return re.sub(r"\\#(?=\d)", r"\\#<!-- -->", escaped)
-
-
-def _escaped(match: re.Match[str]) -> str:
-    # After a number that would begin a list, the backslash comes behind it.
-    return match[0] + "\\" if match[0].isdigit() else "\\" + match[0]
-
-
-def code(text: str, in_table: bool = False) -> str:
-    """Text as a code span on one line, with bars escaped in a table."""
-    line = _one_line(text)
-    longest = max((len(run) for run in re.findall("`+", line)), default=0)
-    fence = "`" * (longest + 1)
-    padded = f" {line} " if line.startswith("`") or line.endswith("`") else line
-    span = f"{fence}{padded or ' '}{fence}"
-    return span.replace("|", "\\|") if in_table else span
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _shortened(content: Any) -> Any:  # noqa: ANN401 (of JSON)

@@ -18,6 +18,7 @@ from overlay.patches import FilePatch, Hunk, Patch, Series, header_fields, split
 from series import git
 from series.upstream import Upstream
 
+from review.conflicts import DISTINCTIVE, Conflict, located, shown
 from review.outline import enclosing, extents
 
 #: The verdicts, worst first.
@@ -27,8 +28,6 @@ ADOPTED, GONE = "adopted", "gone"
 
 #: The length of git's conflict markers: no module has such long rows of these characters.
 _MARKER = 31
-#: A line shorter than this may be anywhere by chance.
-_DISTINCTIVE = 8
 _REGION = re.compile(
     rb"^<{%d} release\r?\n(.*?)^\|{%d} base\r?\n(.*?)^={%d}\r?\n(.*?)^>{%d} overlay\r?\n"
     % ((_MARKER,) * 4),
@@ -54,6 +53,7 @@ class JudgedHunk:
         ours: the lines that it adds. If it conflicts, ``base`` with the hunk.
         theirs: the lines of the conflict in the new release.
         after: conflicting patches whose lines it changes.
+        conflict: where it conflicts; None if it merges.
     """
 
     verdict: str
@@ -65,6 +65,7 @@ class JudgedHunk:
     theirs: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     release_function: str = ""
+    conflict: Conflict | None = None
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ class _Merging:
         was = hunk.old_at + 1
         function = enclosing(before, was)
         if not conflicts:
-            removed, added = _lines(hunk.old), _lines(hunk.new)
+            removed, added = shown(hunk.old), shown(hunk.new)
             if text == there:
                 return JudgedHunk(ADOPTED, was, None, function, removed, added)
             now = _first_difference(there, text) + 1
@@ -211,10 +212,16 @@ class _Merging:
             was,
             _once(there, base),
             function,
-            _lines(base),
-            _lines(ours),
-            _lines(theirs),
+            shown(base),
+            shown(ours),
+            shown(theirs),
             tuple(sorted(after_these)),
+            conflict=located(
+                (before, there, self.release.read(path)),
+                # Above the conflict, the merged text is the release's.
+                (hunk.old_at, text.count(b"\n", 0, region.start())),
+                (base, ours, theirs),
+            ),
         )
 
     def _vanished(self, before: bytes, function: str, there: bytes) -> bool:
@@ -228,7 +235,7 @@ class _Merging:
 
     def _nowhere(self, lines: Sequence[bytes]) -> bool:
         """Whether no module of the release holds any of these lines; False if all are too short."""
-        wanted = {line.strip() for line in lines if len(line.strip()) >= _DISTINCTIVE}
+        wanted = {line.strip() for line in lines if len(line.strip()) >= DISTINCTIVE}
         if not wanted:
             return False
         texts = map(self.release.read, self.release.paths)
@@ -298,11 +305,11 @@ def _because(verdict: str, files: Sequence[JudgedFile]) -> str:
         return f"{total}, each at its line"
     if verdict == MOVED:
         parts += [f"{counts[MOVED]} of {total} at other lines"] if counts[MOVED] else []
-        parts += [f"{counts[ADOPTED]} of {total} in the release already"] if counts[ADOPTED] else []
+        parts += [f"{counts[ADOPTED]} of {total} change nothing there"] if counts[ADOPTED] else []
         return ", ".join(parts) or f"{total}, merged together"
     if verdict == OBSOLETE:
         adopted, gone = counts[ADOPTED], counts[GONE]
-        parts += [f"the release does the same in {adopted} of {total}"] if adopted else []
+        parts += [f"likely adopted: {adopted} of {total} change nothing there"] if adopted else []
         parts += [f"the lines of {gone} of {total} are gone"] if gone else []
         return "; ".join(parts)
     conflicts = [hunk for hunk in hunks if hunk.verdict in (CONFLICTS, GONE)]
@@ -312,10 +319,6 @@ def _because(verdict: str, files: Sequence[JudgedFile]) -> str:
     after = sorted({name.partition("-")[0] for hunk in conflicts for name in hunk.after})
     text = f"{len(conflicts)} of {total} conflict, in {where}"
     return text + (f"; some of them with lines of {', '.join(after)}" if after else "")
-
-
-def _lines(lines: Sequence[bytes]) -> tuple[str, ...]:
-    return tuple(line.decode(errors="replace").removesuffix("\n") for line in lines)
 
 
 def _first_difference(one: bytes, other: bytes) -> int:

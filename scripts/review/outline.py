@@ -36,7 +36,7 @@ def extents(text: bytes) -> Sequence[Extent]:
     """
     try:
         return tuple(_within(ast.parse(text), ""))
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ()
 
 

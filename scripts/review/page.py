@@ -16,14 +16,17 @@ from markupsafe import Markup, escape
 from pygments.lexers import PythonLexer
 from pygments.token import Token
 
+from review.pieces import EXCERPT
+
 #: Unchanged lines around a change; those between are folded away.
 CONTEXT = 3
 #: The share of words that makes two lines versions of one another.
 _ALIKE = 0.5
 #: The CSS class of each verdict and fate.
 _MOODS = {
-    **dict.fromkeys(("clean", "applies", "same"), "good"),
+    **dict.fromkeys(("unchanged", "applies", "same"), "good"),
     **dict.fromkeys(("needs eyes", "moved", "obsolete", "adopted", "body changed"), "eyes"),
+    **dict.fromkeys(("changed", "new"), "eyes"),
     **dict.fromkeys(("mended", "mended in part", "not known"), "eyes"),
     **dict.fromkeys(("conflicts", "gone", "signature changed"), "bad"),
 }
@@ -49,6 +52,8 @@ _VISIBLE = {
     **{code: f"<U+{code:04X}>" for code in (*range(0x2060, 0x2070), *range(0xD800, 0xE000))},
 }
 _HUNK = re.compile(r"@@ -(\d+) \+(\d+) @@")
+_SECTION = re.compile(r'<h2><a id="([^"]+)"></a>(.*?) <a [^>]*>#</a></h2>')
+_BEHIND_HEAD = re.compile("<table|<h2")
 _DEFINITION = re.compile(r"\s*((?:async )?def|class)\s+(\w+)")
 _WORD = re.compile(r"\n|\w+|[^\S\n]+|[^\w\s]")
 
@@ -66,9 +71,18 @@ def render(title: str, document: str) -> str:
     parser = MarkdownIt("commonmark", {"html": True}).enable("table")
     parser.add_render_rule("fence", _fence)
     parser.add_render_rule("strong_open", _strong)
+    parser.add_render_rule("link_open", _link)
     body = Markup(parser.render(visible(document)))  # noqa: S704 (it escapes what is not ours)
+    sections = [
+        (anchor, Markup(text).striptags())  # noqa: S704 (the renderer has escaped it)
+        for anchor, text in _SECTION.findall(body)
+    ]
     template = pages.environment(Path(__file__).parent).get_template("page.html.j2")
-    return template.render(title=visible(title), body=body)
+    # What one must know comes first, and then the way to the rest.
+    end = found.start() if (found := _BEHIND_HEAD.search(body)) else len(body)
+    return template.render(
+        title=visible(title), head=body[:end], body=body[end:], sections=sections
+    )
 
 
 def visible(text: str) -> str:
@@ -83,22 +97,28 @@ def _strong(self: Any, tokens: Any, index: int, *rest: Any) -> str:  # noqa: ANN
     return str(self.renderToken(tokens, index, *rest))
 
 
+def _link(self: Any, tokens: Any, index: int, *rest: Any) -> str:  # noqa: ANN401 (markdown-it's)
+    """The start of a link; a heading's to itself is no stop of the tab key."""
+    if tokens[index + 1].content == "#":
+        tokens[index].attrSet("tabindex", "-1")
+        tokens[index].attrSet("aria-label", "link to this place")
+    return str(self.renderToken(tokens, index, *rest))
+
+
 def _fence(_: Any, tokens: Any, index: int, *__: Any) -> str:  # noqa: ANN401 (markdown-it's)
     """A unified diff as tables with two sides; without headers of hunks there are no numbers."""
     before, after, *lines = tokens[index].content.removesuffix("\n").split("\n")
     tables = []
-    end = 1
+    end = None if tokens[index].info == EXCERPT else 1
     for number, line in enumerate(lines, 1):
         if header := _HUNK.fullmatch(line):
             old, new = int(header[1]), int(header[2])
-            if old > end:
+            if end is not None and old > end:
                 tables.append(Markup("<p class=gap>{}</p>").format(_left_out(old - end, end)))
             body = list(takewhile(lambda line: line[0] != "@", lines[number:]))
             end = old + sum(line[0] != "+" for line in body)
             tables.append(_table(body, old, new))
-    return Markup(
-        '<div class="diff{}" tabindex="0"><div class=heads><b>{}</b><b>{}</b></div>{}</div>\n'
-    ).format(
+    return Markup('<div class="diff{}"><div class=heads><b>{}</b><b>{}</b></div>{}</div>\n').format(
         "" if tables else " bare",
         before[4:],
         after[4:],

@@ -6,8 +6,8 @@ import datetime
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,21 @@ from series import refresh
 from series.tree import write_file
 from series.upstream import Upstream
 
-from review import fixes, markdown, merging, page
+from review import (
+    fixes,
+    markdown,
+    merging,
+    moves,
+    page,
+    reach,
+    requirements,
+    runners,
+    running,
+    soundness,
+    sources,
+    trying,
+    verdicts,
+)
 from review.drift import changed_lines, drift
 from review.fates import fates
 from review.fixes import MENDS, Mend
@@ -29,14 +43,27 @@ from review.merging import CONFLICTS, OBSOLETE, JudgedPatch, Merged
 from review.uses import Use, upstream_uses
 from review.wheels import Release
 
+#: The version of review.json; docs/review-json.md has its fields, and says what raises it.
+SCHEMA = 1
 #: The verdicts on a release, and the exit codes of the program.
-CLEAN, EYES, CONFLICT = "clean", "needs eyes", "conflicts"
+CLEAN, EYES, CONFLICT = "unchanged", "needs eyes", "conflicts"
 CODES = {CLEAN: 0, EYES: 10, CONFLICT: 11}
+
+#: What is the same in a release that is unchanged.
+PROVEN = (
+    "names, seams, mirrored definitions, callees two calls away, patched files and the classes "
+    "that run"
+)
 
 #: The directory of the overlay's review against its own release.
 OWN = "own"
 #: The files of a review.
 JSON, MARKDOWN, PAGE, CANDIDATE = "review.json", "review.md", "review.html", "candidate"
+
+#: Added to the name of a review with conflicts that another one has replaced.
+KEPT = "-before"
+#: What differs between two reviews that say the same.
+_RUN = ("command", "date")
 
 
 def of_release(
@@ -47,6 +74,7 @@ def of_release(
     uses: Iterable[Use] | None = None,
     own: bool = False,
     mends: Mapping[str, Mend] = MENDS,
+    trial: Callable[[Release, Mapping[str, bytes], bool], list[dict[str, Any]]] | None = None,
 ) -> dict[str, Any]:
     """Review a release, and write the review.
 
@@ -58,6 +86,7 @@ def of_release(
         uses: the result of :func:`uses_of`, if it is known; it takes minutes.
         own: whether the release is the one that the overlay is for.
         mends: by fix, what upstream has of it.
+        trial: tries the candidate, as :func:`review.trying.examine` does.
 
     Returns:
         The contents of review.json.
@@ -65,16 +94,44 @@ def of_release(
     Raises:
         OverlayError: the overlay does not fit its own release, or git is not there.
     """
+    moved = moves.examine(overlay, base, release.upstream)
+    pinned, original = overlay, base
+    overlay, base, upstream = moves.relocated(overlay, base, release.upstream, moved)
+    release = replace(release, upstream=upstream)
     merged = merging.merge(overlay.series, base, release.upstream)
+    overlaid = moves.original(merged.overlaid, moved)
     if uses is None:
-        uses = uses_of(overlay, base, merged.overlaid)
-    names = fates(uses, base, release.upstream)
-    candidate, files = _candidate(overlay, release, merged)
+        uses = uses_of(pinned, original, overlaid)
+    uses = list(uses)
+    names = fates(uses, original, release.upstream)
+    found = sources.examine(pinned, original, release.upstream, uses, names)
+    faults = soundness.examine(merged, base, release.upstream)
+    asked = [] if own else requirements.examine(base.metadata, upstream.metadata)
+    faulty = bool(faults) or moves.is_taken(moved)
+    candidate, files = _candidate(overlay, release, merged, faulty)
+    tried = trial(release, files, candidate["ready"]) if trial else []
     judged = [] if own else fixes.judge(mends, release.version, merged.patches)
-    warnings = [*_warnings(merged, names), *fixes.warnings(judged)]
+    runs = running.NOTHING
+    if not own:
+        runs = running.examine(
+            pinned, original, release, merged.patches, overlaid, uses, names, judged, found
+        )
+    warnings = [
+        *runners.warnings(runs["runners"]),
+        *reach.warnings(runs["classes"]),
+        *verdicts.warnings(runs["words"]),
+        *_warnings(merged, names),
+        *fixes.warnings(judged),
+        *sources.warnings(found),
+        *moves.warnings(moved),
+        *soundness.warnings(faults),
+        *requirements.warnings(asked),
+        *trying.warnings(tried),
+    ]
+    verdict = _verdict(merged.patches, names, warnings)
     review: dict[str, Any] = {
-        "schema": 1,
-        "command": "make diff" if own else f"make review RELEASE={release.version}",
+        "schema": SCHEMA,
+        "command": "make diff" if own else release.command + " TRY=1" * bool(trial),
         "date": datetime.date.today().isoformat(),
         "base": {"release": overlay.pin.release, "overlay": overlay.pin.overlay},
         "own": own,
@@ -85,11 +142,18 @@ def of_release(
             "sha256": release.sha256,
             "proof": release.proof,
         },
-        "verdict": _verdict(merged.patches, names, warnings),
+        "verdict": CONFLICT if moves.is_taken(moved) else verdict,
+        "proven": PROVEN,
+        **runs,
         "fixes": judged,
         "targets": [_target(path, base, release.upstream) for path in overlay.targets],
         "names": names,
+        **found,
         "candidate": candidate,
+        "soundness": faults,
+        "moves": moved,
+        "requirements": asked,
+        "tried": tried,
         "warnings": warnings,
     }
     review = json.loads(json.dumps(review))  # with lists for tuples
@@ -153,13 +217,14 @@ def _target(path: str, base: Upstream, release: Upstream) -> dict[str, Any]:
 
 
 def _candidate(
-    overlay: Overlay, release: Release, merged: Merged
+    overlay: Overlay, release: Release, merged: Merged, faulty: bool
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The series for the release, and its files.
 
     A patch that is obsolete is left out, and so is one that conflicts in every hunk. Another one
     that conflicts keeps its other hunks, and is named ``.incomplete``. The merges with git's
-    conflict markers are in ``conflicts``.
+    conflict markers are in ``conflicts``. There is a pin if nothing
+    conflicts, and nothing is faulty.
     """
     texts = {path: release.upstream.read(path) for path in merged.texts}
     kept = []
@@ -168,7 +233,7 @@ def _candidate(
         if any(texts[path] != data for path, data in step.items()):
             kept.append((judged, step))
         texts |= step
-    archives = {release.wheel: release.sha256}
+    archives = {**release.archives, release.wheel: release.sha256}
     commits = [(judged.patch.header, step) for judged, step in kept]
     written, pin = refresh.candidate(overlay, release.upstream, release.version, archives, commits)
     series = [name for name in written if name.endswith(".patch")]
@@ -178,18 +243,21 @@ def _candidate(
     files = {
         f"{name}.incomplete" if name in incomplete else name: data for name, data in written.items()
     }
-    vendored = sorted(set(merged.texts) - merged.conflicts)
+    # A file that is gone is empty.
+    vendored = sorted(p for p in set(merged.texts) - merged.conflicts if merged.texts[p])
     files |= {f"vendor_overlay/{path}": merged.texts[path] for path in vendored}
     files |= {
         f"conflicts/{name.removesuffix('.patch')}/{path}": text
         for (name, path), text in merged.marked.items()
     }
-    if not merged.conflicts:
+    ready = not merged.conflicts and not faulty
+    if ready:
         files[PIN] = pin.dumps().encode()
     candidate = {
         "patches": [Path(name).name for name in series if name not in incomplete],
         "vendored": vendored,
-        "pin": not merged.conflicts,
+        "pin": ready,
+        "ready": ready,
         "conflicts": sorted(merged.conflicts),
     }
     return candidate, files
@@ -259,7 +327,10 @@ def _write(
     texts: Mapping[str, FileTexts],
     candidate: Mapping[str, bytes],
 ) -> None:
-    """Write a review aside, and put it in place of an earlier one."""
+    """Write a review aside, and put it in place of an earlier one.
+
+    One with conflicts stays beside it, unless it said the same: somebody may be resolving them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder))
     old = aside.with_name(f"{aside.name}.old")
@@ -282,8 +353,23 @@ def _write(
         if final.exists():
             final.rename(old)
         aside.rename(final)
+        if old.exists() and _has_other_conflicts(old / JSON, review):
+            kept = folder / f"{name}{KEPT}"
+            shutil.rmtree(kept, ignore_errors=True)
+            old.rename(kept)
     finally:
         if old.exists() and not final.exists():
             old.rename(final)
         for left in (aside, old):
             shutil.rmtree(left, ignore_errors=True)
+
+
+def _has_other_conflicts(file: Path, review: Mapping[str, Any]) -> bool:
+    """Whether an earlier review has conflicts, and does not say the same as this one."""
+    try:
+        earlier = json.loads(file.read_text())
+    except ValueError:
+        return False
+    if not isinstance(earlier, dict) or earlier.get("verdict") != CONFLICT:
+        return False
+    return any(earlier.get(key) != value for key, value in review.items() if key not in _RUN)

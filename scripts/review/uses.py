@@ -89,7 +89,7 @@ def upstream_uses(tree: Path, base: Upstream, seams: Mapping[str, Sequence[range
     Raises:
         OverlayError: a source cannot be parsed.
     """
-    finder = _Finder(tree, Definitions(base), set(seams))
+    finder = _Finder(tree, Definitions.of(base), set(seams))
     collects = gc.isenabled()
     gc.disable()  # None of millions of nodes is garbage, and the search takes a fifth of the time.
     try:

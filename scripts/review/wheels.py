@@ -6,14 +6,17 @@ member that would leave a directory, and every file as RECORD says.
 
 from __future__ import annotations
 
+import contextlib
 import email.parser
 import os
 import re
+import shlex
 import stat
 import struct
 import zipfile
 import zlib
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from installer.exceptions import InstallerError
@@ -37,6 +40,7 @@ _LARGEST_MODULE = 16 << 20  # bytes; vLLM's largest has a third of a megabyte,
 _ALL_MODULES = 512 << 20  # and all of them have 50 megabytes.
 
 _SHA256 = re.compile(r"(?:sha256[:=])?([0-9a-f]{64})", re.IGNORECASE)
+_FILE = re.compile(r"[\w.+-]+", re.ASCII)
 _STRONG = ("sha256=", "sha384=", "sha512=")
 #: Errors of zipfile for a damaged archive; RuntimeError if it asks for a password.
 _ZIP_ERRORS = (
@@ -55,6 +59,8 @@ class Release:
         sha256: of the wheel, in lower-case hexadecimal.
         proof: where that checksum is known from.
         upstream: its Python files.
+        archives: those of the release whose SHA-256 is known, by file name; this wheel always.
+        named_by_file: whether it was asked for by the wheel's file, and not by its version.
     """
 
     version: str
@@ -62,6 +68,15 @@ class Release:
     sha256: str
     proof: str
     upstream: Upstream
+    archives: Mapping[str, str] = field(default_factory=dict)
+    named_by_file: bool = False
+
+    @property
+    def command(self) -> str:
+        """What reviews it again, in the directory of the wheel if that is how it was named."""
+        if not self.named_by_file:
+            return f"make review RELEASE={self.version}"
+        return f"make review RELEASE={shlex.quote(self.wheel)} SHA256={self.sha256}"
 
 
 def obtain(wanted: str, sha256: str | None, folder: Path, pin: Pin) -> Release:
@@ -75,7 +90,7 @@ def obtain(wanted: str, sha256: str | None, folder: Path, pin: Pin) -> Release:
 
     Raises:
         OverlayError: there is no such wheel, its checksum is not proven, it is not in
-            order, or it lacks a file that the patches change.
+            order, or it lacks every file that the patches change.
     """
     given = _digest(sha256) if sha256 else None
     if "://" in wanted:
@@ -85,24 +100,29 @@ def obtain(wanted: str, sha256: str | None, folder: Path, pin: Pin) -> Release:
             subject=wanted,
             next_step="download the wheel, and name the file and SHA256=",
         )
-    if wanted.endswith(".whl") or "/" in wanted or os.sep in wanted:
+    named_by_file = wanted.endswith(".whl") or "/" in wanted or os.sep in wanted
+    if named_by_file:
         wheel = Path(wanted)
         digest = digest_of(wheel)
         project, version = _name_parts(wheel)
-        proof = _prove(wheel, digest, given, pin, project, version)
+        proof, listed = _prove(wheel, digest, given, pin, project, version)
     else:
         version = _version_asked(wanted)
-        wheel, digest, proof = _fetch(version, given, folder, pin)
-    stated, modules = _read(wheel, version)
-    if lacking := sorted(set(pin.upstream) - set(modules)):
+        wheel, digest, proof, listed = _fetch(version, given, folder, pin)
+    stated, metadata, modules = _read(wheel, version)
+    if not set(pin.upstream) & set(modules):
         raise OverlayError(
             Exit.RELEASE,
-            f"lacks {', '.join(lacking)}, which patches change; nothing to review against",
+            f"lacks {', '.join(sorted(pin.upstream))}: all files that patches change; nothing to "
+            "review against",
             subject=wheel,
-            next_step="find out what replaced it, and drop or rewrite the patches that change it",
+            next_step="name another release",
         )
-    upstream = Upstream(tuple(sorted(modules)), modules.__getitem__)
-    return Release(stated, wheel.name, digest, proof, upstream)
+    upstream = Upstream(tuple(sorted(modules)), modules.__getitem__, metadata)
+    # An index may list anything; a name that is not like a file's has no place in VERSION_PIN.
+    archives = {a.name: a.sha256 for a in listed if a.sha256 and _FILE.fullmatch(a.name)}
+    archives[wheel.name] = digest
+    return Release(stated, wheel.name, digest, proof, upstream, archives, named_by_file)
 
 
 def _digest(text: str) -> str:
@@ -149,37 +169,44 @@ def _name_parts(wheel: Path) -> tuple[str, Version]:
 
 def _prove(
     wheel: Path, digest: str, given: str | None, pin: Pin, project: str, version: Version
-) -> str:
-    """The proof of a wheel file: the checksum given, the pin, or the index."""
+) -> tuple[str, Sequence[Archive]]:
+    """The proof of a wheel file: the checksum given, the pin, or the index.
+
+    Returns:
+        The proof, and the release's archives if the index was asked.
+    """
     if given:
         if digest != given:
             raise unproven(wheel, digest, given, "SHA256 is another wheel's")
-        return GIVEN
+        return GIVEN, ()
     if digest in pin.archives.values():
-        return PINNED
+        return PINNED, ()
     if wheel.name in pin.archives:
         raise unproven(wheel, digest, pin.archives[wheel.name], "VERSION_PIN has another")
     if project not in PROJECTS:
         raise unproven(wheel, digest, None, "its name is not one of vLLM's, so no index was asked")
     try:
-        listed = PackageIndex().archives(project, version)
+        index = PackageIndex()
+        listed = index.archives(project, version)
     except UnreachableError as error:
         raise unproven(wheel, digest, None, error.reason) from None
     for archive in listed:
         if archive.sha256 == digest:
-            return archive.proof
+            return archive.proof, [*listed, *_others(index, project, version)]
     expected = next((a.sha256 for a in listed if a.name == wheel.name), None)
     raise unproven(wheel, digest, expected, "it is not what the package index has")
 
 
-def _fetch(version: Version, given: str | None, folder: Path, pin: Pin) -> tuple[Path, str, str]:
+def _fetch(
+    version: Version, given: str | None, folder: Path, pin: Pin
+) -> tuple[Path, str, str, Sequence[Archive]]:
     """Find the wheel of ``version`` and download it, unless it lies in ``folder`` already.
 
     Returns:
-        The wheel, its SHA-256, and the proof of that.
+        The wheel, its SHA-256, the proof of that, and the release's archives.
     """
     index = PackageIndex()
-    archive = _choose(index, version, given)
+    archive, project, listed = _choose(index, version, given)
     expected, proof = archive.sha256, archive.proof
     if given:
         proof = GIVEN
@@ -190,11 +217,28 @@ def _fetch(version: Version, given: str | None, folder: Path, pin: Pin) -> tuple
         expected, proof = pinned, PINNED
     if not expected:
         raise unproven(archive.name, None, None, "the package index gives no checksum for it")
-    return index.download(archive, expected, folder), expected, proof
+    listed = [*listed, *_others(index, project, version)]
+    return index.download(archive, expected, folder), expected, proof, listed
 
 
-def _choose(index: PackageIndex, version: Version, given: str | None) -> Archive:
-    """The best wheel of ``version``; with a checksum, the one that has it."""
+def _others(index: PackageIndex, project: str, version: Version) -> list[Archive]:
+    """The archives of the release's other build, as far as the index has any."""
+    listed: list[Archive] = []
+    for other in PROJECTS:
+        if other != project:
+            with contextlib.suppress(UnreachableError):
+                listed += index.archives(other, version)
+    return listed
+
+
+def _choose(
+    index: PackageIndex, version: Version, given: str | None
+) -> tuple[Archive, str, Sequence[Archive]]:
+    """The best wheel of ``version``; with a checksum, the one that has it.
+
+    Returns:
+        The wheel, its project, and all archives of that project.
+    """
     wheels: list[Archive] = []
     failure: OverlayError | None = None
     for project in PROJECTS:
@@ -206,7 +250,7 @@ def _choose(index: PackageIndex, version: Version, given: str | None) -> Archive
         wheels += [archive for archive in listed if archive.fits(index.target)]
         for wheel in wheels:
             if given in (None, wheel.sha256):
-                return wheel
+                return wheel, project, listed
     if wheels:
         raise unproven(wheels[0].name, wheels[0].sha256, given, "SHA256 is another wheel's")
     raise failure or OverlayError(
@@ -219,8 +263,8 @@ def _choose(index: PackageIndex, version: Version, given: str | None) -> Archive
 # The archive
 
 
-def _read(wheel: Path, asked: Version) -> tuple[str, dict[str, bytes]]:
-    """Read the version and the Python files of a wheel that is proven.
+def _read(wheel: Path, asked: Version) -> tuple[str, str, dict[str, bytes]]:
+    """Read the version, METADATA and the Python files of a wheel that is proven.
 
     Raises:
         OverlayError: it is not in order, or not vLLM of the version ``asked`` for.
@@ -229,8 +273,13 @@ def _read(wheel: Path, asked: Version) -> tuple[str, dict[str, bytes]]:
         with WheelFile.open(wheel) as source, zipfile.ZipFile(wheel) as archive:
             members = _members(wheel, archive)
             _check_record(wheel, source, members)
-            version = _version(wheel, source.read_dist_info("METADATA"), asked)
-            return version, {name: archive.read(name) for name in members if _is_module(name)}
+            metadata = source.read_dist_info("METADATA")
+            version = _version(wheel, metadata, asked)
+            return (
+                version,
+                metadata,
+                {name: archive.read(name) for name in members if _is_module(name)},
+            )
     except KeyError as error:
         raise _out_of_order(wheel, f"is incomplete: {error.args[0]}") from None
     except InstallerError as error:

@@ -12,7 +12,7 @@ from overlay.pin import PACKAGE
 
 from series import git
 from series.check import FIELDS, missing_fields
-from series.tree import PRISTINE
+from series.tree import PRISTINE, header_of
 
 _CONFLICT = re.compile(rb"^\+(?:<{7}|\|{7}|>{7}) .*$", re.MULTILINE)
 _LONGEST_SLUG = 60
@@ -41,7 +41,7 @@ def series_of(tree: Path) -> tuple[dict[str, bytes], Series]:
 
 def _patch(tree: Path, number: int, commit: str) -> tuple[str, bytes]:
     """The name and bytes of the patch that a commit makes."""
-    message = git.text(tree, "log", "-1", "--format=%B", commit).strip("\n")
+    message = header_of(git.text(tree, "log", "-1", "--format=%B", commit))
     lines = message.splitlines()
 
     def refused(reason: str, next_step: str) -> OverlayError:
@@ -51,6 +51,10 @@ def _patch(tree: Path, number: int, commit: str) -> tuple[str, bytes]:
     if missing := missing_fields(message):
         header = "write it as a DEP-3 header: " + ", ".join(FIELDS)
         raise refused(f"the message lacks {', '.join(missing)}", header)
+    subject, _, rest = message.partition("\n\n")
+    if not header_fields(subject).keys() & set(FIELDS) and "\n" not in subject and rest:
+        step = "make them the same with `git commit --amend`, or a rebase"
+        raise refused("the subject is not the first line of the Description", step)
     if comment := next((line for line in lines if line[:1] in ("#", ";")), None):
         step = "take it out with `git commit --amend`, or a rebase"
         raise refused(f"the message holds a comment: {comment}", step)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from overlay import pin as pins
+from overlay.patches import header_fields
 from overlay.pin import sha256
 
 from series import git
@@ -69,8 +70,27 @@ def lay_out(
     for header, changed in commits:
         for path, data in changed.items():
             write_file(tree / path, data)
-        commit(tree, header.rstrip("\n") + "\n")
+        commit(tree, message_of(header))
     git.text(tree, "branch", "--force", "--move", "series")
+
+
+def message_of(header: str) -> str:
+    """The message of a patch's commit: the Description's first line, and the header.
+
+    Git's subject is all lines up to an empty one, which would be the whole header.
+    """
+    header = header.rstrip("\n")
+    subject = header_fields(header).get("Description", "").partition("\n")[0]
+    return f"{subject}\n\n{header}\n" if subject else f"{header}\n"
+
+
+def header_of(message: str) -> str:
+    """The header in a commit's message, without the subject that :func:`message_of` adds."""
+    subject, _, header = message.strip("\n").partition("\n\n")
+    description = header_fields(header).get("Description", "")
+    if subject == description.partition("\n")[0] and description:
+        return header.lstrip("\n")
+    return message.strip("\n")
 
 
 def commit(tree: Path, message: str) -> None:

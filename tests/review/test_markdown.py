@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
-from review import markdown, page
+from review import markdown, page, pieces
 from support import reviews
 from support.reviews import HOSTILE
 
@@ -53,16 +53,29 @@ def test_the_report_has_every_verdict_and_the_names_that_changed() -> None:
     text = markdown.report(review)
     assert headings(text) == [
         "vLLM 0.99.0 for overlay 0.5.0",
-        "2 warnings",
+        "1 conflict",
+        "6 warnings",
+        "Features and fixes: 0 of 2 hold as they are",
+        "Classes that run: 1 change of 2 facts",
         "Fixes: 1 of 3 can go",
         "Names that changed: 3 of 5 names that the overlay uses",
+        "What we re-implement: 1 changed",
+        "Callees: 1 changed",
+        "Other changes in the files that we patch: 1",
         "Upstream's own drift",
     ]
-    patches, fixes, names, drift = tables(text)
+    patches, words, classes, fixes, names, mirrors, callees, patched, drift = tables(text)
     assert patches == [
         ["patch", "verdict", "why"],
         *([each["name"], each["verdict"], each["because"]] for each in review["patches"]),
     ]
+    assert words[1:] == [
+        [word["name"], "fixes", f"{word['verdict']}; dead on OneForCausalLM", "; ".join(reasons)]
+        for word in review["words"]
+        if (reasons := [*word["conflicts"], *word["because"]])
+    ]
+    assert [row[2] for row in classes[1:]] == [review["classes"][0]["detail"]]
+    assert all(f"- {pieces.escape(sentence)}\n" in text for sentence in review["summary"])
     assert fixes[1:] == [
         [
             fix["name"],
@@ -87,13 +100,17 @@ def test_the_report_has_every_verdict_and_the_names_that_changed() -> None:
     ]
     assert [line[2] for line in names[1:]] == [by_name[name]["detail"] for name in order]
     assert [line[3] for line in names[1:]] == [
-        *(f"vllm/one.py:5, now vllm/{now}" for now in ("one.py:9", "two.py:5")),
-        "vllm/one.py:5",
+        "0.22.0: vllm/one.py:5, 0.99.0: vllm/one.py:9",
+        "0.22.0: vllm/two.py:5, 0.99.0: vllm/two.py:5",
+        "0.22.0: vllm/one.py:5",
     ]
     assert names[1][4] == "called, holds a seam by vllm/v1/b.py:2"
     users = [f"vllm/v1/readiness/user_{at}.py:{at}" for at in range(5)]
     assert names[2][4].endswith(f" by {', '.join(users[:3])}, and 2 more")
-    assert all(user in markdown.document(review, {}) for user in users)
+    assert all(pieces.escape(user) in markdown.document(review, {}) for user in users)
+    for key, rows in (("mirrors", mirrors), ("callees", callees), ("patched", patched)):
+        found = [each for each in review[key] if each.get("counts", True)]
+        assert [row[0] for row in rows[1:]] == [each["what"] for each in found]
     assert drift[1:] == [
         ["vllm/one.py", "12", "8", "1"],
         ["vllm/two.py", "1,325", "1,543", "2"],
@@ -103,7 +120,45 @@ def test_the_report_has_every_verdict_and_the_names_that_changed() -> None:
     for phrase in (counts, "**conflicts**", review["release"]["sha256"], f"`{review['command']}`"):
         assert phrase in text
     for warning in review["warnings"]:
-        assert f"- {warning}\n" in text
+        assert f"- {pieces.escape(warning)}\n" in text
+
+
+def test_the_report_has_the_text_of_a_conflict_as_git_writes_it() -> None:
+    review = reviews.review()
+    text = markdown.report(review)
+    (fence,) = (token for token in parsed(text) if token.type == "fence")
+    assert fence.content.split("\n") == [
+        "above = 1",
+        "<<<<<<< 0.99.0",
+        *["kept", "their_line = 1", "", "their_other_line = 2"],
+        "||||||| 0.22.0",
+        *["kept", "base_line = 1"],
+        "=======",
+        *["kept", "our_line = 1"],
+        ">>>>>>> 0004-fight.patch",
+        "below = 1",
+        "",
+    ]
+    hunk = review["patches"][2]["files"][0]["hunks"][0]
+    hunk["theirs"] = [f"line_{number}" for number in range(100)]
+    assert "… 70 more lines\n||||||| 0.22.0" in markdown.report(review)
+
+
+def test_places_lead_to_upstreams_files_at_both_tags() -> None:
+    review = reviews.review()
+    upstream = "https://github.com/vllm-project/vllm/blob"
+    links = set(re.findall(rf"\[`([^`]+)`\]\(({upstream}[^)]+)\)", markdown.report(review)))
+    for version, place in (
+        ("0.22.0", "vllm/one.py:5"),
+        ("0.99.0", "vllm/one.py:9"),
+        ("0.99.0", "vllm/two.py:24"),  # the conflict
+        ("0.99.0", "vllm/three.py:7"),
+    ):
+        path, line = place.split(":")
+        assert (place, f"{upstream}/v{version}/{path}#L{line}") in links
+    # There is no tag for what somebody has built.
+    review["release"]["version"] = "0.99.0+ours"
+    assert "blob/v0.99.0" not in markdown.report(review)
 
 
 def test_the_document_also_has_each_patch_and_the_candidate() -> None:
@@ -118,13 +173,14 @@ def test_the_document_also_has_each_patch_and_the_candidate() -> None:
         "`make rebase RELEASE=0.99.0` lays it out in build/edit.\n\n"
         "- patches: `0001-say-so.patch`, `0002-move-it.patch`\n"
         "- merged cleanly: `vllm/one.py`\n- conflicts: `vllm/two.py`\n"
-        "- VERSION_PIN: not written until the conflicts are resolved\n\n"
+        "- VERSION_PIN: not written until what is wrong is resolved\n\n"
         "Made by `make review RELEASE=0.99.0` on 2026-11-22.\n"
     )
 
 
 def test_a_review_of_nothing_is_short() -> None:
-    empty: dict[str, Any] = {"patches": [], "fixes": [], "targets": [], "names": [], "warnings": []}
+    keys = ("patches", "fixes", "targets", "names", "warnings", "words", "classes", "summary")
+    empty: dict[str, Any] = {key: [] for key in (*keys, "mirrors", "callees", "patched")}
     review = {**reviews.review(), **empty, "candidate": None}
     for text in (markdown.report(review), markdown.document(review, {})):
         assert headings(text) == ["vLLM 0.99.0 for overlay 0.5.0"]
@@ -134,8 +190,9 @@ def test_a_review_of_nothing_is_short() -> None:
 
 def test_hostile_text_makes_no_markup() -> None:
     review = reviews.hostile(reviews.review())
+    review["patches"][2]["verdict"] = "conflicts"
     text = markdown.report(review)
-    patches, fixes, names, _ = tables(text)
+    patches, _, _, fixes, names, *_ = tables(text)
     shown = " ".join(HOSTILE.split())
     for cell in patches[1]:
         assert cell.endswith(shown)
@@ -144,7 +201,8 @@ def test_hostile_text_makes_no_markup() -> None:
     ours = {"code_inline", "html_inline", "strong_open", "strong_close", "text"}
     assert {child.type for child in children} == ours
     assert {child.content for child in children if child.type == "html_inline"} == {"<!-- -->"}
-    assert {token.type for token in parsed(text)}.isdisjoint({"html_block", "fence", "hr"})
+    assert {token.type for token in parsed(text)}.isdisjoint({"html_block", "hr"})
+    assert sum(token.type == "fence" for token in parsed(text)) == 1  # the conflict
 
 
 def test_nobody_is_mentioned_and_no_other_thread_linked() -> None:
@@ -165,14 +223,14 @@ def test_nobody_is_mentioned_and_no_other_thread_linked() -> None:
 @given(st.text(st.sampled_from("ab1.)-+=#*_`|\\<>[]&;~$@! \n\t"), min_size=1, max_size=30))
 def test_any_text_is_shown_as_it_is(text: str) -> None:
     one_line = " ".join(text.split())
-    for rendered in (markdown.escape(text), f"- {markdown.escape(text)}"):
+    for rendered in (pieces.escape(text), f"- {pieces.escape(text)}"):
         blocks = [token for token in parsed(rendered) if token.type == "inline"]
         assert "".join(shown_text(block) for block in blocks) == one_line
         assert len(blocks) == (1 if one_line else 0)
-    row = f"| a | b |\n| --- | --- |\n| {markdown.escape(text)} | {markdown.code(text, True)} |"
+    row = f"| a | b |\n| --- | --- |\n| {pieces.escape(text)} | {pieces.code(text, True)} |"
     ((_, cells),) = tables(row)
     assert cells == [one_line, one_line or " "]
-    assert [shown_text(token) for token in parsed(f"x{markdown.code(text)}") if token.children] == [
+    assert [shown_text(token) for token in parsed(f"x{pieces.code(text)}") if token.children] == [
         f"x{one_line or ' '}"
     ]
 
@@ -182,6 +240,8 @@ def test_it_fits_into_a_comment_and_counts_what_is_left_out(number: int) -> None
     review = reviews.review()
     for key in ("names", "warnings", "patches", "fixes", "targets"):
         review[key] = [review[key][0]] * number
+    keys = ("words", "classes", "summary", "mirrors", "callees", "patched")
+    review |= {key: [] for key in keys}
     text = markdown.report(review)
     assert len(text) <= MOST
     left = [int(count.replace(",", "")) for count in re.findall(r"([\d,]+) more are in", text)]
@@ -209,7 +269,7 @@ LINES = st.lists(
 @example(["~~~"], ["a = 1"], None)
 @given(LINES, LINES, st.sampled_from([None, 1, 3]))
 def test_a_diff_has_every_line(left: list[str], right: list[str], context: int | None) -> None:
-    (token, *_) = parsed(markdown.diff(("old", left), ("new", right), context=context))
+    (token, *_) = parsed(pieces.diff(("old", left), ("new", right), context=context))
     if left == right:
         assert token.type == "paragraph_open"
         return
@@ -236,7 +296,7 @@ def test_a_diff_has_every_line(left: list[str], right: list[str], context: int |
 def test_a_line_follows_the_one_that_it_comes_from() -> None:
     left = ["self.rows = list(rows)", "other(thing)"]
     right = ["self.live = Live(self)", "self.rows = tuple(rows)"]
-    text = markdown.diff(("old", left), ("new", right), numbered=False)
+    text = pieces.diff(("old", left), ("new", right), numbered=False)
     assert "-self.rows = list(rows)\n+self.rows = tuple(rows)\n" in text
 
 

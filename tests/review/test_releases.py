@@ -5,7 +5,7 @@ The wheels are downloaded once into build/wheels/releases; inferring the names t
 
 import zipfile
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from overlay.errors import Exit, OverlayError
 from overlay.installation import locate
 from overlay.patches import Series
 from overlay.pin import sha256
-from review import merging, review, wheels
+from review import markdown, matrix, merging, review, wheels
 from review.fates import fates
 from review.fixes import MENDED, MENDS, NOT_MENDED, PARTLY, READ
 from review.index import STATED
@@ -24,7 +24,9 @@ from review.wheels import Release
 from series.upstream import Upstream, from_installation
 from support import names, releases
 from support.cherry_pick import assert_same_as_git
+from support.documented import form
 from support.sites import OVERLAY, REPO, UPSTREAM
+from vllm.v1.readiness.switch import NAME
 
 pytestmark = pytest.mark.slow
 
@@ -112,11 +114,14 @@ def test_the_candidate_applies_to_the_release(real: Real, tmp_path: Path) -> Non
 
 def test_a_release_with_the_same_files_is_clean(reviews: Callable[[str], Real]) -> None:
     _, result, folder = reviews("0.22.1")
-    assert result["verdict"] == "clean"
+    assert result["verdict"] == "unchanged"
     assert {patch["verdict"] for patch in result["patches"]} == {"applies"}
     assert {name["fate"] for name in result["names"]} == {"same"}
+    assert {word["verdict"] for word in result["words"]} == {"holds"}
+    assert not any(finding["new"] for finding in result["classes"])
     assert {(fix["has"], fix["todo"]) for fix in result["fixes"]} == {("not mended", "keep it")}
     assert len(result["names"]) > 100
+    assert [result[key] for key in ("mirrors", "callees", "patched")] == [[], [], []]
     candidate = folder / review.CANDIDATE
     for file in (REPO / "patches").iterdir():
         assert (candidate / "patches" / file.name).read_bytes() == file.read_bytes()
@@ -140,6 +145,99 @@ def test_the_next_release_conflicts(reviews: Callable[[str], Real]) -> None:
     text = (folder / review.MARKDOWN).read_text()
     for patch in result["patches"]:
         assert patch["because"] in text.replace("\\", "")
+
+
+def test_what_is_called_and_mirrored_is_said_of_the_next_release(
+    reviews: Callable[[str], Real],
+) -> None:
+    """Each of these patches applies, and each of these functions is one call away from a seam."""
+    _, result, _ = reviews("0.23.0")
+    found = {each["what"]: each for key in ("mirrors", "callees") for each in result[key]}
+    sampling = "vllm.v1.sample."
+    for what, kind in {
+        f"{sampling}rejection_sampler.rejection_sample": "signature",
+        f"{sampling}ops.topk_topp_sampler.apply_top_k_top_p": "body",
+        f"{sampling}thinking_budget_state.ThinkingBudgetStateHolder": "body",
+        "vllm.v1.worker.gpu.spec_decode.init_speculator": "body",
+        "vllm.v1.utils.CpuGpuBuffer.__init__": "body",
+        "vllm.config.vllm.DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES": "body",
+    }.items():
+        assert found[what]["kind"] == kind
+        assert found[what]["diff"]
+    holder = found[f"{sampling}thinking_budget_state.ThinkingBudgetStateHolder"]
+    assert "_apply_forcing_to_logits" in holder["detail"]
+    assert holder["ours"] == [f"{names.PACKAGE}/thinking_{m}.py" for m in ("budget", "fixes")]
+    # A person reads each definition once.
+    texts = [
+        each["what"]
+        for key in ("mirrors", "callees", "patched")
+        for each in result[key]
+        if not each["elsewhere"]
+    ]
+    changed = {name["name"] for name in result["names"] if name["fate"] != "same"}
+    assert len(texts) == len(set(texts))
+    assert changed.isdisjoint(texts)
+
+
+def test_the_next_release_says_what_runs_and_what_can_be_carried_over(
+    reviews: Callable[[str], Real],
+) -> None:
+    """Llama and Mistral go to Model Runner V2, and the CPU replaces a function with a seam."""
+    _, result, _ = reviews("0.23.0")
+    first, *_ = result["summary"]
+    assert "Model Runner V2 for LlamaForCausalLM, MistralForCausalLM and Qwen3ForCausalLM" in first
+    words = {word["name"]: word for word in result["words"]}
+    cannot = {name for name, word in words.items() if word["verdict"] == "cannot hold"}
+    assert cannot == {"sampler-copies", "cpu-seeds", "frame"}
+    assert words["history"]["dead"] == ["LlamaForCausalLM", "MistralForCausalLM"]
+    assert words["sampler-copies"]["dead"] == words["sessions"]["dead"] == []
+    assert words["thinking-unlimited"]["verdict"] == "droppable"
+    because = {name: " ".join(word["because"]) for name, word in words.items()}
+    assert "ThinkingBudgetStateHolder: body, mirrored by" in because["thinking-budget"]
+    assert "rejection_sampler.sample_recovered_tokens: signature, " in because["seeds"]
+    switch = f"{NAME}={','.join(f'-{name}' for name in words if name in cannot - {'frame'})}"
+    text = " ".join((REPO / "docs" / "releases.md").read_text().split())
+    assert switch in text
+    assert any(sentence.endswith(switch) for sentence in result["summary"])
+    made, replaced = (f for f in result["classes"] if f["new"])
+    assert "CPUWorker.init_device has vllm.v1.worker.cpu.model_runner." in made["detail"]
+    assert replaced["detail"].startswith("vllm.v1.worker.cpu.shm replaces vllm.utils.torch_utils.")
+    assert any("vllm.v1.worker.cpu.shm" in why for why in words["cpu-pinning"]["because"])
+
+
+def test_the_matrix_of_real_releases(reviews: Callable[[str], Real], tmp_path: Path) -> None:
+    """Each cell is a verdict of a review, and leads to it."""
+    versions = ("0.22.1", "0.23.0", "0.33.0")
+    columns = [matrix.column(each, partial(lambda v: reviews(v)[1], each)) for each in versions]
+    made = matrix.assemble("0.22.1..latest", OVERLAY.pin, columns)
+    assert matrix.code(made) == 11
+    assert made["newest"] == "0.22.1"
+    cells = {row["name"]: [cell["verdict"] for cell in row["cells"]] for row in made["words"]}
+    assert cells["sampler-copies"] == ["holds", "cannot hold", "cannot hold"]
+    assert cells["thinking-unlimited"] == ["holds", "droppable", "droppable"]
+    (history,) = [row for row in made["words"] if row["name"] == "history"]
+    assert history["first"] == {"release": "0.23.0", "state": "dead"}
+    for row in made["words"]:
+        for version, cell in zip(versions, row["cells"], strict=True):
+            file, _, anchor = cell["url"].partition("#")
+            assert file == f"{version}/{review.PAGE}"
+            page = (reviews(version)[2] / review.PAGE).read_text()
+            assert page.count(f'id="{anchor}"') == 1
+    assert len(matrix.report(made)) < markdown.LIMIT
+    matrix.write(made, tmp_path)
+
+
+def test_the_fields_of_real_reviews_are_documented(reviews: Callable[[str], Real]) -> None:
+    known = form(review.JSON)
+    for version in ("0.22.1", "0.23.0", "0.33.0"):
+        known.check(reviews(version)[1])
+    assert known.faults == set()
+
+
+def test_model_runner_v2_for_every_model_is_said(reviews: Callable[[str], Real]) -> None:
+    _, result, _ = reviews("0.33.0")
+    assert "takes Model Runner V2 for every model by default" in result["summary"][0]
+    assert any("VLLM_USE_V2_MODEL_RUNNER=0 brings V1 back" in w for w in result["warnings"])
 
 
 def test_the_newest_release_that_was_read_says_which_fixes_can_go(

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from overlay.errors import OverlayError
+from packaging.version import Version
 from review import __main__ as program
-from review import page, review, wheels
+from review import page, released, review, wheels
 from review.fixes import Mend
 from review.wheels import Release
 from support import series
@@ -37,9 +38,9 @@ def reviewed(root: Path, text: str) -> dict[str, Any]:
 
 
 VERDICTS = {
-    "nothing": "clean",
-    "a line above": "clean",
-    "a line below": "clean",
+    "nothing": "unchanged",
+    "a line above": "needs eyes",
+    "a line below": "needs eyes",
     "a change two lines from a seam": "needs eyes",
     "a renamed function": "needs eyes",
     "a new parameter": "needs eyes",
@@ -144,13 +145,12 @@ def test_a_folder_that_is_no_review_is_not_replaced(tmp_path: Path) -> None:
     assert snapshot(tmp_path / "reviews") == before
 
 
-def test_a_review_replaces_the_one_before_and_leaves_nothing_else(tmp_path: Path) -> None:
+def test_a_review_replaces_the_one_before(tmp_path: Path) -> None:
     reviewed(tmp_path, CHANGES["a change inside a seam"].edit(RUNNER))
     where = tmp_path / "reviews" / "0.23.0"
     assert (where / review.CANDIDATE / "conflicts").exists()
     result = reviewed(tmp_path, RUNNER)
     assert not (where / review.CANDIDATE / "conflicts").exists()
-    assert [file.name for file in (tmp_path / "reviews").iterdir()] == ["0.23.0"]
     assert json.loads((where / review.JSON).read_text()) == result
     assert {file.name for file in where.iterdir()} == {
         review.JSON,
@@ -158,6 +158,29 @@ def test_a_review_replaces_the_one_before_and_leaves_nothing_else(tmp_path: Path
         review.PAGE,
         review.CANDIDATE,
     }
+
+
+def test_a_review_with_conflicts_stays_beside_another_one(tmp_path: Path) -> None:
+    """Somebody may have the page open, and resolve them."""
+    folder = tmp_path / "reviews"
+
+    def names() -> list[str]:
+        return sorted(file.name for file in folder.iterdir())
+
+    open_one = reviewed(tmp_path, CHANGES["a change inside a seam"].edit(RUNNER))
+    reviewed(tmp_path, CHANGES["a change inside a seam"].edit(RUNNER))
+    assert names() == ["0.23.0"]  # it says the same
+    reviewed(tmp_path, RUNNER)
+    assert names() == ["0.23.0", "0.23.0-before"]
+    kept = folder / "0.23.0-before"
+    assert json.loads((kept / review.JSON).read_text()) == open_one
+    assert (kept / review.CANDIDATE / "conflicts").is_dir()
+    reviewed(tmp_path, CHANGES["a line above"].edit(RUNNER))  # nothing was open in between
+    assert json.loads((kept / review.JSON).read_text()) == open_one
+    reviewed(tmp_path, CHANGES["a moved call"].edit(RUNNER))
+    newer = reviewed(tmp_path, CHANGES["a deleted call"].edit(RUNNER))
+    assert names() == ["0.23.0", "0.23.0-before"]
+    assert json.loads((kept / review.JSON).read_text())["verdict"] == newer["verdict"]
 
 
 def test_a_review_that_fails_leaves_what_was_there(
@@ -200,6 +223,23 @@ def test_the_program_reports_the_review(
         assert re.search(line, printed, re.MULTILINE)
     for warning in result["warnings"]:
         assert f"warning: {warning}\n" in printed
+
+
+def test_the_latest_release_is_called_by_its_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In messages, on the page, in the directory, and in the command that repeats the review."""
+    series.checkout(tmp_path / "checkout")
+    monkeypatch.setattr(program, "ROOT", tmp_path / "checkout")
+    monkeypatch.setattr(program, "_base", lambda *_: series.upstream(BASE))
+    monkeypatch.setattr(released, "final", lambda _: [Version("0.23.0"), Version("0.24.0")])
+    monkeypatch.setattr(wheels, "obtain", lambda wanted, *_: synthetic(RUNNER, wanted))
+    program.main(["release", "latest", "--out", str(tmp_path / "out")])
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["0.24.0"]
+    assert capsys.readouterr().out.startswith("vLLM 0.24.0: ")
+    written = [tmp_path / "out" / "0.24.0" / name for name in (review.PAGE, review.JSON)]
+    assert all("RELEASE=0.24.0" in file.read_text() for file in written)
+    assert not any("latest" in file.read_text() for file in written)
 
 
 def test_the_overlay_against_its_own_release(tmp_path: Path) -> None:

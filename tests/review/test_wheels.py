@@ -95,14 +95,23 @@ def test_a_wrong_argument_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_wheel_file_is_named_by_the_command_that_repeats_it(tmp_path: Path) -> None:
+    """Its version alone would review another archive, or none."""
+    name = NAME.replace("1.2.0", "1.2.0+cpu.1")
+    (tmp_path / name).write_bytes(wheel(version="1.2.0+cpu.1"))
+    digest = sha256(wheel(version="1.2.0+cpu.1"))
+    release = wheels.obtain(str(tmp_path / name), digest, tmp_path, PIN)
+    assert release.command == f"make review RELEASE={name} SHA256={digest}"
+    assert release.archives == {name: digest}
+
+
 # The archive
 
 
-def test_a_wheel_that_lacks_a_patched_file_is_refused(tmp_path: Path) -> None:
+def test_a_wheel_that_lacks_all_patched_files_is_refused(tmp_path: Path) -> None:
     error = refusal(tmp_path, wheel({"vllm/__init__.py": b""}))
     assert error.code == Exit.RELEASE
-    assert f"lacks {TARGET}, which patches change" in error.reason
-    assert "patches" in error.next_step
+    assert f"lacks {TARGET}: all files that patches change" in error.reason
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from overlay.errors import Exit, OverlayError
 from overlay.installation import locate
+from overlay.patches import header_fields
 from overlay.pin import PACKAGE, sha256
 from overlay.source import Overlay
 from series import tree as edit_tree
@@ -74,7 +75,8 @@ def test_the_real_series_comes_back_as_it_was(tmp_path: Path) -> None:
     for path in OVERLAY.targets:
         assert sha256((tree / path).read_bytes()) == OVERLAY.pin.result[path]
     subjects = git(tree, "log", "--format=%s", "pristine..HEAD").stdout.splitlines()
-    assert len(subjects) == len(OVERLAY.series.patches)
+    descriptions = [header_fields(p.header)["Description"] for p in OVERLAY.series.patches]
+    assert subjects[::-1] == [text.partition("\n")[0] for text in descriptions]
     refreshed = run_package("series", "refresh", root=root)
     assert "nothing to do" in refreshed.stdout, refreshed.stderr
 
@@ -121,6 +123,48 @@ def test_a_commit_that_is_no_patch_is_refused(
         add_line(tree)
     commit(tree, message)
     refused(root, Exit.USAGE, *parts)
+
+
+@pytest.mark.parametrize(
+    ("message", "header"),
+    [
+        (f"Another seam\n\n{MESSAGE}", MESSAGE),
+        (MESSAGE, MESSAGE),
+        ("An: odd one\n\n" + MESSAGE.replace("Another seam", "An: odd one"),
+         MESSAGE.replace("Another seam", "An: odd one")),
+        (MESSAGE.replace("Another seam\n why", "\n why"),
+         MESSAGE.replace("Another seam\n why", "\n why")),
+        (f"{MESSAGE}\nMore, after a gap.\n", f"{MESSAGE}\nMore, after a gap.\n"),
+    ],
+)  # fmt: skip
+def test_a_subject_is_no_part_of_the_header(message: str, header: str) -> None:
+    assert edit_tree.header_of(message) == header.rstrip("\n")
+    assert edit_tree.header_of(edit_tree.message_of(header)) == header.rstrip("\n")
+
+
+def test_a_subject_that_was_reworded_alone_is_refused(root: Path, tree: Path) -> None:
+    """It would be lost, as the header counts."""
+    add_line(tree)
+    commit(tree, f"Another seam\n\n{MESSAGE}")
+    git(tree, "commit", "--quiet", "--amend", "--file=-", input=f"A better seam\n\n{MESSAGE}")
+    refused(root, Exit.USAGE, "the subject is not the first line of the Description")
+    better = MESSAGE.replace("Another", "A better")
+    git(tree, "commit", "--quiet", "--amend", "--file=-", input=f"A better seam\n\n{better}")
+    refresh(root, dry_run=False)
+    patch = (root / "patches" / "0004-a-better-seam.patch").read_text()
+    assert patch.startswith(better)
+
+
+def test_a_fixup_finds_its_commit_by_the_subject(root: Path, tree: Path) -> None:
+    first = git(tree, "log", "--format=%s", "--reverse", "pristine..HEAD").stdout.splitlines()[0]
+    assert first == "Edit 1"
+    before = sorted(file.name for file in (root / "patches").iterdir())
+    add_line(tree)
+    git(tree, "commit", "--quiet", "--all", "--fixup=:/^Edit 1")
+    git(tree, "-c", "sequence.editor=true", "rebase", "-i", "--autosquash", "pristine")
+    refresh(root, dry_run=False)
+    assert sorted(file.name for file in (root / "patches").iterdir()) == before
+    assert "+MORE = 9\n" in (root / "patches" / "0001-edit-1.patch").read_text()
 
 
 def test_edit_can_be_run_again_and_again(root: Path, tree: Path) -> None:

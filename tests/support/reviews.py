@@ -30,7 +30,12 @@ def review(own: bool = False) -> dict[str, Any]:
             "proof": "the package index's checksum",
         },
         "own": own,
-        "verdict": "clean" if own else "conflicts",
+        "verdict": "unchanged" if own else "conflicts",
+        "proven": "names and the classes that run",
+        "summary": [] if own else ["0.99.0 takes the runner for every model", "all but one-fix"],
+        "runners": None,
+        "classes": [] if own else [_class(new=True), _class(new=False)],
+        "words": [] if own else [_word("one-fix", "droppable"), _word("two-fix", "cannot hold")],
         "patches": [
             _patch("0001-say-so.patch", "applies", _file(ONE, "applies", _hunk("applies", 3, 3))),
             _patch(
@@ -59,18 +64,33 @@ def review(own: bool = False) -> dict[str, Any]:
             _name("vllm.two.Batch", "same", "vllm/two.py:1", True, "vllm/v1/readiness/a.py:8"),
             _name("vllm.three", "same", "vllm/three.py:1", True, "vllm/v1/readiness/a.py:9"),
         ],
+        "mirrors": [] if own else [_found("vllm.two.Batch.size", "body", elsewhere=True)],
+        "callees": [] if own else [_found("vllm.three.rest", "signature")],
+        "patched": []
+        if own
+        else [
+            _found("vllm.three.one_more", "new") | {"counts": True, "touches": []},
+            _found("vllm.three.of_no_use", "changed") | {"counts": False, "touches": []},
+        ],
         "candidate": {
             "patches": ["0001-say-so.patch", "0002-move-it.patch"],
             "vendored": [ONE],
             "pin": False,
             "conflicts": [TWO],
         },
-        "warnings": ["Batch.size has another body.", "Runner.run takes one parameter more."],
+        "warnings": [
+            "1 function that holds a seam has changed: two.Batch.size",
+            "nothing makes vllm.one.Runner any more (vllm/one.py:5)",
+            "0002: a hunk for Runner._sample of vllm/one.py merges into Runner.run, at line 1250",
+            "vllm/three.py, which a patch changes, has changed in one_more",
+            "the fix one-fix is mended: drop it",
+            "something that has no place.",
+        ],
     }
     if own:
         content |= {"fixes": [], "targets": [], "warnings": [], "candidate": None}
         for name in content["names"]:
-            name |= {"fate": "same", "now": name["was"], "detail": ""}
+            name |= {"fate": "same", "now": name["was"], "detail": "", "diff": ""}
         for patch in content["patches"]:
             patch["verdict"] = "applies"
             for file in patch["files"]:
@@ -115,6 +135,28 @@ def _patch(name: str, verdict: str, *files: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _class(new: bool) -> dict[str, Any]:
+    return {
+        "what": "made",
+        "new": new,
+        "name": "vllm.one.Runner",
+        "where": "vllm/one.py:5",
+        "detail": "nothing makes vllm.one.Runner any more",
+        "seams": ["vllm.one.Runner.run"],
+    }
+
+
+def _word(name: str, verdict: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "group": "fixes",
+        "verdict": verdict,
+        "conflicts": ["conflict in 0004"] if verdict == "cannot hold" else [],
+        "because": [f"This is why {name} is {verdict}"],
+        "dead": ["OneForCausalLM"],
+    }
+
+
 def _fix(name: str, has: str, *patches: str) -> dict[str, Any]:
     return {
         "name": name,
@@ -140,6 +182,7 @@ def _hunk(verdict: str, was: int, now: int | None) -> dict[str, Any]:
         "base": ["        take(out, this)"],
         "ours": ["        put(in_, this)", "        and_this()"],
         "theirs": [],
+        "conflict": None,
     }
 
 
@@ -147,10 +190,44 @@ def _conflict() -> dict[str, Any]:
     return {
         **_hunk("conflicts", 20, 22),
         "function": "",
+        "conflict": {
+            "at": 24,
+            "function": "Batch.add",
+            "above": ["above = 1"],
+            "below": ["below = 1"],
+            "base_above": ["above = 0"],
+            "base_below": ["below = 1"],
+            "hint": "likely only formatted",
+        },
         "base": ["kept", "base_line = 1"],
         "ours": ["kept", "our_line = 1"],
         "theirs": ["kept", "their_line = 1", "", "their_other_line = 2"],
     }
+
+
+def _found(what: str, kind: str, elsewhere: bool = False) -> dict[str, Any]:
+    path = "vllm/three.py" if "three" in what else "vllm/two.py"
+    return {
+        "what": what,
+        "file": path,
+        "line": 5,
+        "now": f"{path}:7",
+        "kind": kind,
+        "detail": f"This is what has changed in {what}.",
+        "why": "a seam calls it",
+        "ours": ["vllm/v1/readiness/a.py"],
+        "elsewhere": elsewhere,
+        "diff": "" if elsewhere else _diff(f"{path}:7"),
+    }
+
+
+def _diff(now: str | None) -> str:
+    """Of a definition at line 5."""
+    old = "     return 1\n-    # ~~~ | `\n"
+    if now is None:
+        return f"@@ -5,3 +0,0 @@\n-def it():\n{old.replace(' ', '-', 1)}"
+    line = now.rpartition(":")[2]
+    return f"@@ -5,3 +{line},4 @@ class Batch:\n def it():\n{old}+    b = 2\n+    c\n"
 
 
 def _target(path: str, added: int, removed: int, *functions: str) -> dict[str, Any]:
@@ -167,9 +244,10 @@ def _name(name: str, fate: str, now: str | None, certain: bool, *users: str) -> 
         "name": name,
         "kind": "function",
         "fate": fate,
-        "was": "vllm/one.py:5",
+        "was": "vllm/two.py:5" if "two" in name else "vllm/one.py:5",
         "now": now,
         "detail": "" if fate == "same" else f"was {name}(a), is {name}(a, *, b=None)",
+        "diff": "" if fate == "same" else _diff(now),
         "how": ["called", "holds a seam"],
         "users": list(users),
         "certain": certain,

@@ -85,21 +85,25 @@ def replaced(text: str, *edits: tuple[str, str]) -> str:
     return text
 
 
-def patch_files(edits: tuple[tuple[str, str], ...] = EDITS, text: str = RUNNER) -> dict[str, bytes]:
+def patch_files(
+    edits: tuple[tuple[str, str], ...] = EDITS, text: str = RUNNER, path: str = PATH
+) -> dict[str, bytes]:
     """The files of a patch for each edit, by name."""
     files = {}
     for number, edit in enumerate(edits, 1):
         changed = replaced(text, edit)
         header = mini.HEADER.replace("Description: text", f"Description: Edit {number}")
-        data = mini.unified(PATH, text.encode(), changed.encode())
+        data = mini.unified(path, text.encode(), changed.encode())
         files[f"{number:04}-edit-{number}.patch"] = header.encode() + b"\n" + data
         text = changed
     return files
 
 
-def series(edits: tuple[tuple[str, str], ...] = EDITS, text: str = RUNNER) -> Series:
+def series(
+    edits: tuple[tuple[str, str], ...] = EDITS, text: str = RUNNER, path: str = PATH
+) -> Series:
     """A patch for each edit."""
-    return Series([parse(name, data) for name, data in patch_files(edits, text).items()])
+    return Series([parse(name, data) for name, data in patch_files(edits, text, path).items()])
 
 
 @dataclass(frozen=True)
@@ -189,9 +193,14 @@ CHANGES: Mapping[str, Change] = {
 }
 
 
-def checkout(root: Path, edits: tuple[tuple[str, str], ...] = EDITS) -> Overlay:
-    """Write an overlay with that series into ``root`` and read it."""
-    patches = patch_files(edits)
+def checkout(
+    root: Path,
+    edits: tuple[tuple[str, str], ...] = EDITS,
+    base: Mapping[str, str] = BASE,
+    path: str = PATH,
+) -> Overlay:
+    """Write an overlay with that series for a file of ``base`` into ``root`` and read it."""
+    patches = patch_files(edits, base[path], path)
     files = {
         "patches/series": "".join(f"{name}\n" for name in patches).encode(),
         **{f"patches/{name}": data for name, data in patches.items()},
@@ -202,6 +211,7 @@ def checkout(root: Path, edits: tuple[tuple[str, str], ...] = EDITS) -> Overlay:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
     empty = pin.Pin("0.22.0", "0.0.1", {"vllm-0.22.0-py3-none-any.whl": "0" * 64}, {}, {})
-    expected = expected_pin(root, empty, series(edits), lambda path: BASE[path].encode())
+    whole = series(edits, base[path], path)
+    expected = expected_pin(root, empty, whole, lambda path: base[path].encode())
     (root / pin.NAME).write_text(expected.dumps())
     return Overlay.load(root)

