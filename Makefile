@@ -25,7 +25,7 @@ export READINESS_NAMED_BY := $(strip $(foreach name,VENV SITE PYTHON,$(if $(valu
   $(if $(filter environment%,$(origin $(name))),$(name)))))
 # Values are taken literally, and passed through the environment, so that a path may hold any
 # character. The shell splits ARGS.
-NAMED := VENV SITE PYTHON WHEEL FORCE MODEL FILE RELEASE SHA256
+NAMED := VENV SITE PYTHON WHEEL FORCE MODEL FILE RELEASE RELEASES SHA256 TRY
 $(foreach name,$(NAMED) PYTHON3 ARGS,$(if $(value $(name)),$(eval override $(name) := $$(value $(name)))))
 override PYTHON3 := $(or $(PYTHON3),python3)
 export $(NAMED) PYTHON3
@@ -50,8 +50,12 @@ SERIES = $(PACKAGES) $(PY3) -m series
 ENVIRONMENT = $(PACKAGES) $(PY3) -m environment
 TOOLS = $(PACKAGES) $(TEST_ENV)/bin/python -m
 DEMO_PYTHON = $(if $(PYTHON),"$$PYTHON",$(if $(VENV),"$$VENV/bin/python",$(if $(SITE),$(PY3),"$${VIRTUAL_ENV:-$$CONDA_PREFIX}/bin/python")))
-# Upstream's files where no installation is named: ours, or the tests' own vLLM.
-HELD = $(firstword $(foreach each,.venv $(TEST_ENV),$(if $(wildcard $(each)/lib/python3*/site-packages/vllm),$(each))))
+# Upstream's files where no installation is named: ours, or the tests' own vLLM; neither if it was
+# made with another release than the pinned one.
+PINNED = $(shell sed -n 's/^vllm = //p' VERSION_PIN)
+MADE = $(shell sed -n 1p $(1)/readiness-overlay.made 2>/dev/null)
+FITS = $(if $(wildcard $(1)/lib/python3*/site-packages/vllm),$(if $(call MADE,$(1)),$(filter %==$(PINNED),$(call MADE,$(1))),yes))
+HELD = $(firstword $(foreach each,.venv $(TEST_ENV),$(if $(call FITS,$(each)),$(each))))
 REVIEW_BASE = $(if $(OWN_ENV),--venv $(or $(HELD),$(TEST_ENV)),$(TARGET))
 REVIEW = $(TOOLS) review
 UPSTREAM = $(if $(WHEEL),--wheel="$$WHEEL",$(TARGET))
@@ -89,13 +93,20 @@ ifeq ($(OWN_ENV)$(HELD),yes)
 else
 	@$(OVERLAY) diff $(REVIEW_BASE) $(ARGS)
 endif
-	@$(if $(DRY)$(if $(wildcard pyproject.toml),,archive),,$(if $(wildcard $(TEST_ENV)/readiness-overlay.complete),$(REVIEW) diff $(REVIEW_BASE) >&2,echo "diff: for the page: \`make tools\` (5.8 GB in $(TEST_ENV)), and then \`make diff\` again" >&2))
+	@$(if $(DRY)$(if $(wildcard pyproject.toml),,archive),,$(if $(and $(if $(OWN_ENV),$(HELD),named),$(wildcard $(TEST_ENV)/readiness-overlay.complete)),$(REVIEW) diff $(REVIEW_BASE) >&2,echo "diff: for the page: \`make tools\` (5.8 GB in $(TEST_ENV)), and then \`make diff\` again" >&2))
 
-review: tools ## review RELEASE=version or wheel for the overlay, as a page
-	@$(REVIEW) release "$$RELEASE" $(if $(SHA256),--sha256 "$$SHA256") $(REVIEW_BASE) $(ARGS)
+review: tools ## review RELEASE=version or wheel or latest (TRY=1: and try it), or RELEASES=first..last
+ifneq (,$(RELEASES))
+	@$(if $(RELEASE)$(SHA256)$(filter-out 0,$(TRY)),echo "review: RELEASES goes without RELEASE and SHA256 and TRY" >&2; exit 2)
+	@$(REVIEW) matrix "$$RELEASES" $(REVIEW_BASE) $(ARGS)
+else
+	@$(REVIEW) release "$$RELEASE" $(if $(SHA256),--sha256 "$$SHA256") $(if $(filter-out 0,$(TRY)),--try) $(REVIEW_BASE) $(ARGS)
+endif
 
 rebase: tools ## lay out the series on RELEASE=version or wheel in build/edit
-	@$(REVIEW) rebase "$$RELEASE" $(if $(SHA256),--sha256 "$$SHA256") $(REVIEW_BASE) $(ARGS)
+	@# 11: git has stopped at a conflict, as in any rebase, and what comes next was said.
+	@$(REVIEW) rebase "$$RELEASE" $(if $(SHA256),--sha256 "$$SHA256") $(REVIEW_BASE) $(ARGS) \
+	  || { code=$$?; [ $$code -eq 11 ] || exit $$code; }
 
 vendor: ## build the vendored copies into vendor_overlay/ (or from WHEEL=file)
 	@$(SERIES) vendor $(UPSTREAM) $(ARGS)
@@ -130,8 +141,8 @@ conformance: bench-environment ## run upstream's own tests on pristine and overl
 bench-environment: tools
 	@$(if $(OWN_ENV),$(if $(filter-out $(TEST_ENV),$(BENCH_ENV)),$(ENVIRONMENT) serve $(BENCH_ENV)))
 
-probe: ## show the probe's recordings in FILE, the value of VLLM_READINESS_PROBE
-	@$(PACKAGES) $(PY3) -m probe "$$FILE" $(ARGS)
+probe: ## show the probe's recordings in FILE, the value of VLLM_READINESS_PROBE; COMPARE="a b": both
+	@$(PACKAGES) $(PY3) -m probe $(if $(COMPARE),--compare $$COMPARE,"$$FILE") $(ARGS)
 
 test: test-environment lint ## run the tests, in an environment that it makes (build/env)
 	@$(TEST_ENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)

@@ -21,12 +21,13 @@ from overlay import output
 
 from bench.compare import command_line
 from bench.compare.installations import Installations
+from bench.compare.intervals import LEAST, of_differences
 from bench.compare.machine import describe, settings
 from bench.compare.run import Job, Run, run
 from bench.compare.summary import CaseResult
 from bench.engine import IN_ONE_PROCESS
 from bench.host_work import ENGINES, Load
-from bench.reports.figures import mark
+from bench.reports.claims import FEW, NOISE
 from bench.reports.markdown import CUT_OFF
 
 #: Seconds for a round.
@@ -79,7 +80,10 @@ class FixesRun(Run):
             "title": f"The host's microseconds in a decode step, by turns in one process: {shape}, "
             f"{count} round{'s' * (count != 1)}; medians. Fixes: {fixes}.",
             "note": "The cost is on minus off, the noise is the same of two engines with the fixes "
-            "on. Without the model's forward and its logits." + f" {CUT_OFF}" * (not complete),
+            f"on. {NOISE} marks a cost that cannot be told from it, {FEW} one of fewer "
+            f"than {LEAST} rounds. Without the model's forward and its logits."
+            + f" {CUT_OFF}"
+            * (not complete),
             "columns": list(_COLUMNS),
             "align": ["l", *("r" for _ in _COLUMNS[1:])],
             "rows": rows(self.rounds),
@@ -99,15 +103,18 @@ class FixesRun(Run):
 def rows(rounds: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     """Return a row for each part: medians over the rounds, a cost that may be noise marked so."""
     table = []
-    for part in rounds[0]["parts"] if rounds else ():
+    parts = rounds[0]["parts"] if rounds else {}
+    for part in parts:
         seen = {
             figure: [one["parts"][part][figure] for one in rounds]
             for figure in (*ENGINES, "cost", "noise")
         }
         median = {figure: statistics.median(values) for figure, values in seen.items()}
         cost: Any = median["cost"]
-        if sign := mark(seen["cost"], seen["noise"]):
-            cost = [cost, sign]
+        beyond = [one - other for one, other in zip(seen["cost"], seen["noise"], strict=True)]
+        found = of_differences(beyond, len(parts))
+        if found is None or not found.excludes(0.0):
+            cost = [cost, FEW if found is None else NOISE]
         table.append([part, median["off"], median["on"], cost, median["noise"]])
     return table
 
@@ -125,7 +132,7 @@ def problems(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def main(argv: Sequence[str]) -> int:
     """Measure, and print the table; see :func:`bench.compare.run.run`."""
-    options = command_line.parser(__doc__ or "", rounds=4)
+    options = command_line.parser(__doc__ or "", rounds=6)
     options.add_argument("--batch", type=int, default=128, help="requests (%(default)s)")
     options.add_argument("--steps", type=int, default=256, help="of each round (%(default)s)")
     args = command_line.parse(options, argv)

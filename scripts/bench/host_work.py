@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from demo import model
 
 from bench.compare.installations import in_turn
+from bench.engines.arguments import GENERATED, arguments
 
 #: Engine to its value of VLLM_READINESS, in the order in which they are made. The first two are
 #: alike, and differ by noise alone.
@@ -63,9 +64,9 @@ class Clock:
         self._spent: dict[str, int] = {}
         self._excluded = 0
 
-    def time(self, owner: object, name: str) -> None:
-        """Time a method of an object from now on."""
-        self._wrap(owner, name, self._add)
+    def time(self, owner: object, name: str, part: str | None = None) -> None:
+        """Time a method of an object from now on, as a part; by default of its own name."""
+        self._wrap(owner, name, lambda _, spent: self._add(part or name, spent))
 
     def exclude(self, owner: object, name: str) -> None:
         """Take the time in a method out of that of its callers."""
@@ -111,33 +112,24 @@ class Engine:
         self._word = word
         self._choose()
 
-        from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
         from vllm.v1.executor.uniproc_executor import UniProcExecutor
         from vllm.v1.readiness import features
 
         length = PROMPT + load.output
-        arguments = EngineArgs(
-            model=str(model.write(home, max_position_embeddings=max(length, 512))),
-            load_format="dummy",
-            skip_tokenizer_init=True,
-            seed=0,
-            max_model_len=length,
-            max_num_seqs=load.batch,
+        engine_args = arguments(
+            model.write(home, max_position_embeddings=max(length, 512)),
+            load.batch,
+            length,
+            {load.batch},
+            **GENERATED,
             max_num_batched_tokens=max(load.batch * PROMPT, length),
-            enable_prefix_caching=False,
             gpu_memory_utilization=0.2,
             num_gpu_blocks_override=load.batch * (length // 16 + 2),
-            disable_log_stats=True,
             # By its class: for its name vLLM starts a process on the CPU.
             distributed_executor_backend=UniProcExecutor,
-            compilation_config={
-                "mode": 0,
-                "cudagraph_mode": "FULL_DECODE_ONLY",
-                "cudagraph_capture_sizes": [load.batch],
-            },
         )
-        self._engine = LLMEngine.from_engine_args(arguments)
+        self._engine = LLMEngine.from_engine_args(engine_args)
         core = self._engine.engine_core.engine_core
         runner = core.model_executor.driver_worker.worker.model_runner
         self.fixes = sorted(runner.input_batch.readiness.on & features.FIXES.keys())

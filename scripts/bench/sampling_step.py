@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench import thinking
+from bench.compare import disturbance
 
 if TYPE_CHECKING:
     import torch
@@ -98,18 +99,21 @@ def _measure(sampler: Sampler, load: Load, feature: str, length: int, case: str)
         steps.step(number, logits)
     synchronize()
     steps.host = 0.0
+    before = disturbance.snapshot()
     start = time.perf_counter()
     for number in range(load.steps, 2 * load.steps):
         steps.step(number, logits)
     synchronize()
     seconds = steps.host if feature == "thinking" else time.perf_counter() - start
+    disturbed = disturbance.between(before, disturbance.snapshot())
     # Once more, on fresh logits, to compare the sides.
     compared = [steps.step(0, given.clone())]
     if feature == "thinking":  # and while the budgets run out, one after the other
         near = Steps(sampler, load, feature, length, case, generator, near=True)
         compared += [near.step(number, given.clone()) for number in range(2 * load.steps)]
     digests = [hashlib.sha256(logits.cpu().numpy().tobytes()).hexdigest() for logits in compared]
-    return {"ms": seconds / load.steps * 1e3, "logits": digests}
+    disturbed["gpus"] = disturbance.gpus() if load.device == "cuda" else None
+    return {"ms": seconds / load.steps * 1e3, "logits": digests, "disturbance": disturbed}
 
 
 class Steps:

@@ -27,7 +27,7 @@ from overlay import output
 
 from bench.compare import command_line
 from bench.compare.installations import Installations
-from bench.compare.run import SIDES, Job, Run, Table, run
+from bench.compare.run import SIDES, Job, Run, Table, measured_sides, origin, run
 from bench.compare.summary import CaseResult
 from bench.errors import Failure
 from bench.servers import load as loads
@@ -72,7 +72,9 @@ class ServingRun(Run):
         name = "generated model" if self.generated else path.name
         about = {"title": "Driven by `vllm bench serve`.", "model": name, "shape": shape}
         cases = {case: {"temperature": 0, **CASES[case]} for case in args.cases}
-        table = Table(SIDES if args.gpu else SIDES[:2], about, cases, "server")
+        table = Table(
+            measured_sides(SIDES if args.gpu else SIDES[:2], args), about, cases, "server"
+        )
         super().__init__(args, installations, {NAME: table})
         module = ["bench.servers.child", "prepare", self.model, args.size if self.generated else ""]
         self.device = self.child("prepare", SIDES[0], module, {}, args.timeout)["device"]
@@ -88,9 +90,9 @@ class ServingRun(Run):
         cases = {
             case: {
                 "arguments": loads.client_arguments(
-                    case, self.load, self.model, self.tokenizer, url
+                    case, self.load, self.model, self.tokenizer, url, job.round
                 ),
-                "single": loads.single_request(case, self.load),
+                "single": loads.single_request(case, self.load, job.round),
             }
             for case in self.args.cases
         }
@@ -98,10 +100,13 @@ class ServingRun(Run):
         line = loads.server_arguments(self.load, self.model, self.tokenizer, port)
         second = job.side == SIDES[2]
         environment = {**self.environment, "VLLM_USE_V2_MODEL_RUNNER": str(int(second))}
-        side = SIDES[0] if second else job.side
         timeout = self.args.timeout
-        module = ["bench.servers.child", "drive", url, str(timeout), json.dumps(cases)]
-        with serving(self.installations, side, log, line, environment) as check:
+        with serving(self.installations, origin(job.side), log, line, environment) as (
+            server,
+            check,
+        ):
+            module = ["bench.servers.child", "drive", url, str(timeout), f"{server}"]
+            module.append(json.dumps(cases))
             try:
                 driven = self.child(
                     f"client-{job.side}-round-{job.round}",
@@ -115,6 +120,8 @@ class ServingRun(Run):
                 kept = shutil.copy(log, self.args.out)
                 raise Failure(f"{job.name}: {error}\nserver's log: {kept}") from error
         results = {case: read(driven[case], case, self.load, self.generated) for case in cases}
+        for case, result in results.items():
+            result.prompts = f"seed {loads.seed(case, job.round)}"
         return {NAME: results}
 
 
@@ -122,7 +129,8 @@ def main(argv: Sequence[str]) -> int:
     """Measure, and print the table; see :func:`bench.compare.run.run`."""
     gpu = Path("/dev/nvidiactl").exists()
     # Each side is first equally often.
-    options = command_line.parser(__doc__ or "", rounds=3 if gpu else 4)
+    options = command_line.parser(__doc__ or "", rounds=6)
+    command_line.add_again(options)
     options.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     options.add_argument("--model", type=Path, help="a model's directory (one is generated)")
     size = "full" if gpu else "small"

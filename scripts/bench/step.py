@@ -20,7 +20,7 @@ from overlay import output
 
 from bench.compare import command_line, outputs
 from bench.compare.installations import SIDES, Installations
-from bench.compare.run import WITHOUT_FIXES, Job, Run, Table, run
+from bench.compare.run import WITHOUT_FIXES, Job, Run, Table, measured_sides, run
 from bench.compare.summary import CaseResult
 from bench.sampling_step import FEATURES, Load
 
@@ -40,7 +40,7 @@ class StepRun(Run):
         shape = f"batch {args.batch}, vocabulary {args.vocab:,}, {args.steps} steps"
         tables = {
             name: Table(
-                SIDES,
+                measured_sides(SIDES, args),
                 {"title": "One step, on random logits.", "shape": shape},
                 self.load.cases(name),
                 "step",
@@ -63,6 +63,7 @@ class StepRun(Run):
                 name: CaseResult(
                     {FIGURES[feature]: case["ms"]},
                     {"logits": outputs.pack([case["logits"]])},
+                    disturbance=case["disturbance"],
                 )
                 for name, case in results.items()
             }
@@ -72,7 +73,8 @@ class StepRun(Run):
 
 def main(argv: Sequence[str]) -> int:
     """Measure, and print the tables; see :func:`bench.compare.run.run`."""
-    options = command_line.parser(__doc__ or "", rounds=4)
+    options = command_line.parser(__doc__ or "", rounds=5)
+    command_line.add_again(options)
     options.add_argument("--what", nargs="+", choices=list(FEATURES), default=["penalties"])
     options.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     options.add_argument("--batch", type=int, default=16, help="requests (%(default)s)")

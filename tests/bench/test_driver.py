@@ -22,6 +22,7 @@ def test_every_row_fits_its_engine(name: str, size: str) -> None:
     assert next(iter(row.cases)) == BASELINE
     assert row.cases[BASELINE] == Case()
     assert engine.prompt + row.output <= engine.length
+    assert row.output > 100 or size == "tiny"
     assert engine.model.get("max_position_embeddings", 512) >= engine.length
     assert engine.asynchronous or "Asynchronous" not in row.title
     if not any(case.beside for case in row.cases.values()):
@@ -30,8 +31,6 @@ def test_every_row_fits_its_engine(name: str, size: str) -> None:
         assert (case.batch or engine.batch) <= engine.batch
         if number := re.search(r"batch (\d+)", label):
             assert int(number[1]) == (case.batch or engine.batch)
-        quiet = row.cases[row.without_copies(label)]
-        assert (quiet.parameters, quiet.beside) == (case.parameters, False)
         for parameters in case.parameters:
             assert sum(parameters.get("bad_words", ())) <= row.output
             if (budget := row.budget(parameters)) is not None:

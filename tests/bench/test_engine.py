@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 from bench import engine
+from bench.compare import manifest
+from bench.compare.intervals import LEAST
+from bench.reports import figures
+from bench.reports.verify import edited
 from support import forked, sites, spoilers
 from support.asynchronous import announce
 
@@ -45,6 +49,7 @@ def test_each_planted_fault_is_named_where_it_was_planted(tmp_path: Path) -> Non
     assert done.returncode == 1, done.stderr[-4000:]
     run = json.loads((out / "run.json").read_text())
     assert set(run["digests"]) == {"stock", "overlaid"}
+    assert edited(run) == list(manifest.differences(run)) == []
     cases = run["rows"]["issue-43450"]["cases"]
 
     slow = cases["none"]
@@ -84,8 +89,39 @@ def test_rows_of_runner_v2_are_left_out_without_a_gpu(
     nothing: Any = None
     args = argparse.Namespace(rows=["pull-35214", "prime-rl-2772"], gpu=False, size="tiny")
     args.output = args.model = nothing
-    args.sides = ["overlaid"]
+    args.sides, args.aa = ["overlaid"], False
     run = engine.EngineRun(args, nothing)
     assert list(run.tables) == ["prime-rl-2772"]
     assert run.tables["prime-rl-2772"].sides == ["stock", "overlaid"]
     assert "pull-35214 needs a GPU" in capsys.readouterr().err
+    args.sides, args.aa = ["stock"], True
+    assert engine.EngineRun(args, nothing).tables["prime-rl-2772"].sides == ["stock", "stock again"]
+
+
+@pytest.mark.slow
+def test_kept_engines_take_slices_by_turns(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "bench.engine", "--size", "tiny", "--rows", "decode-half-b"]
+    command += ["--site", str(sites.whole(tmp_path / "site")), "--python", sys.executable]
+    done = subprocess.run(
+        [*command, "--rounds", "5", "--keep", "--out", str(out)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(sites.REPO / "scripts")},
+    )
+    run = json.loads((out / "run.json").read_text())
+    assert run["complete"], done.stderr[-4000:]
+    assert run["errors"] == []
+    assert edited(run) == list(manifest.differences(run)) == []
+    row = run["rows"]["decode-half-b"]
+    for case in row["cases"].values():
+        assert found(case) == found(case, "stock") == []
+        for rounds in case["speeds"].values():
+            assert [len(speeds) for speeds in rounds] == [row["output"] // 4] * 5
+    text = (out / "run.md").read_text()
+    for name, case in row["cases"].items():
+        # Beside other tests a round is often disturbed, and then it makes no claim.
+        clear = sum(not figures.disturbed(case, number, "overlaid") for number in range(5))
+        line = re.search(rf"- {name}: overlaid [0-9.]+ \([0-9.]+ to [0-9.]+\)", text)
+        assert bool(line) == (clear >= LEAST and not any(case["problems"].values()))

@@ -83,11 +83,11 @@ def measured(cost: float, noise: float, tokens: str = "same", off: list[str] | N
 
 
 def test_a_cost_within_the_noise_is_marked() -> None:
-    real = [measured(5.0, noise) for noise in (-1.0, 0.5, 1.0)]
+    real = [measured(5.0, noise) for noise in (0.4, 0.5, 0.6, 0.5, 0.5)]
     assert fixes.rows(real) == [["schedule", 20.0, 25.0, 5.0, 0.5]]
-    lost = [measured(cost, -cost) for cost in (-1.0, 0.5, 1.0)]
+    lost = [measured(cost, -cost) for cost in (-1.0, 0.5, 1.0, 0.4, 0.6)]
     assert fixes.rows(lost) == [["schedule", 20.0, 20.5, [0.5, "~"], -0.5]]
-    assert fixes.rows(real[:2])[0][3] == [5.0, "?"]
+    assert fixes.rows(real[:4])[0][3] == [5.0, "?"]
     assert fixes.rows([]) == []
 
 

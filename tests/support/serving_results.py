@@ -18,6 +18,8 @@ def answers(case: str) -> dict[str, Any]:
         "total_output_tokens": 12,
         "generated_texts": [f" t{n} t1 t2" for n in range(4)],
         "errors": [""] * 4,
+        "itls": [[0.002, 0.272]] * 4,
     }
     single = {"token_ids": [3, 4, 5], "logprobs": logprobs if case == LOGPROBS else None}
-    return {"client": client, "single": {"choices": [single]}}
+    disturbed = {"run delay": 0.01, "steal": 0.0}
+    return {"client": client, "single": {"choices": [single]}, "disturbance": disturbed}

@@ -36,9 +36,15 @@ def parser(description: str, rounds: int) -> argparse.ArgumentParser:
     options.add_argument("--site", help="or a site-packages directory")
     options.add_argument("--python", help="interpreter of the measured processes, if another")
     options.add_argument("--out", type=Path, help="directory for the results (build/bench/TIME)")
-    text = "measurements of each side (%(default)s); ratios of fewer than three are marked"
+    text = "measurements of each side (%(default)s); fewer than five make no claim"
     options.add_argument("--rounds", type=_rounds, default=rounds, help=text)
     return options
+
+
+def add_again(options: argparse.ArgumentParser) -> None:
+    """Add ``--aa``, for programs whose sides it can join."""
+    text = "measure stock beside itself as well, and show by how much it differs: the noise floor"
+    options.add_argument("--aa", action="store_true", help=text)
 
 
 def parse(options: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:

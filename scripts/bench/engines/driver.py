@@ -1,9 +1,11 @@
 """Drive one engine in this process: give it each case's requests, and keep the outputs.
 
     python -m bench.engines.driver OUT --rows NAME... --size SIZE [--output N] [--model DIR]
+                                   [--round N | --kept ENGINES]
 
 The probe, which every side loads as the same plugin, records the steps. OUT gets JSON, in which
-each case says from when to when it ran, on the probe's clock.
+each case says from when to when it ran, on the probe's clock. With --kept the driver is one of so
+many on the device, and measures each time that it is asked to; see :mod:`bench.engines.turns`.
 """
 
 from __future__ import annotations
@@ -12,24 +14,30 @@ import argparse
 import gc
 import json
 import operator
+import os
+import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, cycle, islice
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from demo import model
 
-from bench import thinking
-from bench.compare import outputs
+from bench import grammars, thinking
+from bench.compare import clock, disturbance, outputs
+from bench.engines import prompts, turns
+from bench.engines.arguments import GENERATED, arguments
 from bench.engines.foreign_copies import ForeignCopies
 from bench.engines.interference import Interference
+from bench.engines.prompts import Place
 from bench.engines.rows import BASELINE, ROWS, Case, Row
 from bench.engines.rows import Engine as Spec
+from bench.engines.slices import Baton, Slices
 
-#: Prompts are cut from this text where there is a tokenizer.
+#: Prompts are drawn from the tokens of this text where there is a tokenizer.
 TEXT = "The quick brown fox jumps over the lazy dog, and then it asks what comes next. "
 
 
@@ -48,40 +56,33 @@ class Engine:
         spec: the engine to make.
         home: directory for a generated model.
         path: a model with weights and a tokenizer, in place of the generated one.
+        sharing: number of engines that share the device's memory.
 
     Attributes:
         asynchronous: whether it schedules asynchronously.
         stamps: for each step with outputs, when they came (``time.perf_counter_ns``), and for
             how many requests.
         baseline: token ids of each request in the baseline case, for bad words to forbid.
+        slices: where other processes run by turns with this one.
     """
 
-    def __init__(self, spec: Spec, home: Path, path: str | None = None) -> None:
-        from vllm.engine.arg_utils import EngineArgs
+    def __init__(self, spec: Spec, home: Path, path: str | None = None, sharing: int = 1) -> None:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         self.spec = spec
-        generated: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True}
-        arguments = EngineArgs(
-            model=path or str(model.write(home, **spec.model)),
-            **({} if path else generated),
-            seed=0,
-            max_model_len=spec.length,
-            max_num_seqs=spec.batch,
+        engine_args = arguments(
+            path or model.write(home, **spec.model),
+            spec.batch,
+            spec.length,
+            {max(1, spec.batch // 4), spec.batch},
+            **({} if path else GENERATED),
             # Every prompt in the first step: what follows is decoding alone.
             max_num_batched_tokens=max(spec.batch * spec.prompt, spec.length),
-            enable_prefix_caching=False,
-            gpu_memory_utilization=0.6,
+            gpu_memory_utilization=0.6 / sharing,
             async_scheduling=spec.asynchronous,
-            disable_log_stats=True,
             reasoning_config=thinking.config() if spec.thinking else None,
-            compilation_config={
-                "mode": 0,
-                "cudagraph_mode": "FULL_DECODE_ONLY",
-                "cudagraph_capture_sizes": sorted({max(1, spec.batch // 4), spec.batch}),
-            },
         )
-        self._engine = LLMEngine.from_engine_args(arguments)
+        self._engine = LLMEngine.from_engine_args(engine_args)
         config = self._engine.vllm_config
         self.asynchronous: bool = config.scheduler_config.async_scheduling
         self._vocabulary: int = config.model_config.get_vocab_size()
@@ -91,6 +92,7 @@ class Engine:
             self._text = tokenizer.encode(TEXT, add_special_tokens=False)
         self.stamps: list[tuple[int, int]] = []
         self.baseline: list[list[int]] = []
+        self.slices: Slices | None = None
         core = self._engine.engine_core
         get_output = core.get_output
 
@@ -102,34 +104,41 @@ class Engine:
 
         core.get_output = stamped
 
-    def prompt(self, request: int) -> list[int]:
-        """Return the token ids of a request's prompt."""
-        spec, start = self.spec, request * self.spec.prompt
-        if self._text:
-            begin = request % len(self._text)
-            prompt = list(islice(cycle(self._text), begin, begin + spec.prompt))
-        else:
-            positions = range(start, start + spec.prompt)
-            prompt = [3 + 7919 * k % (self._vocabulary - 3) for k in positions]
+    def prompts(self, place: Place, count: int) -> list[list[int]]:
+        """Return the token ids of each request's prompt."""
+        spec = self.spec
+        drawn = prompts.draw(place, count, spec.prompt, self._vocabulary, self._text)
         if spec.thinking:
-            prompt[-len(thinking.START) :] = thinking.START
-        return prompt
+            for prompt in drawn:
+                prompt[-len(thinking.START) :] = thinking.START
+        return drawn
 
-    def generate(self, row: Row, case: Case, length: int) -> list[Completion]:
+    def generate(
+        self,
+        row: Row,
+        case: Case,
+        length: int,
+        given: Sequence[Sequence[int]],
+        slices: Slices | None = None,
+    ) -> list[Completion]:
         """Run a case's batch, greedily by default; return the completions in order.
 
         Args:
             row: gives the thinking budgets.
             case: gives the sampling parameters.
             length: tokens that each request generates.
+            given: the prompts.
+            slices: told of each step.
         """
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
         kind = RequestOutputKind.DELTA if case.streamed else RequestOutputKind.FINAL_ONLY
-        for request in range(case.batch or self.spec.batch):
+        for request, tokens in enumerate(given):
             parameters = dict(case.parameters_of(request))
             lengths = parameters.pop("bad_words", None)
+            if parameters.pop("grammar", False):
+                parameters["structured_outputs"] = grammars.params()
             if (budget := row.budget(parameters)) is not None:
                 parameters["thinking_token_budget"] = budget
             sampling = SamplingParams(
@@ -142,16 +151,52 @@ class Engine:
             if lengths:
                 # vLLM makes tokens of words by a tokenizer, and there may be none.
                 sampling._bad_words_token_ids = words(self.baseline[request], lengths)
-            prompt = TokensPrompt(prompt_token_ids=self.prompt(request))
+            prompt = TokensPrompt(prompt_token_ids=list(tokens))
             self._engine.add_request(str(request), prompt, sampling)
         self.stamps.clear()
-        completions = [Completion() for _ in range(case.batch or self.spec.batch)]
+        completions = [Completion() for _ in given]
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():
                 piece, whole = output.outputs[0], completions[int(output.request_id)]
                 whole.token_ids += piece.token_ids
                 whole.logprobs += piece.logprobs or ()
+            if slices is not None and self._engine.has_unfinished_requests():
+                slices.step()
         return completions
+
+    def allow_grammars(self) -> None:
+        """Let requests have the grammar of :mod:`bench.grammars`."""
+        grammars.install(self._engine, self._vocabulary)
+
+    def reseed(self) -> None:
+        """Seed the draws of requests without a seed, so that they do not depend on the past."""
+        self._engine.collective_rpc(_reseed)
+
+    def write_records(self, name: str) -> None:
+        """Have the probe write what it has recorded so far.
+
+        Args:
+            name: the value of VLLM_READINESS_PROBE.
+        """
+        file = Path(f"{name}.rank0")
+        file.unlink(missing_ok=True)
+        self._engine.collective_rpc(_request_records)
+        while not file.exists():
+            time.sleep(0.01)
+
+
+def _reseed(worker: object) -> None:
+    """Seed torch in a worker's process."""
+    import torch
+
+    del worker
+    torch.manual_seed(0)
+
+
+def _request_records(worker: object) -> None:
+    """Signal the probe of a worker's process."""
+    del worker
+    os.kill(os.getpid(), signal.SIGUSR2)
 
 
 def words(tokens: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
@@ -160,73 +205,113 @@ def words(tokens: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
     return [list(tokens[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
 
-def measure(rows: Sequence[Row], path: str | None, home: Path) -> dict[str, Any]:
-    """Measure every case of the rows of one engine.
+def start(
+    rows: Sequence[Row], path: str | None, home: Path, sharing: int = 1
+) -> tuple[Engine, Callable[[int], dict[str, Any]]]:
+    """Start the engine of some rows.
 
     Args:
         rows: of one engine.
         path: a model's directory, or None for a generated one.
         home: directory for a generated model.
+        sharing: number of engines that share the device's memory.
+
+    Returns:
+        The engine, and a function that measures every case of the rows in a round.
     """
     interference = Interference()
     interference.install()
-    engine = Engine(rows[0].engine, home, path)
+    engine = Engine(rows[0].engine, home, path, sharing)
+    if any(case.asks_for("grammar") for row in rows for case in row.cases.values()):
+        engine.allow_grammars()
 
     import torch
 
     gpu = torch.cuda.is_available()
-    results = {
-        row.name: {
-            name: _case(engine, row, case, interference, gpu) for name, case in row.cases.items()
+
+    def measure(number: int) -> dict[str, Any]:
+        results = {
+            row.name: {
+                name: _case(engine, row, Place(number, row.name, name), interference, gpu)
+                for name in row.cases
+            }
+            for row in rows
         }
-        for row in rows
-    }
-    return {
-        "device": torch.cuda.get_device_name() if gpu else "CPU",
-        "scheduling": "async" if engine.asynchronous else "sync",
-        "runner": interference.runner,
-        "rows": results,
-    }
+        return {
+            "device": torch.cuda.get_device_name() if gpu else "CPU",
+            "scheduling": "async" if engine.asynchronous else "sync",
+            "runner": interference.runner,
+            "rows": results,
+        }
+
+    return engine, measure
 
 
 def _case(
-    engine: Engine, row: Row, case: Case, interference: Interference, gpu: bool
+    engine: Engine, row: Row, place: Place, interference: Interference, gpu: bool
 ) -> dict[str, Any]:
     """Warm a case up and run it; return its times, outputs, counts and problems."""
+    case = row.cases[place.case]
+    batch = case.batch or engine.spec.batch
+    # Bad words are cut from what the baseline returned for the same prompts.
+    source = place._replace(case=BASELINE) if case.asks_for("bad_words") else place
+    given = engine.prompts(source, batch)
     interference.consume = case.consumed
-    engine.generate(row, replace(case, beside=False), row.warmup)
+    engine.generate(row, case, row.warmup, engine.prompts(place._replace(warmup=True), batch))
     gc.collect()
     foreign = ForeignCopies() if gpu and case.beside else None
+    engine.reseed()
     interference.foreign = foreign
-    began = time.perf_counter_ns()
-    completions = engine.generate(row, case, row.output)
-    ended = time.perf_counter_ns()
+    if engine.slices is not None:
+        engine.slices.begin()
+    before = disturbance.snapshot()
+    with clock.told(json.dumps(place)) as telling:
+        began = time.perf_counter_ns()
+        completions = engine.generate(row, case, row.output, given, engine.slices)
+        ended = time.perf_counter_ns()
+    disturbed = disturbance.between(before, disturbance.snapshot())
+    disturbed["gpus"] = disturbance.gpus() if gpu else None
     interference.foreign, interference.consume = None, False
 
-    tokens = [[str(token) for token in one.token_ids] for one in completions]
-    logprobs = [[_line(position) for position in one.logprobs] for one in completions]
     if case == row.cases[BASELINE]:
         engine.baseline = [one.token_ids for one in completions]
-    batch = case.batch or engine.spec.batch
     counts = {
-        "tokens": [sum(map(len, tokens)), batch * row.output],
+        "tokens": [sum(len(one.token_ids) for one in completions), batch * row.output],
         **_count_logprobs(row, case, completions, batch),
         **_count_effects(engine, row, case, completions),
     }
     problems = []
-    if [size for _, size in engine.stamps] != [batch] * row.output and not case.streamed:
-        problems.append(f"{len(engine.stamps)} steps, not {row.output} of {batch} tokens each")
+    stamps = list(engine.stamps)
+    if [size for _, size in stamps] != [batch] * row.output and not case.streamed:
+        problems.append(f"{len(stamps)} steps, not {row.output} of {batch} tokens each")
     if gpu and engine.asynchronous != row.engine.asynchronous:
         problems.append(f"async scheduling is {'on' if engine.asynchronous else 'off'}")
     return {
         "window": [began, ended],
-        "stamps": [stamp for stamp, _ in engine.stamps],
+        "longest": telling.longest,
+        "stamps": [stamp for stamp, _ in stamps],
+        "pauses": engine.slices.pauses if engine.slices else [],
         "copies": foreign.finish() if foreign else None,
+        "disturbance": disturbed,
         "counts": counts,
         "problems": problems,
-        "tokens": outputs.pack(tokens),
-        "logprobs": outputs.pack(logprobs),
+        "prompts": prompts.digest(given),
+        **_packed(completions),
+        "quiet": _quiet(engine, row, case, given) if case.beside else None,
     }
+
+
+def _quiet(engine: Engine, row: Row, case: Case, given: Sequence[Sequence[int]]) -> dict[str, str]:
+    """Return what the same prompts give without copies beside them; it is not timed."""
+    engine.reseed()
+    return _packed(engine.generate(row, replace(case, beside=False), row.output, given))
+
+
+def _packed(completions: Sequence[Completion]) -> dict[str, str]:
+    """Return the tokens and logprobs of requests, packed."""
+    tokens = [[str(token) for token in one.token_ids] for one in completions]
+    logprobs = [[_line(position) for position in one.logprobs] for one in completions]
+    return {"tokens": outputs.pack(tokens), "logprobs": outputs.pack(logprobs)}
 
 
 def _count_logprobs(
@@ -268,17 +353,31 @@ def _line(logprobs: Mapping[int, Any]) -> str:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure the rows that are named, and write the JSON."""
+    """Measure the rows that are named, once or each time that it is asked for."""
     parser = argparse.ArgumentParser(prog="bench.engines.driver")
     parser.add_argument("out", type=Path)
     parser.add_argument("--rows", nargs="+", required=True, choices=list(ROWS))
     parser.add_argument("--size", required=True)
     parser.add_argument("--output", type=int)
     parser.add_argument("--model")
+    parser.add_argument("--round", type=int, default=1)
+    parser.add_argument("--kept", type=int)
+    parser.add_argument("--baton", type=Path)
+    parser.add_argument("--place", type=int)
     args = parser.parse_args(argv)
     rows = [ROWS[name].sized(args.size, args.output) for name in args.rows]
-    result = measure(rows, args.model, args.out.with_suffix(".model"))
-    args.out.write_text(json.dumps(result))
+    engine, measure = start(rows, args.model, args.out.with_suffix(".model"), args.kept or 1)
+    if args.kept is None:
+        args.out.write_text(json.dumps(measure(args.round)))
+        return
+    engine.slices = slices = Slices(Baton(args.baton), args.place, rows[0].slice)
+    turns.ready(args.out)
+    for number, path in enumerate(turns.asked(args.out), 1):
+        slices.wait()
+        result = measure(number)
+        engine.write_records(os.environ["VLLM_READINESS_PROBE"])
+        slices.leave()
+        turns.answer(path, result)
 
 
 if __name__ == "__main__":

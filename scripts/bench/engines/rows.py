@@ -29,6 +29,27 @@ _SEVEN_B: Mapping[str, Any] = {
     "vocab_size": 152064,
     "tie_word_embeddings": False,
 }
+#: Of a Bamba: attention in every sixth layer, Mamba 2 in the others.
+_BAMBA: Mapping[str, Any] = {
+    "architectures": ["BambaForCausalLM"],
+    "model_type": "bamba",
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "attn_layer_indices": [5, 11, 17, 23],
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "mamba_n_heads": 32,
+    "mamba_d_head": 64,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 128,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 256,
+    "max_position_embeddings": 32768,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    "vocab_size": 128256,
+}
 #: For a CPU: a step takes tens of milliseconds, and sampling is a fair part of it.
 _SMALL: Mapping[str, Any] = {
     "hidden_size": 256,
@@ -78,12 +99,13 @@ class Case:
         parameters: sampling parameters, which the requests take in turn. ``bad_words`` holds the
             length of each word in tokens; the words are what the request returned in the
             baseline. A ``thinking_token_budget`` below 1 is a fraction of the output.
+            ``grammar`` asks for the grammar of :mod:`bench.grammars`.
         batch: number of requests, all added before the first step; None: the engine's batch.
         streamed: whether each token is handed out as it comes.
         consumed: whether each step's output is waited for as soon as it exists: the control, in
             which the wait must be back in ``sample_tokens``.
         beside: whether long copies from the device run beside the case. Its outputs must be
-            those of the case of the same parameters without copies.
+            those of the same prompts without copies.
     """
 
     parameters: tuple[Mapping[str, Any], ...] = ({},)
@@ -99,6 +121,13 @@ class Case:
     def asks_for(self, name: str) -> bool:
         """Return whether any request has that parameter."""
         return any(name in parameters for parameters in self.parameters)
+
+
+#: Tokens that each request generates at least where a row is measured and not tried: outputs that
+#: differ only after the hundredth token must be seen to.
+REACH = 128
+#: Slices of a case.
+_SLICES = 16
 
 
 @dataclass(frozen=True)
@@ -125,14 +154,10 @@ class Row:
     warmup: int = 32
     title_on_cpu: str | None = None
 
-    def without_copies(self, name: str) -> str:
-        """Return the name of the case with the same parameters and no copies beside it."""
-        case = self.cases[name]
-        return next(
-            name
-            for name, other in self.cases.items()
-            if not other.beside and other.parameters == case.parameters
-        )
+    @property
+    def slice(self) -> int:
+        """Steps that a kept engine takes before another takes as many."""
+        return max(4, self.output // _SLICES)
 
     def budget(self, parameters: Mapping[str, Any]) -> int | None:
         """Return the thinking budget in tokens; None if there is none."""
@@ -159,7 +184,7 @@ class Row:
                 before, after = case.batch or self.engine.batch, batch or engine.batch
                 renamed = name.replace(f"batch {before}", f"batch {after}")
                 cases[renamed] = replace(case, batch=batch)
-        default = min(max(self.output // 16, 32), 64) if size == "small" else 16
+        default = max(self.output // 16, REACH) if size == "small" else 16
         return replace(
             self,
             engine=engine,
@@ -172,8 +197,12 @@ class Row:
 
 HALF_B = Engine("half-b", _HALF_B, batch=128, prompt=128, length=4352, mrv2=True)
 HALF_B_SYNC = Engine("half-b sync", _HALF_B, 128, 128, 4352, asynchronous=False)
+HALF_B_STRUCTURED = replace(HALF_B, name="half-b structured")
+HALF_B_STRUCTURED_SYNC = replace(HALF_B_SYNC, name="half-b structured sync")
 HALF_B_THINKING = Engine("half-b thinking", _HALF_B, 128, 128, 4352, thinking=True)
 SEVEN_B = Engine("seven-b", _SEVEN_B, batch=32, prompt=128, length=1024, mrv2=True)
+#: Model Runner V2 has no hybrid models.
+HYBRID = Engine("hybrid", _BAMBA, batch=64, prompt=128, length=1024)
 SEVEN_B_V2 = Engine("seven-b on V2", _SEVEN_B, batch=128, prompt=128, length=512, runner=2)
 
 _PENALISED = (
@@ -197,6 +226,32 @@ def _logprobs(
 
 _MIXED = _logprobs(_PENALISED)
 _PRESENCE = {"presence_penalty": 1.5}
+#: Decoding as most servers do it: greedily, with draws, with a penalty, and with all of these.
+_DECODING: Mapping[str, Case] = {
+    BASELINE: Case(),
+    "temperature 1": Case(({"temperature": 1.0},)),
+    "presence 1.5": Case((_PRESENCE,)),
+    "mixed": Case(_MIXED),
+}
+#: Drawn with no seed, with one for a request of 128, and with one for each.
+_DRAWN = {"temperature": 1.0}
+_SEEDED = tuple({**_DRAWN, "seed": seed} for seed in range(128))
+_SEEDS: Mapping[str, Case] = {
+    BASELINE: Case(),
+    "temperature 1": Case((_DRAWN,)),
+    "temperature 1, a seed in 128": Case((*_SEEDED[:1], *[_DRAWN] * 127)),
+    "temperature 1, all seeded": Case(_SEEDED),
+}
+_GRAMMAR = {"grammar": True}
+#: A tenth of the requests, and all of them.
+_STRUCTURED: Mapping[str, Case] = {
+    BASELINE: Case(),
+    "a tenth, batch 128": Case((_GRAMMAR, *[{}] * 9)),
+    "all, batch 128": Case((_GRAMMAR,)),
+    "none, batch 32": Case(batch=32),
+    "a tenth, batch 32": Case((_GRAMMAR, *[{}] * 9), batch=32),
+    "all, batch 32": Case((_GRAMMAR,), batch=32),
+}
 
 ROWS: Mapping[str, Row] = {
     row.name: row
@@ -247,6 +302,38 @@ ROWS: Mapping[str, Row] = {
             },
         ),
         Row(
+            name="decode-half-b",
+            title="Decoding with a model that the host bounds.",
+            source="decode steps",
+            engine=HALF_B,
+            output=1024,
+            cases=_DECODING,
+        ),
+        Row(
+            name="decode-seven-b",
+            title="Decoding with a model that the device bounds.",
+            source="decode steps",
+            engine=SEVEN_B,
+            output=256,
+            cases=_DECODING,
+        ),
+        Row(
+            name="decode-hybrid",
+            title="Decoding with a hybrid model.",
+            source="decode steps",
+            engine=HYBRID,
+            output=512,
+            cases=_DECODING,
+        ),
+        Row(
+            name="seeds",
+            title="Requests with seeds.",
+            source="decode steps",
+            engine=HALF_B,
+            output=512,
+            cases=_SEEDS,
+        ),
+        Row(
             name="pull-22760",
             title="Synchronous scheduling, alone and beside another stream's copies.",
             title_on_cpu="Logprobs.",
@@ -273,6 +360,22 @@ ROWS: Mapping[str, Row] = {
                 "logprobs 5 beside D2H": Case(_logprobs([{}]), beside=True),
                 "5 bad words": Case(({"bad_words": (3, 2, 1, 2, 1)},)),
             },
+        ),
+        Row(
+            name="structured",
+            title="Grammars, for a tenth of the requests and for all of them.",
+            source="vLLM issue 49013",
+            engine=HALF_B_STRUCTURED,
+            output=512,
+            cases=_STRUCTURED,
+        ),
+        Row(
+            name="structured-sync",
+            title="Grammars under synchronous scheduling.",
+            source="vLLM issue 49013",
+            engine=HALF_B_STRUCTURED_SYNC,
+            output=512,
+            cases=_STRUCTURED,
         ),
         Row(
             name="pull-35214",

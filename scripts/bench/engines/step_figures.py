@@ -5,14 +5,16 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from probe.records import OUTSIDE, Process, Step, percentile
+from probe.records import OUTSIDE, Process, Span, Step, percentile
 
 from bench.compare.summary import CaseResult, Figures, differences
 from bench.engines.foreign_copies import ForeignCopies
 from bench.engines.rows import Row
+from bench.engines.slices import Active
 
 #: Steps at the end of a case that have a figure of their own.
 LAST = 32
@@ -21,6 +23,8 @@ TOLERANCE = 0.02
 #: The largest share of waiting in ``get_output`` where outputs are consumed at once.
 CONTROL = 0.1
 _TIMED = ("execute_model", "sample_tokens", "get_output")
+#: Between which the wait for the device moves; together they tell whether it is less.
+_TOGETHER = _TIMED[1:]
 
 
 def results(row: Row, driven: Mapping[str, Any], probe: Sequence[Process]) -> dict[str, CaseResult]:
@@ -37,13 +41,12 @@ def results(row: Row, driven: Mapping[str, Any], probe: Sequence[Process]) -> di
         for name, case in driven.items()
     }
     for name, result in read.items():
-        if row.cases[name].beside:
-            quiet = row.without_copies(name)
+        if (quiet := driven[name]["quiet"]) is not None:
             result.problems = [
                 *result.problems,
                 *(
-                    f"{kind} of {quiet!r} and {name!r} differ: {where}"
-                    for kind, where in differences(read[quiet], result)
+                    f"{kind} without copies and with them differ: {where}"
+                    for kind, where in differences(CaseResult({}, quiet), result)
                 ),
             ]
     return read
@@ -51,14 +54,24 @@ def results(row: Row, driven: Mapping[str, Any], probe: Sequence[Process]) -> di
 
 def _result(row: Row, name: str, case: Mapping[str, Any], seen: Process | None) -> CaseResult:
     """Return the figures of a case, and what the probe's records show to be wrong."""
-    began, ended = case["window"]
-    intervals = [after - before for before, after in pairwise(case["stamps"])]
+    active = Active(case["pauses"])
+    began, ended = map(active.at, case["window"])
+    stamps = [active.at(stamp) for stamp in case["stamps"]]
+    intervals = [after - before for before, after in pairwise(stamps)]
+    whole = [
+        length
+        for length, (before, after) in zip(intervals, pairwise(case["stamps"]), strict=True)
+        if not active.crossed(before, after)
+    ]
     figures: Figures = {
         "tokens/s": case["counts"]["tokens"][0] / (ended - began) * 1e9,
-        "ITL p50": percentile_ms(intervals, 50),
-        "ITL p99": percentile_ms(intervals, 99),
-        f"ITL p50 of the last {LAST}": percentile_ms(intervals[-LAST:], 50),
+        "ITL p50": percentile_ms(whole, 50),
+        "ITL p99": percentile_ms(whole, 99),
+        "ITL max": percentile_ms(whole, 100),
+        f"ITL p50 of the last {LAST}": percentile_ms(whole[-LAST:], 50),
     }
+    if seen is not None and case["pauses"]:
+        seen = replace(seen, spans=[_on(active, span) for span in seen.spans])
     problems = [*case["problems"]]
     fences: dict[str, int] = {}
     if seen is None:
@@ -77,7 +90,26 @@ def _result(row: Row, name: str, case: Mapping[str, Any], seen: Process | None) 
         if min(copies, default=0.0) < ForeignCopies.LEAST * 1e3:
             problems.append(f"a copy took {min(copies, default=0.0):.0f} ms")
     packed = {kind: case[kind] for kind in ("tokens", "logprobs")}
-    return CaseResult(figures, packed, case["counts"], problems, fences)
+    speeds = active.speeds(case["stamps"]) if case["pauses"] else []
+    return CaseResult(
+        figures,
+        packed,
+        case["counts"],
+        problems,
+        fences,
+        speeds,
+        case["disturbance"],
+        case["prompts"],
+        [case["window"][1] - case["window"][0], case["longest"]],
+    )
+
+
+def _on(active: Active, span: Span) -> Span:
+    """Return a record with the times of a clock that stands still in pauses."""
+    consumed = active.at(span.consumed) if span.consumed else 0
+    return span._replace(
+        began=active.at(span.began), ended=active.at(span.ended), consumed=consumed
+    )
 
 
 def _parts(seen: Process, steps: Sequence[Step]) -> tuple[Figures, dict[str, int]]:
@@ -95,8 +127,14 @@ def _parts(seen: Process, steps: Sequence[Step]) -> tuple[Figures, dict[str, int
     figures["fences, a step"] = len(fences) / count
     figures["fence p50"] = percentile_ms(fences, 50)
     figures["fences, ms a step"] = sum(fences) / count / 1e6
-    for part in ("sample_tokens", "get_output"):
+    for part in _TOGETHER:
         figures[f"waiting in {part}, ms a step"] = waits.get(part, 0) / count / 1e6
+    together = sum(waits.get(part, 0) for part in _TOGETHER)
+    figures["waiting in both, ms a step"] = together / count / 1e6
+    both: dict[int, int] = {}
+    for span in (span for kind in _TOGETHER for span in only.of(kind)):
+        both[span.step] = both.get(span.step, 0) + span.length
+    figures["sample_tokens + get_output p50"] = percentile_ms([*both.values()], 50)
     copies = [span.length for span in only.of("readback")]
     figures["readback p50"] = percentile_ms(copies, 50)
     figures["readback p99"] = percentile_ms(copies, 99)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable
 
+from bench.compare import disturbance
+from bench.compare.intervals import Interval, interval
 from bench.reports.run_file import Json
 
-REFUSED = "refused"
-#: The mark of a ratio whose sides overlap from round to round, and of one of fewer than
-#: :data:`ENOUGH` rounds: of two rounds, equal sides lie apart once in three times.
-NOISE, FEW = "~", "?"
-ENOUGH = 3
-MARKS = {
-    NOISE: f"{NOISE} marks a ratio whose rounds overlap: the difference may be noise.",
-    FEW: f"{FEW} marks a ratio of fewer than {ENOUGH} rounds, too few to tell it from noise.",
+#: Stands for a ratio where outputs or counts differ; where a side was not measured; and where both
+#: returned the same, but the measurement contradicts itself.
+REFUSED, UNMEASURED, UNPROVEN = "refused", "not measured", "unproven"
+WORDS = {
+    REFUSED: f"{REFUSED}: the sides returned different outputs, or fewer than expected.",
+    UNMEASURED: f"{UNMEASURED}: there is no such side here.",
+    UNPROVEN: f"{UNPROVEN}: the outputs are the same, and the clocks or the probe contradict the "
+    "figures.",
 }
+#: How a problem reads that is one of the outputs or counts.
+_OUTPUTS = re.compile(r"\bdiffer\b|: \d+ of \d+ ")
 UNSEEN_NOTE = "- stands for a figure that was not measured, or not seen by the measuring process."
 
 
@@ -60,37 +65,57 @@ def ratio(case: Json, figure: str, side: str) -> float | None:
     return value
 
 
-def ratio_text(case: Json, figure: str, side: str) -> str:
-    """Format a figure's ratio to stock with its mark.
+def word(case: Json, side: str) -> str | None:
+    """Return the word that stands for a side's ratios, if a problem refuses them."""
+    texts = reasons(case, side)
+    if not texts:
+        return None
+    absent = {f"{each} was not measured" for each in (side, "stock")}
+    if any(text in absent for text in texts):
+        return UNMEASURED
+    return REFUSED if any(map(_OUTPUTS.search, texts)) else UNPROVEN
+
+
+def missing(case: Json, figure: str, side: str) -> str:
+    """Return what stands for a figure's ratio to stock where there is none.
 
     Returns:
-        "refused" where a problem refuses the ratio, or the run has none though both sides have
-        the figure; "-" where a side lacks the figure; empty for a figure that is not compared.
+        A word of :data:`WORDS` where a problem refuses the ratio, or the run has none though both
+        sides have the figure; "-" where a side lacks the figure; empty for a figure that is not
+        compared.
     """
     values = case["figures"][figure]
     if side not in values["ratios"] and not reasons(case, side):
         return ""
-    value = ratio(case, figure, side)
-    if value is not None:
-        return f"{number(float(value), ratio=True)} {mark_of(values, side)}".rstrip()
     seen = values.get("stock") and values.get(side) is not None
-    return REFUSED if reasons(case, side) or seen else "-"
+    return word(case, side) or (UNPROVEN if seen else "-")
 
 
-def mark_of(values: Json, side: str) -> str:
-    """Return the mark of a figure's ratio to stock; empty if the rounds tell the sides apart."""
-    return mark(*(values["rounds"].get(each, []) for each in ("stock", side)))
+def disturbed(case: Json, number: int, side: str) -> bool:
+    """Return whether stock or a side was disturbed in a round, counted from 0."""
+    seen = [case.get("disturbances", {}).get(each, ()) for each in ("stock", side)]
+    return any(disturbance.reasons(one[number]) for one in seen if number < len(one))
 
 
-def mark(one: Sequence[float | None], other: Sequence[float | None]) -> str:
-    """Return the mark of a ratio of medians: :data:`NOISE`, :data:`FEW`, or empty.
+def intervals(run: Json) -> dict[tuple[str, str, str], Interval]:
+    """Return the ratios of steps a second to stock's, where the sides took slices by turns.
 
-    Args:
-        one: a side's value in each round, None where it was not seen.
-        other: those of the other side.
+    Returns:
+        By row, case and side. The level is corrected for how many there are. Rounds in which a side
+        was disturbed do not count.
     """
-    seen = [[value for value in rounds if value is not None] for rounds in (one, other)]
-    fewest = min(map(len, seen))
-    if fewest > 1 and max(map(min, seen)) <= min(map(max, seen)):
-        return NOISE
-    return FEW if fewest < ENOUGH else ""
+    pairs = {}
+    for name, row in run["rows"].items():
+        for label, case in row["cases"].items():
+            speeds = case.get("speeds") or {}
+            for side in others(row["sides"]):
+                if not reasons(case, side):
+                    rounds = zip(speeds.get("stock", ()), speeds.get(side, ()), strict=False)
+                    pairs[name, label, side] = [
+                        [after / before for before, after in zip(*both, strict=False)]
+                        for number, both in enumerate(rounds)
+                        if not disturbed(case, number, side)
+                    ]
+    claims = sum(any(rounds) for rounds in pairs.values())
+    found = {key: interval(rounds, claims) for key, rounds in pairs.items() if any(rounds)}
+    return {key: value for key, value in found.items() if value is not None}

@@ -26,6 +26,13 @@ pre, .table {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap; }}
 th, td {{ padding: 0.2rem 0.8rem; border-bottom: 1px solid #8886; text-align: left; }}
 thead th {{ border-bottom-color: currentcolor; }}
+/* A ratio in bold is better than stock's, one in italics worse. */
+td strong {{ color: #116329; }}
+td em {{ color: #b3261e; }}
+@media (prefers-color-scheme: dark) {{
+  td strong {{ color: #7ee787; }}
+  td em {{ color: #ff8a80; }}
+}}
 </style>
 </head>
 <body>

@@ -32,9 +32,14 @@ def load(path: Path) -> dict[str, Any]:
         run = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
     except (OSError, ValueError) as error:
         raise Failure(f"{path} cannot be read as a run: {error}") from error
-    if not isinstance(run, dict) or run.get("schema") != SCHEMA or run.get("kind") not in _FIELDS:
+    known = range(1, SCHEMA + 1)
+    if (
+        not isinstance(run, dict)
+        or run.get("schema") not in known
+        or run.get("kind") not in _FIELDS
+    ):
         raise Failure(
-            f"{path} is not a run of schema {SCHEMA}; name the JSON that a program of bench wrote"
+            f"{path} is not a run of schema 1 to {SCHEMA}; name the JSON that a program wrote"
         )
     if lacking := [name for name in _FIELDS[run["kind"]] if name not in run]:
         raise Failure(f"{path} is not a whole run: it lacks {', '.join(lacking)}")

@@ -1,12 +1,12 @@
 """Make the model, or drive a server with vLLM's client, in this process.
 
     python -m bench.servers.child OUT prepare MODEL SIZE
-    python -m bench.servers.child OUT drive URL TIMEOUT CASES
+    python -m bench.servers.child OUT drive URL TIMEOUT SERVER CASES
 
 ``prepare`` writes the model and weights of a SIZE in :data:`bench.servers.load.LOADS`; if that is
 empty, the model is there. OUT gets JSON: for ``prepare`` the device; for ``drive`` the results of
 each case. CASES is JSON: case to the arguments of `vllm bench serve`, and the body of a request
-that is then sent alone.
+that is then sent alone. SERVER is the server's process id, and says whose cores are looked at.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 from demo import model
 
+from bench.compare import disturbance
 from bench.servers.load import LOADS
 from bench.servers.weights import write_weights
 
@@ -39,7 +40,7 @@ def prepare(directory: Path, size: str) -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
 
 
-def drive(url: str, timeout: float, cases: Mapping[str, Any]) -> dict[str, Any]:
+def drive(url: str, timeout: float, server: int, cases: Mapping[str, Any]) -> dict[str, Any]:
     """Wait for the server, and run the cases one after the other.
 
     Raises:
@@ -60,14 +61,18 @@ def drive(url: str, timeout: float, cases: Mapping[str, Any]) -> dict[str, Any]:
     add_cli_args(parser)
     results = {}
     for name, case in cases.items():
+        before = disturbance.snapshot(server)
         client = main(parser.parse_args(case["arguments"]))
+        disturbed = disturbance.between(before, disturbance.snapshot(server))
+        disturbed["gpus"] = disturbance.gpus()
         request = urllib.request.Request(
             f"{url}/v1/completions",
             data=json.dumps(case["single"]).encode(),
             headers={"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=timeout) as answer:
-            results[name] = {"client": client, "single": json.load(answer)}
+            single = json.load(answer)
+        results[name] = {"client": client, "single": single, "disturbance": disturbed}
     return results
 
 
@@ -76,5 +81,5 @@ if __name__ == "__main__":
     if task == "prepare":
         result: dict[str, Any] = {"device": prepare(Path(rest[0]), rest[1])}
     else:
-        result = drive(rest[0], float(rest[1]), json.loads(rest[2]))
+        result = drive(rest[0], float(rest[1]), int(rest[2]), json.loads(rest[3]))
     Path(out).write_text(json.dumps(result))

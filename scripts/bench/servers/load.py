@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bench.engines.prompts import Place, draw
 from bench.engines.rows import HALF_B
 
 #: Case to the sampling parameters that make it.
@@ -17,6 +18,8 @@ CASES: Mapping[str, Mapping[str, Any]] = {
 }
 #: The model's name in requests.
 NAME = "bench"
+#: Token ids that every model has.
+_VOCABULARY = 1000
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ _SMALL: Mapping[str, Any] = {
 #: Size to the load.
 LOADS: Mapping[str, Load] = {
     "full": Load(HALF_B.model, requests=256, concurrency=32, prompt=128, output=256),
-    "small": Load(_SMALL, 16, concurrency=4, prompt=16, output=48, server=("--enforce-eager",)),
+    "small": Load(_SMALL, 16, concurrency=4, prompt=16, output=128, server=("--enforce-eager",)),
     "tiny": Load({}, 4, concurrency=2, prompt=8, output=32, server=("--enforce-eager",)),
 }
 
@@ -67,14 +70,29 @@ def server_arguments(load: Load, model: str, tokenizer: str, port: int) -> list[
     ]
 
 
-def client_arguments(case: str, load: Load, model: str, tokenizer: str, url: str) -> list[str]:
-    """Return the arguments of `vllm bench serve` for a case."""
+def seed(case: str, number: int) -> int:
+    """Return the seed of a case's prompts in a round: no two cases or rounds have the same."""
+    return number * len(CASES) + list(CASES).index(case)
+
+
+def client_arguments(
+    case: str, load: Load, model: str, tokenizer: str, url: str, number: int
+) -> list[str]:
+    """Return the arguments of `vllm bench serve` for a case in a round."""
     parameters = dict(CASES[case])
     logprobs = parameters.pop("logprobs", None)
     return [
         *("--backend", "openai", "--base-url", url, "--disable-tqdm", "--save-detailed"),
         *("--model", model, "--served-model-name", NAME, "--tokenizer", tokenizer),
-        *("--dataset-name", "random", "--seed", "0", "--ignore-eos", "--temperature", "0"),
+        *(
+            "--dataset-name",
+            "random",
+            "--seed",
+            str(seed(case, number)),
+            "--ignore-eos",
+            "--temperature",
+            "0",
+        ),
         *("--random-input-len", str(load.prompt), "--random-output-len", str(load.output)),
         *("--num-prompts", str(load.requests), "--request-rate", "inf"),
         *("--max-concurrency", str(load.concurrency), "--num-warmups", str(load.concurrency)),
@@ -83,15 +101,15 @@ def client_arguments(case: str, load: Load, model: str, tokenizer: str, url: str
     ]
 
 
-def single_request(case: str, load: Load) -> dict[str, Any]:
-    """Return the body of one request, which is sent alone.
+def single_request(case: str, load: Load, number: int) -> dict[str, Any]:
+    """Return the body of one request, which is sent alone in a round.
 
     vLLM's client does not keep token ids and logprobs; and alone on the server, a request does
     not depend on the arrival of others.
     """
     return {
         "model": NAME,
-        "prompt": [3 + 7 * k % 1000 for k in range(load.prompt)],
+        "prompt": draw(Place(number, NAME, case), 1, load.prompt, _VOCABULARY)[0],
         "max_tokens": load.output,
         "temperature": 0,
         "ignore_eos": True,

@@ -26,8 +26,8 @@ def read(result: Mapping[str, Any], case: str, load: Load, generated: bool) -> C
     """Read what the client child wrote of a case.
 
     Args:
-        result: its JSON: "client", the result of `vllm bench serve`, and "single", the server's
-            answer to a request that was alone.
+        result: its JSON: "client", the result of `vllm bench serve`; "single", the server's
+            answer to a request that was alone; and "disturbance", of the server's processes.
         case: the case's name.
         load: the requests.
         generated: whether a text has one word for each token.
@@ -63,9 +63,14 @@ def read(result: Mapping[str, Any], case: str, load: Load, generated: bool) -> C
         "token ids of one request alone": [list(map(str, single["token_ids"]))],
         "logprobs of one request alone": [logprobs],
     }
+    longest = max((time for times in client["itls"] for time in times), default=None)
     return CaseResult(
-        {figure: float(client[key]) for figure, key in FIGURES.items()},
+        {
+            **{figure: float(client[key]) for figure, key in FIGURES.items()},
+            "ITL max": None if longest is None else longest * 1e3,
+        },
         {kind: outputs.pack(stream) for kind, stream in streams.items()},
         counts,
         problems,
+        disturbance=result["disturbance"],
     )

@@ -23,7 +23,7 @@ def serving(
     log: Path,
     arguments: Sequence[str],
     environment: Mapping[str, str],
-) -> Iterator[Callable[[], None]]:
+) -> Iterator[tuple[int, Callable[[], None]]]:
     """Start a server, and end it and every process that it started, even if interrupted.
 
     Args:
@@ -34,7 +34,7 @@ def serving(
         environment: variables to set.
 
     Yields:
-        A function that raises Failure if the server has ended.
+        The server's process id, and a function that raises Failure if it has ended.
     """
     process = installations.start(
         side,
@@ -49,7 +49,7 @@ def serving(
             raise Failure(f"the server ended (exit code {code}):\n{log_tail(log)}")
 
     try:
-        yield check
+        yield process.pid, check
     finally:
         try:
             process.terminate()

@@ -1,0 +1,283 @@
+"""Measure the host's work in a step: stock, overlaid and Model Runner V2 in one process.
+
+    PYTHONPATH=scripts python -m bench.host [--site SITE] [--kinds KIND...] [--batches N...] ...
+
+A process makes an engine on stock's runner, one on the overlaid runner, one on stock's Model Runner
+V2 (on a GPU, without drafts), and another on stock's. Scheduler and engine core are the overlaid
+ones in all. They take the same steps by turns, and a ratio is that of two steps taken beside one
+another. The device is waited for between the turns. The two stock engines differ by noise alone.
+Each round is a new process, which makes the engines in the opposite order of the one before: take
+an even number. DIR gets run.json, run.md and run.html, anew after each batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from overlay import output
+
+from bench.compare import command_line
+from bench.compare.installations import Installations
+from bench.compare.intervals import LEAST
+from bench.compare.machine import describe, settings
+from bench.compare.run import Job, Run, run
+from bench.compare.summary import CaseResult
+from bench.engine import IN_ONE_PROCESS
+from bench.reports.claims import FEW, NOISE
+from bench.reports.markdown import CUT_OFF
+from bench.runners.cases import KINDS, SIDES, SIZES, WARMUP, Load
+from bench.runners.figures import QUANTILES, RATIOS
+
+#: Seconds for a process.
+TIMEOUT = 600.0
+_ENGINES = ("stock", "overlaid", "mrv2")
+#: Version of the runner to an object of it, and the file that its class must be of.
+_FILES = {
+    1: {
+        "runner": "vllm/v1/worker/gpu_model_runner.py",
+        "input_batch": "vllm/v1/worker/gpu_input_batch.py",
+    },
+    2: {"runner": "vllm/v1/worker/gpu/model_runner.py"},
+}
+_CALLED = ("execute_model", "sample_tokens")
+_NOTE = (
+    "Each figure is the median over the rounds. Ratios are taken step by step; "
+    f"{NOISE} marks one that is no further from 1 than the ratio of the two stock engines is in "
+    "some round, "
+    f"{FEW} another of fewer than {LEAST} rounds, too few for a claim. Times are "
+    "without the model's forward and its logits. Model Runner V2's "
+    "`_update_states` is finish, free, add and update requests, its `_build_attention_metadata` "
+    "also gathers block tables and computes slot mappings, which is a part of V1's "
+    "`_prepare_inputs`. Under sync scheduling and with ngram, `sample_tokens` waits for the "
+    "sampled tokens. 1k and 128k are the model's length, which gives the block table its width; "
+    "the texts are short. run.json holds the files and digests of each engine's classes."
+)
+
+
+class HostRun(Run):
+    """A run of rounds, in each of which every engine takes every step."""
+
+    #: One thread for the host's own tensors: on few cores, threads wait for one another.
+    environment: Mapping[str, str] = {
+        **IN_ONE_PROCESS,
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }
+
+    def __init__(self, args: argparse.Namespace, installations: Installations) -> None:
+        super().__init__(args, installations, {})
+        self.rounds: dict[str, Mapping[str, Any]] = {}
+        self._longest = 0.0
+        self._left_out: list[str] = []
+
+    def jobs(self) -> list[Job]:
+        """Return the jobs in order: every round of the first kind, then the others by rounds."""
+        first, *others = self.args.kinds
+        rounds = range(1, self.args.rounds + 1)
+        kinds = [*((first, n) for n in rounds), *((kind, n) for n in rounds for kind in others)]
+        return [Job(kind, "overlaid", n) for kind, n in kinds]
+
+    def measure(self, job: Job) -> Mapping[str, Mapping[str, CaseResult]]:
+        """Measure every engine in one process; results of a process that fails are kept.
+
+        Raises:
+            Failure: it failed.
+        """
+        args, begin = self.args, time.monotonic()
+        if args.limit and begin - self._started + self._longest > args.limit:
+            self._left_out.append(job.name.replace(", overlaid", ""))
+            return {}
+        load = Load(
+            kind=job.group,
+            size=args.size,
+            batches=args.batches,
+            steps=args.steps,
+            stock=str(self.installations.paths["stock"][0]),
+            reverse=job.round % 2 == 0,
+            calls=job.round == 1,
+        )
+        module = ["bench.runners.child", json.dumps(load._asdict())]
+        try:
+            self.child(job.name, job.side, module, {}, TIMEOUT, watch=lambda: self._take(job))
+        finally:
+            self._take(job)
+            self._longest = max(self._longest, time.monotonic() - begin)
+        return {}
+
+    def _take(self, job: Job) -> None:
+        """Write what a process has measured by now, if that is more than before."""
+        out: Path = self.out(job.name)
+        if out.exists() and (text := out.read_text()):
+            taken = json.loads(text)
+            if taken != self.rounds.get(job.name):
+                self.rounds[job.name], self.device = taken, taken["device"]
+                self.write(complete=False)
+
+    def report(self, complete: bool) -> dict[str, Any]:
+        """Return the run's JSON, a table of two rows for each part of a step."""
+        rounds = list(self.rounds.values())
+        left = f" Left out for lack of time: {'; '.join(self._left_out)}." * bool(self._left_out)
+        skipped = sorted({name for one in rounds for name in {*SIDES} - {*one["proof"]}})
+        missing = f" Without {', '.join(skipped)} where the table has -." * bool(skipped)
+        return {
+            **describe(self._started, self.device, self.installations),
+            "kind": "table",
+            "complete": complete,
+            "environment": settings(self.environment),
+            "title": "The host's microseconds in a step, by turns in one process: "
+            f"{self.args.size} shape, {self.args.steps} steps of each batch and round, "
+            f"up to {self.args.rounds} rounds.",
+            "note": _NOTE + missing + left + f" {CUT_OFF}" * (not complete),
+            "columns": ["case", "figure", *_ENGINES, *RATIOS],
+            "align": ["l", "l", *("r" for _ in (*_ENGINES, *RATIOS))],
+            "rows": rows(rounds),
+            "rounds": self.rounds,
+            "problems": [*self._errors, *problems(self.rounds)],
+        }
+
+    def measured(self) -> bool:
+        """Return whether a batch was measured."""
+        return bool(self.rounds)
+
+    def spoilt(self, result: Mapping[str, Any]) -> bool:
+        """Return whether there is a problem."""
+        return bool(result["problems"])
+
+
+def rows(rounds: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    """Return the rows of the table: of each case, quantiles of each part, and CUDA calls.
+
+    Args:
+        rounds: results of processes.
+    """
+    seen: dict[str, list[Mapping[str, Any]]] = {}
+    for one in rounds:
+        for name, case in one["cases"].items():
+            seen.setdefault(f"{one['kind']}, {name}", []).append(case)
+    table = []
+    for name, cases in seen.items():
+        for part in cases[0]["parts"]:
+            parts = [case["parts"][part] for case in cases]
+            for quantile in QUANTILES:
+                table.append([name, f"{part} {quantile}", *_quantile_cells(parts, quantile)])
+        called = [case["calls"] for case in cases if "calls" in case]
+        table += [[name, *cells] for cells in _call_rows(called)]
+    return table
+
+
+def _quantile_cells(parts: Sequence[Mapping[str, Any]], quantile: str) -> Iterator[Any]:
+    """Yield a quantile of each engine, and each ratio, with its mark if it may be noise."""
+
+    def values(name: str) -> list[float]:
+        return [part[name][quantile] for part in parts if name in part]
+
+    noise = max((abs(one - 1) for one in values(list(RATIOS)[-1])), default=0.0)
+    for name in _ENGINES:
+        yield statistics.median(values(name)) if values(name) else None
+    for name in RATIOS:
+        if not (ratios := values(name)):
+            yield None
+            continue
+        again = name == list(RATIOS)[-1]
+        lost = not again and min(abs(one - 1) for one in ratios) <= noise
+        mark = NOISE if lost else FEW if len(ratios) < LEAST and not again else ""
+        median = statistics.median(ratios)
+        yield [median, mark] if mark else median
+
+
+def _call_rows(called: Sequence[Mapping[str, Any]]) -> Iterator[list[Any]]:
+    """Yield the rows of CUDA calls: the figure, each engine, and each ratio."""
+    for part in _CALLED:
+        for kind, unit in (("calls", "a step"), ("us", "us")):
+            of = {
+                engine: statistics.median(one[f"{engine}: {part}"][kind] for one in seen)
+                for engine in SIDES
+                if (seen := [one for one in called if f"{engine}: {part}" in one])
+            }
+            if of:
+                ratios = [
+                    of[one] / of[other] if one in of and of.get(other) else None
+                    for one, other in RATIOS.values()
+                ]
+                figure = f"CUDA calls in {part}, {unit}"
+                yield [figure, *(of.get(engine) for engine in _ENGINES), *ratios]
+
+
+def problems(rounds: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return what makes the figures worthless: other tokens, or an engine of other classes.
+
+    Args:
+        rounds: name of a process to its results.
+    """
+    texts = []
+    for name, one in rounds.items():
+        texts += [f"{name}, without {side}: {why}" for side, why in one["failed"].items()]
+        for label, case in one["cases"].items():
+            same = {case["tokens"][side] for side in case["tokens"] if SIDES[side].version == 1}
+            if len(same) > 1:
+                texts.append(f"{name}, {label}: stock and overlaid returned different tokens")
+        for side, proof in one["proof"].items():
+            texts += [f"{name}: {text}" for text in unproven(side, proof)]
+            if one["async"][side] != KINDS[one["kind"]].asynchronous:
+                texts.append(f"{name}: {side} does not schedule as it should")
+        for twin in one["twins"]:
+            if twin["state"] in ("overlaid", "foreign"):
+                texts.append(f"{name}: {twin['path']} is {twin['state']}, not stock's")
+    return texts
+
+
+def unproven(side: str, proof: Mapping[str, Any]) -> list[str]:
+    """Return why an engine is not proven to run the classes of its side.
+
+    Args:
+        side: its name.
+        proof: see :meth:`bench.runners.engine.Engine.proof`.
+    """
+    stock = SIDES[side].stock
+    wanted = "pristine" if stock else "overlaid"
+    texts = [
+        f"{side}'s {one} has {cls['class']} of {cls['path']}, which is {cls['state']}"
+        for one, classes in proof["classes"].items()
+        for cls in classes
+        if cls["state"] not in (wanted, "not changed") or cls["of"] == "elsewhere"
+    ]
+    for one, path in _FILES[SIDES[side].version].items():
+        files = {cls["path"]: cls["state"] for cls in proof["classes"].get(one, [])}
+        if files.get(path) != wanted:
+            texts.append(f"{side}'s {one} is not of the {wanted} {path}")
+    if stock and proof["readiness"]:
+        texts.append(f"{side}'s {', '.join(proof['readiness'])} carries the overlay")
+    if not stock and "input_batch" not in proof["readiness"]:
+        texts.append(f"{side}'s input_batch does not carry the overlay")
+    return texts
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure, and print the table; see :func:`bench.compare.run.run`."""
+    gpu = Path("/dev/nvidiactl").exists()
+    usual = [kind for kind in KINDS if kind != "sync 128k"] if gpu else ["sync 1k"]
+    there = [name for name, kind in KINDS.items() if gpu or not kind.asynchronous]
+    options = command_line.parser(__doc__ or "", rounds=2)
+    options.add_argument("--kinds", nargs="+", choices=there, default=usual)
+    options.add_argument("--batches", nargs="+", type=int, default=None, help="requests at a time")
+    options.add_argument("--size", choices=list(SIZES), default="0.5B" if gpu else "tiny")
+    options.add_argument("--steps", type=int, default=200, help="of each batch (%(default)s)")
+    text = "seconds after which no process is started, one's own time counted (0: none)"
+    options.add_argument("--limit", type=float, default=480.0 if gpu else 0.0, help=text)
+    args = command_line.parse(options, argv)
+    args.batches = args.batches or ([128, 1, 8, 256, 32] if gpu else [64, 1, 8])
+    if args.steps < 2 or WARMUP + args.steps > 240:  # drafts in a model's length of 1,024
+        options.error(f"--steps {args.steps}: give 2 to {240 - WARMUP}")
+    if min(args.batches) < 1:
+        options.error(f"--batches {min(args.batches)}: give 1 or more")
+    return run(args, lambda installations: HostRun(args, installations))
+
+
+if __name__ == "__main__":
+    raise SystemExit(output.run("bench", main))

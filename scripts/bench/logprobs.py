@@ -1,0 +1,149 @@
+"""Measure what logprobs cost the host behind the sampler: the feature off and on.
+
+    PYTHONPATH=scripts python -m bench.logprobs [--site SITE] [--batch N] [--steps N] ...
+
+A step's logprobs go from tensors on the host to the client: they are sliced for each request,
+written into the engine core's message, read, and processed by the front end. The classes are
+vLLM's own, the values random; no model runs. Two sides have the feature off and differ by noise
+alone. In each round, a process of its own, the sides take all steps of a case one after the other,
+in another order than in the round before. They must give clients the same. The collector is left
+as Python sets it. DIR gets run.json, run.md and run.html.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from overlay import output
+
+from bench.compare import command_line
+from bench.compare.installations import Installations
+from bench.compare.machine import describe, settings
+from bench.compare.run import Job, Run, run
+from bench.compare.summary import CaseResult
+from bench.logprob_work import PARTS, SIDES, TOGETHER, Load
+from bench.reports.markdown import CUT_OFF
+
+#: Seconds for a round.
+TIMEOUT = 1800.0
+_COLUMNS = ("case", "milliseconds", *SIDES, "on / off", "off again / off")
+
+
+class LogprobsRun(Run):
+    """A run of rounds, in each of which every side is measured."""
+
+    #: One thread for the host's own tensors: on few cores, threads wait for one another.
+    environment: Mapping[str, str] = {"OMP_NUM_THREADS": "1"}
+
+    def __init__(self, args: argparse.Namespace, installations: Installations) -> None:
+        super().__init__(args, installations, {})
+        self.load = Load(args.batch, args.steps, args.output, args.logprobs)
+        self.rounds: list[Mapping[str, Any]] = []
+
+    def jobs(self) -> list[Job]:
+        """Return a job for each round."""
+        return [Job("logprobs", "overlaid", turn + 1) for turn in range(self.args.rounds)]
+
+    def measure(self, job: Job) -> Mapping[str, Mapping[str, CaseResult]]:
+        """Measure every side in one process.
+
+        Raises:
+            Failure: the process failed.
+        """
+        load = self.load._replace(turn=job.round)
+        module = ["bench.logprob_work", json.dumps(load._asdict())]
+        self.rounds.append(self.child(job.name, job.side, module, {}, TIMEOUT))
+        return {}
+
+    def report(self, complete: bool) -> dict[str, Any]:
+        """Return the run's JSON, a table of each case's parts and pauses."""
+        load, count = self.load, len(self.rounds)
+        return {
+            **describe(self._started, self.device, self.installations),
+            "kind": "table",
+            "complete": complete,
+            "environment": settings(self.environment),
+            "title": f"The host's milliseconds for a step's logprobs: {load.batch} requests of "
+            f"{load.output} tokens, {load.steps} steps, {count} round{'s' * (count != 1)}; medians "
+            "of the rounds.",
+            "note": "Pauses are collections of the oldest generation: the longest of a round. "
+            "Collection is the time of all generations, over all steps."
+            + f" {CUT_OFF}"
+            * (not complete),
+            "columns": list(_COLUMNS),
+            "align": ["l", "l", *("r" for _ in _COLUMNS[2:])],
+            "rows": rows(self.rounds),
+            "rounds": self.rounds,
+            "problems": [*self._errors, *problems(self.rounds)],
+        }
+
+    def measured(self) -> bool:
+        """Return whether a round was measured."""
+        return bool(self.rounds)
+
+    def spoilt(self, result: Mapping[str, Any]) -> bool:
+        """Return whether there is a problem."""
+        return bool(result["problems"])
+
+
+def rows(rounds: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    """Return the rows of each case: medians over the rounds."""
+    table = []
+    for case in rounds[0]["cases"] if rounds else ():
+        sides = [one["cases"][case] for one in rounds]
+        shown: list[tuple[str, tuple[str, ...]]] = [
+            (f"{part}, p50", ("parts", part, "p50")) for part in (*PARTS, TOGETHER)
+        ]
+        shown += [
+            # What is put off to a request's end shows in the mean alone.
+            (f"{TOGETHER}, mean", ("parts", TOGETHER, "mean")),
+            (f"{TOGETHER}, p99", ("parts", TOGETHER, "p99")),
+            ("longest pause", ("pauses", "longest")),
+            ("collection, a step", ("pauses", "a step")),
+        ]
+        for title, path in shown:
+            median = {
+                side: statistics.median(_at(one[side], path) for one in sides) for side in SIDES
+            }
+            off = median["off"]
+            ratios = [median[side] / off if off else "-" for side in ("on", "off again")]
+            table.append([case, title, *median.values(), *ratios])
+    return table
+
+
+def _at(values: Any, path: Sequence[str]) -> float:
+    for name in path:
+        values = values[name]
+    return float(values)
+
+
+def problems(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what makes the figures worthless: other outputs, or a switch that was not obeyed."""
+    texts = []
+    for number, one in enumerate(rounds, 1):
+        for case, sides in one["cases"].items():
+            if len({side["digest"] for side in sides.values()}) > 1:
+                texts.append(f"round {number}, {case}: clients were given different logprobs")
+            kinds = [side["processor"] for side in sides.values()]
+            if kinds != ["LogprobsProcessor", "LogprobsProcessor", "DeferredLogprobs"]:
+                texts.append(f"round {number}, {case}: the switch was not obeyed")
+    return texts
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure, and print the table; see :func:`bench.compare.run.run`."""
+    options = command_line.parser(__doc__ or "", rounds=5)
+    options.add_argument("--batch", type=int, default=128, help="requests (%(default)s)")
+    options.add_argument("--steps", type=int, default=600, help="of each side (%(default)s)")
+    options.add_argument("--output", type=int, default=512, help="tokens a request (%(default)s)")
+    options.add_argument("--logprobs", type=int, nargs="+", default=[5, 20], metavar="N")
+    args = command_line.parse(options, argv)
+    return run(args, lambda installations: LogprobsRun(args, installations))
+
+
+if __name__ == "__main__":
+    raise SystemExit(output.run("bench", main))

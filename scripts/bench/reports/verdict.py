@@ -1,0 +1,78 @@
+"""What a run says of each kind of traffic, in a sentence a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bench.engines.rows import BASELINE
+from bench.reports.claims import FEW, Claims, more_is_better
+from bench.reports.figures import number, ratio, word
+from bench.reports.run_file import Json
+
+SIDE = "overlaid"
+_SPEED = "tokens/s"
+_NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+
+
+def verdicts(run: Json, claims: Claims) -> list[str]:
+    """Return the lines that stand on top of a run: what it shows, row by row."""
+    if run["kind"] != "engine":
+        return []
+    lines = [
+        f"- **{name}**{_shape(row)}: {'; '.join(_cases(row, claims))}."
+        for name, row in run["rows"].items()
+        if SIDE in row["sides"]
+    ]
+    return ["**Overlaid, beside stock:**", "", *lines, ""] if lines else []
+
+
+def _shape(row: Json) -> str:
+    count = row["rounds"]
+    rounds = f"{_NUMBERS[count] if count < len(_NUMBERS) else count} round{'s' * (count != 1)}"
+    tokens = f"{row['output']:,} tokens, " if "output" in row else ""
+    return f", {tokens}{rounds}"
+
+
+def _cases(row: Json, claims: Claims) -> Iterator[str]:
+    for label, case in row["cases"].items():
+        said, *more = _said(case, claims)
+        details = ", ".join([*more, *_absolute(case)])
+        name = "plain" if label == BASELINE else label
+        yield f"{name}: {said}{f' ({details})' if details else ''}"
+
+
+def _said(case: Json, claims: Claims) -> Iterator[str]:
+    """Yield how a case compares with stock, and what is to be added in parentheses."""
+    if (missing := word(case, SIDE)) is not None:
+        yield missing
+        return
+    figure = next((each for each in (_SPEED, *case["figures"]) if _has_ratio(case, each)), None)
+    value = ratio(case, figure, SIDE) if figure else None
+    if figure is None or value is None:
+        yield "no ratio"
+        return
+    shown = f"{value:.3g} times the {figure}"
+    mark = claims.mark(case, figure, SIDE)
+    found = claims.interval(case, figure, SIDE)
+    if mark == FEW or found is None:
+        why = "not enough rounds" if mark == FEW else "too disturbed"
+        yield from (f"{why} for a claim", shown)
+    elif mark:
+        between = f"between {found.low:.3g} and {found.high:.3g} times the {figure}"
+        yield from ("no difference shown", between)
+    else:
+        worse = "" if (value > 1) == more_is_better(figure) else ", which is worse"
+        yield f"**{shown}**{worse}"
+
+
+def _has_ratio(case: Json, figure: str) -> bool:
+    return figure in case["figures"] and ratio(case, figure, SIDE) is not None
+
+
+def _absolute(case: Json) -> Iterator[str]:
+    """Yield the tokens a second and the time between tokens of both sides, where there are any."""
+    for figure, before, after in ((_SPEED, "", " tokens/s"), ("ITL p50", "ITL ", " ms")):
+        values = case["figures"].get(figure, {})
+        one, other = values.get("stock"), values.get(SIDE)
+        if one is not None and other is not None:
+            yield f"{before}{number(one)} to {number(other)}{after}"

@@ -1,0 +1,1 @@
+"""Stock's and our model runners in one process, step by step by turns."""

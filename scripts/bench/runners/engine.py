@@ -1,0 +1,265 @@
+"""One of the engines that take their steps by turns in a process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from demo import model
+from overlay import pin
+
+from bench.compare.machine import PIN
+from bench.engines.arguments import GENERATED, arguments
+from bench.host_work import Clock
+from bench.runners.calls import APART, mark
+from bench.runners.cases import KINDS, PROMPT, SIDES, SIZES, Case, Load, lifetime, prompt
+from bench.runners.twins import Twins, twin_name
+
+_WORKERS = {
+    "cpu": ("vllm.v1.worker.cpu_worker", "CPUWorker"),
+    "cuda": ("vllm.v1.worker.gpu_worker", "Worker"),
+}
+#: Methods of Model Runner V2, or of an object of it, to the part of a step that they are of.
+_V2_PARTS = {
+    "finish_requests": "_update_states",
+    "free_states": "_update_states",
+    "add_requests": "_update_states",
+    "update_requests": "_update_states",
+    "block_tables.apply_staged_writes": "_update_states",
+    "prepare_inputs": "_prepare_inputs",
+    "prepare_attn": "_build_attention_metadata",
+    "model_state.prepare_attn": "_build_attention_metadata",
+}
+_V1_PARTS = ("_update_states", "_prepare_inputs", "_build_attention_metadata")
+#: Version of the runner to the methods that are the model's own work.
+_MODEL = {
+    1: ("_model_forward", "model.compute_logits"),
+    2: ("cudagraph_manager.run_fullgraph", "model.forward", "model.compute_logits"),
+}
+
+
+def _keep_graphs() -> None:
+    """Keep the CUDA graphs of the engines so far: a later one drops all that are registered."""
+    from vllm.compilation.breakable_cudagraph import BreakableCUDAGraphWrapper
+    from vllm.compilation.cuda_graph import CUDAGraphWrapper
+
+    for wrapper in (CUDAGraphWrapper, BreakableCUDAGraphWrapper):
+        wrapper._all_instances.clear()
+
+
+class Engine:
+    """An engine in this process that is given one batch after the other.
+
+    Attributes:
+        name: of :data:`~bench.runners.cases.SIDES`.
+        clock: times each part of a step.
+        tokens: those of each request of the case, by its name.
+        drafted: draft tokens that were scheduled in the case.
+    """
+
+    def __init__(self, name: str, load: Load, twins: Twins, home: Path) -> None:
+        """Make the engine.
+
+        Args:
+            name: of the side.
+            load: what is measured.
+            twins: stock's modules.
+            home: directory for the generated model.
+        """
+        import torch
+        from vllm import envs
+        from vllm.v1.engine.llm_engine import LLMEngine
+        from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+        self.name, self._load = name, load
+        self._side, self._kind = SIDES[name], KINDS[load.kind]
+        gpu = torch.cuda.is_available()
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(self._side.version - 1)
+        envs.disable_envs_cache()  # an engine before this one has switched it on
+
+        kind, batch = self._kind, max(load.batches)
+        others: dict[str, Any] = {**GENERATED}
+        if self._side.stock:
+            module, worker = _WORKERS["cuda" if gpu else "cpu"]
+            twins.load(module)
+            others["worker_cls"] = f"{twin_name(module)}.{worker}"
+        if kind.drafts:
+            others["speculative_config"] = {
+                "method": "ngram",
+                "num_speculative_tokens": kind.drafts,
+                "prompt_lookup_min": 1,
+                "prompt_lookup_max": 3,
+            }
+        written = model.write(
+            home, **{**SIZES[load.size], "max_position_embeddings": max(kind.length, 512)}
+        )
+        self._engine = LLMEngine.from_engine_args(
+            arguments(
+                written,
+                batch,
+                kind.length,
+                {case.batch * (1 + kind.drafts) for case in load.cases},
+                **others,
+                # Every prompt of a batch in its first step.
+                max_num_batched_tokens=max(batch * max(PROMPT, 1 + kind.drafts), 512),
+                gpu_memory_utilization=0.2,
+                num_gpu_blocks_override=load.blocks,
+                async_scheduling=kind.asynchronous,
+                # By its class: for its name vLLM starts a process on the CPU.
+                distributed_executor_backend=UniProcExecutor,
+            )
+        )
+        if gpu:
+            _keep_graphs()
+        self._core = self._engine.engine_core.engine_core
+        self.runner = self._core.model_executor.driver_worker.worker.model_runner
+        self.asynchronous: bool = self._engine.vllm_config.scheduler_config.async_scheduling
+        self.clock = Clock()
+        self._watch(torch.accelerator.synchronize if gpu else lambda: None)
+        self.tokens: dict[str, list[int]] = {}
+        self.drafted = 0
+        self._case, self._added = load.cases[0], 0
+
+    def _watch(self, synchronize: Callable[[], None]) -> None:
+        clock, runner, scheduler = self.clock, self.runner, self._core.scheduler
+        for part in ("schedule", "update_from_output"):
+            clock.time(scheduler, part)
+        for part in ("execute_model", "sample_tokens"):
+            clock.time(runner, part)
+        parts = _V2_PARTS if self._side.version == 2 else {part: part for part in _V1_PARTS}
+        for path, part in parts.items():
+            clock.time(*_method(runner, path), part)
+        for path in _MODEL[self._side.version]:
+            clock.exclude(*_method(runner, path))
+        schedule, sample = scheduler.schedule, runner.sample_tokens
+
+        def counted() -> Any:
+            output = schedule()
+            self.drafted += sum(map(len, output.scheduled_spec_decode_tokens.values()))
+            return output
+
+        def settled(*args: Any, **kwargs: Any) -> Any:
+            synchronize()
+            return sample(*args, **kwargs)
+
+        scheduler.schedule = counted
+        if not self.asynchronous:  # sampling is waited for there, and the model would be, too
+            runner.sample_tokens = settled
+
+    def mark(self) -> None:
+        """Have the profiler see what CUDA calls are counted in, from now on."""
+        for part in ("execute_model", "sample_tokens"):
+            mark(self.runner, part, f"{self.name}: {part}")
+        for path in _MODEL[self._side.version]:
+            mark(*_method(self.runner, path), APART)
+
+    def begin(self, case: Case) -> None:
+        """Add the requests of a case."""
+        self._case, self._added = case, 0
+        self.tokens, self.drafted = {}, 0
+        for _ in range(case.batch):
+            self._add()
+
+    def _add(self) -> None:
+        from vllm import SamplingParams, TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+
+        request = self._added
+        sampling = SamplingParams(
+            temperature=0.0,
+            max_tokens=lifetime(self._case, self._load, request),
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        tokens = TokensPrompt(prompt_token_ids=prompt(self._case, request))
+        self._engine.add_request(str(request), tokens, sampling)
+        self.tokens[str(request)] = []
+        self._added += 1
+
+    def step(self) -> dict[str, int]:
+        """Take one step; return nanoseconds in each part."""
+        self.clock.lap()
+        outputs = self._engine.step()
+        lap = self.clock.lap()
+        for output in outputs:
+            self.tokens[output.request_id] += output.outputs[0].token_ids
+        if self._case.changing:
+            self._add()
+        return lap
+
+    def end(self) -> None:
+        """Abort the requests of the case, and bring the engine to rest."""
+        self._engine.abort_request(list(self.tokens))
+        core = self._core
+        while core.scheduler.has_requests() or core.batch_queue:
+            self._engine.engine_core.get_output()
+
+    def digest(self) -> str:
+        """Return a digest of the tokens of the case so far."""
+        ordered = [self.tokens[str(request)] for request in range(self._added)]
+        return hashlib.sha256(json.dumps(ordered).encode()).hexdigest()
+
+    def proof(self, stock: Path) -> dict[str, Any]:
+        """Return which classes the engine runs, and from which bytes.
+
+        Args:
+            stock: the pristine site-packages directory.
+
+        Returns:
+            Object to its classes in the order of their bases, each with its path, its digest and
+            what that is by the pin; and the objects that carry something of the overlay's.
+        """
+        import vllm
+
+        sites = {"stock": stock, "overlaid": Path(vllm.__file__).parents[1]}
+        objects = {"runner": self.runner}
+        for name in ("input_batch", "sampler", "rejection_sampler"):
+            if (found := getattr(self.runner, name, None)) is not None:
+                objects[name] = found
+        if "input_batch" in objects:
+            objects["sampling_metadata"] = self.runner.input_batch.sampling_metadata
+        return {
+            "classes": {
+                name: [
+                    _described(cls, sites)
+                    for cls in type(one).__mro__
+                    if cls.__module__.startswith("vllm.v1.")
+                ]
+                for name, one in objects.items()
+            },
+            "readiness": [name for name, one in objects.items() if hasattr(one, "readiness")],
+        }
+
+
+def _method(owner: Any, path: str) -> tuple[Any, str]:
+    *objects, name = path.split(".")
+    for attribute in objects:
+        owner = getattr(owner, attribute)
+    return owner, name
+
+
+def _described(cls: type, sites: dict[str, Path]) -> dict[str, str]:
+    file = Path(str(sys.modules[cls.__module__].__file__))
+    side = next((name for name, site in sites.items() if file.is_relative_to(site)), "elsewhere")
+    path = file.relative_to(sites[side]).as_posix() if side in sites else str(file)
+    return {"class": cls.__qualname__, "of": side, **described(path, file)}
+
+
+def described(path: str, file: Path) -> dict[str, str]:
+    """Return a file's path and digest, and whose bytes they are by the pin."""
+    pinned = pin.loads(PIN.read_text())
+    digest = pin.sha256(file.read_bytes())
+    state = "foreign"
+    if path not in pinned.result:
+        state = "not changed"
+    elif digest == pinned.upstream.get(path):
+        state = "pristine"
+    elif digest == pinned.result[path]:
+        state = "overlaid"
+    return {"path": path, "sha256": digest, "state": state}
