@@ -105,7 +105,7 @@ def _measure(sampler: Sampler, load: Load, feature: str, length: int, case: str)
         steps.step(number, logits)
     synchronize()
     seconds = steps.host if feature == "thinking" else time.perf_counter() - start
-    disturbed = disturbance.between(before, disturbance.snapshot())
+    disturbed = disturbance.during((before, disturbance.snapshot()))
     # Once more, on fresh logits, to compare the sides.
     compared = [steps.step(0, given.clone())]
     if feature == "thinking":  # and while the budgets run out, one after the other

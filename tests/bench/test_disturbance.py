@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from bench.compare import disturbance
-from bench.compare.disturbance import LIMIT, between, gpus, reasons, snapshot
+from bench.compare.disturbance import LIMIT, during, gpus, reasons, snapshot
 
 SECOND = 1_000_000_000
 
@@ -42,7 +42,7 @@ def test_the_threads_of_a_process_and_of_those_that_it_started_are_counted(tmp_p
     before = snapshot(7, root)
     proc(tmp_path, p7_7=(18, 3, 9, 3), p9_9=(2, 0, 1, 1), p9_10=(1, 0, 4, 0), p8_8=(999,) * 4)
     machine(root, 100, 2.5)
-    found = between(before, snapshot(7, root))
+    found = during((before, snapshot(7, root)))
     assert found == {
         "run delay": pytest.approx(2 / 10),  # of the busiest; of all it is 2 / 12
         "steal": pytest.approx(1.0),
@@ -52,15 +52,27 @@ def test_the_threads_of_a_process_and_of_those_that_it_started_are_counted(tmp_p
     }
 
 
+def test_what_happens_between_two_stretches_is_not_counted(tmp_path: Path) -> None:
+    looks = []
+    for task, steal in (((0, 0), 0), ((4, 0), 10), ((4, 90), 500), ((9, 1 + 90), 505)):
+        root = proc(tmp_path, p7_7=(*task, *task))
+        machine(root, steal, 1.0)
+        looks.append(snapshot(7, root))
+    found = during((looks[0], looks[1]), (looks[2], looks[3]))
+    assert found["run delay"] == pytest.approx(1 / 10)
+    assert found["steal"] == pytest.approx(1.0)  # the machine's other ticks stand still here
+    assert (found["voluntary switches"], found["involuntary switches"]) == (9, 1)
+
+
 def test_a_kernel_that_counts_nothing_says_nothing(tmp_path: Path) -> None:
     root = proc(tmp_path, p7_7=(0, 0, 0, 0))
-    found = between(snapshot(7, root), snapshot(7, root))
+    found = during((snapshot(7, root), snapshot(7, root)))
     assert (found["run delay"], found["steal"], found["load"]) == (None, None, None)
     assert reasons(found) == reasons(None) == []
 
 
 def test_this_process_has_counts() -> None:
-    found = between(snapshot(), snapshot())
+    found = during((snapshot(), snapshot()))
     assert list(found) == [
         *("run delay", "steal", "load", "voluntary switches", "involuntary switches"),
     ]

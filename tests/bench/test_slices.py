@@ -7,8 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from bench.compare import disturbance
 from bench.compare.intervals import LEAST, interval
-from bench.engines.slices import Active, Baton
+from bench.engines.slices import Active, Baton, Slices
 from support.sites import REPO
 
 #: Notes when it began and ended each piece of work.
@@ -55,6 +56,30 @@ def test_processes_run_by_turns_until_each_has_ended(tmp_path: Path) -> None:
     order = [place for _, _, place in work]
     assert order[:12] == [1, 1, 2, 2, 0, 0] * 2
     assert order[12:] == [1, 2, 2, 0, 0, 2, 2, 0, 0, 2, 2, 0, 2, 2]
+
+
+def test_the_kernels_counts_are_taken_around_the_turns_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[object] = []
+
+    def look() -> int:
+        order.append("look")
+        return len(order)
+
+    monkeypatch.setattr(disturbance, "snapshot", look)
+    monkeypatch.setattr(Baton, "wait", lambda self, place: order.append("others"))
+    baton = Baton.make(tmp_path / "baton", 1)
+    slices = Slices(baton, 0, 2)
+    slices.begin()
+    order.clear()
+    for _ in range(4):
+        slices.step()
+    assert order == ["look", "others", "look"] * 2
+    assert list(map(str, slices.looks)) == ["1", "3", "4", "6"]
+    assert len(slices.pauses) == 2
+    slices.begin()
+    assert slices.looks == []
 
 
 def test_one_that_has_ended_is_passed_over(tmp_path: Path) -> None:

@@ -49,6 +49,24 @@ def test_what_is_slower_is_called_worse() -> None:
     assert "presence: **0.263 times the tokens/s**, which is worse (" in sentence(run)
 
 
+def test_slices_by_turns_say_more_than_whole_rounds() -> None:
+    run = runs.measured()
+    equal(run)
+    slices = [[100.0, 120.0, 90.0]] * 5
+    noisy = [[value * by for value in slices[0]] for by in (0.8, 1.2, 1.0, 0.9, 1.15)]
+    slower = [[value / 2 for value in round_] for round_ in slices]
+    cases = run["rows"]["row"]["cases"]
+    cases["none"]["speeds"] = {"stock": slices, "overlaid": noisy}
+    cases["presence"]["speeds"] = {"stock": slices, "overlaid": slower}
+    said = sentence(run)
+    assert "plain: no difference shown (" in said
+    assert "times the steps/s, " in said
+    assert (
+        "presence: **0.5 times the steps/s**, which is worse (0.5 to 0.5, slices by turns, "
+        "100.0 to 380.0 tokens/s" in said
+    )
+
+
 def drop_round(run: dict[str, Any]) -> None:
     for values in run["rows"]["row"]["cases"]["presence"]["figures"].values():
         for rounds in values["rounds"].values():

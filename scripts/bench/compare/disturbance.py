@@ -43,6 +43,10 @@ class Thread(NamedTuple):
         """Return what was counted after ``before``."""
         return Thread(*(one - other for one, other in zip(self, before, strict=True)))
 
+    def and_also(self, other: Thread) -> Thread:
+        """Return what was counted in both."""
+        return Thread(*(one + more for one, more in zip(self, other, strict=True)))
+
 
 class Snapshot(NamedTuple):
     """The kernel's counts at a moment.
@@ -82,27 +86,30 @@ def snapshot(process: int | None = None, root: Path = Path("/proc")) -> Snapshot
     return Snapshot(threads, stolen, ticks, load)
 
 
-def between(before: Snapshot, after: Snapshot) -> dict[str, Any]:
-    """Return what disturbed the processes between two moments.
+def during(*stretches: tuple[Snapshot, Snapshot]) -> dict[str, Any]:
+    """Return what disturbed the processes in some stretches of time, each from when to when.
 
     The run delay is the larger share of two: that of all threads together, and that of the thread
     that ran longest. Threads that only wait would hide the one that works.
     """
-    spent = [
-        thread.since(before.threads.get(number, Thread()))
-        for number, thread in after.threads.items()
-    ]
-    busiest = max(spent, default=Thread(), key=lambda thread: thread.running)
-    shares = [share for share in (_share(spent), _share([busiest])) if share is not None]
-    steal = None
-    if before.ticks is not None and after.ticks is not None and after.ticks > before.ticks:
-        steal = ((after.stolen or 0) - (before.stolen or 0)) / (after.ticks - before.ticks)
+    sums: dict[int, Thread] = {}
+    stolen = ticks = 0
+    for before, after in stretches:
+        for number, thread in after.threads.items():
+            spent = thread.since(before.threads.get(number, Thread()))
+            sums[number] = sums.get(number, Thread()).and_also(spent)
+        if before.ticks is not None and after.ticks is not None:
+            stolen += (after.stolen or 0) - (before.stolen or 0)
+            ticks += after.ticks - before.ticks
+    threads = list(sums.values())
+    busiest = max(threads, default=Thread(), key=lambda thread: thread.running)
+    shares = [share for share in (_share(threads), _share([busiest])) if share is not None]
     return {
         "run delay": max(shares, default=None),
-        "steal": steal,
-        "load": after.load,
-        "voluntary switches": sum(thread.voluntary for thread in spent),
-        "involuntary switches": sum(thread.involuntary for thread in spent),
+        "steal": stolen / ticks if ticks > 0 else None,
+        "load": stretches[-1][1].load,
+        "voluntary switches": sum(thread.voluntary for thread in threads),
+        "involuntary switches": sum(thread.involuntary for thread in threads),
     }
 
 

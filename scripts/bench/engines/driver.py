@@ -269,7 +269,9 @@ def _case(
         began = time.perf_counter_ns()
         completions = engine.generate(row, case, row.output, given, engine.slices)
         ended = time.perf_counter_ns()
-    disturbed = disturbance.between(before, disturbance.snapshot())
+    # What happened while other processes had their turn disturbed them, and not this one.
+    looks = [before, *(engine.slices.looks if engine.slices else ()), disturbance.snapshot()]
+    disturbed = disturbance.during(*zip(looks[::2], looks[1::2], strict=True))
     disturbed["gpus"] = disturbance.gpus() if gpu else None
     interference.foreign, interference.consume = None, False
 

@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from bench.compare import disturbance
+from bench.compare.disturbance import Snapshot
+
 #: Seconds between two looks at the baton.
 _PERIOD = 0.0005
 
@@ -74,12 +77,14 @@ class Slices:
 
     Attributes:
         pauses: when others ran, since :meth:`begin` (``time.perf_counter_ns``).
+        looks: the kernel's counts as each pause begins, and as it ends.
     """
 
     def __init__(self, baton: Baton, place: int, steps: int) -> None:
         self._baton, self._place, self._length = baton, place, steps
         self._taken = 0
         self.pauses: list[Pause] = []
+        self.looks: list[Snapshot] = []
 
     def wait(self) -> None:
         """Wait for the process's turn."""
@@ -93,23 +98,26 @@ class Slices:
         """Begin a case, when all processes are about to."""
         self._pass()
         self._taken = 0
-        self.pauses = []
+        self.pauses, self.looks = [], []
 
     def step(self) -> None:
         """Take note of a step; after the last one of a slice, let the others run."""
         self._taken += 1
         if self._taken % self._length == 0:
             began = time.perf_counter_ns()
-            self._pass()
+            self.looks += self._pass()
             self.pauses.append((began, time.perf_counter_ns()))
 
-    def _pass(self) -> None:
+    def _pass(self) -> tuple[Snapshot, Snapshot]:
+        """Let the others run; return the kernel's counts before and after."""
         import torch
 
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # what this side has launched is not to slow others down
+        before = disturbance.snapshot()
         self._baton.pass_on(self._place)
         self._baton.wait(self._place)
+        return before, disturbance.snapshot()
 
 
 class Active:

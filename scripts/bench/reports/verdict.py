@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from bench.compare.intervals import Interval
 from bench.engines.rows import BASELINE
 from bench.reports.claims import FEW, Claims, more_is_better
-from bench.reports.figures import number, ratio, word
+from bench.reports.figures import intervals, number, ratio, word
 from bench.reports.run_file import Json
 
 SIDE = "overlaid"
@@ -18,8 +19,9 @@ def verdicts(run: Json, claims: Claims) -> list[str]:
     """Return the lines that stand on top of a run: what it shows, row by row."""
     if run["kind"] != "engine":
         return []
+    slices = intervals(run)
     lines = [
-        f"- **{name}**{_shape(row)}: {'; '.join(_cases(row, claims))}."
+        f"- **{name}**{_shape(row)}: {'; '.join(_cases(name, row, claims, slices))}."
         for name, row in run["rows"].items()
         if SIDE in row["sides"]
     ]
@@ -33,9 +35,12 @@ def _shape(row: Json) -> str:
     return f", {tokens}{rounds}"
 
 
-def _cases(row: Json, claims: Claims) -> Iterator[str]:
+def _cases(
+    row_name: str, row: Json, claims: Claims, slices: Mapping[tuple[str, str, str], Interval]
+) -> Iterator[str]:
     for label, case in row["cases"].items():
-        said, *more = _said(case, claims)
+        found = slices.get((row_name, label, SIDE))
+        said, *more = _said(case, claims) if found is None else _by_turns(found)
         details = ", ".join([*more, *_absolute(case)])
         name = "plain" if label == BASELINE else label
         yield f"{name}: {said}{f' ({details})' if details else ''}"
@@ -63,6 +68,16 @@ def _said(case: Json, claims: Claims) -> Iterator[str]:
     else:
         worse = "" if (value > 1) == more_is_better(figure) else ", which is worse"
         yield f"**{shown}**{worse}"
+
+
+def _by_turns(found: Interval) -> Iterator[str]:
+    """Yield what slices say, which the sides took by turns: noise meets them alike."""
+    between = f"{found.low:.3g} to {found.high:.3g}, slices by turns"
+    if found.excludes(1.0):
+        worse = "" if found.ratio > 1 else ", which is worse"
+        yield from (f"**{found.ratio:.3g} times the steps/s**{worse}", between)
+    else:
+        yield from ("no difference shown", f"{found.ratio:.3g} times the steps/s, {between}")
 
 
 def _has_ratio(case: Json, figure: str) -> bool:

@@ -63,7 +63,7 @@ def drive(url: str, timeout: float, server: int, cases: Mapping[str, Any]) -> di
     for name, case in cases.items():
         before = disturbance.snapshot(server)
         client = main(parser.parse_args(case["arguments"]))
-        disturbed = disturbance.between(before, disturbance.snapshot(server))
+        disturbed = disturbance.during((before, disturbance.snapshot(server)))
         disturbed["gpus"] = disturbance.gpus()
         request = urllib.request.Request(
             f"{url}/v1/completions",
