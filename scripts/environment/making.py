@@ -52,7 +52,9 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="make an environment with the pinned vLLM")
     parser.add_argument("purpose", choices=("serve", "test"))
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--no-browser", action="store_true", help="look for no Chromium and no Prometheus")
+    parser.add_argument(
+        "--no-browser", action="store_true", help="look for no Chromium and no Prometheus"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print what would be made")
     args = parser.parse_args(argv[:end])
     try:
