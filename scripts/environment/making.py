@@ -1,7 +1,7 @@
 """Make a virtual environment with the pinned vLLM, by uv.
 
     python -m environment serve DIR [-- COMMAND]   the build that fits this machine
-    python -m environment test DIR                 the CPU build, test tools, and a Chromium
+    python -m environment test DIR                 the CPU build, test tools and programs
 
 COMMAND is run if DIR exists afterwards. Standard library only. uv is taken from $UV, from the
 path, or installed into build/uv. A complete environment is left alone. One below build/, or for
@@ -21,9 +21,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from environment import chromium
+from environment import programs
 from environment.children import children_environment
-from environment.chromium import Failure
+from environment.programs import Failure
 from overlay import pin
 from overlay.errors import OverlayError
 from overlay.installation import locate
@@ -52,14 +52,17 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="make an environment with the pinned vLLM")
     parser.add_argument("purpose", choices=("serve", "test"))
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--no-browser", action="store_true", help="do not look for a Chromium")
+    parser.add_argument(
+        "--no-browser", action="store_true", help="look for no Chromium and no Prometheus"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print what would be made")
     args = parser.parse_args(argv[:end])
     try:
         if not ensure(args.directory, args.purpose, args.dry_run):
             return 0
         if args.purpose == "test" and not args.no_browser and not args.dry_run:
-            chromium.ensure()
+            for needed in programs.TESTS:
+                needed.ensure()
         if command := argv[end + 1 :]:
             sys.stdout.flush()
             sys.stderr.flush()

@@ -4,6 +4,9 @@ import logging
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
@@ -203,6 +206,28 @@ def test_a_non_blocking_copy_is_reported_if_it_blocks(
     blocked = runner.sample_tokens(step)
     assert (len(log.reports) == 1) is blocked
     assert blocked is (name in BLOCKING)
+
+
+def test_threads_are_judged_apart(
+    operands: Operands, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two steps at a time, and a thread that waits beside them and may."""
+    runner = guarded(monkeypatch, "error")
+    inside, ends = Barrier(3, timeout=60), [Event(), Event()]
+
+    def step(end: Event) -> None:
+        inside.wait()
+        assert end.wait(60)
+        operands.scalar.item()
+
+    with ThreadPoolExecutor(3) as pool:
+        steps = [pool.submit(runner.execute_model, partial(step, end)) for end in ends]
+        inside.wait()
+        for end, running in zip(ends, steps, strict=True):
+            assert pool.submit(operands.scalar.item).result(60) == 1.0
+            end.set()
+            assert isinstance(running.exception(60), DeviceSyncError)
+    assert log.reports == []
 
 
 def test_torchs_warning_about_the_mode_is_not_shown(

@@ -24,6 +24,10 @@ METRICS = {
 }
 
 
+#: Those that are no histograms, as Prometheus's parser names them.
+VALUES = {f"{PREFIX}{name}" for name in ("fallbacks", "slots", "slot_bytes", "pinned_bytes")}
+
+
 def records(*rows: tuple[int, int, int]) -> Any:
     """Return records of (kind, nanoseconds, owner), one after another; int64 [n, 6]."""
     began = 10**15
@@ -47,7 +51,7 @@ def shown(registry: CollectorRegistry) -> Shown:
     """Scrape, and parse the page: (sample without prefix, process, owner, le) to value."""
     samples: Shown = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
-        if not family.name.startswith(PREFIX):
+        if not family.name.startswith(PREFIX) or family.name in VALUES:
             continue
         assert family.type == "histogram"
         assert family.name in METRICS
@@ -64,6 +68,19 @@ def shown(registry: CollectorRegistry) -> Shown:
             assert key not in samples, "one sample twice: no server would take the page"
             samples[key] = sample.value
     return samples
+
+
+def values_of(registry: CollectorRegistry) -> dict[tuple[str, ...], float]:
+    """Scrape, and return gauges and counters by name, kind and labels."""
+    found: dict[tuple[str, ...], float] = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        if family.name in VALUES:
+            assert family.documentation
+            for sample in family.samples:
+                name = sample.name.removeprefix(PREFIX)
+                labels = (f"{key}={sample.labels[key]}" for key in sorted(sample.labels))
+                found[(name, family.type, *labels)] = sample.value
+    return found
 
 
 def of(file: Path, label: str) -> Path:

@@ -12,9 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from readiness.alone import run_alone
-from readiness.metrics import KINDS, METRICS, NAMES, of, page, records, registry_of, shown, write
+from readiness.metrics import (
+    KINDS,
+    METRICS,
+    NAMES,
+    PREFIX,
+    VALUES,
+    histograms,
+    of,
+    page,
+    records,
+    registry_of,
+    shown,
+    values_of,
+    write,
+)
 from support import probes
 from vllm.v1.readiness import switch
+from vllm.v1.readiness.gauges import Value
 from vllm.v1.readiness.probe import metrics
 from vllm.v1.readiness.probe.histograms import BOUNDS, Histograms, Series
 from vllm.v1.readiness.probe.metrics import ProbeCollector
@@ -96,6 +111,24 @@ def test_workers_and_a_core_are_shown_side_by_side(file: Path) -> None:
     }
 
 
+def test_gauges_and_counters_are_shown_for_each_process(file: Path) -> None:
+    taken = [
+        Value("fallbacks", ("penalties", "more requests than slots"), 7),
+        Value("slots", ("penalties",), 3),
+        Value("pinned_bytes", ("readback",), 1 << 40),
+    ]
+    for label in ("rank0", "dp1-rank1"):
+        histograms((0, 1, 0)).write(str(of(file, label)), taken)
+    found = values_of(registry_of(file))
+    for process in ("rank0", "dp1-rank1"):
+        label = f"process={process}"
+        assert found.pop(("slots", "gauge", "feature=penalties", label)) == 3
+        assert found.pop(("pinned_bytes", "gauge", "owner=readback", label)) == 1 << 40
+        reason = "reason=more requests than slots"
+        assert found.pop(("fallbacks_total", "counter", "feature=penalties", label, reason)) == 7
+    assert found == {}
+
+
 def test_each_scrape_shows_the_files_as_they_are(file: Path) -> None:
     registry = registry_of(file)
     assert shown(registry) == {}
@@ -123,7 +156,8 @@ def test_the_names_are_known_before_anything_is_recorded(file: Path) -> None:
     with pytest.raises(ValueError, match="Duplicated timeseries"):
         registry.register(ProbeCollector(str(file)))
     lines = generate_latest(registry).decode().splitlines()
-    assert {line.split()[2] for line in lines if line.startswith("# TYPE")} == METRICS
+    names = METRICS | VALUES - {f"{PREFIX}fallbacks"} | {f"{PREFIX}fallbacks_total"}
+    assert {line.split()[2] for line in lines if line.startswith("# TYPE")} == names
 
 
 def test_a_registry_carries_the_probe_once_or_not_at_all(
@@ -216,6 +250,6 @@ print(json.dumps([
     threading.active_count(),
 ]))
 """)
-    names = ("", ".features", ".probe", ".probe.histograms", ".probe.metrics", ".switch")
+    names = ("", ".features", ".gauges", ".probe", ".probe.histograms", ".probe.metrics", ".switch")
     assert json.loads(output) == [[f"vllm.v1.readiness{name}" for name in names], [], 1]
     assert list(tmp_path.iterdir()) == []

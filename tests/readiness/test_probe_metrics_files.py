@@ -122,7 +122,7 @@ GARBAGE: dict[str, Any] = {
     "a list": b"[]",
     "deep": b"[" * 100_000,
     "huge": lambda whole: b" " * (1 << 21) + whole,
-    "another form": {"form": 2},
+    "another form": {"form": 1},
     "other bounds": {"bounds": [1, 2, 3]},
     "no process": {"pid": "../self"},
     "no series": {"series": None},
@@ -135,6 +135,13 @@ GARBAGE: dict[str, Any] = {
     "a broken count": {"series": [SERIES | {"counts": [1] * 22 + [0.5]}]},
     "a sum beyond floats": {"series": [SERIES | {"total": 10**400}]},
     "a series twice": {"series": [SERIES, SERIES]},
+    "no values": {"values": None},
+    "an unknown value": {"values": [["lunch", [], 1]]},
+    "a label too few": {"values": [["slots", [], 1]]},
+    "a label that is no text": {"values": [["slots", [7], 1]]},
+    "half a character in a label": {"values": [["slots", ["\ud800"], 1]]},
+    "a broken value": {"values": [["slots", ["penalties"], -1]]},
+    "a value twice": {"values": [["slots", ["penalties"], 1]] * 2},
 }
 
 

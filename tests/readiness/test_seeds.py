@@ -16,7 +16,7 @@ from support import modules, philox
 from support.lockstep import LockstepRun
 from support.philox import Draws, Generator
 from vllm.utils import cpu_triton_utils
-from vllm.v1.readiness import features, live, seeds, uploads
+from vllm.v1.readiness import features, gauges, live, seeds, uploads
 
 #: Of the simulated device: the vocabulary of lockstep runs takes two draws of a thread.
 THREADS = 8
@@ -187,20 +187,32 @@ class TestRandomSample:
         assert len(uses) == 3 * len(rows)
 
     @pytest.mark.parametrize(
-        "spoil",
+        ("spoil", "reason"),
         [
-            lambda feature: setattr(feature, "agrees", False),
-            lambda feature: setattr(feature, "agrees", None),
-            lambda feature: feature.prepare(random.Random()),
-            lambda feature: setattr(feature, "device", torch.device("meta")),
-            lambda feature: feature._generators.__setitem__(0, DerivedGenerator()),
-            lambda feature: feature._generators.__setitem__(0, feature._generators[2]),
-            lambda feature: setattr(feature._generators[2], "offset", 6),
+            (lambda feature: setattr(feature, "agrees", False), gauges.OTHER_BITS),
+            (lambda feature: setattr(feature, "agrees", None), gauges.OTHER_BITS),
+            (lambda feature: feature.prepare(random.Random()), gauges.OTHER_CLASS),
+            *(
+                (spoil, gauges.OTHER_INPUT)
+                for spoil in (
+                    lambda feature: setattr(feature, "device", torch.device("meta")),
+                    lambda feature: feature._generators.__setitem__(0, DerivedGenerator()),
+                    lambda feature: feature._generators.__setitem__(0, feature._generators[2]),
+                    lambda feature: setattr(feature._generators[2], "offset", 6),
+                )
+            ),
         ],
         ids=["differs", "cold", "runner", "device", "class", "shared", "offset"],
     )
-    def test_unknown_is_upstreams(self, uses: Uses, spoil: Callable[[Any], None]) -> None:
-        """Also in the middle of a run, with offsets behind."""
+    def test_unknown_is_upstreams(
+        self,
+        uses: Uses,
+        spoil: Callable[[Any], None],
+        reason: str,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Also in the middle of a run, with offsets behind; it is counted."""
+        monkeypatch.setattr(gauges, "_fallbacks", {})
         ours, stock = batch([0, 2]), batch([0, 2])
         self.sample(modules.overlaid, ours)
         self.sample(modules.pristine, dict(stock))
@@ -211,6 +223,7 @@ class TestRandomSample:
         assert len(uses) == 2
         assert tokens == self.sample(modules.pristine, dict(stock))[0]
         assert states(ours) == states(stock)
+        assert gauges._fallbacks == {("seeds", reason): 1}
 
     def test_noise_of_another_kind_is_upstreams(self, uses: Uses) -> None:
         generators = batch([0])

@@ -1,9 +1,12 @@
 """The sync guard, without a GPU; ``tests/gpu/test_sync_guard.py`` has a real device."""
 
 import pickle
-import threading
 import traceback
 import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Barrier, Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,7 +77,8 @@ def test_starting_an_engine_guards_its_runner_and_logs_it(guard: Guard) -> None:
     guard.patch.setenv(switch.SYNC_GUARD, "error")
     runner = Runner()
     startup.start(runner)
-    assert runner.sample_tokens(guard.get_mode) == ERROR
+    with pytest.raises(DeviceSyncError):
+        runner.sample_tokens(guard.wait)
     assert any("(VLLM_READINESS_SYNC_GUARD=error)" in message for _, message in guard.records)
 
 
@@ -94,14 +98,14 @@ def test_functions_are_wrapped_once_whatever_is_guarded_twice(guard: Guard) -> N
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize(("word", "mode"), [("warn", WARN), ("error", ERROR)])
+@pytest.mark.parametrize("word", ["warn", "error"])
 @pytest.mark.parametrize("before", [DEFAULT, WARN, ERROR])
-def test_a_step_runs_under_the_mode_and_restores_the_one_before(
-    function: str, word: str, mode: int, before: int, guard: Guard
+def test_a_step_runs_under_the_mode_warn_and_restores_the_one_before(
+    function: str, word: str, before: int, guard: Guard
 ) -> None:
     step = getattr(guard.installed(word), function)
     guard.mode = before
-    assert step(guard.get_mode) == mode
+    assert step(guard.get_mode) == WARN
     assert guard.mode == before
     with pytest.raises(ZeroDivisionError):
         step(lambda: 1 // 0)
@@ -115,7 +119,7 @@ def test_a_step_inside_a_step_leaves_the_outer_one_guarded(guard: Guard) -> None
         with pytest.raises(DeviceSyncError) as inner:
             runner.sample_tokens(guard.wait)
         assert inner.value.function == "sample_tokens"
-        assert guard.mode == ERROR
+        assert guard.mode == WARN
         with pytest.raises(DeviceSyncError, match=r"^execute_model .* torch.cuda.synchronize"):
             torch.cuda.synchronize()
         guard.wait()
@@ -144,7 +148,6 @@ def test_an_error_names_the_function_and_the_next_step(guard: Guard) -> None:
     with pytest.raises(RuntimeError, match=r"^sample_tokens waits for the device") as caught:
         guard.installed("error").sample_tokens(planted)
     assert "VLLM_READINESS_SYNC_GUARD=warn lists every such place; unset it" in str(caught.value)
-    assert type(caught.value.__cause__) is RuntimeError
     assert "in planted" in "".join(traceback.format_exception(caught.value))
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
@@ -213,54 +216,90 @@ def test_other_warnings_are_shown_as_before(guard: Guard) -> None:
     assert len(guard.reports()) == 1
 
 
-def test_a_wait_in_another_thread_is_not_reported_as_the_steps(guard: Guard) -> None:
-    """The mode is the process's, so that torch warns in that thread."""
+# Threads.
 
-    def beside() -> None:
-        guard.wait()
+
+def in_thread(work: Callable[[], object]) -> object:
+    """Return what the work returns in another thread, or what it raises."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(work)
+        return future.exception() or future.result()
+
+
+@pytest.mark.parametrize("word", ["warn", "error"])
+def test_a_wait_in_another_thread_is_its_own_affair(word: str, guard: Guard) -> None:
+    """Torch's mode is the process's, so that torch warns in that thread."""
+    shown: list[str] = []
+    guard.patch.setattr(warnings, "showwarning", lambda message, *_: shown.append(str(message)))
+    runner = guard.installed(word)
+
+    def beside() -> int:
         torch.cuda.synchronize()
+        return guard.wait()
 
-    def step() -> None:
-        other = threading.Thread(target=beside, name="connector")
-        other.start()
-        other.join()
+    assert runner.sample_tokens(lambda: in_thread(beside)) == 7
+    assert (guard.reports(), shown) == ([], [])
+    guard.mode = WARN
+    assert in_thread(beside) == runner.sample_tokens(lambda: in_thread(beside)) == 7
+    assert (guard.reports(), len(shown)) == ([], 2)
+    guard.mode = ERROR
+    for found in (runner.sample_tokens(lambda: in_thread(beside)), in_thread(beside)):
+        assert type(found) is RuntimeError
+        assert "called a synchronizing" in str(found)
 
-    guard.installed("warn").sample_tokens(step)
-    (report,) = guard.reports()
-    assert report.startswith("Thread connector, outside of a step, waits for the device: it called")
-    assert "in _bootstrap\n" in report
-    assert "in beside\n" in report
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_end_of_one_step_does_not_disarm_another(first: int, guard: Guard) -> None:
+    runner = guard.installed("error")
+    inside, ends = Barrier(3, timeout=60), [Event(), Event()]
+
+    def step(end: Event) -> None:
+        inside.wait()
+        assert end.wait(60)
+        guard.wait()
+
+    with ThreadPoolExecutor(2) as pool:
+        steps = [pool.submit(runner.execute_model, partial(step, end)) for end in ends]
+        inside.wait()
+        for number in (first, 1 - first):
+            assert guard.mode == WARN
+            ends[number].set()
+            assert isinstance(steps[number].exception(60), DeviceSyncError)
+    assert guard.mode == DEFAULT
 
 
 # Compilation.
 
 
 @pytest.mark.parametrize("reset", [False, True])
-@pytest.mark.parametrize(("word", "mode"), [("warn", WARN), ("error", ERROR)])
-def test_waits_of_torch_compile_are_left_alone(
-    word: str, mode: int, reset: bool, guard: Guard
-) -> None:
+@pytest.mark.parametrize("word", ["warn", "error"])
+def test_waits_of_torch_compile_are_left_alone(word: str, reset: bool, guard: Guard) -> None:
     """The real callbacks announce them; nested compilations are one."""
     runner = guard.installed(word)
     if reset:  # it drops every callback
         torch._dynamo.reset()
-    modes = []
 
     def compiles() -> None:
         with callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "0/0"):
             with callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "1/0"):
-                modes.append(guard.mode)
                 guard.wait()
                 torch.cuda.synchronize()
-            modes.append(guard.mode)
             guard.wait()
-        modes.append(guard.mode)
 
     runner.sample_tokens(compiles)
-    assert modes == [DEFAULT, DEFAULT, mode]
     assert guard.reports() == []
     compiles()
-    assert guard.mode == DEFAULT
+
+    def compiles_and_waits() -> None:
+        compiles()
+        guard.wait()
+
+    if word == "error":
+        with pytest.raises(DeviceSyncError):
+            runner.sample_tokens(compiles_and_waits)
+    else:
+        runner.sample_tokens(compiles_and_waits)
+        assert len(guard.reports()) == 1
 
 
 def test_benchmarks_of_compiled_kernels_are_left_alone(guard: Guard) -> None:

@@ -1,4 +1,4 @@
-"""The environments that we make, those that must stay as they are, and the tests' Chromium."""
+"""The environments that we make, those that must stay as they are, and the tests' programs."""
 
 import shutil
 import subprocess
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from environment import chromium, making
-from environment.chromium import Failure
+from environment import making, programs
 from environment.making import COMPLETE, MARK
+from environment.programs import CHROMIUM, PROMETHEUS, Failure
 from support import sites
 from support.checkouts import library
 from support.sites import snapshot
@@ -327,18 +327,18 @@ def test_the_named_chromium_goes_before_the_first_that_starts(
 ) -> None:
     program(path / "chromium", "exit 1  # a stub that asks for a package")
     program(path / "google-chrome", "exit 0")
-    assert chromium.ensure() == str(path / "google-chrome")
+    assert CHROMIUM.ensure() == str(path / "google-chrome")
     named = program(path / "own", "exit 0")
     monkeypatch.setenv("CHROMIUM", str(named))
-    assert chromium.ensure() == str(named)
+    assert CHROMIUM.ensure() == str(named)
     named.unlink()
     with pytest.raises(Failure, match="own does not start"):
-        chromium.ensure()
+        CHROMIUM.ensure()
 
 
 def test_root_gets_a_chromium_installed_by_apt(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Failure, match="CHROMIUM="):  # there is no apt-get
-        chromium.ensure()
+        CHROMIUM.ensure()
     program(path / "made", "exit 0")
     program(
         path / "apt-get",
@@ -350,8 +350,35 @@ def test_root_gets_a_chromium_installed_by_apt(path: Path, monkeypatch: pytest.M
     )
     with monkeypatch.context() as patch, pytest.raises(Failure, match="apt-get install chromium"):
         patch.setattr("os.geteuid", lambda: 1000)
-        chromium.ensure()
-    assert chromium.ensure() == chromium.ensure() == str(path / "chromium")
+        CHROMIUM.ensure()
+    assert CHROMIUM.ensure() == CHROMIUM.ensure() == str(path / "chromium")
     calls = [line.split()[2:] for line in (path / "calls").read_text().splitlines()]
     install = ["install", "-y", "--no-install-recommends", "chromium"]
     assert calls == [install, ["update"], install]
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+def test_a_prometheus_is_unpacked_and_not_installed(
+    path: Path, user: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever runs the tests: a package's service is not to start."""
+    (path / "mkdir").symlink_to("/bin/mkdir")
+    monkeypatch.delenv("PROMETHEUS", raising=False)
+    monkeypatch.setattr("os.geteuid", lambda: user)
+    unpacked = path / "unpacked"
+    monkeypatch.setattr(programs, "UNPACKED", unpacked)
+    with pytest.raises(Failure, match="PROMETHEUS="):  # there is no apt-get
+        PROMETHEUS.ensure()
+    program(path / "made", "exit 0")
+    program(path / "apt-get", f"""echo "$@" >> {path}/calls; echo > a.deb""")
+    program(
+        path / "dpkg",
+        f"""test "$1 $2 $3" = "-x a.deb ." && mkdir -p usr/bin
+        cp {path}/made usr/bin/prometheus""",
+    )
+    found = str(unpacked / "usr" / "bin" / "prometheus")
+    assert PROMETHEUS.ensure() == PROMETHEUS.ensure() == found
+    calls = [line.split()[2:] for line in (path / "calls").read_text().splitlines()]
+    assert calls == [["download", "prometheus"]]
+    program(path / "prometheus", "exit 0")
+    assert PROMETHEUS.find() == str(path / "prometheus")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from environment import chromium
+from environment import programs
 from playwright.sync_api import Browser, Page, Route, sync_playwright
 
 DESKTOP = (1280, 900)
@@ -31,7 +31,7 @@ def browser() -> Iterator[Browser]:
     """Start the Chromium of the tests."""
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(
-            executable_path=chromium.ensure(), args=list(chromium.FLAGS)
+            executable_path=programs.CHROMIUM.ensure(), args=list(programs.FLAGS)
         )
         try:
             yield started

@@ -17,7 +17,7 @@ from typing import Any
 from support.engine import PATIENCE
 
 #: Without the proxy that the environment may name: the server is on this machine.
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Server:
@@ -62,7 +62,7 @@ class Server:
             data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
-        with _DIRECT.open(request, timeout=PATIENCE) as answer:
+        with DIRECT.open(request, timeout=PATIENCE) as answer:
             return str(answer.read(), "utf-8")
 
     def generate(self, tokens: list[int], **params: Any) -> Any:

@@ -30,13 +30,14 @@ copies of the step before, and otherwise there are more buffers than steps in fl
 # mirrors: vllm.v1.worker.block_table:MultiGroupBlockTable.commit_block_table
 # mirrors: vllm.v1.utils:CpuGpuBuffer.copy_to_gpu
 
+from collections.abc import Iterator
 from operator import is_
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from vllm.distributed import get_pp_group
-from vllm.v1.readiness import readback
+from vllm.v1.readiness import features, gauges, readback
 
 if TYPE_CHECKING:
     from vllm.v1.worker.block_table import BlockTable, MultiGroupBlockTable
@@ -131,12 +132,18 @@ class BlockTables:
             else torch.zeros(size, dtype=torch.int32)
             for _ in range(_stages())
         ]
+        gauges.watch(self)
         self._turn = 0
         #: Views of a pinned buffer and of the device's, by the buffer and how many cells it holds.
         self._views: dict[tuple[int, int], _Entries] = {}
         # A kernel's first launch may block.
         nothing = _Entries.of(torch.zeros_like(self._stages[0]), self._staged, 1)
         torch.zeros(1, dtype=torch.int32, device=device).scatter_(0, nothing.where, nothing.what)
+
+    def held(self) -> Iterator[gauges.Value]:
+        """Yield the pinned memory of the buffers; see `gauges`."""
+        pinned = sum(stage.nbytes for stage in self._stages if stage.is_pinned())
+        yield gauges.Value(gauges.PINNED_BYTES, (features.BLOCK_TABLES,), pinned)
 
     def commit(self, requests: int) -> bool:
         """Bring the device's tables up to date, as ``commit_block_table`` does.

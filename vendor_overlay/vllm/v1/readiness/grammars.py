@@ -16,13 +16,13 @@ another is made, and nobody waits. Buffers are made when a request with a gramma
 
 # mirrors: vllm.v1.structured_output.utils:apply_grammar_bitmask
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from vllm.v1.readiness import readback
+from vllm.v1.readiness import features, gauges, readback
 from vllm.v1.readiness.feature import Feature
 
 if TYPE_CHECKING:
@@ -55,6 +55,12 @@ class Grammars(Feature):
         #: How many masks a buffer has room for, and its size in words.
         self._room = self._size = 0
         self._buffers: list[_Buffer] = []
+        gauges.watch(self)
+
+    def held(self) -> Iterator[gauges.Value]:
+        """Yield the pinned memory of the buffers; see `gauges`."""
+        pinned = sum(buffer.memory.nbytes for buffer in list(self._buffers))
+        yield gauges.Value(gauges.PINNED_BYTES, (features.GRAMMARS,), pinned)
 
     def add_request(self, request: "CachedRequestState") -> None:
         """Make buffers for the masks of all requests, if there are none so large."""

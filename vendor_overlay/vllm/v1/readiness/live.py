@@ -51,6 +51,7 @@ from vllm.v1.readiness import (
     closed_grammars,
     features,
     fences,
+    gauges,
     readers,
     rope_positions,
     sampler_copies,
@@ -305,6 +306,7 @@ class LiveBatch(Fixes):
 
     def _leave_to_upstream(self, runner: "GPUModelRunner | None") -> None:
         """Take into account that the runner may have cut outputs without calling :meth:`cut`."""
+        gauges.fall_back(features.HISTORY, gauges.OTHER_CLASS)
         logger.warning_once(
             "Readiness overlay: %s does not call GPUModelRunner._update_states. vLLM's own paths "
             "serve its penalties, bad words and thinking budgets, which wait on every step.",

@@ -105,6 +105,9 @@ class Penalties(Slots):
     def _release(self) -> None:
         self.memory.release()
 
+    def _allocated(self) -> int:
+        return self.memory.nbytes * self.memory.allocated
+
     def _wants(self, request: "CachedRequestState") -> bool:
         params = request.sampling_params
         return params is not None and (

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.readiness import features, subclasses, switch
+from vllm.v1.readiness import features, gauges, subclasses, switch
 from vllm.v1.request import RequestStatus
 
 if TYPE_CHECKING:
@@ -167,6 +167,7 @@ def _all_ours(scheduler: StepsInFlight) -> bool:
     names = ("schedule", "update_from_output", "reset_prefix_cache", "_preempt_request")
     if all(getattr(kind, name) is getattr(StepsInFlight, name) for name in names):
         return True
+    gauges.fall_back(features.PREEMPTION, gauges.OTHER_CLASS)
     logger.warning_once(
         "Readiness overlay: %s replaces methods of vLLM's scheduler, and preempts as vLLM does.",
         subclasses.full_name(kind),

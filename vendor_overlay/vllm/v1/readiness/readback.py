@@ -16,7 +16,7 @@ its content. There are as many buffers as are in use at a time.
 # mirrors: nothing
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from math import prod
 
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from vllm.platforms import current_platform
 from vllm.utils.platform_utils import is_pin_memory_available
-from vllm.v1.readiness import fences
+from vllm.v1.readiness import features, fences, gauges
 
 #: Offsets in a buffer are multiples of this many bytes: whole cache lines.
 _ALIGNMENT = 64
@@ -131,6 +131,11 @@ class Readbacks:
             from vllm.v1.readiness.kernels import readback
 
             self._store = readback.store
+        gauges.watch(self)
+
+    def held(self) -> Iterator[gauges.Value]:
+        """Yield the pinned memory of all buffers, in use or not; see `gauges`."""
+        yield gauges.Value(gauges.PINNED_BYTES, (features.READBACK,), self._pinned)
 
     def warm_up(self, buffers: int) -> None:
         """Pin the first buffers and compile the kernel; otherwise the first step would stall.

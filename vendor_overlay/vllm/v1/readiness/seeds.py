@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
-from vllm.v1.readiness import uploads
+from vllm.v1.readiness import features, gauges, uploads
 from vllm.v1.readiness.feature import Feature
 
 if TYPE_CHECKING:
@@ -199,6 +199,7 @@ class Seeds(Feature):
             True if that was done; False to fall back to upstream.
         """
         if not self._serves(noise, torch.float32, 2, len(noise)):
+            self._count_fallback()
             return False
         sent = self._send(drafts)
         if len(sent.rows):
@@ -220,11 +221,22 @@ class Seeds(Feature):
             or max(drafts) > self.draws.most_drafts
             or sum(drafts) != len(values)
         ):
+            self._count_fallback()
             return False
         sent = self._send(drafts)
         if len(sent.rows):
             self._advance(sent, self.draws.uniform(values, sent.arrays, sent.behind))
         return True
+
+    def _count_fallback(self) -> None:
+        """Count what is left to upstream, unless no request has a seed."""
+        if self._generators:
+            reason = gauges.OTHER_INPUT
+            if not self.agrees:
+                reason = gauges.OTHER_BITS
+            elif not self._runner_known:
+                reason = gauges.OTHER_CLASS
+            gauges.fall_back(features.SEEDS, reason)
 
     def _serves(self, target: torch.Tensor, dtype: torch.dtype, dim: int, rows: int) -> bool:
         """Whether all generators are kept, and a tensor is one of the kind that is drawn."""

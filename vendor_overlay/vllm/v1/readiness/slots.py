@@ -16,6 +16,7 @@ pipeline) keeps its slot, and gets it back if it returns as it left.
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar
 from weakref import WeakValueDictionary
@@ -24,7 +25,7 @@ import numpy as np
 import torch
 from vllm.logger import init_logger
 from vllm.utils.torch_utils import async_tensor_h2d
-from vllm.v1.readiness import switch
+from vllm.v1.readiness import gauges, switch
 from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.history import LiveRows
 from vllm.v1.readiness.uploads import upload
@@ -93,6 +94,9 @@ class Slots(Feature, ABC):
         #: request's state, and goes when the runner drops that.
         self._kept: WeakValueDictionary[str, _KeptSlot] = WeakValueDictionary()
         self._exhausted = False
+        #: Why the newest step is left to upstream.
+        self._left = gauges.OTHER_INPUT
+        gauges.watch(self)
         # The current step: the sampling metadata that the rows below belong to.
         self._metadata: SamplingMetadata | None = None
         self._rows: list[torch.Tensor | None] = []
@@ -180,6 +184,8 @@ class Slots(Feature, ABC):
             return None, metadata
         slots = live.find(cls)
         if slots is None or not slots.recognises(metadata, logits, drafts):
+            if slots is not None:
+                gauges.fall_back(cls.name, slots._left)
             live.settle_all(cls.name)
             return None, metadata
         stripped = copy.copy(metadata)
@@ -243,6 +249,16 @@ class Slots(Feature, ABC):
         self._forget_rows()
         self._release()
 
+    def held(self) -> Iterator[gauges.Value]:
+        """Yield how many requests have a slot, and the device memory for them; see `gauges`."""
+        filled = sum(slot is not None for slot in list(self._slots.values()))
+        yield gauges.Value(gauges.SLOTS, (self.name,), filled)
+        yield gauges.Value(gauges.SLOT_BYTES, (self.name,), self._allocated())
+
+    def _allocated(self) -> int:
+        """Return the bytes of device memory that slots have, in use or not."""
+        return sum(slot.nbytes for slot in list(self._slots.values()) if slot is not None)
+
     def _trim_kept(self) -> None:
         """Give up kept slots, the oldest first, until the capacity is not exceeded."""
         self._give_up_kept(self.capacity - len(self._slots))
@@ -292,6 +308,7 @@ class Slots(Feature, ABC):
                 self.name,
             )
             self.leave_step()
+        self._left = gauges.OTHER_INPUT
         if not self._can_serve(metadata, width) or not self._fill_slots():
             self.leave_step()
             return
@@ -351,8 +368,10 @@ class Slots(Feature, ABC):
                 "serves them, which waits on every step.",
                 *(self.capacity, self.name, switch.SLOTS),
             )
+            self._left = gauges.NO_SLOT
             return False
         if self._exhausted:
+            self._left = gauges.NO_ROOM
             return False
         self._forget_rows()
         rows = [self.batch.req_id_to_index[req_id] for req_id in waiting]
@@ -366,6 +385,7 @@ class Slots(Feature, ABC):
                 return self._fill_slots()
             # Until a request with a slot leaves: the next step would fail again.
             self._exhausted = True
+            self._left = gauges.NO_ROOM
             self._warn_no_room()
             return False
         return True

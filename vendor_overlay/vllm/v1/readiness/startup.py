@@ -3,7 +3,7 @@
 # mirrors: nothing
 
 from vllm.logger import init_logger
-from vllm.v1.readiness import features, identity, switch, sync_guard
+from vllm.v1.readiness import features, identity, scopes, switch, sync_guard
 from vllm.v1.readiness.version import __version__
 
 logger = init_logger(__name__)
@@ -28,4 +28,5 @@ def start(runner: object) -> None:
         "Readiness overlay %s, digest %s, features: %s; fixes: %s", __version__, digest, *listed
     )
     switch.slots()
+    scopes.install()
     sync_guard.install(runner)

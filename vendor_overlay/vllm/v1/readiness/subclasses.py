@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import TypeVar
 
 from vllm.logger import init_logger
+from vllm.v1.readiness import gauges
 
 logger = init_logger(__name__)
 
@@ -32,6 +33,7 @@ def attached(owner: object, kind: type[T], off: Callable[[], T]) -> T:
     found = getattr(owner, ATTRIBUTE, None)
     if isinstance(found, kind):
         return found
+    gauges.fall_back("all", gauges.OTHER_CLASS)
     logger.warning_once(
         "Readiness overlay: %s does not call the constructor of vLLM's class, and is left to "
         "vLLM's own code.",
@@ -67,6 +69,7 @@ def all_have_seam(samplers: Iterable[object], called: ModuleType) -> bool:
     """
     for sampler in samplers:
         if sampler is not None and not _has_seam(sampler, called):
+            gauges.fall_back(called.__name__.rpartition(".")[2], gauges.OTHER_CLASS)
             logger.warning_once(
                 "Readiness overlay: the sampler %s is left to vLLM's own code, because its class "
                 "does not call %s.",

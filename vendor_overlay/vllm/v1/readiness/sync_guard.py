@@ -18,11 +18,13 @@ Still missed are
 - ``Event.synchronize``, on purpose: it is how the overlay waits, and a fence has an owner;
 - a non-blocking copy of more than 64 KiB from pageable memory to the device;
 - a wait in a C++ extension that does not go through torch, or in ``torch.distributed``;
-- under ``warn``, a wait while another filter silences Python's warnings.
+- a wait in an operator that is called through ``torch.ops``: torch's warning goes to stderr;
+- a wait while another filter silences Python's warnings.
 
-torch's mode belongs to the process, not to a thread: during a step, waits in other threads
-are reported as well. ``warn`` says that such a wait was outside of a step; under ``error``
-that thread gets torch's own RuntimeError. The wrappers report the step's thread alone.
+torch's mode belongs to the process, not to a thread (vLLM issue 51455). So it is ``warn`` while
+any thread is in a step, under either word, and each warning is judged in the thread that waits:
+there a step's wait is logged or raised, after it was waited; one in another thread is treated by
+the mode that the process had before.
 """
 
 # mirrors: nothing
@@ -48,8 +50,10 @@ Function = Callable[..., object]
 #: The guarded methods of a runner; together they are a step.
 FUNCTIONS = ("execute_model", "sample_tokens")
 
-#: How torch's warning and its error begin.
+#: How torch's warning begins.
 _SYNC = "called a synchronizing CUDA operation"
+#: torch's number of the mode that raises.
+_ERROR = 2
 #: How torch's warning about the mode itself begins.
 _PROTOTYPE = "Synchronization debug mode is a prototype feature"
 #: The code that benchmarks kernels at their first launch, which torch does not announce.
@@ -98,7 +102,41 @@ def _wrap(owner: object, name: str, wrapper: Callable[[Function], Function]) -> 
     wrap_once(owner, name, wrapper, by=__name__)
 
 
+class _Mode:
+    """torch's sync debug mode: ``warn`` while any thread is in a step.
+
+    The mode that the process had comes back when the last step returns.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._steps = 0
+        self._before = 0
+
+    @property
+    def own(self) -> int:
+        """The mode that the process has without us: 0, 1 or 2, for nothing, warn or error."""
+        with self._lock:
+            return self._before if self._steps else torch.cuda.get_sync_debug_mode()
+
+    def enter(self) -> None:
+        """Begin a step, in any thread."""
+        with self._lock:
+            if not self._steps:
+                self._before = torch.cuda.get_sync_debug_mode()
+                torch.cuda.set_sync_debug_mode("warn")
+            self._steps += 1
+
+    def leave(self) -> None:
+        """End a step."""
+        with self._lock:
+            self._steps -= 1
+            if not self._steps:
+                torch.cuda.set_sync_debug_mode(self._before)
+
+
 _step = _Step()
+_mode = _Mode()
 #: The stacks that have been logged.
 _reported: set[str] = set()
 
@@ -141,25 +179,20 @@ def install(runner: object) -> None:
 
 
 def _guarded(function: Function, name: str, word: str) -> Function:
-    """Wrap ``function``: set torch's mode and our flag, and restore both when it returns."""
+    """Wrap ``function``: set torch's mode and this thread's flag until it returns."""
 
     def guarded(*args: object, **kwargs: object) -> object:
         if kwargs.get("dummy_run"):  # runner V2 profiles and warms up by steps
             return function(*args, **kwargs)
-        mode = torch.cuda.get_sync_debug_mode()
         outer = _step.function, _step.word
         _exempt_compilation()  # torch._dynamo.reset() drops callbacks
-        torch.cuda.set_sync_debug_mode(word)
+        _mode.enter()
         _step.function, _step.word = name, word
         try:
             return function(*args, **kwargs)
-        except RuntimeError as error:
-            if isinstance(error, DeviceSyncError) or _SYNC not in str(error):
-                raise
-            raise DeviceSyncError(name, f"it {_SYNC}") from error
         finally:
             _step.function, _step.word = outer
-            torch.cuda.set_sync_debug_mode(mode)
+            _mode.leave()
 
     return guarded
 
@@ -174,19 +207,15 @@ def _exempt_compilation() -> None:
 
 
 def _on_compile_start(_: object) -> None:
-    if _step.function:
-        _step.compiling = True
-        torch.cuda.set_sync_debug_mode("default")
+    _step.compiling = bool(_step.function)
 
 
 def _on_compile_end(_: object) -> None:
-    if _step.compiling:
-        _step.compiling = False
-        torch.cuda.set_sync_debug_mode(_step.word)
+    _step.compiling = False
 
 
 def _report(operation: str) -> None:
-    """Raise, or log the stack unless it has been logged.
+    """Raise, or log the stack unless it has been logged: this thread is in a step.
 
     Raises:
         DeviceSyncError: this thread's step runs under ``error``.
@@ -198,8 +227,7 @@ def _report(operation: str) -> None:
     stack = _stack()
     if stack not in _reported:
         _reported.add(stack)
-        who = _step.function or f"Thread {threading.current_thread().name}, outside of a step,"
-        logger.warning("%s waits for the device: %s\n%s", who, operation, stack)
+        logger.warning("%s waits for the device: %s\n%s", _step.function, operation, stack)
 
 
 def _is_autotuning() -> bool:
@@ -216,19 +244,27 @@ def _stack() -> str:
     """Format this thread's stack from the step on, without the guard's own frames."""
     frames = traceback.extract_stack()
     own = [index for index, frame in enumerate(frames) if frame.filename == __file__]
-    # The outermost of them is the wrapper of the step, unless there is no step.
-    start = own[0] if _step.function else -1
-    shown = [frame for index, frame in enumerate(frames) if index > start and index not in own]
+    # The outermost of them is the wrapper of the step.
+    shown = [frame for index, frame in enumerate(frames) if index > own[0] and index not in own]
     return "".join(traceback.format_list(shown)).rstrip()
 
 
 def _show_warning(original: Function) -> Function:
-    """Report torch's warnings of a wait; show the others as before."""
+    """Report torch's warnings of a step's wait; show the others as before.
+
+    Raises:
+        RuntimeError: the process itself has torch's mode ``error``, and this thread, in no step,
+            waits.
+    """
 
     def showwarning(message: Warning | str, *args: object, **kwargs: object) -> None:
-        if str(message).startswith(_SYNC):
+        if not str(message).startswith(_SYNC):
+            original(message, *args, **kwargs)
+        elif _step.function:
             _report(f"it {_SYNC}")
-        else:
+        elif (mode := _mode.own) == _ERROR:
+            raise RuntimeError(str(message))
+        elif mode:
             original(message, *args, **kwargs)
 
     return showwarning

@@ -2,7 +2,8 @@
 
 Each process that records counts in :class:`Histograms`, and writes them to a file beside its
 record file every few seconds: ``FILE.rank0.metrics`` for the process labelled ``rank0``. The
-file names the process that wrote it; :func:`read` returns nothing for one that has ended.
+values of :mod:`~vllm.v1.readiness.gauges` travel with them. The file names the process that
+wrote it; :func:`read` returns nothing for one that has ended.
 """
 
 # mirrors: nothing
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from vllm.logger import init_logger
-from vllm.v1.readiness import switch
+from vllm.v1.readiness import gauges, switch
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -26,7 +27,7 @@ logger = init_logger(__name__)
 #: How the name of a process's file ends.
 SUFFIX = ".metrics"
 #: The version of the file's format. A file of another version is not read.
-FORMAT = 1
+FORMAT = 2
 
 #: The buckets' upper bounds in nanoseconds, inclusive: 1 us to 10 s.
 BOUNDS = (*(step * 10**power for power in range(2, 9) for step in (10, 25, 50)), 10**10)
@@ -74,6 +75,18 @@ class Series(NamedTuple):
 
     counts: list[int]
     total: int
+
+
+class Contents(NamedTuple):
+    """What a process's file holds.
+
+    Attributes:
+        histograms: by kind and owner.
+        values: of gauges and counters.
+    """
+
+    histograms: dict[Key, Series]
+    values: list[gauges.Value]
 
 
 class Histograms:
@@ -127,7 +140,7 @@ class Histograms:
         counts = [old + new for old, new in zip(before.counts, added.tolist(), strict=True)]
         self.series[key] = Series(counts, before.total + int(durations.sum()))
 
-    def write(self, path: str) -> None:
+    def write(self, path: str, values: Sequence[gauges.Value] = ()) -> None:
         """Write the file, replacing it as a whole; an error is logged once, and not raised.
 
         A file that was written to another path is removed: a process that turns out to run
@@ -135,6 +148,7 @@ class Histograms:
 
         Args:
             path: FILE.label.metrics, where the label, such as ``rank0``, has no dot.
+            values: of gauges and counters.
         """
         if path != self._path:
             self.remove()
@@ -148,6 +162,7 @@ class Histograms:
                 {"kind": kind, "owner": owner, "counts": series.counts, "total": series.total}
                 for (kind, owner), series in self.series.items()
             ],
+            "values": values,
         }
         staged = f"{path}.{self._pid}.new"
         try:
@@ -174,7 +189,7 @@ class Histograms:
             self._path = None
 
 
-def read(path: str, label: str) -> dict[Key, Series]:
+def read(path: str, label: str) -> Contents:
     """Read the file of a living process.
 
     Args:
@@ -182,7 +197,7 @@ def read(path: str, label: str) -> dict[Key, Series]:
         label: the process's, as the file's name gives it.
 
     Returns:
-        The histograms; empty if the process has ended, or the file is another server's.
+        The contents; empty if the process has ended, or the file is another server's.
 
     Raises:
         OSError: the file cannot be read.
@@ -192,17 +207,17 @@ def read(path: str, label: str) -> dict[Key, Series]:
         with open(path, "rb") as file:
             content = json.loads(file.read(_LARGEST_FILE))
     except FileNotFoundError:
-        return {}  # its process has just ended
+        return Contents({}, [])  # its process has just ended
     if content["label"] != label:
-        return {}  # of a server whose FILE begins like ours
+        return Contents({}, [])  # of a server whose FILE begins like ours
     if content["instance"] is None or content["instance"] != process_instance(content["pid"]):
-        return {}
+        return Contents({}, [])
     label.encode()  # raises if its bytes are not text, which cannot be shown
     return _validated(content)
 
 
-def _validated(content: dict[str, object]) -> dict[Key, Series]:
-    """Return the histograms of a file.
+def _validated(content: dict[str, object]) -> Contents:
+    """Return the histograms and values of a file.
 
     Raises:
         ValueError, TypeError, LookupError: the content is not what :meth:`Histograms.write`
@@ -225,7 +240,21 @@ def _validated(content: dict[str, object]) -> dict[Key, Series]:
         if (kind, owner) in histograms:
             raise ValueError(f"{kind!r} by {owner!r} occurs twice")
         histograms[kind, owner] = Series(counts, total)
-    return histograms
+    return Contents(histograms, _values(content["values"]))
+
+
+def _values(entries: object) -> list[gauges.Value]:
+    """Return the values of gauges and counters; raises as :func:`_validated` does."""
+    if not isinstance(entries, list):
+        raise TypeError("its values are not a list")
+    values = [gauges.Value(metric, tuple(labels), value) for metric, labels, value in entries]
+    for metric, labels, value in values:
+        if len(labels) != len(gauges.METRICS[metric].labels) or not _is_count(value):
+            raise ValueError(f"{metric!r} has other labels, or no whole number")
+        "".join(labels).encode()  # raises for what is no text, and for half a surrogate pair
+    if len({value[:2] for value in values}) < len(values):
+        raise ValueError("a value occurs twice")
+    return values
 
 
 def _is_count(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""The probe's durations as Prometheus histograms, on vLLM's own /metrics.
+"""The probe's durations as Prometheus histograms, and gauges, on vLLM's own /metrics.
 
 Workers and engine cores record; the server, which is another process, answers scrapes. Each
 process that records writes its histograms to a small file (``histograms``), and the server's
@@ -19,18 +19,23 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
-from vllm.v1.readiness import switch
+from vllm.v1.readiness import gauges, switch
 from vllm.v1.readiness.probe.histograms import BOUNDS, METRICS, OWNED, SUFFIX, read
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
-    from prometheus_client.core import HistogramMetricFamily
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+        Metric,
+    )
 
 logger = init_logger(__name__)
 
 
 class ProbeCollector:
-    """A Prometheus collector of the histograms of this host's living processes.
+    """A Prometheus collector of the histograms and gauges of this host's living processes.
 
     An invalid file is left out, and logged once. It does not fail the scrape, which carries
     vLLM's own metrics.
@@ -42,20 +47,21 @@ class ProbeCollector:
     def __init__(self, file: str) -> None:
         self.file = file
 
-    def describe(self) -> "Iterator[HistogramMetricFamily]":
+    def describe(self) -> "Iterator[Metric]":
         """Yield the metrics without values."""
         yield from _families().values()
+        yield from _gauges().values()
 
-    def collect(self) -> "Iterator[HistogramMetricFamily]":
+    def collect(self) -> "Iterator[Metric]":
         """Yield the metrics with the values that the files hold now."""
         from prometheus_client import utils  # not needed in a worker
 
-        families = _families()
+        families, others = _families(), _gauges()
         seconds = [*(bound / 1e9 for bound in BOUNDS), float("inf")]
         limits: list[str] = list(map(utils.floatToGoString, seconds))
         for label, path in self._files():
             try:
-                histograms = read(path, label)
+                histograms, values = read(path, label)
             except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
                 _warn_once(path, error)
                 continue
@@ -63,7 +69,10 @@ class ProbeCollector:
                 labels = [label] if owner is None else [label, owner]
                 buckets = list(zip(limits, map(float, accumulate(counts)), strict=True))
                 families[kind].add_metric(labels, buckets, total / 1e9)
+            for metric, named, value in values:
+                others[metric].add_metric([label, *named], value)
         yield from families.values()
+        yield from others.values()
 
     def _files(self) -> list[tuple[str, str]]:
         """List the processes' files: each one's label, and its path."""
@@ -182,6 +191,19 @@ def _families() -> "dict[str, HistogramMetricFamily]":
             labels=["process", "owner"] if kind == OWNED else ["process"],
         )
         for kind, (name, description) in METRICS.items()
+    }
+
+
+def _gauges() -> "dict[str, CounterMetricFamily | GaugeMetricFamily]":
+    """Return each metric of :mod:`~vllm.v1.readiness.gauges`, without values."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
+    return {
+        name: kinds[metric.kind](
+            f"vllm:readiness_{name}", metric.description, labels=["process", *metric.labels]
+        )
+        for name, metric in gauges.METRICS.items()
     }
 
 

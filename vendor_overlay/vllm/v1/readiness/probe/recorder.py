@@ -16,7 +16,7 @@ from functools import lru_cache
 from multiprocessing import util
 from typing import Any
 
-from vllm.v1.readiness import features, identity, switch
+from vllm.v1.readiness import features, gauges, identity, switch
 from vllm.v1.readiness.probe import claims
 from vllm.v1.readiness.probe.clock import DeviceClock
 from vllm.v1.readiness.probe.files import RecordFile
@@ -89,6 +89,7 @@ class Recorder:
         self._write_lock = threading.Lock()
         self._wake: int | None = None
         self._histograms: Histograms | None = None
+        self._values: list[gauges.Value] = []
         self._cursor = 0
         self._written = 0
         self._file: RecordFile | None = None
@@ -255,7 +256,8 @@ class Recorder:
 
     def _update_histograms(self) -> None:
         records, self._cursor = self.ring.since(self._cursor)
-        if not len(records):
+        values = gauges.collect()
+        if not len(records) and (self._histograms is None or values == self._values):
             return
         with self._write_lock:
             if not claims.claim(self.path):
@@ -263,7 +265,8 @@ class Recorder:
             if self._histograms is None:
                 self._histograms = Histograms(KINDS)
             self._histograms.update(records, list(self.names))
-            self._histograms.write(f"{self.path}.{self.label()}{SUFFIX}")
+            self._histograms.write(f"{self.path}.{self.label()}{SUFFIX}", values)
+            self._values = values
 
     def _header(self, label: str) -> dict[str, object]:
         torch = sys.modules.get("torch")
