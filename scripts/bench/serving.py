@@ -1,10 +1,13 @@
 """Measure serving: vLLM's server on stock vLLM and on the overlay, driven by vLLM's client.
 
     PYTHONPATH=scripts python -m bench.serving [--site SITE] [--rounds N] [--out DIR]
+        [--model DIR --server "ARGUMENTS" --client "ARGUMENTS"]
 
 SITE is an installation of vLLM, and stays as it is: views of it are measured. In each round each
 side runs vLLM's server in a process of its own, by turns, and `vllm bench serve` of the pristine
-view drives it. DIR gets run.json, run.md and run.html. Ctrl-C ends the run and keeps what was
+view drives it, with our cases or with the requests that the arguments of --client make. Stock is
+then measured twice: where it differs from itself, texts are not compared. DIR gets run.json,
+run.md and run.html. Ctrl-C ends the run and keeps what was
 measured.
 """
 
@@ -21,18 +24,20 @@ import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 from overlay import output
 
-from bench.compare import command_line
+from bench.compare import command_line, outputs
 from bench.compare.installations import Installations
 from bench.compare.run import SIDES, Job, Run, Table, measured_sides, origin, run
-from bench.compare.summary import CaseResult
+from bench.compare.summary import AGAIN, CaseResult, Child
 from bench.errors import Failure
 from bench.servers import load as loads
 from bench.servers.load import CASES, LOADS
-from bench.servers.results import read
+from bench.servers.results import TEXTS, read, read_own
 from bench.servers.server import free_port, serving
 
 NAME = "vllm serve"
@@ -58,8 +63,12 @@ class ServingRun(Run):
             Failure: the installation's Python cannot.
         """
         self.generated = args.model is None
+        self.own = None if args.client is None else shlex.split(args.client)
+        self._varying = ""
+        args.aa = args.aa or self.own is not None
         load = LOADS[args.size]
-        self.load = replace(load, server=(*load.server, *shlex.split(args.server)))
+        self.server = shlex.split(args.server)
+        self.load = replace(load, server=(*load.server, *self.server))
         path = args.model.resolve() if args.model else installations.work / "model"
         self.model = str(path)
         self.tokenizer = str(path / "tokenizer" if self.generated else path)
@@ -69,9 +78,12 @@ class ServingRun(Run):
             "those of one request alone. Where stock differs from itself, batches depend on "
             "arrivals: set VLLM_BATCH_INVARIANT=1"
         )
+        cases = {case: {"temperature": 0, **CASES[case]} for case in args.cases}
+        if self.own is not None:
+            shape = f"`vllm bench serve {args.client}`, served with `{args.server or 'no flags'}`"
+            cases = {loads.OWN: {}}
         name = "generated model" if self.generated else path.name
         about = {"title": "Driven by `vllm bench serve`.", "model": name, "shape": shape}
-        cases = {case: {"temperature": 0, **CASES[case]} for case in args.cases}
         table = Table(
             measured_sides(SIDES if args.gpu else SIDES[:2], args), about, cases, "server"
         )
@@ -87,17 +99,12 @@ class ServingRun(Run):
         """
         port = free_port()
         url = f"http://127.0.0.1:{port}"
-        cases = {
-            case: {
-                "arguments": loads.client_arguments(
-                    case, self.load, self.model, self.tokenizer, url, job.round
-                ),
-                "single": loads.single_request(case, self.load, job.round),
-            }
-            for case in self.args.cases
-        }
+        cases = self._cases(url, job.round)
         log = self.installations.work / f"server-{job.side}-round-{job.round}.log"
-        line = loads.server_arguments(self.load, self.model, self.tokenizer, port)
+        if self.own is None:
+            line = loads.server_arguments(self.load, self.model, self.tokenizer, port)
+        else:
+            line = loads.own_server_arguments(self.model, self.tokenizer, port, self.server)
         second = job.side == SIDES[2]
         environment = {**self.environment, "VLLM_USE_V2_MODEL_RUNNER": str(int(second))}
         timeout = self.args.timeout
@@ -119,10 +126,57 @@ class ServingRun(Run):
             except Failure as error:
                 kept = shutil.copy(log, self.args.out)
                 raise Failure(f"{job.name}: {error}\nserver's log: {kept}") from error
-        results = {case: read(driven[case], case, self.load, self.generated) for case in cases}
-        for case, result in results.items():
-            result.prompts = f"seed {loads.seed(case, job.round)}"
+        results = {}
+        for case in cases:
+            if self.own is None:
+                results[case] = read(driven[case], case, self.load, self.generated)
+                results[case].prompts = f"seed {loads.seed(case, job.round)}"
+            else:
+                results[case] = read_own(driven[case])
+                own = any(word.partition("=")[0] == "--seed" for word in self.own)
+                results[case].prompts = "" if own else f"seed {job.round}"
         return {NAME: results}
+
+    def _cases(self, url: str, number: int) -> dict[str, dict[str, Any]]:
+        """Return each case's arguments of the client, and the request that is sent alone."""
+        if self.own is not None:
+            arguments = loads.own_client_arguments(
+                self.model, self.tokenizer, url, number, self.own
+            )
+            return {loads.OWN: {"arguments": arguments, "single": None}}
+        return {
+            case: {
+                "arguments": loads.client_arguments(
+                    case, self.load, self.model, self.tokenizer, url, number
+                ),
+                "single": loads.single_request(case, self.load, number),
+            }
+            for case in self.args.cases
+        }
+
+    def report(self, complete: bool) -> dict[str, Any]:
+        """Return the JSON of the results so far; texts of stock that vary are not compared."""
+        table = self.tables[NAME]
+        if self.own is not None and not self._varying:
+            self._varying = _varies(table.children)
+            if self._varying:
+                table.about["shape"] += f". Texts are not compared: stock differs, {self._varying}"
+        if self._varying:
+            for child in table.children:
+                for result in child.cases.values():
+                    result.outputs = {k: v for k, v in result.outputs.items() if k != TEXTS}
+        return super().report(complete)
+
+
+def _varies(children: Sequence[Child]) -> str:
+    """Return where two texts of stock's in one round differ first; empty if none do."""
+    for one, other in combinations(children, 2):
+        if one.round == other.round and {one.side, other.side} == {SIDES[0], AGAIN}:
+            for name, result in one.cases.items():
+                ours, theirs = result.outputs.get(TEXTS), other.cases[name].outputs.get(TEXTS)
+                if ours is not None and theirs is not None and ours != theirs:
+                    return f"round {one.round}, {outputs.where(ours, theirs)}"
+    return ""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -136,9 +190,16 @@ def main(argv: Sequence[str]) -> int:
     size = "full" if gpu else "small"
     options.add_argument("--size", choices=list(LOADS), default=size)
     options.add_argument("--server", default="", help="more arguments for `vllm serve`, quoted")
+    text = "arguments for `vllm bench serve`, quoted: your own dataset, rate and concurrency"
+    options.add_argument("--client", help=f"{text}, in place of the cases")
     options.add_argument("--timeout", type=float, default=300.0, help="of a start, and of a case")
     args = command_line.parse(options, argv)
     args.gpu = gpu
+    for name in ("server", "client"):
+        try:
+            shlex.split(getattr(args, name) or "")
+        except ValueError as error:
+            options.error(f"--{name}: {error}; quote its arguments as a shell would want them")
     return run(args, lambda installations: ServingRun(args, installations))
 
 

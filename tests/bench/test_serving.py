@@ -1,5 +1,6 @@
 """The benchmark of serving: its model, what it reads from vLLM's client, and its processes."""
 
+import argparse
 import json
 import os
 import subprocess
@@ -16,20 +17,28 @@ import torch
 from bench import serving
 from bench.compare import outputs, summary
 from bench.compare.installations import SIDES, Installations
-from bench.compare.run import Job
+from bench.compare.run import Job, Table
 from bench.compare.summary import CaseResult, Child
 from bench.errors import Failure
 from bench.reports.run_file import load
 from bench.reports.verify import edited
 from bench.servers import server, weights
-from bench.servers.load import CASES, LOADS, Load
-from bench.servers.results import FIGURES, read
+from bench.servers.load import (
+    CASES,
+    LOADS,
+    OWN,
+    Load,
+    own_client_arguments,
+    own_server_arguments,
+)
+from bench.servers.results import FIGURES, TEXTS, read, read_own
 from demo import model
 from safetensors.torch import load_file
 from support.processes import gone, started_with
 from support.serving_results import LOGPROBS, PENALTY, PLAIN, answers
 from support.sites import REPO, UPSTREAM
 from tokenizers import Tokenizer
+from vllm.benchmarks.serve import add_cli_args
 
 LOAD = Load({}, requests=4, concurrency=2, prompt=8, output=3)
 
@@ -71,6 +80,115 @@ def test_both_sides_serve_every_request_whole(tmp_path: Path, mark: str) -> None
             assert counts.get("logprobs of one request") == ([32, 32] if name == LOGPROBS else None)
     assert run["digests"]["stock"] != run["digests"]["overlaid"]
     assert gone(mark)
+
+
+#: A user's own requests and server.
+CLIENT = "--dataset-name random --random-input-len 8 --random-output-len 16 --num-prompts 4"
+CLIENT += " --request-rate 20 --ignore-eos --temperature 0"
+FLAGS = "--enforce-eager --max-model-len 128 --max-num-seqs 3"
+
+
+@pytest.mark.slow
+def test_own_traffic_is_driven_with_the_servers_own_flags(tmp_path: Path, mark: str) -> None:
+    command = [sys.executable, "-m", "bench.serving", "--site", str(UPSTREAM), "--size", "tiny"]
+    command += ["--client", CLIENT, "--server", FLAGS, "--rounds", "1", "--timeout", "900"]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(REPO / "scripts")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    run = load(tmp_path / "run.json")
+    assert run["complete"]
+    assert run["errors"] == []
+    assert edited(run) == []
+    row = run["rows"][serving.NAME]
+    assert f"`vllm bench serve {CLIENT}`, served with `{FLAGS}`" in row["shape"]
+    assert row["sides"] == [*SIDES, summary.AGAIN]
+    (case,) = row["cases"].values()
+    listed = [text for texts in case["problems"].values() for text in texts]
+    assert [text for text in listed if "bursts" not in text] == []
+    for side in row["sides"]:
+        assert case["counts"][side] == [{"responses": [4, 4]}]
+        assert case["figures"]["tokens/s"][side] > 0
+    for child in row["children"]:
+        assert len(child["cases"][OWN]["digests"][TEXTS]) > 0
+    assert gone(mark)
+
+
+def own_run(texts: dict[str, str], number: int = 1) -> list[Child]:
+    """The children of a round, by side the last text that each returned."""
+    children = []
+    for side, text in texts.items():
+        written = answers(PLAIN)
+        written["client"] |= {"input_lens": [3] * 4, "single": None}
+        written["client"]["generated_texts"][3] = text
+        result = read_own(written)
+        result.prompts = f"seed {number}"
+        children.append(Child(side, number, {OWN: result}))
+    return children
+
+
+def reported(tmp_path: Path, *rounds: dict[str, str]) -> dict[str, Any]:
+    """The case of a run's JSON, which is written after each child."""
+    run = faked(tmp_path, "")
+    run.own, run._varying = ["--num-prompts", "4"], ""
+    table = Table([*SIDES, summary.AGAIN], {"shape": "own"}, {OWN: {}}, "server")
+    run.tables = {serving.NAME: table}
+    run._started, run._errors, run._decided, run.device = 0.0, [], {}, "CPU"
+    run.installations.digests = {}
+    run.installations.site, run.installations.python_version = UPSTREAM, "3"
+    whole: dict[str, Any] = {}
+    for number, texts in enumerate(rounds, 1):
+        for child in own_run(texts, number):
+            table.children.append(child)
+            whole = run.report(complete=False)
+    row: dict[str, Any] = whole["rows"][serving.NAME]
+    return row
+
+
+def test_texts_are_compared_where_stock_repeats_itself(tmp_path: Path) -> None:
+    row = reported(tmp_path, {"stock": "t1 t2", "overlaid": "t1 t3", summary.AGAIN: "t1 t2"})
+    assert row["shape"] == "own"
+    (problem,) = row["cases"][OWN]["problems"]["overlaid"]
+    assert "texts of stock round 1 and overlaid round 1 differ: request 3, position 1" in problem
+
+
+def test_texts_are_not_compared_where_stock_differs_from_itself(tmp_path: Path) -> None:
+    """In the second of three rounds, whose children are of before and after."""
+    same = {"stock": "t1 t2", "overlaid": "t1 t2", summary.AGAIN: "t1 t2"}
+    row = reported(tmp_path, same, {**same, summary.AGAIN: "t1 t4"}, {**same, "overlaid": "t9"})
+    assert row["shape"].startswith("own. Texts are not compared: stock differs, round 2, request 3")
+    assert row["shape"].count("Texts") == 1
+    assert set(map(tuple, row["cases"][OWN]["problems"].values())) == {()}
+    for child in row["children"]:
+        assert list(child["cases"][OWN]["digests"]) == ["prompts' lengths"]
+
+
+@pytest.mark.parametrize("option", ["--client", "--server"])
+def test_arguments_that_no_shell_would_take_are_refused(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        serving.main(["--site", str(UPSTREAM), f"{option}=--a 'b"])
+    assert ended.value.code == 2
+    assert f"{option}: No closing quotation" in capsys.readouterr().err
+
+
+def test_own_arguments_go_before_ours_where_they_may() -> None:
+    flags = ["--max-num-seqs", "7"]
+    line = own_server_arguments("model", "tokenizer", 8000, flags)
+    assert line[line.index("--tokenizer") + 2 :][: len(flags)] == flags
+    assert "--max-model-len" not in line
+    seeds = []
+    for own in ([], ["--seed", "5"]):
+        client = own_client_arguments("model", "tokenizer", "http://there", 3, own)
+        parser = argparse.ArgumentParser()
+        add_cli_args(parser)
+        seeds.append(parser.parse_args(client).seed)
+    assert seeds == [3, 5]
 
 
 def lose_response(client: Any, _: Any) -> None:
@@ -188,7 +306,7 @@ def faked(folder: Path, script: str) -> serving.ServingRun:
     out.mkdir()
     run.args = SimpleNamespace(out=out, cases=[*CASES], timeout=10.0)  # type: ignore[assignment]
     run.installations = Server(folder, script)
-    run.load, run.generated = LOADS["tiny"], True
+    run.load, run.generated, run.own = LOADS["tiny"], True, None
     run.model = run.tokenizer = "model"
     return run
 

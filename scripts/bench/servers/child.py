@@ -6,7 +6,8 @@
 ``prepare`` writes the model and weights of a SIZE in :data:`bench.servers.load.LOADS`; if that is
 empty, the model is there. OUT gets JSON: for ``prepare`` the device; for ``drive`` the results of
 each case. CASES is JSON: case to the arguments of `vllm bench serve`, and the body of a request
-that is then sent alone. SERVER is the server's process id, and says whose cores are looked at.
+that is then sent alone, or null. SERVER is the server's process id, and says whose cores are
+looked at.
 """
 
 from __future__ import annotations
@@ -65,15 +66,20 @@ def drive(url: str, timeout: float, server: int, cases: Mapping[str, Any]) -> di
         client = main(parser.parse_args(case["arguments"]))
         disturbed = disturbance.during((before, disturbance.snapshot(server)))
         disturbed["gpus"] = disturbance.gpus()
-        request = urllib.request.Request(
-            f"{url}/v1/completions",
-            data=json.dumps(case["single"]).encode(),
-            headers={"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=timeout) as answer:
-            single = json.load(answer)
+        single = None if case["single"] is None else _send(url, case["single"], timeout)
         results[name] = {"client": client, "single": single, "disturbance": disturbed}
     return results
+
+
+def _send(url: str, body: Mapping[str, Any], timeout: float) -> Any:
+    """Return the answer to a request."""
+    request = urllib.request.Request(
+        f"{url}/v1/completions",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=timeout) as answer:
+        return json.load(answer)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "presence_penalty 1.5": {"presence_penalty": 1.5},
     "5 logprobs": {"logprobs": 5},
 }
+#: The case of requests that the user's own client arguments make.
+OWN = "own traffic"
 #: The model's name in requests.
 NAME = "bench"
 #: Token ids that every model has.
@@ -67,6 +69,29 @@ def server_arguments(load: Load, model: str, tokenizer: str, port: int) -> list[
         *("--model", model, "--served-model-name", NAME, "--tokenizer", tokenizer),
         *("--seed", "0", "--no-enable-prefix-caching", "--max-model-len", str(length)),
         *("--host", "127.0.0.1", "--port", str(port), *load.server),
+    ]
+
+
+def own_server_arguments(model: str, tokenizer: str, port: int, own: Sequence[str]) -> list[str]:
+    """Return the arguments of vLLM's server as the user runs it."""
+    return [
+        *("--model", model, "--served-model-name", NAME, "--tokenizer", tokenizer),
+        *own,
+        *("--host", "127.0.0.1", "--port", str(port)),
+    ]
+
+
+def own_client_arguments(
+    model: str, tokenizer: str, url: str, number: int, own: Sequence[str]
+) -> list[str]:
+    """Return the arguments of `vllm bench serve` for the user's own traffic in a round.
+
+    Prompts are drawn anew in each round, unless the user's arguments name a seed.
+    """
+    return [
+        *("--backend", "openai", "--seed", str(number), *own),
+        *("--base-url", url, "--disable-tqdm", "--save-detailed"),
+        *("--model", model, "--served-model-name", NAME, "--tokenizer", tokenizer),
     ]
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.compare import outputs
 from bench.compare.summary import CaseResult
 from bench.servers.load import CASES, Load
 
+#: What requests returned.
+TEXTS = "texts"
 #: Figure to its key in a result of `vllm bench serve`. Times are in ms.
 FIGURES: Mapping[str, str] = {
     "requests/s": "request_throughput",
@@ -50,6 +52,30 @@ def read(result: Mapping[str, Any], case: str, load: Load, generated: bool) -> C
             if one is not None and more and len(more) >= top
         ]
         counts["logprobs of one request"] = (len(logprobs), load.output)
+    streams = {
+        TEXTS: texts,
+        "token ids of one request alone": [list(map(str, single["token_ids"]))],
+        "logprobs of one request alone": [logprobs],
+    }
+    return _case(result, streams, counts)
+
+
+def read_own(result: Mapping[str, Any]) -> CaseResult:
+    """Read what the client child wrote of the user's own traffic; see :func:`read`."""
+    client = result["client"]
+    streams = {
+        "prompts' lengths": [[str(length)] for length in client["input_lens"]],
+        TEXTS: [text.split(" ") if text else [] for text in client["generated_texts"]],
+    }
+    return _case(result, streams, {"responses": (client["completed"], len(client["errors"]))})
+
+
+def _case(
+    result: Mapping[str, Any],
+    streams: Mapping[str, Sequence[Sequence[str]]],
+    counts: Mapping[str, Sequence[int]],
+) -> CaseResult:
+    client = result["client"]
     problems = [
         f"request {n} failed: {error.strip().splitlines()[-1]}"
         for n, error in enumerate(client["errors"])
@@ -58,11 +84,6 @@ def read(result: Mapping[str, Any], case: str, load: Load, generated: bool) -> C
     # The client or the server's front end had no core to run on.
     if client["median_itl_ms"] < client["mean_itl_ms"] / 4:
         problems.append("most tokens came in bursts")
-    streams = {
-        "texts": texts,
-        "token ids of one request alone": [list(map(str, single["token_ids"]))],
-        "logprobs of one request alone": [logprobs],
-    }
     longest = max((time for times in client["itls"] for time in times), default=None)
     return CaseResult(
         {
