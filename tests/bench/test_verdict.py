@@ -1,5 +1,6 @@
 """The sentences on top of a run, which say whether to turn the overlay on."""
 
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from support.browser import PHONE, browser, opening
 
 
 def sentence(run: dict[str, Any], row: str = "row") -> str:
-    (line,) = [line for line in verdicts(run, Claims([run])) if line.startswith(f"- **{row}**")]
-    return line
+    """The lines of a row: a heading, and one for each case."""
+    lines = verdicts(run, Claims([run]))
+    (begin,) = [n for n, line in enumerate(lines) if line.startswith(f"- **{row}**")]
+    cases = takewhile(lambda line: line.startswith("  - "), lines[begin + 1 :])
+    return "\n".join([lines[begin], *cases])
 
 
 def equal(run: dict[str, Any]) -> None:
@@ -32,9 +36,10 @@ def test_a_sentence_says_what_each_kind_of_traffic_gains() -> None:
     run = runs.measured()
     equal(run)
     assert sentence(run) == (
-        "- **row**, 4 tokens, five rounds: plain: no difference shown (between 0.978 and 1.02 "
-        "times the tokens/s, 100.0 to 100.0 tokens/s, ITL 80.00 to 80.00 ms); presence: "
-        "**3.8 times the tokens/s** (100.0 to 380.0 tokens/s, ITL 80.00 to 21.05 ms)."
+        "- **row**, 4 tokens, five rounds\n"
+        "  - plain: no difference shown (between 0.978 and 1.02 times the tokens/s, 100.0 to 100.0 "
+        "tokens/s, ITL 80.00 to 80.00 ms)\n"
+        "  - presence: **3.8 times the tokens/s** (100.0 to 380.0 tokens/s, ITL 80.00 to 21.05 ms)"
     )
     text = markdown(run)
     assert text.startswith("**Overlaid, beside stock:**\n\n- **row**, 4 tokens, five rounds")
@@ -105,11 +110,9 @@ def test_one_round_and_other_figures_are_in_words() -> None:
     row["rounds"] = 12
     for case in row["cases"].values():
         case["figures"] = {"step": case["figures"]["ITL p50"]}
-    assert "**row**, 4 tokens, 12 rounds: plain: **0.263 times the step**; presence" in sentence(
-        run
-    )
+    assert "**row**, 4 tokens, 12 rounds\n  - plain: **0.263 times the step**\n" in sentence(run)
     row["rounds"] = 1
-    assert "one round:" in sentence(run)
+    assert "one round\n" in sentence(run)
     assert verdicts(runs.table(), Claims([])) == []
     row["sides"] = ["stock", "stock again"]
     assert verdicts(run, Claims([run])) == []
@@ -131,6 +134,6 @@ def test_a_run_of_servers_has_a_page_with_its_verdict_and_colours(tmp_path: Path
     with browser() as started, opening(started) as show:
         opened = show(file, PHONE, "light").page
         assert opened.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
-        assert "vllm serve, five rounds: plain: 3.8 times" in opened.inner_text("li >> nth=0")
+        assert "vllm serve, five rounds\nplain: 3.8 times" in opened.inner_text("li >> nth=0")
         colour = "cell => getComputedStyle(cell).color"
         assert opened.eval_on_selector("td strong", colour) == "rgb(17, 99, 41)"

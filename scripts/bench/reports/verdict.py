@@ -20,11 +20,11 @@ def verdicts(run: Json, claims: Claims) -> list[str]:
     if run["kind"] != "engine":
         return []
     slices = intervals(run)
-    lines = [
-        f"- **{name}**{_shape(row)}: {'; '.join(_cases(name, row, claims, slices))}."
-        for name, row in run["rows"].items()
-        if SIDE in row["sides"]
-    ]
+    lines = []
+    for name, row in run["rows"].items():
+        if SIDE in row["sides"]:
+            lines.append(f"- **{name}**{_shape(row)}")
+            lines += [f"  - {said}" for said in _cases(name, row, claims, slices)]
     return ["**Overlaid, beside stock:**", "", *lines, ""] if lines else []
 
 
