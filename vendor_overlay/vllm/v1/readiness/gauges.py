@@ -74,7 +74,8 @@ class Holder(Protocol):
         """Return what it holds now; called by any thread."""
 
 
-_lock = threading.Lock()
+#: Re-entrant: the garbage collector may run anything while it is held.
+_lock = threading.RLock()
 _fallbacks: dict[tuple[str, str], int] = {}
 _holders: "weakref.WeakSet[Holder]" = weakref.WeakSet()
 
