@@ -22,20 +22,18 @@ from overlay import output
 from bench.compare import command_line
 from bench.compare.installations import Installations
 from bench.compare.intervals import LEAST, of_differences
-from bench.compare.machine import describe, settings
-from bench.compare.run import Job, Run, run
+from bench.compare.run import Job, run
 from bench.compare.summary import CaseResult
+from bench.compare.table_run import TableRun
 from bench.engine import IN_ONE_PROCESS
 from bench.host_work import ENGINES, Load
 from bench.reports.claims import FEW, NOISE
-from bench.reports.markdown import CUT_OFF
 
 #: Seconds for a round.
 TIMEOUT = 900.0
-_COLUMNS = ("part", "fixes off", "fixes on", "cost of the fixes", "noise")
 
 
-class FixesRun(Run):
+class FixesRun(TableRun):
     """A run of rounds, in each of which every engine is measured."""
 
     #: One thread for the host's own tensors: on few cores, threads wait for one another.
@@ -45,6 +43,8 @@ class FixesRun(Run):
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
+    columns = ("part", "fixes off", "fixes on", "cost of the fixes", "noise")
+    texts = 1
 
     def __init__(self, args: argparse.Namespace, installations: Installations) -> None:
         super().__init__(args, installations, {})
@@ -67,37 +67,20 @@ class FixesRun(Run):
         self.device = self.rounds[-1]["device"]
         return {}
 
-    def report(self, complete: bool) -> dict[str, Any]:
-        """Return the run's JSON, a table of one row for each part of a step."""
+    def table(self) -> dict[str, Any]:
+        """Return a table of one row for each part of a step."""
         count = len(self.rounds)
         fixes = ", ".join(self.rounds[0]["fixes"]["on"]) if count else "none"
         shape = f"{self.load.batch} plain greedy rows, {self.load.steps} steps"
         return {
-            **describe(self._started, self.device, self.installations),
-            "kind": "table",
-            "complete": complete,
-            "environment": settings(self.environment),
             "title": f"The host's microseconds in a decode step, by turns in one process: {shape}, "
             f"{count} round{'s' * (count != 1)}; medians. Fixes: {fixes}.",
             "note": "The cost is on minus off, the noise is the same of two engines with the fixes "
             f"on. {NOISE} marks a cost that cannot be told from it, {FEW} one of fewer "
-            f"than {LEAST} rounds. Without the model's forward and its logits."
-            + f" {CUT_OFF}"
-            * (not complete),
-            "columns": list(_COLUMNS),
-            "align": ["l", *("r" for _ in _COLUMNS[1:])],
+            f"than {LEAST} rounds. Without the model's forward and its logits.",
             "rows": rows(self.rounds),
-            "rounds": self.rounds,
-            "problems": [*self._errors, *problems(self.rounds)],
+            "problems": problems(self.rounds),
         }
-
-    def measured(self) -> bool:
-        """Return whether a round was measured."""
-        return bool(self.rounds)
-
-    def spoilt(self, result: Mapping[str, Any]) -> bool:
-        """Return whether there is a problem."""
-        return bool(result["problems"])
 
 
 def rows(rounds: Sequence[Mapping[str, Any]]) -> list[list[Any]]:

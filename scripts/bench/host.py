@@ -25,12 +25,11 @@ from overlay import output
 from bench.compare import command_line
 from bench.compare.installations import Installations
 from bench.compare.intervals import LEAST
-from bench.compare.machine import describe, settings
-from bench.compare.run import Job, Run, run
+from bench.compare.run import Job, run
 from bench.compare.summary import CaseResult
+from bench.compare.table_run import TableRun
 from bench.engine import IN_ONE_PROCESS
 from bench.reports.claims import FEW, NOISE
-from bench.reports.markdown import CUT_OFF
 from bench.runners.cases import KINDS, SIDES, SIZES, WARMUP, Load
 from bench.runners.figures import QUANTILES, RATIOS
 
@@ -60,7 +59,7 @@ _NOTE = (
 )
 
 
-class HostRun(Run):
+class HostRun(TableRun):
     """A run of rounds, in each of which every engine takes every step."""
 
     #: One thread for the host's own tensors: on few cores, threads wait for one another.
@@ -69,6 +68,8 @@ class HostRun(Run):
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
+    columns = ("case", "figure", *_ENGINES, *RATIOS)
+    texts = 2
 
     def __init__(self, args: argparse.Namespace, installations: Installations) -> None:
         super().__init__(args, installations, {})
@@ -119,35 +120,20 @@ class HostRun(Run):
                 self.rounds[job.name], self.device = taken, taken["device"]
                 self.write(complete=False)
 
-    def report(self, complete: bool) -> dict[str, Any]:
-        """Return the run's JSON, a table of two rows for each part of a step."""
+    def table(self) -> dict[str, Any]:
+        """Return a table of two rows for each part of a step."""
         rounds = list(self.rounds.values())
         left = f" Left out for lack of time: {'; '.join(self._left_out)}." * bool(self._left_out)
         skipped = sorted({name for one in rounds for name in {*SIDES} - {*one["proof"]}})
         missing = f" Without {', '.join(skipped)} where the table has -." * bool(skipped)
         return {
-            **describe(self._started, self.device, self.installations),
-            "kind": "table",
-            "complete": complete,
-            "environment": settings(self.environment),
             "title": "The host's microseconds in a step, by turns in one process: "
             f"{self.args.size} shape, {self.args.steps} steps of each batch and round, "
             f"up to {self.args.rounds} rounds.",
-            "note": _NOTE + missing + left + f" {CUT_OFF}" * (not complete),
-            "columns": ["case", "figure", *_ENGINES, *RATIOS],
-            "align": ["l", "l", *("r" for _ in (*_ENGINES, *RATIOS))],
+            "note": _NOTE + missing + left,
             "rows": rows(rounds),
-            "rounds": self.rounds,
-            "problems": [*self._errors, *problems(self.rounds)],
+            "problems": problems(self.rounds),
         }
-
-    def measured(self) -> bool:
-        """Return whether a batch was measured."""
-        return bool(self.rounds)
-
-    def spoilt(self, result: Mapping[str, Any]) -> bool:
-        """Return whether there is a problem."""
-        return bool(result["problems"])
 
 
 def rows(rounds: Sequence[Mapping[str, Any]]) -> list[list[Any]]:

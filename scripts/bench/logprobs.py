@@ -22,22 +22,22 @@ from overlay import output
 
 from bench.compare import command_line
 from bench.compare.installations import Installations
-from bench.compare.machine import describe, settings
-from bench.compare.run import Job, Run, run
+from bench.compare.run import Job, run
 from bench.compare.summary import CaseResult
+from bench.compare.table_run import TableRun
 from bench.logprob_work import PARTS, SIDES, TOGETHER, Load
-from bench.reports.markdown import CUT_OFF
 
 #: Seconds for a round.
 TIMEOUT = 1800.0
-_COLUMNS = ("case", "milliseconds", *SIDES, "on / off", "off again / off")
 
 
-class LogprobsRun(Run):
+class LogprobsRun(TableRun):
     """A run of rounds, in each of which every side is measured."""
 
     #: One thread for the host's own tensors: on few cores, threads wait for one another.
     environment: Mapping[str, str] = {"OMP_NUM_THREADS": "1"}
+    columns = ("case", "milliseconds", *SIDES, "on / off", "off again / off")
+    texts = 2
 
     def __init__(self, args: argparse.Namespace, installations: Installations) -> None:
         super().__init__(args, installations, {})
@@ -59,35 +59,18 @@ class LogprobsRun(Run):
         self.rounds.append(self.child(job.name, job.side, module, {}, TIMEOUT))
         return {}
 
-    def report(self, complete: bool) -> dict[str, Any]:
-        """Return the run's JSON, a table of each case's parts and pauses."""
+    def table(self) -> dict[str, Any]:
+        """Return a table of each case's parts and pauses."""
         load, count = self.load, len(self.rounds)
         return {
-            **describe(self._started, self.device, self.installations),
-            "kind": "table",
-            "complete": complete,
-            "environment": settings(self.environment),
             "title": f"The host's milliseconds for a step's logprobs: {load.batch} requests of "
             f"{load.output} tokens, {load.steps} steps, {count} round{'s' * (count != 1)}; medians "
             "of the rounds.",
             "note": "Pauses are collections of the oldest generation: the longest of a round. "
-            "Collection is the time of all generations, over all steps."
-            + f" {CUT_OFF}"
-            * (not complete),
-            "columns": list(_COLUMNS),
-            "align": ["l", "l", *("r" for _ in _COLUMNS[2:])],
+            "Collection is the time of all generations, over all steps.",
             "rows": rows(self.rounds),
-            "rounds": self.rounds,
-            "problems": [*self._errors, *problems(self.rounds)],
+            "problems": problems(self.rounds),
         }
-
-    def measured(self) -> bool:
-        """Return whether a round was measured."""
-        return bool(self.rounds)
-
-    def spoilt(self, result: Mapping[str, Any]) -> bool:
-        """Return whether there is a problem."""
-        return bool(result["problems"])
 
 
 def rows(rounds: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
