@@ -132,7 +132,6 @@ class Way:
 
     def _add(self, row: int) -> None:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
-        from vllm.v1.engine import EngineCoreRequest
 
         kinds = RequestOutputKind
         params = SamplingParams(
@@ -140,19 +139,7 @@ class Way:
             detokenize=self.case.text,
             output_kind=kinds.DELTA if self.case.stream else kinds.FINAL_ONLY,
         )
-        request = EngineCoreRequest(
-            request_id=str(row),
-            external_req_id=str(row),
-            prompt_token_ids=[1, 2, 3],
-            mm_features=None,
-            sampling_params=params,
-            pooling_params=None,
-            arrival_time=0.0,
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=None,
-        )
-        self.processor.add_request(request, "prompt")
+        self.processor.add_request(make_request(str(row), params), "prompt")
 
     def step(self, number: int) -> list[int]:
         """Take a step; return the nanoseconds of each part."""
@@ -207,6 +194,24 @@ class Way:
     def digest(self) -> str:
         """Of some of what clients were given."""
         return self._digest.hexdigest()
+
+
+def make_request(name: str, params: Any) -> Any:
+    """Return an engine core's request, of three prompt tokens and these sampling parameters."""
+    from vllm.v1.engine import EngineCoreRequest
+
+    return EngineCoreRequest(
+        request_id=name,
+        external_req_id=name,
+        prompt_token_ids=[1, 2, 3],
+        mm_features=None,
+        sampling_params=params,
+        pooling_params=None,
+        arrival_time=0.0,
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )
 
 
 def measure(load: Load, home: Path) -> dict[str, Any]:

@@ -63,12 +63,11 @@ class ServingRun(Run):
             Failure: the installation's Python cannot.
         """
         self.generated = args.model is None
-        self.own = None if args.client is None else shlex.split(args.client)
+        self.own: list[str] | None = args.client
         self._varying = ""
         args.aa = args.aa or self.own is not None
         load = LOADS[args.size]
-        self.server = shlex.split(args.server)
-        self.load = replace(load, server=(*load.server, *self.server))
+        self.load = replace(load, server=(*load.server, *args.server))
         path = args.model.resolve() if args.model else installations.work / "model"
         self.model = str(path)
         self.tokenizer = str(path / "tokenizer" if self.generated else path)
@@ -80,7 +79,8 @@ class ServingRun(Run):
         )
         cases = {case: {"temperature": 0, **CASES[case]} for case in args.cases}
         if self.own is not None:
-            shape = f"`vllm bench serve {args.client}`, served with `{args.server or 'no flags'}`"
+            served = shlex.join(args.server) or "no flags"
+            shape = f"`vllm bench serve {shlex.join(self.own)}`, served with `{served}`"
             cases = {loads.OWN: {}}
         name = "generated model" if self.generated else path.name
         about = {"title": "Driven by `vllm bench serve`.", "model": name, "shape": shape}
@@ -101,10 +101,8 @@ class ServingRun(Run):
         url = f"http://127.0.0.1:{port}"
         cases = self._cases(url, job.round)
         log = self.installations.work / f"server-{job.side}-round-{job.round}.log"
-        if self.own is None:
-            line = loads.server_arguments(self.load, self.model, self.tokenizer, port)
-        else:
-            line = loads.own_server_arguments(self.model, self.tokenizer, port, self.server)
+        flags = loads.flags(self.load) if self.own is None else self.args.server
+        line = loads.server_arguments(self.model, self.tokenizer, port, flags)
         second = job.side == SIDES[2]
         environment = {**self.environment, "VLLM_USE_V2_MODEL_RUNNER": str(int(second))}
         timeout = self.args.timeout
@@ -179,6 +177,14 @@ def _varies(children: Sequence[Child]) -> str:
     return ""
 
 
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        message = f"{error}; quote its arguments as a shell would want them"
+        raise argparse.ArgumentTypeError(message) from error
+
+
 def main(argv: Sequence[str]) -> int:
     """Measure, and print the table; see :func:`bench.compare.run.run`."""
     gpu = Path("/dev/nvidiactl").exists()
@@ -189,17 +195,13 @@ def main(argv: Sequence[str]) -> int:
     options.add_argument("--model", type=Path, help="a model's directory (one is generated)")
     size = "full" if gpu else "small"
     options.add_argument("--size", choices=list(LOADS), default=size)
-    options.add_argument("--server", default="", help="more arguments for `vllm serve`, quoted")
+    text = "more arguments for `vllm serve`, quoted"
+    options.add_argument("--server", type=_words, default="", help=text)
     text = "arguments for `vllm bench serve`, quoted: your own dataset, rate and concurrency"
-    options.add_argument("--client", help=f"{text}, in place of the cases")
+    options.add_argument("--client", type=_words, help=f"{text}, in place of the cases")
     options.add_argument("--timeout", type=float, default=300.0, help="of a start, and of a case")
     args = command_line.parse(options, argv)
     args.gpu = gpu
-    for name in ("server", "client"):
-        try:
-            shlex.split(getattr(args, name) or "")
-        except ValueError as error:
-            options.error(f"--{name}: {error}; quote its arguments as a shell would want them")
     return run(args, lambda installations: ServingRun(args, installations))
 
 

@@ -2,10 +2,7 @@
 
 import argparse
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ from bench.reports import figures
 from bench.reports.verify import edited
 from support import forked, sites, spoilers
 from support.asynchronous import announce
+from support.benches import bench
 
 
 def found(case: dict[str, Any], side: str = "overlaid") -> list[str]:
@@ -34,17 +32,14 @@ def ratios(case: dict[str, Any]) -> set[float | None]:
 @pytest.mark.slow
 def test_each_planted_fault_is_named_where_it_was_planted(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "bench.engine", "--size", "tiny", "--rows", "issue-43450"]
-    command += ["--site", str(sites.whole(tmp_path / "site")), "--python", sys.executable]
-    path = [announce(tmp_path / "plugins", forked.fork, spoilers.spoil)]
-    path += [sites.REPO / "tests", sites.REPO / "scripts"]
-    env = {**os.environ, **forked.ENVIRONMENT, "PYTHONPATH": os.pathsep.join(map(str, path))}
-    done = subprocess.run(
-        [*command, "--rounds", "1", "--out", str(out)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=env,
+    done = bench(
+        *("engine", out, "--size", "tiny", "--rows", "issue-43450", "--rounds", "1"),
+        site=sites.whole(tmp_path / "site"),
+        paths=[
+            announce(tmp_path / "plugins", forked.fork, spoilers.spoil),
+            sites.REPO / "tests",
+        ],
+        environment=forked.ENVIRONMENT,
     )
     assert done.returncode == 1, done.stderr[-4000:]
     run = json.loads((out / "run.json").read_text())
@@ -101,14 +96,9 @@ def test_rows_of_runner_v2_are_left_out_without_a_gpu(
 @pytest.mark.slow
 def test_kept_engines_take_slices_by_turns(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "bench.engine", "--size", "tiny", "--rows", "decode-half-b"]
-    command += ["--site", str(sites.whole(tmp_path / "site")), "--python", sys.executable]
-    done = subprocess.run(
-        [*command, "--rounds", "5", "--keep", "--out", str(out)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(sites.REPO / "scripts")},
+    done = bench(
+        *("engine", out, "--size", "tiny", "--rows", "decode-half-b", "--rounds", "5", "--keep"),
+        site=sites.whole(tmp_path / "site"),
     )
     run = json.loads((out / "run.json").read_text())
     assert run["complete"], done.stderr[-4000:]

@@ -1,9 +1,6 @@
 """The benchmark of what the fixes cost the host."""
 
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,22 +10,17 @@ import pytest
 from bench import fixes
 from bench.host_work import PARTS, TOGETHER, Clock
 from support.asynchronous import announce
-from support.sites import REPO, UPSTREAM
+from support.benches import bench
+from support.sites import REPO
 from support.slow_fixes import SLOWER, slow
 from vllm.v1.readiness import features
 
 
 @pytest.mark.slow
 def test_a_planted_cost_is_found_in_its_part_alone(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bench.fixes", "--site", str(UPSTREAM), "--rounds", "1"]
-    path = [announce(tmp_path / "plugins", slow), REPO / "tests", REPO / "scripts"]
-    done = subprocess.run(
-        [*command, "--batch", "4", "--steps", "12", "--out", str(tmp_path / "out")],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    paths = [announce(tmp_path / "plugins", slow), REPO / "tests"]
+    sizes = ["--rounds", "1", "--batch", "4", "--steps", "12"]
+    done = bench("fixes", tmp_path / "out", *sizes, paths=paths)
     assert done.returncode == 0, done.stderr[-4000:]
     run = json.loads((tmp_path / "out" / "run.json").read_text())
     (measured,) = run["rounds"]

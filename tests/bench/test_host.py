@@ -3,8 +3,6 @@
 import builtins
 import importlib
 import json
-import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -21,6 +19,7 @@ from bench.runners.cases import KINDS, SIDES, Case, Load
 from bench.runners.engine import described
 from bench.runners.twins import Package, Twins, twin_name
 from support.asynchronous import announce
+from support.benches import bench
 from support.sites import OVERLAY, REPO, UPSTREAM
 from support.slow_runner import SLOWER, slow
 
@@ -32,16 +31,9 @@ RUNNER = "vllm.v1.worker.gpu_model_runner"
 def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A run whose overlaid engine has a planted cost, with drafts and without."""
     folder = tmp_path_factory.mktemp("host")
-    command = [sys.executable, "-m", "bench.host", "--site", str(UPSTREAM), "--rounds", "1"]
     sizes = ["--kinds", "sync 1k", "ngram 1k", "--batches", "4", "1", "--steps", "10"]
-    path = [announce(folder / "plugins", slow), REPO / "tests", REPO / "scripts"]
-    done = subprocess.run(
-        [*command, *sizes, "--out", str(folder / "out")],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    paths = [announce(folder / "plugins", slow), REPO / "tests"]
+    done = bench("host", folder / "out", "--rounds", "1", *sizes, paths=paths)
     assert done.returncode == 0, done.stderr[-4000:]
     result: dict[str, Any] = json.loads((folder / "out" / "run.json").read_text())
     return result

@@ -2,29 +2,19 @@
 
 import gc
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bench import logprobs
 from bench.logprob_work import PARTS, SIDES, TOGETHER, Case, Pauses, figures
-from support.sites import REPO, UPSTREAM
+from support.benches import bench
 
 
 @pytest.mark.slow
 def test_every_side_is_measured_and_gives_clients_the_same(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bench.logprobs", "--site", str(UPSTREAM), "--rounds", "1"]
-    command += ["--batch", "4", "--steps", "12", "--output", "6", "--logprobs", "3"]
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(REPO / "scripts")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    sizes = ["--batch", "4", "--steps", "12", "--output", "6", "--logprobs", "3"]
+    done = bench("logprobs", tmp_path, "--rounds", "1", *sizes)
     assert done.returncode == 0, done.stderr[-4000:]
     run = json.loads((tmp_path / "run.json").read_text())
     assert run["complete"]

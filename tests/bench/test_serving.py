@@ -2,9 +2,6 @@
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -29,17 +26,20 @@ from bench.servers.load import (
     OWN,
     Load,
     own_client_arguments,
-    own_server_arguments,
+    server_arguments,
 )
 from bench.servers.results import FIGURES, TEXTS, read, read_own
 from demo import model
 from safetensors.torch import load_file
+from support.benches import bench
 from support.processes import gone, started_with
 from support.serving_results import LOGPROBS, PENALTY, PLAIN, answers
-from support.sites import REPO, UPSTREAM
+from support.sites import UPSTREAM
 from tokenizers import Tokenizer
 from vllm.benchmarks.serve import add_cli_args
 
+#: One round of the smallest size.
+TINY = ("--size", "tiny", "--rounds", "1", "--timeout", "900")
 LOAD = Load({}, requests=4, concurrency=2, prompt=8, output=3)
 
 
@@ -53,14 +53,7 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.slow
 def test_both_sides_serve_every_request_whole(tmp_path: Path, mark: str) -> None:
-    command = [sys.executable, "-m", "bench.serving", "--site", str(UPSTREAM), "--size", "tiny"]
-    done = subprocess.run(
-        [*command, "--rounds", "1", "--timeout", "900", "--out", str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(REPO / "scripts")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = bench("serving", tmp_path, *TINY)
     assert done.returncode in (0, 1), done.stderr
     run = load(tmp_path / "run.json")
     assert run["complete"]
@@ -90,15 +83,7 @@ FLAGS = "--enforce-eager --max-model-len 128 --max-num-seqs 3"
 
 @pytest.mark.slow
 def test_own_traffic_is_driven_with_the_servers_own_flags(tmp_path: Path, mark: str) -> None:
-    command = [sys.executable, "-m", "bench.serving", "--site", str(UPSTREAM), "--size", "tiny"]
-    command += ["--client", CLIENT, "--server", FLAGS, "--rounds", "1", "--timeout", "900"]
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(REPO / "scripts")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = bench("serving", tmp_path, *TINY, "--client", CLIENT, "--server", FLAGS)
     assert done.returncode in (0, 1), done.stderr
     run = load(tmp_path / "run.json")
     assert run["complete"]
@@ -179,7 +164,7 @@ def test_arguments_that_no_shell_would_take_are_refused(
 
 def test_own_arguments_go_before_ours_where_they_may() -> None:
     flags = ["--max-num-seqs", "7"]
-    line = own_server_arguments("model", "tokenizer", 8000, flags)
+    line = server_arguments("model", "tokenizer", 8000, flags)
     assert line[line.index("--tokenizer") + 2 :][: len(flags)] == flags
     assert "--max-model-len" not in line
     seeds = []

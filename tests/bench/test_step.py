@@ -1,16 +1,13 @@
 """The benchmark of one step, run small on the real vLLM, stock and overlaid."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from bench import sampling_step, thinking
 from bench.sampling_step import FEATURES, Load, Steps
-from support.sites import REPO, UPSTREAM
+from support.benches import bench
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.sample.sampler import Sampler
 
@@ -19,15 +16,8 @@ LOAD = Load([*FEATURES], "cpu", batch=8, vocab=512, lengths=[32], steps=4)
 
 @pytest.mark.slow
 def test_both_sides_are_measured_and_make_the_same_of_the_logits(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bench.step", "--site", str(UPSTREAM), "--rounds", "1"]
-    command += ["--batch", "2", "--vocab", "64", "--lengths", "8", "24", "--steps", "2"]
-    done = subprocess.run(
-        [*command, "--what", *FEATURES, "--out", str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(REPO / "scripts")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    sizes = ["--batch", "2", "--vocab", "64", "--lengths", "8", "24", "--steps", "2"]
+    done = bench("step", tmp_path, "--rounds", "1", *sizes, "--what", *FEATURES)
     assert done.returncode == 0, done.stderr
     run = json.loads((tmp_path / "run.json").read_text())
     assert run["complete"]

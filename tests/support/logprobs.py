@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from bench.logprob_work import make_request
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
@@ -56,18 +57,7 @@ class Wish(NamedTuple):
             flat_logprobs=self.flat,
             detokenize=text,
         )
-        return EngineCoreRequest(
-            request_id=name,
-            external_req_id=name,
-            prompt_token_ids=[1, 2, 3],
-            mm_features=None,
-            sampling_params=params,
-            pooling_params=None,
-            arrival_time=0.0,
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=None,
-        )
+        return make_request(name, params)
 
 
 class Step(NamedTuple):

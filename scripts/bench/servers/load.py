@@ -20,6 +20,8 @@ CASES: Mapping[str, Mapping[str, Any]] = {
 OWN = "own traffic"
 #: The model's name in requests.
 NAME = "bench"
+#: What the client is to write.
+_REPORTING = ("--disable-tqdm", "--save-detailed")
 #: Token ids that every model has.
 _VOCABULARY = 1000
 
@@ -61,24 +63,21 @@ LOADS: Mapping[str, Load] = {
 }
 
 
-def server_arguments(load: Load, model: str, tokenizer: str, port: int) -> list[str]:
-    """Return the arguments of vLLM's server."""
+def flags(load: Load) -> list[str]:
+    """Return the server's flags for a load."""
     # The client may count a few tokens more in a prompt.
     length = load.prompt + load.output + 64
-    return [
-        *("--model", model, "--served-model-name", NAME, "--tokenizer", tokenizer),
-        *("--seed", "0", "--no-enable-prefix-caching", "--max-model-len", str(length)),
-        *("--host", "127.0.0.1", "--port", str(port), *load.server),
-    ]
+    fixed = ["--seed", "0", "--no-enable-prefix-caching", "--max-model-len", str(length)]
+    return [*fixed, *load.server]
 
 
-def own_server_arguments(model: str, tokenizer: str, port: int, own: Sequence[str]) -> list[str]:
-    """Return the arguments of vLLM's server as the user runs it."""
-    return [
-        *("--model", model, "--served-model-name", NAME, "--tokenizer", tokenizer),
-        *own,
-        *("--host", "127.0.0.1", "--port", str(port)),
-    ]
+def server_arguments(model: str, tokenizer: str, port: int, flags: Sequence[str]) -> list[str]:
+    """Return the arguments of vLLM's server, with the load's flags or the user's own."""
+    return [*_served(model, tokenizer), *flags, "--host", "127.0.0.1", "--port", str(port)]
+
+
+def _served(model: str, tokenizer: str) -> list[str]:
+    return ["--model", model, "--served-model-name", NAME, "--tokenizer", tokenizer]
 
 
 def own_client_arguments(
@@ -90,8 +89,7 @@ def own_client_arguments(
     """
     return [
         *("--backend", "openai", "--seed", str(number), *own),
-        *("--base-url", url, "--disable-tqdm", "--save-detailed"),
-        *("--model", model, "--served-model-name", NAME, "--tokenizer", tokenizer),
+        *("--base-url", url, *_REPORTING, *_served(model, tokenizer)),
     ]
 
 
@@ -107,8 +105,7 @@ def client_arguments(
     parameters = dict(CASES[case])
     logprobs = parameters.pop("logprobs", None)
     return [
-        *("--backend", "openai", "--base-url", url, "--disable-tqdm", "--save-detailed"),
-        *("--model", model, "--served-model-name", NAME, "--tokenizer", tokenizer),
+        *("--backend", "openai", "--base-url", url, *_REPORTING, *_served(model, tokenizer)),
         *(
             "--dataset-name",
             "random",
