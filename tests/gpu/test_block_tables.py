@@ -1,12 +1,12 @@
 """Block tables and positions on a GPU that is always behind: the same bytes, and no wait."""
 
 import random
-import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from gpu.waits import waited
 from support import modules
 from vllm.v1.readiness import block_tables, rope_positions
 from vllm.v1.utils import CpuGpuBuffer
@@ -15,8 +15,6 @@ pytestmark = pytest.mark.gpu
 
 ROWS = 64
 BLOCKS = [16, 32]
-#: Cycles that occupy a device for about a tenth of a second.
-LONG = 200_000_000
 
 
 def make(load: Any) -> Any:
@@ -66,18 +64,6 @@ def test_the_device_holds_what_upstream_sends_and_the_host_does_not_wait(seed: i
             assert all(torch.equal(*pair) for pair in found)
             found.clear()
     assert all(torch.equal(*pair) for pair in found)
-
-
-def waited(act: Any) -> float:
-    """Seconds of a call while the device is busy for about a tenth of a second."""
-    act()
-    torch.cuda.synchronize()
-    torch.cuda._sleep(LONG)
-    began = time.perf_counter()
-    act()
-    took = time.perf_counter() - began
-    torch.cuda.synchronize()
-    return took
 
 
 def test_positions_are_sent_while_the_device_is_busy() -> None:

@@ -1,13 +1,13 @@
 """Masks of grammars on a GPU that is always behind: upstream's bits, and no wait."""
 
 import random
-import time
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from gpu.waits import waited
 from support import batches
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.readiness.grammars import Grammars
@@ -19,8 +19,6 @@ pytest.importorskip("xgrammar", reason="its kernel applies the masks", exc_type=
 ROWS = 128
 NAMES = [f"r{row}" for row in range(ROWS)]
 DRAFTS = 3
-#: Cycles that occupy a device for about a tenth of a second.
-LONG = 200_000_000
 
 
 def make_batch(names: list[str], vocabulary: int) -> Any:
@@ -113,18 +111,6 @@ def test_logits_are_upstreams_and_the_host_does_not_wait(
             step.masks.fill(0)
             pairs.append((expected, found))
         assert all(same(*pair) for pair in pairs)
-
-
-def waited(act: Any) -> float:
-    """Seconds of a call while the device is busy for about a tenth of a second."""
-    act()
-    torch.cuda.synchronize()
-    torch.cuda._sleep(LONG)
-    began = time.perf_counter()
-    act()
-    took = time.perf_counter() - began
-    torch.cuda.synchronize()
-    return took
 
 
 @pytest.mark.parametrize("structured", [13, ROWS])
