@@ -15,7 +15,7 @@ _Span = tuple[object, float, float]
 
 
 def mark(owner: Any, name: str, label: str) -> None:
-    """Have the profiler see the calls of a method of an object under a label."""
+    """Show each call of an object's method to the profiler, under a label."""
     from torch.profiler import record_function
 
     function: Callable[..., Any] = getattr(owner, name)

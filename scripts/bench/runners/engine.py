@@ -152,7 +152,7 @@ class Engine:
             runner.sample_tokens = settled
 
     def mark(self) -> None:
-        """Have the profiler see what CUDA calls are counted in, from now on."""
+        """Show the profiler, from now on, the methods whose CUDA calls are counted."""
         for part in ("execute_model", "sample_tokens"):
             mark(self.runner, part, f"{self.name}: {part}")
         for path in _MODEL[self._side.version]:

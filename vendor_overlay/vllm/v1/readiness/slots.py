@@ -94,8 +94,8 @@ class Slots(Feature, ABC):
         #: request's state, and goes when the runner drops that.
         self._kept: WeakValueDictionary[str, _KeptSlot] = WeakValueDictionary()
         self._exhausted = False
-        #: Why the newest step is left to upstream.
-        self._left = gauges.OTHER_INPUT
+        #: Why the newest step is left to upstream; empty if its slots are filled.
+        self._left = ""
         gauges.watch(self)
         # The current step: the sampling metadata that the rows below belong to.
         self._metadata: SamplingMetadata | None = None
@@ -185,7 +185,7 @@ class Slots(Feature, ABC):
         slots = live.find(cls)
         if slots is None or not slots.recognises(metadata, logits, drafts):
             if slots is not None:
-                gauges.fall_back(cls.name, slots._left)
+                gauges.fall_back(cls.name, slots._left or gauges.OTHER_INPUT)
             live.settle_all(cls.name)
             return None, metadata
         stripped = copy.copy(metadata)
@@ -308,8 +308,9 @@ class Slots(Feature, ABC):
                 self.name,
             )
             self.leave_step()
-        self._left = gauges.OTHER_INPUT
-        if not self._can_serve(metadata, width) or not self._fill_slots():
+        served = self._can_serve(metadata, width)
+        self._left = self._fill_slots() if served else gauges.OTHER_INPUT
+        if self._left:
             self.leave_step()
             return
         self.serving = True
@@ -353,14 +354,14 @@ class Slots(Feature, ABC):
         self._addresses = None
         self._drafts = None
 
-    def _fill_slots(self) -> bool:
+    def _fill_slots(self) -> str:
         """Build the slots that are missing.
 
         Returns:
-            False if there is no room for them.
+            Why there is no room for them; empty if all are built.
         """
         if self.complete:
-            return True
+            return ""
         waiting = [req_id for req_id, slot in self._slots.items() if slot is None]
         if len(self._slots) > self.capacity:
             logger.warning_once(
@@ -368,11 +369,9 @@ class Slots(Feature, ABC):
                 "serves them, which waits on every step.",
                 *(self.capacity, self.name, switch.SLOTS),
             )
-            self._left = gauges.NO_SLOT
-            return False
+            return gauges.NO_SLOT
         if self._exhausted:
-            self._left = gauges.NO_ROOM
-            return False
+            return gauges.NO_ROOM
         self._forget_rows()
         rows = [self.batch.req_id_to_index[req_id] for req_id in waiting]
         self.history.settle_rows(rows, self.name)
@@ -385,10 +384,9 @@ class Slots(Feature, ABC):
                 return self._fill_slots()
             # Until a request with a slot leaves: the next step would fail again.
             self._exhausted = True
-            self._left = gauges.NO_ROOM
             self._warn_no_room()
-            return False
-        return True
+            return gauges.NO_ROOM
+        return ""
 
     def _warn_no_room(self) -> None:
         logger.warning_once(

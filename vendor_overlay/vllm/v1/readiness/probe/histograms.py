@@ -208,9 +208,11 @@ def read(path: str, label: str) -> Contents:
             content = json.loads(file.read(_LARGEST_FILE))
     except FileNotFoundError:
         return Contents({}, [])  # its process has just ended
-    if content["label"] != label:
-        return Contents({}, [])  # of a server whose FILE begins like ours
-    if content["instance"] is None or content["instance"] != process_instance(content["pid"]):
+    if (
+        content["label"] != label  # of a server whose FILE begins like ours
+        or content["instance"] is None
+        or content["instance"] != process_instance(content["pid"])
+    ):
         return Contents({}, [])
     label.encode()  # raises if its bytes are not text, which cannot be shown
     return _validated(content)
