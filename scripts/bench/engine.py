@@ -17,6 +17,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 
 import argparse
 import json
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -66,10 +67,14 @@ class EngineRun(Run):
     def __init__(self, args: argparse.Namespace, installations: Installations) -> None:
         self._rows: dict[str, Row] = {}
         for name in args.rows:
-            if ROWS[name].engine.runner == 1 or args.gpu:
-                self._rows[name] = ROWS[name].sized(args.size, args.output)
-            else:
+            row = ROWS[name].sized(args.size, args.output)
+            if ROWS[name].engine.runner == 2 and not args.gpu:
                 print(f"{name} needs a GPU, and is left out", file=sys.stderr)
+            elif row.engine.tensor_parallel > max(1, args.gpus):
+                count = row.engine.tensor_parallel
+                print(f"{name} needs {count} GPUs, and is left out", file=sys.stderr)
+            else:
+                self._rows[name] = row
         tables = {name: _table(row, args) for name, row in self._rows.items()}
         super().__init__(args, installations, tables)
         self._kept: dict[tuple[str, str], Kept] = {}
@@ -259,6 +264,12 @@ def _unpinned(work: Path) -> Path:
     return metadata.parent
 
 
+def _gpus() -> int:
+    """Return how many GPUs vLLM may use."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return len(named.split(",")) if named else len([*Path("/dev").glob("nvidia[0-9]*")])
+
+
 def main(argv: Sequence[str]) -> int:
     """Measure, and print the tables; see :func:`bench.compare.run.run`."""
     gpu = Path("/dev/nvidiactl").exists()
@@ -275,7 +286,7 @@ def main(argv: Sequence[str]) -> int:
     options.add_argument("--size", choices=("full", "small", "tiny"), default=size)
     options.add_argument("--timeout", type=float, default=900.0, help="seconds for one child")
     args = command_line.parse(options, argv)
-    args.gpu = gpu
+    args.gpu, args.gpus = gpu, _gpus()
     return run(args, lambda installations: EngineRun(args, installations))
 
 

@@ -83,6 +83,7 @@ def test_rows_of_runner_v2_are_left_out_without_a_gpu(
 ) -> None:
     nothing: Any = None
     args = argparse.Namespace(rows=["pull-35214", "prime-rl-2772"], gpu=False, size="tiny")
+    args.gpus = 0
     args.output = args.model = nothing
     args.sides, args.aa = ["overlaid"], False
     run = engine.EngineRun(args, nothing)
@@ -91,6 +92,19 @@ def test_rows_of_runner_v2_are_left_out_without_a_gpu(
     assert "pull-35214 needs a GPU" in capsys.readouterr().err
     args.sides, args.aa = ["stock"], True
     assert engine.EngineRun(args, nothing).tables["prime-rl-2772"].sides == ["stock", "stock again"]
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_rows_of_two_gpus_are_left_out_where_there_is_one(
+    gpus: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nothing: Any = None
+    args = argparse.Namespace(rows=["tensor-parallel", "prime-rl-2772"], gpu=True, size="full")
+    args.output = args.model = nothing
+    args.sides, args.aa, args.gpus = ["overlaid"], False, gpus
+    run = engine.EngineRun(args, nothing)
+    assert list(run.tables) == args.rows[2 - gpus :]
+    assert ("tensor-parallel needs 2 GPUs" in capsys.readouterr().err) == (gpus == 1)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ import sys, time
 from pathlib import Path
 from bench.engines.slices import Baton, Slices
 place, pieces = int(sys.argv[2]), int(sys.argv[3])
-slices = Slices(Baton(Path(sys.argv[1])), place, 2)
+slices = Slices(Baton(Path(sys.argv[1])), place, 2, int)
 slices.wait()
 slices.begin()
 for _ in range(pieces):
@@ -70,13 +70,13 @@ def test_the_kernels_counts_are_taken_around_the_turns_of_others(
     monkeypatch.setattr(disturbance, "snapshot", look)
     monkeypatch.setattr(Baton, "wait", lambda self, place: order.append("others"))
     baton = Baton.make(tmp_path / "baton", 1)
-    slices = Slices(baton, 0, 2)
+    slices = Slices(baton, 0, 2, lambda: order.append("synchronize"))
     slices.begin()
     order.clear()
     for _ in range(4):
         slices.step()
-    assert order == ["look", "others", "look"] * 2
-    assert list(map(str, slices.looks)) == ["1", "3", "4", "6"]
+    assert order == ["synchronize", "look", "others", "look"] * 2
+    assert list(map(str, slices.looks)) == ["2", "4", "6", "8"]
     assert len(slices.pauses) == 2
     slices.begin()
     assert slices.looks == []

@@ -76,6 +76,19 @@ def result(
     return results(row, {BASELINE: driven_case}, [probe])[BASELINE]
 
 
+def test_each_further_rank_has_figures_of_its_own() -> None:
+    ranks = [
+        Process(Path("x"), {"label": label, "thread": 7, "lost": 0}, spans(wait))
+        for label, wait in (("engine0", 0), ("rank0", 0), ("rank1", MS), ("rank2", 0))
+    ]
+    figures = results(ROW, {BASELINE: driven()}, ranks)[BASELINE].figures
+    assert figures["sample_tokens p50"] == 3
+    assert figures["rank1: sample_tokens p50"] == 4
+    waits = [figures[f"rank{rank}: waiting in both, ms a step"] for rank in (1, 2)]
+    assert waits == [pytest.approx(1), 0]
+    assert not any(name.startswith(("rank0", "engine0")) for name in figures)
+
+
 def test_pauses_are_in_no_figure() -> None:
     """Another side ran for a second behind the 20th output, and for another behind the 30th."""
     pauses: list[list[int]] = []

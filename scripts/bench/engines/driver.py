@@ -80,6 +80,7 @@ class Engine:
             max_num_batched_tokens=max(spec.batch * spec.prompt, spec.length),
             gpu_memory_utilization=0.6 / sharing,
             async_scheduling=spec.asynchronous,
+            tensor_parallel_size=spec.tensor_parallel,
             reasoning_config=thinking.config() if spec.thinking else None,
         )
         self._engine = LLMEngine.from_engine_args(engine_args)
@@ -172,16 +173,21 @@ class Engine:
         """Seed the draws of requests without a seed, so that they do not depend on the past."""
         self._engine.collective_rpc(_reseed)
 
+    def synchronize(self) -> None:
+        """Wait for the devices, in each worker's process."""
+        self._engine.collective_rpc(_synchronize)
+
     def write_records(self, name: str) -> None:
         """Have the probe write what it has recorded so far.
 
         Args:
             name: the value of VLLM_READINESS_PROBE.
         """
-        file = Path(f"{name}.rank0")
-        file.unlink(missing_ok=True)
+        files = [Path(f"{name}.rank{rank}") for rank in range(self.spec.tensor_parallel)]
+        for file in files:
+            file.unlink(missing_ok=True)
         self._engine.collective_rpc(_request_records)
-        while not file.exists():
+        while not all(file.exists() for file in files):
             time.sleep(0.01)
 
 
@@ -191,6 +197,15 @@ def _reseed(worker: object) -> None:
 
     del worker
     torch.manual_seed(0)
+
+
+def _synchronize(worker: object) -> None:
+    """Wait for the device of a worker's process, if it has one."""
+    import torch
+
+    del worker
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def _request_records(worker: object) -> None:
@@ -372,7 +387,8 @@ def main(argv: Sequence[str]) -> None:
     if args.kept is None:
         args.out.write_text(json.dumps(measure(args.round)))
         return
-    engine.slices = slices = Slices(Baton(args.baton), args.place, rows[0].slice)
+    baton = Baton(args.baton)
+    engine.slices = slices = Slices(baton, args.place, rows[0].slice, engine.synchronize)
     turns.ready(args.out)
     for number, path in enumerate(turns.asked(args.out), 1):
         slices.wait()

@@ -74,6 +74,7 @@ class Engine:
         thinking: whether it knows the markers of :mod:`bench.thinking`; every prompt then ends
             with the start marker.
         mrv2: whether stock's Model Runner V2 is a side of its own.
+        tensor_parallel: number of GPUs that share each layer; each has a rank of its own.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Engine:
     runner: int = 1
     thinking: bool = False
     mrv2: bool = False
+    tensor_parallel: int = 1
 
     def sides(self, gpu: bool) -> tuple[str, ...]:
         """Return the sides that can be measured on this kind of device."""
@@ -200,6 +202,7 @@ HALF_B_SYNC = Engine("half-b sync", _HALF_B, 128, 128, 4352, asynchronous=False)
 HALF_B_STRUCTURED = replace(HALF_B, name="half-b structured")
 HALF_B_STRUCTURED_SYNC = replace(HALF_B_SYNC, name="half-b structured sync")
 HALF_B_THINKING = Engine("half-b thinking", _HALF_B, 128, 128, 4352, thinking=True)
+HALF_B_TP2 = replace(HALF_B_THINKING, name="half-b TP=2", tensor_parallel=2)
 SEVEN_B = Engine("seven-b", _SEVEN_B, batch=32, prompt=128, length=1024, mrv2=True)
 #: Model Runner V2 has no hybrid models.
 HYBRID = Engine("hybrid", _BAMBA, batch=64, prompt=128, length=1024)
@@ -298,6 +301,19 @@ ROWS: Mapping[str, Row] = {
             output=2048,
             cases={
                 BASELINE: Case(),
+                "presence 1.5, budget": Case(({**_PRESENCE, "thinking_token_budget": 0.75},)),
+            },
+        ),
+        Row(
+            name="tensor-parallel",
+            title="Penalties and a thinking budget on two GPUs (TP=2).",
+            title_on_cpu="A presence penalty, and a thinking budget.",
+            source="prime-rl pull request 2772",
+            engine=HALF_B_TP2,
+            output=512,
+            cases={
+                BASELINE: Case(),
+                "presence 1.5": Case((_PRESENCE,)),
                 "presence 1.5, budget": Case(({**_PRESENCE, "thinking_token_budget": 0.75},)),
             },
         ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -74,14 +74,18 @@ class Slices:
         baton: the file.
         place: of this process.
         steps: of a slice.
+        synchronize: waits for what the engine has launched.
 
     Attributes:
         pauses: when others ran, since :meth:`begin` (``time.perf_counter_ns``).
         looks: the kernel's counts as each pause begins, and as it ends.
     """
 
-    def __init__(self, baton: Baton, place: int, steps: int) -> None:
+    def __init__(
+        self, baton: Baton, place: int, steps: int, synchronize: Callable[[], None]
+    ) -> None:
         self._baton, self._place, self._length = baton, place, steps
+        self._synchronize = synchronize
         self._taken = 0
         self.pauses: list[Pause] = []
         self.looks: list[Snapshot] = []
@@ -110,10 +114,7 @@ class Slices:
 
     def _pass(self) -> tuple[Snapshot, Snapshot]:
         """Let the others run; return the kernel's counts before and after."""
-        import torch
-
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()  # what this side has launched is not to slow others down
+        self._synchronize()  # what this side has launched is not to slow others down
         before = disturbance.snapshot()
         self._baton.pass_on(self._place)
         self._baton.wait(self._place)

@@ -40,6 +40,9 @@ def results(row: Row, driven: Mapping[str, Any], probe: Sequence[Process]) -> di
         name: _result(row, name, case, workers[0].within(*case["window"]) if workers else None)
         for name, case in driven.items()
     }
+    for worker in workers[1:]:
+        for name, result in read.items():
+            result.figures |= _of_rank(worker.within(*driven[name]["window"]))
     for name, result in read.items():
         if (quiet := driven[name]["quiet"]) is not None:
             result.problems = [
@@ -139,6 +142,14 @@ def _parts(seen: Process, steps: Sequence[Step]) -> tuple[Figures, dict[str, int
     figures["readback p50"] = percentile_ms(copies, 50)
     figures["readback p99"] = percentile_ms(copies, 99)
     return figures, waits
+
+
+def _of_rank(seen: Process) -> Figures:
+    """Return the figures of a rank beside the first: the same code, and waits of its own."""
+    steps = [step for step in seen.steps() if step.continuing]
+    parts, _ = _parts(seen, steps)
+    names = ("execute_model p50", "sample_tokens p50", "waiting in both, ms a step")
+    return {f"{seen.label}: {name}": parts[name] for name in names}
 
 
 def _check(row: Row, seen: Process, steps: Sequence[Step], intervals: Sequence[int]) -> list[str]:
