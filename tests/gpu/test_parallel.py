@@ -1,0 +1,55 @@
+"""Engines of two ranks, on two GPUs: tensor and pipeline parallel, beside stock.
+
+Stock runs twice, since the batches that it forms may depend on the time that things take. Where
+it is not the same twice, that request shows nothing of the overlay, and is not compared.
+"""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from gpu.kinds import ENVIRONMENT
+from gpu.parallel import RUN
+from support.engine import Engine
+from support.sites import REPO
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+]
+
+PROGRAM = REPO / "tests" / "gpu" / "parallel.py"
+KINDS = [*itertools.product(("tensor", "pipeline"), ("sync", "async"))]
+SIDES = {"stock": "stock", "again": "stock", "overlaid": "overlaid"}
+Results = dict[tuple[str, str], dict[str, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def results(engines: dict[str, Engine]) -> Results:
+    """By kind and side, each request's output, by its name."""
+    outputs: Results = {}
+    # Twelve engines at once would meet each other's ports and memory.
+    for name, view in SIDES.items():
+        environment = {**ENVIRONMENT, "VLLM_READINESS": "-fixes", "NCCL_NVLS_ENABLE": "0"}
+        running = {
+            kind: engines[view].start(PROGRAM, kind, environment=environment) for kind in KINDS
+        }
+        for kind, each in running.items():
+            ended = each.finish()
+            assert ("Readiness overlay" in each.text()) == (view == "overlaid")
+            requests = outputs.setdefault(kind, {})[name] = {}
+            for batch in RUN:
+                requests |= ended[batch]["results"]
+    return outputs
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=" ".join)
+def test_two_ranks_give_stocks_tokens_and_logprobs(results: Results, kind: tuple[str, str]) -> None:
+    sides = results[kind]
+    assert len(sides["stock"]) > 100
+    alike = [name for name, output in sides["stock"].items() if output == sides["again"][name]]
+    print(f"{kind}: stock equals itself in {len(alike)} of {len(sides['stock'])} requests")
+    assert alike if kind == ("pipeline", "async") else len(alike) == len(sides["stock"])
+    different = [name for name in alike if sides["overlaid"][name] != sides["stock"][name]]
+    assert not different, f"{len(different)} of {len(alike)}: {different[:5]}"
