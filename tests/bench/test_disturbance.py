@@ -91,10 +91,10 @@ def test_too_much_of_a_disturbance_is_a_reason() -> None:
 
 
 def smi(folder: Path, knows: str) -> None:
-    """An nvidia-smi that knows one name of the throttle reasons."""
+    """An nvidia-smi that knows one name of the throttle reasons, and keeps its arguments."""
     file = folder / "nvidia-smi"
     file.write_text(
-        f'#!/bin/sh\ncase "$1" in *{knows}*) echo "1980, [N/A], 41, 0x0000000000000004";;'
+        f'#!/bin/sh\necho "$@" > {folder}/arguments\ncase "$1" in *{knows}*) echo "1980, [N/A], 41, 0x0000000000000004";;'
         ' *) echo "not a valid field"; exit 2;; esac\n'
     )
     file.chmod(0o755)
@@ -115,3 +115,18 @@ def test_the_clocks_of_gpus_are_those_of_nvidia_smi(
         "celsius": 41,
         "throttled": "0x0000000000000004",
     }
+
+
+@pytest.mark.parametrize(
+    ("visible", "asked"), [("1,3", "--id=1,3"), ("", "units"), (None, "units")]
+)
+def test_only_the_gpus_that_are_used_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, asked: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    smi(tmp_path, disturbance._QUERIES[0])
+    gpus()
+    assert (tmp_path / "arguments").read_text().strip().endswith(asked)

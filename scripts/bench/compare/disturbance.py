@@ -114,10 +114,15 @@ def during(*stretches: tuple[Snapshot, Snapshot]) -> dict[str, Any]:
 
 
 def gpus() -> list[dict[str, Any]] | None:
-    """Return each GPU's clocks in MHz and its throttle reasons, as nvidia-smi says; else None."""
+    """Return each GPU's clocks in MHz and its throttle reasons, as nvidia-smi says; else None.
+
+    Those that CUDA_VISIBLE_DEVICES leaves out are somebody else's.
+    """
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    only = [f"--id={named}"] if named else []
     for reasons in _QUERIES:
         query = f"clocks.sm,clocks.mem,temperature.gpu,{reasons}"
-        command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+        command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits", *only]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
         except (OSError, subprocess.SubprocessError):
