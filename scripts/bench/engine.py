@@ -273,10 +273,9 @@ def _gpus() -> int:
 def main(argv: Sequence[str]) -> int:
     """Measure, and print the tables; see :func:`bench.compare.run.run`."""
     gpu = Path("/dev/nvidiactl").exists()
-    sides = SIDES if gpu else SIDES[:2]
     options = command_line.parser(__doc__ or "", rounds=5)
     options.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
-    options.add_argument("--sides", nargs="+", choices=sides, default=sides)
+    command_line.add_sides(options, SIDES if gpu else SIDES[:2])
     command_line.add_again(options)
     options.add_argument("--output", type=int, help="tokens of each request (the row's own number)")
     options.add_argument("--model", type=Path, help="a model's directory (one is generated)")

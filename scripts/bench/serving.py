@@ -84,9 +84,8 @@ class ServingRun(Run):
             cases = {loads.OWN: {}}
         name = "generated model" if self.generated else path.name
         about = {"title": "Driven by `vllm bench serve`.", "model": name, "shape": shape}
-        table = Table(
-            measured_sides(SIDES if args.gpu else SIDES[:2], args), about, cases, "server"
-        )
+        sides = [side for side in SIDES if side in ("stock", *args.sides)]
+        table = Table(measured_sides(sides, args), about, cases, "server")
         super().__init__(args, installations, {NAME: table})
         module = ["bench.servers.child", "prepare", self.model, args.size if self.generated else ""]
         self.device = self.child("prepare", SIDES[0], module, {}, args.timeout)["device"]
@@ -191,6 +190,7 @@ def main(argv: Sequence[str]) -> int:
     # Each side is first equally often.
     options = command_line.parser(__doc__ or "", rounds=6)
     command_line.add_again(options)
+    command_line.add_sides(options, SIDES if gpu else SIDES[:2])
     options.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     options.add_argument("--model", type=Path, help="a model's directory (one is generated)")
     size = "full" if gpu else "small"
@@ -201,7 +201,6 @@ def main(argv: Sequence[str]) -> int:
     options.add_argument("--client", type=_words, help=f"{text}, in place of the cases")
     options.add_argument("--timeout", type=float, default=300.0, help="of a start, and of a case")
     args = command_line.parse(options, argv)
-    args.gpu = gpu
     return run(args, lambda installations: ServingRun(args, installations))
 
 

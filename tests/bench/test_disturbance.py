@@ -94,7 +94,8 @@ def smi(folder: Path, knows: str) -> None:
     """An nvidia-smi that knows one name of the throttle reasons, and keeps its arguments."""
     file = folder / "nvidia-smi"
     file.write_text(
-        f'#!/bin/sh\necho "$@" > {folder}/arguments\ncase "$1" in *{knows}*) echo "1980, [N/A], 41, 0x0000000000000004";;'
+        f'#!/bin/sh\necho "$@" > {folder}/arguments\n'
+        f'case "$1" in *{knows}*) echo "1980, [N/A], 41, 0x0000000000000004";;'
         ' *) echo "not a valid field"; exit 2;; esac\n'
     )
     file.chmod(0o755)
@@ -118,7 +119,7 @@ def test_the_clocks_of_gpus_are_those_of_nvidia_smi(
 
 
 @pytest.mark.parametrize(
-    ("visible", "asked"), [("1,3", "--id=1,3"), ("", "units"), (None, "units")]
+    ("visible", "asked"), [("1,3", "--id=1,3"), ("", "nounits"), (None, "nounits")]
 )
 def test_only_the_gpus_that_are_used_are_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, asked: str

@@ -47,6 +47,12 @@ def add_again(options: argparse.ArgumentParser) -> None:
     options.add_argument("--aa", action="store_true", help=text)
 
 
+def add_sides(options: argparse.ArgumentParser, sides: Sequence[str]) -> None:
+    """Add ``--sides``, of which these can be measured here."""
+    text = "what is compared with stock, which is always measured"
+    options.add_argument("--sides", nargs="+", choices=sides, default=sides, help=text)
+
+
 def parse(options: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments, and set up this process for a run.
 
