@@ -24,7 +24,7 @@ from overlay import output
 
 from bench.compare import command_line
 from bench.compare.installations import Installations
-from bench.compare.intervals import LEAST
+from bench.compare.intervals import LEAST, interval
 from bench.compare.run import Job, run
 from bench.compare.summary import CaseResult
 from bench.compare.table_run import TableRun
@@ -47,9 +47,9 @@ _FILES = {
 _CALLED = ("execute_model", "sample_tokens")
 _NOTE = (
     "Each figure is the median over the rounds. Ratios are taken step by step; "
-    f"{NOISE} marks one that is no further from 1 than the ratio of the two stock engines is in "
-    "some round, "
-    f"{FEW} another of fewer than {LEAST} rounds, too few for a claim. Times are "
+    f"{NOISE} marks one whose interval over the rounds includes 1 (Student's, corrected for the "
+    "number of ratios), or that is no further from 1 than the ratio of the two stock engines is in "
+    f"some round, {FEW} another of fewer than {LEAST} rounds, too few for a claim. Times are "
     "without the model's forward and its logits. Model Runner V2's "
     "`_update_states` is finish, free, add and update requests, its `_build_attention_metadata` "
     "also gathers block tables and computes slot mappings, which is a part of V1's "
@@ -147,17 +147,23 @@ def rows(rounds: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
         for name, case in one["cases"].items():
             seen.setdefault(f"{one['kind']}, {name}", []).append(case)
     table = []
+    shown = sum(len(cases[0]["parts"]) for cases in seen.values()) * len(QUANTILES)
+    claims = shown * (len(RATIOS) - 1)
     for name, cases in seen.items():
         for part in cases[0]["parts"]:
             parts = [case["parts"][part] for case in cases]
             for quantile in QUANTILES:
-                table.append([name, f"{part} {quantile}", *_quantile_cells(parts, quantile)])
+                table.append(
+                    [name, f"{part} {quantile}", *_quantile_cells(parts, quantile, claims)]
+                )
         called = [case["calls"] for case in cases if "calls" in case]
         table += [[name, *cells] for cells in _call_rows(called)]
     return table
 
 
-def _quantile_cells(parts: Sequence[Mapping[str, Any]], quantile: str) -> Iterator[Any]:
+def _quantile_cells(
+    parts: Sequence[Mapping[str, Any]], quantile: str, claims: int
+) -> Iterator[Any]:
     """Yield a quantile of each engine, and each ratio, with its mark if it may be noise."""
 
     def values(name: str) -> list[float]:
@@ -171,7 +177,9 @@ def _quantile_cells(parts: Sequence[Mapping[str, Any]], quantile: str) -> Iterat
             yield None
             continue
         again = name == list(RATIOS)[-1]
+        found = interval([[one] for one in ratios], claims)
         lost = not again and min(abs(one - 1) for one in ratios) <= noise
+        lost = lost or (not again and found is not None and not found.excludes(1.0))
         mark = NOISE if lost else FEW if len(ratios) < LEAST and not again else ""
         median = statistics.median(ratios)
         yield [median, mark] if mark else median

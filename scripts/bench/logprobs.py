@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,13 +23,24 @@ from overlay import output
 
 from bench.compare import command_line
 from bench.compare.installations import Installations
+from bench.compare.intervals import LEAST, interval
 from bench.compare.run import Job, run
 from bench.compare.summary import CaseResult
 from bench.compare.table_run import TableRun
 from bench.logprob_work import PARTS, SIDES, TOGETHER, Load
+from bench.reports.claims import FEW, NOISE
 
 #: Seconds for a round.
 TIMEOUT = 1800.0
+#: Figures by title, and where a side's results hold them.
+_SHOWN: Mapping[str, tuple[str, ...]] = {
+    **{f"{part}, p50": ("parts", part, "p50") for part in (*PARTS, TOGETHER)},
+    # What is put off to a request's end shows in the mean alone.
+    f"{TOGETHER}, mean": ("parts", TOGETHER, "mean"),
+    f"{TOGETHER}, p99": ("parts", TOGETHER, "p99"),
+    "longest pause": ("pauses", "longest"),
+    "collection, a step": ("pauses", "a step"),
+}
 
 
 class LogprobsRun(TableRun):
@@ -67,7 +79,9 @@ class LogprobsRun(TableRun):
             f"{load.output} tokens, {load.steps} steps, {count} round{'s' * (count != 1)}; medians "
             "of the rounds.",
             "note": "Pauses are collections of the oldest generation: the longest of a round. "
-            "Collection is the time of all generations, over all steps.",
+            "Collection is the time of all generations, over all steps. "
+            f"{NOISE} marks a ratio whose interval over the rounds includes 1 (Student's, "
+            f"corrected for the number of ratios), {FEW} one of fewer than {LEAST} rounds.",
             "rows": rows(self.rounds),
             "problems": problems(self.rounds),
         }
@@ -76,26 +90,36 @@ class LogprobsRun(TableRun):
 def rows(rounds: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     """Return the rows of each case: medians over the rounds."""
     table = []
-    for case in rounds[0]["cases"] if rounds else ():
+    cases = rounds[0]["cases"] if rounds else ()
+    claims = 2 * len(_SHOWN) * len(cases)
+    for case in cases:
         sides = [one["cases"][case] for one in rounds]
-        shown: list[tuple[str, tuple[str, ...]]] = [
-            (f"{part}, p50", ("parts", part, "p50")) for part in (*PARTS, TOGETHER)
-        ]
-        shown += [
-            # What is put off to a request's end shows in the mean alone.
-            (f"{TOGETHER}, mean", ("parts", TOGETHER, "mean")),
-            (f"{TOGETHER}, p99", ("parts", TOGETHER, "p99")),
-            ("longest pause", ("pauses", "longest")),
-            ("collection, a step", ("pauses", "a step")),
-        ]
-        for title, path in shown:
+        for title, path in _SHOWN.items():
             median = {
                 side: statistics.median(_at(one[side], path) for one in sides) for side in SIDES
             }
-            off = median["off"]
-            ratios = [median[side] / off if off else "-" for side in ("on", "off again")]
+            ratios = [
+                _ratio([(_at(one[side], path), _at(one["off"], path)) for one in sides], claims)
+                for side in ("on", "off again")
+            ]
             table.append([case, title, *median.values(), *ratios])
     return table
+
+
+def _ratio(pairs: Sequence[tuple[float, float]], claims: int) -> Any:
+    """Return the ratio of two sides' medians, with its mark if the rounds do not tell them apart.
+
+    Args:
+        pairs: of each round, the side's figure and the other's.
+        claims: ratios that are shown together.
+    """
+    if not all(one > 0 and other > 0 for one, other in pairs):
+        return "-"
+    ratio = operator.truediv(*(statistics.median(side) for side in zip(*pairs, strict=True)))
+    found = interval([[one / other] for one, other in pairs], claims)
+    if found is None:
+        return [ratio, FEW]
+    return ratio if found.excludes(1.0) else [ratio, NOISE]
 
 
 def _at(values: Any, path: Sequence[str]) -> float:

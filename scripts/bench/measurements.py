@@ -113,7 +113,8 @@ def tables(name: str, runs: Mapping[str, Json], claims: Claims) -> Iterator[str]
     if measured != current:
         yield from (f"This is a run of overlay {measured}; the current one is {current}.", "")
     if run["kind"] == "table":
-        yield from (*markdown.table(run), "", UNPROVEN, "")
+        yield from (*markdown.table(run), "")
+        yield from () if run.get("rounds") else (UNPROVEN, "")
         return
     found = figures.intervals(run)
     for row_name, row in run["rows"].items():
@@ -192,8 +193,9 @@ def _ratios(
             for row in run["rows"]:
                 line = dict(zip(run["columns"], row, strict=True))
                 cell = line["overlaid / stock"]
-                # A table holds no rounds that would tell a ratio from noise.
-                ratio, mark = cell if isinstance(cell, list) else (cell, FEW)
+                # Without rounds, nothing tells a ratio from noise.
+                unmarked = "" if run.get("rounds") else FEW
+                ratio, mark = cell if isinstance(cell, list) else (cell, unmarked)
                 if isinstance(ratio, float):
                     medians = line["stock"], line["overlaid"]
                     yield name, line["case"], line["figure"], *medians, ratio, mark

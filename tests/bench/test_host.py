@@ -272,6 +272,9 @@ def test_rows_are_medians_over_rounds_and_mark_what_may_be_noise() -> None:
     assert host.rows([measured(0.99), measured(0.7)])[1][5] == [pytest.approx(0.845), "~"]
     assert host.rows([measured(1.01, noise=0.98)])[1][5] == [1.01, "~"]
     assert host.rows([measured(0.5)] * 4)[1][5] == [0.5, "?"]
+    # Alike stock engines, and rounds that point either way.
+    rounds = [measured(ratio, noise=1.0) for ratio in (0.7, 1.3) * 3]
+    assert host.rows(rounds)[1][5] == [1.0, "~"]
     assert host.rows([]) == []
 
 

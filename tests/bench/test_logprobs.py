@@ -2,6 +2,7 @@
 
 import gc
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,16 @@ def measured(on: float, digest: str = "same", processor: str = "DeferredLogprobs
     return {"cases": {"case": {"off": off, "off again": off, "on": side(on, processor, digest)}}}
 
 
-def test_a_row_is_of_the_medians() -> None:
-    rows = logprobs.rows([measured(on) for on in (1.0, 2.0, 3.0)])
-    together = next(row for row in rows if row[1] == f"{TOGETHER}, p50")
-    assert together == ["case", "together, p50", 4.0, 4.0, 2.0, 0.5, 1.0]
+@pytest.mark.parametrize(
+    ("times", "mark"),
+    [((1.0, 2.0, 3.0), "?"), ((1.0, 2.0, 2.0, 2.0, 8.0), "~"), ((1.9, 2.0, 2.0, 2.0, 2.1), "")],
+)
+def test_a_row_is_of_the_medians(times: Sequence[float], mark: str) -> None:
+    rows = logprobs.rows([measured(on) for on in times])
+    *medians, on, again = next(row for row in rows if row[1] == f"{TOGETHER}, p50")
+    assert medians == ["case", "together, p50", 4.0, 4.0, 2.0]
+    assert on == ([0.5, mark] if mark else 0.5)
+    assert again == [1.0, mark or "~"]
     pause = next(row for row in rows if row[1] == "longest pause")
     assert pause[2:] == [0, 0, 0, "-", "-"]
     assert logprobs.rows([]) == []
