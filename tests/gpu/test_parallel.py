@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from gpu.kinds import ENVIRONMENT
-from gpu.parallel import RUN
 from support.engine import Engine
 from support.sites import REPO
 
@@ -19,28 +18,25 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
 
-PROGRAM = REPO / "tests" / "gpu" / "parallel.py"
+PROGRAM = REPO / "tests" / "engine" / "parallel.py"
 KINDS = [*itertools.product(("tensor", "pipeline"), ("sync", "async"))]
 SIDES = {"stock": "stock", "again": "stock", "overlaid": "overlaid"}
+#: By kind and side, each request's output by its name.
 Results = dict[tuple[str, str], dict[str, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
 def results(engines: dict[str, Engine]) -> Results:
-    """By kind and side, each request's output, by its name."""
+    """What each side returned. The engines of one side run at once."""
     outputs: Results = {}
-    # Twelve engines at once would meet each other's ports and memory.
     for name, view in SIDES.items():
         environment = {**ENVIRONMENT, "VLLM_READINESS": "-fixes", "NCCL_NVLS_ENABLE": "0"}
         running = {
             kind: engines[view].start(PROGRAM, kind, environment=environment) for kind in KINDS
         }
         for kind, each in running.items():
-            ended = each.finish()
+            outputs.setdefault(kind, {})[name] = each.finish()
             assert ("Readiness overlay" in each.text()) == (view == "overlaid")
-            requests = outputs.setdefault(kind, {})[name] = {}
-            for batch in RUN:
-                requests |= ended[batch]["results"]
     return outputs
 
 

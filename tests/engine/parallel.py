@@ -1,8 +1,9 @@
-"""Run every kind of output on an engine of two ranks, each on a GPU of its own.
+"""Run every kind of output on an engine of two ranks.
 
     python parallel.py MODEL_DIR OUT.json tensor|pipeline sync|async
 
-OUT.json holds the outputs of :mod:`gpu.kinds`, batches with thinking budgets included.
+OUT.json holds the outputs of :mod:`gpu.kinds`, by request. On a GPU, where each rank has one of its
+own, batches with thinking budgets are included; stock's CPU runner cannot force a token.
 """
 
 import json
@@ -13,11 +14,14 @@ from typing import Any
 import vllm  # noqa: F401  (sets up what torch reads when it is imported)
 
 # isort: split
+import torch
 from bench import thinking
 from engine.generate import DTYPE
 from gpu.kinds import BATCHES, BUDGET, REQUESTS, THINKING, requests, run
 from support.checkpoint import generate
 from support.engine_loop import build_engine
+
+GPU = torch.cuda.is_available()
 
 
 def start(model: Path, parallel: str, scheduling: str) -> Any:
@@ -28,6 +32,11 @@ def start(model: Path, parallel: str, scheduling: str) -> Any:
         parallel: "tensor" or "pipeline".
         scheduling: "sync" or "async".
     """
+    here: dict[str, Any] = {}
+    if GPU:
+        # No profiling, which other engines on the same devices would disturb.
+        here = {"gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 64 << 20}
+        here["reasoning_config"] = thinking.config()
     return build_engine(
         generate(model),
         dtype=DTYPE,
@@ -35,23 +44,20 @@ def start(model: Path, parallel: str, scheduling: str) -> Any:
         max_num_seqs=REQUESTS,
         max_num_batched_tokens=BUDGET,
         max_logprobs=-1,
-        reasoning_config=thinking.config(),
         async_scheduling=scheduling == "async",
-        # No profiling, which other engines on the same devices would disturb.
-        gpu_memory_utilization=0.05,
-        kv_cache_memory_bytes=64 << 20,
         **{f"{parallel}_parallel_size": 2},
+        **here,
     )
 
 
 def main(model: Path, out: Path, parallel: str, scheduling: str) -> None:
-    """Run every batch, and write the outputs of each."""
+    """Run every batch, and write the outputs."""
     engine = start(model, parallel, scheduling)
-    out.write_text(json.dumps({name: run(engine, requests(name, False)) for name in RUN}))
+    outputs: dict[str, Any] = {}
+    for name in (*BATCHES, *THINKING) if GPU else BATCHES:
+        outputs |= run(engine, requests(name, short=not GPU))["results"]
+    out.write_text(json.dumps(outputs))
 
-
-#: Batches by name.
-RUN = (*BATCHES, *THINKING)
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])
