@@ -4,6 +4,7 @@
     python -m review matrix RELEASES    build/review/matrix.html: several releases in one table
     python -m review rebase RELEASE     lay the series out on it in build/edit
     python -m review diff               the overlay against its own release, in the same form
+    python -m review waiver [RELEASE]   each patch's reason, link and removal plan, as Markdown
 
 Run it with ``PYTHONPATH=scripts``. RELEASE is a version, a wheel file, or ``latest``;
 RELEASES is ``0.23.0..latest``, or versions with commas between them. Exit codes: 0 unchanged,
@@ -33,8 +34,10 @@ from overlay.source import Overlay
 from series import edit, upstream
 from series.upstream import Upstream
 
-from review import matrix, moves, released, review, trying, wheels
+from review import matrix, moves, released, review, trying, waiver, wheels
 from review.fixes import MENDED
+from review.vocabulary import Vocabulary
+from review.words import Seams
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "review"
@@ -50,8 +53,7 @@ def main(argv: Sequence[str]) -> int:
     # Scratch directories are removed however the run ends.
     signal.signal(signal.SIGTERM, _end)
     try:
-        commands = {"release": _release, "matrix": _matrix, "rebase": _rebase, "diff": _diff}
-        return commands[args.command](args)
+        return _COMMANDS[args.command](args)
     except OverlayError as error:
         print(f"review: {error}", file=sys.stderr)
         return error.code
@@ -81,12 +83,15 @@ def _parser() -> argparse.ArgumentParser:
         ("matrix", "review several releases, in one table"),
         ("rebase", "lay out the series on a release in build/edit"),
         ("diff", "show the overlay against its own release"),
+        ("waiver", "print the justification of each patch"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         if name == "matrix":
             command.add_argument("releases", help="versions with commas between, or FIRST..LAST")
         elif name != "diff":
-            command.add_argument("release", help="a version, a wheel file, or latest")
+            count = "?" if name == "waiver" else None
+            of_release = "a version, a wheel file, or latest"
+            command.add_argument("release", nargs=count, help=of_release)
             command.add_argument("--sha256", help="of the wheel file, if no index knows it")
         if name == "release":
             command.add_argument(
@@ -159,6 +164,19 @@ def _diff(args: argparse.Namespace) -> int:
     return Exit.DONE
 
 
+def _waiver(args: argparse.Namespace) -> int:
+    overlay, result = Overlay.load(ROOT), None
+    base = _base(args, overlay)
+    if args.release:
+        result = review.of_release(overlay, base, _obtain(args, overlay, args.out), args.out)
+    overlaid = {path: overlay.overlaid_bytes(path, base.read(path)) for path in overlay.targets}
+    vocabulary = Vocabulary(ROOT / "vendor_overlay")
+    seams = Seams(vocabulary, overlay.series, base, overlaid)
+    text = waiver.markdown(overlay, vocabulary, seams, result)
+    print(json.dumps({"markdown": text}) if args.json else text, end="\n" if args.json else "")
+    return Exit.DONE
+
+
 def _rebase(args: argparse.Namespace) -> int:
     overlay = Overlay.load(ROOT)
     release = _obtain(args, overlay, FOLDER)
@@ -223,6 +241,14 @@ def _report(args: argparse.Namespace, result: Mapping[str, Any]) -> None:
     if kept.is_dir():
         print(escaped(f"the last other review with conflicts: {kept / review.PAGE}"))
 
+
+_COMMANDS = {
+    "release": _release,
+    "matrix": _matrix,
+    "rebase": _rebase,
+    "diff": _diff,
+    "waiver": _waiver,
+}
 
 if __name__ == "__main__":
     raise SystemExit(output.run("review", main))
