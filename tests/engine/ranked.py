@@ -1,0 +1,78 @@
+"""Run a few requests on an engine of two ranks.
+
+    python ranked.py MODEL_DIR OUT.json
+
+OUT.json holds each request's token ids. What tells the ranks apart are plugins of vLLM, which
+each worker loads: :func:`other_switch`, :func:`other_digest` and :func:`pristine`.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from engine.generate import DTYPE
+from support.checkpoint import generate
+from support.engine_loop import Arrival, build_engine, run_requests
+
+#: Seconds that ranks wait for one without the overlay.
+PATIENCE = 5.0
+
+
+def _on_rank_1(change: Callable[[], None]) -> None:
+    """Change the second rank when it makes its device, before it makes its model runner."""
+    from vllm.v1.worker import gpu_worker
+
+    join = gpu_worker.init_worker_distributed_environment
+
+    def then_change(config: Any, rank: int, *rest: Any, **named: Any) -> None:
+        join(config, rank, *rest, **named)
+        if rank == 1:
+            change()
+
+    gpu_worker.init_worker_distributed_environment = then_change
+    if worker := sys.modules.get("vllm.v1.worker.cpu_worker"):
+        worker.init_worker_distributed_environment = then_change  # type: ignore[attr-defined]
+
+
+def other_switch() -> None:
+    """Give the second rank another VLLM_READINESS, as another node's shell may."""
+    _on_rank_1(lambda: os.environ.__setitem__("VLLM_READINESS", "-penalties"))
+
+
+def other_digest() -> None:
+    """Let the second rank find other files, as on another node."""
+    from vllm.v1.readiness import identity
+
+    _on_rank_1(lambda: setattr(identity, "digest", lambda: "0" * 64))
+
+
+def pristine() -> None:
+    """Let the second rank make none of the overlay's calls at its start, as upstream's does."""
+    from vllm.v1.readiness import ranks, startup
+
+    ranks.PATIENCE = PATIENCE
+    _on_rank_1(lambda: setattr(startup, "start", lambda runner: None))
+
+
+def main(model: Path, out: Path) -> None:
+    """Run the requests, and write their tokens."""
+    engine = build_engine(
+        generate(model),
+        dtype=DTYPE,
+        tensor_parallel_size=2,
+        gpu_memory_utilization=0.05,
+        kv_cache_memory_bytes=64 << 20,
+    )
+    requests = [
+        Arrival(str(number), [number + 3, 11, 7], {"max_tokens": 8, "presence_penalty": 1.0})
+        for number in range(4)
+    ]
+    outputs, _ = run_requests(engine, requests)
+    out.write_text(json.dumps([outputs[request.name]["tokens"] for request in requests]))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
