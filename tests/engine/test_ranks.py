@@ -13,8 +13,6 @@ from support.asynchronous import announce
 from support.engine import PreloadedEngine, Run
 from support.sites import REPO
 
-pytestmark = pytest.mark.slow
-
 PROGRAM = REPO / "tests" / "engine" / "ranked.py"
 
 
@@ -45,6 +43,7 @@ def test_ranks_that_run_the_same_serve(run: Callable[..., Run]) -> None:
         (ranked.other_digest, "other files than rank 0. With the copy of the overlay that rank 0"),
         (ranked.pristine, "rank 1: no answer. It runs vLLM without the overlay"),
     ],
+    ids=["switch", "digest", "pristine"],
 )
 def test_ranks_that_differ_do_not_start(
     run: Callable[..., Run], change: Callable[[], None], sentence: str
