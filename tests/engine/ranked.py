@@ -1,9 +1,10 @@
 """Run a few requests on an engine of two ranks.
 
-    python ranked.py MODEL_DIR OUT.json
+    python ranked.py MODEL_DIR OUT.json [NODE PORT]
 
-OUT.json holds each request's token ids. What tells the ranks apart are plugins of vLLM, which
-each worker loads: :func:`other_switch`, :func:`other_digest` and :func:`pristine`.
+OUT.json holds each request's token ids. With a NODE, 0 or 1, each rank is a node of its own, and
+node 1 runs no request; both are given one free PORT. Ranks of one node are told apart by plugins
+of vLLM, which each worker loads: :func:`other_switch`, :func:`other_digest`, :func:`pristine`.
 """
 
 import json
@@ -51,21 +52,46 @@ def other_digest() -> None:
 
 def pristine() -> None:
     """Let the second rank make none of the overlay's calls at its start, as upstream's does."""
-    from vllm.v1.readiness import ranks, startup
+    from vllm.v1.readiness import startup
 
-    ranks.PATIENCE = PATIENCE
+    hasty()
     _on_rank_1(lambda: setattr(startup, "start", lambda runner: None))
 
 
-def main(model: Path, out: Path) -> None:
+def hasty() -> None:
+    """Wait only seconds for a rank that does not answer."""
+    from vllm.v1.readiness import ranks
+
+    ranks.PATIENCE = PATIENCE
+
+
+def work(model: Path, arguments: dict[str, Any]) -> None:
+    """Be the second node, until its rank ends."""
+    from vllm import EngineArgs
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+    arguments = {**arguments, "skip_tokenizer_init": True, "max_model_len": 256}
+    config = EngineArgs(
+        model=str(model), enforce_eager=True, enable_prefix_caching=False, **arguments
+    ).create_engine_config(headless=True)
+    MultiprocExecutor(config, monitor_workers=False).start_worker_monitor(inline=True)
+
+
+def main(model: Path, out: Path, node: str = "", port: str = "") -> None:
     """Run the requests, and write their tokens."""
-    engine = build_engine(
-        generate(model),
-        dtype=DTYPE,
-        tensor_parallel_size=2,
-        gpu_memory_utilization=0.05,
-        kv_cache_memory_bytes=64 << 20,
-    )
+    arguments: dict[str, Any] = {
+        "dtype": DTYPE,
+        "tensor_parallel_size": 2,
+        "gpu_memory_utilization": 0.05,
+        "kv_cache_memory_bytes": 64 << 20,
+    }
+    if node:
+        arguments |= {"nnodes": 2, "node_rank": int(node), "master_port": int(port)}
+        arguments |= {"master_addr": "127.0.0.1", "distributed_executor_backend": "mp"}
+    if node == "1":
+        work(generate(model), arguments)
+        return
+    engine = build_engine(generate(model), **arguments)
     requests = [
         Arrival(str(number), [number + 3, 11, 7], {"max_tokens": 8, "presence_penalty": 1.0})
         for number in range(4)
@@ -75,4 +101,4 @@ def main(model: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])
