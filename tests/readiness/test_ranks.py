@@ -15,6 +15,7 @@ import torch.distributed
 from readiness.guard import Guard
 from torch.distributed import TCPStore
 from vllm.v1.readiness import features, identity, ranks, startup, switch
+from vllm.v1.readiness.version import __version__
 
 DIGEST = "1234567890abcdef" * 4
 OTHER = "fedcba0987654321" * 4
@@ -121,8 +122,8 @@ def test_another_digest_is_refused_by_every_rank_with_a_table(run: Run) -> None:
     assert [outcome.ranks for outcome in outcomes] == [[1]] * 3
     lines = outcomes[0].error.splitlines()
     rows = [line.split()[-3:] for line in lines]
-    assert ["0.9.0", DIGEST[:12], "unset"] in rows
-    assert ["0.9.0", OTHER[:12], "unset"] in rows
+    assert [__version__, DIGEST[:12], "unset"] in rows
+    assert [__version__, OTHER[:12], "unset"] in rows
     assert any(line.startswith("0, 2 ") for line in lines)
     assert f"rank 1, on {os.uname().nodename}: other files than rank 0. " in outcomes[0].error
     assert "scripts/overlay apply --site /" in outcomes[0].error
@@ -130,9 +131,12 @@ def test_another_digest_is_refused_by_every_rank_with_a_table(run: Run) -> None:
 
 
 def test_another_version_is_refused(run: Run) -> None:
-    first, second = run(Rank(), Rank(version="0.10.0"))
+    first, second = run(Rank(), Rank(version=f"{__version__}.1"))
     assert first.error == second.error
-    assert [line.split()[2] for line in first.error.splitlines()[2:4]] == ["0.9.0", "0.10.0"]
+    assert [line.split()[2] for line in first.error.splitlines()[2:4]] == [
+        __version__,
+        f"{__version__}.1",
+    ]
 
 
 @pytest.mark.parametrize(
