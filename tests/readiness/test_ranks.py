@@ -133,10 +133,8 @@ def test_another_digest_is_refused_by_every_rank_with_a_table(run: Run) -> None:
 def test_another_version_is_refused(run: Run) -> None:
     first, second = run(Rank(), Rank(version=f"{__version__}.1"))
     assert first.error == second.error
-    assert [line.split()[2] for line in first.error.splitlines()[2:4]] == [
-        __version__,
-        f"{__version__}.1",
-    ]
+    versions = [line.split()[2] for line in first.error.splitlines()[2:4]]
+    assert versions == [__version__, f"{__version__}.1"]
 
 
 @pytest.mark.parametrize(
