@@ -14,6 +14,9 @@
 ``VLLM_READINESS_SLOTS`` limits how many requests at a time may keep penalties or bad words
 on the device; unset (the default), all requests that vLLM runs at a time may.
 
+``VLLM_READINESS_RANKS`` says what happens to an engine whose ranks run different overlays:
+``error`` (the default) refuses to start, ``warn`` starts all the same, ``off`` does not compare.
+
 ``VLLM_READINESS_PROBE`` names the file that the probe records into; the process's label is
 appended. Unset (the default), nothing is recorded.
 """
@@ -30,6 +33,7 @@ from vllm.v1.readiness import features
 
 NAME = "VLLM_READINESS"
 SYNC_GUARD = "VLLM_READINESS_SYNC_GUARD"
+RANKS = "VLLM_READINESS_RANKS"
 SLOTS = "VLLM_READINESS_SLOTS"
 PROBE = "VLLM_READINESS_PROBE"
 #: Set by the probe itself, for the other processes of an engine.
@@ -144,11 +148,25 @@ def sync_guard() -> str:
     Raises:
         SwitchError: the variable holds anything else.
     """
-    value = os.environ.get(SYNC_GUARD, "")
-    word = value.strip() or "off"
+    return _mode(SYNC_GUARD, "off", "for no guard")
+
+
+def ranks() -> str:
+    """Read the mode of the comparison of ranks: ``error``, ``warn``, or ``off`` for none.
+
+    Raises:
+        SwitchError: the variable holds anything else.
+    """
+    return _mode(RANKS, "error", "to refuse ranks that differ")
+
+
+def _mode(name: str, default: str, purpose: str) -> str:
+    """Read a variable that holds ``off``, ``warn`` or ``error``."""
+    value = os.environ.get(name, "")
+    word = value.strip() or default
     if word not in ("off", "warn", "error"):
-        sentence = f"{word!r} is not understood. Valid: off, warn, error. Unset it for no guard."
-        raise SwitchError(SYNC_GUARD, value, sentence)
+        sentence = f"{word!r} is not understood. Valid: off, warn, error. Unset it {purpose}."
+        raise SwitchError(name, value, sentence)
     return word
 
 
@@ -205,6 +223,7 @@ VARIABLES: Mapping[str, Callable[[], object]] = MappingProxyType(
     {
         NAME: enabled,
         SYNC_GUARD: sync_guard,
+        RANKS: ranks,
         SLOTS: slots,
         PROBE: probe,
         PROBE_ENGINE: lambda: os.environ.get(PROBE_ENGINE),
