@@ -20,7 +20,17 @@ NONE: Words = frozenset()
 #: The modules through which the seams reach others: each of their verbs serves words of its own.
 DOORS = ("live", "fixes")
 #: Modules that serve no word: the switch itself, the log line and the probe.
-FRAME = ("features", "switch", "startup", "identity", "version", "ranks", "sync_guard", "probe")
+FRAME = (
+    "features",
+    "switch",
+    "startup",
+    "identity",
+    "version",
+    "ranks",
+    "replaced",
+    "sync_guard",
+    "probe",
+)
 
 #: Modules that those of most words share.
 HELPERS = ("feature", "fences", "subclasses")

@@ -55,6 +55,7 @@ def test_overlaid_engine_equals_stock_and_logs_its_digest(engine: Engine, pristi
     (line,) = [line for line in overlaid.text().splitlines() if "Readiness overlay" in line]
     assert f"overlay {OVERLAY.pin.overlay}, digest {digest}, features: " in line
     assert "Unknown vLLM environment variable" not in overlaid.text()
+    assert "has replaced functions" not in overlaid.text()
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 # mirrors: nothing
 
 from vllm.logger import init_logger
-from vllm.v1.readiness import features, identity, ranks, scopes, switch, sync_guard
+from vllm.v1.readiness import features, identity, ranks, replaced, scopes, switch, sync_guard
 from vllm.v1.readiness.version import __version__
 
 logger = init_logger(__name__)
@@ -32,6 +32,7 @@ def start(runner: object) -> None:
         *listed,
     )
     switch.slots()
+    replaced.report()
     ranks.check(digest)
     scopes.install()
     sync_guard.install(runner)
