@@ -11,7 +11,7 @@ from pathlib import Path
 
 from overlay import commands, output
 from overlay.commands import Options, Outcome
-from overlay.errors import MEANING, Exit, OverlayError, denied
+from overlay.errors import MEANING, Exit, OverlayError, denied, usage
 from overlay.installation import Installation, locate
 from overlay.refusal import refusal
 from overlay.source import Overlay
@@ -39,7 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code, one of :class:`~overlay.errors.Exit`.
     """
-    return run(_parser(), argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    words = []
+    if arguments[:1] == ["exec"] and "--" in arguments:
+        # Split here, because argparse would read the command's own options.
+        end = arguments.index("--")
+        arguments, words = arguments[:end], arguments[end + 1 :]
+    return run(_parser(words), arguments)
 
 
 def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
@@ -116,7 +122,12 @@ def command(
     return sub
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser.
+
+    Args:
+        words: the command line that ``exec`` ends with.
+    """
     parser, every = program(
         "overlay", "Lay the readiness overlay over an installed vLLM, and take it off again."
     )
@@ -142,6 +153,9 @@ def _parser() -> argparse.ArgumentParser:
     sub = command(every, "status", _status, "show the state of the installation")
     sub.add_argument("--verbose", action="store_true", help="name every file")
     command(every, "verify", _verify, "succeed silently if the overlay is whole, or say why not")
+    sub = command(every, "exec", _exec, "verify, then run the command after -- in this process")
+    sub.usage = "overlay exec [options] -- COMMAND [ARGUMENT ...]"
+    sub.set_defaults(words=words)
     sub = command(every, "diff", _diff, "show what the overlay changes in upstream's files")
     lines = sub.add_mutually_exclusive_group()
     lines.add_argument("--context", type=_count, default=12, help="lines around each change")
@@ -286,14 +300,23 @@ def _verify(args: argparse.Namespace) -> int:
         if args.json:
             _fail(args, error)
     else:
-        if args.json:
+        # The output of `exec` is its command's.
+        if args.json and (problem or args.command == "verify"):
             _print_json(args, outcome, problem.code if problem else Exit.DONE, problem)
     if problem is None:
         return Exit.DONE
     problem.named_by = getattr(args, "named_by", None)
     # In a container this line may be the whole log.
-    print(f"overlay verify: {problem.line}", file=sys.stderr)
+    print(f"overlay {args.command}: {problem.line}", file=sys.stderr)
     return problem.code
+
+
+def _exec(args: argparse.Namespace) -> int:
+    if not args.words:
+        raise usage("exec needs a command", "name it after --: overlay exec -- vllm serve MODEL")
+    if (code := _verify(args)) or args.dry_run:
+        return code
+    return commands.become(args.words)
 
 
 def _diff(args: argparse.Namespace) -> int:

@@ -1,12 +1,16 @@
-"""apply, revert, status, verify and diff."""
+"""apply, revert, status, verify, exec and diff."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
-from overlay.errors import Exit, OverlayError
+from overlay.errors import Exit, OverlayError, usage
 from overlay.install import lay_over, refuse_unwritable, take_off
 from overlay.installation import Installation
 from overlay.lock import exclusive
@@ -158,6 +162,29 @@ def problem(inspection: Inspection, want_overlaid: bool) -> OverlayError | None:
         return None
     reason = f"{inspection.installation.title} is {inspection.state.value}: {reason}"
     return OverlayError(code, reason, subject=inspection.installation.site, next_step=next_step)
+
+
+def become(words: Sequence[str]) -> NoReturn:
+    """Replace this process by a command, which keeps its id, streams and environment.
+
+    Args:
+        words: the command, which is looked up on PATH, and its arguments.
+
+    Raises:
+        OverlayError: the command cannot be started.
+    """
+    # Python ignores these for itself, and what is ignored stays so.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvp(words[0], [*words])  # noqa: S606
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise usage(
+            f"cannot be started: {reason}", "name a command that is on PATH, or its path", words[0]
+        ) from None
 
 
 def diff(

@@ -78,6 +78,8 @@ def test_a_life_of_a_pinned_wheel(tmp_path: Path, installer: str, requirement: s
             environment.run("install", *again, file)
         assert snapshot(environment.site) == pristine
         does("verify", Exit.PRISTINE)
+        started = run("exec", "--venv", environment.folder, "--", "false")
+        assert started.returncode == Exit.PRISTINE
         does("apply")
         does("verify")
         if not again:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -108,6 +109,12 @@ def sandbox(tmp_path: Path) -> Sandbox:
         f'exec {real} --no-print-directory PYTHON3={python} "$@"\n',
     )
     program(programs / "python3", f'#!/bin/sh\nexec {python} "$@"\n')
+    # In place of uv: a reinstall puts upstream's files back. tests/overlay/test_wheels.py has
+    # real ones.
+    program(
+        programs / "uv",
+        f"#!/bin/sh\nexec {python} {root}/scripts/overlay revert --venv {tmp_path / 'venv'}\n",
+    )
     # In place of vLLM: what it asks our variables when it starts.
     program(
         programs / "vllm",
@@ -157,6 +164,8 @@ def test_every_command_runs(name: str, sandbox: Sandbox) -> None:
     for image in blocks(BY_NAME[name], "dockerfile"):
         for command in re.findall(r"^RUN (.*)", image, re.MULTILINE):
             follow(command, sandbox)
+        for command in re.findall(r"^ENTRYPOINT (.*)", image, re.MULTILINE):
+            follow(f"{shlex.join(json.loads(command))} MODEL", sandbox)
     for script in blocks(BY_NAME[name], "sh"):
         follow(script, sandbox)
 
@@ -166,8 +175,8 @@ def test_a_command_that_fails_is_noticed(sandbox: Sandbox) -> None:
         "make appyl\nmake help",
         "make verify",
         "VLLM_READINESS=penalities vllm serve MODEL",
-        f"#!/bin/sh\npython3 /opt/vllm-readiness-overlay-{__version__}/scripts/overlay verify "
-        "--python python3 || exit $?",
+        f"python3 /opt/vllm-readiness-overlay-{__version__}/scripts/overlay exec --python python3 "
+        "-- vllm serve",
     ):
         with pytest.raises(AssertionError):
             follow(script, sandbox)

@@ -1,0 +1,148 @@
+"""`overlay exec`: verify, then become the command."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from overlay import cli
+from overlay.errors import Exit
+from support import mini
+from support.sites import OVERLAY, REPO, run
+
+TOOL = [sys.executable, str(REPO / "scripts" / "overlay")]
+SHOW = "import os, sys; print(os.getpid(), sys.argv[1:], sys.stdin.read(), os.environ.get('A'))"
+
+
+@pytest.fixture
+def overlaid(site: Path) -> Path:
+    assert run("apply", "--site", site).returncode == Exit.DONE
+    return site
+
+
+def execute(site: Path, *command: str, flags: tuple[str, ...] = (), **options: Any) -> Any:
+    line = [*TOOL, "exec", "--site", str(site), *flags, "--", *command]
+    return subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+
+
+def test_the_command_takes_the_process_its_streams_and_its_arguments(overlaid: Path) -> None:
+    arguments = ("--json", "--venv", "x y", "--", "*")
+    child = execute(
+        overlaid,
+        *(sys.executable, "-c", SHOW, *arguments),
+        stdin=subprocess.PIPE,
+        env=os.environ | {"A": "b"},
+    )
+    out, err = child.communicate("input")
+    assert (out, err) == (f"{child.pid} {list(arguments)} input b\n", "")
+
+
+@pytest.mark.parametrize("code", [0, 7, 250])
+def test_the_exit_code_is_the_command_s(overlaid: Path, code: int) -> None:
+    child = execute(overlaid, "sh", "-c", f"exit {code}", flags=("--json",))
+    assert child.communicate() == ("", "")
+    assert child.returncode == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_reach_the_command(overlaid: Path, number: signal.Signals) -> None:
+    trap = "import signal, sys, time\n"
+    trap += f"signal.signal({int(number)}, lambda *_: sys.exit(42))\n"
+    trap += "print('ready', flush=True); time.sleep(60)"
+    child = execute(overlaid, sys.executable, "-c", trap)
+    assert child.stdout.readline() == "ready\n"
+    child.send_signal(number)
+    child.communicate(timeout=30)
+    assert child.returncode == 42
+
+
+def test_no_signal_is_ignored_that_was_not(overlaid: Path) -> None:
+    command = ["grep", "SigIgn", "/proc/self/status"]
+    alone = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert execute(overlaid, *command).communicate() == (alone, "")
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_nothing_is_started_unless_the_overlay_is_whole(
+    site: Path, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    """In every state, and with the code that verify ends with."""
+
+    def fails(code: Exit, text: str, where: Path = site) -> None:
+        child = execute(where, "touch", str(tmp_path / "started"), flags=flags)
+        out, err = child.communicate()
+        assert child.returncode == code == run("verify", "--site", where).returncode
+        assert err.startswith("overlay exec: ")
+        assert text in err
+        assert err.count("\n") == 1
+        assert bool(out) == bool(flags)
+        if flags:
+            assert json.loads(out)["error"]["code"] == code
+        assert not (tmp_path / "started").exists()
+
+    fails(Exit.PRISTINE, "run `apply`")
+    target = site / OVERLAY.targets[0]
+    before = target.read_bytes()
+    assert run("apply", "--site", site).returncode == Exit.DONE
+    after = target.read_bytes()
+    target.write_bytes(before)
+    fails(Exit.PARTIAL, "a run was cut off")
+    target.write_bytes(after + b"# mine\n")
+    fails(Exit.FOREIGN, str(target))
+    (tmp_path / "empty").mkdir()
+    if not flags:
+        done = execute(tmp_path / "empty", "touch", str(tmp_path / "started"))
+        assert "there is no vLLM here" in done.communicate()[1]
+        assert done.returncode == Exit.ABSENT
+        assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize("command", ["no-such-command-here", "/etc/hostname", "/"])
+def test_a_command_that_cannot_be_started_is_named(overlaid: Path, command: str) -> None:
+    child = execute(overlaid, command)
+    out, err = child.communicate()
+    assert (child.returncode, out) == (Exit.USAGE, "")
+    assert f"{command}: cannot be started: " in err
+
+
+def test_a_command_is_needed(overlaid: Path) -> None:
+    for words in (["--"], []):
+        line = [*TOOL, "exec", "--site", str(overlaid), *words]
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        assert done.returncode == Exit.USAGE
+        assert "name it after --" in done.stderr
+
+
+def test_a_dry_run_verifies_and_starts_nothing(overlaid: Path, tmp_path: Path) -> None:
+    child = execute(overlaid, "touch", str(tmp_path / "started"), flags=("--dry-run",))
+    assert child.communicate() == ("", "")
+    assert child.returncode == Exit.DONE
+    assert not (tmp_path / "started").exists()
+
+
+def test_what_was_started_is_seen_as_serving(tmp_path: Path) -> None:
+    """A process that exec became is the command, and no longer a run of the tool."""
+    overlay, site = mini.overlay(tmp_path / "ours"), mini.install(tmp_path / "site")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "ROOT", overlay.root)
+        assert cli.main(["apply", "--site", str(site)]) == Exit.DONE
+        start = "import sys; sys.path.insert(0, sys.argv[1]); from overlay import cli; "
+        start += "from pathlib import Path; cli.ROOT = Path(sys.argv[2]); cli.main(sys.argv[3:])"
+        tool = [sys.executable, "-c", start, str(REPO / "scripts"), str(overlay.root)]
+        held = f"open({str(site / 'vllm/one.py')!r})"
+        serve = f"import time; held = {held}; print('up', flush=True); time.sleep(60)"
+        command = ["exec", "--site", str(site), "--", sys.executable, "-c", serve]
+        child = subprocess.Popen([*tool, *command], stdout=subprocess.PIPE, text=True)
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "up\n"
+            assert cli.main(["revert", "--site", str(site)]) == Exit.BUSY
+        finally:
+            child.kill()
+            child.communicate()
