@@ -25,7 +25,7 @@ export READINESS_NAMED_BY := $(strip $(foreach name,VENV SITE PYTHON,$(if $(valu
   $(if $(filter environment%,$(origin $(name))),$(name)))))
 # Values are taken literally, and passed through the environment, so that a path may hold any
 # character. The shell splits ARGS.
-NAMED := VENV SITE PYTHON WHEEL FORCE MODEL FILE RELEASE RELEASES SHA256 TRY
+NAMED := VENV SITE PYTHON WHEEL FORCE MODEL FILE PATCH RELEASE RELEASES SHA256 TRY
 $(foreach name,$(NAMED) PYTHON3 ARGS,$(if $(value $(name)),$(eval override $(name) := $$(value $(name)))))
 override PYTHON3 := $(or $(PYTHON3),python3)
 export $(NAMED) PYTHON3
@@ -114,8 +114,8 @@ rebase: tools ## lay out the series on RELEASE=version or wheel in build/edit
 vendor: ## build the vendored copies into vendor_overlay/ (or from WHEEL=file)
 	@$(SERIES) vendor $(UPSTREAM) $(ARGS)
 
-edit: ## lay out the series as commits in build/edit
-	@$(SERIES) edit $(UPSTREAM) $(ARGS)
+edit: ## lay out the series as commits in build/edit (PATCH=name: and begin a new patch)
+	@$(SERIES) edit $(UPSTREAM) $(if $(PATCH),--patch="$$PATCH") $(ARGS)
 
 refresh: ## write patches/ and VERSION_PIN from build/edit
 	@$(SERIES) refresh $(ARGS)

@@ -39,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sub = cli.command(commands, name, run, text, target=reads_upstream)
         if reads_upstream:
             sub.add_argument("--wheel", help="take upstream's files from this pinned wheel instead")
+        if name == "edit":
+            sub.add_argument("--patch", metavar="NAME", help="begin a patch of this name")
     return cli.run(parser, argv)
 
 
@@ -49,7 +51,12 @@ def _vendor(args: argparse.Namespace) -> int:
 
 def _edit(args: argparse.Namespace) -> int:
     overlay = load_unproven(ROOT)
-    return _report(args, edit.edit(overlay, _upstream(args, overlay), args.dry_run))
+    files = edit.edit(overlay, _upstream(args, overlay), args.dry_run, args.patch)
+    code = _report(args, files)
+    if args.patch is not None and not args.json and not args.dry_run:
+        print("next: change files there; `git commit --all` there begins with the patch's header;")
+        print("      then `make refresh` here")
+    return code
 
 
 def _refresh(args: argparse.Namespace) -> int:
