@@ -25,7 +25,7 @@ export READINESS_NAMED_BY := $(strip $(foreach name,VENV SITE PYTHON,$(if $(valu
   $(if $(filter environment%,$(origin $(name))),$(name)))))
 # Values are taken literally, and passed through the environment, so that a path may hold any
 # character. The shell splits ARGS.
-NAMED := VENV SITE PYTHON WHEEL FORCE MODEL FILE RELEASE RELEASES SHA256 TRY
+NAMED := VENV SITE PYTHON WHEEL FORCE MODEL FILE EXTRA PATCH RELEASE RELEASES SHA256 TRY
 $(foreach name,$(NAMED) PYTHON3 ARGS,$(if $(value $(name)),$(eval override $(name) := $$(value $(name)))))
 override PYTHON3 := $(or $(PYTHON3),python3)
 export $(NAMED) PYTHON3
@@ -63,7 +63,7 @@ UPSTREAM = $(if $(WHEEL),--wheel="$$WHEEL",$(TARGET))
 IN_OWN = $(if $(OWN_ENV),$(ENVIRONMENT) serve $(DRY) .venv -- )
 
 .DEFAULT_GOAL := help
-.PHONY: help apply revert status verify diff review waiver rebase vendor edit refresh dist demo bench bench-serving conformance probe test test-slow lint tools test-environment bench-environment
+.PHONY: help apply revert status verify diff review waiver rebase vendor edit import-patch refresh dist demo bench bench-serving conformance probe test test-slow lint tools test-environment bench-environment
 
 help: ## list the targets
 	@echo "The target: VENV=dir, SITE=site-packages dir, PYTHON=interpreter, the active virtual"
@@ -114,8 +114,11 @@ rebase: tools ## lay out the series on RELEASE=version or wheel in build/edit
 vendor: ## build the vendored copies into vendor_overlay/ (or from WHEEL=file)
 	@$(SERIES) vendor $(UPSTREAM) $(ARGS)
 
-edit: ## lay out the series as commits in build/edit
-	@$(SERIES) edit $(UPSTREAM) $(ARGS)
+edit: ## lay out the series as commits in build/edit (PATCH=name: and begin a new patch)
+	@$(SERIES) edit $(UPSTREAM) $(if $(PATCH),--patch="$$PATCH") $(ARGS)
+
+import-patch: ## make a patch in EXTRA=dir of a diff, FILE=some.diff, as far as it applies
+	@$(SERIES) import-patch --file="$$FILE" --extra="$$EXTRA" $(UPSTREAM) $(ARGS)
 
 refresh: ## write patches/ and VERSION_PIN from build/edit
 	@$(SERIES) refresh $(ARGS)

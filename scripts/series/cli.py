@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from overlay import cli
-from overlay.errors import Exit
+from overlay.errors import Exit, usage
 from overlay.output import escaped
 from overlay.source import Overlay
 
-from series import dist, edit, refresh, upstream
+from series import dist, edit, importing, refresh, upstream
 from series.check import load_unproven
 from series.upstream import Upstream
 
@@ -33,12 +33,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, run, text, reads_upstream in (
         ("vendor", _vendor, "build the vendored copies into vendor_overlay/", True),
         ("edit", _edit, "lay out the series as commits of a git tree in build/edit", True),
+        ("import-patch", _import, "make a patch in --extra of a diff, as far as it applies", True),
         ("refresh", _refresh, "write patches and checksums from build/edit", False),
         ("dist", _dist, "build the reproducible archive of HEAD in build/dist", True),
     ):
         sub = cli.command(commands, name, run, text, target=reads_upstream)
         if reads_upstream:
             sub.add_argument("--wheel", help="take upstream's files from this pinned wheel instead")
+        if name == "edit":
+            sub.add_argument("--patch", metavar="NAME", help="begin a patch of this name")
+        elif name == "import-patch":
+            sub.add_argument("--file", default="", help="the diff, as git writes it")
+            sub.add_argument("--extra", default="", help="the directory of your own patches")
     return cli.run(parser, argv)
 
 
@@ -49,7 +55,39 @@ def _vendor(args: argparse.Namespace) -> int:
 
 def _edit(args: argparse.Namespace) -> int:
     overlay = load_unproven(ROOT)
-    return _report(args, edit.edit(overlay, _upstream(args, overlay), args.dry_run))
+    files = edit.edit(overlay, _upstream(args, overlay), args.dry_run, args.patch)
+    code = _report(args, files)
+    if args.patch is not None and not args.json and not args.dry_run:
+        print("next: change files there; `git commit --all` there begins with the patch's header;")
+        print("      then `make refresh` here")
+    return code
+
+
+def _import(args: argparse.Namespace) -> int:
+    for name in ("file", "extra"):
+        if not getattr(args, name):
+            raise usage(
+                f"{name.upper()} is not named",
+                "name the diff and a directory of your own: "
+                "make import-patch FILE=some.diff EXTRA=dir",
+            )
+    overlay = Overlay.load(ROOT)
+    made = importing.import_patch(
+        overlay, _upstream(args, overlay), Path(args.file), Path(args.extra), args.dry_run
+    )
+    if args.json:
+        answer = {"command": args.command, "dry_run": args.dry_run, "files": [str(made.file)]}
+        answer |= {"left_out": made.left_out, "warnings": made.warnings, "empty": made.empty}
+        print(json.dumps(answer))
+        return Exit.DONE
+    for sentence in made.left_out:
+        print(escaped(f"left out  {sentence}"))
+    for sentence in made.warnings:
+        print(escaped(f"warning   {sentence}"))
+    code = _report(args, [str(made.file)])
+    print(f"next: fill in {', '.join(made.empty)} in its header. Origin says where the change is")
+    print("      from, and that you may use it; the tool cannot know that")
+    return code
 
 
 def _refresh(args: argparse.Namespace) -> int:

@@ -15,8 +15,9 @@ from series.check import FIELDS, missing_fields
 from series.tree import PRISTINE, header_of
 
 _CONFLICT = re.compile(rb"^\+(?:<{7}|\|{7}|>{7}) .*$", re.MULTILINE)
-_LONGEST_SLUG = 60
-_DIFF = (
+#: The longest name of a patch, without its number, in characters.
+LONGEST_SLUG = 60
+DIFF = (
     *("-U0", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", "--text"),
     *("--diff-algorithm=myers", "--src-prefix=a/", "--dst-prefix=b/"),
 )
@@ -67,17 +68,20 @@ def _patch(tree: Path, number: int, commit: str) -> tuple[str, bytes]:
         if status != "M":
             step = f"put a new module into vendor_overlay/{PACKAGE}/"
             raise refused(f"adds or removes {path}; a patch may only change a file", step)
-    changes = b"".join(bare(git.data(tree, "diff", *_DIFF, f"{commit}^", commit)))
+    changes = b"".join(bare(git.data(tree, "diff", *DIFF, f"{commit}^", commit)))
     if mark := _CONFLICT.search(changes):
         step = "settle the conflict in that commit, and run `make refresh` again"
         raise refused(f"adds git's mark of a conflict: {mark[0][1:].decode()}", step)
-    return f"{number:04}-{_slug(message)}.patch", f"{message}\n\n".encode() + changes
+    return (
+        f"{number:04}-{slug(header_fields(message)['Description'])}.patch",
+        f"{message}\n\n".encode() + changes,
+    )
 
 
-def _slug(message: str) -> str:
+def slug(description: str) -> str:
     """The first line of a patch's description as a file name, cut between words."""
-    words = re.findall("[a-z0-9]+", header_fields(message)["Description"].split("\n")[0].lower())
-    while len("-".join(words)) > _LONGEST_SLUG and len(words) > 1:
+    words = re.findall("[a-z0-9]+", description.partition("\n")[0].lower())
+    while len("-".join(words)) > LONGEST_SLUG and len(words) > 1:
         words.pop()
     return "-".join(words)
 

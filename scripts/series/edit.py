@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from overlay.errors import Exit, OverlayError
+from overlay.errors import Exit, OverlayError, usage
 from overlay.source import Overlay
 
 from series import git, tree
 from series.check import unlisted
+from series.commits import LONGEST_SLUG, slug
+from series.headers import skeleton
 from series.tree import EDIT, PRISTINE
 from series.upstream import Upstream
 
 
-def edit(overlay: Overlay, upstream: Upstream, dry_run: bool) -> list[str]:
+def edit(
+    overlay: Overlay, upstream: Upstream, dry_run: bool, patch_name: str | None = None
+) -> list[str]:
     """Lay out upstream's modules in a git tree, with a commit for each patch.
+
+    Args:
+        overlay: the overlay.
+        upstream: the files of the pinned release.
+        dry_run: whether to write nothing.
+        patch_name: of a patch to begin, without a number: the next commit's message in the tree
+            begins with its header.
 
     Returns:
         The tree, relative to the checkout.
 
     Raises:
         OverlayError: the tree holds work that `make refresh` has not written out,
-            or a patch does not apply.
+            a patch does not apply, or the new patch cannot have that name.
     """
+    if patch_name is not None:
+        _refuse_name(overlay, patch_name)
     folder = overlay.root / EDIT
     if folder.exists() and tree.holds_work(folder):
         raise OverlayError(
@@ -49,7 +63,29 @@ def edit(overlay: Overlay, upstream: Upstream, dry_run: bool) -> list[str]:
     if not dry_run:
         tree.lay_out(folder, f"vLLM {overlay.pin.release}, pristine", upstream, commits)
         tree.note_saved(folder, overlay.root)
+        if patch_name is not None:
+            title = patch_name.replace("-", " ").capitalize()
+            tree.begin_message(folder, skeleton({"Description": title}))
     return [EDIT]
+
+
+def _refuse_name(overlay: Overlay, name: str) -> None:
+    """Raise unless a new patch can have that name, which is its Description in other letters."""
+    if not re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", name) or slug(name) != name:
+        raise usage(
+            "is not the name of a patch",
+            "write the first line of its Description in small letters and digits, with hyphens "
+            f"between words and at most {LONGEST_SLUG} characters, as in PATCH=keep-rows-apart",
+            subject=repr(name),
+        )
+    for patch in overlay.series.patches:
+        if patch.name.partition("-")[2] == f"{name}.patch":
+            raise usage(
+                f"is the name of patches/{patch.name}",
+                "choose another name; or run `make edit` without PATCH, and change that patch's "
+                "commit in build/edit",
+                subject=repr(name),
+            )
 
 
 def rebase(

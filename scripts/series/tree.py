@@ -24,6 +24,8 @@ PRISTINE, SAVED = "pristine", "saved"
 #: git settings that hold: the digest of patches/ when the tree was laid out; and, as JSON, the
 #: version and archives of the release that the tree is for, if it is not the pinned release.
 _PATCHES, _RELEASE = "overlay.patches", "overlay.rebased-to"
+#: git's own setting for the file that a message begins with, and that file below ``.git``.
+_TEMPLATE, _HEADER = "commit.template", "patch-header"
 #: For the author's own git commands in the tree: git's comments stay out of the header, a
 #: conflict shows the old release's text, and no attributes change how files merge.
 _CONFIG = {
@@ -60,6 +62,7 @@ def lay_out(
         git.text(tree, "tag", "--delete", SAVED)
         git.text(tree, "config", "--unset-all", _PATCHES)
     note_release(tree, None)
+    git.text(tree, "config", _TEMPLATE, os.devnull)
     # A branch without a past, whatever branch was left here before.
     git.text(tree, "update-ref", "-d", "refs/heads/laying-out")
     git.text(tree, "symbolic-ref", "HEAD", "refs/heads/laying-out")
@@ -72,6 +75,17 @@ def lay_out(
             write_file(tree / path, data)
         commit(tree, message_of(header))
     git.text(tree, "branch", "--force", "--move", "series")
+
+
+def begin_message(tree: Path, header: str) -> None:
+    """Let the message of the author's commits begin with a header, until the next layout."""
+    notes = (
+        "; Lines that begin with ';' are left out. Each field needs a text. An issue: a link, or\n"
+    )
+    notes += "; none; Forwarded: a link, no or not-needed.\n"
+    file = tree.resolve() / ".git" / _HEADER
+    write_file(file, (header + notes).encode())
+    git.text(tree, "config", _TEMPLATE, str(file))
 
 
 def message_of(header: str) -> str:

@@ -1,5 +1,7 @@
 """edit and refresh: the series as commits, and the commits as a series."""
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -258,3 +260,66 @@ def test_upstream_s_files_are_proven(tmp_path: Path) -> None:
     with pytest.raises(OverlayError, match=sha256(b"PK")) as caught:
         upstream.from_wheel(wheel, OVERLAY)
     assert caught.value.code is Exit.RELEASE
+
+
+FILLED = {"GIT_EDITOR": r"sed -i 's/^\([A-Za-z-]*\):$/\1: text/'"}
+
+
+def commit_in_editor(tree: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Commit everything as an author does, whose editor is a program."""
+    identity = ["-c", "user.name=a", "-c", "user.email=a@localhost"]
+    return subprocess.run(
+        ["git", *identity, "commit", "--all"],
+        cwd=tree,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | environment,
+    )
+
+
+def test_a_new_patch_begins_with_its_header(root: Path) -> None:
+    upstream = series.upstream(BASE)
+    edit(load_unproven(root), upstream, dry_run=False, patch_name="keep-rows-apart")
+    tree = root / edit_tree.EDIT
+    assert refresh(root, dry_run=False) == []
+    add_line(tree)
+    untouched = commit_in_editor(tree, GIT_EDITOR="true")
+    assert "did not edit the message" in untouched.stderr
+    filled = commit_in_editor(tree, **FILLED)
+    assert filled.returncode == 0, filled.stderr
+    refresh(root, dry_run=False)
+    patch = load_unproven(root).series.patches[-1]
+    assert patch.name == "0004-keep-rows-apart.patch"
+    assert list(header_fields(patch.header)) == list(FIELDS)
+    assert in_order(root)
+    # The next layout begins no patch.
+    lay_out(root)
+    add_line(tree, "AGAIN = 1")
+    assert commit_in_editor(tree, GIT_EDITOR="true").returncode != 0
+    assert "Keep rows apart" not in (tree / ".git" / "COMMIT_EDITMSG").read_text()
+
+
+def test_a_header_that_is_not_filled_in_is_refused(root: Path) -> None:
+    edit(load_unproven(root), series.upstream(BASE), dry_run=False, patch_name="keep-rows-apart")
+    add_line(root / edit_tree.EDIT)
+    half = {"GIT_EDITOR": "sed -i 's/^How:$/How: text/'"}
+    assert commit_in_editor(root / edit_tree.EDIT, **half).returncode == 0
+    refused(root, Exit.USAGE, "lacks Bug, Author, Forwarded, Drop-When")
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("edit-2", "patches/0002-edit-2.patch"),
+        ("Keep-Rows", "not the name of a patch"),
+        ("", "not the name of a patch"),
+        ("../rows", "not the name of a patch"),
+        ("a-" * 40 + "a", "not the name of a patch"),
+    ],
+)
+def test_a_name_that_a_new_patch_cannot_have_is_refused(root: Path, name: str, part: str) -> None:
+    with pytest.raises(OverlayError, match=part) as caught:
+        edit(load_unproven(root), series.upstream(BASE), dry_run=False, patch_name=name)
+    assert caught.value.code is Exit.USAGE
+    assert not (root / "build").exists()
