@@ -63,7 +63,7 @@ UPSTREAM = $(if $(WHEEL),--wheel="$$WHEEL",$(TARGET))
 IN_OWN = $(if $(OWN_ENV),$(ENVIRONMENT) serve $(DRY) .venv -- )
 
 .DEFAULT_GOAL := help
-.PHONY: help apply revert status verify diff review waiver rebase vendor edit import-patch refresh dist demo bench bench-serving conformance probe test test-slow lint tools test-environment bench-environment
+.PHONY: help apply revert status verify doctor diff review waiver rebase vendor edit import-patch refresh dist demo bench bench-serving conformance probe test test-slow lint tools test-environment bench-environment
 
 help: ## list the targets
 	@echo "The target: VENV=dir, SITE=site-packages dir, PYTHON=interpreter, the active virtual"
@@ -83,6 +83,9 @@ status: ## show the state of the installation
 
 verify: ## succeed silently if the overlay is whole
 	@$(OVERLAY) verify $(TARGET) $(ARGS)
+
+doctor: ## say what is installed there, who uses it, and what apply would do
+	@$(OVERLAY) doctor $(TARGET) $(ARGS)
 
 # Without upstream's files it shows the patches alone, rather than make an environment.
 diff: ## show what the overlay changes, in context (after `make tools`, also as a page)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from overlay import commands, output
+from overlay import commands, doctor, output
 from overlay.commands import Options, Outcome
 from overlay.errors import MEANING, Exit, OverlayError, denied, usage
 from overlay.installation import Installation, locate
@@ -156,6 +156,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     sub = command(every, "exec", _exec, "verify, then run the command after -- in this process")
     sub.usage = "overlay exec [options] -- COMMAND [ARGUMENT ...]"
     sub.set_defaults(words=words)
+    command(every, "doctor", _doctor, "say what is there, who uses it, and what apply would do")
     sub = command(every, "diff", _diff, "show what the overlay changes in upstream's files")
     lines = sub.add_mutually_exclusive_group()
     lines.add_argument("--context", type=_count, default=12, help="lines around each change")
@@ -317,6 +318,27 @@ def _exec(args: argparse.Namespace) -> int:
     if (code := _verify(args)) or args.dry_run:
         return code
     return commands.become(args.words)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    """Report, and end with the code that `apply` would end with."""
+    there = installation(args)
+    overlay = Overlay.load(ROOT)
+    lines = list(doctor.findings(there))
+    code, changed = Exit.DONE, 0
+    try:
+        changed = len(commands.apply(there, overlay, Options(dry_run=True)).changed)
+        would = f"would change {changed} files" if changed else "has nothing to do"
+    except OverlayError as error:
+        code, would = error.code, f"would be refused: {error.line}"
+    lines.append(("apply", f"of overlay {overlay.pin.overlay} {would}"))
+    if args.json:
+        found = [{"about": about, "text": text} for about, text in lines]
+        print(json.dumps({"command": "doctor", "code": code, "findings": found}))
+        return code
+    for about, text in lines:
+        _say(f"{about:<9} {text}")
+    return code
 
 
 def _diff(args: argparse.Namespace) -> int:

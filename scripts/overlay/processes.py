@@ -18,7 +18,7 @@ def refuse_serving(installation: Installation) -> None:
     Raises:
         OverlayError: naming the processes.
     """
-    if processes := list(_serving(installation)):
+    if processes := list(serving(installation)):
         raise OverlayError(
             Exit.BUSY,
             "is in use; a worker that starts later would mix two versions of the files",
@@ -28,7 +28,8 @@ def refuse_serving(installation: Installation) -> None:
         )
 
 
-def _serving(installation: Installation) -> Iterator[str]:
+def serving(installation: Installation) -> Iterator[str]:
+    """Yield each process that has the installation in use, with what shows it."""
     site = installation.site
     here = os.stat(site)
     python = installation.interpreter

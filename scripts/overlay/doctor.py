@@ -1,0 +1,49 @@
+"""What a person would look at first: the installation, its Python, the device, and who serves."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+from overlay.installation import Installation
+from overlay.processes import serving
+
+#: Where NVIDIA's kernel module says what it is; containers with GPUs have it, too.
+DRIVER = Path("/proc/driver/nvidia")
+#: The variables that decide what an engine that is started from here would do.
+_VARIABLES = ("VLLM_READINESS", "VLLM_USE_V2_MODEL_RUNNER")
+
+
+def findings(installation: Installation, driver: Path = DRIVER) -> Iterator[tuple[str, str]]:
+    """Yield what each line is about, and the line.
+
+    Args:
+        installation: the one that is named.
+        driver: the directory of NVIDIA's kernel module.
+    """
+    yield "vLLM", f"{installation.title} in {installation.site}"
+    python = installation.interpreter
+    yield "Python", str(python) if python else "none is known here: name one with --python"
+    yield "tool", f"runs on Python {platform.python_version()} of {platform.platform()}"
+    yield "device", _device(driver)
+    for name in _VARIABLES:
+        if name in os.environ:
+            yield "set here", f"{name}={os.environ[name]}"
+    using = list(serving(installation))
+    for process in using or ["nobody who can be seen from here"]:
+        yield "serving", process
+
+
+def _device(driver: Path) -> str:
+    try:
+        version = (driver / "version").read_text(errors="replace").splitlines()[0]
+    except (OSError, IndexError):
+        return "no NVIDIA driver is loaded here"
+    models = []
+    for file in sorted(driver.glob("gpus/*/information")):
+        lines = file.read_text(errors="replace").splitlines()
+        models += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    counts = [f"{models.count(model)} {model}" for model in dict.fromkeys(models)]
+    return f"{', '.join(counts) or 'no GPU'}; {version.partition(':')[2].strip() or version}"

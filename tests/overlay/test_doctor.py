@@ -1,0 +1,70 @@
+"""`overlay doctor`: what is there, who uses it, and what apply would do."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from overlay import doctor
+from overlay.errors import Exit
+from overlay.installation import locate
+from support.sites import OVERLAY, run, snapshot
+
+
+def findings(site: Path) -> dict[str, str]:
+    """The report's lines; the last of each name."""
+    done = run("doctor", "--site", site, "--json")
+    message = json.loads(done.stdout)
+    assert message["code"] == done.returncode
+    return {each["about"]: each["text"] for each in message["findings"]}
+
+
+def test_it_says_what_apply_would_do_and_does_nothing(site: Path) -> None:
+    before = snapshot(site)
+    count = len(OVERLAY.targets) + len(OVERLAY.added)
+    found = findings(site)
+    assert found["apply"] == f"of overlay {OVERLAY.pin.overlay} would change {count} files"
+    assert str(site) in found["vLLM"]
+    assert snapshot(site) == before
+    run("apply", "--site", site)
+    assert findings(site)["apply"].endswith("has nothing to do")
+
+
+def test_a_refusal_is_its_exit_code_and_names_the_file(site: Path) -> None:
+    (site / OVERLAY.targets[0]).write_bytes(b"# mine\n")
+    done = run("doctor", "--site", site)
+    assert done.returncode == run("apply", "--site", site).returncode == Exit.FOREIGN
+    assert OVERLAY.targets[0] in done.stdout.splitlines()[-1]
+    assert done.stderr == ""
+
+
+def test_who_serves_is_named(site: Path) -> None:
+    held = f"held = open({str(site / OVERLAY.targets[0])!r}); print('up', flush=True); input()"
+    command = [sys.executable, "-c", held]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = findings(site)
+        process.communicate(b"\n")
+    assert f"process {process.pid} " in found["serving"]
+    assert "would be refused: " in found["apply"]
+    assert findings(site)["serving"].startswith("nobody")
+
+
+def test_the_device_is_what_the_driver_says(site: Path, tmp_path: Path) -> None:
+    driver = tmp_path / "nvidia"
+    installation = locate(site=str(site))
+    assert dict(doctor.findings(installation, driver))["device"].startswith("no NVIDIA driver")
+    for number, model in enumerate(["NVIDIA H100", "NVIDIA H100", "NVIDIA A10"]):
+        file = driver / "gpus" / f"0000:0{number}:00.0" / "information"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"Model: \t\t {model}\nIRQ:   \t\t 5\n")
+    (driver / "version").write_text("NVRM version: NVIDIA UNIX 580.159.04  Tue\nGCC version: 12\n")
+    text = dict(doctor.findings(installation, driver))["device"]
+    assert text == "2 NVIDIA H100, 1 NVIDIA A10; NVIDIA UNIX 580.159.04  Tue"
+
+
+def test_what_is_set_here_is_shown(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_READINESS", "-fixes")
+    assert ("set here", "VLLM_READINESS=-fixes") in [*doctor.findings(locate(site=str(site)))]
