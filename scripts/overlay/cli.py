@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -371,6 +372,7 @@ def _print_json(
     inspection = outcome.inspection
     installation = inspection.installation
     report = {
+        "host": platform.node(),
         "command": args.command,
         "dry_run": args.dry_run,
         "code": int(code),
@@ -399,7 +401,12 @@ def _print_json(
 def _fail(args: argparse.Namespace, error: OverlayError) -> int:
     error.named_by = getattr(args, "named_by", None)
     if args.json:
-        report = {"command": args.command, "code": int(error.code), "error": error.to_json()}
+        report = {
+            "host": platform.node(),
+            "command": args.command,
+            "code": int(error.code),
+            "error": error.to_json(),
+        }
         if error.code is Exit.ABSENT:
             report["state"] = State.ABSENT.value
         print(json.dumps(report))
