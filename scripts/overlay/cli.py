@@ -13,6 +13,7 @@ from pathlib import Path
 from overlay import commands, doctor, output
 from overlay.commands import Options, Outcome
 from overlay.errors import MEANING, Exit, OverlayError, denied, usage
+from overlay.foreign import describe
 from overlay.installation import Installation, locate
 from overlay.refusal import refusal
 from overlay.source import Overlay
@@ -281,6 +282,8 @@ def _status(args: argparse.Namespace) -> int:
             for name, text in (("expected", error.expected), ("found", error.found)):
                 if text:
                     _say(f"            {name:<9} {text}")
+            for text in describe(compared, file):
+                _say(f"            {'known':<9} {text}")
             _say(f"            {'next':<9} {error.next_step}")
     if compared.record and (args.verbose or compared.record is not usual):
         _say(f"  {compared.record.value:<9} RECORD")
@@ -386,6 +389,7 @@ def _print_json(
         "digest": inspection.digest,
         "files": [
             {"path": file.path, "state": file.state.value, "sha256": file.sha256}
+            | ({"known": describe(inspection, file)} if file.state is State.FOREIGN else {})
             for file in inspection.files
         ],
         "record": inspection.record and inspection.record.value,

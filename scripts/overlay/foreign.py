@@ -1,0 +1,194 @@
+"""What can be told of a file that somebody else has changed, without upstream's bytes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from overlay import record
+from overlay.files import read
+from overlay.patches import Hunk, Series, split_lines
+from overlay.state import FileState, Inspection
+
+#: A comment in which a patcher names itself. Upstream's files that we patch hold none.
+_MARK = re.compile(
+    rb"^\s*#.*\b((patched|modified|changed|edited|ported)\s+by|back-?ported|patched\s+for)\b",
+    re.IGNORECASE,
+)
+_OUR_MARK = b"vllm-readiness-overlay"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a hunk of ours would go in a foreign file.
+
+    Attributes:
+        hunk: against upstream's file.
+        shift: how many lines further down it goes; None if its place is not found.
+    """
+
+    hunk: Hunk
+    shift: int | None
+
+
+def describe(inspection: Inspection, file: FileState) -> list[str]:
+    """Sentences on who changed a foreign file, where, and whether our hunks would merge.
+
+    Args:
+        inspection: the installation.
+        file: one of upstream's files that is foreign; any other gives no sentence.
+    """
+    overlay = inspection.overlay
+    if file.data is None or file.path not in overlay.pin.upstream:
+        return []
+    return [
+        *_marks(file.data),
+        *_package(inspection, file, file.data),
+        *_merge(places(overlay.series, file.path, file.data)),
+    ]
+
+
+def _marks(data: bytes) -> Iterator[str]:
+    for number, line in enumerate(split_lines(data), 1):
+        if _MARK.search(line) and _OUR_MARK not in line:
+            yield f"line {number} says: {line.decode(errors='replace').strip()[:100]}"
+
+
+def _package(inspection: Inspection, file: FileState, data: bytes) -> Iterator[str]:
+    """Whether a package brought these bytes, or when they were edited."""
+    installation = inspection.installation
+    start, now = f"{file.path},".encode(), record.row(file.path, data)
+    listed = False
+    for path in sorted(installation.site.glob("*.dist-info/RECORD")):
+        try:
+            rows = [line.rstrip(b"\r\n") for line in split_lines(read(path))]
+        except OSError:
+            continue
+        if now in rows:
+            yield f"{path.parent.name} brought it: its RECORD lists these bytes"
+            listed = True
+        elif path != installation.record and any(row.startswith(start) for row in rows):
+            yield f"{path.parent.name} lists it, too, with other bytes"
+    if not listed:
+        changed = _time(installation.site / file.path)
+        yield f"no package brought these bytes: they were written after it, on {changed}"
+
+
+def _time(path: Path) -> str:
+    time = datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
+    return time.strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _merge(found: Sequence[Place]) -> Iterator[str]:
+    """Where the file differs at least, and whether our hunks have a place in it."""
+    lost = [place.hunk for place in found if place.shift is None]
+    last = shift = 0
+    for place in found:
+        hunk = place.hunk
+        if place.shift is None:
+            if hunk.old:
+                lines = f"{hunk.old_at + 1}-{hunk.old_at + len(hunk.old)}"
+                yield f"upstream's lines {lines} have changed, which the overlay replaces"
+            continue
+        if place.shift != shift:
+            count = place.shift - shift
+            words = f"{abs(count)} lines {'more' if count > 0 else 'fewer'}"
+            yield f"{words} between upstream's lines {last + 1} and {hunk.old_at + 1}"
+            shift = place.shift
+        last = hunk.old_at + len(hunk.old)
+    if not lost:
+        yield f"the overlay's {len(found)} hunks would merge there"
+    else:
+        where = ", ".join(str(hunk.old_at + 1) for hunk in lost[:5])
+        more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+        share = f"{len(lost)} of {len(found)} hunks"
+        yield f"would not merge: {share}, at upstream's lines {where}{more}"
+
+
+def places(series: Series, path: str, data: bytes) -> list[Place]:
+    """Look for the place of each of our hunks in a foreign file.
+
+    The hunks have no context. One that replaces lines is found by those lines: at the shift
+    of the hunk before it, or else where they occur only once. One that only inserts is found
+    if the hunks around it that were found by their lines have the same shift; the lines in
+    between may still have changed.
+
+    Args:
+        series: the patches.
+        path: the file's.
+        data: its bytes.
+    """
+    lines = split_lines(data)
+    hunks = composed(series, path)
+    anchors: list[int | None] = []
+    shift, end = 0, 0
+    for index, hunk in enumerate(hunks):
+        following = next((each for each in hunks[index + 1 :] if each.old), None)
+        at = _find(lines, hunk, shift, end, following) if hunk.old else None
+        if at is not None:
+            shift, end = at - hunk.old_at, at + len(hunk.old)
+        anchors.append(None if at is None else shift)
+    return [
+        Place(hunk, _between(anchors, index) if not hunk.old else anchors[index])
+        for index, hunk in enumerate(hunks)
+    ]
+
+
+def _find(
+    lines: Sequence[bytes], hunk: Hunk, shift: int, start: int, following: Hunk | None
+) -> int | None:
+    def holds(each: Hunk, at: int) -> bool:
+        return tuple(lines[at : at + len(each.old)]) == each.old
+
+    if hunk.old_at + shift >= start and holds(hunk, hunk.old_at + shift):
+        return hunk.old_at + shift
+    # A line such as `else:` proves nothing elsewhere; one that occurs once does, if the lines of
+    # the next hunk have moved as far.
+    elsewhere = [at for at in range(start, len(lines)) if holds(hunk, at)]
+    if len(elsewhere) != 1:
+        return None
+    moved = elsewhere[0] - hunk.old_at
+    if following is not None and not holds(following, following.old_at + moved):
+        return None
+    return elsewhere[0]
+
+
+def _between(anchors: Sequence[int | None], index: int) -> int | None:
+    """The shift that the nearest anchors on both sides agree on; the file's start counts as 0."""
+    before = next((a for a in reversed(anchors[:index]) if a is not None), 0)
+    after = next((a for a in anchors[index + 1 :] if a is not None), before)
+    return before if before == after else None
+
+
+def composed(series: Series, path: str) -> list[Hunk]:
+    """The changes of all patches in one file, as hunks against upstream's file.
+
+    Upstream's bytes are not needed: a line that no patch removes stands for itself.
+    """
+    files = [file for patch in series.patches for file in patch.files if file.path == path]
+    reach = sum(hunk.old_at + len(hunk.old) + 1 for file in files for hunk in file.hunks)
+    known: dict[int, bytes] = {}
+    lines: list[int | bytes] = list(range(reach))
+    for file in files:
+        for hunk in reversed(file.hunks):
+            end = hunk.old_at + len(hunk.old)
+            for line, text in zip(lines[hunk.old_at : end], hunk.old, strict=True):
+                if isinstance(line, int):
+                    known[line] = text
+            lines[hunk.old_at : end] = hunk.new
+    hunks: list[Hunk] = []
+    new: list[bytes] = []
+    expected = new_at = 0
+    for line in lines:
+        if isinstance(line, bytes):
+            new.append(line)
+            continue
+        if new or line != expected:
+            old = tuple(known[at] for at in range(expected, line))
+            hunks.append(Hunk(expected, old, new_at, tuple(new)))
+            new_at += len(new)
+        new, expected, new_at = [], line + 1, new_at + 1
+    return hunks

@@ -1,0 +1,68 @@
+"""What is told of a file that somebody else has changed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from overlay import cli, foreign
+from overlay.errors import Exit
+from overlay.patches import FilePatch
+from support.sites import OVERLAY, UPSTREAM, snapshot
+
+RUNNER = "vllm/v1/worker/gpu_model_runner.py"
+UNTOUCHED = "vllm/v1/worker/mamba_utils.py"
+
+
+def known(site: Path, path: str, capsys: Any) -> str:
+    capsys.readouterr()
+    assert cli.main(["status", "--json", "--site", str(site)]) == Exit.FOREIGN
+    (file,) = [f for f in json.loads(capsys.readouterr().out)["files"] if f["path"] == path]
+    return "\n".join(file["known"])
+
+
+@pytest.mark.parametrize("path", OVERLAY.targets)
+def test_the_hunks_against_upstream_are_known_without_its_bytes(path: str) -> None:
+    data = (UPSTREAM / path).read_bytes()
+    hunks = tuple(foreign.composed(OVERLAY.series, path))
+    assert FilePatch(path, hunks).apply(data, "all") == OVERLAY.overlaid_bytes(path, data)
+    assert all(place.shift == 0 for place in foreign.places(OVERLAY.series, path, data))
+    assert not list(foreign._marks(data))
+
+
+def test_a_patcher_is_named_and_our_hunks_would_merge(site: Path, capsys: Any) -> None:
+    file = site / RUNNER
+    hunks = [h for h in foreign.composed(OVERLAY.series, RUNNER) if h.old]
+    lines = file.read_bytes().splitlines(keepends=True)
+    # Between the last two hunks that are found by their lines.
+    at = hunks[-1].old_at
+    lines[at:at] = [b"# Patched by somebody's tool\n", b"X = 1\n"]
+    file.write_bytes(b"".join(lines))
+    before = snapshot(site)
+    text = known(site, RUNNER, capsys)
+    assert f"line {at + 1} says: # Patched by somebody's tool" in text
+    assert f"2 lines more between upstream's lines {hunks[-2].old_at + 2}" in text
+    assert "no package brought these bytes" in text
+    assert cli.main(["apply", "--site", str(site)]) == Exit.FOREIGN
+    assert snapshot(site) == before
+
+
+def test_a_hunk_whose_lines_have_changed_would_not_merge(site: Path, capsys: Any) -> None:
+    file = site / RUNNER
+    hunk = next(h for h in foreign.composed(OVERLAY.series, RUNNER) if h.old)
+    lines = file.read_bytes().splitlines(keepends=True)
+    lines[hunk.old_at] = b"        changed()\n"
+    file.write_bytes(b"".join(lines))
+    text = known(site, RUNNER, capsys)
+    assert "would not merge: 1 of" in text
+    assert f"at upstream's lines {hunk.old_at + 1}" in text
+
+
+def test_a_file_that_no_patch_changes_is_not_even_read(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site / UNTOUCHED).parent.mkdir(parents=True, exist_ok=True)
+    (site / UNTOUCHED).mkdir()  # Reading it would fail.
+    assert cli.main(["apply", "--site", str(site), "--force"]) == Exit.DONE
+    assert cli.main(["verify", "--site", str(site)]) == Exit.DONE
+    assert cli.main(["revert", "--site", str(site), "--force"]) == Exit.DONE
