@@ -84,8 +84,8 @@ def _time(path: Path) -> str:
 
 def _merge(found: Sequence[Place]) -> Iterator[str]:
     """Where the file differs at least, and whether our hunks have a place in it."""
-    lost = [place.hunk for place in found if place.shift is None]
-    last = shift = 0
+    unplaced = [place.hunk for place in found if place.shift is None]
+    last, shift = 0, 0
     for place in found:
         hunk = place.hunk
         if place.shift is None:
@@ -99,13 +99,17 @@ def _merge(found: Sequence[Place]) -> Iterator[str]:
             yield f"{words} between upstream's lines {last + 1} and {hunk.old_at + 1}"
             shift = place.shift
         last = hunk.old_at + len(hunk.old)
-    if not lost:
+    if not unplaced:
         yield f"the overlay's {len(found)} hunks would merge there"
-    else:
-        where = ", ".join(str(hunk.old_at + 1) for hunk in lost[:5])
-        more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
-        share = f"{len(lost)} of {len(found)} hunks"
-        yield f"would not merge: {share}, at upstream's lines {where}{more}"
+    for verdict, hunks in (
+        ("would not merge", [hunk for hunk in unplaced if hunk.old]),
+        ("cannot be told without upstream's file", [hunk for hunk in unplaced if not hunk.old]),
+    ):
+        if hunks:
+            lines = ", ".join(str(hunk.old_at + 1) for hunk in hunks[:5])
+            more = f" and {len(hunks) - 5} more" if len(hunks) > 5 else ""
+            where = f"at upstream's lines {lines}{more}"
+            yield f"{verdict}: {len(hunks)} of {len(found)} hunks, {where}"
 
 
 def places(series: Series, path: str, data: bytes) -> list[Place]:

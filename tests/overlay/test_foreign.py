@@ -1,6 +1,7 @@
 """What is told of a file that somebody else has changed."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from overlay.errors import Exit
 from overlay.patches import FilePatch
 from support.sites import OVERLAY, UPSTREAM, snapshot
 
+SCHEDULER = "vllm/v1/core/sched/scheduler.py"
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 UNTOUCHED = "vllm/v1/worker/mamba_utils.py"
 
@@ -31,29 +33,32 @@ def test_the_hunks_against_upstream_are_known_without_its_bytes(path: str) -> No
 
 
 def test_a_patcher_is_named_and_our_hunks_would_merge(site: Path, capsys: Any) -> None:
-    file = site / RUNNER
-    hunks = [h for h in foreign.composed(OVERLAY.series, RUNNER) if h.old]
+    file, hunks = site / RUNNER, foreign.composed(OVERLAY.series, RUNNER)
+    # Two hunks in a row that are found by their lines: what is in between moves no other's place.
+    before, after = next(
+        (a, b) for a, b in pairwise(hunks) if a.old and b.old and b.old_at > a.old_at + len(a.old)
+    )
     lines = file.read_bytes().splitlines(keepends=True)
-    # Between the last two hunks that are found by their lines.
-    at = hunks[-1].old_at
-    lines[at:at] = [b"# Patched by somebody's tool\n", b"X = 1\n"]
+    lines[after.old_at : after.old_at] = [b"# Patched by somebody's tool\n", b"X = 1\n"]
     file.write_bytes(b"".join(lines))
-    before = snapshot(site)
+    bytes_before = snapshot(site)
     text = known(site, RUNNER, capsys)
-    assert f"line {at + 1} says: # Patched by somebody's tool" in text
-    assert f"2 lines more between upstream's lines {hunks[-2].old_at + 2}" in text
+    assert f"line {after.old_at + 1} says: # Patched by somebody's tool" in text
+    end = before.old_at + len(before.old)
+    assert f"2 lines more between upstream's lines {end + 1} and {after.old_at + 1}" in text
     assert "no package brought these bytes" in text
+    assert f"{len(hunks)} hunks would merge there" in text
     assert cli.main(["apply", "--site", str(site)]) == Exit.FOREIGN
-    assert snapshot(site) == before
+    assert snapshot(site) == bytes_before
 
 
 def test_a_hunk_whose_lines_have_changed_would_not_merge(site: Path, capsys: Any) -> None:
-    file = site / RUNNER
-    hunk = next(h for h in foreign.composed(OVERLAY.series, RUNNER) if h.old)
+    file = site / SCHEDULER
+    hunk = next(h for h in foreign.composed(OVERLAY.series, SCHEDULER) if h.old)
     lines = file.read_bytes().splitlines(keepends=True)
     lines[hunk.old_at] = b"        changed()\n"
     file.write_bytes(b"".join(lines))
-    text = known(site, RUNNER, capsys)
+    text = known(site, SCHEDULER, capsys)
     assert "would not merge: 1 of" in text
     assert f"at upstream's lines {hunk.old_at + 1}" in text
 
