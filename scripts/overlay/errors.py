@@ -34,7 +34,7 @@ MEANING = {
     Exit.PARTIAL: "partial: a run was cut off; apply or revert completes it",
     Exit.BUSY: "busy: another run holds the lock, or a process is serving from there",
     Exit.DENIED: "not permitted, read-only, or no space",
-    Exit.PRISTINE: "verify only: vLLM is there and nothing is laid over it",
+    Exit.PRISTINE: "verify and exec only: vLLM is there and nothing is laid over it",
 }
 
 
