@@ -245,10 +245,9 @@ def _table(row: Row, args: argparse.Namespace) -> Table:
         **{key: getattr(engine, key) for key in ("batch", "prompt", "runner", "thinking")},
         "output": row.output,
     }
-    # Every side is compared with stock.
-    sides = [side for side in engine.sides(args.gpu) if side in ("stock", *args.sides)]
     cases = {name: asdict(case) for name, case in row.cases.items()}
-    return Table(list(measured_sides(sides, args)), about, cases, engine.name, BASELINE)
+    sides = measured_sides(engine.sides(args.gpu), args)
+    return Table(list(sides), about, cases, engine.name, BASELINE)
 
 
 def _unpinned(work: Path) -> Path:

@@ -27,7 +27,7 @@ from bench.compare.summary import CaseResult
 from bench.compare.table_run import TableRun
 from bench.engine import IN_ONE_PROCESS
 from bench.host_work import ENGINES, Load
-from bench.reports.claims import FEW, NOISE
+from bench.reports.claims import FEW, NOISE, marked
 
 #: Seconds for a round.
 TIMEOUT = 900.0
@@ -93,11 +93,8 @@ def rows(rounds: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
             for figure in (*ENGINES, "cost", "noise")
         }
         median = {figure: statistics.median(values) for figure, values in seen.items()}
-        cost: Any = median["cost"]
         beyond = [one - other for one, other in zip(seen["cost"], seen["noise"], strict=True)]
-        found = of_differences(beyond, len(parts))
-        if found is None or not found.excludes(0.0):
-            cost = [cost, FEW if found is None else NOISE]
+        cost = marked(median["cost"], of_differences(beyond, len(parts)), equal=0.0)
         table.append([part, median["off"], median["on"], cost, median["noise"]])
     return table
 

@@ -29,7 +29,7 @@ from bench.compare.run import Job, run
 from bench.compare.summary import CaseResult
 from bench.compare.table_run import TableRun
 from bench.engine import IN_ONE_PROCESS
-from bench.reports.claims import FEW, NOISE
+from bench.reports.claims import FEW, NOISE, marked
 from bench.runners.cases import KINDS, SIDES, SIZES, WARMUP, Load
 from bench.runners.figures import QUANTILES, RATIOS
 
@@ -177,12 +177,13 @@ def _quantile_cells(
             yield None
             continue
         again = name == list(RATIOS)[-1]
-        found = interval([[one] for one in ratios], claims)
-        lost = not again and min(abs(one - 1) for one in ratios) <= noise
-        lost = lost or (not again and found is not None and not found.excludes(1.0))
-        mark = NOISE if lost else FEW if len(ratios) < LEAST and not again else ""
         median = statistics.median(ratios)
-        yield [median, mark] if mark else median
+        if again:
+            yield median
+        elif min(abs(one - 1) for one in ratios) <= noise:
+            yield [median, NOISE]
+        else:
+            yield marked(median, interval([[one] for one in ratios], claims))
 
 
 def _call_rows(called: Sequence[Mapping[str, Any]]) -> Iterator[list[Any]]:

@@ -28,7 +28,7 @@ from bench.compare.run import Job, run
 from bench.compare.summary import CaseResult
 from bench.compare.table_run import TableRun
 from bench.logprob_work import PARTS, SIDES, TOGETHER, Load
-from bench.reports.claims import FEW, NOISE
+from bench.reports.claims import FEW, NOISE, marked
 
 #: Seconds for a round.
 TIMEOUT = 1800.0
@@ -116,10 +116,7 @@ def _ratio(pairs: Sequence[tuple[float, float]], claims: int) -> Any:
     if not all(one > 0 and other > 0 for one, other in pairs):
         return "-"
     ratio = operator.truediv(*(statistics.median(side) for side in zip(*pairs, strict=True)))
-    found = interval([[one / other] for one, other in pairs], claims)
-    if found is None:
-        return [ratio, FEW]
-    return ratio if found.excludes(1.0) else [ratio, NOISE]
+    return marked(ratio, interval([[one / other] for one, other in pairs], claims))
 
 
 def _at(values: Any, path: Sequence[str]) -> float:

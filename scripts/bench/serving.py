@@ -84,8 +84,7 @@ class ServingRun(Run):
             cases = {loads.OWN: {}}
         name = "generated model" if self.generated else path.name
         about = {"title": "Driven by `vllm bench serve`.", "model": name, "shape": shape}
-        sides = [side for side in SIDES if side in ("stock", *args.sides)]
-        table = Table(measured_sides(sides, args), about, cases, "server")
+        table = Table(measured_sides(SIDES, args), about, cases, "server")
         super().__init__(args, installations, {NAME: table})
         module = ["bench.servers.child", "prepare", self.model, args.size if self.generated else ""]
         self.device = self.child("prepare", SIDES[0], module, {}, args.timeout)["device"]

@@ -15,11 +15,7 @@ import vllm  # noqa: F401  (sets up what torch reads when it is imported)
 
 # isort: split
 import torch
-from bench import thinking
-from engine.generate import DTYPE
-from gpu.kinds import BATCHES, BUDGET, REQUESTS, THINKING, requests, run
-from support.checkpoint import generate
-from support.engine_loop import build_engine
+from gpu.kinds import BATCHES, THINKING, build, requests, run
 
 GPU = torch.cuda.is_available()
 
@@ -32,22 +28,8 @@ def start(model: Path, parallel: str, scheduling: str) -> Any:
         parallel: "tensor" or "pipeline".
         scheduling: "sync" or "async".
     """
-    here: dict[str, Any] = {}
-    if GPU:
-        # No profiling, which other engines on the same devices would disturb.
-        here = {"gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 64 << 20}
-        here["reasoning_config"] = thinking.config()
-    return build_engine(
-        generate(model),
-        dtype=DTYPE,
-        max_model_len=512,
-        max_num_seqs=REQUESTS,
-        max_num_batched_tokens=BUDGET,
-        max_logprobs=-1,
-        async_scheduling=scheduling == "async",
-        **{f"{parallel}_parallel_size": 2},
-        **here,
-    )
+    ranks = {f"{parallel}_parallel_size": 2}
+    return build(model, budgets=GPU, async_scheduling=scheduling == "async", **ranks)
 
 
 def main(model: Path, out: Path, parallel: str, scheduling: str) -> None:

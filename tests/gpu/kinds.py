@@ -269,6 +269,17 @@ def plant() -> None:
 
 def start(model: Path, name: str, short: bool, budgets: bool) -> Any:
     """Start an engine; without graphs if it is for a few steps."""
+    return build(model, budgets, **{"enforce_eager": short, **ENGINES[name]})
+
+
+def build(model: Path, budgets: bool, **arguments: Any) -> Any:
+    """Start an engine that is fit for :func:`requests`.
+
+    Args:
+        model: the checkpoint's directory.
+        budgets: whether it knows the markers of thinking.
+        arguments: further ones of the engine.
+    """
     small: dict[str, Any] = {}
     if torch.cuda.is_available():
         # No profiling, which other engines on the same device would disturb.
@@ -281,7 +292,7 @@ def start(model: Path, name: str, short: bool, budgets: bool) -> Any:
         max_num_batched_tokens=BUDGET,
         max_logprobs=-1,
         reasoning_config=thinking.config() if budgets else None,
-        **{"enforce_eager": short, **small, **ENGINES[name]},
+        **{**small, **arguments},
     )
 
 

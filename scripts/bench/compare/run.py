@@ -256,8 +256,10 @@ def origin(side: str) -> str:
 
 
 def measured_sides(sides: Sequence[str], args: argparse.Namespace) -> tuple[str, ...]:
-    """Return the sides, and stock once more with ``--aa``."""
-    return (*sides, AGAIN) if args.aa else tuple(sides)
+    """Return the sides that are asked for, with stock, and stock once more with ``--aa``."""
+    asked = (STOCK, *getattr(args, "sides", sides))
+    chosen = tuple(side for side in sides if side in asked)
+    return (*chosen, AGAIN) if args.aa else chosen
 
 
 def run(args: argparse.Namespace, make: Callable[[Installations], Run]) -> int:

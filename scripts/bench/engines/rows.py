@@ -229,6 +229,7 @@ def _logprobs(
 
 _MIXED = _logprobs(_PENALISED)
 _PRESENCE = {"presence_penalty": 1.5}
+_BUDGETED = Case(({**_PRESENCE, "thinking_token_budget": 0.75},))
 #: Decoding as most servers do it: greedily, with draws, with a penalty, and with all of these.
 _DECODING: Mapping[str, Case] = {
     BASELINE: Case(),
@@ -301,7 +302,7 @@ ROWS: Mapping[str, Row] = {
             output=2048,
             cases={
                 BASELINE: Case(),
-                "presence 1.5, budget": Case(({**_PRESENCE, "thinking_token_budget": 0.75},)),
+                "presence 1.5, budget": _BUDGETED,
             },
         ),
         Row(
@@ -314,7 +315,7 @@ ROWS: Mapping[str, Row] = {
             cases={
                 BASELINE: Case(),
                 "presence 1.5": Case((_PRESENCE,)),
-                "presence 1.5, budget": Case(({**_PRESENCE, "thinking_token_budget": 0.75},)),
+                "presence 1.5, budget": _BUDGETED,
             },
         ),
         Row(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import Any
 
 from bench.compare.disturbance import LIMIT, reasons
 from bench.compare.intervals import LEAST, LEVEL, Interval, interval
@@ -28,6 +29,19 @@ CLAIMED = (
 _RATE = "/s"
 #: Of a figure that grows by design: the wait that leaves ``sample_tokens`` is spent there.
 _BY_DESIGN = "get_output"
+
+
+def marked(value: float, found: Interval | None, equal: float = 1.0) -> Any:
+    """Return a table's cell: a value, with its mark if the rounds do not tell the sides apart.
+
+    Args:
+        value: a ratio or a difference.
+        found: its interval; None of too few rounds.
+        equal: what it is where the sides are equal.
+    """
+    if found is None:
+        return [value, FEW]
+    return value if found.excludes(equal) else [value, NOISE]
 
 
 class Claims:
