@@ -53,7 +53,8 @@ def main(argv: Sequence[str]) -> int:
     # Scratch directories are removed however the run ends.
     signal.signal(signal.SIGTERM, _end)
     try:
-        return _COMMANDS[args.command](args)
+        code: int = args.run(args)
+        return code
     except OverlayError as error:
         print(f"review: {error}", file=sys.stderr)
         return error.code
@@ -78,20 +79,22 @@ def _end(number: int, _: object) -> NoReturn:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="review", description=(__doc__ or "").partition("\n")[0])
     commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
-    for name, text in (
-        ("release", "review a release"),
-        ("matrix", "review several releases, in one table"),
-        ("rebase", "lay out the series on a release in build/edit"),
-        ("diff", "show the overlay against its own release"),
-        ("waiver", "print the justification of each patch"),
+    for name, run, text in (
+        ("release", _release, "review a release"),
+        ("matrix", _matrix, "review several releases, in one table"),
+        ("rebase", _rebase, "lay out the series on a release in build/edit"),
+        ("diff", _diff, "show the overlay against its own release"),
+        ("waiver", _waiver, "print the justification of each patch"),
     ):
         command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(run=run)
         if name == "matrix":
             command.add_argument("releases", help="versions with commas between, or FIRST..LAST")
         elif name != "diff":
-            count = "?" if name == "waiver" else None
-            of_release = "a version, a wheel file, or latest"
-            command.add_argument("release", nargs=count, help=of_release)
+            optional = "?" if name == "waiver" else None
+            command.add_argument(
+                "release", nargs=optional, help="a version, a wheel file, or latest"
+            )
             command.add_argument("--sha256", help="of the wheel file, if no index knows it")
         if name == "release":
             command.add_argument(
@@ -123,7 +126,7 @@ def _matrix(args: argparse.Namespace) -> int:
     versions = released.several(args.releases, overlay.pin)
     base = _base(args, overlay)
     # What takes longest is the same for every release.
-    overlaid = {path: overlay.overlaid_bytes(path, base.read(path)) for path in overlay.targets}
+    overlaid = _overlaid(overlay, base)
     uses = review.uses_of(overlay, base, overlaid)
     # Nothing of it is garbage before the end, and looking takes a fifth of the time.
     gc.freeze()
@@ -169,9 +172,8 @@ def _waiver(args: argparse.Namespace) -> int:
     base = _base(args, overlay)
     if args.release:
         result = review.of_release(overlay, base, _obtain(args, overlay, args.out), args.out)
-    overlaid = {path: overlay.overlaid_bytes(path, base.read(path)) for path in overlay.targets}
     vocabulary = Vocabulary(ROOT / "vendor_overlay")
-    seams = Seams(vocabulary, overlay.series, base, overlaid)
+    seams = Seams(vocabulary, overlay.series, base, _overlaid(overlay, base))
     text = waiver.markdown(overlay, vocabulary, seams, result)
     print(json.dumps({"markdown": text}) if args.json else text, end="\n" if args.json else "")
     return Exit.DONE
@@ -213,6 +215,11 @@ def _base(args: argparse.Namespace, overlay: Overlay) -> Upstream:
     return upstream.from_installation(cli.installation(args), overlay)
 
 
+def _overlaid(overlay: Overlay, base: Upstream) -> dict[str, bytes]:
+    """The patched files by path."""
+    return {path: overlay.overlaid_bytes(path, base.read(path)) for path in overlay.targets}
+
+
 def _report(args: argparse.Namespace, result: Mapping[str, Any]) -> None:
     if args.json:
         print(json.dumps(result))
@@ -241,14 +248,6 @@ def _report(args: argparse.Namespace, result: Mapping[str, Any]) -> None:
     if kept.is_dir():
         print(escaped(f"the last other review with conflicts: {kept / review.PAGE}"))
 
-
-_COMMANDS = {
-    "release": _release,
-    "matrix": _matrix,
-    "rebase": _rebase,
-    "diff": _diff,
-    "waiver": _waiver,
-}
 
 if __name__ == "__main__":
     raise SystemExit(output.run("review", main))

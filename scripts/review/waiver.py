@@ -44,23 +44,20 @@ def markdown(
         "`VLLM_READINESS=off` runs upstream's code everywhere, `VLLM_READINESS=-WORD` without one "
         "feature or fix; `make revert` restores upstream's files, byte for byte.",
     ]
-    columns: tuple[str, ...] = COLUMNS
-    verdicts = None
+    columns = list(COLUMNS)
+    rows = [_cells(patch, vocabulary, seams) for patch in patches]
     if review is not None:
         version = review["release"]["version"]
-        verdicts = {
-            patch["name"]: f"{patch['verdict']}: {escape(patch['because'])}"
-            for patch in review["patches"]
-        }
-        columns = (*COLUMNS, f"on vLLM {version}")
+        columns.append(f"on vLLM {version}")
+        judged = {patch["name"]: patch for patch in review["patches"]}
+        for patch, cells in zip(patches, rows, strict=True):
+            verdict = judged[patch.name]
+            cells.append(f"{verdict['verdict']}: {escape(verdict['because'])}")
         lines.append(f"The last column is `make review RELEASE={version}`, {review['date']}.")
-    rows = [row(*_cells(patch, vocabulary, seams, verdicts)) for patch in patches]
-    return "\n\n".join([*lines, table("", columns, rows)]) + "\n"
+    return "\n\n".join([*lines, table("", columns, [row(*cells) for cells in rows])]) + "\n"
 
 
-def _cells(
-    patch: Patch, vocabulary: Vocabulary, seams: Seams, verdicts: Mapping[str, str] | None
-) -> list[str]:
+def _cells(patch: Patch, vocabulary: Vocabulary, seams: Seams) -> list[str]:
     fields = header_fields(patch.header)
     _, _, reason = fields["Description"].partition("\n")
     words = seams.of_patch(patch.name)
@@ -72,7 +69,7 @@ def _cells(
         )
         if served
     ]
-    cells = [
+    return [
         f"{patch.name[:4]} {escape(title(patch))}",
         escape(one_line(reason)),
         "; ".join(kinds) or FRAME,
@@ -80,7 +77,6 @@ def _cells(
         _upstream(fields),
         escape(one_line(fields["Drop-When"])),
     ]
-    return [*cells, *([] if verdicts is None else [verdicts[patch.name]])]
 
 
 def _upstream(fields: Mapping[str, str]) -> str:

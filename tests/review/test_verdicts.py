@@ -5,7 +5,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-from overlay.installation import locate
 from review import merging, verdicts
 from review.fixes import MENDS
 from review.merging import JudgedPatch
@@ -13,32 +12,11 @@ from review.references import References
 from review.runners import OTHER
 from review.verdicts import FRAME
 from review.vocabulary import DOORS, Vocabulary
-from review.words import Seams
-from series.upstream import Upstream, from_installation
-from support.sites import OVERLAY, REPO, UPSTREAM
+from support.seams import base, overlaid, seams, vocabulary
+from support.sites import OVERLAY, REPO
 from vllm.v1.readiness import features
 
 Findings = dict[str, dict[str, Any]]
-
-
-@cache
-def base() -> Upstream:
-    return from_installation(locate(site=str(UPSTREAM)), OVERLAY)
-
-
-@cache
-def vocabulary() -> Vocabulary:
-    return Vocabulary(REPO / "vendor_overlay")
-
-
-@cache
-def overlaid() -> dict[str, bytes]:
-    return {path: OVERLAY.overlaid_bytes(path, base().read(path)) for path in OVERLAY.targets}
-
-
-@cache
-def seams() -> Seams:
-    return Seams(vocabulary(), OVERLAY.series, base(), overlaid())
 
 
 @cache

@@ -7,34 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-from overlay.installation import locate
 from overlay.patches import header_fields
 from overlay.source import Overlay
 from review import waiver
-from review.vocabulary import Vocabulary
-from review.words import Seams
-from series.upstream import Upstream, from_installation
+from support.seams import seams, vocabulary
 from support.sites import OVERLAY, REPO, UPSTREAM
-
-
-@pytest.fixture(scope="module")
-def upstream() -> Upstream:
-    """Upstream's files of the pinned release."""
-    return from_installation(locate(site=str(UPSTREAM)), OVERLAY)
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    """The features and fixes of our modules."""
-    return Vocabulary(REPO / "vendor_overlay")
-
-
-@pytest.fixture(scope="module")
-def seams(upstream: Upstream, vocabulary: Vocabulary) -> Seams:
-    """What each patch calls."""
-    overlaid = {p: OVERLAY.overlaid_bytes(p, upstream.read(p)) for p in OVERLAY.targets}
-    return Seams(vocabulary, OVERLAY.series, upstream, overlaid)
 
 
 def rows(text: str) -> list[list[str]]:
@@ -45,10 +22,8 @@ def rows(text: str) -> list[list[str]]:
     return cells[2:]
 
 
-def test_each_patch_has_its_reason_link_and_removal_plan(
-    vocabulary: Vocabulary, seams: Seams
-) -> None:
-    text = waiver.markdown(OVERLAY, vocabulary, seams, None)
+def test_each_patch_has_its_reason_link_and_removal_plan() -> None:
+    text = waiver.markdown(OVERLAY, vocabulary(), seams(), None)
     assert f"{OVERLAY.pin.overlay} changes {len(OVERLAY.targets)} files" in text
     table = rows(text)
     assert len(table) == len(OVERLAY.series.patches)
@@ -64,9 +39,9 @@ def test_each_patch_has_its_reason_link_and_removal_plan(
         assert removed.replace("\\", "") == " ".join(fields["Drop-When"].split())
 
 
-def test_features_and_fixes_are_told_apart(vocabulary: Vocabulary, seams: Seams) -> None:
+def test_features_and_fixes_are_told_apart() -> None:
     by_number = {
-        row[0][:4]: row[2] for row in rows(waiver.markdown(OVERLAY, vocabulary, seams, None))
+        row[0][:4]: row[2] for row in rows(waiver.markdown(OVERLAY, vocabulary(), seams(), None))
     }
     assert by_number["0001"] == waiver.FRAME
     assert by_number["0015"] == "fixes `recovered-tokens`"
@@ -74,13 +49,13 @@ def test_features_and_fixes_are_told_apart(vocabulary: Vocabulary, seams: Seams)
     assert re.fullmatch("features .*; fixes .*", by_number["0004"])
 
 
-def test_a_review_adds_a_verdict_for_each_patch(vocabulary: Vocabulary, seams: Seams) -> None:
+def test_a_review_adds_a_verdict_for_each_patch() -> None:
     patches = [
         {"name": patch.name, "verdict": "moved", "because": f"by {place} | lines"}
         for place, patch in enumerate(OVERLAY.series.patches)
     ]
     review: dict[str, Any] = {"release": {"version": "0.99.0"}, "date": "2026-11-22"}
-    text = waiver.markdown(OVERLAY, vocabulary, seams, {**review, "patches": patches})
+    text = waiver.markdown(OVERLAY, vocabulary(), seams(), {**review, "patches": patches})
     assert "on vLLM 0.99.0 |" in text
     assert "RELEASE=0.99.0`, 2026-11-22" in text
     assert [row[-1] for row in rows(text)] == [
