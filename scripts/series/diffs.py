@@ -124,8 +124,11 @@ def read(data: bytes, name: str) -> Diff:
                 current.header.append(line)
             at += 1
     if not files:
-        raise usage("holds no diff", "name a file that `git diff` or a pull request's .diff "
-                    "or .patch gave", subject=name)  # fmt: skip
+        raise usage(
+            "holds no diff",
+            "name a file that `git diff` or a pull request's .diff or .patch gave",
+            subject=name,
+        )
     return Diff(files, mails)
 
 

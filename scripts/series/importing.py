@@ -17,8 +17,6 @@ from series.commits import DIFF, bare, slug
 from series.headers import empty_fields, skeleton
 from series.upstream import Upstream
 
-_ALREADY = "is there already"
-
 
 @dataclass(frozen=True)
 class Imported:
@@ -118,7 +116,7 @@ def _header(found: diffs.Diff, diff: Path) -> str:
     if found.mails:
         subjects = [subject for subject, _, _ in found.mails]
         texts = [text for _, _, text in found.mails if text]
-        lines = [subjects[0], *subjects[1:], *"\n\n".join(texts).splitlines()]
+        lines = [*subjects, *"\n\n".join(texts).splitlines()]
         authors = dict.fromkeys(author for _, author, _ in found.mails if author)
         known = {"Description": "\n".join(lines), "Author": ", ".join(authors)}
     return skeleton(known, foreign=True)
@@ -148,7 +146,7 @@ def _changes(
             left_out += _apply(folder, file, upstream)
         changes = b"".join(bare(git.data(folder, "diff", *DIFF))) if touched else b""
         after = {path: (folder / path).read_bytes() for path in touched}
-    return changes, left_out, list(_warnings(texts, after))
+    return changes, left_out, list(_warnings(after))
 
 
 def _apply(folder: Path, file: diffs.FileDiff, upstream: Upstream) -> Iterator[str]:
@@ -171,7 +169,7 @@ def _apply(folder: Path, file: diffs.FileDiff, upstream: Upstream) -> Iterator[s
             alone = head + hunk.text
             reason = "its lines are not those of the pinned release"
             if _git_apply(folder, alone, "--check", "--reverse"):
-                reason = _ALREADY
+                reason = "is there already"
             elif _git_apply(pristine, alone, "--check"):
                 reason = "a patch of the overlay, or one before it, has changed its lines"
             yield f"{file.path}, line {hunk.line}: {reason}"
@@ -191,9 +189,9 @@ def _git_apply(folder: Path, diff: bytes, *options: str) -> bool:
     )
 
 
-def _warnings(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> Iterator[str]:
+def _warnings(files: Mapping[str, bytes]) -> Iterator[str]:
     """What is wrong with the files afterwards; some hunks of a change may not do alone."""
-    for path, data in after.items():
+    for path, data in files.items():
         try:
             ast.parse(data)
         except (SyntaxError, ValueError) as error:
