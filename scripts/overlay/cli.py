@@ -326,16 +326,9 @@ def _exec(args: argparse.Namespace) -> int:
 
 def _doctor(args: argparse.Namespace) -> int:
     """Report, and end with the code that `apply` would end with."""
-    there = installation(args)
-    overlay = Overlay.load(ROOT)
-    lines = list(doctor.findings(there))
-    code, changed = Exit.DONE, 0
-    try:
-        changed = len(commands.apply(there, overlay, Options(dry_run=True)).changed)
-        would = f"would change {changed} files" if changed else "has nothing to do"
-    except OverlayError as error:
-        code, would = error.code, f"would be refused: {error.line}"
-    lines.append(("apply", f"of overlay {overlay.pin.overlay} {would}"))
+    there, overlay = installation(args), Overlay.load(ROOT)
+    code, would = doctor.prospect(there, overlay)
+    lines = [*doctor.findings(there), ("apply", f"of overlay {overlay.pin.overlay} {would}")]
     if args.json:
         found = [{"about": about, "text": text} for about, text in lines]
         print(json.dumps({"command": "doctor", "code": code, "findings": found}))

@@ -1,4 +1,4 @@
-"""What a person would look at first: the installation, its Python, the device, and who serves."""
+"""What a person would look at first: what is there, who uses it, and what apply would do."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path
 
+from overlay import commands
+from overlay.commands import Options
+from overlay.errors import Exit, OverlayError
 from overlay.installation import Installation
 from overlay.processes import serving
+from overlay.source import Overlay
 
 #: Where NVIDIA's kernel module says what it is; containers with GPUs have it, too.
 DRIVER = Path("/proc/driver/nvidia")
@@ -34,6 +38,15 @@ def findings(installation: Installation, driver: Path = DRIVER) -> Iterator[tupl
     using = list(serving(installation))
     for process in using or ["nobody who can be seen from here"]:
         yield "serving", process
+
+
+def prospect(installation: Installation, overlay: Overlay) -> tuple[Exit, str]:
+    """Return the code that ``apply`` would end with, and what it would do."""
+    try:
+        changed = len(commands.apply(installation, overlay, Options(dry_run=True)).changed)
+    except OverlayError as error:
+        return error.code, f"would be refused: {error.line}"
+    return Exit.DONE, f"would change {changed} files" if changed else "has nothing to do"
 
 
 def _device(driver: Path) -> str:
