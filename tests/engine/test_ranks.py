@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from engine import ranked
+from engine.ranked import DIFFERENT
 from overlay.pin import PACKAGE
 from support import forked
 from support.asynchronous import announce
@@ -17,7 +18,6 @@ from support.checkpoint import generate
 from support.engine import Engine, PreloadedEngine, Run
 from support.sites import REPO
 
-DIFFERENT = "the ranks of this engine do not run the same"
 PROGRAM = REPO / "tests" / "engine" / "ranked.py"
 
 

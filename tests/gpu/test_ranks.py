@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine import ranked
+from engine.ranked import DIFFERENT
 from gpu.kinds import ENVIRONMENT
 from support.asynchronous import announce
 from support.engine import Engine, Run
@@ -17,7 +18,6 @@ pytestmark = [
 ]
 
 PROGRAM = REPO / "tests" / "engine" / "ranked.py"
-DIFFERENT = "the ranks of this engine do not run the same"
 CHANGES: dict[str, Callable[[], None] | None] = {
     "same": None,
     "switch": ranked.other_switch,

@@ -8,10 +8,11 @@ from pathlib import Path
 #: The VERSION_PIN and the patches that this installation was overlaid with.
 PROVENANCE = Path(__file__).parent / "provenance"
 
-_SITE = Path(__file__).parents[3]
+#: The site-packages directory that vLLM is imported from.
+SITE = Path(__file__).parents[3]
 
 
-def digest(provenance: Path = PROVENANCE, site: Path = _SITE) -> str | None:
+def digest(provenance: Path = PROVENANCE, site: Path = SITE) -> str | None:
     """Compute one SHA-256 over every file of the overlay that is installed here.
 
     It is the digest that ``scripts/overlay status`` prints: of the lines that ``sha256sum``

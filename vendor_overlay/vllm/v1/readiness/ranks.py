@@ -18,13 +18,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch.distributed
 from torch.distributed import DistError, Store
 from torch.distributed.distributed_c10d import _get_default_store
 from vllm.logger import init_logger
-from vllm.v1.readiness import switch
+from vllm.v1.readiness import identity, switch
 from vllm.v1.readiness.version import __version__
 
 logger = init_logger(__name__)
@@ -40,8 +39,6 @@ _PAUSE = 0.02
 _FAREWELL = 5.0
 #: Digits of a digest in the table.
 _DIGITS = 12
-
-_SITE = Path(__file__).parents[3]
 
 
 class RanksError(RuntimeError):
@@ -113,7 +110,9 @@ def check(digest: str | None) -> None:
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         return
     value, on = os.environ.get(switch.NAME, ""), tuple(sorted(switch.enabled()))
-    own = Announcement(socket.gethostname(), str(_SITE), __version__, digest or "", value, on)
+    own = Announcement(
+        socket.gethostname(), str(identity.SITE), __version__, digest or "", value, on
+    )
     rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     try:
         _Meeting(_get_default_store(), rank, size).hold(own, wait=mode != "off")
