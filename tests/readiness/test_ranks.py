@@ -60,7 +60,10 @@ def _live(number: int, rank: Rank, size: int, port: int, patience: float, out: P
     store = TCPStore("127.0.0.1", port, size, number == 0, timedelta(seconds=60))
     torch.distributed.init_process_group("gloo", store=store, rank=number, world_size=size)
     start, error, different, total = time.monotonic(), "", [], 0.0
+    store.set(f"made {number}", b"")
     if rank.ends:
+        # A rank that is still making its group would fail in that.
+        store.wait([f"made {each}" for each in range(size)])
         os._exit(0)
     try:
         time.sleep(rank.late)
