@@ -12,8 +12,12 @@ from overlay.source import Overlay
 
 from series.checksums import expected_pin
 
+#: The field of the features and fixes that a patch serves, or the word for all of them.
+SERVES = "Serves"
 #: The required DEP-3 fields of a patch: why and how, the issue it answers, and when to drop it.
-FIELDS = ("Description", "How", "Bug", "Author", "Forwarded", "Last-Update", "Drop-When")
+FIELDS = (
+    *("Description", "How", SERVES, "Bug", "Author", "Forwarded", "Last-Update", "Drop-When"),
+)
 
 
 def complaints(root: Path, upstream: Callable[[str], bytes]) -> Iterator[str]:

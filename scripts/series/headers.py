@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from overlay.patches import header_fields
 
-from series.check import FIELDS
+from series.check import FIELDS, SERVES
 
 #: DEP-3's field for where a change is from. Only who takes it over can say that.
 ORIGIN = "Origin"
@@ -18,11 +18,13 @@ def skeleton(known: Mapping[str, str], foreign: bool = False) -> str:
 
     Args:
         known: field to its text; further lines are indented as DEP-3 asks for.
-        foreign: whether the change is somebody else's, so that its origin has to be stated.
+        foreign: whether the change is somebody else's: its origin has to be stated, and it serves
+            none of our features and fixes.
     """
     names = list(FIELDS)
     if foreign:
         names.insert(names.index("Bug") + 1, ORIGIN)
+        names.remove(SERVES)
     texts = {"Last-Update": datetime.date.today().isoformat(), **known}
     return "".join(_field(name, texts.get(name, "")) for name in names)
 

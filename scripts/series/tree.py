@@ -82,7 +82,7 @@ def begin_message(tree: Path, header: str) -> None:
     notes = (
         "; Lines that begin with ';' are left out. Each field needs a text. An issue: a link, or\n"
     )
-    notes += "; none; Forwarded: a link, no or not-needed.\n"
+    notes += "; none; Forwarded: a link, no or not-needed. Serves: features and fixes, or all.\n"
     file = tree.resolve() / ".git" / _HEADER
     write_file(file, (header + notes).encode())
     git.text(tree, "config", _TEMPLATE, str(file))

@@ -30,3 +30,11 @@ def test_the_digest_is_the_tool_s(tmp_path: Path) -> None:
 
 def test_a_checkout_has_no_digest(tmp_path: Path) -> None:
     assert identity.digest(tmp_path / "provenance", tmp_path) is None
+    assert identity.left_out(tmp_path / "provenance") == frozenset()
+
+
+def test_the_pin_says_what_was_left_out(tmp_path: Path) -> None:
+    assert identity.left_out(sites.REPO) == frozenset()
+    pin = tmp_path / "VERSION_PIN"
+    pin.write_text("[release]\noverlay = 0\nwithout = penalties,sessions\n\n[archives]\n")
+    assert identity.left_out(tmp_path) == {"penalties", "sessions"}

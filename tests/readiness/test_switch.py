@@ -116,6 +116,20 @@ def test_the_variable_is_read_from_the_environment(monkeypatch: pytest.MonkeyPat
     assert switch.enabled() == features.ALL
 
 
+def test_what_is_not_installed_is_off_whatever_the_variable_says() -> None:
+    """In a process of its own, because an installation never changes while it runs."""
+    said = run_alone("""
+import os
+from vllm.v1.readiness import features, identity, switch
+identity.left_out = lambda: frozenset({"history", "sessions"})
+print(sorted(features.ALL - switch.enabled()))
+os.environ["VLLM_READINESS"] = "penalties,readback"
+print(sorted(switch.enabled()))
+""")
+    off = sorted({"history", "sessions"} | NEEDY)
+    assert said.splitlines() == [str(off), "['readback']"]
+
+
 def test_the_switch_imports_neither_torch_nor_the_logger() -> None:
     """vllm.envs imports it, long before either may be imported."""
     loaded = run_alone("""
@@ -123,7 +137,8 @@ before = set(sys.modules)
 from vllm.v1.readiness import switch
 print(*sorted(name for name in set(sys.modules) - before if name.startswith(("torch", "vllm"))))
 """)
-    assert loaded.split() == [f"vllm.v1.readiness{name}" for name in ("", ".features", ".switch")]
+    names = ("", ".features", ".identity", ".switch")
+    assert loaded.split() == [f"vllm.v1.readiness{name}" for name in names]
 
 
 @pytest.mark.parametrize("value", [None, "", "  "])

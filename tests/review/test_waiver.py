@@ -39,6 +39,14 @@ def test_each_patch_has_its_reason_link_and_removal_plan() -> None:
         assert removed.replace("\\", "") == " ".join(fields["Drop-When"].split())
 
 
+def test_a_patch_names_the_features_and_fixes_that_its_lines_call() -> None:
+    """What a part of the series is chosen by."""
+    for patch in OVERLAY.series.patches:
+        serves = header_fields(patch.header)["Serves"].replace("\n", " ")
+        named = set() if serves == "all" else set(serves.split(", "))
+        assert named == set(seams().of_patch(patch.name)), patch.name
+
+
 def test_features_and_fixes_are_told_apart() -> None:
     by_number = {
         row[0][:4]: row[2] for row in rows(waiver.markdown(OVERLAY, vocabulary(), seams(), None))

@@ -305,7 +305,7 @@ def test_a_header_that_is_not_filled_in_is_refused(root: Path) -> None:
     add_line(root / edit_tree.EDIT)
     half = {"GIT_EDITOR": "sed -i 's/^How:$/How: text/'"}
     assert commit_in_editor(root / edit_tree.EDIT, **half).returncode == 0
-    refused(root, Exit.USAGE, "lacks Bug, Author, Forwarded, Drop-When")
+    refused(root, Exit.USAGE, "lacks Serves, Bug, Author, Forwarded, Drop-When")
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,16 @@
-"""The identity of this overlay, computed from the installed files."""
+"""What is installed here: the identity of the overlay, and what of it was left out."""
 
 # mirrors: nothing
 
 import hashlib
+from functools import cache
 from pathlib import Path
 
 #: The VERSION_PIN and the patches that this installation was overlaid with.
 PROVENANCE = Path(__file__).parent / "provenance"
+
+#: Begins the line of VERSION_PIN that names what `apply` has left out.
+_WITHOUT = "without = "
 
 #: The site-packages directory that vLLM is imported from.
 SITE = Path(__file__).parents[3]
@@ -35,6 +39,21 @@ def digest(provenance: Path = PROVENANCE, site: Path = SITE) -> str | None:
     paths.append(pin.relative_to(site).as_posix())
     lines = (f"{_sha256(site / path)}  {path}\n" for path in sorted(paths))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+@cache
+def left_out(provenance: Path = PROVENANCE) -> frozenset[str]:
+    """The features and fixes whose patches `apply` was told to leave out; none in a checkout.
+
+    Args:
+        provenance: the directory that VERSION_PIN is installed in.
+    """
+    try:
+        lines = (provenance / "VERSION_PIN").read_text().splitlines()
+    except FileNotFoundError:
+        return frozenset()
+    named = [line.removeprefix(_WITHOUT) for line in lines if line.startswith(_WITHOUT)]
+    return frozenset(name for names in named for name in names.split(","))
 
 
 def _sha256(file: Path) -> str:

@@ -13,7 +13,8 @@ def start(runner: object) -> None:
     """Check the switches, log version, digest, features and fixes, compare the ranks, guard.
 
     Called first in each model runner's constructor, where the process groups are there and
-    nothing has run; logs one line a node, and one for the guard if that is on.
+    nothing has run; logs one line a node, one for what is not installed, if anything, and one
+    for the guard if that is on.
 
     Args:
         runner: the model runner, which need not be constructed yet.
@@ -31,6 +32,11 @@ def start(runner: object) -> None:
         digest or "unknown (not installed)",
         *listed,
     )
+    if left_out := identity.left_out():
+        logger.info_once(
+            "Readiness overlay: not installed, because `apply` was told so: %s",
+            ", ".join(sorted(left_out)),
+        )
     switch.slots()
     replaced.report()
     ranks.check(digest)

@@ -29,7 +29,7 @@ from difflib import get_close_matches
 from functools import cache
 from types import MappingProxyType
 
-from vllm.v1.readiness import features
+from vllm.v1.readiness import features, identity
 
 NAME = "VLLM_READINESS"
 SYNC_GUARD = "VLLM_READINESS_SYNC_GUARD"
@@ -136,10 +136,18 @@ def _probable(value: str) -> Iterator[str]:
 def enabled() -> frozenset[str]:
     """Read which features and fixes are on in this process.
 
+    Those that are not installed are off, whatever the variable says.
+
     Raises:
         SwitchError: see :func:`parse`.
     """
-    return parse(os.environ.get(NAME, ""))
+    return _installed(os.environ.get(NAME, ""))
+
+
+@cache
+def _installed(value: str) -> frozenset[str]:
+    """What a value turns on, less what `apply` has left out and what needs that."""
+    return features.without(identity.left_out(), parse(value))
 
 
 def sync_guard() -> str:
