@@ -1,14 +1,14 @@
 """Measure serving: vLLM's server on stock vLLM and on the overlay, driven by vLLM's client.
 
     PYTHONPATH=scripts python -m bench.serving [--site SITE] [--rounds N] [--out DIR]
-        [--model DIR --server "ARGUMENTS" --client "ARGUMENTS"]
+        [--model DIR --server "ARGUMENTS" --client "ARGUMENTS"] [--keep]
 
 SITE is an installation of vLLM, and stays as it is: views of it are measured. In each round each
 side runs vLLM's server in a process of its own, by turns, and `vllm bench serve` of the pristine
 view drives it, with our cases or with the requests that the arguments of --client make. Stock is
-then measured twice: where it differs from itself, texts are not compared. DIR gets run.json,
-run.md and run.html. Ctrl-C ends the run and keeps what was
-measured.
+then measured twice: where it differs from itself, texts are not compared. With --keep each server
+is started once, and is idle while the others take their turns. DIR gets run.json, run.md and
+run.html. Ctrl-C ends the run and keeps what was measured.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until output.run: there is nothing to clean up
 
 import argparse
+import contextlib
 import json
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,23 @@ from bench.servers.results import TEXTS, read, read_own
 from bench.servers.server import free_port, serving
 
 NAME = "vllm serve"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that is running.
+
+    Attributes:
+        url: of its root.
+        process: its process id.
+        log: what it prints.
+        check: raises Failure if it has ended.
+    """
+
+    url: str
+    process: int
+    log: Path
+    check: Callable[[], None]
 
 
 class ServingRun(Run):
@@ -67,7 +85,10 @@ class ServingRun(Run):
         self._varying = ""
         args.aa = args.aa or self.own is not None
         load = LOADS[args.size]
-        self.load = replace(load, server=(*load.server, *args.server))
+        sides = measured_sides(SIDES, args)
+        shared = loads.shared_device(len(sides)) if args.keep and args.gpu else []
+        self.load = replace(load, server=(*load.server, *shared, *args.server))
+        self._flags = loads.flags(self.load) if self.own is None else [*shared, *args.server]
         path = args.model.resolve() if args.model else installations.work / "model"
         self.model = str(path)
         self.tokenizer = str(path / "tokenizer" if self.generated else path)
@@ -84,8 +105,12 @@ class ServingRun(Run):
             cases = {loads.OWN: {}}
         name = "generated model" if self.generated else path.name
         about = {"title": "Driven by `vllm bench serve`.", "model": name, "shape": shape}
-        table = Table(measured_sides(SIDES, args), about, cases, "server")
+        if args.keep:
+            about["shape"] += ". Each server was started once"
+        table = Table(sides, about, cases, "server")
         super().__init__(args, installations, {NAME: table})
+        self._kept: dict[str, Server] = {}
+        self._running = contextlib.ExitStack()
         module = ["bench.servers.child", "prepare", self.model, args.size if self.generated else ""]
         self.device = self.child("prepare", SIDES[0], module, {}, args.timeout)["device"]
 
@@ -95,33 +120,13 @@ class ServingRun(Run):
         Raises:
             Failure: the server or the client failed; their logs are kept.
         """
-        port = free_port()
-        url = f"http://127.0.0.1:{port}"
-        cases = self._cases(url, job.round)
-        log = self.installations.work / f"server-{job.side}-round-{job.round}.log"
-        flags = loads.flags(self.load) if self.own is None else self.args.server
-        line = loads.server_arguments(self.model, self.tokenizer, port, flags)
-        second = job.side == SIDES[2]
-        environment = {**self.environment, "VLLM_USE_V2_MODEL_RUNNER": str(int(second))}
-        timeout = self.args.timeout
-        with serving(self.installations, origin(job.side), log, line, environment) as (
-            server,
-            check,
-        ):
-            module = ["bench.servers.child", "drive", url, str(timeout), f"{server}"]
-            module.append(json.dumps(cases))
-            try:
-                driven = self.child(
-                    f"client-{job.side}-round-{job.round}",
-                    SIDES[0],
-                    module,
-                    {},
-                    timeout * (1 + len(cases)),
-                    watch=check,
-                )
-            except Failure as error:
-                kept = shutil.copy(log, self.args.out)
-                raise Failure(f"{job.name}: {error}\nserver's log: {kept}") from error
+        if self.args.keep:
+            if job.side not in self._kept:
+                self._kept[job.side] = self._serve(job, self._running)
+            driven, cases = self._drive(job, self._kept[job.side])
+        else:
+            with contextlib.ExitStack() as running:
+                driven, cases = self._drive(job, self._serve(job, running))
         results = {}
         for case in cases:
             if self.own is None:
@@ -132,6 +137,44 @@ class ServingRun(Run):
                 own = any(word.partition("=")[0] == "--seed" for word in self.own)
                 results[case].prompts = "" if own else f"seed {job.round}"
         return {NAME: results}
+
+    def _serve(self, job: Job, running: contextlib.ExitStack) -> Server:
+        """Start a job's server, which ends with ``running``."""
+        port = free_port()
+        log = self.installations.work / f"server-{job.side}-round-{job.round}.log"
+        line = loads.server_arguments(self.model, self.tokenizer, port, self._flags)
+        second = job.side == SIDES[2]
+        environment = {**self.environment, "VLLM_USE_V2_MODEL_RUNNER": str(int(second))}
+        process, check = running.enter_context(
+            serving(self.installations, origin(job.side), log, line, environment)
+        )
+        return Server(f"http://127.0.0.1:{port}", process, log, check)
+
+    def _drive(self, job: Job, server: Server) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Give a server a round of requests.
+
+        Returns:
+            What the client's process wrote, and the arguments of each case.
+
+        Raises:
+            Failure: the server or the client failed; their logs are kept.
+        """
+        timeout = self.args.timeout
+        cases = self._cases(server.url, job.round)
+        module = ["bench.servers.child", "drive", server.url, str(timeout), f"{server.process}"]
+        module.append(json.dumps(cases))
+        name, longest = f"client-{job.side}-round-{job.round}", timeout * (1 + len(cases))
+        try:
+            driven = self.child(name, SIDES[0], module, {}, longest, watch=server.check)
+        except Failure as error:
+            kept = shutil.copy(server.log, self.args.out)
+            raise Failure(f"{job.name}: {error}\nserver's log: {kept}") from error
+        return driven, cases
+
+    def execute(self) -> int:
+        """Measure, and end the servers that are kept; see :meth:`Run.execute`."""
+        with self._running:
+            return super().execute()
 
     def _cases(self, url: str, number: int) -> dict[str, dict[str, Any]]:
         """Return each case's arguments of the client, and the request that is sent alone."""
@@ -194,12 +237,15 @@ def main(argv: Sequence[str]) -> int:
     options.add_argument("--model", type=Path, help="a model's directory (one is generated)")
     size = "full" if gpu else "small"
     options.add_argument("--size", choices=list(LOADS), default=size)
+    text = "start each server once, and share the device's memory among the sides"
+    options.add_argument("--keep", action="store_true", help=text)
     text = "more arguments for `vllm serve`, quoted"
     options.add_argument("--server", type=_words, default="", help=text)
     text = "arguments for `vllm bench serve`, quoted: your own dataset, rate and concurrency"
     options.add_argument("--client", type=_words, help=f"{text}, in place of the cases")
     options.add_argument("--timeout", type=float, default=300.0, help="of a start, and of a case")
     args = command_line.parse(options, argv)
+    args.gpu = gpu
     return run(args, lambda installations: ServingRun(args, installations))
 
 

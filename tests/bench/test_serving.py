@@ -1,6 +1,7 @@
 """The benchmark of serving: its model, what it reads from vLLM's client, and its processes."""
 
 import argparse
+import contextlib
 import json
 import time
 import uuid
@@ -284,15 +285,18 @@ def test_a_server_is_ended_with_all_that_it_started(
 ENDS = 'case "$2" in *api_server) echo no model; exit 3;; *) sleep 20;; esac\n'
 
 
-def faked(folder: Path, script: str) -> serving.ServingRun:
+def faked(folder: Path, script: str, keep: bool = False) -> serving.ServingRun:
     """A run of which the model is there."""
     run = serving.ServingRun.__new__(serving.ServingRun)
     out = folder / "out"
     out.mkdir()
-    run.args = SimpleNamespace(out=out, cases=[*CASES], timeout=10.0)  # type: ignore[assignment]
+    run.args = SimpleNamespace(  # type: ignore[assignment]
+        out=out, cases=[*CASES], timeout=10.0, keep=keep
+    )
     run.installations = Server(folder, script)
     run.load, run.generated, run.own = LOADS["tiny"], True, None
     run.model = run.tokenizer = "model"
+    run._flags, run._kept, run._running = [], {}, contextlib.ExitStack()
     return run
 
 
@@ -339,6 +343,24 @@ def test_the_sides_and_cases_differ_in_what_they_should(tmp_path: Path, mark: st
     assert [case["single"].get("presence_penalty") for case in cases.values()] == [None, 1.5, None]
     assert cases[PENALTY]["arguments"][-1] == '{"presence_penalty": 1.5}'
     assert cases[LOGPROBS]["arguments"][-2:] == ["--logprobs", "5"]
+    assert gone(mark)
+
+
+def test_servers_that_are_kept_are_started_once_and_ended_with_the_run(
+    tmp_path: Path, mark: str
+) -> None:
+    calls, answer = tmp_path / "calls", tmp_path / "answer"
+    answer.write_text(json.dumps({case: answers(case) for case in CASES}))
+    run = faked(tmp_path, ANSWERS.format(calls=calls, answer=answer), keep=True)
+    with run._running:
+        for number, side in ((1, "stock"), (1, "overlaid"), (2, "overlaid"), (2, "stock")):
+            run.measure(Job("server", side, number))
+        assert started_with(mark)
+    lines = calls.read_text().splitlines()
+    ports = [line.split()[-1] for line in lines if "api_server" in line.split()[0]]
+    driven = [line.split("127.0.0.1:")[1].split()[0] for line in lines if "drive" in line]
+    assert len(ports) == 2
+    assert driven == [ports[0], ports[1], ports[1], ports[0]]
     assert gone(mark)
 
 

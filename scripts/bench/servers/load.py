@@ -71,6 +71,11 @@ def flags(load: Load) -> list[str]:
     return [*fixed, *load.server]
 
 
+def shared_device(servers: int) -> list[str]:
+    """Return the flags of servers that are on one device at a time."""
+    return ["--gpu-memory-utilization", f"{0.88 / servers:.2f}"]
+
+
 def server_arguments(model: str, tokenizer: str, port: int, flags: Sequence[str]) -> list[str]:
     """Return the arguments of vLLM's server, with the load's flags or the user's own."""
     return [*_served(model, tokenizer), *flags, "--host", "127.0.0.1", "--port", str(port)]
