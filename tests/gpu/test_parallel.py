@@ -1,7 +1,8 @@
 """Engines of two ranks, on two GPUs: tensor and pipeline parallel, beside stock.
 
-Stock runs twice, since the batches that it forms may depend on the time that things take. Where
-it is not the same twice, that request shows nothing of the overlay, and is not compared.
+Stock runs twice. Of two pipeline stages it forms batches by which of them has ended, and so by the
+time that things take: a request that is not the same twice shows nothing of the overlay, and is
+not compared. Tensor parallel, it is the same twice.
 """
 
 import itertools
@@ -46,6 +47,6 @@ def test_two_ranks_give_stocks_tokens_and_logprobs(results: Results, kind: tuple
     assert len(sides["stock"]) > 100
     alike = [name for name, output in sides["stock"].items() if output == sides["again"][name]]
     print(f"{kind}: stock equals itself in {len(alike)} of {len(sides['stock'])} requests")
-    assert alike if kind == ("pipeline", "async") else len(alike) == len(sides["stock"])
+    assert alike if kind[0] == "pipeline" else len(alike) == len(sides["stock"])
     different = [name for name in alike if sides["overlaid"][name] != sides["stock"][name]]
     assert not different, f"{len(different)} of {len(alike)}: {different[:5]}"
