@@ -220,6 +220,10 @@ class EngineRun(Run):
             end(kept.process)
             self._batons[job.group].leave(self._sides(job.group).index(job.side))
 
+    def leave_out(self, job: Job) -> None:
+        """End a job's engine, which others may need the memory of."""
+        self._end(job)
+
     def _sides(self, group: str) -> Sequence[str]:
         return next(table.sides for table in self.tables.values() if table.group == group)
 
@@ -276,6 +280,7 @@ def main(argv: Sequence[str]) -> int:
     options.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
     command_line.add_sides(options, SIDES if gpu else SIDES[:2])
     command_line.add_again(options)
+    command_line.add_limit(options)
     options.add_argument("--output", type=int, help="tokens of each request (the row's own number)")
     options.add_argument("--model", type=Path, help="a model's directory (one is generated)")
     text = "start each engine once, and share the device's memory among the sides"

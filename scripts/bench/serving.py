@@ -232,6 +232,7 @@ def main(argv: Sequence[str]) -> int:
     # Each side is first equally often.
     options = command_line.parser(__doc__ or "", rounds=6)
     command_line.add_again(options)
+    command_line.add_limit(options)
     command_line.add_sides(options, SIDES if gpu else SIDES[:2])
     options.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     options.add_argument("--model", type=Path, help="a model's directory (one is generated)")

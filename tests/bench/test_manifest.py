@@ -90,6 +90,31 @@ def test_what_no_commit_holds_is_not_published(
         measurements.page(TEXT, folder)
 
 
+@pytest.mark.parametrize(
+    ("limit", "seconds", "told"),
+    [
+        (500.0, 431.0, []),
+        (500.0, 400.0, ["row has the rounds 5, not 6"]),  # a sixth of 80 s would have ended in time
+        (None, 431.0, ["row has the rounds 5, not 6"]),
+    ],
+)
+def test_rounds_may_be_fewer_where_the_time_that_was_decided_was_over(
+    folder: Path, limit: float | None, seconds: float, told: list[str]
+) -> None:
+    def shorten(run: dict[str, Any]) -> None:
+        run["seconds"] = seconds
+        run["manifest"] |= {"rounds": 6} | ({} if limit is None else {"limit": limit})
+
+    run = change(folder, shorten)
+    assert [*manifest.differences(run)] == told
+    line = "No round was begun that would have ended after 500 s."
+    assert (line in markdown(run)) == (limit is not None)
+    run["complete"] = False
+    (folder / "new.json").write_text(json.dumps(run))
+    with pytest.raises(Failure, match="cut off"):
+        measurements.page(TEXT, folder)
+
+
 def test_an_edited_run_is_not_published(folder: Path) -> None:
     def edit(run: dict[str, Any]) -> None:
         run["rows"]["row"]["cases"]["none"]["figures"]["tokens/s"]["ratios"]["overlaid"] = 9.0

@@ -15,6 +15,7 @@ import pytest
 from bench import engine, serving, step
 from bench.compare import command_line, manifest
 from bench.compare.installations import in_turn
+from bench.compare.limit import Limit
 from bench.compare.run import SIDES, Job, Run, Table
 from bench.compare.summary import CaseResult
 from bench.errors import Failure
@@ -65,6 +66,53 @@ def test_what_will_be_measured_is_written_before_it_is(tmp_path: Path) -> None:
     run = load(tmp_path / "run.json")
     assert run["manifest"] == json.loads((tmp_path / "manifest.json").read_text())
     assert list(manifest.differences(run)) == edited(run) == []
+
+
+def test_no_round_begins_that_would_end_after_the_limit(tmp_path: Path) -> None:
+    """A job of the first round takes 20 s, and each later one 3 s; each group decides alone."""
+    now = 0.0
+    left_out: list[Job] = []
+
+    class Timed(Faked):
+        def measure(self, job: Job) -> Mapping[str, Mapping[str, CaseResult]]:
+            nonlocal now
+            now += 20.0 if job.round == 1 else 3.0
+            return super().measure(job)
+
+        def leave_out(self, job: Job) -> None:
+            left_out.append(job)
+
+    run = Timed(tmp_path, rounds=9)
+    run.args.limit = 202.0
+    run._limit = Limit(202.0, lambda: now)
+    assert run.execute() == 0
+    written = load(tmp_path / "run.json")
+    assert written["complete"]
+    # Five jobs take 100 s, and then 15 s: the seventh round ends at 190 s.
+    assert [row["rounds"] for row in written["rows"].values()] == [7, 7]
+    assert {job.round for job in left_out} == {8, 9}
+    assert written["manifest"]["limit"] == 202.0
+
+
+def test_a_first_round_stands_for_the_others_until_there_is_one(tmp_path: Path) -> None:
+    now = 0.0
+    limit = Limit(50.0, lambda: now)
+    assert limit.allows("group", 1)
+    now = 30.0
+    assert limit.allows("group", 1)  # the other sides of it
+    assert not limit.allows("group", 2)
+    assert limit.allows("another", 1)
+    now = 51.0
+    assert not limit.allows("a third", 1)
+    assert Limit(None, lambda: now).allows("group", 7)
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "soon", "inf", "nan"])
+def test_a_limit_is_a_time(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        engine.main(["--site", str(sites.UPSTREAM), f"--limit={value}"])
+    assert ended.value.code == 2
+    assert f"{value!r} is not a time; give seconds" in capsys.readouterr().err
 
 
 def test_a_job_that_fails_costs_its_own_result_alone(

@@ -47,6 +47,12 @@ def add_again(options: argparse.ArgumentParser) -> None:
     options.add_argument("--aa", action="store_true", help=text)
 
 
+def add_limit(options: argparse.ArgumentParser) -> None:
+    """Add ``--limit``, for programs whose rounds may be fewer than decided."""
+    text = "seconds: begin no round that would end later, as far as the rounds so far can tell"
+    options.add_argument("--limit", type=_seconds, help=text)
+
+
 def add_sides(options: argparse.ArgumentParser, sides: Sequence[str]) -> None:
     """Add ``--sides``, of which these can be measured here."""
     text = "what is compared with stock, which is always measured"
@@ -93,6 +99,16 @@ def end_on_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, lambda number, _: sys.exit(128 + number))
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time; give seconds, more than 0")
+    return seconds
 
 
 def _rounds(text: str) -> int:

@@ -19,6 +19,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from bench.compare import manifest
 from bench.compare.installations import Installations, in_turn, installed, log_tail
+from bench.compare.limit import Limit
 from bench.compare.machine import command, describe, settings
 from bench.compare.raw import recorded
 from bench.compare.summary import AGAIN, STOCK, CaseResult, Child, summarise
@@ -87,6 +88,7 @@ class Run(ABC):
     ) -> None:
         self.args, self.installations, self.tables = args, installations, tables
         self._started = time.monotonic()
+        self._limit = Limit(getattr(args, "limit", None))
         self._errors: list[str] = []
         self._decided: dict[str, Any] = {}
 
@@ -97,6 +99,9 @@ class Run(ABC):
         Raises:
             Failure: a process failed.
         """
+
+    def leave_out(self, job: Job) -> None:  # noqa: B027  (nothing to do, for most runs)
+        """Take note that a job's round does not begin, nor any later one of its group."""
 
     def jobs(self) -> list[Job]:
         """Return the jobs in order: by rounds, and the sides by turns."""
@@ -188,7 +193,8 @@ class Run(ABC):
             name: {"sides": list(table.sides), "cases": list(table.cases)}
             for name, table in self.tables.items()
         }
-        decided = manifest.decide(command(), self.args.rounds, self.installations.digests, rows)
+        rounds, limit = self.args.rounds, getattr(self.args, "limit", None)
+        decided = manifest.decide(command(), rounds, self.installations.digests, rows, limit)
         replace(self.args.out / manifest.NAME, json.dumps(decided, indent=1))
         self._decided = decided
         digest = manifest.digest(decided)
@@ -199,6 +205,9 @@ class Run(ABC):
         with tqdm(self.jobs(), unit="engine", dynamic_ncols=True) as bar:
             for job in bar:
                 bar.set_description(job.name)
+                if not self._limit.allows(job.group, job.round):
+                    self.leave_out(job)
+                    continue
                 try:
                     results = self.measure(job)
                 except Failure as error:

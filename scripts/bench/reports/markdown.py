@@ -47,6 +47,7 @@ def heading(run: Json) -> list[str]:
         f"Digests: {', '.join(digests)}." if digests else "",
         f"`{run['command']}`",
         environment(run),
+        limited(run),
         f"An older run: {OLDER}." if run["kind"] == "engine" and run["schema"] == 1 else "",
     ]
     return [line for line in lines if line]
@@ -61,6 +62,14 @@ def environment(run: Json) -> str:
     if run["kind"] == "engine" and SWITCH not in settings:
         shown.append(f"{SWITCH} was not set" if run["schema"] > 1 else f"{SWITCH} is not recorded")
     return f"Environment: {', '.join(shown)}."
+
+
+def limited(run: Json) -> str:
+    """Return what limited a run's rounds; empty if nothing was to."""
+    limit = run.get("manifest", {}).get("limit")
+    if limit is None:
+        return ""
+    return f"No round was begun that would have ended after {limit:,.0f} s."
 
 
 def _versions(run: Json) -> str:

@@ -1,0 +1,45 @@
+"""The time that a run may take: rounds that would end later are not begun.
+
+A machine that is rented by the minute ends a run wherever it is, and a run that was cut off is not
+published. How many rounds there are then depends on the time alone, which is decided before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+
+class Limit:
+    """Decides which rounds begin.
+
+    Args:
+        seconds: that the run may take; None for as long as it takes.
+        clock: returns seconds.
+    """
+
+    def __init__(self, seconds: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds, self._clock = seconds, clock
+        self._began = clock()
+        self._starts: dict[str, dict[int, float]] = {}
+
+    def allows(self, group: str, number: int) -> bool:
+        """Whether a round begins, or has begun.
+
+        It begins if it ends in time by the longest round of its group. The first round, which
+        starts engines, is not typical: it counts only until there is another.
+
+        Args:
+            group: of engines that are measured together.
+            number: of the round, beginning with 1.
+        """
+        starts, now = self._starts.setdefault(group, {}), self._clock()
+        if self._seconds is None or number in starts:
+            return True
+        lengths = [end - begin for begin, end in pairwise([*starts.values(), now])]
+        longest = max(lengths[1:] or lengths, default=0.0)
+        if now + longest > self._began + self._seconds:
+            return False
+        starts[number] = now
+        return True
