@@ -88,7 +88,9 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         images.root_file_system(made / "root", made / "wheels").rename(context / "root.tar")
         bases = Images(folder / "bases")
         bases.build("python", "FROM scratch\nADD root.tar /\n", context)
-        bases.build("vllm", f"FROM localhost/python\nRUN python3 -m pip install {CPU}\n", context)
+        bases.build(
+            "vllm", f"FROM localhost/python\nRUN python3 -B -m pip install {CPU}\n", context
+        )
         root = bases.root("vllm")
         (installed,) = root.glob(f"usr/local/lib/*/*/{INFO}")
         site = str(installed.parent.relative_to(root))
@@ -224,8 +226,19 @@ def test_two_builds_give_the_same_layers(machine: Machine) -> None:
         digests.append({name: storage.configuration(name) for name in ("simple", "staged")})
     assert digests[0] == digests[1]
 
-    # The builder has set the times of all files; their bytecode is of use all the same.
+    assert uses_bytecode(storage, machine)
+
+
+def test_without_a_date_the_builder_s_times_spoil_the_bytecode(machine: Machine) -> None:
+    storage = machine.storage("dated")
+    text = dockerfile(SIMPLE, "vllm")
+    storage.build("simple", text, machine.context, "--timestamp", EPOCH)
+    assert not uses_bytecode(storage, machine)
+
+
+def uses_bytecode(storage: Images, machine: Machine) -> bool:
+    """Whether Python takes the bytecode of one of our modules in the page's first image."""
     module = f"/{machine.site}/{PACKAGE}/version.py"
     done = storage.run("simple", "-v", "-c", LOAD, module, entrypoint=["python3"], read_only=True)
     assert done.stdout.strip() == OVERLAY.pin.overlay
-    assert f"matches {module}" in done.stderr
+    return f"matches {module}" in done.stderr
