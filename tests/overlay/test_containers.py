@@ -172,6 +172,12 @@ def test_whoever_runs_an_image_it_is_verified_and_serves(
     assert ("Read-only file system" in written.stderr) == read_only
     is_whole(simple, "simple", **options)
     serves(simple, "simple", **options)
+    nothing = tool(simple, "simple", "apply", **options)
+    assert (nothing.returncode, nothing.stderr) == (Exit.DONE, "")
+    if read_only or user != "root":
+        refused = tool(simple, "simple", "revert", **options)
+        assert (refused.returncode, refused.stdout) == (Exit.DENIED, "")
+        assert "nothing was written" in refused.stderr
 
 
 @pytest.mark.parametrize("user", [None, *USERS.values()])

@@ -4,8 +4,6 @@ No registry is asked. A base image is a root file system of this machine's files
 runs the tests, a shell, and the libraries that both need.
 """
 
-import base64
-import hashlib
 import itertools
 import json
 import os
@@ -27,6 +25,7 @@ import pytest
 from environment.programs import BUILDAH, RUNC, Program
 
 from support import sites
+from support.releases import row
 from support.sites import INFO, OVERLAY, VERSION
 
 PYTHON = Path(os.path.realpath(sys.executable))
@@ -42,7 +41,6 @@ STAND_INS = {"vllm/__init__.py": "", "vllm/entrypoints/cli/main.py": SERVE}
 _LEFT_OUT = ("test", "idlelib", "tkinter", "_tkinter*", "lib2to3", "config-*", "*-packages")
 _ACCEPT_ALL = {"default": [{"type": "insecureAcceptAnything"}]}
 _NUMBERS = itertools.count()
-
 
 #: Where storages are made, if there is room: they are gigabytes of copies for a minute.
 MEMORY = Path("/dev/shm")
@@ -83,11 +81,7 @@ def wheel(folder: Path) -> Path:
         (site / path).write_text(text)
     files = {file.relative_to(site).as_posix(): file for file in site.rglob("*") if file.is_file()}
     del files[f"{INFO}/RECORD"]
-    rows = []
-    for path, file in sorted(files.items()):
-        digest = hashlib.sha256(data := file.read_bytes()).digest()
-        encoded = base64.urlsafe_b64encode(digest).decode().rstrip("=")
-        rows.append(f"{path},sha256={encoded},{len(data)}\n")
+    rows = [row(path, file.read_bytes()) for path, file in sorted(files.items())]
     wheel = folder / f"{INFO.removesuffix('.dist-info')}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for path, file in sorted(files.items()):
@@ -223,7 +217,6 @@ class Images:
         user: str | None = None,
         read_only: bool = False,
         entrypoint: list[str] | None = None,
-        variables: Mapping[str, str] | None = None,
     ) -> "subprocess.CompletedProcess[str]":
         """Run a container as a kubelet does: without capabilities, and without new privileges.
 
@@ -233,12 +226,10 @@ class Images:
             user: ``uid:gid``, in place of the image's USER.
             read_only: whether the root file system is, and there is nothing else to write to.
             entrypoint: in place of the image's ENTRYPOINT.
-            variables: beside the image's own.
         """
         image = self.configuration(name)["config"]
         uid, _, gid = (user or image.get("User") or "0:0").partition(":")
         command = [*(image.get("Entrypoint", []) if entrypoint is None else entrypoint), *arguments]
-        environment = [*image["Env"], *(f"{k}={v}" for k, v in (variables or {}).items())]
         identity = f"readiness-{os.getpid()}-{next(_NUMBERS)}"
         bundle = self._folder / identity
         bundle.mkdir()
@@ -247,7 +238,7 @@ class Images:
             "process": {
                 "user": {"uid": int(uid), "gid": int(gid or 0)},
                 "args": command,
-                "env": environment,
+                "env": image["Env"],
                 "cwd": "/",
                 "noNewPrivileges": True,
                 "capabilities": {},
