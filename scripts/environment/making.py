@@ -53,7 +53,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("purpose", choices=("serve", "test"))
     parser.add_argument("directory", type=Path)
     parser.add_argument(
-        "--no-browser", action="store_true", help="look for no Chromium and no Prometheus"
+        "--no-browser",
+        action="store_true",
+        help="look for no programs beside Python",
     )
     parser.add_argument("--dry-run", action="store_true", help="print what would be made")
     args = parser.parse_args(argv[:end])

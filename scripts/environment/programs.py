@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +26,7 @@ FLAGS = (
 #: Packages that are not installed, but unpacked: their services must not start.
 UNPACKED = Path(__file__).resolve().parents[2] / "build" / "programs"
 _APT = ("apt-get", "-o", "DPkg::Lock::Timeout=120")
+_BARE = ("--no-install-recommends",)
 
 
 class Failure(Exception):
@@ -40,6 +43,8 @@ class Program:
         purpose: what the tests do with it.
         variable: of the environment, which may name one.
         unpacked: whether the package is only unpacked, into :data:`UNPACKED`, by any user.
+        linked: whether an unpacked one may need libraries that are not installed. They are
+            unpacked, too, and it is told where they are.
     """
 
     names: tuple[str, ...]
@@ -47,6 +52,7 @@ class Program:
     purpose: str
     variable: str
     unpacked: bool = False
+    linked: bool = False
 
     def find(self) -> str | None:
         """The path of one that starts: the variable's, or the first of the names, or None.
@@ -75,16 +81,27 @@ class Program:
         root = os.geteuid() == 0
         if shutil.which(_APT[0]) and (root or self.unpacked):
             print(f"installing {self.package}: the tests {self.purpose}", flush=True)
-            install = _unpack if self.unpacked else _install
-            if not install(self.package) and root:  # The package lists may be old or absent.
+            if not self._install() and root:  # The package lists may be old or absent.
                 subprocess.run([*_APT, "update"], check=False)
-                install(self.package)
+                self._install()
             if program := self.find():
                 return program
         raise Failure(
             f"the tests {self.purpose}, and there is none that starts. Install it (Debian: "
             f"apt-get install {self.package}, as root), or name one with "
             f"{self.variable}=/path/to/it, and run it again"
+        )
+
+    def _install(self) -> bool:
+        if not self.unpacked:
+            return _run([*_APT, "install", "-y", *_BARE, self.package])
+        libraries = _missing_libraries(self.package) if self.linked else []
+        tools = ["patchelf"] if libraries else []
+        UNPACKED.mkdir(parents=True, exist_ok=True)
+        return (
+            _run([*_APT, "download", self.package, *libraries, *tools], UNPACKED)
+            and all(map(_unpack, sorted(UNPACKED.glob("*.deb"))))
+            and (not libraries or _link(UNPACKED / "usr" / "bin" / self.names[0]))
         )
 
 
@@ -97,24 +114,48 @@ CHROMIUM = Program(
 PROMETHEUS = Program(
     ("prometheus",), "prometheus", "let a Prometheus scrape a server", "PROMETHEUS", unpacked=True
 )
+BUILDAH = Program(
+    ("buildah",), "buildah", "build container images", "BUILDAH", unpacked=True, linked=True
+)
+RUNC = Program(("runc",), "runc", "run containers", "RUNC", unpacked=True, linked=True)
 #: What `make test` needs.
-TESTS = (CHROMIUM, PROMETHEUS)
+TESTS = (CHROMIUM, PROMETHEUS, BUILDAH, RUNC)
 
 
-def _install(package: str) -> bool:
-    command = [*_APT, "install", "-y", "--no-install-recommends", package]
+def _run(command: Sequence[str], folder: Path | None = None) -> bool:
     environment = children_environment() | {"DEBIAN_FRONTEND": "noninteractive"}
-    return subprocess.run(command, check=False, env=environment).returncode == 0
+    return subprocess.run(command, cwd=folder, check=False, env=environment).returncode == 0
 
 
-def _unpack(package: str) -> bool:
-    UNPACKED.mkdir(parents=True, exist_ok=True)
-    unpack = ["sh", "-c", "for file in *.deb; do dpkg -x $file .; done"]
-    environment = children_environment()
-    return not any(
-        subprocess.run(command, cwd=UNPACKED, check=False, env=environment).returncode
-        for command in ([*_APT, "download", package], unpack)
+def _unpack(archive: Path) -> bool:
+    if done := _run(["dpkg", "-x", archive.name, "."], archive.parent):
+        archive.unlink()  # Unpacked once more, a program would lose its link.
+    return done
+
+
+def _missing_libraries(package: str) -> list[str]:
+    """The packages of libraries that apt-get would install for this one."""
+    simulated = subprocess.run(
+        [*_APT, "install", *_BARE, "--simulate", package],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=children_environment() | {"LC_ALL": "C"},
     )
+    # A package that would be upgraded has its present version there, in brackets.
+    return re.findall(r"^Inst (lib\S+) \(", simulated.stdout, re.MULTILINE)
+
+
+def _link(program: Path) -> bool:
+    """Write into a program that its libraries are in :data:`UNPACKED`.
+
+    A variable would not do: buildah starts itself again, and not with all variables.
+    """
+    folders = [f for lib in ("lib", "usr/lib") for f in UNPACKED.glob(f"{lib}/*-linux-*")]
+    path = ":".join(map(str, folders))
+    patchelf = UNPACKED / "usr" / "bin" / "patchelf"
+    # Unlike RUNPATH, RPATH holds for the libraries of libraries, too.
+    return _run([str(patchelf), "--force-rpath", "--set-rpath", path, str(program)])
 
 
 def _starts(name: str) -> str | None:

@@ -20,17 +20,20 @@ _UNCHECKED = 0b01
 
 #: Runs under the target's interpreter. Compiles a staged source under the final file's
 #: name; the staged file keeps its times when it is renamed, so the bytecode is valid for the
-#: final one. Without a umask the bytecode gets its source's mode, so that whoever may read
-#: the source may read the bytecode.
+#: final one. Where SOURCE_DATE_EPOCH is set, py_compile writes the source's hash in place of its
+#: time: the same bytes in every build, and valid after a builder has set all times. Without a
+#: umask the bytecode gets its source's mode, so that whoever may read the source may read the
+#: bytecode.
 _COMPILE = f"""
-import importlib.util, json, marshal, os, py_compile, sys
+import sys
+sys.path = [path for path in sys.path if path]  # The empty entry is the current directory.
+import importlib.util, json, marshal, os, py_compile
 os.umask(0)
 names, error = [], None
 try:
     for source, final, out in json.load(sys.stdin):
         name = os.path.basename(importlib.util.cache_from_source(final))
-        py_compile.compile(source, cfile=out + name, dfile=final, doraise=True,
-                           invalidation_mode=py_compile.PycInvalidationMode.TIMESTAMP)
+        py_compile.compile(source, cfile=out + name, dfile=final, doraise=True)
         with open(out + name, "rb") as pyc:  # Before 3.13, Python ignores a short write.
             pyc.seek(16)
             marshal.load(pyc)
@@ -106,8 +109,14 @@ def compile_modules(interpreter: Path, sources: Mapping[Path, Path], lock: int) 
         (str(source), str(final), str(cache / STAGED))
         for cache, (final, source) in zip(caches, sources.items(), strict=True)
     ]
+    # Before 3.11, a set in the code is written in the order of its hashes. With -I instead, the
+    # seed would be ignored.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    env = kept | {"PYTHONHASHSEED": "0"}
     try:
-        names, error = answer(interpreter, _COMPILE, "-I", "-S", request=request, inherited=[lock])
+        names, error = answer(
+            interpreter, _COMPILE, "-s", "-S", request=request, env=env, inherited=[lock]
+        )
     except NoAnswer as failure:
         raise usage(
             f"cannot compile the modules: {str(failure).splitlines()[-1]}; nothing was written",

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +100,10 @@ def answer(
     Raises:
         NoAnswer: it cannot be run, or does not run the program to its end.
     """
-    command = [str(interpreter), *flags, "-c", program]
+    # Ours may have been started so that it writes no bytecode of what it imports; -I would hide
+    # the variable.
+    quiet = ["-B"] if sys.dont_write_bytecode else []
+    command = [str(interpreter), *quiet, *flags, "-c", program]
     try:
         child = subprocess.run(
             command,

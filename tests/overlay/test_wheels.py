@@ -4,6 +4,7 @@ The wheels are downloaded once into build/wheels.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -180,3 +181,25 @@ def test_every_python_on_this_machine(tmp_path: Path, python: str) -> None:
             assert loaded.stdout.strip() == OVERLAY.pin.overlay
             assert f"matches {module}" in loaded.stderr, "its bytecode is not used"
     assert snapshot(site) == before
+
+
+@pytest.mark.parametrize("python", pythons())
+def test_a_build_with_a_date_gives_the_same_bytecode(tmp_path: Path, python: str) -> None:
+    """As SOURCE_DATE_EPOCH asks; and bytecode that holds whatever times the builder gives."""
+    builds = []
+    for number in range(3):
+        site = small(tmp_path / "site")
+        os.utime(site / OVERLAY.targets[0], (number, number))
+        done = run(
+            *("apply", "--site", site, "--python", python), env={"SOURCE_DATE_EPOCH": "1700000000"}
+        )
+        assert done.returncode == Exit.DONE, done.stderr
+        builds.append({path: path.read_bytes() for path in site.rglob("*.pyc")})
+        (module,) = site.glob(f"{PACKAGE}/version.py")
+        os.utime(module, (number, number))
+        load = [python, "-v", "-c", LOAD, str(module)]
+        loaded = subprocess.run(load, capture_output=True, text=True, check=True)
+        assert f"matches {module}" in loaded.stderr, "its bytecode is not used"
+        shutil.rmtree(site)
+    assert len(builds[0]) > len(OVERLAY.targets)
+    assert builds[0] == builds[1] == builds[2]

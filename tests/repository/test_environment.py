@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 from environment import making, programs
 from environment.making import COMPLETE, MARK
-from environment.programs import CHROMIUM, PROMETHEUS, Failure
+from environment.programs import BUILDAH, CHROMIUM, PROMETHEUS, Failure
 from support import sites
 from support.checkouts import library
 from support.sites import snapshot
@@ -382,3 +382,44 @@ def test_a_prometheus_is_unpacked_and_not_installed(
     assert calls == [["download", "prometheus"]]
     program(path / "prometheus", "exit 0")
     assert PROMETHEUS.find() == str(path / "prometheus")
+
+
+def test_an_unpacked_program_is_told_where_its_libraries_are(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are not installed, which are unpacked beside it; without them it cannot start."""
+    (path / "mkdir").symlink_to("/bin/mkdir")
+    monkeypatch.delenv("BUILDAH", raising=False)
+    unpacked = path / "unpacked"
+    monkeypatch.setattr(programs, "UNPACKED", unpacked)
+    with pytest.raises(Failure, match=r"apt-get install buildah.*BUILDAH="):  # there is no apt-get
+        BUILDAH.ensure()
+    program(path / "made", f"test -f {unpacked}/linked")
+    program(
+        path / "apt-get",
+        f"""echo "$@" >> {path}/calls
+        case "$*" in
+          *--simulate*)
+            echo "Inst libold [1.0] (1.1 Debian)"
+            echo "Inst libnew (1.0 Debian)"
+            echo "Inst iptables (1.0 Debian)"
+            echo "Conf libnew (1.0 Debian)";;
+          *download*) echo > a.deb; echo > b.deb;;
+        esac""",
+    )
+    program(
+        path / "dpkg",
+        f"""echo "$2" >> {path}/archives
+        mkdir -p usr/bin lib/x86_64-linux-gnu usr/lib/x86_64-linux-gnu
+        cp {path}/made usr/bin/buildah; cp {path}/patchelf-made usr/bin/patchelf""",
+    )
+    program(path / "patchelf-made", f"""echo "$@" > {unpacked}/linked""")
+    assert BUILDAH.ensure() == str(unpacked / "usr" / "bin" / "buildah")
+    calls = [line.split()[2:] for line in (path / "calls").read_text().splitlines()]
+    assert calls[1] == ["download", "buildah", "libnew", "patchelf"]
+    assert len(calls) == 2
+    assert (path / "archives").read_text() == "a.deb\nb.deb\n"
+    assert not list(unpacked.glob("*.deb")), "they would be unpacked over a linked program"
+    folders = f"{unpacked}/lib/x86_64-linux-gnu:{unpacked}/usr/lib/x86_64-linux-gnu"
+    linked = (unpacked / "linked").read_text().split()
+    assert linked == ["--force-rpath", "--set-rpath", folders, f"{unpacked}/usr/bin/buildah"]
