@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from overlay import progress
 from overlay.errors import denied, usage
 from overlay.files import STAGED, read
 from overlay.interpreter import MARK, NoAnswer, answer
@@ -104,6 +105,7 @@ def compile_modules(interpreter: Path, sources: Mapping[Path, Path], lock: int) 
     Raises:
         OverlayError: the interpreter does not run, or rejects a module.
     """
+    progress.step(f"compiles {len(sources)} modules with {interpreter}")
     caches = [final.parent / "__pycache__" for final in sources]
     request = [
         (str(source), str(final), str(cache / STAGED))

@@ -10,9 +10,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from overlay import commands, doctor, output
+from overlay import arguments, commands, doctor, output, progress
+from overlay.arguments import command, program
 from overlay.commands import Options, Outcome
-from overlay.errors import MEANING, Exit, OverlayError, denied, usage
+from overlay.errors import Exit, OverlayError, denied, usage
 from overlay.foreign import describe
 from overlay.installation import Installation, locate
 from overlay.refusal import refusal
@@ -21,15 +22,6 @@ from overlay.state import Inspection, State
 
 #: The checkout, or the unpacked archive, that this tool is part of.
 ROOT = Path(__file__).resolve().parents[2]
-
-_TARGET = """\
-target (one of):
-  --venv DIR      a virtual or conda environment; the active one if nothing is named
-  --site DIR      a site-packages, dist-packages or --target directory
-  --python EXE    the vLLM that this interpreter would import;
-                  with --site, the interpreter that runs that directory
-"""
-_CODES = "exit codes:\n" + "".join(f"  {code.value}  {MEANING[code]}\n" for code in Exit)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,20 +33,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code, one of :class:`~overlay.errors.Exit`.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    given = list(sys.argv[1:] if argv is None else argv)
     words = []
-    if arguments[:1] == ["exec"] and "--" in arguments:
+    if given[:1] == ["exec"] and "--" in given:
         # Split here, because argparse would read the command's own options.
-        end = arguments.index("--")
-        arguments, words = arguments[:end], arguments[end + 1 :]
-    return run(_parser(words), arguments)
+        end = given.index("--")
+        given, words = given[:end], given[end + 1 :]
+    return run(_parser(words), given)
 
 
 def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     """Run the command that the arguments name, and report its errors.
 
     Args:
-        parser: made by :func:`program` and :func:`command`.
+        parser: made by :mod:`overlay.arguments`.
         argv: the arguments, or None for the process's own.
 
     Returns:
@@ -63,7 +55,8 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     args = parser.parse_args(argv)
     try:
         chosen: Callable[[argparse.Namespace], int] = args.run
-        return chosen(args)
+        with progress.shown(f"{args.program} {args.command}", quiet=args.json):
+            return chosen(args)
     except OverlayError as error:
         return _fail(args, error)
     except KeyboardInterrupt:
@@ -72,56 +65,6 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         return 130
     except OSError as error:
         return _fail(args, denied(error, "the run stopped there"))
-
-
-def program(
-    name: str, text: str
-) -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argparse.ArgumentParser]]:
-    """A parser for a program of several commands, and the action that commands are added to.
-
-    Args:
-        name: the program's.
-        text: one sentence on what it does.
-    """
-    parser = argparse.ArgumentParser(
-        prog=name,
-        description=text,
-        epilog=f"{_TARGET}\n{_CODES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(program=name)
-    return parser, parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
-
-
-def command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-    name: str,
-    run: Callable[[argparse.Namespace], int],
-    text: str,
-    target: bool = True,
-) -> argparse.ArgumentParser:
-    """Add a command, with the options that every command has.
-
-    Args:
-        commands: of :func:`program`.
-        name: the command's.
-        run: carries it out, and returns the exit code.
-        text: a line for the help, in lower case.
-        target: whether it takes the options that name an installation.
-    """
-    sub = commands.add_parser(
-        name,
-        help=text,
-        description=text[0].upper() + text[1:] + ".",
-        epilog=(f"{_TARGET}\n" if target else "") + _CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    sub.set_defaults(run=run)
-    sub.add_argument("--json", action="store_true", help="report as one JSON object")
-    sub.add_argument("--dry-run", action="store_true", help="check everything, write nothing")
-    for option in ("--venv", "--site", "--python") if target else ():
-        sub.add_argument(option, help=argparse.SUPPRESS)
-    return sub
 
 
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
@@ -146,7 +89,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         )
         sub.add_argument(
             "--wait",
-            type=_seconds,
+            type=arguments.seconds,
             default=Options.wait,
             metavar="SECONDS",
             help="how long to wait for another run (default: %(default)g)",
@@ -161,26 +104,12 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     command(every, "doctor", _doctor, "say what is there, who uses it, and what apply would do")
     sub = command(every, "diff", _diff, "show what the overlay changes in upstream's files")
     lines = sub.add_mutually_exclusive_group()
-    lines.add_argument("--context", type=_count, default=12, help="lines around each change")
+    lines.add_argument(
+        "--context", type=arguments.count, default=12, help="lines around each change"
+    )
     lines.add_argument("--full", action="store_true", help="show whole files")
     sub.add_argument("--added", action="store_true", help="show the overlay's own files, too")
     return parser
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1
-    if not 0 <= value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 1e9")
-    return value
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of lines")
-    return int(text)
 
 
 def installation(args: argparse.Namespace) -> Installation:
@@ -321,6 +250,7 @@ def _exec(args: argparse.Namespace) -> int:
         raise usage("exec needs a command", "name it after --: overlay exec -- vllm serve MODEL")
     if (code := _verify(args)) or args.dry_run:
         return code
+    progress.end()
     return commands.become(args.words)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from overlay import progress
 from overlay.errors import OverlayError, usage
 
 #: Our programs write this before their answer, because sitecustomize, a ``.pth`` file or a
@@ -133,6 +134,7 @@ def ask(executable: Path, *flags: str) -> Interpreter:
     Raises:
         OverlayError: it does not answer as a Python does.
     """
+    progress.step(f"asks {executable} what it imports")
     kept = {k: v for k, v in os.environ.items() if k in _KEPT or not k.startswith("PYTHON")}
     try:
         facts = answer(executable, _ASK, *flags, env=kept)

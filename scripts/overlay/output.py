@@ -31,11 +31,13 @@ class Guarded(io.RawIOBase):
 
     Attributes:
         error: the reason why data was dropped, or None.
+        before: is called before anything is written.
     """
 
     def __init__(self, descriptor: int, error: OSError | None = None) -> None:
         self._descriptor = descriptor
         self.error = error
+        self.before: Callable[[], object] | None = None
 
     def writable(self) -> bool:
         """True, whatever the descriptor."""
@@ -51,6 +53,8 @@ class Guarded(io.RawIOBase):
 
     def write(self, data: ReadableBuffer, /) -> int:
         """Write ``data``, or drop it. Returns: the number of bytes written or dropped."""
+        if self.before:
+            self.before()
         while self.error is None:
             try:
                 return os.write(self._descriptor, data)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from overlay import progress
 from overlay.errors import Exit, OverlayError
 from overlay.installation import Installation
 
@@ -18,6 +19,7 @@ def refuse_serving(installation: Installation) -> None:
     Raises:
         OverlayError: naming the processes.
     """
+    progress.step("looks for processes that serve from there")
     if processes := list(serving(installation)):
         raise OverlayError(
             Exit.BUSY,

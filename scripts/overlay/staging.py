@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 
+from overlay import progress
 from overlay.bytecode import compile_modules
 from overlay.errors import Exit, OverlayError
 from overlay.files import (
@@ -71,6 +72,7 @@ class Staging:
 
     def file(self, final: Path, data: bytes, expected: bytes | None, like: Traits) -> None:
         """Stage a file, as :meth:`replacement` does, with the traits ``like``."""
+        progress.step(f"writes {final}")
         self._expected[final] = expected
         self._staged.add(final)
         self._folders.add(final.parent)
@@ -118,6 +120,7 @@ class Staging:
         """
         folders = set()
         for final in finals:
+            progress.step(f"puts {final} into place")
             self._refuse_change(final)
             self.begun = True
             os.replace(staged_path(final), final)
@@ -137,6 +140,7 @@ class Staging:
         """
         self._expected.update(expected)
         for path in expected:
+            progress.step(f"removes {path}")
             self._refuse_change(path)
             self.begun = True
             remove(path)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from overlay import bytecode, record
+from overlay import bytecode, progress, record
 from overlay import pin as pins
 from overlay.errors import OverlayError, denied
 from overlay.files import LARGEST, STAGED, read, special, staged_in
@@ -216,6 +216,7 @@ def _file(site: Path, overlay: Overlay, path: str) -> FileState:
     if link := _link_above(site, path):
         return _foreign(path, f"{link} is not a plain directory")
     full = site / path
+    progress.step(f"reads {path}")
     try:
         status = full.stat()
     except OSError:

@@ -7,21 +7,32 @@ which features and fixes a patch serves follows from what it calls.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from overlay.patches import Patch, header_fields
 from overlay.source import Overlay
 
-from review.merging import title
+from review.fixes import NOT_MENDED
+from review.merging import APPLIES, CONFLICTS, MOVED, OBSOLETE, title
 from review.pieces import code, counted, escape, one_line, row, table
 from review.vocabulary import Vocabulary
 from review.words import Seams
 
-#: What stands for the words of a patch that all of them need.
-FRAME = "needed by all"
+#: What stands for the words of a patch that all of them need, and of one for the probe.
+FRAME, PROBE = "needed by all", "the probe, if it is on"
+_PROBE = re.compile(rb"vllm\.v1\.readiness(\.| import )probe\b")
 #: Of a header: no issue, and a patch that upstream has no use for.
 _NO_BUG, _NOT_NEEDED = "none", "not-needed"
+#: Verdict to what a person does about it.
+_MEANING = {
+    APPLIES: "at the same lines",
+    MOVED: "at other lines",
+    CONFLICTS: "a person resolves it first",
+    OBSOLETE: "it can go",
+}
 COLUMNS = ("patch", "reason", "features and fixes", "files", "upstream", "removed when")
 
 
@@ -45,21 +56,52 @@ def markdown(
         "feature or fix; `make revert` restores upstream's files, byte for byte.",
     ]
     columns = list(COLUMNS)
-    rows = [_cells(patch, vocabulary, seams) for patch in patches]
+    rows = [_cells(patch, overlay, vocabulary, seams) for patch in patches]
     if review is not None:
-        version = review["release"]["version"]
-        columns.append(f"on vLLM {version}")
+        columns.append(f"on vLLM {review['release']['version']}")
+        lines.append(_summary(review))
         judged = {patch["name"]: patch for patch in review["patches"]}
         for patch, cells in zip(patches, rows, strict=True):
             verdict = judged[patch.name]
-            cells.append(f"{verdict['verdict']}: {escape(verdict['because'])}")
-        lines.append(f"The last column is `make review RELEASE={version}`, {review['date']}.")
+            parts = [f"{verdict['verdict']}: {escape(verdict['because'])}"]
+            cells.append("; ".join([*parts, *_mended(patch.name, review)]))
     return "\n\n".join([*lines, table("", columns, [row(*cells) for cells in rows])]) + "\n"
 
 
-def _cells(patch: Patch, vocabulary: Vocabulary, seams: Seams) -> list[str]:
+def _summary(review: Mapping[str, Any]) -> str:
+    """Return a sentence on the last column, with the number of patches of each verdict."""
+    version, date = review["release"]["version"], review["date"]
+    counts = Counter(patch["verdict"] for patch in review["patches"])
+    verdicts = [f"{counts[word]} {word} ({text})" for word, text in _MEANING.items()]
+    return (
+        f"The last column says whether each patch applies to vLLM {version} "
+        f"(`make review RELEASE={version}`, {date}): {', '.join(verdicts)}."
+    )
+
+
+def _mended(patch: str, review: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the release has of each fix that the patch is of, unless it has nothing."""
+    for fix in review["fixes"]:
+        if fix["has"] != NOT_MENDED and any(own["name"] == patch for own in fix["patches"]):
+            has = f"{code(fix['name'])} is {fix['has']} ({escape(fix['because'])})"
+            yield f"{has}: {escape(fix['todo'])}"
+
+
+def _cells(patch: Patch, overlay: Overlay, vocabulary: Vocabulary, seams: Seams) -> list[str]:
     fields = header_fields(patch.header)
     _, _, reason = fields["Description"].partition("\n")
+    return [
+        f"{patch.name[:4]} {escape(title(patch))}",
+        escape(one_line(reason)),
+        _served(patch, vocabulary, seams),
+        _files(patch, overlay),
+        _upstream(fields),
+        escape(one_line(fields["Drop-When"])),
+    ]
+
+
+def _served(patch: Patch, vocabulary: Vocabulary, seams: Seams) -> str:
+    """Return the features and fixes that need the patch, or what else does."""
     words = seams.of_patch(patch.name)
     kinds = [
         f"{kind} {', '.join(map(code, sorted(served)))}"
@@ -69,14 +111,15 @@ def _cells(patch: Patch, vocabulary: Vocabulary, seams: Seams) -> list[str]:
         )
         if served
     ]
-    return [
-        f"{patch.name[:4]} {escape(title(patch))}",
-        escape(one_line(reason)),
-        "; ".join(kinds) or FRAME,
-        ", ".join(code(file.path, in_table=True) for file in patch.files),
-        _upstream(fields),
-        escape(one_line(fields["Drop-When"])),
-    ]
+    lines = (line for file in patch.files for hunk in file.hunks for line in hunk.new)
+    return "; ".join(kinds) or (PROBE if any(map(_PROBE.search, lines)) else FRAME)
+
+
+def _files(patch: Patch, overlay: Overlay) -> str:
+    """Return the paths of the changed files, unless it is every one that the overlay changes."""
+    if len(patch.files) == len(overlay.targets):
+        return f"all {len(overlay.targets)}, which the other rows name"
+    return ", ".join(code(file.path, in_table=True) for file in patch.files)
 
 
 def _upstream(fields: Mapping[str, str]) -> str:
@@ -84,5 +127,5 @@ def _upstream(fields: Mapping[str, str]) -> str:
     bug, forwarded = fields["Bug"], fields["Forwarded"]
     link = "no issue" if bug == _NO_BUG else f"<{bug}>"
     if forwarded == _NOT_NEEDED:
-        return f"{link}; of no use there"
+        return f"{link}; nothing to send there"
     return f"{link}; {'not sent there' if forwarded == 'no' else f'sent: {escape(forwarded)}'}"

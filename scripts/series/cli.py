@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from overlay import cli
+from overlay import arguments, cli
 from overlay.errors import Exit, usage
 from overlay.output import escaped
 from overlay.source import Overlay
@@ -29,7 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code, one of :class:`~overlay.errors.Exit`.
     """
-    parser, commands = cli.program("series", "Edit the series of patches, and build archives.")
+    parser, commands = arguments.program(
+        "series", "Edit the series of patches, and build archives."
+    )
     for name, run, text, reads_upstream in (
         ("vendor", _vendor, "build the vendored copies into vendor_overlay/", True),
         ("edit", _edit, "lay out the series as commits of a git tree in build/edit", True),
@@ -37,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("refresh", _refresh, "write patches and checksums from build/edit", False),
         ("dist", _dist, "build the reproducible archive of HEAD in build/dist", True),
     ):
-        sub = cli.command(commands, name, run, text, target=reads_upstream)
+        sub = arguments.command(commands, name, run, text, target=reads_upstream)
         if reads_upstream:
             sub.add_argument("--wheel", help="take upstream's files from this pinned wheel instead")
         if name == "edit":

@@ -1,7 +1,4 @@
-"""Real wheels, installed and removed by real installers.
-
-The wheels are downloaded once into build/wheels.
-"""
+"""Real wheels, installed and removed by real installers."""
 
 import os
 import shutil
@@ -13,21 +10,10 @@ from typing import Any
 import pytest
 from overlay.errors import Exit
 from overlay.pin import PACKAGE, sha256
-from support.sites import OVERLAY, RELEASE, REPO, run, small, snapshot
+from support.sites import OVERLAY, RELEASE, run, small, snapshot
+from support.wheels import wheel
 
-WHEELS = REPO / "build" / "wheels"
 ENV = Path(sys.executable).parent
-
-
-def wheel(requirement: str) -> Path:
-    """The wheel of ``requirement`` for this machine, from the package index."""
-    name, _, version = requirement.partition("==")
-    pattern = f"{name.replace('-', '_')}-{version}-*.whl"
-    if not list(WHEELS.glob(pattern)):
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        subprocess.run([*command, "--dest", str(WHEELS), requirement], check=True)
-    (file,) = WHEELS.glob(pattern)
-    return file
 
 
 class Environment:

@@ -109,12 +109,11 @@ def sandbox(tmp_path: Path) -> Sandbox:
         f'exec {real} --no-print-directory PYTHON3={python} "$@"\n',
     )
     program(programs / "python3", f'#!/bin/sh\nexec {python} "$@"\n')
-    # In place of uv: a reinstall puts upstream's files back. tests/overlay/test_wheels.py has
-    # real ones.
-    program(
-        programs / "uv",
-        f"#!/bin/sh\nexec {python} {root}/scripts/overlay revert --venv {tmp_path / 'venv'}\n",
-    )
+    # In place of installers: a reinstall puts upstream's files back.
+    # tests/overlay/test_reinstall.py has real ones.
+    for name, folder in (("uv", root / ".venv"), ("pip-sync", tmp_path / "venv")):
+        revert = f"{python} {root}/scripts/overlay revert --venv {folder}"
+        program(programs / name, f"#!/bin/sh\nexec {revert}\n")
     # In place of vLLM: what it asks our variables when it starts.
     program(
         programs / "vllm",

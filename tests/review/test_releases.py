@@ -3,6 +3,7 @@
 The wheels are downloaded once into build/wheels/releases; inferring the names takes minutes.
 """
 
+import re
 import zipfile
 from collections.abc import Callable
 from functools import cache, partial
@@ -15,9 +16,11 @@ from overlay.errors import Exit, OverlayError
 from overlay.installation import locate
 from overlay.patches import Series
 from overlay.pin import sha256
+from packaging.version import Version
+from review import __main__ as program
 from review import markdown, matrix, merging, review, wheels
 from review.fates import fates
-from review.fixes import MENDED, MENDS, NOT_MENDED, PARTLY, READ
+from review.fixes import MENDED, MENDS, NOT_MENDED, PARTLY, READ, Mend
 from review.index import STATED
 from review.uses import Use
 from review.wheels import Release
@@ -26,6 +29,7 @@ from support import names, releases
 from support.cherry_pick import assert_same_as_git
 from support.documented import form
 from support.sites import OVERLAY, REPO, UPSTREAM
+from support.tables import rows
 from vllm.v1.readiness.switch import NAME
 
 pytestmark = pytest.mark.slow
@@ -110,6 +114,32 @@ def test_the_candidate_applies_to_the_release(real: Real, tmp_path: Path) -> Non
     assert files == marked
     for name, path in files:
         assert "<" * 31 + " release\n" in (conflicts / name / path).read_text()
+
+
+def test_the_waiver_has_the_verdicts_of_the_release(
+    real: Real, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    """By the program, as `make waiver RELEASE=` runs it, with the review that was made above."""
+    wheel, result, _ = real
+    monkeypatch.setattr(review, "of_release", lambda *_: result)
+    (tmp_path / "wheels").symlink_to(releases.FOLDER)
+    command = ["waiver", wheel.version, "--site", str(UPSTREAM), "--out", str(tmp_path)]
+    assert program.main(command) == Exit.DONE
+    text = capsys.readouterr().out
+    assert f"| on vLLM {wheel.version} |" in text
+    table = rows(text)
+    verdicts = [patch["verdict"] for patch in result["patches"]]
+    assert [row[-1].partition(": ")[0] for row in table] == verdicts
+    for verdict in ("applies", "moved", "conflicts", "obsolete"):
+        assert f"{verdicts.count(verdict)} {verdict} (" in text
+    mended = {fix for fix, mend in MENDS.items() if mend.patches and has_all(mend, wheel.version)}
+    said = {word for row in table for word in re.findall("`([^`]+)` is mended \\(", row[-1])}
+    assert said == mended
+    assert len(mended) == {"0.22.1": 0, "0.23.0": 0, "0.33.0": 13}[wheel.version]
+
+
+def has_all(mend: Mend, version: str) -> bool:
+    return mend.since is not None and Version(mend.since) <= Version(version)
 
 
 def test_a_release_with_the_same_files_is_clean(reviews: Callable[[str], Real]) -> None:

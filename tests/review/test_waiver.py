@@ -12,14 +12,7 @@ from overlay.source import Overlay
 from review import waiver
 from support.seams import seams, vocabulary
 from support.sites import OVERLAY, REPO, UPSTREAM
-
-
-def rows(text: str) -> list[list[str]]:
-    """The cells of each row below the table's head; every row has as many."""
-    lines = [line for line in text.splitlines() if line.startswith("| ")]
-    cells = [re.split(r"(?<!\\) \| ", line.strip("| ")) for line in lines]
-    assert len({len(row) for row in cells}) == 1
-    return cells[2:]
+from support.tables import rows
 
 
 def test_each_patch_has_its_reason_link_and_removal_plan() -> None:
@@ -32,7 +25,8 @@ def test_each_patch_has_its_reason_link_and_removal_plan() -> None:
         fields = header_fields(patch.header)
         assert name.startswith(patch.name[:4])
         assert min(map(len, (reason, words, link, removed))) > 5
-        assert files.count("`vllm/") == len(patch.files)
+        if len(patch.files) < len(OVERLAY.targets):
+            assert files.count("`vllm/") == len(patch.files)
         bug = fields["Bug"]
         assert (bug in link) == (bug != "none")
         # A backslash keeps Markdown from taking a character for markup.
@@ -47,28 +41,57 @@ def test_a_patch_names_the_features_and_fixes_that_its_lines_call() -> None:
         assert named == set(seams().of_patch(patch.name)), patch.name
 
 
+def test_every_changed_file_is_named_by_a_patch_that_has_a_reason_for_it() -> None:
+    """Not by the one that marks all of them as changed."""
+    first, *others = rows(waiver.markdown(OVERLAY, vocabulary(), seams(), None))
+    assert first[3] == f"all {len(OVERLAY.targets)}, which the other rows name"
+    named = {path for row in others for path in re.findall("`(vllm/.*?)`", row[3])}
+    assert sorted(named) == OVERLAY.targets
+
+
 def test_features_and_fixes_are_told_apart() -> None:
     by_number = {
         row[0][:4]: row[2] for row in rows(waiver.markdown(OVERLAY, vocabulary(), seams(), None))
     }
-    assert by_number["0001"] == waiver.FRAME
+    assert by_number["0001"] == by_number["0003"] == waiver.FRAME
+    assert by_number["0011"] == by_number["0012"] == waiver.PROBE
     assert by_number["0015"] == "fixes `recovered-tokens`"
     assert by_number["0037"] == "features `block-tables`"
     assert re.fullmatch("features .*; fixes .*", by_number["0004"])
 
 
 def test_a_review_adds_a_verdict_for_each_patch() -> None:
+    """And says of which patches the release has the fix."""
+    names = [patch.name for patch in OVERLAY.series.patches]
     patches = [
-        {"name": patch.name, "verdict": "moved", "because": f"by {place} | lines"}
-        for place, patch in enumerate(OVERLAY.series.patches)
+        {
+            "name": name,
+            "verdict": "moved" if place else "conflicts",
+            "because": f"by {place} | lines",
+        }
+        for place, name in enumerate(names)
+    ]
+    fixes = [
+        {
+            "name": word,
+            "has": has,
+            "because": "since 0.98.0",
+            "todo": "drop it",
+            "patches": [{"name": names[-1], "verdict": "moved"}],
+        }
+        for word, has in (("seeds", "mended"), ("other", "not mended"))
     ]
     review: dict[str, Any] = {"release": {"version": "0.99.0"}, "date": "2026-11-22"}
-    text = waiver.markdown(OVERLAY, vocabulary(), seams(), {**review, "patches": patches})
+    review |= {"patches": patches, "fixes": fixes}
+    text = waiver.markdown(OVERLAY, vocabulary(), seams(), review)
     assert "on vLLM 0.99.0 |" in text
-    assert "RELEASE=0.99.0`, 2026-11-22" in text
-    assert [row[-1] for row in rows(text)] == [
-        f"moved: by {place} \\| lines" for place in range(len(patches))
+    assert "RELEASE=0.99.0`, 2026-11-22): 0 applies" in text
+    assert f"{len(names) - 1} moved (at other lines), 1 conflicts (a person" in text
+    *cells, last = (row[-1] for row in rows(text))
+    assert cells == [
+        f"{patch['verdict']}: by {place} \\| lines" for place, patch in enumerate(patches[:-1])
     ]
+    assert last.endswith(" \\| lines; `seeds` is mended (since 0.98.0): drop it")
 
 
 def test_the_program_prints_nothing_else(tmp_path: Path) -> None:

