@@ -19,7 +19,7 @@ RELEASES = Path(__file__).with_name("RELEASES")
 PACKAGE = "vllm/v1/readiness"
 
 _ENTRY = re.compile(r"(?P<sha256>[0-9a-f]{64})  (?P<path>\S+)", re.ASCII)
-_FACT = re.compile(r"(?P<key>[a-z]+) = (?P<value>[\w.+-]+)")
+_FACT = re.compile(r"(?P<key>[a-z]+) = (?P<value>[\w.,+-]+)")
 _SECTIONS = ("release", "archives", "upstream", "result")
 
 _PREAMBLE = """\
@@ -69,6 +69,8 @@ class Pin:
         upstream: path in site-packages to the SHA-256 of upstream's bytes.
         result: path in site-packages to the SHA-256 of the bytes after ``apply``;
             holds every key of ``upstream``, and the files that are added.
+        without: the features and fixes whose patches are left out, sorted; none but in the
+            pin of an installation.
     """
 
     release: str
@@ -76,6 +78,7 @@ class Pin:
     archives: Mapping[str, str]
     upstream: Mapping[str, str]
     result: Mapping[str, str]
+    without: tuple[str, ...] = ()
 
     @property
     def added(self) -> list[str]:
@@ -84,8 +87,9 @@ class Pin:
 
     def dumps(self) -> str:
         """The text of VERSION_PIN; :func:`loads` reads it back."""
+        without = f"without = {','.join(self.without)}\n" if self.without else ""
         bodies = {
-            "release": f"vllm = {self.release}\noverlay = {self.overlay}\n",
+            "release": f"vllm = {self.release}\noverlay = {self.overlay}\n{without}",
             **{
                 name: "".join(f"{digest}  {path}\n" for path, digest in sorted(table.items()))
                 for name, table in (
@@ -135,7 +139,8 @@ def loads(text: str, origin: str = NAME) -> Pin:
             raise damaged(f"not a line of the format: {line!r}", where)
     if missing := {"vllm", "overlay"} - set(facts):
         raise damaged(f"[release] does not say {', '.join(sorted(missing))}", origin)
-    return _consistent(Pin(facts["vllm"], facts["overlay"], **tables), origin)
+    without = tuple(filter(None, facts.get("without", "").split(",")))
+    return _consistent(Pin(facts["vllm"], facts["overlay"], **tables, without=without), origin)
 
 
 @dataclass(frozen=True)
