@@ -69,7 +69,7 @@ def apply(installation: Installation, overlay: Overlay, options: Options) -> Out
         notes = []
         if installed := inspection.replaceable:
             version = inspection.installed_version
-            notes.append(f"replaces version {version} of the overlay")
+            notes.append(f"replaces overlay {version}")
             rest = [file for file in inspection.files if file.path not in installed.paths]
             refuse_foreign(replace(inspection, files=rest))
             _prove(inspection, installed)
@@ -133,7 +133,7 @@ def revert(installation: Installation, overlay: Overlay, options: Options) -> Ou
         inspection = recognise(installation, overlay)
         notes = []
         if installed := inspection.replaceable:
-            notes.append(f"takes off version {inspection.installed_version} of the overlay")
+            notes.append(f"takes off overlay {inspection.installed_version}")
         else:
             refuse_foreign(inspection)
             if inspection.state is State.PRISTINE:
