@@ -14,7 +14,7 @@ from overlay.errors import Exit, OverlayError, usage
 from overlay.install import lay_over, refuse_unwritable, take_off
 from overlay.installation import Installation
 from overlay.lock import exclusive
-from overlay.parts import Choice, recognise, survey
+from overlay.parts import Choice, lines, recognise, survey
 from overlay.refusal import refuse_foreign
 from overlay.source import Overlay
 from overlay.state import Inspection, State, inspect
@@ -66,7 +66,7 @@ def apply(installation: Installation, overlay: Overlay, options: Options) -> Out
     with exclusive(installation.site, options.wait) as lock:
         inspection = survey(installation, overlay, options.choice)
         overlay = inspection.overlay
-        notes = []
+        notes = [*lines(overlay)]
         if installed := inspection.replaceable:
             version = inspection.installed_version
             notes.append(f"replaces overlay {version}")
@@ -96,10 +96,7 @@ def _complete(inspection: Inspection, notes: list[str], options: Options, lock: 
     installation = inspection.installation
     refuse_foreign(inspection)
     if inspection.state is State.OVERLAID:
-        selection = inspection.overlay.selection
-        return Outcome(
-            inspection, notes=[f"nothing to do: it is overlaid already{selection}", *notes]
-        )
+        return Outcome(inspection, notes=["nothing to do: it is overlaid already", *notes])
     changed = [f.path for f in inspection.files if f.state is not State.OVERLAID]
     if installation.interpreter is None:
         notes.append("no interpreter is known here: bytecode is left to the first import")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -94,6 +96,21 @@ def _check(extra: Extra, file: Path, overlay: Overlay) -> None:
             "does not change are none of its business",
             file,
         )
+
+
+def require_python(path: str, before: bytes, after: bytes) -> None:
+    """Raise if a change makes a module one that no longer parses.
+
+    Raises:
+        OverlayError: naming the line.
+    """
+    try:
+        ast.parse(after)
+    except (SyntaxError, ValueError) as error:
+        with contextlib.suppress(SyntaxError, ValueError):
+            ast.parse(before)
+            # It is not the syntax of a newer Python that this one does not know.
+            raise damaged(f"is no longer Python with it: {error}", path) from None
 
 
 def misfit(extra: Extra, error: OverlayError) -> OverlayError:

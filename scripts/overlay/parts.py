@@ -290,7 +290,7 @@ def _pinned(
         | {path: sha256(data) for path, data in (after | dict(files)).items()},
         without=tuple(sorted(without)),
     )
-    data = pin.dumps().encode()
+    data = pin.dumps(by="`apply`, of a part or with patches of the user's own").encode()
     return Overlay(base.root, pin, data, series, {**files, f"{PROVENANCE}/VERSION_PIN": data}, base)
 
 
@@ -303,7 +303,9 @@ def _fitting(base: Overlay, extra: Iterable[Extra], before: Mapping[str, bytes])
                 path = file.path
                 if path not in texts:
                     texts[path] = base.series.apply(path, before[path])
-                texts[path] = file.apply(texts[path], each.patch.name)
+                before_it = texts[path]
+                texts[path] = file.apply(before_it, each.patch.name)
+                extras.require_python(path, before_it, texts[path])
         except OverlayError as error:
             raise extras.misfit(each, error) from None
     return list(extra)

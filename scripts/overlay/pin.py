@@ -24,7 +24,7 @@ _SECTIONS = ("release", "archives", "upstream", "result")
 
 _PREAMBLE = """\
 # The one vLLM release that this overlay is for, and the checksums that prove it.
-# Written by `make refresh`. Each section below [release] is in the format of sha256sum.
+# Written by {by}. Each section below [release] is in the format of sha256sum.
 # With this file as PIN,
 #     (cd site-packages && sed -n '/^\\[result\\]/,$p' "$PIN" | sha256sum -c 2>/dev/null)
 # checks an overlaid installation, and '/^\\[upstream\\]/,/^$/p' a pristine one.
@@ -85,8 +85,12 @@ class Pin:
         """Paths of the files that upstream does not have, sorted."""
         return sorted(set(self.result) - set(self.upstream))
 
-    def dumps(self) -> str:
-        """The text of VERSION_PIN; :func:`loads` reads it back."""
+    def dumps(self, by: str = "`make refresh`") -> str:
+        """The text of VERSION_PIN; :func:`loads` reads it back.
+
+        Args:
+            by: what writes it.
+        """
         without = f"without = {','.join(self.without)}\n" if self.without else ""
         bodies = {
             "release": f"vllm = {self.release}\noverlay = {self.overlay}\n{without}",
@@ -100,7 +104,9 @@ class Pin:
             },
         }
         titles = _TITLES if _has_all_kinds(self.archives) else _TITLES | _SOME_ARCHIVES
-        return _PREAMBLE + "".join(f"\n{titles[s]}[{s}]\n{bodies[s]}" for s in _SECTIONS)
+        return _PREAMBLE.format(by=by) + "".join(
+            f"\n{titles[s]}[{s}]\n{bodies[s]}" for s in _SECTIONS
+        )
 
 
 def _has_all_kinds(archives: Mapping[str, str]) -> bool:

@@ -225,9 +225,15 @@ def other_lines(folder: Path) -> str:
     return "0001-some.patch does not apply: line"
 
 
+def no_python(folder: Path) -> str:
+    file = folder / "0001-some.patch"
+    file.write_text(file.read_text().replace("  # mine", "  mine", 1))
+    return "is no longer Python with it"
+
+
 @pytest.mark.parametrize(
     "damage",
-    [no_series, no_patch, twice, elsewhere, a_name_with_a_comma, no_diff, other_lines],
+    [no_python, no_series, no_patch, twice, elsewhere, a_name_with_a_comma, no_diff, other_lines],
 )
 def test_what_cannot_be_laid_is_named(
     site: Path, extra: Path, tmp_path: Path, damage: Callable[[Path], str]
@@ -257,16 +263,17 @@ def test_the_file_of_somebody_else_s_is_refused_if_a_patch_changes_it(
     assert LOGPROBS in done.stderr
 
 
+@pytest.mark.parametrize("part", [[], ["--features=-seeds"]])
 @pytest.mark.parametrize("path", [OTHER, "vllm/one.py"])
 def test_a_record_has_no_file_changed_that_the_overlay_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, part: list[str]
 ) -> None:
     """A prepared record with an extra patch of that file, which agrees with itself."""
     site = mini.install(tmp_path / "site", {**mini.PRISTINE, OTHER: b"import logging\n"})
     overlay = mini.worded(tmp_path / "overlay")
     monkeypatch.setattr(cli, "ROOT", overlay.root)
     command = ["apply", "--site", str(site), f"--extra={mini.extra(tmp_path / 'extra')}"]
-    assert cli.main(command) == Exit.DONE
+    assert cli.main([*command, *part]) == Exit.DONE
     provenance = site / PATCHES
     file, pin = provenance / "extra-0001-mine.patch", provenance.parent / "VERSION_PIN"
     old, text = file.read_bytes(), pin.read_text()

@@ -39,7 +39,7 @@ def files_of(overlay: Overlay) -> dict[str, bytes]:
     return {path: overlay.overlaid_bytes(path, data) for path, data in before.items()}
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(st.sets(st.sampled_from(sorted(features.ALL)), min_size=1))
 def test_any_words_give_an_overlay_that_can_be_taken_off(without: set[str]) -> None:
     overlay = part(without)
@@ -75,20 +75,23 @@ def undefined(folder: Path) -> dict[str, set[str]]:
 
 def test_no_patch_uses_a_name_of_one_that_does_not_serve_the_same(tmp_path: Path) -> None:
     """Each word alone, and all but each; a header that forgets a word leaves a name undefined."""
-    stock = tmp_path / "stock"
     cases = {"stock": upstream(OVERLAY.targets)}
     for name in sorted(features.ALL):
         cases[f"-{name}"] = files_of(part([name]))
         cases[name] = files_of(part(features.ALL - features.with_needs([name])))
+    seen = set()
     for case, files in cases.items():
         for path, data in files.items():
-            file = tmp_path / case / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(data)
-    known = undefined(stock)
-    for case, names in ((case, undefined(tmp_path / case)) for case in cases if case != "stock"):
-        for path, messages in names.items():
-            assert messages <= known.get(path, set()), f"{case}: {path}"
+            if (path, data) not in seen:  # Most words have no patch in most files.
+                seen.add((path, data))
+                file = tmp_path / case / path
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(data)
+    assert len(seen) > 100
+    names = undefined(tmp_path)
+    for module, messages in names.items():
+        path = module.partition("/")[2]
+        assert messages <= names.get(f"stock/{path}", set()), module
 
 
 def test_the_words_of_the_patches_are_those_of_the_runtime() -> None:
@@ -173,7 +176,8 @@ def test_a_file_of_somebody_else_s_is_left_alone(site: Path) -> None:
     for command in ("verify", "diff"):
         assert run(command, "--site", site).returncode == Exit.DONE
     again = run("apply", "--site", site, option)
-    assert "nothing to do: it is overlaid already without logprobs" in again.stdout
+    assert "nothing to do: it is overlaid already" in again.stdout
+    assert "note: left out: logprobs" in again.stdout
     whole = run("apply", "--site", site)
     assert whole.returncode == Exit.FOREIGN
     assert f"`apply {option}`" in whole.stderr
@@ -218,7 +222,7 @@ def test_a_file_that_holds_lines_of_ours_is_not_to_be_left(site: Path) -> None:
 
 
 def test_parts_and_the_whole_replace_one_another(site: Path, tmp_path: Path) -> None:
-    choices = [["--features=-logprobs"], [], ["--fixes=off"], ["--features=seeds"]]
+    choices = [["--features=-logprobs"], [], ["--features=seeds", "--fixes=off"]]
     for number, options in enumerate(choices):
         fresh = small(tmp_path / str(number))
         run("apply", "--site", fresh, *options)

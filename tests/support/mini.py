@@ -96,12 +96,18 @@ def worded(root: Path) -> Overlay:
     return overlay(root, ours=ours, serves={"vllm/one.py": "all", "vllm/v1/two.py": "seeds"})
 
 
-def extra(folder: Path, path: str = "vllm/one.py") -> Path:
-    """Write a directory of one patch of the user's own, which adds a line at the file's top."""
+def extra(folder: Path, path: str = "vllm/one.py", data: bytes = OVERLAID["vllm/one.py"]) -> Path:
+    """Write a directory of one patch of the user's own, which adds a line at a file's top.
+
+    Args:
+        folder: the directory.
+        path: the file's.
+        data: its bytes with the whole series on.
+    """
     folder.mkdir(parents=True)
     (folder / "series").write_text("0001-mine.patch\n")
     header = "".join(f"{name}: text\n" for name in extras.FIELDS)
-    change = unified(path, OVERLAID[path], b"# mine\n" + OVERLAID[path])
+    change = unified(path, data, b"# mine\n" + data)
     (folder / "0001-mine.patch").write_bytes(f"{header}\n".encode() + change)
     return folder
 
