@@ -39,10 +39,10 @@ def whole(path: str) -> bytes:
 
 
 def marked(path: str, text: str) -> bytes:
-    """The same with a comment after each import: before, between and after lines of ours."""
-    return re.sub(
-        rb"(?m)^(import \w+|from [\w.]+ import \w+)$", rb"\1  # " + text.encode(), whole(path)
-    )
+    """The same with a comment after each import, between lines of ours, and at the end."""
+    imports = rb"(?m)^(import \w+|from [\w.]+ import \w+)$"
+    comment = b"# " + text.encode()
+    return re.sub(imports, rb"\1  " + comment, whole(path)) + comment + b"\n"
 
 
 def patch_of(folder: Path, files: dict[str, bytes], **stated: str) -> Path:
@@ -87,9 +87,9 @@ def test_a_patch_is_laid_behind_ours_and_taken_off(
         assert comments > 10
         if part and path == LOGPROBS:
             assert b"Changed by vllm-readiness-overlay" in laid, "no patch of ours changes it"
-            assert laid.replace(b"  # mine\n", b"\n").count(b"\n") == data.count(b"\n") + 2
+            assert laid.count(b"\n") == data.count(b"\n") + 2 + 1
         else:
-            assert laid.replace(b"  # mine\n", b"\n") == data
+            assert laid.replace(b"  # mine\n", b"\n") == data + b"# mine\n"
     report = status(site)
     assert report["state"] == "overlaid"
     named = {"name": "0001-some.patch", "origin": "vendor, https://localhost/1 and more"}

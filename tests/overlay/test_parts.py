@@ -173,8 +173,8 @@ def test_a_file_of_somebody_else_s_is_left_alone(site: Path) -> None:
     assert (report["state"], report["code"]) == ("overlaid", Exit.DONE)
     assert THEIRS not in {file["path"] for file in report["files"]}
     assert THEIRS not in (site / PROVENANCE / "VERSION_PIN").read_text()
-    for command in ("verify", "diff"):
-        assert run(command, "--site", site).returncode == Exit.DONE
+    for command in (["verify"], ["diff"], ["exec", "--dry-run", "--", "true"]):
+        assert run(command[0], "--site", site, *command[1:]).returncode == Exit.DONE
     again = run("apply", "--site", site, option)
     assert "nothing to do: it is overlaid already" in again.stdout
     assert "note: left out: logprobs" in again.stdout
@@ -211,10 +211,13 @@ def test_several_files_of_somebody_else_s_are_left_by_one_command(site: Path) ->
     assert "leave it" not in refused, "a part of the frame cannot be left out"
 
 
-def test_a_file_that_holds_lines_of_ours_is_not_to_be_left(site: Path) -> None:
+@pytest.mark.parametrize("whose", ["ours", "upstream's"])
+def test_a_file_that_is_to_hold_lines_of_ours_is_not_left(site: Path, whose: str) -> None:
+    """Somebody has edited the overlaid file, or put upstream's back and edited that."""
+    stock = (site / THEIRS).read_bytes()
     run("apply", "--site", site)
-    with (site / THEIRS).open("ab") as file:
-        file.write(b"# mine\n")
+    before = stock if whose == "upstream's" else (site / THEIRS).read_bytes()
+    (site / THEIRS).write_bytes(before + b"# mine\n")
     for command in (["verify"], ["apply", "--features=-logprobs"]):
         refused = run(*command, "--site", site)
         assert refused.returncode == Exit.FOREIGN
@@ -259,6 +262,18 @@ def test_a_part_that_was_cut_off_says_how_to_carry_on(site: Path) -> None:
     assert "`apply --features=-logprobs` carries on" in refused.stderr
     assert run("apply", "--site", site, "--features=-logprobs").returncode == Exit.DONE
     assert run("verify", "--site", site).returncode == Exit.DONE
+
+
+def test_what_a_run_left_beside_a_file_that_is_left_out_is_removed(site: Path) -> None:
+    left = site / "vllm/v1/structured_output/.readiness-overlay-__init__.py"
+    left.write_text("")
+    assert run("verify", "--site", site).returncode == Exit.PARTIAL
+    assert run("apply", "--site", site, "--features=-grammars").returncode == Exit.DONE
+    assert not left.exists()
+    left.write_text("")
+    assert run("verify", "--site", site).returncode == Exit.PARTIAL
+    assert run("revert", "--site", site).returncode == Exit.DONE
+    assert not left.exists()
 
 
 def another_word(site: Path) -> None:
