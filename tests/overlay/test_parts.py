@@ -2,6 +2,7 @@
 
 import ast
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from overlay import words
 from overlay.errors import Exit, OverlayError
 from overlay.parts import derive
-from overlay.patches import Series
+from overlay.patches import FilePatch, Hunk, Series
 from overlay.pin import PACKAGE, sha256
 from overlay.source import Overlay
 from support import mini
@@ -98,6 +99,19 @@ def test_the_words_of_the_patches_are_those_of_the_runtime() -> None:
     served = [words.served(patch) for patch in OVERLAY.series.patches]
     assert frozenset().union(*(each for each in served if each)) == features.ALL
     assert None in served
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "mark"),
+    [
+        ([], [b"# a\n", b"# b\n"], True),
+        ([], [b"# a\n", b"b\n"], False),
+        ([b"a\n"], [b"# a\n"], False),
+    ],
+)
+def test_a_mark_is_nothing_but_comments(old: list[bytes], new: list[bytes], mark: bool) -> None:
+    file = FilePatch(FRAME, (Hunk(1, tuple(old), 1, tuple(new)),))
+    assert words.is_mark(file) is mark
 
 
 @pytest.mark.parametrize(
@@ -211,13 +225,17 @@ def test_several_files_of_somebody_else_s_are_left_by_one_command(site: Path) ->
     assert "leave it" not in refused, "a part of the frame cannot be left out"
 
 
-@pytest.mark.parametrize("whose", ["ours", "upstream's"])
+@pytest.mark.parametrize("whose", ["ours", "ours, without a record", "upstream's"])
 def test_a_file_that_is_to_hold_lines_of_ours_is_not_left(site: Path, whose: str) -> None:
     """Somebody has edited the overlaid file, or put upstream's back and edited that."""
     stock = (site / THEIRS).read_bytes()
     run("apply", "--site", site)
     before = stock if whose == "upstream's" else (site / THEIRS).read_bytes()
     (site / THEIRS).write_bytes(before + b"# mine\n")
+    if whose == "ours, without a record":
+        shutil.rmtree(site / PACKAGE)
+        assert "leave it" not in run("apply", "--site", site).stderr
+        return
     for command in (["verify"], ["apply", "--features=-logprobs"]):
         refused = run(*command, "--site", site)
         assert refused.returncode == Exit.FOREIGN
