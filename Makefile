@@ -12,7 +12,7 @@ BENCH_ENV := $(if $(wildcard /dev/nvidiactl /dev/dxg),build/pristine,$(TEST_ENV)
 WORKERS ?= $(shell n=$$(nproc) && echo $$((n < 4 ? n + 1 : 4)))
 
 # An empty value on the command line is a mistake; in the environment it means nothing.
-$(foreach name,VENV SITE PYTHON WHEEL MODEL,$(if $(value $(name)),,$(if $(filter command%,$(origin $(name))),\
+$(foreach name,VENV SITE PYTHON WHEEL MODEL FEATURES FIXES LEAVE,$(if $(value $(name)),,$(if $(filter command%,$(origin $(name))),\
   $(error $(name)= is empty: give it a value, or leave it out))))
 # An interpreter that the environment names does not contradict a target on the command line.
 ifneq (,$(filter environment%,$(origin PYTHON)))
@@ -23,9 +23,11 @@ endif
 # Errors about a target name the environment variable that it came from.
 export READINESS_NAMED_BY := $(strip $(foreach name,VENV SITE PYTHON,$(if $(value $(name)),\
   $(if $(filter environment%,$(origin $(name))),$(name)))))
+# What of the overlay to lay is named on the command line alone: these names are anybody's.
+CHOSEN := $(foreach name,FEATURES FIXES LEAVE EXTRA,$(if $(filter command%,$(origin $(name))),$(name)))
 # Values are taken literally, and passed through the environment, so that a path may hold any
 # character. The shell splits ARGS.
-NAMED := VENV SITE PYTHON WHEEL FORCE MODEL FILE EXTRA PATCH RELEASE RELEASES SHA256 TRY
+NAMED := VENV SITE PYTHON WHEEL FORCE MODEL FILE EXTRA PATCH RELEASE RELEASES SHA256 TRY FEATURES FIXES LEAVE
 $(foreach name,$(NAMED) PYTHON3 ARGS,$(if $(value $(name)),$(eval override $(name) := $$(value $(name)))))
 override PYTHON3 := $(or $(PYTHON3),python3)
 export $(NAMED) PYTHON3
@@ -40,6 +42,8 @@ DRY := $(if $(findstring --d,$(ARGS)),--dry-run)
 
 PY3 = "$$PYTHON3"
 TARGET = $(if $(VENV),--venv="$$VENV") $(if $(SITE),--site="$$SITE") $(if $(PYTHON),--python="$$PYTHON")
+CHOICE = $(if $(filter FEATURES,$(CHOSEN)),--features="$$FEATURES") $(if $(filter FIXES,$(CHOSEN)),--fixes="$$FIXES") \
+  $(if $(filter LEAVE,$(CHOSEN)),--leave="$$LEAVE") $(if $(filter EXTRA,$(CHOSEN)),--extra="$$EXTRA")
 BENCH_TARGET = $(if $(OWN_ENV),--venv $(BENCH_ENV),$(TARGET))
 # Our programs are packages in scripts/, and do not import from the directory that they are run in.
 # environment.children takes these variables away again from whatever they start.
@@ -72,20 +76,20 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; \
 	  do printf '  %-13s %s\n' "$$name" "$$text"; done
 
-apply: ## lay the overlay over the target (makes .venv if none is named)
-	@$(IN_OWN)$(OVERLAY) apply $(TARGET) $(ARGS)
+apply: ## lay the overlay over the target (FEATURES=, FIXES=, LEAVE=file: a part of it; EXTRA=dir)
+	@$(IN_OWN)$(OVERLAY) apply $(TARGET) $(CHOICE) $(ARGS)
 
 revert: ## restore upstream's files, byte for byte
 	@$(OVERLAY) revert $(TARGET) $(ARGS)
 
 status: ## show the state of the installation
-	@$(OVERLAY) status $(TARGET) $(ARGS)
+	@$(OVERLAY) status $(TARGET) $(CHOICE) $(ARGS)
 
 verify: ## succeed silently if the overlay is whole
-	@$(OVERLAY) verify $(TARGET) $(ARGS)
+	@$(OVERLAY) verify $(TARGET) $(CHOICE) $(ARGS)
 
 doctor: ## say what is installed there, who uses it, and what apply would do
-	@$(OVERLAY) doctor $(TARGET) $(ARGS)
+	@$(OVERLAY) doctor $(TARGET) $(CHOICE) $(ARGS)
 
 # Without upstream's files it shows the patches alone, rather than make an environment.
 diff: ## show what the overlay changes, in context (after `make tools`, also as a page)
@@ -94,7 +98,7 @@ ifeq ($(OWN_ENV)$(HELD),yes)
 	@cat $$(sed 's|^|patches/|' patches/series) || [ $$? -gt 128 ]  # a closed pipe is no error
 	@echo "diff: no vLLM is named, so these are the patches alone; VENV=dir shows them in context" >&2
 else
-	@$(OVERLAY) diff $(REVIEW_BASE) $(ARGS)
+	@$(OVERLAY) diff $(REVIEW_BASE) $(CHOICE) $(ARGS)
 endif
 	@$(if $(DRY)$(if $(wildcard pyproject.toml),,archive),,$(if $(and $(if $(OWN_ENV),$(HELD),named),$(wildcard $(TEST_ENV)/readiness-overlay.complete)),$(REVIEW) diff $(REVIEW_BASE) >&2,echo "diff: for the page: \`make tools\` (5.8 GB in $(TEST_ENV)), and then \`make diff\` again" >&2))
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from overlay import arguments, commands, doctor, output, progress
+from overlay import arguments, commands, doctor, output, parts, progress
 from overlay.arguments import command, program
 from overlay.commands import Options, Outcome
 from overlay.errors import Exit, OverlayError, denied, usage
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Split here, because argparse would read the command's own options.
         end = given.index("--")
         given, words = given[:end], given[end + 1 :]
-    return run(_parser(words), given)
+    return run(_parser(words), parts.joined(given))
 
 
 def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
@@ -109,6 +109,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     )
     lines.add_argument("--full", action="store_true", help="show whole files")
     sub.add_argument("--added", action="store_true", help="show the overlay's own files, too")
+    parts.add_options(every.choices)
     return parser
 
 
@@ -171,7 +172,7 @@ def _change(
     change: Callable[[Installation, Overlay, Options], Outcome],
     done: str,
 ) -> int:
-    options = Options(args.dry_run, args.force, args.wait)
+    options = Options(args.dry_run, args.force, args.wait, parts.chosen(args))
     outcome = change(installation(args), Overlay.load(ROOT), options)
     if args.json:
         _print_json(args, outcome, Exit.DONE)
@@ -189,7 +190,7 @@ def _change(
 
 
 def _status(args: argparse.Namespace) -> int:
-    outcome = commands.status(installation(args), Overlay.load(ROOT))
+    outcome = commands.status(installation(args), Overlay.load(ROOT), parts.chosen(args))
     inspection = outcome.inspection
     problem = commands.problem(inspection, want_overlaid=False)
     code = problem.code if problem else Exit.DONE
@@ -199,6 +200,8 @@ def _status(args: argparse.Namespace) -> int:
     _head(inspection)
     _say(f"overlay {inspection.overlay.pin.overlay}, digest {inspection.digest}")
     compared = inspection.by_installed or inspection
+    for line in parts.lines(compared.overlay):
+        _say(line)
     states = [file.state for file in compared.files]
     counts = {state: states.count(state) for state in State if state in states}
     _say(f"{len(states)} files: " + ", ".join(f"{n} {s.value}" for s, n in counts.items()))
@@ -227,7 +230,7 @@ def _status(args: argparse.Namespace) -> int:
 def _verify(args: argparse.Namespace) -> int:
     problem: OverlayError | None
     try:
-        outcome = commands.status(installation(args), Overlay.load(ROOT))
+        outcome = commands.status(installation(args), Overlay.load(ROOT), parts.chosen(args))
         problem = commands.problem(outcome.inspection, want_overlaid=True)
     except OverlayError as error:
         problem = error
@@ -257,8 +260,8 @@ def _exec(args: argparse.Namespace) -> int:
 def _doctor(args: argparse.Namespace) -> int:
     """Report, and end with the code that `apply` would end with."""
     there, overlay = installation(args), Overlay.load(ROOT)
-    code, would = doctor.prospect(there, overlay)
-    lines = [*doctor.findings(there), ("apply", f"of overlay {overlay.pin.overlay} {would}")]
+    code, would = doctor.prospect(there, overlay, parts.chosen(args))
+    lines = [*doctor.findings(there), ("apply", f"of overlay {overlay.pin.overlay}{would}")]
     if args.json:
         found = [{"about": about, "text": text} for about, text in lines]
         print(json.dumps({"command": "doctor", "code": code, "findings": found}))
@@ -270,7 +273,8 @@ def _doctor(args: argparse.Namespace) -> int:
 
 def _diff(args: argparse.Namespace) -> int:
     context = None if args.full else args.context
-    lines = commands.diff(installation(args), Overlay.load(ROOT), context, args.added)
+    choice = parts.chosen(args)
+    lines = commands.diff(installation(args), Overlay.load(ROOT), context, args.added, choice)
     if args.json:
         print(json.dumps({"command": "diff", "diff": "".join(lines)}))
     else:
@@ -308,6 +312,7 @@ def _print_json(
         "interpreter": installation.interpreter and str(installation.interpreter),
         "overlay": inspection.overlay.pin.overlay,
         "release": inspection.overlay.pin.release,
+        **parts.to_json((inspection.by_installed or inspection).overlay),
         "state": inspection.state.value,
         "digest": inspection.digest,
         "files": [

@@ -14,9 +14,14 @@ from overlay.errors import Exit, OverlayError, usage
 from overlay.install import lay_over, refuse_unwritable, take_off
 from overlay.installation import Installation
 from overlay.lock import exclusive
+from overlay.parts import Choice, lines, recognise, survey
 from overlay.refusal import refuse_foreign
 from overlay.source import Overlay
 from overlay.state import Inspection, State, inspect
+from overlay.words import options_without
+
+#: All of the overlay and nothing else; whatever part of it is installed.
+WHOLE, KEPT = Choice(), Choice(keep=True)
 
 
 @dataclass
@@ -42,11 +47,13 @@ class Options:
         dry_run: check everything, and write nothing.
         force: go on although a process serves from the installation.
         wait: how long to wait for another run, in seconds.
+        choice: what of the overlay ``apply`` lays.
     """
 
     dry_run: bool = False
     force: bool = False
     wait: float = 30.0
+    choice: Choice = WHOLE
 
 
 def apply(installation: Installation, overlay: Overlay, options: Options) -> Outcome:
@@ -57,11 +64,12 @@ def apply(installation: Installation, overlay: Overlay, options: Options) -> Out
             the installation partial.
     """
     with exclusive(installation.site, options.wait) as lock:
-        inspection = inspect(installation, overlay)
-        notes = []
+        inspection = survey(installation, overlay, options.choice)
+        overlay = inspection.overlay
+        notes = [*lines(overlay)]
         if installed := inspection.replaceable:
             version = inspection.installed_version
-            notes.append(f"replaces version {version} of the overlay")
+            notes.append(f"replaces overlay {version}")
             rest = [file for file in inspection.files if file.path not in installed.paths]
             refuse_foreign(replace(inspection, files=rest))
             _prove(inspection, installed)
@@ -119,10 +127,10 @@ def revert(installation: Installation, overlay: Overlay, options: Options) -> Ou
         OverlayError: as for :func:`apply`.
     """
     with exclusive(installation.site, options.wait) as lock:
-        inspection = inspect(installation, overlay)
+        inspection = recognise(installation, overlay)
         notes = []
         if installed := inspection.replaceable:
-            notes.append(f"takes off version {inspection.installed_version} of the overlay")
+            notes.append(f"takes off overlay {inspection.installed_version}")
         else:
             refuse_foreign(inspection)
             if inspection.state is State.PRISTINE:
@@ -132,14 +140,21 @@ def revert(installation: Installation, overlay: Overlay, options: Options) -> Ou
         refuse_unwritable(chosen, changed, options.force)
         if not options.dry_run:
             take_off(chosen, lock)
-            inspection = inspect(installation, overlay)
+            # Files that it did not change are none of its business.
+            inspection = inspect(installation, chosen.overlay)
             refuse_foreign(inspection)
+            whole = inspect(installation, overlay)
+            inspection = inspection if whole.state is State.FOREIGN else whole
         return Outcome(inspection, changed, notes)
 
 
-def status(installation: Installation, overlay: Overlay) -> Outcome:
-    """Inspect the installation, and write nothing."""
-    return Outcome(inspect(installation, overlay))
+def status(installation: Installation, overlay: Overlay, choice: Choice = KEPT) -> Outcome:
+    """Compare the installation with what is wanted of the overlay, and write nothing.
+
+    Raises:
+        OverlayError: the choice is not understood, or cannot be had.
+    """
+    return Outcome(survey(installation, overlay, choice))
 
 
 def problem(inspection: Inspection, want_overlaid: bool) -> OverlayError | None:
@@ -155,13 +170,22 @@ def problem(inspection: Inspection, want_overlaid: bool) -> OverlayError | None:
         return error
     if inspection.state is State.PARTIAL:
         code, reason = Exit.PARTIAL, "a run was cut off"
-        next_step = "`apply` carries on, `revert` undoes"
+        next_step = f"`apply{_selecting(inspection.overlay)}` carries on, `revert` undoes"
     elif inspection.state is State.PRISTINE and want_overlaid:
         code, reason, next_step = Exit.PRISTINE, "nothing is laid over it", "run `apply`"
     else:
         return None
     reason = f"{inspection.installation.title} is {inspection.state.value}: {reason}"
     return OverlayError(code, reason, subject=inspection.installation.site, next_step=next_step)
+
+
+def _selecting(overlay: Overlay) -> str:
+    """The options that lay this part of the overlay again, behind a space."""
+    if overlay.base is None:
+        return ""
+    words = options_without(overlay.base, overlay.pin.without)
+    extra = "--extra=DIR" if overlay.extra else ""
+    return "".join(f" {option}" for option in (words, extra) if option)
 
 
 def become(words: Sequence[str]) -> NoReturn:
@@ -188,7 +212,11 @@ def become(words: Sequence[str]) -> NoReturn:
 
 
 def diff(
-    installation: Installation, overlay: Overlay, context: int | None, added: bool
+    installation: Installation,
+    overlay: Overlay,
+    context: int | None,
+    added: bool,
+    choice: Choice = KEPT,
 ) -> Iterator[str]:
     """Yield the lines of unified diffs with context that show what the overlay changes.
 
@@ -197,11 +225,13 @@ def diff(
         overlay: the overlay to show.
         context: lines of context, or None for the whole file.
         added: show the files that the overlay adds, too.
+        choice: what of the overlay is shown.
 
     Raises:
-        OverlayError: a file is foreign.
+        OverlayError: a file is foreign; or the choice is not understood, or cannot be had.
     """
-    inspection = inspect(installation, overlay)
+    inspection = survey(installation, overlay, choice)
+    overlay = inspection.overlay
     refuse_foreign(inspection)
     for path in overlay.targets:
         old, new = _lines(inspection.pristine(path)), _lines(inspection.overlaid(path))

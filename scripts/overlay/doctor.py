@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from overlay import commands
-from overlay.commands import Options
+from overlay.commands import KEPT, Options
 from overlay.errors import Exit, OverlayError
 from overlay.installation import Installation
+from overlay.parts import Choice
 from overlay.processes import serving
 from overlay.source import Overlay
 
@@ -40,13 +41,23 @@ def findings(installation: Installation, driver: Path = DRIVER) -> Iterator[tupl
         yield "serving", process
 
 
-def prospect(installation: Installation, overlay: Overlay) -> tuple[Exit, str]:
-    """Return the code that ``apply`` would end with, and what it would do."""
+def prospect(
+    installation: Installation, overlay: Overlay, choice: Choice = KEPT
+) -> tuple[Exit, str]:
+    """Return the code that ``apply`` would end with, and what it would do.
+
+    Args:
+        installation: the one that is named.
+        overlay: the whole overlay.
+        choice: what of it would be laid; if nothing is named, what is installed.
+    """
     try:
-        changed = len(commands.apply(installation, overlay, Options(dry_run=True)).changed)
+        outcome = commands.apply(installation, overlay, Options(dry_run=True, choice=choice))
     except OverlayError as error:
-        return error.code, f"would be refused: {error.line}"
-    return Exit.DONE, f"would change {changed} files" if changed else "has nothing to do"
+        return error.code, f" would be refused: {error.line}"
+    changed, selection = len(outcome.changed), outcome.inspection.overlay.selection
+    would = f"would change {changed} files" if changed else "has nothing to do"
+    return Exit.DONE, f"{selection} {would}"
 
 
 def _device(driver: Path) -> str:

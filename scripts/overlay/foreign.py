@@ -18,7 +18,8 @@ _MARK = re.compile(
     rb"^\s*#.*\b((patched|modified|changed|edited|ported)\s+by|back-?ported|patched\s+for)\b",
     re.IGNORECASE,
 )
-_OUR_MARK = b"vllm-readiness-overlay"
+#: In a comment of each file that the overlay has changed.
+MARK = b"vllm-readiness-overlay"
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def describe(inspection: Inspection, file: FileState) -> list[str]:
 
 def _marks(data: bytes) -> Iterator[str]:
     for number, line in enumerate(split_lines(data), 1):
-        if _MARK.search(line) and _OUR_MARK not in line:
+        if _MARK.search(line) and MARK not in line:
             yield f"line {number} says: {line.decode(errors='replace').strip()[:100]}"
 
 

@@ -192,6 +192,27 @@ def _hunk(name: str, lines: Sequence[bytes], at: int) -> tuple[Hunk, int]:
     return Hunk(old_at, tuple(by_sign[b"-"]), new_at, tuple(by_sign[b"+"])), at
 
 
+def dumps(patch: Patch) -> bytes:
+    """The bytes of a patch file; :func:`parse` reads them back."""
+    parts = [patch.header.encode()]
+    for file in patch.files:
+        parts.append(f"--- a/{file.path}\n+++ b/{file.path}\n".encode())
+        for hunk in file.hunks:
+            old, new = _range(hunk.old_at, hunk.old), _range(hunk.new_at, hunk.new)
+            parts.append(f"@@ -{old} +{new} @@\n".encode())
+            for sign, lines in ((b"-", hunk.old), (b"+", hunk.new)):
+                for line in lines:
+                    end = b"" if line.endswith(b"\n") else b"\n%s\n" % _NO_NEWLINE
+                    parts.append(sign + line + end)
+    return b"".join(parts)
+
+
+def _range(at: int, lines: Sequence[bytes]) -> str:
+    """One side of a hunk's header; an empty side is numbered by the line that it follows."""
+    start = at + 1 if lines else at
+    return f"{start}" if len(lines) == 1 else f"{start},{len(lines)}"
+
+
 class Series:
     """All patches, in the order of patches/series."""
 

@@ -19,12 +19,12 @@ RELEASES = Path(__file__).with_name("RELEASES")
 PACKAGE = "vllm/v1/readiness"
 
 _ENTRY = re.compile(r"(?P<sha256>[0-9a-f]{64})  (?P<path>\S+)", re.ASCII)
-_FACT = re.compile(r"(?P<key>[a-z]+) = (?P<value>[\w.+-]+)")
+_FACT = re.compile(r"(?P<key>[a-z]+) = (?P<value>[\w.,+-]+)")
 _SECTIONS = ("release", "archives", "upstream", "result")
 
 _PREAMBLE = """\
 # The one vLLM release that this overlay is for, and the checksums that prove it.
-# Written by `make refresh`. Each section below [release] is in the format of sha256sum.
+# Written by {by}. Each section below [release] is in the format of sha256sum.
 # With this file as PIN,
 #     (cd site-packages && sed -n '/^\\[result\\]/,$p' "$PIN" | sha256sum -c 2>/dev/null)
 # checks an overlaid installation, and '/^\\[upstream\\]/,/^$/p' a pristine one.
@@ -69,6 +69,8 @@ class Pin:
         upstream: path in site-packages to the SHA-256 of upstream's bytes.
         result: path in site-packages to the SHA-256 of the bytes after ``apply``;
             holds every key of ``upstream``, and the files that are added.
+        without: the features and fixes whose patches are left out, sorted; none but in the
+            pin of an installation.
     """
 
     release: str
@@ -76,16 +78,22 @@ class Pin:
     archives: Mapping[str, str]
     upstream: Mapping[str, str]
     result: Mapping[str, str]
+    without: tuple[str, ...] = ()
 
     @property
     def added(self) -> list[str]:
         """Paths of the files that upstream does not have, sorted."""
         return sorted(set(self.result) - set(self.upstream))
 
-    def dumps(self) -> str:
-        """The text of VERSION_PIN; :func:`loads` reads it back."""
+    def dumps(self, by: str = "`make refresh`") -> str:
+        """The text of VERSION_PIN; :func:`loads` reads it back.
+
+        Args:
+            by: what writes it.
+        """
+        without = f"without = {','.join(self.without)}\n" if self.without else ""
         bodies = {
-            "release": f"vllm = {self.release}\noverlay = {self.overlay}\n",
+            "release": f"vllm = {self.release}\noverlay = {self.overlay}\n{without}",
             **{
                 name: "".join(f"{digest}  {path}\n" for path, digest in sorted(table.items()))
                 for name, table in (
@@ -96,7 +104,9 @@ class Pin:
             },
         }
         titles = _TITLES if _has_all_kinds(self.archives) else _TITLES | _SOME_ARCHIVES
-        return _PREAMBLE + "".join(f"\n{titles[s]}[{s}]\n{bodies[s]}" for s in _SECTIONS)
+        return _PREAMBLE.format(by=by) + "".join(
+            f"\n{titles[s]}[{s}]\n{bodies[s]}" for s in _SECTIONS
+        )
 
 
 def _has_all_kinds(archives: Mapping[str, str]) -> bool:
@@ -135,7 +145,8 @@ def loads(text: str, origin: str = NAME) -> Pin:
             raise damaged(f"not a line of the format: {line!r}", where)
     if missing := {"vllm", "overlay"} - set(facts):
         raise damaged(f"[release] does not say {', '.join(sorted(missing))}", origin)
-    return _consistent(Pin(facts["vllm"], facts["overlay"], **tables), origin)
+    without = tuple(filter(None, facts.get("without", "").split(",")))
+    return _consistent(Pin(facts["vllm"], facts["overlay"], **tables, without=without), origin)
 
 
 @dataclass(frozen=True)

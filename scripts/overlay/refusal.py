@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from overlay import pin as pins
 from overlay.errors import Exit, OverlayError
+from overlay.foreign import MARK
 from overlay.source import PROVENANCE, Overlay
 from overlay.state import FileState, Inspection, State
+from overlay.words import options_that_leave
 
 
 def refuse_foreign(inspection: Inspection) -> None:
@@ -48,7 +51,7 @@ def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
             return OverlayError(
                 Exit.FOREIGN,
                 f"is overlaid {part}by overlay {inspection.installed_version}; "
-                f"this is {pin.overlay}",
+                f"this is {pin.overlay}{overlay.selection}",
                 subject=installation.site,
                 next_step="`apply` replaces it with this one, `revert` takes it off",
             )
@@ -58,6 +61,8 @@ def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
     if file.path in overlay.pin.upstream:
         reason = f"is neither upstream's nor {whose}'s"
         next_step = f"keep your change elsewhere and {anew}, then apply"
+        if options := _leaving(inspection, files):
+            next_step += f"; or leave it to them: `apply {options}`"
     elif needed:
         reason = f"is missing or damaged, and {whose} cannot be taken off without it"
         next_step = f"{anew}, then apply"
@@ -75,6 +80,21 @@ def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
         found=file.description,
         next_step=next_step,
     )
+
+
+def _leaving(inspection: Inspection, files: Sequence[FileState]) -> str | None:
+    """The options of ``apply`` that leave these files alone, if nothing of ours is in them."""
+    base = inspection.overlay.base or inspection.overlay
+    paths = [file.path for file in files if file.path in base.pin.upstream]
+    pin = f"{PROVENANCE}/{pins.NAME}"
+    laid = inspection.by_installed and inspection.by_installed.overlay
+    if any(file.path == pin and file.state is not State.PRISTINE for file in inspection.files):
+        laid = laid or inspection.overlay
+    if laid and not set(laid.targets).isdisjoint(paths):
+        return None
+    if any(file.data is None or MARK in file.data for file in files if file.path in paths):
+        return None
+    return options_that_leave(base, paths, laid.pin.without if laid else ())
 
 
 def _expected(overlay: Overlay, path: str, needed: bool = False) -> str | None:

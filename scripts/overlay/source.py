@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from overlay import pin as pins
@@ -14,6 +15,9 @@ from overlay.pin import PACKAGE, Pin, sha256
 #: Where an installation keeps the pin and the patches that it was overlaid with.
 PROVENANCE = f"{PACKAGE}/provenance"
 
+#: Begins the name of each patch there that is not the overlay's own.
+EXTRA = "extra-"
+
 
 @dataclass(frozen=True)
 class Overlay:
@@ -22,12 +26,22 @@ class Overlay:
     It is read from a checkout or an unpacked archive (:meth:`load`), or from the
     provenance that ``apply`` leaves in an installation (:meth:`installed`). The
     latter suffices for any version of the overlay to revert.
+
+    Attributes:
+        root: the directory that it was read from.
+        pin: its pin.
+        pin_bytes: the bytes of its pin.
+        series: its patches.
+        files: bytes of added files that are not those in ``root``, by path.
+        base: the whole overlay, of one that was derived from it (:mod:`overlay.parts`).
     """
 
     root: Path
     pin: Pin
     pin_bytes: bytes
     series: Series
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    base: Overlay | None = None
 
     @classmethod
     def load(cls, root: Path) -> Overlay:
@@ -82,6 +96,19 @@ class Overlay:
         """Files that are added, sorted; the pin itself is one of them."""
         return sorted([*self.pin.added, f"{PROVENANCE}/{pins.NAME}"])
 
+    @property
+    def extra(self) -> list[str]:
+        """The names of the patches that are not the overlay's own, as their user named them."""
+        names = [patch.name for patch in self.series.patches]
+        return [name.removeprefix(EXTRA) for name in names if name.startswith(EXTRA)]
+
+    @property
+    def selection(self) -> str:
+        """What of the overlay is not as it comes: a phrase to follow its version, or nothing."""
+        without = [f"without {', '.join(self.pin.without)}"] if self.pin.without else []
+        extra = [f"with the extra patches {', '.join(self.extra)}"] if self.extra else []
+        return "".join(f" {phrase}" for phrase in (*without, *extra))
+
     def digest_of(self, path: str) -> str:
         """The SHA-256 that ``path`` has in an overlaid installation."""
         if path == f"{PROVENANCE}/{pins.NAME}":
@@ -100,6 +127,8 @@ class Overlay:
             OverlayError: the file is missing, or not the one that is pinned.
         """
         origin = self.origin_of(path)
+        if path in self.files:
+            return _proven(self.files[path], self.digest_of(path), origin)
         try:
             data = read(origin)
         except OSError as error:

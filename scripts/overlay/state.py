@@ -57,6 +57,7 @@ class Inspection:
         record: the state of RECORD, or None if there is none.
         leftovers: staged files, and our own directory if it is empty, that a killed run left.
         stale: bytecode that would run instead of its source.
+        recognised: another part of this overlay, if that is what is laid over the installation.
     """
 
     installation: Installation
@@ -66,6 +67,7 @@ class Inspection:
     record_bytes: bytes = b""
     leftovers: list[str] = field(default_factory=list)
     stale: list[str] = field(default_factory=list)
+    recognised: Overlay | None = None
 
     @property
     def state(self) -> State:
@@ -108,7 +110,7 @@ class Inspection:
         """
         if self.state is not State.FOREIGN:
             return None
-        pin = self.overlay.pin
+        pin = (self.overlay.base or self.overlay).pin
         try:
             overlay = Overlay.installed(self.installation.site)
             if overlay is None or overlay.pin_bytes == self.overlay.pin_bytes:
@@ -137,8 +139,11 @@ class Inspection:
         if self.by_installed is None:
             return None
         overlay = self.by_installed.overlay
-        released = pins.releases().versions.get(sha256(overlay.pin_bytes))
-        return released or f"{overlay.pin.overlay} (unreleased)"
+        ours = {each.pin_bytes for each in (self.overlay.base, self.recognised) if each}
+        version = pins.releases().versions.get(sha256(overlay.pin_bytes))
+        if version is None:
+            version = overlay.pin.overlay + ("" if overlay.pin_bytes in ours else " (unreleased)")
+        return version + overlay.selection
 
     def pristine(self, path: str) -> bytes:
         """A target's pristine bytes, from the pristine or the overlaid file."""
@@ -177,7 +182,7 @@ def inspect(installation: Installation, overlay: Overlay) -> Inspection:
     """
     paths = sorted([*overlay.targets, *overlay.added])
     try:
-        files = [_file(installation.site, overlay, path) for path in paths]
+        files = [look(installation.site, overlay, path) for path in paths]
         files += _foreign_in_package(installation.site, overlay)
         files += _foreign_bytecode(installation.site, overlay)
         inspection = Inspection(installation, overlay, sorted(files, key=lambda file: file.path))
@@ -211,7 +216,12 @@ def _foreign(path: str, description: str) -> FileState:
     return FileState(path, State.FOREIGN, None, None, description)
 
 
-def _file(site: Path, overlay: Overlay, path: str) -> FileState:
+def look(site: Path, overlay: Overlay, path: str) -> FileState:
+    """Compare one file of ``overlay`` with an installation's.
+
+    Raises:
+        OSError: it may not be read.
+    """
     target = path in overlay.pin.upstream
     if link := _link_above(site, path):
         return _foreign(path, f"{link} is not a plain directory")
@@ -282,7 +292,8 @@ def _foreign_bytecode(site: Path, overlay: Overlay) -> list[FileState]:
 
 def _inspect_leftovers(inspection: Inspection) -> None:
     site, overlay = inspection.installation.site, inspection.overlay
-    folders = {(site / path).parent for path in overlay.targets}
+    # Another part of the overlay may have been on its way when a run was cut off.
+    folders = {(site / path).parent for path in (overlay.base or overlay).targets}
     folders |= {folder / "__pycache__" for folder in folders} | {(site / PACKAGE).parent}
     if inspection.installation.record:
         folders.add(inspection.installation.record.parent)

@@ -17,6 +17,7 @@ from support import forked
 from support.asynchronous import announce
 from support.engine import PATIENCE, Engine
 from support.sites import OVERLAY, REPO, run
+from vllm.v1.readiness import features
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,21 @@ def test_reverted_engine_is_stock_again(engine: Engine, pristine: Any) -> None:
     reverted = engine.start(environment=forked.ENVIRONMENT)
     assert reverted.finish() == pristine
     assert "Readiness overlay" not in reverted.text()
+
+
+@pytest.mark.slow
+def test_a_part_equals_stock_and_logs_what_is_not_installed(engine: Engine, pristine: Any) -> None:
+    options = ["--features", "-penalties", "--fixes", "off"]
+    engine.apply(*options)
+    part = engine.start(environment=forked.ENVIRONMENT)
+    assert part.finish() == pristine
+    report = json.loads(run("status", "--site", engine.site, "--json").stdout)
+    assert report["left_out"] == sorted({features.PENALTIES, *features.FIXES})
+    names = ", ".join(report["left_out"])
+    on = ", ".join(sorted(features.FEATURES.keys() - {features.PENALTIES}))
+    text = part.text()
+    assert f"digest {report['digest']}, features: {on}; fixes: none" in text
+    assert f"Readiness overlay: not installed, because `apply` was told so: {names}" in text
 
 
 @pytest.mark.slow

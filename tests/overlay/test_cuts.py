@@ -5,7 +5,7 @@ import itertools
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from overlay import cli, commands
 from overlay.commands import Options
 from overlay.errors import Exit, OverlayError
 from overlay.installation import locate
+from overlay.parts import recognise
 from overlay.pin import PACKAGE
 from overlay.source import Overlay
-from overlay.state import State, inspect
+from overlay.state import State
 from support import mini, mounts, sites
 from support.faults import Call, calls, cut, digest
 
@@ -32,6 +33,7 @@ class Case:
         python: the interpreter that compiles, if any.
         step: the cuts that are tried: each, or one of several.
         older: an installation with another version of the overlay, to start from.
+        choice: the options of ``apply`` that choose a part.
     """
 
     def __init__(
@@ -42,10 +44,12 @@ class Case:
         python: str | None = None,
         step: int = 1,
         older: Path | None = None,
+        choice: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self.overlay = overlay
         self.step = step
+        self._choice = choice
         self._options = ["--force", *(["--python", python] if python else [])]
         overlaid = folder / "overlaid"
         shutil.copytree(site, overlaid, symlinks=True)
@@ -58,7 +62,8 @@ class Case:
 
     def arguments(self, command: str, site: Path) -> list[str]:
         """The command line of a run over ``site``."""
-        return [command, "--site", str(site), *self._options]
+        choice = self._choice if command == "apply" else ()
+        return [command, "--site", str(site), *self._options, *choice]
 
     def run(self, command: str, site: Path) -> int:
         """Run the tool over ``site``. Returns: its exit code."""
@@ -96,11 +101,13 @@ class Case:
         return self._states[disk]
 
     def _recover(self, site: Path, cut: str) -> State:
-        inspection = inspect(locate(site=str(site)), self.overlay)
-        state = inspection.state
+        inspection = recognise(locate(site=str(site)), self.overlay)
+        state, laid = inspection.state, inspection.overlay
         overlaid = {file.path for file in inspection.files if file.state is State.OVERLAID}
-        if overlaid & set(self.overlay.targets) and state is not State.FOREIGN:
-            assert set(self.overlay.added) <= overlaid, f"{cut}: a seam calls what is not there"
+        if overlaid & set(laid.targets) and state is not State.FOREIGN:
+            assert set(laid.added) <= overlaid, f"{cut}: a seam calls what is not there"
+        if self._choice and state is State.OVERLAID and not laid.base:
+            state = State.FOREIGN  # It is the whole, which this part was to replace.
         if state is not self.between and state is not State.PARTIAL:
             assert sites.snapshot(site) == self.whole[state][0], f"{cut} is not {state}"
             assert not [name for name in tree(site)[1] if ".readiness-" in name]
@@ -138,6 +145,19 @@ def case(request: pytest.FixtureRequest, scratch: Path, usual_umask: None) -> Ca
         changed = {**mini.OVERLAID, "vllm/one.py": b"A = 1\nB = 22\nC = 3\n"}
         added = {**mini.OURS, f"{PACKAGE}/old.py": b"", f"{PACKAGE}/sub/x.py": b""}
         older = mini.overlaid(scratch / "older", overlaid=changed, ours=added)
+    if files in ("part", "part of whole", "extra"):
+        overlay = mini.worded(scratch / "overlay")
+        choice = ["--features=-seeds"]
+        if files == "extra":
+            choice.append(f"--extra={mini.extra(scratch / 'extra')}")
+        if files == "part of whole":
+            older = mini.install(scratch / "older")
+            commands.apply(locate(site=str(older)), overlay, Options(force=True))
+        site = mini.install(scratch / "site")
+        case = Case(scratch, site, overlay, python, step, older, choice)
+        # Until the extra patch is on disk, nothing tells what was chosen.
+        case.between = State.FOREIGN if files == "extra" else case.between
+        return case
     overlay = mini.overlay(scratch / "overlay", version="0.0.2")
     return Case(scratch, mini.install(scratch / "site"), overlay, python, step, older)
 
@@ -153,6 +173,9 @@ MORE = [
     pytest.param(("real", None, 40), id="some cuts in real files"),
     pytest.param(("small", sys.executable, 7), id="some cuts with bytecode"),
     pytest.param(("older", None, 1), id="another version"),
+    pytest.param(("part", None, 1), id="a part"),
+    pytest.param(("part of whole", None, 1), id="a part over the whole"),
+    pytest.param(("extra", None, 1), id="a part and an extra patch"),
     pytest.param(
         ("older", sys.executable, 1),
         id="another version with bytecode",

@@ -19,7 +19,7 @@ from markdown_it.token import Token
 from overlay.errors import MEANING, Exit
 from overlay.state import State
 from review.fixes import MENDS, READ
-from support import probes, sites
+from support import mini, probes, sites
 from support.checkouts import git, library
 from support.sites import REPO, UPSTREAM
 from vllm.v1.readiness import switch
@@ -60,6 +60,9 @@ def table(name: str, heading: str) -> dict[str, list[str]]:
 
 # Commands.
 
+#: A file that our patches change.
+PATCHED = sites.OVERLAY.targets[0]
+
 
 class Sandbox(NamedTuple):
     """A machine on which somebody follows a page.
@@ -94,6 +97,7 @@ def sandbox(tmp_path: Path) -> Sandbox:
     for folder in (root / ".venv", tmp_path / "venv"):
         venv.create(folder)
         sites.small(library(folder))
+    whole = sites.OVERLAY.series.apply(PATCHED, (sites.UPSTREAM / PATCHED).read_bytes())
     overlaid = sites.small(tmp_path / "site-packages")
     assert sites.run("apply", "--site", overlaid).returncode == 0
     for name in ("run", "stock"):
@@ -127,6 +131,7 @@ def sandbox(tmp_path: Path) -> Sandbox:
     paths = {
         "/opt/venv/lib/python3.12/site-packages": str(library(tmp_path / "venv")),
         "/opt/venv": str(tmp_path / "venv"),
+        "/opt/our-patches": str(mini.extra(tmp_path / "our-patches", PATCHED, whole)),
         f"/opt/vllm-readiness-overlay-{__version__}": str(root),
         "cd site-packages": f"cd {overlaid}",
         "/tmp/": f"{tmp_path}/",

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from overlay import merge
 from series import git, tree
 from series.upstream import Upstream
 from support.sites import OVERLAY, UPSTREAM
@@ -10,12 +11,17 @@ from support.sites import OVERLAY, UPSTREAM
 PATCHES = OVERLAY.series.patches
 
 
+def read(path: str) -> bytes:
+    """Upstream's bytes of a file."""
+    return (UPSTREAM / path).read_bytes()
+
+
 @pytest.fixture(scope="module")
 def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tree of the patched files, with a commit for each patch."""
     folder = tmp_path_factory.mktemp("series")
     paths = tuple(sorted(OVERLAY.series.paths()))
-    upstream = Upstream(paths, lambda path: (UPSTREAM / path).read_bytes())
+    upstream = Upstream(paths, read)
     commits, texts = [], {path: upstream.read(path) for path in paths}
     for patch in PATCHES:
         changed = {f.path: f.apply(texts[f.path], patch.name) for f in patch.files}
@@ -34,5 +40,11 @@ def test_the_others_apply_without_a_patch(laid_out: Path, number: int) -> None:
     git.text(laid_out, *tree.IDENTITY, "rebase", "--quiet", "--onto", f"{dropped}^", dropped)
     left = git.text(laid_out, "rev-list", f"{tree.PRISTINE}..HEAD").split()
     assert len(left) == len(PATCHES) - 1
+    names = {patch.name for patch in PATCHES if patch is not PATCHES[number]}
+    changed = [file.path for file in PATCHES[number].files]
+    part = merge.part(OVERLAY.series, names, changed, read)
     for path in OVERLAY.series.paths():
-        compile((laid_out / path).read_bytes(), path, "exec")
+        data = (laid_out / path).read_bytes()
+        compile(data, path, "exec")
+        # Without offsets or context, and with the same result as git's merge.
+        assert path not in changed or part.apply(path, read(path)) == data

@@ -44,16 +44,17 @@ class Engine:
         self.site = sites.whole(folder / "site")
         self._numbers = itertools.count(1)
 
-    def apply(self) -> None:
+    def apply(self, *options: str) -> None:
         """Lay the overlay over the view, whoever serves from the same interpreter."""
-        self._overlay("apply")
+        self._overlay("apply", *options)
 
     def revert(self) -> None:
         """Take the overlay off again."""
         self._overlay("revert")
 
-    def _overlay(self, command: str) -> None:
-        done = sites.run(command, "--force", "--site", self.site, "--python", sys.executable)
+    def _overlay(self, command: str, *options: str) -> None:
+        named = ("--site", self.site, "--python", sys.executable)
+        done = sites.run(command, "--force", *named, *options)
         assert done.returncode == Exit.DONE, done.stdout + done.stderr
 
     def start(

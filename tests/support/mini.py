@@ -8,8 +8,9 @@ import difflib
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
-from overlay import commands, pin
+from overlay import commands, extras, pin
 from overlay.commands import Options
 from overlay.installation import locate
 from overlay.patches import Series
@@ -30,14 +31,15 @@ OURS = {"vllm/v1/readiness/__init__.py": b'"""Ours."""\n', "vllm/v1/readiness/a.
 RELEASE = "0.22.0"
 INFO = f"vllm-{RELEASE}.dist-info"
 METADATA = f"Metadata-Version: 2.4\nName: vllm\nVersion: {RELEASE}\n\ntext\n"
+ALL_ONE: Mapping[str, str] = MappingProxyType({})
 HEADER = "".join(f"{name}: text\n" for name in FIELDS)
 
 
-def unified(path: str, old: bytes, new: bytes) -> bytes:
-    """A diff without context lines."""
+def unified(path: str, old: bytes, new: bytes, context: int = 0) -> bytes:
+    """A diff; without context lines if none are asked for."""
     before, after = (data.decode().splitlines(keepends=True) for data in (old, new))
     text = ""
-    for line in difflib.unified_diff(before, after, f"a/{path}", f"b/{path}", n=0):
+    for line in difflib.unified_diff(before, after, f"a/{path}", f"b/{path}", n=context):
         text += line if line.endswith("\n") else line + "\n\\ No newline at end of file\n"
     return text.encode()
 
@@ -48,13 +50,33 @@ def overlay(
     overlaid: Mapping[str, bytes] = OVERLAID,
     ours: Mapping[str, bytes] = OURS,
     version: str = "0.0.1",
+    serves: Mapping[str, str] = ALL_ONE,
 ) -> Overlay:
-    """Write an overlay into ``root`` and read it."""
-    files = {
-        "patches/series": b"0001-all.patch\n",
-        "patches/0001-all.patch": HEADER.encode()
+    """Write an overlay into ``root`` and read it.
+
+    Args:
+        root: the directory.
+        pristine: upstream's files.
+        overlaid: the same files with all patches on.
+        ours: the files that are added.
+        version: the overlay's.
+        serves: what the patch of each file serves; one patch of all files if empty.
+    """
+    patches = {
+        f"{number:04}-{path.rpartition('/')[2]}.patch": HEADER.replace(
+            "Serves: text", f"Serves: {word}"
+        ).encode()
         + b"\n"
-        + b"".join(unified(path, old, overlaid[path]) for path, old in pristine.items()),
+        + unified(path, pristine[path], overlaid[path])
+        for number, (path, word) in enumerate(serves.items(), 1)
+    } or {
+        "0001-all.patch": HEADER.encode()
+        + b"\n"
+        + b"".join(unified(path, old, overlaid[path]) for path, old in pristine.items())
+    }
+    files = {
+        "patches/series": "".join(f"{name}\n" for name in patches).encode(),
+        **{f"patches/{name}": data for name, data in patches.items()},
         "vendor_overlay/vllm/v1/readiness/version.py": f'__version__ = "{version}"\n'.encode(),
         **{f"vendor_overlay/{path}": data for path, data in ours.items()},
     }
@@ -65,6 +87,29 @@ def overlay(
     expected = expected_pin(root, empty, Series.load(root / "patches"), pristine.__getitem__)
     (root / pin.NAME).write_text(expected.dumps())
     return Overlay.load(root)
+
+
+def worded(root: Path) -> Overlay:
+    """An overlay of which ``vllm/v1/two.py`` alone serves the feature ``seeds``."""
+    words = Path(__file__).parents[2] / "vendor_overlay" / "vllm/v1/readiness/features.py"
+    ours = {**OURS, "vllm/v1/readiness/features.py": words.read_bytes()}
+    return overlay(root, ours=ours, serves={"vllm/one.py": "all", "vllm/v1/two.py": "seeds"})
+
+
+def extra(folder: Path, path: str = "vllm/one.py", data: bytes = OVERLAID["vllm/one.py"]) -> Path:
+    """Write a directory of one patch of the user's own, which adds a line at a file's top.
+
+    Args:
+        folder: the directory.
+        path: the file's.
+        data: its bytes with the whole series on.
+    """
+    folder.mkdir(parents=True)
+    (folder / "series").write_text("0001-mine.patch\n")
+    header = "".join(f"{name}: text\n" for name in extras.FIELDS)
+    change = unified(path, data, b"# mine\n" + data)
+    (folder / "0001-mine.patch").write_bytes(f"{header}\n".encode() + change)
+    return folder
 
 
 def install(site: Path, pristine: Mapping[str, bytes] = PRISTINE) -> Path:

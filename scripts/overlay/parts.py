@@ -1,0 +1,332 @@
+"""A part of the overlay, and patches of the user's own beside it, as an overlay of its own."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from overlay import extras, merge, words
+from overlay.errors import OverlayError, usage
+from overlay.extras import Extra
+from overlay.installation import Installation
+from overlay.patches import SERIES, Patch, Series, dumps
+from overlay.pin import sha256
+from overlay.refusal import refusal
+from overlay.source import EXTRA, PROVENANCE, Overlay
+from overlay.state import Inspection, State, inspect, look
+
+_PATCHES = f"{PROVENANCE}/patches"
+#: The options whose value may begin with a dash.
+_WORDS = ("--features", "--fixes")
+
+#: Returns upstream's bytes of some paths.
+Upstream = Callable[[Iterable[str]], Mapping[str, bytes]]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What of the overlay is wanted, by the options of a command.
+
+    Attributes:
+        features: the words of ``--features``, or None.
+        fixes: the words of ``--fixes``, or None.
+        leave: files to leave alone.
+        extra: a directory of the user's own patches, or None.
+        keep: what is not named is wanted as it is installed, and not as it comes.
+    """
+
+    features: str | None = None
+    fixes: str | None = None
+    leave: tuple[str, ...] = ()
+    extra: str | None = None
+    keep: bool = False
+
+    @property
+    def names_words(self) -> bool:
+        """Whether it says which features and fixes are wanted."""
+        return self.features is not None or self.fixes is not None or bool(self.leave)
+
+
+def add_options(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Add the options that make a choice to all commands but ``revert``."""
+    words_help = "on, off, -a,-b (all but these) or a,b (only these)"
+    leave_help = "leave out what changes this file of vLLM's, such as vllm/v1/sample/sampler.py"
+    for command, parser in parsers.items():
+        if command != "revert":
+            group = parser.add_argument_group("what of the overlay, and what beside it")
+            for name in ("features", "fixes"):
+                group.add_argument(f"--{name}", metavar="WORDS", help=words_help)
+            group.add_argument(
+                "--leave", metavar="FILE", action="append", default=[], help=leave_help
+            )
+            group.add_argument("--extra", metavar="DIR", help="patches of your own")
+
+
+def joined(arguments: Sequence[str]) -> list[str]:
+    """The command line, with words that begin with a dash tied to their option for argparse."""
+    result: list[str] = []
+    for argument in arguments:
+        if result and result[-1] in _WORDS and argument[:1] == "-" and argument[:2] != "--":
+            result[-1] += f"={argument}"
+        else:
+            result.append(argument)
+    return result
+
+
+def chosen(args: argparse.Namespace) -> Choice:
+    """The choice that a command's arguments make."""
+    if args.command == "revert":
+        return Choice()
+    keep = args.command != "apply"
+    return Choice(args.features, args.fixes, tuple(args.leave), args.extra, keep)
+
+
+def to_json(overlay: Overlay) -> dict[str, object]:
+    """What of an overlay is left out or is not its own, as plain values for ``--json``."""
+    return {"left_out": list(overlay.pin.without), "extra": extras.described(overlay)}
+
+
+def lines(overlay: Overlay) -> Iterator[str]:
+    """The same for a person, a line each."""
+    if overlay.pin.without:
+        yield f"left out: {', '.join(overlay.pin.without)}"
+    for extra in extras.described(overlay):
+        yield f"extra patch: {extra['name']}, origin: {extra['origin']}"
+
+
+def survey(installation: Installation, overlay: Overlay, choice: Choice) -> Inspection:
+    """Compare an installation with the part of ``overlay`` that is wanted; change nothing.
+
+    Raises:
+        OverlayError: the choice is not understood, or cannot be had.
+    """
+    found = recognise(installation, overlay)
+    target = wanted(found, choice)
+    if target.pin_bytes == found.overlay.pin_bytes:
+        return found
+    return replace(inspect(installation, target), recognised=found.overlay)
+
+
+def recognise(installation: Installation, overlay: Overlay) -> Inspection:
+    """Compare an installation with the part of ``overlay`` that is laid over it.
+
+    The record of that, which anyone may have written, is only a hint: the part is derived anew
+    from this copy of the overlay and from upstream's bytes, and has to come out the same.
+    """
+    whole = inspect(installation, overlay)
+    if whole.state is not State.FOREIGN:
+        return whole
+    try:
+        laid = Overlay.installed(installation.site)
+        if laid is None or laid.pin.overlay != overlay.pin.overlay:
+            return whole
+        without, extra = frozenset(laid.pin.without), extras.installed(laid)
+        if not (without or extra) or not _sound(overlay, without, extra):
+            return whole
+        part = derive(overlay, without, extra, upstream_of(whole), laid=True)
+    except OverlayError:
+        return whole
+    return inspect(installation, part) if part.pin_bytes == laid.pin_bytes else whole
+
+
+def _sound(overlay: Overlay, without: frozenset[str], extra: Iterable[Extra]) -> bool:
+    """Whether what a record names is what this tool would have laid."""
+    if without and words.vocabulary(overlay).closed(without) != without:
+        return False
+    return all(each.paths.issubset(overlay.pin.upstream) for each in extra)
+
+
+def wanted(found: Inspection, choice: Choice) -> Overlay:
+    """The part of an overlay that a choice asks for.
+
+    Args:
+        found: of :func:`recognise`.
+        choice: what is wanted.
+
+    Raises:
+        OverlayError: the choice is not understood, or cannot be had.
+    """
+    base = found.overlay.base or found.overlay
+    if choice.keep and not choice.names_words and choice.extra is None:
+        return found.overlay
+    without = frozenset(found.overlay.pin.without if choice.keep else ())
+    if choice.names_words:
+        without = _left_out(base, choice)
+    extra, laid = [], False
+    if choice.extra is not None:
+        extra = extras.load(Path(choice.extra), base)
+    elif choice.keep and without == frozenset(found.overlay.pin.without):
+        extra, laid = extras.installed(found.overlay), True
+    for path in sorted({path for each in extra for path in each.paths} & {*choice.leave}):
+        raise usage("is to be left alone, and an extra patch changes it", "choose one", path)
+    whole = found if found.overlay is base else inspect(found.installation, base)
+    return derive(base, without, extra, upstream_of(whole), laid)
+
+
+def _left_out(base: Overlay, choice: Choice) -> frozenset[str]:
+    known = words.vocabulary(base)
+    without = words.left_out(known, {"features": choice.features, "fixes": choice.fixes})
+    for path in choice.leave:
+        if path not in base.pin.upstream:
+            raise usage(
+                "is no file that the overlay changes",
+                "name one as `status --verbose` does, or leave --leave out",
+                path,
+            )
+        names = words.words_of(base, path)
+        if names is None:
+            raise usage(
+                "cannot be left alone: every feature and fix needs a change in it",
+                "take the other change of it off, or do without the overlay",
+                path,
+            )
+        without |= names
+    return known.closed(without)
+
+
+def upstream_of(whole: Inspection) -> Upstream:
+    """A function that returns upstream's bytes, proven by this overlay's own checksums.
+
+    They are those in the installation, or what is left when the patches there are taken off.
+
+    Args:
+        whole: the installation, compared with the whole overlay.
+    """
+    site, base = whole.installation.site, whole.overlay
+
+    @cache
+    def provenance() -> Overlay | None:
+        return Overlay.installed(site)
+
+    @cache
+    def find(path: str) -> bytes | None:
+        file = look(site, base, path)
+        if file.data is None or file.state is State.PRISTINE:
+            return file.data
+        try:
+            if file.state is State.OVERLAID:
+                return base.pristine_bytes(path, file.data)
+            laid = provenance()
+            data = laid.series.reverse(path, file.data) if laid else b""
+        except OverlayError:
+            return None
+        return data if sha256(data) == base.pin.upstream[path] else None
+
+    def upstream(paths: Iterable[str]) -> Mapping[str, bytes]:
+        data = {path: find(path) for path in paths}
+        if lacking := sorted(path for path in data if data[path] is None):
+            raise refusal(whole, [whole.file(path) for path in lacking])
+        return {path: each for path, each in data.items() if each is not None}
+
+    return upstream
+
+
+def derive(
+    base: Overlay,
+    without: Collection[str],
+    extra: Sequence[Extra],
+    upstream: Upstream,
+    laid: bool = False,
+) -> Overlay:
+    """A part of an overlay, with patches of the user's own behind it.
+
+    Args:
+        base: the whole overlay.
+        without: the features and fixes that are left out.
+        extra: the user's patches.
+        upstream: returns upstream's bytes.
+        laid: whether ``extra`` is of an installation: it begins where the part has ended, and
+            not where the whole series has.
+
+    Raises:
+        OverlayError: upstream's bytes are not there, or a patch needs one that is left out.
+    """
+    if not without and not extra:
+        return base
+    patches = [patch for patch in base.series.patches if words.stays(patch, without)]
+    every = [*patches, *(each.patch for each in extra)]
+    paths = {f.path for patch in patches for f in patch.files if not words.is_mark(f)}
+    paths = set(base.targets) if not without else paths.union(*(each.paths for each in extra))
+    if not paths:
+        raise usage("nothing would be left of the overlay", "run `revert` to take it off")
+    before = upstream(sorted(paths))
+    if not laid:
+        extra = _fitting(base, extra, before)
+    series = base.series
+    if without:
+        kept = {patch.name for patch in every}
+        moved = [] if laid else [each.patch for each in extra]
+        try:
+            series = merge.part(Series([*series.patches, *moved]), kept, paths, before.__getitem__)
+        except merge.DependentError as error:
+            raise _dependent(base, error) from None
+    ours = [patch for patch in series.patches if not patch.name.startswith(EXTRA)]
+    files = {f"{_PATCHES}/{patch.name}": dumps(patch) for patch in ours}
+    behind = [_moved(each, series) for each in extra]
+    files |= {f"{_PATCHES}/{each.patch.name}": each.data for each in behind}
+    series = Series([*ours, *(each.patch for each in behind)])
+    names = "".join(f"{patch.name}\n" for patch in series.patches)
+    files[f"{_PATCHES}/{SERIES}"] = names.encode()
+    return _pinned(base, without, series, files, before)
+
+
+def _pinned(
+    base: Overlay,
+    without: Collection[str],
+    series: Series,
+    files: Mapping[str, bytes],
+    before: Mapping[str, bytes],
+) -> Overlay:
+    """The overlay of a series, with the pin that it ought to have."""
+    after = {path: series.apply(path, data) for path, data in before.items()}
+    modules = {path for path in base.pin.added if not path.startswith(f"{_PATCHES}/")}
+    pin = replace(
+        base.pin,
+        upstream={path: base.pin.upstream[path] for path in before},
+        result={path: base.pin.result[path] for path in modules}
+        | {path: sha256(data) for path, data in (after | dict(files)).items()},
+        without=tuple(sorted(without)),
+    )
+    data = pin.dumps(by="`apply`, of a part or with patches of the user's own").encode()
+    return Overlay(base.root, pin, data, series, {**files, f"{PROVENANCE}/VERSION_PIN": data}, base)
+
+
+def _fitting(base: Overlay, extra: Iterable[Extra], before: Mapping[str, bytes]) -> list[Extra]:
+    """The user's patches; raises if one does not apply behind the whole series."""
+    texts: dict[str, bytes] = {}
+    for each in extra:
+        try:
+            for file in each.patch.files:
+                path = file.path
+                if path not in texts:
+                    texts[path] = base.series.apply(path, before[path])
+                before_it = texts[path]
+                texts[path] = file.apply(before_it, each.patch.name)
+                extras.require_python(path, before_it, texts[path])
+        except OverlayError as error:
+            raise extras.misfit(each, error) from None
+    return list(extra)
+
+
+def _moved(extra: Extra, series: Series) -> Extra:
+    """A user's patch at the positions that it has in a part."""
+    patch = next((each for each in series.patches if each.name == extra.patch.name), extra.patch)
+    same = {file.path: file for file in patch.files} == {f.path: f for f in extra.patch.files}
+    return extra if same else Extra(patch, dumps(patch))
+
+
+def _dependent(base: Overlay, error: merge.DependentError) -> OverlayError:
+    by_name: dict[str, Patch] = {patch.name: patch for patch in base.series.patches}
+    needed = words.served(by_name[error.other]) if error.other in by_name else None
+    keep = f"keep {', '.join(sorted(needed or ()))}"
+    name = error.patch.removeprefix(EXTRA)
+    served = words.served(by_name[error.patch]) if error.patch in by_name else None
+    also = f"leave out {', '.join(sorted(served))}" if served else f"do without {name}"
+    return usage(
+        f"{name} changes lines that {error.other} brings, and cannot be laid without it",
+        f"{keep}, or {also}",
+        error.path,
+    )

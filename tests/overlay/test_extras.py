@@ -1,0 +1,321 @@
+"""`apply --extra`: patches of the user's own, behind the series or a part of it."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from overlay import cli
+from overlay.errors import Exit
+from overlay.installation import locate
+from overlay.patches import Series
+from overlay.pin import PACKAGE, sha256
+from series.importing import import_patch
+from series.upstream import from_installation
+from support import mini
+from support.checkouts import make
+from support.sites import OVERLAY, RELEASE, UPSTREAM, run, snapshot
+
+#: Files that our patches change: one that has many, one that a single word serves; and another.
+RUNNER = "vllm/v1/worker/gpu_model_runner.py"
+LOGPROBS = "vllm/v1/engine/output_processor.py"
+OTHER = "vllm/logger.py"
+PATCHES = f"{PACKAGE}/provenance/patches"
+STATED = {
+    "How": "by hand",
+    "Bug": "none",
+    "Origin": "vendor, https://localhost/1\n and more",
+    "Forwarded": "no",
+    "Drop-When": "never",
+}
+
+
+def whole(path: str) -> bytes:
+    """The file with the whole series on."""
+    return OVERLAY.series.apply(path, (UPSTREAM / path).read_bytes())
+
+
+def marked(path: str, text: str) -> bytes:
+    """The same with a comment after each import, between lines of ours, and at the end."""
+    imports = rb"(?m)^(import \w+|from [\w.]+ import \w+)$"
+    comment = b"# " + text.encode()
+    return re.sub(imports, rb"\1  " + comment, whole(path)) + comment + b"\n"
+
+
+def patch_of(folder: Path, files: dict[str, bytes], **stated: str) -> Path:
+    """A directory with a patch, as `make import-patch` writes it, and as its user completes it."""
+    diff = folder.parent / "some.diff"
+    diff.write_bytes(
+        b"".join(mini.unified(path, whole(path), data, 3) for path, data in files.items())
+    )
+    upstream = from_installation(locate(site=str(UPSTREAM)), OVERLAY)
+    made = import_patch(OVERLAY, upstream, diff, folder, dry_run=False)
+    assert made.left_out == []
+    text = made.file.read_text()
+    for name, value in (STATED | stated).items():
+        text = text.replace(f"\n{name}:\n", f"\n{name}: {value}\n")
+    made.file.write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def extra(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A patch of two files."""
+    folder = tmp_path_factory.mktemp("mine") / "extra"
+    return patch_of(folder, {path: marked(path, "mine") for path in (RUNNER, LOGPROBS)})
+
+
+def status(site: Path) -> Any:
+    return json.loads(run("status", "--site", site, "--json").stdout)
+
+
+@pytest.mark.parametrize("part", [[], ["--features=-logprobs,-step-inputs", "--fixes=off"]])
+def test_a_patch_is_laid_behind_ours_and_taken_off(
+    site: Path, extra: Path, part: Sequence[str]
+) -> None:
+    before = snapshot(site)
+    applied = run("apply", "--site", site, *part)
+    ours = {path: (site / path).read_bytes() for path in (RUNNER, LOGPROBS)}
+    done = run("apply", "--site", site, "--extra", extra, *part)
+    assert done.returncode == Exit.DONE, applied.stderr + done.stderr
+    for path, data in ours.items():
+        laid = (site / path).read_bytes()
+        comments = laid.count(b"  # mine\n")
+        assert comments > 10
+        if part and path == LOGPROBS:
+            assert b"Changed by vllm-readiness-overlay" in laid, "no patch of ours changes it"
+            assert laid.count(b"\n") == data.count(b"\n") + 2 + 1
+        else:
+            assert laid.replace(b"  # mine\n", b"\n") == data + b"# mine\n"
+    report = status(site)
+    assert report["state"] == "overlaid"
+    named = {"name": "0001-some.patch", "origin": "vendor, https://localhost/1 and more"}
+    assert report["extra"] == [named]
+    shown = run("status", "--site", site).stdout
+    assert f"extra patch: {named['name']}, origin: {named['origin']}" in shown
+    for options in ([], ["--extra", extra, *part]):
+        assert run("verify", "--site", site, *options).returncode == Exit.DONE
+    again = run("apply", "--site", site, "--extra", extra, *part)
+    assert "nothing to do" in again.stdout
+    assert f"{PATCHES}/extra-0001-some.patch" in {file["path"] for file in report["files"]}
+    if not part:
+        kept = (site / PATCHES / "extra-0001-some.patch").read_bytes()
+        assert kept == (extra / "0001-some.patch").read_bytes()
+    assert run("revert", "--site", site).returncode == Exit.DONE
+    assert snapshot(site) == before
+
+
+def test_a_difference_from_what_is_installed_is_reported(
+    site: Path, extra: Path, tmp_path: Path
+) -> None:
+    run("apply", "--site", site, "--extra", extra)
+    digest = status(site)["digest"]
+    other = shutil.copytree(extra, tmp_path / "other")
+    file = other / "0001-some.patch"
+    file.write_text(file.read_text().replace("https://localhost/1", "https://localhost/2"))
+    for command in ("verify", "status"):
+        done = run(command, "--site", site, "--extra", other)
+        assert done.returncode == Exit.FOREIGN
+        text = "with the extra patches 0001-some.patch; this is"
+        assert text in done.stderr if command == "verify" else "extra patch: " in done.stdout
+    assert run("verify", "--site", site).returncode == Exit.DONE
+    replaced = run("apply", "--site", site, "--extra", other)
+    assert "with the extra patches 0001-some.patch\n" in replaced.stdout
+    assert status(site)["digest"] != digest
+    assert run("apply", "--site", site).returncode == Exit.DONE
+    assert (status(site)["extra"], b"# mine" in (site / RUNNER).read_bytes()) == ([], False)
+    assert run("verify", "--site", site, "--extra", extra).returncode == Exit.FOREIGN
+
+
+def test_several_patches_build_on_one_another(site: Path, tmp_path: Path) -> None:
+    folder = patch_of(tmp_path / "extra", {RUNNER: marked(RUNNER, "one")})
+    first = marked(RUNNER, "one")
+    diff = tmp_path / "some.diff"
+    diff.write_bytes(mini.unified(RUNNER, first, first.replace(b"# one", b"# two"), 3))
+    upstream = from_installation(locate(site=str(UPSTREAM)), OVERLAY)
+    made = import_patch(OVERLAY, upstream, diff, folder, dry_run=False)
+    assert made.file.name == "0002-some.patch"
+    text = made.file.read_text()
+    for name, value in STATED.items():
+        text = text.replace(f"\n{name}:\n", f"\n{name}: {value}\n")
+    made.file.write_text(text)
+    part = "--features=-input-ids"
+    assert run("apply", "--site", site, "--extra", folder, part).returncode == Exit.DONE
+    laid = (site / RUNNER).read_bytes()
+    assert (laid.count(b"# one"), laid.count(b"# two")) == (0, first.count(b"# one"))
+    assert [each["name"] for each in status(site)["extra"]] == [
+        "0001-some.patch",
+        "0002-some.patch",
+    ]
+    assert run("verify", "--site", site).returncode == Exit.DONE
+
+
+def refused(site: Path, folder: Path, *parts: str, code: Exit = Exit.USAGE) -> None:
+    before = snapshot(site)
+    for command in ("apply", "verify"):
+        done = run(command, "--site", site, "--extra", folder)
+        assert done.returncode == code
+        for part in parts:
+            assert part in done.stderr
+    assert snapshot(site) == before
+
+
+@pytest.mark.parametrize("field", STATED)
+@pytest.mark.parametrize("left", ["", None])
+def test_provenance_is_stated(
+    site: Path, extra: Path, tmp_path: Path, field: str, left: str | None
+) -> None:
+    folder = shutil.copytree(extra, tmp_path / "extra")
+    file = folder / "0001-some.patch"
+    lines = re.sub(
+        rf"(?m)^{field}:.*\n( .*\n)*", "" if left is None else f"{field}:\n", file.read_text()
+    )
+    file.write_text(lines)
+    refused(site, folder, f"{file}: ", f"field {field} is empty: provenance is yours to state")
+
+
+def test_a_file_that_the_overlay_does_not_change_is_refused(site: Path, tmp_path: Path) -> None:
+    folder = patch_of(tmp_path / "extra", {OTHER: marked(OTHER, "mine")})
+    refused(
+        site,
+        folder,
+        f"{folder / '0001-some.patch'}: changes {OTHER}, which the overlay does not",
+        "nothing on this machine could prove",
+        "`patch -p1`",
+    )
+
+
+def no_series(folder: Path) -> str:
+    (folder / "series").unlink()
+    return f"{folder / 'series'}: cannot be read"
+
+
+def no_patch(folder: Path) -> str:
+    (folder / "series").write_text("0001-some.patch\n0002-gone.patch\n")
+    return f"{folder / '0002-gone.patch'}: cannot be read"
+
+
+def twice(folder: Path) -> str:
+    (folder / "series").write_text("0001-some.patch\n0001-some.patch\n")
+    return "lists a patch twice"
+
+
+def elsewhere(folder: Path) -> str:
+    (folder / "series").write_text("../0001-some.patch\n")
+    return "has a name that an installation cannot hold"
+
+
+def a_name_with_a_comma(folder: Path) -> str:
+    (folder / "0001-some.patch").rename(folder / "a,b.patch")
+    (folder / "series").write_text("a,b.patch\n")
+    return "has a name that an installation cannot hold"
+
+
+def no_diff(folder: Path) -> str:
+    (folder / "0001-some.patch").write_text("Origin: me\n")
+    return "0001-some.patch: holds no change"
+
+
+def other_lines(folder: Path) -> str:
+    file = folder / "0001-some.patch"
+    file.write_text(file.read_text().replace("-import ", "-import un", 1))
+    return "0001-some.patch does not apply: line"
+
+
+def no_python(folder: Path) -> str:
+    file = folder / "0001-some.patch"
+    file.write_text(file.read_text().replace("  # mine", "  mine", 1))
+    return "is no longer Python with it"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [no_python, no_series, no_patch, twice, elsewhere, a_name_with_a_comma, no_diff, other_lines],
+)
+def test_what_cannot_be_laid_is_named(
+    site: Path, extra: Path, tmp_path: Path, damage: Callable[[Path], str]
+) -> None:
+    folder = shutil.copytree(extra, tmp_path / "extra")
+    refused(site, folder, damage(folder))
+
+
+def test_a_patch_that_needs_what_is_left_out_is_refused(site: Path, tmp_path: Path) -> None:
+    line = b"from vllm.v1.readiness import logprobs as readiness_logprobs\n"
+    changed = whole(LOGPROBS).replace(line, line.rstrip() + b"  # mine\n")
+    folder = patch_of(tmp_path / "extra", {LOGPROBS: changed})
+    done = run("apply", "--site", site, "--extra", folder, "--features=-logprobs")
+    assert done.returncode == Exit.USAGE
+    assert f"{LOGPROBS}: 0001-some.patch changes lines that 0041-" in done.stderr
+    assert "keep logprobs, or do without 0001-some.patch" in done.stderr
+    contrary = run("apply", "--site", site, "--extra", folder, "--leave", LOGPROBS)
+    assert "is to be left alone, and an extra patch changes it" in contrary.stderr
+
+
+def test_the_file_of_somebody_else_s_is_refused_if_a_patch_changes_it(
+    site: Path, extra: Path
+) -> None:
+    (site / LOGPROBS).write_text("# theirs\n")
+    done = run("apply", "--site", site, "--extra", extra, "--features=-logprobs")
+    assert done.returncode == Exit.FOREIGN
+    assert LOGPROBS in done.stderr
+
+
+@pytest.mark.parametrize("part", [[], ["--features=-seeds"]])
+@pytest.mark.parametrize("path", [OTHER, "vllm/one.py"])
+def test_a_record_has_no_file_changed_that_the_overlay_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, part: list[str]
+) -> None:
+    """A prepared record with an extra patch of that file, which agrees with itself."""
+    site = mini.install(tmp_path / "site", {**mini.PRISTINE, OTHER: b"import logging\n"})
+    overlay = mini.worded(tmp_path / "overlay")
+    monkeypatch.setattr(cli, "ROOT", overlay.root)
+    command = ["apply", "--site", str(site), f"--extra={mini.extra(tmp_path / 'extra')}"]
+    assert cli.main([*command, *part]) == Exit.DONE
+    provenance = site / PATCHES
+    file, pin = provenance / "extra-0001-mine.patch", provenance.parent / "VERSION_PIN"
+    old, text = file.read_bytes(), pin.read_text()
+    if path == OTHER:
+        evil = b"import evil\n"
+        new = old + mini.unified(OTHER, b"import logging\n", evil)
+        (site / OTHER).write_bytes(evil)
+        text = text.replace(
+            "[upstream]\n", f"[upstream]\n{sha256(b'import logging' + bytes([10]))}  {OTHER}\n"
+        )
+        text = text.replace("[result]\n", f"[result]\n{sha256(evil)}  {OTHER}\n")
+    else:  # Its checksum in the record is another one.
+        new = old.replace(b"How: text", b"How: forged")
+    file.write_bytes(new)
+    if path == OTHER:
+        text = text.replace(sha256(old), sha256(new))
+    pin.write_text(text)
+    Series.load(provenance)
+    before = snapshot(site)
+    for name in ("verify", "apply", "revert"):
+        assert cli.main([name, "--site", str(site)]) == Exit.FOREIGN
+    assert snapshot(site) == before
+
+
+def test_make_takes_them_from_the_command_line_alone(site: Path, extra: Path) -> None:
+    ambient = {"EXTRA": str(extra), "FEATURES": "off", "FIXES": "off", "LEAVE": LOGPROBS}
+    assert make("apply", f"SITE={site}", **ambient).returncode == 0
+    assert (status(site)["left_out"], status(site)["extra"]) == ([], [])
+    named = [f"EXTRA={extra}", "FEATURES=-seeds", "FIXES=-stop-tokens"]
+    done = make("apply", f"SITE={site}", *named)
+    assert done.returncode == 0, done.stderr
+    report = status(site)
+    assert report["left_out"] == ["seeds", "stop-tokens"]
+    assert len(report["extra"]) == 1
+    for target in ("verify", "status", "doctor"):
+        assert make(target, f"SITE={site}", *named).returncode == 0
+        assert (
+            make(target, f"SITE={site}", "FEATURES=-grammars").returncode != 0 or target == "doctor"
+        )
+    assert "is empty" in make("apply", f"SITE={site}", "FEATURES=").stderr
+    assert (
+        make("apply", f"SITE={site}", "LEAVE=vllm/v1/structured_output/__init__.py").returncode == 0
+    )
+    assert status(site)["left_out"] == ["grammars"]
+    assert str(RELEASE) in make("status", f"SITE={site}").stdout

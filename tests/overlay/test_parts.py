@@ -1,0 +1,354 @@
+"""`apply` of a part of the overlay: what is left out, and files that are left to others."""
+
+import ast
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from overlay import words
+from overlay.errors import Exit, OverlayError
+from overlay.parts import derive
+from overlay.patches import FilePatch, Hunk, Series
+from overlay.pin import PACKAGE, sha256
+from overlay.source import Overlay
+from support import mini
+from support.sites import OVERLAY, UPSTREAM, run, small, snapshot
+from vllm.v1.readiness import features, identity, switch
+
+THEIRS = "vllm/v1/engine/output_processor.py"
+FRAME = "vllm/envs.py"
+PROVENANCE = f"{PACKAGE}/provenance"
+KNOWN = words.vocabulary(OVERLAY)
+
+
+def upstream(paths: Iterable[str]) -> dict[str, bytes]:
+    return {path: (UPSTREAM / path).read_bytes() for path in paths}
+
+
+def part(without: Iterable[str]) -> Overlay:
+    return derive(OVERLAY, KNOWN.closed(without), [], upstream)
+
+
+def files_of(overlay: Overlay) -> dict[str, bytes]:
+    before = upstream(overlay.targets)
+    return {path: overlay.overlaid_bytes(path, data) for path, data in before.items()}
+
+
+@settings(max_examples=8)
+@given(st.sets(st.sampled_from(sorted(features.ALL)), min_size=1))
+def test_any_words_give_an_overlay_that_can_be_taken_off(without: set[str]) -> None:
+    overlay = part(without)
+    after = files_of(overlay)
+    for path, data in after.items():
+        ast.parse(data)
+        assert overlay.pristine_bytes(path, data) == (UPSTREAM / path).read_bytes()
+    laid = {patch.name: patch for patch in overlay.series.patches}
+    for patch in OVERLAY.series.patches:
+        served = words.served(patch)
+        gone = served is not None and served <= KNOWN.closed(without)
+        assert (patch.name in laid) is not gone
+    for path in OVERLAY.targets:
+        needed = [p.name for p in OVERLAY.series.patches if p.name in laid for f in p.files
+                  if f.path == path and not words.is_mark(f)]  # fmt: skip
+        assert (path in after) is bool(needed)
+    assert overlay.pin.without == tuple(sorted(KNOWN.closed(without)))
+
+
+def undefined(folder: Path) -> dict[str, set[str]]:
+    """The names that a module of a tree uses and nothing in it defines, by the module."""
+    options = ["check", "--isolated", "--select=F821", "--output-format=json", "--no-cache"]
+    done = subprocess.run(
+        [Path(sys.executable).parent / "ruff", *options, folder], capture_output=True, check=False
+    )
+    names: dict[str, set[str]] = {}
+    for each in json.loads(done.stdout):
+        names.setdefault(str(Path(each["filename"]).relative_to(folder)), set()).add(
+            each["message"]
+        )
+    return names
+
+
+def test_no_patch_uses_a_name_of_one_that_does_not_serve_the_same(tmp_path: Path) -> None:
+    """Each word alone, and all but each; a header that forgets a word leaves a name undefined."""
+    cases = {"stock": upstream(OVERLAY.targets)}
+    for name in sorted(features.ALL):
+        cases[f"-{name}"] = files_of(part([name]))
+        cases[name] = files_of(part(features.ALL - features.with_needs([name])))
+    seen = set()
+    for case, files in cases.items():
+        for path, data in files.items():
+            if (path, data) not in seen:  # Most words have no patch in most files.
+                seen.add((path, data))
+                file = tmp_path / case / path
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(data)
+    assert len(seen) > 100
+    names = undefined(tmp_path)
+    for module, messages in names.items():
+        path = module.partition("/")[2]
+        assert messages <= names.get(f"stock/{path}", set()), module
+
+
+def test_the_words_of_the_patches_are_those_of_the_runtime() -> None:
+    served = [words.served(patch) for patch in OVERLAY.series.patches]
+    assert frozenset().union(*(each for each in served if each)) == features.ALL
+    assert None in served
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "mark"),
+    [
+        ([], [b"# a\n", b"# b\n"], True),
+        ([], [b"# a\n", b"b\n"], False),
+        ([b"a\n"], [b"# a\n"], False),
+    ],
+)
+def test_a_mark_is_nothing_but_comments(old: list[bytes], new: list[bytes], mark: bool) -> None:
+    file = FilePatch(FRAME, (Hunk(1, tuple(old), 1, tuple(new)),))
+    assert words.is_mark(file) is mark
+
+
+@pytest.mark.parametrize(
+    ("options", "left_out"),
+    [
+        (["--features=-penalties"], {"penalties"}),
+        (["--features", "-history"], {"history", "penalties", "bad-words", "thinking-budget"}),
+        (["--features", "penalties"], features.FEATURES.keys() - {"penalties", "history"}),
+        (["--fixes", "off"], features.FIXES.keys()),
+        (["--features=on", "--fixes=-thinking-rows"], {"thinking-rows", "thinking-sections"}),
+        (["--features", "off", "--fixes", "stop-tokens, cpu-seeds"],
+         features.ALL - {"stop-tokens", "cpu-seeds"}),
+        (["--leave", THEIRS], {"logprobs"}),
+        (["--leave", THEIRS, "--leave=vllm/v1/core/sched/utils.py", "--features=-seeds"],
+         {"logprobs", "closed-grammars", "seeds"}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_words_are_read_as_the_switch_reads_them(
+    site: Path, options: list[str], left_out: set[str]
+) -> None:
+    assert run("apply", "--site", site, *options).returncode == Exit.DONE
+    report = json.loads(run("status", "--site", site, "--json").stdout)
+    assert (report["state"], set(report["left_out"])) == ("overlaid", set(left_out))
+    shown = run("status", "--site", site).stdout.splitlines()
+    assert f"left out: {', '.join(sorted(left_out))}" in shown
+    verified = run("verify", "--site", site)
+    assert (verified.returncode, verified.stdout, verified.stderr) == (Exit.DONE, "", "")
+    # What an engine there would say of itself.
+    provenance = site / PROVENANCE
+    assert identity.left_out(provenance) == left_out
+    assert identity.digest(provenance, site) == report["digest"]
+    value = switch.parse("-" + ",-".join(left_out))
+    assert features.without(identity.left_out(provenance), features.ALL) == value
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (["--features=-nonsense"], ["'nonsense' is not one of the features", "valid: on, off"]),
+        (["--features=-penalty"], ["did you mean penalties?"]),
+        (["--fixes=-penalties"], ["give it to --features"]),
+        (["--features="], ["'' is not one of the features"]),
+        (["--features=-penalties,seeds"], ["some with '-' (all but these) and some without"]),
+        (["--leave=vllm/logger.py"], ["vllm/logger.py: is no file that the overlay changes"]),
+        ([f"--leave={FRAME}"], [f"{FRAME}: cannot be left alone: every feature and fix"]),
+    ],
+    ids=str,
+)
+def test_what_is_not_understood_is_named(site: Path, options: list[str], parts: list[str]) -> None:
+    before = snapshot(site)
+    for command in ("apply", "verify", "status", "doctor"):
+        refused = run(command, "--site", site, *options)
+        assert refused.returncode == Exit.USAGE
+        for text in parts:
+            assert text in refused.stderr + refused.stdout
+    assert snapshot(site) == before
+
+
+def test_a_file_of_somebody_else_s_is_left_alone(site: Path) -> None:
+    stock = snapshot(site)
+    mine = (site / THEIRS).read_bytes() + b"# mine\n"
+    (site / THEIRS).write_bytes(mine)
+    before = snapshot(site)
+    refused = run("apply", "--site", site)
+    assert refused.returncode == Exit.FOREIGN
+    assert "leave it to them: `apply --features=-logprobs`" in refused.stderr
+    assert "`apply --features=-logprobs`" in run("status", "--site", site).stdout
+    option = "--features=-logprobs"
+    assert run("apply", "--site", site, option).returncode == Exit.DONE
+    assert (site / THEIRS).read_bytes() == mine
+    report = json.loads(run("status", "--site", site, "--json").stdout)
+    assert (report["state"], report["code"]) == ("overlaid", Exit.DONE)
+    assert THEIRS not in {file["path"] for file in report["files"]}
+    assert THEIRS not in (site / PROVENANCE / "VERSION_PIN").read_text()
+    for command in (["verify"], ["diff"], ["exec", "--dry-run", "--", "true"]):
+        assert run(command[0], "--site", site, *command[1:]).returncode == Exit.DONE
+    again = run("apply", "--site", site, option)
+    assert "nothing to do: it is overlaid already" in again.stdout
+    assert "note: left out: logprobs" in again.stdout
+    whole = run("apply", "--site", site)
+    assert whole.returncode == Exit.FOREIGN
+    assert f"`apply {option}`" in whole.stderr
+    assert "has nothing to do" in run("doctor", "--site", site).stdout
+    overlaid = snapshot(site)
+    # The edit goes first, or the overlay.
+    (site / THEIRS).write_bytes((UPSTREAM / THEIRS).read_bytes())
+    assert run("verify", "--site", site).returncode == Exit.DONE
+    assert run("revert", "--site", site).returncode == Exit.DONE
+    assert snapshot(site) == stock
+    (site / THEIRS).write_bytes(mine)
+    assert run("apply", "--site", site, option).returncode == Exit.DONE
+    assert snapshot(site) == overlaid
+    done = run("revert", "--site", site)
+    assert done.returncode == Exit.DONE, done.stderr
+    assert snapshot(site) == before
+
+
+def test_several_files_of_somebody_else_s_are_left_by_one_command(site: Path) -> None:
+    paths = [THEIRS, "vllm/v1/sample/metadata.py", "vllm/v1/structured_output/__init__.py"]
+    for path in paths:
+        (site / path).write_text("# mine\n")
+    refused = run("apply", "--site", site).stderr
+    (options,) = (line for line in refused.splitlines() if line.startswith("  next"))
+    named = options.partition("`apply ")[2].rstrip("`").split()
+    assert run("apply", "--site", site, *named).returncode == Exit.DONE
+    assert {(site / path).read_text() for path in paths} == {"# mine\n"}
+    (site / FRAME).write_text("# mine\n")
+    refused = run("verify", "--site", site).stderr
+    assert FRAME in refused
+    assert "leave it" not in refused, "a part of the frame cannot be left out"
+
+
+@pytest.mark.parametrize("whose", ["ours", "ours, without a record", "upstream's"])
+def test_a_file_that_is_to_hold_lines_of_ours_is_not_left(site: Path, whose: str) -> None:
+    """Somebody has edited the overlaid file, or put upstream's back and edited that."""
+    stock = (site / THEIRS).read_bytes()
+    run("apply", "--site", site)
+    before = stock if whose == "upstream's" else (site / THEIRS).read_bytes()
+    (site / THEIRS).write_bytes(before + b"# mine\n")
+    if whose == "ours, without a record":
+        shutil.rmtree(site / PACKAGE)
+        assert "leave it" not in run("apply", "--site", site).stderr
+        return
+    for command in (["verify"], ["apply", "--features=-logprobs"]):
+        refused = run(*command, "--site", site)
+        assert refused.returncode == Exit.FOREIGN
+        assert "leave it" not in refused.stderr
+
+
+def test_parts_and_the_whole_replace_one_another(site: Path, tmp_path: Path) -> None:
+    choices = [["--features=-logprobs"], [], ["--features=seeds", "--fixes=off"]]
+    for number, options in enumerate(choices):
+        fresh = small(tmp_path / str(number))
+        run("apply", "--site", fresh, *options)
+        done = run("apply", "--site", site, *options)
+        assert done.returncode == Exit.DONE, done.stderr
+        assert ("note: replaces overlay" in done.stdout) is bool(number)
+        assert "unreleased" not in done.stdout
+        assert snapshot(site) == snapshot(fresh)
+        digests = {
+            json.loads(run("status", "--site", s, "--json").stdout)["digest"] for s in (site, fresh)
+        }
+        assert len(digests) == 1
+    assert "without" not in run("status", "--site", site).stdout
+
+
+def test_another_part_than_the_one_that_is_asked_for_is_reported(site: Path) -> None:
+    run("apply", "--site", site, "--features=-logprobs")
+    assert run("verify", "--site", site, "--features=-logprobs").returncode == Exit.DONE
+    other = run("verify", "--site", site, "--features=-seeds")
+    assert other.returncode == Exit.FOREIGN
+    assert "is overlaid by overlay" in other.stderr
+    assert f"{OVERLAY.pin.overlay} without logprobs; this is" in other.stderr
+    whole = run("verify", "--site", site, "--features=on")
+    assert whole.returncode == Exit.FOREIGN
+    shown = run("doctor", "--site", site, "--features=-seeds").stdout
+    assert f"overlay {OVERLAY.pin.overlay} without seeds would change " in shown
+
+
+def test_a_part_that_was_cut_off_says_how_to_carry_on(site: Path) -> None:
+    run("apply", "--site", site, "--features=-logprobs")
+    (site / PACKAGE / "live.py").unlink()
+    refused = run("verify", "--site", site)
+    assert refused.returncode == Exit.PARTIAL
+    assert "`apply --features=-logprobs` carries on" in refused.stderr
+    assert run("apply", "--site", site, "--features=-logprobs").returncode == Exit.DONE
+    assert run("verify", "--site", site).returncode == Exit.DONE
+
+
+def test_what_a_run_left_beside_a_file_that_is_left_out_is_removed(site: Path) -> None:
+    left = site / "vllm/v1/structured_output/.readiness-overlay-__init__.py"
+    left.write_text("")
+    assert run("verify", "--site", site).returncode == Exit.PARTIAL
+    assert run("apply", "--site", site, "--features=-grammars").returncode == Exit.DONE
+    assert not left.exists()
+    left.write_text("")
+    assert run("verify", "--site", site).returncode == Exit.PARTIAL
+    assert run("revert", "--site", site).returncode == Exit.DONE
+    assert not left.exists()
+
+
+def another_word(site: Path) -> None:
+    pin = site / PROVENANCE / "VERSION_PIN"
+    pin.write_text(pin.read_text().replace("without = logprobs", "without = logprobs,seeds"))
+
+
+def no_word_of_ours(site: Path) -> None:
+    pin = site / PROVENANCE / "VERSION_PIN"
+    pin.write_text(pin.read_text().replace("without = logprobs", "without = logprobs,nonsense"))
+
+
+def a_word_without_what_needs_it(site: Path) -> None:
+    pin = site / PROVENANCE / "VERSION_PIN"
+    pin.write_text(pin.read_text().replace("without = logprobs", "without = history,logprobs"))
+
+
+def another_checksum(site: Path) -> None:
+    """A file of ours with other contents, and a record that agrees with them."""
+    pin, path = site / PROVENANCE / "VERSION_PIN", f"{PACKAGE}/live.py"
+    (site / path).write_bytes(b"import evil\n")
+    pin.write_text(pin.read_text().replace(OVERLAY.pin.result[path], sha256(b"import evil\n")))
+
+
+def another_patch(site: Path) -> None:
+    """A patch of ours with another result, a record of it, and that result."""
+    pin = site / PROVENANCE / "VERSION_PIN"
+    text = pin.read_text()
+    file = next((site / PROVENANCE / "patches").glob("0030-*"))
+    old, target = file.read_bytes(), site / "vllm/v1/core/sched/utils.py"
+    before = target.read_bytes()
+    new = old.replace(b"readiness", b"unreadyss")
+    assert new != old
+    file.write_bytes(new)
+    series = Series.load(site / PROVENANCE / "patches")
+    after = series.apply(
+        "vllm/v1/core/sched/utils.py", (UPSTREAM / target.relative_to(site)).read_bytes()
+    )
+    target.write_bytes(after)
+    for a, b in ((old, new), (before, after)):
+        text = text.replace(sha256(a), sha256(b))
+    pin.write_text(text)
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [another_word, no_word_of_ours, a_word_without_what_needs_it, another_checksum, another_patch],
+)
+def test_a_record_of_a_part_is_not_believed(site: Path, tamper: Callable[[Path], None]) -> None:
+    run("apply", "--site", site, "--features=-logprobs")
+    tamper(site)
+    verified = run("verify", "--site", site)
+    assert verified.returncode == Exit.FOREIGN
+    assert "unreleased" in verified.stderr
+    assert run("exec", "--site", site, "--", "true").returncode == Exit.FOREIGN
+
+
+def test_an_overlay_without_the_module_of_words_has_no_parts(tmp_path: Path) -> None:
+    with pytest.raises(OverlayError, match="no features and fixes to choose from"):
+        words.vocabulary(mini.overlay(tmp_path))
