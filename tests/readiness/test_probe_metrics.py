@@ -245,11 +245,13 @@ assert ours.expose(registry) is registry
 ours.install()
 kinds = ("subprocess", "os.", "socket", "shutil", "tempfile", "_thread", "threading", "signal")
 print(json.dumps([
-    sorted(name for name in set(sys.modules) - before if name not in sys.stdlib_module_names),
+    sorted(name for name in set(sys.modules) - before
+           if name.partition(".")[0] not in sys.stdlib_module_names),
     [e for e in events if e.startswith(kinds) and not e.startswith("os.listdir")],
     threading.active_count(),
 ]))
 """)
-    names = ("", ".features", ".gauges", ".probe", ".probe.histograms", ".probe.metrics", ".switch")
+    names = ["", ".features", ".gauges", ".identity"]
+    names += [".probe", ".probe.histograms", ".probe.metrics", ".switch"]
     assert json.loads(output) == [[f"vllm.v1.readiness{name}" for name in names], [], 1]
     assert list(tmp_path.iterdir()) == []
