@@ -8,7 +8,9 @@ own, batches with thinking budgets are included; stock's CPU runner cannot force
 
 import json
 import sys
+from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import vllm  # noqa: F401  (sets up what torch reads when it is imported)
@@ -20,6 +22,18 @@ from gpu.kinds import BATCHES, THINKING, build, requests, run
 GPU = torch.cuda.is_available()
 
 
+class Unhurried(deque[Any]):
+    """The steps in flight, of which none shows that it has ended before it is taken out.
+
+    With pipeline stages the engine core begins another step only while the oldest is running, so
+    that requests would meet in batches by the time that things take.
+    """
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a step that is running, whatever the index."""
+        return (SimpleNamespace(done=lambda: False),)
+
+
 def start(model: Path, parallel: str, scheduling: str) -> Any:
     """Start an engine whose workers are two processes.
 
@@ -29,7 +43,11 @@ def start(model: Path, parallel: str, scheduling: str) -> Any:
         scheduling: "sync" or "async".
     """
     ranks = {f"{parallel}_parallel_size": 2}
-    return build(model, budgets=GPU, async_scheduling=scheduling == "async", **ranks)
+    engine = build(model, budgets=GPU, async_scheduling=scheduling == "async", **ranks)
+    core = engine.engine_core.engine_core
+    if core.batch_queue is not None:
+        core.batch_queue = Unhurried(core.batch_queue, core.batch_queue.maxlen)
+    return engine
 
 
 def main(model: Path, out: Path, parallel: str, scheduling: str) -> None:

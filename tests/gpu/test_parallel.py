@@ -1,8 +1,7 @@
 """Engines of two ranks, on two GPUs: tensor and pipeline parallel, beside stock.
 
-Stock runs twice. Of two pipeline stages it forms batches by which of them has ended, and so by the
-time that things take: a request that is not the same twice shows nothing of the overlay, and is
-not compared. Tensor parallel, it is the same twice.
+Stock runs twice. Where batches depend on the time that things take, a request that is not the same
+twice shows nothing of the overlay, and is not compared. Tensor parallel, all are the same twice.
 """
 
 import itertools
