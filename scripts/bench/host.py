@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,7 +73,6 @@ class HostRun(TableRun):
     def __init__(self, args: argparse.Namespace, installations: Installations) -> None:
         super().__init__(args, installations, {})
         self.rounds: dict[str, Mapping[str, Any]] = {}
-        self._longest = 0.0
         self._left_out: list[str] = []
 
     def jobs(self) -> list[Job]:
@@ -90,10 +88,7 @@ class HostRun(TableRun):
         Raises:
             Failure: it failed.
         """
-        args, begin = self.args, time.monotonic()
-        if args.limit and begin - self._started + self._longest > args.limit:
-            self._left_out.append(job.name.replace(", overlaid", ""))
-            return {}
+        args = self.args
         load = Load(
             kind=job.group,
             size=args.size,
@@ -108,8 +103,11 @@ class HostRun(TableRun):
             self.child(job.name, job.side, module, {}, TIMEOUT, watch=lambda: self._take(job))
         finally:
             self._take(job)
-            self._longest = max(self._longest, time.monotonic() - begin)
         return {}
+
+    def leave_out(self, job: Job) -> None:
+        """Take note of it for the table."""
+        self._left_out.append(job.name.replace(", overlaid", ""))
 
     def _take(self, job: Job) -> None:
         """Write what a process has measured by now, if that is more than before."""
@@ -263,8 +261,7 @@ def main(argv: Sequence[str]) -> int:
     options.add_argument("--batches", nargs="+", type=int, default=None, help="requests at a time")
     options.add_argument("--size", choices=list(SIZES), default="0.5B" if gpu else "tiny")
     options.add_argument("--steps", type=int, default=200, help="of each batch (%(default)s)")
-    text = "seconds after which no process is started, one's own time counted (0: none)"
-    options.add_argument("--limit", type=float, default=480.0 if gpu else 0.0, help=text)
+    command_line.add_limit(options, 480.0 if gpu else None)
     args = command_line.parse(options, argv)
     args.batches = args.batches or ([128, 1, 8, 256, 32] if gpu else [64, 1, 8])
     if args.steps < 2 or WARMUP + args.steps > 240:  # drafts in a model's length of 1,024

@@ -94,16 +94,23 @@ def test_no_round_begins_that_would_end_after_the_limit(tmp_path: Path) -> None:
     assert written["manifest"]["limit"] == 202.0
 
 
-def test_a_first_round_stands_for_the_others_until_there_is_one(tmp_path: Path) -> None:
+def test_a_first_round_stands_for_later_ones_and_for_the_first_of_other_groups(
+    tmp_path: Path,
+) -> None:
     now = 0.0
     limit = Limit(50.0, lambda: now)
     assert limit.allows("group", 1)
     now = 30.0
     assert limit.allows("group", 1)  # the other sides of it
     assert not limit.allows("group", 2)
-    assert limit.allows("another", 1)
+    assert not limit.allows("another", 1)
+    now = 0.0
+    alone = Limit(50.0, lambda: now)
+    now = 49.0
+    assert alone.allows("late", 1)
     now = 51.0
-    assert not limit.allows("a third", 1)
+    assert alone.allows("late", 1)
+    assert not alone.allows("too late", 1)
     assert Limit(None, lambda: now).allows("group", 7)
 
 

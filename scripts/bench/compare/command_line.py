@@ -47,10 +47,10 @@ def add_again(options: argparse.ArgumentParser) -> None:
     options.add_argument("--aa", action="store_true", help=text)
 
 
-def add_limit(options: argparse.ArgumentParser) -> None:
+def add_limit(options: argparse.ArgumentParser, usual: float | None = None) -> None:
     """Add ``--limit``, for programs whose rounds may be fewer than decided."""
     text = "seconds: begin no round that would end later, as far as the rounds so far can tell"
-    options.add_argument("--limit", type=_seconds, help=text)
+    options.add_argument("--limit", type=_seconds, default=usual, help=text)
 
 
 def add_sides(options: argparse.ArgumentParser, sides: Sequence[str]) -> None:

@@ -28,7 +28,8 @@ class Limit:
         """Whether a round begins, or has begun.
 
         It begins if it ends in time by the longest round of its group. The first round, which
-        starts engines, is not typical: it counts only until there is another.
+        starts engines, is not typical: it counts only until there is another, and for the first
+        round of the next group.
 
         Args:
             group: of engines that are measured together.
@@ -37,9 +38,14 @@ class Limit:
         starts, now = self._starts.setdefault(group, {}), self._clock()
         if self._seconds is None or number in starts:
             return True
-        lengths = [end - begin for begin, end in pairwise([*starts.values(), now])]
-        longest = max(lengths[1:] or lengths, default=0.0)
-        if now + longest > self._began + self._seconds:
+        lengths = self._lengths(group, now)
+        if not lengths:
+            lengths = [0.0, *(of[0] for other in self._starts if (of := self._lengths(other, now)))]
+        if now + max(lengths[1:] or lengths) > self._began + self._seconds:
             return False
         starts[number] = now
         return True
+
+    def _lengths(self, group: str, now: float) -> list[float]:
+        """How long each round of a group took, or has taken by now, in seconds."""
+        return [end - begin for begin, end in pairwise([*self._starts[group].values(), now])]
