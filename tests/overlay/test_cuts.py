@@ -174,8 +174,10 @@ MORE = [
     pytest.param(("small", sys.executable, 7), id="some cuts with bytecode"),
     pytest.param(("older", None, 1), id="another version"),
     pytest.param(("part", None, 1), id="a part"),
-    pytest.param(("part of whole", None, 1), id="a part over the whole"),
-    pytest.param(("extra", None, 1), id="a part and an extra patch"),
+    pytest.param(("part of whole", None, 5), id="some cuts in a part over the whole"),
+    pytest.param(("part of whole", None, 1), id="a part over the whole", marks=pytest.mark.slow),
+    pytest.param(("extra", None, 5), id="some cuts in a part and an extra patch"),
+    pytest.param(("extra", None, 1), id="a part and an extra patch", marks=pytest.mark.slow),
     pytest.param(
         ("older", sys.executable, 1),
         id="another version with bytecode",
