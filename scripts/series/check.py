@@ -9,11 +9,10 @@ from overlay import pin as pins
 from overlay.errors import OverlayError
 from overlay.patches import SERIES, Series, header_fields
 from overlay.source import Overlay
+from overlay.words import SERVES
 
 from series.checksums import expected_pin
 
-#: The field of the features and fixes that a patch serves, or the word for all of them.
-SERVES = "Serves"
 #: The required DEP-3 fields of a patch: why and how, the issue it answers, and when to drop it.
 FIELDS = (
     *("Description", "How", SERVES, "Bug", "Author", "Forwarded", "Last-Update", "Drop-When"),

@@ -6,8 +6,9 @@ import datetime
 from collections.abc import Mapping
 
 from overlay.patches import header_fields
+from overlay.words import SERVES
 
-from series.check import FIELDS, SERVES
+from series.check import FIELDS
 
 #: DEP-3's field for where a change is from. Only who takes it over can say that.
 ORIGIN = "Origin"

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from overlay import words
 from overlay.patches import header_fields
 from overlay.source import Overlay
 from review import waiver
@@ -36,9 +37,8 @@ def test_each_patch_has_its_reason_link_and_removal_plan() -> None:
 def test_a_patch_names_the_features_and_fixes_that_its_lines_call() -> None:
     """What a part of the series is chosen by."""
     for patch in OVERLAY.series.patches:
-        serves = header_fields(patch.header)["Serves"].replace("\n", " ")
-        named = set() if serves == "all" else set(serves.split(", "))
-        assert named == set(seams().of_patch(patch.name)), patch.name
+        assert words.SERVES in header_fields(patch.header), patch.name
+        assert (words.served(patch) or frozenset()) == seams().of_patch(patch.name), patch.name
 
 
 def test_every_changed_file_is_named_by_a_patch_that_has_a_reason_for_it() -> None:
