@@ -142,8 +142,10 @@ def _packages(root: Path) -> Path:
 
 
 def _copy_libraries(root: Path, binaries: Iterable[Path]) -> None:
+    # vLLM adds to LD_PRELOAD in each process that configures an engine, such as another test's.
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     listed = subprocess.run(
-        ["ldd", *binaries], capture_output=True, text=True, check=True
+        ["ldd", *binaries], capture_output=True, text=True, check=True, env=environment
     ).stdout.splitlines()
     for line in listed:
         if found := re.match(r"\s*(\S+) => (/\S+)", line):  # A directory that is always searched.
