@@ -6,7 +6,7 @@ alone in a batch, and a plain reading of each request's tokens says what these a
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -39,10 +39,15 @@ class Batch:
         value: of VLLM_READINESS.
         end: the end marker.
         drafts: draft tokens a request and step at most.
+        start: the start marker.
     """
 
-    def __init__(self, load: Any, value: str, end: list[int], drafts: int) -> None:
-        reasoning = SimpleNamespace(reasoning_start_token_ids=[START], reasoning_end_token_ids=end)
+    def __init__(
+        self, load: Any, value: str, end: list[int], drafts: int, start: Sequence[int] = (START,)
+    ) -> None:
+        reasoning = SimpleNamespace(
+            reasoning_start_token_ids=list(start), reasoning_end_token_ids=end
+        )
         with mock.patch.dict(os.environ, {switch.NAME: value}):
             self.batch = empty(
                 load,
@@ -125,24 +130,24 @@ class Batch:
         return {name: self.requests[name].output_token_ids for name in said}
 
 
-def pinned(end: Any = (END,), drafts: int = 0) -> Batch:
+def pinned(end: Any = (END,), drafts: int = 0, start: Any = (START,)) -> Batch:
     """Upstream's batch."""
-    return Batch(modules.pristine, "", list(end), drafts)
+    return Batch(modules.pristine, "", list(end), drafts, start)
 
 
-def off(end: Any = (END,), drafts: int = 0) -> Batch:
+def off(end: Any = (END,), drafts: int = 0, start: Any = (START,)) -> Batch:
     """Ours with the fixes off."""
-    return Batch(modules.overlaid, "-fixes", list(end), drafts)
+    return Batch(modules.overlaid, "-fixes", list(end), drafts, start)
 
 
-def plain(end: Any = (END,), drafts: int = 0) -> Batch:
+def plain(end: Any = (END,), drafts: int = 0, start: Any = (START,)) -> Batch:
     """Ours with the fixes, and upstream's holder."""
-    return Batch(modules.overlaid, "-thinking-budget", list(end), drafts)
+    return Batch(modules.overlaid, "-thinking-budget", list(end), drafts, start)
 
 
-def ours(end: Any = (END,), drafts: int = 0) -> Batch:
+def ours(end: Any = (END,), drafts: int = 0, start: Any = (START,)) -> Batch:
     """Ours with everything on."""
-    return Batch(modules.overlaid, "on", list(end), drafts)
+    return Batch(modules.overlaid, "on", list(end), drafts, start)
 
 
 # Each returns outputs. "a" has a budget, and "b" none.
@@ -216,6 +221,18 @@ def end_that_drafts_did_not_complete(make: Make) -> Any:
     return batch.say(a=[WORD] * 3)["a"]
 
 
+def left_while_its_end_was_forced(make: Make) -> Any:
+    """Upstream counts the tokens of a prompt's start marker as one."""
+    batch = make(start=[START, STOP], end=[END, WORD, WORD])
+    batch.join("a", [START, STOP], 1)
+    batch.refresh()
+    output = batch.say(a=[STOP] * 4)["a"]
+    batch.leave("a")
+    batch.join("a", [START, STOP], 1, output)
+    batch.refresh()
+    return batch.say(a=[STOP] * 2)["a"]
+
+
 def unlimited(make: Make) -> Any:
     batch = make(drafts=1)
     batch.join("a", [START], -1, [WORD])
@@ -234,6 +251,7 @@ def unlimited(make: Make) -> Any:
         (section_behind_an_end_that_ends_nothing, [1, 0, 2, 1, 1, 2], [1, 0, 2, 1, 2, 2]),
         (resumed_in_its_second_section, [1, 2, 0, 2, 2, 2, 2], [1, 2, 0, 2, 2, 1, 2]),
         (end_that_drafts_did_not_complete, [2, 2, 2, 1, 2, 2, 2, 2], [2, 2, 2, 1, 2, 1, 3, 2]),
+        (left_while_its_end_was_forced, [3, 3, 1, 2, 1, 2], [3, 3, 1, 2, 2, 3]),
         (unlimited, {1: END}, {}),
     ],
 )
@@ -257,39 +275,45 @@ class Reading:
 
     Args:
         prompt: its prompt.
+        start: the start marker.
         end: the end marker: one token, or any number of tokens without drafts.
         budget: its budget; None or -1 for none.
     """
 
-    def __init__(self, prompt: list[int], end: list[int], budget: int | None) -> None:
+    def __init__(
+        self, prompt: list[int], start: list[int], end: list[int], budget: int | None
+    ) -> None:
         self.prompt = prompt
+        self.start = start
         self.end = end
         self.budget = budget
         #: The length of the output in the last step.
         self.length = 0
 
-    def thought(self, output: list[int]) -> tuple[int | None, int]:
+    def thought(self, output: list[int]) -> tuple[int | None, int | None]:
         """Return how long the section is that the output is in, and its part in the prompt.
 
         Returns:
-            The number of its tokens, None if there is no section; how many are the prompt's.
+            The number of its tokens, None if there is no section; how many are the prompt's,
+            None if it did not begin there.
         """
-        starts = [at for at, token in enumerate(self.prompt) if token == START]
-        ends = [
-            at for at in range(len(self.prompt)) if self.prompt[at : at + len(self.end)] == self.end
-        ]
+        starts, ends = (
+            [at for at in range(len(self.prompt)) if self.prompt[at : at + len(marker)] == marker]
+            for marker in (self.start, self.end)
+        )
         thought = prompts = None
         if starts and starts[-1] > max(ends, default=-1):
-            thought = prompts = len(self.prompt) - 1 - starts[-1]
+            thought = prompts = len(self.prompt) - len(self.start) - starts[-1]
         last = 0  # where the last marker ends
-        for at, token in enumerate(output, 1):
-            if thought is None and token == START:
-                thought, last = 0, at
-            elif thought is not None:
+        for at in range(1, len(output) + 1):
+            if thought is None:
+                if output[max(last, at - len(self.start)) : at] == self.start:
+                    thought, last = 0, at
+            else:
                 thought += 1
                 if output[max(last, at - len(self.end)) : at] == self.end:
                     thought, prompts, last = None, None, at
-        return thought, prompts or 0
+        return thought, prompts
 
     def next(self, output: list[int], drafts: list[int]) -> dict[int, int]:
         """Return what the request is forced to in the next step, by position."""
@@ -297,12 +321,16 @@ class Reading:
         thought, prompts = self.thought(output)
         if thought is None or self.budget is None or self.budget == -1:
             return {}
-        if thought + len(drafts) < self.budget:
+        budget = self.budget
+        if prompts is not None and prompts < budget:
+            # Upstream takes it that the prompt's start marker is one token.
+            budget += len(self.start) - 1
+        if thought + len(drafts) < budget:
             return {}
-        position = min(max(self.budget - thought, 0), len(drafts))
+        position = min(max(budget - thought, 0), len(drafts))
         # The end has been forced since the budget was used up, or since the prompt. Drafts may
         # exceed the budget if the section begins in them.
-        forced = max(0, thought - max(self.budget, prompts))
+        forced = max(0, thought - max(budget, prompts or 0))
         return {position: self.end[forced if len(self.end) > 1 else 0]}
 
 
@@ -310,14 +338,16 @@ class Crowd:
     """A batch with both holders in turn, and each request alone, in step.
 
     Args:
+        start: the start marker.
         end: the end marker.
         drafts: draft tokens a request and step at most.
     """
 
-    def __init__(self, end: list[int], drafts: int) -> None:
+    def __init__(self, start: list[int], end: list[int], drafts: int) -> None:
+        self.start = start
         self.end = end
         self.drafts = drafts
-        self.crowds = [plain(end, drafts), ours(end, drafts)]
+        self.crowds = [plain(end, drafts, start), ours(end, drafts, start)]
         self.alone: dict[str, Batch] = {}
         self.readings: dict[str, Reading] = {}
         self.away: list[Any] = []
@@ -326,12 +356,12 @@ class Crowd:
     def join(self, prompt: list[int], budget: int | None) -> None:
         """A new request joins."""
         name, self.count = f"r{self.count}", self.count + 1
-        self.readings[name] = Reading(prompt, self.end, budget)
+        self.readings[name] = Reading(prompt, self.start, self.end, budget)
         self.add(name, [])
 
     def add(self, name: str, output: list[int]) -> None:
         """A request is given a row."""
-        self.alone[name] = plain(self.end, self.drafts)
+        self.alone[name] = plain(self.end, self.drafts, self.start)
         for batch in (*self.crowds, self.alone[name]):
             batch.join(name, self.readings[name].prompt, self.readings[name].budget, output)
         self.alone[name].refresh()
@@ -385,13 +415,21 @@ TOKENS = st.sampled_from([START, START, END, STOP, WORD, WORD, WORD])
 
 @given(data=st.data())
 @draws(60)
-@pytest.mark.parametrize(("end", "drafts"), [([END], 0), ([END, STOP, END], 0), ([END], 2)])
+@pytest.mark.parametrize(
+    ("start", "end", "drafts"),
+    [
+        ([START], [END], 0),
+        ([START], [END, STOP, END], 0),
+        ([START, STOP], [END, STOP, END], 0),
+        ([START], [END], 2),
+    ],
+)
 def test_each_request_gets_its_own_budget_in_every_section(
-    end: list[int], drafts: int, data: st.DataObject
+    start: list[int], end: list[int], drafts: int, data: st.DataObject
 ) -> None:
     """Requests join, leave, come back, are moved, swapped and cut back."""
     draw: Any = data.draw
-    crowd = Crowd(end, drafts)
+    crowd = Crowd(start, end, drafts)
     for _ in range(draw(st.integers(2, 14))):
         for name in [*crowd.alone]:
             if draw(st.integers(0, 7)) == 7:

@@ -164,8 +164,10 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
         if begin == -1 or budget == UNLIMITED:
             return
         used_up = begin + len(self.think_start_token_ids) + budget
-        if state["continue_thinking"]:
-            used_up = max(0, state["check_count_down"])  # what the prompt has left of it
+        if state["continue_thinking"]:  # upstream counts from the prompt's beginning
+            used_up -= len(state["prompt_tok_ids"])
+        if state["in_end"]:  # by the prompt alone
+            used_up = 0
         forced = len(output) - used_up
         end = self.think_end_token_ids
         if 0 < forced < len(end) and output[used_up:] == end[:forced]:
