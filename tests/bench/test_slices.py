@@ -1,5 +1,6 @@
 """Slices by turns: one process runs at a time, and its clock stands still while others run."""
 
+import os
 import random
 import subprocess
 import sys
@@ -80,6 +81,36 @@ def test_the_kernels_counts_are_taken_around_the_turns_of_others(
     assert len(slices.pauses) == 2
     slices.begin()
     assert slices.looks == []
+
+
+#: Prints whether a process that it has started is stopped, in and after each turn of others.
+STARTER = """
+import subprocess, sys, time
+from pathlib import Path
+from bench.engines.slices import Baton, Slices
+child = subprocess.Popen(["sleep", "1000"])
+def look(*_):
+    time.sleep(0.1)  # signals take effect some time
+    state = Path(f"/proc/{child.pid}/stat").read_text().split()[2]
+    print("stopped" if state == "T" else "runs")
+slices = Slices(Baton.make(Path(sys.argv[1]), 1), 0, 1, int)
+Baton.wait = look
+for turn in (slices.begin, slices.step, slices.leave, slices.wait):
+    turn()
+    look()
+child.kill()
+"""
+
+
+def test_what_a_process_has_started_is_stopped_while_others_run(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STARTER, str(tmp_path / "baton")],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(REPO / "scripts")},
+    )
+    assert done.stdout.split() == ["stopped", "runs"] * 2 + ["stopped"] + ["stopped", "runs"]
 
 
 def test_one_that_has_ended_is_passed_over(tmp_path: Path) -> None:

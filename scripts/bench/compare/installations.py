@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from bench.compare import orphans
 from bench.errors import Failure
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,7 +23,6 @@ SCRIPTS = ROOT / "scripts"
 SIDES = ("stock", "overlaid")
 #: A path entry that announces the probe to vLLM as a plugin, the same for every side.
 PLUGIN = SCRIPTS / "probe" / "plugin"
-_PR_SET_PDEATHSIG = 1
 _ASKED = """
 import importlib.util, platform
 print(platform.python_version(), importlib.util.find_spec("vllm").origin)
@@ -93,9 +92,6 @@ class Installations:
         # Without the latter, -m looks for vllm in the current directory first.
         python = {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
 
-        def die_with_parent() -> None:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, orphaned)
-
         with log.open("wb") as sink:
             return subprocess.Popen(
                 [self.python, *arguments],
@@ -104,7 +100,7 @@ class Installations:
                 env={**os.environ, **environment, **python},
                 cwd=cwd,
                 start_new_session=True,
-                preexec_fn=die_with_parent,  # noqa: PLW1509 (one thread forks here)
+                preexec_fn=lambda: orphans.end_with_parent(orphaned),  # noqa: PLW1509 (one thread)
             )
 
     def run(

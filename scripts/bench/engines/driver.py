@@ -15,7 +15,6 @@ import gc
 import json
 import operator
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,7 @@ from demo import model
 
 from bench import grammars, thinking
 from bench.compare import clock, disturbance, outputs
-from bench.engines import prompts, turns
+from bench.engines import prompts, turns, workers
 from bench.engines.arguments import GENERATED, arguments
 from bench.engines.foreign_copies import ForeignCopies
 from bench.engines.interference import Interference
@@ -171,11 +170,15 @@ class Engine:
 
     def reseed(self) -> None:
         """Seed the draws of requests without a seed, so that they do not depend on the past."""
-        self._engine.collective_rpc(_reseed)
+        self._engine.collective_rpc(workers.reseed)
 
     def synchronize(self) -> None:
         """Wait for the devices, in each worker's process."""
-        self._engine.collective_rpc(_synchronize)
+        self._engine.collective_rpc(workers.synchronize)
+
+    def end_with_this_process(self) -> None:
+        """Let each worker end with this process, also while it is stopped."""
+        self._engine.collective_rpc(workers.end_with_parent)
 
     def write_records(self, name: str) -> None:
         """Have the probe write what it has recorded so far.
@@ -186,32 +189,9 @@ class Engine:
         files = [Path(f"{name}.rank{rank}") for rank in range(self.spec.tensor_parallel)]
         for file in files:
             file.unlink(missing_ok=True)
-        self._engine.collective_rpc(_request_records)
+        self._engine.collective_rpc(workers.request_records)
         while not all(file.exists() for file in files):
             time.sleep(0.01)
-
-
-def _reseed(worker: object) -> None:
-    """Seed torch in a worker's process."""
-    import torch
-
-    del worker
-    torch.manual_seed(0)
-
-
-def _synchronize(worker: object) -> None:
-    """Wait for the device of a worker's process, if it has one."""
-    import torch
-
-    del worker
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def _request_records(worker: object) -> None:
-    """Signal the probe of a worker's process."""
-    del worker
-    os.kill(os.getpid(), signal.SIGUSR2)
 
 
 def words(tokens: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
@@ -389,6 +369,7 @@ def main(argv: Sequence[str]) -> None:
         return
     baton = Baton(args.baton)
     engine.slices = slices = Slices(baton, args.place, rows[0].slice, engine.synchronize)
+    engine.end_with_this_process()
     turns.ready(args.out)
     for number, path in enumerate(turns.asked(args.out), 1):
         slices.wait()

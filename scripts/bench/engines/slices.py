@@ -7,9 +7,12 @@ other meet different speeds; slices of a tenth of a second or so, taken by turns
 from __future__ import annotations
 
 import mmap
+import os
+import signal
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -70,6 +73,9 @@ class Baton:
 class Slices:
     """The slices of one process.
 
+    Processes that it has started are stopped while others run: for a second after a step, a
+    vLLM worker asks for its next one without a rest, which takes a core from the others.
+
     Args:
         baton: the file.
         place: of this process.
@@ -87,19 +93,23 @@ class Slices:
         self._baton, self._place, self._length = baton, place, steps
         self._synchronize = synchronize
         self._taken = 0
+        self._started: list[int] = []
         self.pauses: list[Pause] = []
         self.looks: list[Snapshot] = []
 
     def wait(self) -> None:
         """Wait for the process's turn."""
         self._baton.wait(self._place)
+        self._signal(signal.SIGCONT)
 
     def leave(self) -> None:
         """Let the others run until they have ended, too."""
+        self._signal(signal.SIGSTOP)
         self._baton.leave(self._place)
 
     def begin(self) -> None:
         """Begin a case, when all processes are about to."""
+        self._started = [process for process in disturbance.tree() if process != os.getpid()]
         self._pass()
         self._taken = 0
         self.pauses, self.looks = [], []
@@ -116,9 +126,15 @@ class Slices:
         """Let the others run; return the kernel's counts before and after."""
         self._synchronize()  # what this side has launched is not to slow others down
         before = disturbance.snapshot()
+        self._signal(signal.SIGSTOP)
         self._baton.pass_on(self._place)
-        self._baton.wait(self._place)
+        self.wait()
         return before, disturbance.snapshot()
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._started:
+            with suppress(ProcessLookupError):
+                os.kill(process, number)
 
 
 class Active:
