@@ -20,7 +20,7 @@ from bench.compare import disturbance
 from bench.compare.disturbance import Snapshot
 
 #: Seconds between two looks at the baton.
-_PERIOD = 0.0005
+_PERIOD = 0.005
 
 Pause = tuple[int, int]
 
