@@ -10,6 +10,7 @@ BENCH_ENV := $(if $(wildcard /dev/nvidiactl /dev/dxg),build/pristine,$(TEST_ENV)
 # Each file of tests runs in one worker. Tests of engines wait for processes, so that one worker
 # more than there are cores is faster; beyond four, the longest file decides.
 WORKERS ?= $(shell n=$$(nproc) && echo $$((n < 4 ? n + 1 : 4)))
+BY_FILE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # An empty value on the command line is a mistake; in the environment it means nothing.
 $(foreach name,VENV SITE PYTHON WHEEL MODEL FEATURES FIXES LEAVE,$(if $(value $(name)),,$(if $(filter command%,$(origin $(name))),\
@@ -158,11 +159,10 @@ probe: ## show the probe's recordings in FILE, the value of VLLM_READINESS_PROBE
 	@$(PACKAGES) $(PY3) -m probe $(if $(COMPARE),--compare $$COMPARE,"$$FILE") $(ARGS)
 
 test: test-environment lint ## run the tests, in an environment that it makes (build/env)
-	@$(TEST_ENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(TEST_ENV)/bin/python -m pytest $(BY_FILE) $(ARGS)
 
 test-slow: test-environment ## run the tests that take minutes each
-	@READINESS_EXAMPLES=5 $(TEST_ENV)/bin/python -m pytest -m "slow or drawn" -n $(WORKERS) \
-	  --dist worksteal $(ARGS)
+	@READINESS_EXAMPLES=5 $(TEST_ENV)/bin/python -m pytest -m "slow or drawn" $(BY_FILE) $(ARGS)
 
 lint: tools ## ruff and mypy
 	@$(TEST_ENV)/bin/ruff check . && $(TEST_ENV)/bin/ruff format --check .

@@ -19,6 +19,8 @@ from support import asynchronous
 from support.engine import PreloadedEngine, at_once
 from support.sites import REPO
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = REPO / "tests" / "engine" / "probed.py"
 PLUGIN = REPO / "scripts" / "probe" / "plugin"
 #: The first steps compile and warm up, and are not compared.

@@ -18,6 +18,8 @@ from support.checkpoint import generate
 from support.engine import Engine, PreloadedEngine, Run
 from support.sites import REPO
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = REPO / "tests" / "engine" / "ranked.py"
 
 

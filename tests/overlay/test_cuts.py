@@ -171,7 +171,7 @@ SMALL = [
 MORE = [
     # Each of the 151 files is changed by the same four calls: every seventh meets each of them.
     pytest.param(("real", None, 7), id="real files", marks=pytest.mark.slow),
-    pytest.param(("real", None, 40), id="some cuts in real files"),
+    pytest.param(("real", None, 100), id="some cuts in real files"),
     pytest.param(("small", sys.executable, 7), id="some cuts with bytecode"),
     pytest.param(("older", None, 1), id="another version"),
     pytest.param(("part", None, 1), id="a part"),
