@@ -19,7 +19,8 @@ from pathlib import Path
 from bench.compare import disturbance
 from bench.compare.disturbance import Snapshot
 
-#: Seconds between two looks at the baton.
+#: Seconds between two looks at the baton. Between shorter ones a core is never idle for long
+#: enough for Linux to move a thread there that waits for another core.
 _PERIOD = 0.005
 
 Pause = tuple[int, int]
