@@ -19,6 +19,8 @@ from support.engine import PATIENCE, Engine
 from support.sites import OVERLAY, REPO, run
 from vllm.v1.readiness import features
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> Engine:
@@ -59,7 +61,6 @@ def test_overlaid_engine_equals_stock_and_logs_its_digest(engine: Engine, pristi
     assert "has replaced functions" not in overlaid.text()
 
 
-@pytest.mark.slow
 def test_reverted_engine_is_stock_again(engine: Engine, pristine: Any) -> None:
     engine.apply()
     engine.revert()
@@ -68,7 +69,6 @@ def test_reverted_engine_is_stock_again(engine: Engine, pristine: Any) -> None:
     assert "Readiness overlay" not in reverted.text()
 
 
-@pytest.mark.slow
 def test_a_part_equals_stock_and_logs_what_is_not_installed(engine: Engine, pristine: Any) -> None:
     options = ["--features", "-penalties", "--fixes", "off"]
     engine.apply(*options)
@@ -83,7 +83,6 @@ def test_a_part_equals_stock_and_logs_what_is_not_installed(engine: Engine, pris
     assert f"Readiness overlay: not installed, because `apply` was told so: {names}" in text
 
 
-@pytest.mark.slow
 def test_demo_serves_over_http_from_an_overlaid_engine(engine: Engine) -> None:
     env = {key: value for key, value in os.environ.items() if key != "VIRTUAL_ENV"}
     command = ["make", f"PYTHON3={sys.executable}", f"PYTHON={sys.executable}"]
