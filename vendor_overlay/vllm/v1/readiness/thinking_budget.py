@@ -361,13 +361,13 @@ class ThinkingBudget(FixedHolder, Feature):
             # A start marker can only end in a token that has not been searched.
             progress.update_from = progress.force_from = progress.searched + 1 + budget
         else:
-            width = len(self.think_start_token_ids)
             counted = state["prev_output_length"]
             progress.update_from = state["check_count_down"] + counted
             if not counted and not state["continue_thinking"]:
                 # Upstream begins to count after the marker's width, wherever the marker is.
+                width = len(self.think_start_token_ids)
                 progress.update_from = progress.update_from + width if start == -1 else 0
-            progress.force_from = budget + start + width - prompt
+            progress.force_from = self.used_up(state)
 
 
 def reads_lists(holder: "ThinkingBudgetStateHolder | None", otherwise: bool) -> bool:

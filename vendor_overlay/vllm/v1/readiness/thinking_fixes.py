@@ -158,16 +158,19 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
             changed = True
         return changed
 
+    def used_up(self, state: dict[str, Any]) -> int:
+        """Return the length of the output from which upstream forces the section's end."""
+        begin = state["start_thinking"]
+        if state["continue_thinking"]:  # it is counted from the prompt's beginning
+            begin -= len(state["prompt_tok_ids"] or ())
+        length: int = begin + len(self.think_start_token_ids) + state["thinking_token_budget"]
+        return length
+
     def _resume_end(self, state: dict[str, Any], output: SearchedOutput) -> None:
         """Go on with an end marker that was being forced when the request left its row."""
-        budget, begin = state["thinking_token_budget"], state["start_thinking"]
-        if begin == -1 or budget == UNLIMITED:
+        if state["start_thinking"] == -1 or state["thinking_token_budget"] == UNLIMITED:
             return
-        used_up = begin + len(self.think_start_token_ids) + budget
-        if state["continue_thinking"]:  # upstream counts from the prompt's beginning
-            used_up -= len(state["prompt_tok_ids"])
-        if state["in_end"]:  # by the prompt alone
-            used_up = 0
+        used_up = 0 if state["in_end"] else self.used_up(state)  # by the prompt alone, or later
         forced = len(output) - used_up
         end = self.think_end_token_ids
         if 0 < forced < len(end) and output[used_up:] == end[:forced]:
