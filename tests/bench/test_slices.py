@@ -83,7 +83,7 @@ def test_the_kernels_counts_are_taken_around_the_turns_of_others(
     assert slices.looks == []
 
 
-#: Prints whether a process that it has started is stopped, in and after each turn of others.
+#: Prints whether its worker is stopped, in and after each turn of others.
 STARTER = """
 import subprocess, sys, time
 from pathlib import Path
@@ -93,7 +93,7 @@ def look(*_):
     time.sleep(0.1)  # signals take effect some time
     state = Path(f"/proc/{child.pid}/stat").read_text().split()[2]
     print("stopped" if state == "T" else "runs")
-slices = Slices(Baton.make(Path(sys.argv[1]), 1), 0, 1, int)
+slices = Slices(Baton.make(Path(sys.argv[1]), 1), 0, 1, int, [child.pid])
 Baton.wait = look
 for turn in (slices.begin, slices.step, slices.leave, slices.wait):
     turn()
@@ -102,7 +102,7 @@ child.kill()
 """
 
 
-def test_what_a_process_has_started_is_stopped_while_others_run(tmp_path: Path) -> None:
+def test_workers_are_stopped_while_others_run(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", STARTER, str(tmp_path / "baton")],
         capture_output=True,

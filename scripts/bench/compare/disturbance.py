@@ -72,7 +72,7 @@ def snapshot(process: int | None = None, root: Path = Path("/proc")) -> Snapshot
         root: where the kernel shows them.
     """
     threads: dict[int, Thread] = {}
-    for one in tree(process, root):
+    for one in _tree(os.getpid() if process is None else process, root):
         for task in root.glob(f"{one}/task/*"):
             with suppress(OSError, ValueError):  # it has ended
                 threads[int(task.name)] = _thread(task)
@@ -84,20 +84,6 @@ def snapshot(process: int | None = None, root: Path = Path("/proc")) -> Snapshot
     with suppress(OSError, ValueError):
         load = float((root / "loadavg").read_text().split()[0])
     return Snapshot(threads, stolen, ticks, load)
-
-
-def tree(process: int | None = None, root: Path = Path("/proc")) -> Iterator[int]:
-    """Yield a process, and those that it started, directly or not; see :func:`snapshot`."""
-    children: dict[int, list[int]] = {}
-    for stat in root.glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError, IndexError):
-            # the name, in parentheses, may hold spaces
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(stat.parent.name))
-    waiting = [os.getpid() if process is None else process]
-    while waiting:
-        yield (one := waiting.pop())
-        waiting += children.get(one, ())
 
 
 def during(*stretches: tuple[Snapshot, Snapshot]) -> dict[str, Any]:
@@ -156,6 +142,20 @@ def reasons(disturbance: Disturbance | None) -> list[str]:
         if int(gpu["throttled"], 16) & _SLOWED:
             texts.append(f"GPU {number} was slowed down ({gpu['throttled']})")
     return texts
+
+
+def _tree(process: int, root: Path) -> Iterator[int]:
+    """Yield the process, and those that it started, directly or not."""
+    children: dict[int, list[int]] = {}
+    for stat in root.glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):
+            # the name, in parentheses, may hold spaces
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    waiting = [process]
+    while waiting:
+        yield (one := waiting.pop())
+        waiting += children.get(one, ())
 
 
 def _thread(task: Path) -> Thread:

@@ -176,9 +176,10 @@ class Engine:
         """Wait for the devices, in each worker's process."""
         self._engine.collective_rpc(workers.synchronize)
 
-    def end_with_this_process(self) -> None:
-        """Let each worker end with this process, also while it is stopped."""
-        self._engine.collective_rpc(workers.end_with_parent)
+    def bind_workers(self) -> list[int]:
+        """Let workers end with this process, also while stopped; return the ids of theirs."""
+        processes = self._engine.collective_rpc(workers.end_with_parent)
+        return [process for process in processes if process != os.getpid()]
 
     def write_records(self, name: str) -> None:
         """Have the probe write what it has recorded so far.
@@ -368,8 +369,9 @@ def main(argv: Sequence[str]) -> None:
         args.out.write_text(json.dumps(measure(args.round)))
         return
     baton = Baton(args.baton)
-    engine.slices = slices = Slices(baton, args.place, rows[0].slice, engine.synchronize)
-    engine.end_with_this_process()
+    processes = engine.bind_workers()
+    slices = Slices(baton, args.place, rows[0].slice, engine.synchronize, processes)
+    engine.slices = slices
     turns.ready(args.out)
     for number, path in enumerate(turns.asked(args.out), 1):
         slices.wait()

@@ -74,14 +74,15 @@ class Baton:
 class Slices:
     """The slices of one process.
 
-    Processes that it has started are stopped while others run: for a second after a step, a
-    vLLM worker asks for its next one without a rest, which takes a core from the others.
+    Its workers are stopped while others run: for a second after a step, a vLLM worker asks for
+    its next one without a rest, which takes a core from the others.
 
     Args:
         baton: the file.
         place: of this process.
         steps: of a slice.
         synchronize: waits for what the engine has launched.
+        workers: the ids of its workers' processes.
 
     Attributes:
         pauses: when others ran, since :meth:`begin` (``time.perf_counter_ns``).
@@ -89,12 +90,17 @@ class Slices:
     """
 
     def __init__(
-        self, baton: Baton, place: int, steps: int, synchronize: Callable[[], None]
+        self,
+        baton: Baton,
+        place: int,
+        steps: int,
+        synchronize: Callable[[], None],
+        workers: Sequence[int] = (),
     ) -> None:
         self._baton, self._place, self._length = baton, place, steps
         self._synchronize = synchronize
+        self._workers = workers
         self._taken = 0
-        self._started: list[int] = []
         self.pauses: list[Pause] = []
         self.looks: list[Snapshot] = []
 
@@ -110,7 +116,6 @@ class Slices:
 
     def begin(self) -> None:
         """Begin a case, when all processes are about to."""
-        self._started = [process for process in disturbance.tree() if process != os.getpid()]
         self._pass()
         self._taken = 0
         self.pauses, self.looks = [], []
@@ -133,7 +138,7 @@ class Slices:
         return before, disturbance.snapshot()
 
     def _signal(self, number: signal.Signals) -> None:
-        for process in self._started:
+        for process in self._workers:
             with suppress(ProcessLookupError):
                 os.kill(process, number)
 

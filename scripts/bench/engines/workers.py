@@ -31,7 +31,8 @@ def request_records(worker: object) -> None:
     os.kill(os.getpid(), signal.SIGUSR2)
 
 
-def end_with_parent(worker: object) -> None:
-    """End with the driver, also while stopped."""
+def end_with_parent(worker: object) -> int:
+    """End with the driver, also while stopped; return the process's id."""
     del worker
     orphans.end_with_parent(signal.SIGKILL)
+    return os.getpid()
