@@ -7,6 +7,7 @@ alone in a batch, and a plain reading of each request's tokens says what these a
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -43,10 +44,15 @@ class Batch:
     """
 
     def __init__(
-        self, load: Any, value: str, end: list[int], drafts: int, start: Sequence[int] = (START,)
+        self,
+        load: Any,
+        value: str,
+        end: Sequence[int] = (END,),
+        drafts: int = 0,
+        start: Sequence[int] = (START,),
     ) -> None:
         reasoning = SimpleNamespace(
-            reasoning_start_token_ids=list(start), reasoning_end_token_ids=end
+            reasoning_start_token_ids=list(start), reasoning_end_token_ids=list(end)
         )
         with mock.patch.dict(os.environ, {switch.NAME: value}):
             self.batch = empty(
@@ -130,24 +136,14 @@ class Batch:
         return {name: self.requests[name].output_token_ids for name in said}
 
 
-def pinned(end: Any = (END,), drafts: int = 0, start: Any = (START,)) -> Batch:
-    """Upstream's batch."""
-    return Batch(modules.pristine, "", list(end), drafts, start)
-
-
-def off(end: Any = (END,), drafts: int = 0, start: Any = (START,)) -> Batch:
-    """Ours with the fixes off."""
-    return Batch(modules.overlaid, "-fixes", list(end), drafts, start)
-
-
-def plain(end: Any = (END,), drafts: int = 0, start: Any = (START,)) -> Batch:
-    """Ours with the fixes, and upstream's holder."""
-    return Batch(modules.overlaid, "-thinking-budget", list(end), drafts, start)
-
-
-def ours(end: Any = (END,), drafts: int = 0, start: Any = (START,)) -> Batch:
-    """Ours with everything on."""
-    return Batch(modules.overlaid, "on", list(end), drafts, start)
+#: Upstream's batch.
+pinned = partial(Batch, modules.pristine, "")
+#: Ours with the fixes off.
+off = partial(Batch, modules.overlaid, "-fixes")
+#: Ours with the fixes, and upstream's holder.
+plain = partial(Batch, modules.overlaid, "-thinking-budget")
+#: Ours with everything on.
+ours = partial(Batch, modules.overlaid, "on")
 
 
 # Each returns outputs. "a" has a budget, and "b" none.
