@@ -148,6 +148,11 @@ MENDS: Mapping[str, Mend] = MappingProxyType(
             since="0.27.0",
             patches=("deliver-a-preempted-request-s-tokens-in-flight-once-and-in",),
         ),
+        "pinned-inputs": Mend(
+            bugs=("47644", "48214"),
+            partly={"0.26.0": "pooling models"},
+            patches=("keep-a-step-s-pinned-inputs-until-the-device-has-read-them",),
+        ),
         "drafter-ranks": Mend(
             bugs=("40589",),
             since="0.25.0",

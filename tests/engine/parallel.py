@@ -2,10 +2,13 @@
 
     python parallel.py MODEL_DIR OUT.json tensor|pipeline sync|async
 
-OUT.json holds the outputs of :mod:`gpu.kinds`, by request. On a GPU, where each rank has one of its
-own, batches with thinking budgets are included; stock's CPU runner cannot force a token.
+OUT.json holds the outputs of :mod:`gpu.kinds`, by request, and whether each rank had the event that
+keeps a step's inputs. On a GPU, where each rank has one of its own, batches with thinking budgets
+are included, and a pipeline of stock's is given the event: without it, tokens depend on the time
+that things take. Stock's CPU runner cannot force a token.
 """
 
+import importlib.util
 import json
 import sys
 from collections import deque
@@ -50,13 +53,27 @@ def start(model: Path, parallel: str, scheduling: str) -> Any:
     return engine
 
 
+def ordered(worker: Any) -> bool:
+    """Whether a rank waits until the device has read a step's inputs."""
+    return worker.model_runner.prepare_inputs_event is not None
+
+
+def order(worker: Any) -> None:
+    """Let a rank wait for that."""
+    runner = worker.model_runner
+    runner.prepare_inputs_event = runner.prepare_inputs_event or torch.Event()
+
+
 def main(model: Path, out: Path, parallel: str, scheduling: str) -> None:
     """Run every batch, and write the outputs."""
     engine = start(model, parallel, scheduling)
+    events = engine.collective_rpc(ordered)
+    if GPU and parallel == "pipeline" and importlib.util.find_spec("vllm.v1.readiness") is None:
+        engine.collective_rpc(order)
     outputs: dict[str, Any] = {}
     for name in (*BATCHES, *THINKING) if GPU else BATCHES:
         outputs |= run(engine, requests(name, short=not GPU))["results"]
-    out.write_text(json.dumps(outputs))
+    out.write_text(json.dumps({"events": events, "outputs": outputs}))
 
 
 if __name__ == "__main__":

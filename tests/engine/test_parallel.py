@@ -11,10 +11,11 @@ PROGRAM = REPO / "tests" / "engine" / "parallel.py"
 ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
-def outputs(engine: PreloadedEngine, parallel: str, **environment: str) -> Any:
-    """Each request's output, by its name."""
+def run(engine: PreloadedEngine, parallel: str, **environment: str) -> Any:
+    """Each request's output, by its name, and of each rank whether it has the event for inputs."""
     variables = {**ENVIRONMENT, **environment}
-    return engine.start(PROGRAM, [parallel, "sync"], environment=variables).finish()
+    done = engine.start(PROGRAM, [parallel, "sync"], environment=variables).finish()
+    return done["outputs"], done["events"]
 
 
 @pytest.mark.slow
@@ -22,6 +23,9 @@ def outputs(engine: PreloadedEngine, parallel: str, **environment: str) -> Any:
 def test_two_ranks_give_stocks_tokens_and_logprobs(
     stock: PreloadedEngine, overlaid: PreloadedEngine, parallel: str
 ) -> None:
-    pristine = outputs(stock, parallel)
+    pristine, events = run(stock, parallel)
     assert len({str(output["tokens"]) for output in pristine.values()}) > len(pristine) // 2
-    assert outputs(overlaid, parallel, VLLM_READINESS="-fixes") == pristine
+    assert events == [False, False]
+    pipeline = parallel == "pipeline"
+    switch = "features,pinned-inputs"
+    assert run(overlaid, parallel, VLLM_READINESS=switch) == (pristine, [pipeline, pipeline])

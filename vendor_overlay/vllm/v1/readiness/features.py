@@ -32,6 +32,7 @@ ORPHAN_DRAFTS = "orphan-drafts"
 PLUGIN_PROCESSORS = "plugin-processors"
 REFUSED_GRAMMARS = "refused-grammars"
 PREEMPTION = "preemption"
+PINNED_INPUTS = "pinned-inputs"
 PROMPT_EMBEDS = "prompt-embeds"
 ROW_STATE = "row-state"
 RECOVERED_TOKENS = "recovered-tokens"
@@ -81,6 +82,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         PLUGIN_PROCESSORS: "a logits processor from an entry point reads each sampled token",
         REFUSED_GRAMMARS: "a grammar that cannot be compiled ends its own request alone",
         PREEMPTION: "a preempted request is given each token in flight once and in order",
+        PINNED_INPUTS: "a step's pinned inputs stay until the device has read them",
         PROMPT_EMBEDS: "with drafts in flight, a prompt of embeddings may share the server",
         ROW_STATE: "a request finds no other request's state in its row",
         RECOVERED_TOKENS: "a token that replaces a draft is in the vocabulary",
