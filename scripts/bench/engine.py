@@ -188,8 +188,9 @@ class EngineRun(Run):
         if job.round == 1:
             path = self.installations.work / f"{job.group.replace(' ', '-')}.baton"
             self._batons[job.group] = Baton.make(path, len(sides))
-            for place, side in enumerate(sides):
-                self._start(Job(job.group, side, 1), path, place)
+            with self._limit.once(job.group):
+                for place, side in enumerate(sides):
+                    self._start(Job(job.group, side, 1), path, place)
         order = [side for side in in_turn(job.round - 1, sides) if (job.group, side) in self._kept]
         if order:
             self._batons[job.group].offer([sides.index(side) for side in order])

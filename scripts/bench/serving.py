@@ -122,7 +122,8 @@ class ServingRun(Run):
         """
         if self.args.keep:
             if job.side not in self._kept:
-                self._kept[job.side] = self._serve(job, self._running)
+                with self._limit.once(job.group):
+                    self._kept[job.side] = self._serve(job, self._running)
             driven, cases = self._drive(job, self._kept[job.side])
         else:
             with contextlib.ExitStack() as running:

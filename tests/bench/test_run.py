@@ -114,6 +114,22 @@ def test_a_first_round_stands_for_later_ones_and_for_the_first_of_other_groups(
     assert Limit(None, lambda: now).allows("group", 7)
 
 
+def test_later_rounds_need_no_time_for_engines_that_are_kept() -> None:
+    now = 0.0
+    limit = Limit(50.0, lambda: now)
+    assert limit.allows("group", 1)
+    for _ in range(2):  # engines
+        with limit.once("group"):
+            now += 15.0
+    now += 9.0
+    assert not limit.allows("another", 1)
+    assert limit.allows("group", 2)  # until second 48
+    now += 3.0
+    assert limit.allows("group", 3)
+    now += 6.0
+    assert not limit.allows("group", 4)
+
+
 @pytest.mark.parametrize("value", ["0", "-3", "soon", "inf", "nan"])
 def test_a_limit_is_a_time(value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -15,6 +15,7 @@ import torch
 from bench import serving
 from bench.compare import outputs, summary
 from bench.compare.installations import SIDES, Installations
+from bench.compare.limit import Limit
 from bench.compare.run import Job, Table
 from bench.compare.summary import CaseResult, Child
 from bench.errors import Failure
@@ -297,6 +298,7 @@ def faked(folder: Path, script: str, keep: bool = False) -> serving.ServingRun:
     run.load, run.generated, run.own = LOADS["tiny"], True, None
     run.model = run.tokenizer = "model"
     run._flags, run._kept, run._running = [], {}, contextlib.ExitStack()
+    run._limit = Limit(None)
     return run
 
 

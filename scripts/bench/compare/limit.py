@@ -7,7 +7,8 @@ published. How many rounds there are then depends on the time alone, which is de
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 
 
@@ -23,13 +24,14 @@ class Limit:
         self._seconds, self._clock = seconds, clock
         self._began = clock()
         self._starts: dict[str, dict[int, float]] = {}
+        self._once: dict[str, float] = {}
 
     def allows(self, group: str, number: int) -> bool:
         """Whether a round begins, or has begun.
 
-        It begins if it ends in time by the longest round of its group. The first round, which
-        starts engines, is not typical: it counts only until there is another, and for the first
-        round of the next group.
+        It begins if it ends in time by the longest round of its group. The first round is not
+        typical: it counts only until there is another, without what was done :meth:`once`, and
+        for the first round of the next group.
 
         Args:
             group: of engines that are measured together.
@@ -41,10 +43,21 @@ class Limit:
         lengths = self._lengths(group, now)
         if not lengths:
             lengths = [0.0, *(of[0] for other in self._starts if (of := self._lengths(other, now)))]
+        else:
+            lengths[0] -= self._once.get(group, 0.0)
         if now + max(lengths[1:] or lengths) > self._began + self._seconds:
             return False
         starts[number] = now
         return True
+
+    @contextmanager
+    def once(self, group: str) -> Iterator[None]:
+        """Do in a group's first round what later ones do without: start engines that are kept."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._once[group] = self._once.get(group, 0.0) + self._clock() - began
 
     def _lengths(self, group: str, now: float) -> list[float]:
         """How long each round of a group took, or has taken by now, in seconds."""
