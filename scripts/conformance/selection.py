@@ -57,6 +57,7 @@ _SETTING = "reads a setting of vllm.envs, and tests nothing that the overlay cha
 _SEVERAL = "needs several GPUs"
 _DOWNLOAD = "needs the download of a model"
 _RAY = "needs Ray"
+_CONTEXTS = "leaves ZeroMQ contexts behind, which may hang the process as they are collected"
 _PLUGIN = "needs upstream's example plugins installed"
 #: Test file to the reason why it is not run.
 LEFT_OUT: Mapping[str, str] = MappingProxyType(
@@ -71,8 +72,10 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
         "tests/compile/test_config.py": _SETTING,
         "tests/compile/test_rotary_embedding_compile.py": _SETTING,
         "tests/config/test_config_generation.py": _DOWNLOAD,
+        "tests/distributed/test_mq_connect_ip.py": _CONTEXTS,
         "tests/distributed/test_nccl_symm_mem_allreduce.py": _SEVERAL,
         "tests/distributed/test_quick_all_reduce.py": _SEVERAL,
+        "tests/distributed/test_shm_broadcast.py": _CONTEXTS,
         "tests/distributed/test_symm_mem_allreduce.py": _SEVERAL,
         "tests/distributed/test_utils.py": _SETTING,
         "tests/entrypoints/openai/chat_completion/test_chat.py": _DOWNLOAD,

@@ -153,6 +153,11 @@ MENDS: Mapping[str, Mend] = MappingProxyType(
             partly={"0.26.0": "pooling models"},
             patches=("keep-a-step-s-pinned-inputs-until-the-device-has-read-them",),
         ),
+        "lost-wakeups": Mend(
+            bugs=("45224",),
+            since="0.27.0",
+            patches=("look-for-a-message-though-its-announcement-was-lost",),
+        ),
         "drafter-ranks": Mend(
             bugs=("40589",),
             since="0.25.0",

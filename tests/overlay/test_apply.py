@@ -276,7 +276,7 @@ def test_an_interpreter_that_cannot_compile_is_refused(site: Path, tmp_path: Pat
             # It does not say which Python it is, so it is not replaced by that one.
             f'case "$*" in *py_compile*) ulimit -f 1; exec {sys.executable} "$@"; esac; exit 3',
             Exit.DENIED,
-            f"{litter.parent}: could not be written whole; nothing was written",
+            "__pycache__: could not be written whole; nothing was written",
         ),
         ("echo a banner", Exit.USAGE, "it gives no answer"),
         ("echo '[]'", Exit.USAGE, "it gives no answer"),

@@ -22,7 +22,7 @@ from review.fixes import MENDS, READ
 from support import mini, probes, sites
 from support.checkouts import git, library
 from support.sites import REPO, UPSTREAM
-from vllm.v1.readiness import switch
+from vllm.v1.readiness import features, switch
 from vllm.v1.readiness.version import __version__
 
 PAGES = [REPO / "README.md", REPO / "CHANGELOG.md", *sorted((REPO / "docs").glob("*.md"))]
@@ -246,6 +246,9 @@ def test_the_features_are_those_of_the_switch(monkeypatch: pytest.MonkeyPatch) -
         assert switch.enabled() == members
         assert sections(f"docs/{group}.md").keys() == members
     assert table("README.md", "fix").keys() == table("docs/fixes.md", "fix").keys() == members
+    line = re.search(r"features: (.*); fixes: (.*)", BY_NAME["docs/features.md"].read_text())
+    assert line is not None
+    assert list(line.groups()) == [", ".join(sorted(names)) for names in features.GROUPS.values()]
 
 
 def sections(name: str) -> dict[str, str]:
