@@ -117,6 +117,8 @@ class ServingRun(Run):
     def measure(self, job: Job) -> Mapping[str, Mapping[str, CaseResult]]:
         """Serve on one side, and return the results of each case.
 
+        The server's log is kept if a request failed.
+
         Raises:
             Failure: the server or the client failed; their logs are kept.
         """
@@ -124,19 +126,25 @@ class ServingRun(Run):
             if job.side not in self._kept:
                 with self._limit.once(job.group):
                     self._kept[job.side] = self._serve(job, self._running)
-            driven, cases = self._drive(job, self._kept[job.side])
+            server = self._kept[job.side]
+            driven, cases = self._drive(job, server)
         else:
             with contextlib.ExitStack() as running:
-                driven, cases = self._drive(job, self._serve(job, running))
+                server = self._serve(job, running)
+                driven, cases = self._drive(job, server)
         results = {}
         for case in cases:
             if self.own is None:
-                results[case] = read(driven[case], case, self.load, self.generated)
-                results[case].prompts = f"seed {loads.seed(case, job.round)}"
+                result = read(driven[case], case, self.load, self.generated)
+                result.prompts = f"seed {loads.seed(case, job.round)}"
             else:
-                results[case] = read_own(driven[case])
+                result = read_own(driven[case])
                 own = any(word.partition("=")[0] == "--seed" for word in self.own)
-                results[case].prompts = "" if own else f"seed {job.round}"
+                result.prompts = "" if own else f"seed {job.round}"
+            if any(driven[case]["client"]["errors"]):
+                shutil.copy(server.log, self.args.out)
+                result.problems = [*result.problems, f"server's log: {server.log.name}"]
+            results[case] = result
         return {NAME: results}
 
     def _serve(self, job: Job, running: contextlib.ExitStack) -> Server:

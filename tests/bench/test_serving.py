@@ -3,9 +3,12 @@
 import argparse
 import contextlib
 import json
+import os
+import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +25,7 @@ from bench.errors import Failure
 from bench.reports.run_file import load
 from bench.reports.verify import edited
 from bench.servers import server, weights
+from bench.servers.child import drive
 from bench.servers.load import (
     CASES,
     LOADS,
@@ -53,6 +57,13 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> str:
     return f"MARK={value}"
 
 
+def logs(out: Path) -> str:
+    """The logs that a run has kept."""
+    return "\n".join(
+        f"{path.name}:\n{path.read_text(errors='replace')}" for path in out.glob("*.log")
+    )
+
+
 @pytest.mark.slow
 def test_both_sides_serve_every_request_whole(tmp_path: Path, mark: str) -> None:
     done = bench("serving", tmp_path, *TINY)
@@ -65,7 +76,7 @@ def test_both_sides_serve_every_request_whole(tmp_path: Path, mark: str) -> None
     assert list(cases) == list(CASES)
     for name, case in cases.items():
         listed = [text for texts in case["problems"].values() for text in texts]
-        assert [text for text in listed if "bursts" not in text] == []
+        assert [text for text in listed if "bursts" not in text] == [], logs(tmp_path)
         for figure in FIGURES:
             assert all(case["figures"][figure][side] > 0 for side in SIDES)
         for side in SIDES:
@@ -96,7 +107,7 @@ def test_own_traffic_is_driven_with_the_servers_own_flags(tmp_path: Path, mark: 
     assert row["sides"] == [*SIDES, summary.AGAIN]
     (case,) = row["cases"].values()
     listed = [text for texts in case["problems"].values() for text in texts]
-    assert [text for text in listed if "bursts" not in text] == []
+    assert [text for text in listed if "bursts" not in text] == [], logs(tmp_path)
     for side in row["sides"]:
         assert case["counts"][side] == [{"responses": [4, 4]}]
         assert case["figures"]["tokens/s"][side] > 0
@@ -256,6 +267,40 @@ class Server(Installations):
         Path(self.python).chmod(0o755)
 
 
+class Health(BaseHTTPRequestHandler):
+    """A server that answers so many times that it is well."""
+
+    left = 0
+
+    def do_GET(self) -> None:
+        """Answer."""
+        self.send_response(200 if Health.left > 0 else 503)
+        self.end_headers()
+        Health.left -= 1
+
+
+@pytest.mark.parametrize("well", [3, 2, 1])
+def test_a_server_that_ends_within_a_case_fails_the_round(
+    well: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reply that was cut is a whole one to vLLM's client, which is not run here."""
+    monkeypatch.setattr("vllm.benchmarks.serve.main", lambda _: {})
+    monkeypatch.setattr(Health, "left", well)
+    cases: dict[str, Any] = {name: {"arguments": [], "single": None} for name in ("one", "two")}
+    with HTTPServer(("127.0.0.1", 0), Health) as served:
+        threading.Thread(target=served.serve_forever).start()
+        url = f"http://127.0.0.1:{served.server_port}"
+        try:
+            if well > len(cases):
+                assert list(drive(url, 10, os.getpid(), cases)) == list(cases)
+            else:
+                last = list(cases)[well - 1]
+                with pytest.raises(OSError, match=f"has not outlived '{last}': .* 503"):
+                    drive(url, 10, os.getpid(), cases)
+        finally:
+            served.shutdown()
+
+
 #: Starts another process, and ignores SIGTERM.
 STUBBORN = """trap '' TERM
 sleep 60 &
@@ -345,6 +390,29 @@ def test_the_sides_and_cases_differ_in_what_they_should(tmp_path: Path, mark: st
     assert [case["single"].get("presence_penalty") for case in cases.values()] == [None, 1.5, None]
     assert cases[PENALTY]["arguments"][-1] == '{"presence_penalty": 1.5}'
     assert cases[LOGPROBS]["arguments"][-2:] == ["--logprobs", "5"]
+    assert gone(mark)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_the_log_of_a_server_that_failed_a_request_is_kept(
+    keep: bool, tmp_path: Path, mark: str
+) -> None:
+    answer, died = tmp_path / "answer", tmp_path / "died"
+    written = {case: answers(case) for case in CASES}
+    lose_response(written[PENALTY]["client"], None)
+    answer.write_text(json.dumps(written))
+    script = f"""case "$2" in
+    *api_server) echo engine died; touch {died}; sleep 20;;
+    *) until [ -e {died} ]; do sleep 0.05; done; cp {answer} "$3";;
+    esac
+    """
+    run = faked(tmp_path, script, keep=keep)
+    with run._running:
+        results = run.measure(Job("server", "overlaid", 2))[serving.NAME]
+    log = "server-overlaid-round-2.log"
+    named = [case for case in CASES if f"server's log: {log}" in results[case].problems]
+    assert named == [PENALTY]
+    assert (tmp_path / "out" / log).read_text() == "engine died\n"
     assert gone(mark)
 
 

@@ -45,7 +45,8 @@ def drive(url: str, timeout: float, server: int, cases: Mapping[str, Any]) -> di
     """Wait for the server, and run the cases one after the other.
 
     Raises:
-        OSError: the server is not there in time, or does not answer.
+        OSError: the server is not there in time, does not answer, or has not outlived a case. A
+            reply that its end has cut is whole to vLLM's client.
     """
     from vllm.benchmarks.serve import add_cli_args, main  # takes seconds, as the server starts
 
@@ -67,6 +68,10 @@ def drive(url: str, timeout: float, server: int, cases: Mapping[str, Any]) -> di
         disturbed = disturbance.during((before, disturbance.snapshot(server)))
         disturbed["gpus"] = disturbance.gpus()
         single = None if case["single"] is None else _send(url, case["single"], timeout)
+        try:
+            urllib.request.urlopen(f"{url}/health", timeout=timeout).close()
+        except OSError as error:
+            raise OSError(f"the server has not outlived {name!r}: {error}") from error
         results[name] = {"client": client, "single": single, "disturbance": disturbed}
     return results
 
