@@ -69,8 +69,8 @@ def test_both_sides_serve_every_request_whole(tmp_path: Path, mark: str) -> None
     done = bench("serving", tmp_path, *TINY)
     assert done.returncode in (0, 1), done.stderr
     run = load(tmp_path / "run.json")
+    assert run["errors"] == [], logs(tmp_path)
     assert run["complete"]
-    assert run["errors"] == []
     assert edited(run) == []
     cases = run["rows"][serving.NAME]["cases"]
     assert list(cases) == list(CASES)
@@ -99,8 +99,8 @@ def test_own_traffic_is_driven_with_the_servers_own_flags(tmp_path: Path, mark: 
     done = bench("serving", tmp_path, *TINY, "--client", CLIENT, "--server", FLAGS)
     assert done.returncode in (0, 1), done.stderr
     run = load(tmp_path / "run.json")
+    assert run["errors"] == [], logs(tmp_path)
     assert run["complete"]
-    assert run["errors"] == []
     assert edited(run) == []
     row = run["rows"][serving.NAME]
     assert f"`vllm bench serve {CLIENT}`, served with `{FLAGS}`" in row["shape"]
@@ -286,7 +286,9 @@ def test_a_server_that_ends_within_a_case_fails_the_round(
     """A reply that was cut is a whole one to vLLM's client, which is not run here."""
     monkeypatch.setattr("vllm.benchmarks.serve.main", lambda _: {})
     monkeypatch.setattr(Health, "left", well)
-    cases: dict[str, Any] = {name: {"arguments": [], "single": None} for name in ("one", "two")}
+    sent = list[Any]()
+    monkeypatch.setattr("bench.servers.child._send", lambda _url, body, _timeout: sent.append(body))
+    cases: dict[str, Any] = {name: {"arguments": [], "single": name} for name in ("one", "two")}
     with HTTPServer(("127.0.0.1", 0), Health) as served:
         threading.Thread(target=served.serve_forever).start()
         url = f"http://127.0.0.1:{served.server_port}"
@@ -299,6 +301,7 @@ def test_a_server_that_ends_within_a_case_fails_the_round(
                     drive(url, 10, os.getpid(), cases)
         finally:
             served.shutdown()
+    assert sent == list(cases)[: well - 1]
 
 
 #: Starts another process, and ignores SIGTERM.

@@ -67,11 +67,11 @@ def drive(url: str, timeout: float, server: int, cases: Mapping[str, Any]) -> di
         client = main(parser.parse_args(case["arguments"]))
         disturbed = disturbance.during((before, disturbance.snapshot(server)))
         disturbed["gpus"] = disturbance.gpus()
-        single = None if case["single"] is None else _send(url, case["single"], timeout)
         try:
             urllib.request.urlopen(f"{url}/health", timeout=timeout).close()
         except OSError as error:
             raise OSError(f"the server has not outlived {name!r}: {error}") from error
+        single = None if case["single"] is None else _send(url, case["single"], timeout)
         results[name] = {"client": client, "single": single, "disturbance": disturbed}
     return results
 
