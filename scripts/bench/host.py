@@ -4,10 +4,10 @@
 
 A process makes an engine on stock's runner, one on the overlaid runner, one on stock's Model Runner
 V2 (on a GPU, without drafts), and another on stock's. Scheduler and engine core are the overlaid
-ones in all. They take the same steps by turns, and a ratio is that of two steps taken beside one
-another. The device is waited for between the turns. The two stock engines differ by noise alone.
-Each round is a new process, which makes the engines in the opposite order of the one before: take
-an even number. DIR gets run.json, run.md and run.html, anew after each batch.
+ones in all. They take the same steps by turns, and a ratio is that of two engines' quantiles over
+these steps. The device is waited for between the turns. The two stock engines differ by noise
+alone. Each round is a new process, which makes the engines in the opposite order of the one before:
+take an even number. DIR gets run.json, run.md and run.html, anew after each batch.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ _FILES = {
 }
 _CALLED = ("execute_model", "sample_tokens")
 _NOTE = (
-    "Each figure is the median over the rounds. Ratios are taken step by step; "
+    "Each figure is the median over the rounds, and each ratio that of two figures of its row; "
     f"{NOISE} marks one whose interval over the rounds includes 1 (Student's, corrected for the "
-    "number of ratios), or that is no further from 1 than the ratio of the two stock engines is in "
-    f"some round, {FEW} another of fewer than {LEAST} rounds, too few for a claim. Times are "
+    "number of the table's ratios), or that is no further from 1 than the ratio of the two stock "
+    f"engines is in some round, {FEW} another of fewer than {LEAST} rounds, too few for a claim; "
+    "CUDA calls are counted in one round. Times are "
     "without the model's forward and its logits. Model Runner V2's "
     "`_update_states` is finish, free, add and update requests, its `_build_attention_metadata` "
     "also gathers block tables and computes slot mappings, which is a part of V1's "
@@ -149,57 +150,59 @@ def rows(rounds: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     claims = shown * (len(RATIOS) - 1)
     for name, cases in seen.items():
         for part in cases[0]["parts"]:
-            parts = [case["parts"][part] for case in cases]
             for quantile in QUANTILES:
-                table.append(
-                    [name, f"{part} {quantile}", *_quantile_cells(parts, quantile, claims)]
-                )
+                of_rounds = [
+                    {engine: of[quantile] for engine, of in case["parts"][part].items()}
+                    for case in cases
+                ]
+                table.append([name, f"{part} {quantile}", *_cells(of_rounds, claims)])
         called = [case["calls"] for case in cases if "calls" in case]
-        table += [[name, *cells] for cells in _call_rows(called)]
+        table += [[name, *cells] for cells in _call_rows(called, claims)]
     return table
 
 
-def _quantile_cells(
-    parts: Sequence[Mapping[str, Any]], quantile: str, claims: int
-) -> Iterator[Any]:
-    """Yield a quantile of each engine, and each ratio, with its mark if it may be noise."""
+def _cells(rounds: Sequence[Mapping[str, float]], claims: int) -> Iterator[Any]:
+    """Yield each engine's median, and the ratios of these, marked where they may be noise.
 
-    def values(name: str) -> list[float]:
-        return [part[name][quantile] for part in parts if name in part]
-
-    noise = max((abs(one - 1) for one in values(list(RATIOS)[-1])), default=0.0)
-    for name in _ENGINES:
-        yield statistics.median(values(name)) if values(name) else None
-    for name in RATIOS:
-        if not (ratios := values(name)):
+    Args:
+        rounds: of each round, engine to its figure.
+        claims: ratios that are shown together.
+    """
+    medians = {
+        engine: statistics.median(values)
+        for engine in SIDES
+        if (values := [of[engine] for of in rounds if engine in of])
+    }
+    yield from (medians.get(engine) for engine in _ENGINES)
+    paired = {
+        name: [of[one] / of[other] for of in rounds if of.get(one) and of.get(other)]
+        for name, (one, other) in RATIOS.items()
+    }
+    again = list(RATIOS)[-1]
+    noise = max((abs(ratio - 1) for ratio in paired[again]), default=0.0)
+    for name, (one, other) in RATIOS.items():
+        if one not in medians or not medians.get(other):
             yield None
             continue
-        again = name == list(RATIOS)[-1]
-        median = statistics.median(ratios)
-        if again:
-            yield median
-        elif min(abs(one - 1) for one in ratios) <= noise:
-            yield [median, NOISE]
+        ratio = medians[one] / medians[other]
+        if name == again:
+            yield ratio
+        elif any(abs(each - 1) <= noise for each in paired[name]):
+            yield [ratio, NOISE]
         else:
-            yield marked(median, interval([[one] for one in ratios], claims))
+            yield marked(ratio, interval([[each] for each in paired[name]], claims))
 
 
-def _call_rows(called: Sequence[Mapping[str, Any]]) -> Iterator[list[Any]]:
+def _call_rows(called: Sequence[Mapping[str, Any]], claims: int) -> Iterator[list[Any]]:
     """Yield the rows of CUDA calls: the figure, each engine, and each ratio."""
     for part in _CALLED:
         for kind, unit in (("calls", "a step"), ("us", "us")):
-            of = {
-                engine: statistics.median(one[f"{engine}: {part}"][kind] for one in seen)
-                for engine in SIDES
-                if (seen := [one for one in called if f"{engine}: {part}" in one])
-            }
-            if of:
-                ratios = [
-                    of[one] / of[other] if one in of and of.get(other) else None
-                    for one, other in RATIOS.values()
-                ]
-                figure = f"CUDA calls in {part}, {unit}"
-                yield [figure, *(of.get(engine) for engine in _ENGINES), *ratios]
+            rounds = [
+                {engine: one[key][kind] for engine in SIDES if (key := f"{engine}: {part}") in one}
+                for one in called
+            ]
+            if any(rounds):
+                yield [f"CUDA calls in {part}, {unit}", *_cells(rounds, claims)]
 
 
 def problems(rounds: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -3,6 +3,9 @@
 import builtins
 import importlib
 import json
+import math
+import random
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -13,11 +16,14 @@ from typing import Any
 
 import pytest
 import torch
-from bench import host
+from bench import host, measurements
+from bench.compare.intervals import Interval
+from bench.reports.claims import Claims, marked
 from bench.runners import calls, cases, child, figures
 from bench.runners.cases import KINDS, SIDES, Case, Load
 from bench.runners.engine import described
 from bench.runners.twins import Package, Twins, twin_name
+from support import runs
 from support.asynchronous import announce
 from support.benches import bench
 from support.sites import OVERLAY, REPO, UPSTREAM
@@ -170,16 +176,77 @@ def test_engines_are_first_and_after_one_another_equally_often() -> None:
     assert all(pairs[one, other] == pairs[other, one] for one, other in pairs)
 
 
-def test_a_ratio_is_that_of_steps_beside_one_another() -> None:
-    """The machine gets slower and slower; the ratio does not know."""
+def test_a_summary_has_the_quantiles_of_each_engine_and_no_other() -> None:
     pace = [float(n) for n in range(1, 102)]
-    times = {"stock": pace, "overlaid": [n / 2 for n in pace], "stock again": [n * 3 for n in pace]}
-    summary = figures.summary(times)
-    assert summary["overlaid / stock"] == {"p10": 0.5, "p50": 0.5}
-    assert summary["stock again / stock"] == {"p10": 3.0, "p50": 3.0}
-    assert summary["stock"] == {"p10": 11.0, "p50": 51.0}
-    assert "overlaid / mrv2" not in summary
-    assert "overlaid / stock" not in figures.summary({"stock": [0.0] * 9, "overlaid": pace[:9]})
+    summary = figures.summary({"stock": pace, "overlaid": [n / 2 for n in pace]})
+    assert summary == {"stock": {"p10": 11.0, "p50": 51.0}, "overlaid": {"p10": 5.5, "p50": 25.5}}
+
+
+def rounds_of(slowness: float, batches: int = 40, count: int = 5) -> list[dict[str, Any]]:
+    """Rounds of two parts, every engine with the same noise; the machine's speed varies."""
+    chance = random.Random(7)
+
+    def steps(speed: float) -> list[float]:
+        """Times of 200 steps; now and then one is held up."""
+        return [
+            speed * math.exp(chance.gauss(0, 0.15) + (chance.random() < 0.1) * chance.random())
+            for _ in range(200)
+        ]
+
+    rounds = []
+    for _ in range(count):
+        speed = chance.choice((100.0, 110.0, 160.0))
+        of = {**dict.fromkeys(SIDES, speed), "overlaid": speed * slowness}
+        rounds.append(
+            {
+                "kind": "async 1k",
+                "cases": {
+                    f"batch {batch}": {
+                        "parts": {
+                            part: figures.summary({side: steps(of[side]) for side in SIDES})
+                            for part in ("schedule", "execute_model")
+                        }
+                    }
+                    for batch in range(batches)
+                },
+            }
+        )
+    return rounds
+
+
+def ratio_of(cell: Any) -> float:
+    """A cell's ratio, without its mark."""
+    return float(cell[0] if isinstance(cell, list) else cell)
+
+
+@pytest.mark.parametrize("quantile", figures.QUANTILES)
+def test_stock_beside_itself_has_ratios_around_1(quantile: str) -> None:
+    rows = [row for row in host.rows(rounds_of(1.0)) if row[1].endswith(quantile)]
+    for column in figures.RATIOS:
+        ratios = [ratio_of(row[host.HostRun.columns.index(column)]) for row in rows]
+        assert len(ratios) == 80
+        assert statistics.fmean(ratios) == pytest.approx(1.0, abs=0.01), column
+        assert max(abs(ratio - 1) for ratio in ratios) < 0.1
+    assert all(row[5][1] == "~" for row in rows)
+
+
+def test_a_slower_side_shows_more_than_1_and_is_listed_as_slower() -> None:
+    rounds = rounds_of(1.1, batches=4)
+    run = {
+        **runs.head("table"),
+        "columns": host.HostRun.columns,
+        "rows": host.rows(rounds),
+        "rounds": rounds,
+    }
+    assert len(run["rows"]) == 16
+    for row in run["rows"]:
+        stock, overlaid, v2 = row[2:5]
+        assert ratio_of(row[5]) == overlaid / stock > 1
+        assert ratio_of(row[6]) == overlaid / v2 > 1
+    assert sum(isinstance(row[5], float) for row in run["rows"]) > 8
+    listed = measurements.slower({"host": run}, Claims([run]))[2:]
+    cells = {tuple(line.strip("| ").split(" | ")[1:3]) for line in listed}
+    assert cells == {tuple(row[:2]) for row in run["rows"]}
 
 
 def event(name: str, cat: str, ts: float, dur: float, tid: int = 1) -> dict[str, Any]:
@@ -231,13 +298,7 @@ def test_the_profiler_sees_what_is_marked(tmp_path: Path) -> None:
 
 def measured(ratio: float = 0.5, noise: float = 1.02, called: bool = False) -> dict[str, Any]:
     """One process's result, with one part and without Model Runner V2."""
-    quantiles = {
-        "stock": 100.0,
-        "overlaid": 100 * ratio,
-        "stock again": 100 * noise,
-        "overlaid / stock": ratio,
-        "stock again / stock": noise,
-    }
+    quantiles = {"stock": 100.0, "overlaid": 100 * ratio, "stock again": 100 * noise}
     part = {name: {"p10": value - 0.01, "p50": value} for name, value in quantiles.items()}
     case: dict[str, Any] = {"parts": {"schedule": part}, "tokens": dict.fromkeys(SIDES, "same")}
     if called:
@@ -275,12 +336,24 @@ def test_rows_are_medians_over_rounds_and_mark_what_may_be_noise() -> None:
     # Alike stock engines, and rounds that point either way.
     rounds = [measured(ratio, noise=1.0) for ratio in (0.7, 1.3) * 3]
     assert host.rows(rounds)[1][5] == [1.0, "~"]
+    # The medians say slower, and the mean of the rounds faster.
+    rounds = [measured(ratio, noise=1.0) for ratio in (0.2, 0.2, 1.001, 1.001, 1.001)]
+    assert host.rows(rounds)[1][5] == [pytest.approx(1.001), "~"]
     assert host.rows([]) == []
+
+
+def test_a_ratio_is_marked_where_the_rounds_point_the_other_way() -> None:
+    found = Interval(0.9, 0.8, 0.99)
+    assert marked(0.95, found) == 0.95
+    assert marked(1.01, found) == [1.01, "~"]
+    assert marked(1.0, found) == [1.0, "~"]
+    assert marked(-0.1, Interval(2.0, 1.0, 3.0), equal=0.0) == [-0.1, "~"]
 
 
 def test_cuda_calls_are_rows() -> None:
     counted = host.rows([measured(called=True), measured()])[2:]
-    ratios = (None, 0.25, None, None)
+    # One process counts; one round makes no claim.
+    ratios = (None, [0.25, "?"], None, None)
     assert counted == [
         ["sync 1k, batch 8", f"CUDA calls in execute_model, {unit}", *values, *ratios]
         for unit, values in (("a step", (20.0, 5.0)), ("us", (60.0, 15.0)))

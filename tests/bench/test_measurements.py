@@ -63,6 +63,20 @@ def test_medians_and_ratios_are_those_of_the_rounds(name: str) -> None:
     assert ratios
 
 
+@pytest.mark.parametrize("name", [n for n, run in COMMITTED.items() if run["kind"] == "table"])
+def test_a_row_s_ratios_are_those_of_its_own_figures(name: str) -> None:
+    ratios = 0
+    for row in COMMITTED[name]["rows"]:
+        line = dict(zip(COMMITTED[name]["columns"], row, strict=True))
+        for column, cell in line.items():
+            one, _, other = column.partition(" / ")
+            if other and cell is not None and one in line:
+                ratio = cell[0] if isinstance(cell, list) else cell
+                assert ratio == line[one] / line[other], (line["case"], line["figure"])
+                ratios += 1
+    assert ratios
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A directory with a run of each kind."""

@@ -41,7 +41,16 @@ def marked(value: float, found: Interval | None, equal: float = 1.0) -> Any:
     """
     if found is None:
         return [value, FEW]
-    return value if found.excludes(equal) else [value, NOISE]
+    return value if _differs(value, found, equal) else [value, NOISE]
+
+
+def _differs(value: float, found: Interval, equal: float = 1.0) -> bool:
+    """Return whether the rounds tell the sides apart, and say the same as what is shown.
+
+    The ratio of the medians may lie on the other side of 1 than the mean of the ratios.
+    """
+    agree = (value > equal) == (found.ratio > equal) and value != equal
+    return found.excludes(equal) and agree
 
 
 class Claims:
@@ -80,10 +89,7 @@ class Claims:
         found = self.interval(case, figure, side)
         if found is None:
             return DISTURBED
-        shown = ratio(case, figure, side) or 1.0
-        # The ratio of the medians may lie on the other side of 1 than the mean of the ratios.
-        agree = (shown > 1) == (found.ratio > 1) and shown != 1
-        return "" if found.excludes(1.0) and agree else NOISE
+        return "" if _differs(ratio(case, figure, side) or 1.0, found) else NOISE
 
     def better(self, case: Json, figure: str, side: str) -> bool | None:
         """Return whether a side is better than stock; None where that cannot be told."""

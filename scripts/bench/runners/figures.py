@@ -1,4 +1,4 @@
-"""Quantiles of the parts of a step, and of ratios step by step."""
+"""Quantiles of the parts of a step, and the ratios that are made of them."""
 
 from __future__ import annotations
 
@@ -34,15 +34,12 @@ def quantiles(values: Sequence[float]) -> Quantiles:
 
 
 def summary(times: Mapping[str, Sequence[float]]) -> dict[str, Quantiles]:
-    """Return the quantiles of each engine and of each ratio.
+    """Return the quantiles of each engine.
+
+    A ratio is made of two engines' quantiles. Quantiles of the ratios of single steps are no
+    figures of anything: of two engines that are alike, the tenth percentile is less than 1.
 
     Args:
-        times: engine to the time of each step. Steps of the same number were taken by turns.
+        times: engine to the time of each step.
     """
-    ratios = {}
-    for name, (one, other) in RATIOS.items():
-        if one in times and other in times:
-            pairs = zip(times[one], times[other], strict=True)
-            if values := [a / b for a, b in pairs if b]:
-                ratios[name] = quantiles(values)
-    return {**{engine: quantiles(values) for engine, values in times.items()}, **ratios}
+    return {engine: quantiles(values) for engine, values in times.items()}
