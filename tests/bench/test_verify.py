@@ -132,7 +132,42 @@ def test_what_cannot_be_checked_is_said(tmp_path: Path, capsys: pytest.CaptureFi
     assert "schema 1" in unproven(runs.engine())[0]
     assert markdown(runs.engine()).count("An older run: it holds no raw figures") == 1
     assert "An older run" not in markdown(runs.measured())
-    assert "a table holds" in unproven(runs.table())[0]
+    assert "this table holds no rounds" in unproven(runs.table())[0]
+    assert not any("table" in text for text in unproven(load(RUNS / "h100-host.json")))
+
+
+def change_a_ratio(run: dict[str, Any]) -> None:
+    run["rows"][3][5] = 0.4
+
+
+def remove_a_mark(run: dict[str, Any]) -> None:
+    run["rows"][0][5] = run["rows"][0][5][0]
+
+
+def change_a_part(run: dict[str, Any]) -> None:
+    for of in run["rounds"].values():
+        of["cases"]["batch 128"]["parts"]["execute_model"]["overlaid"]["p50"] /= 2
+
+
+def drop_a_row(run: dict[str, Any]) -> None:
+    del run["rows"][-1]
+
+
+@pytest.mark.parametrize(
+    ("edit", "told"),
+    [
+        (change_a_ratio, "async 1k, batch 128, execute_model p50, overlaid / stock: the run says"),
+        (remove_a_mark, "async 1k, batch 128, schedule p10, overlaid / stock: the run says"),
+        (change_a_part, "async 1k, batch 128, execute_model p50, overlaid: the run says"),
+        (drop_a_row, "rows, its rounds make"),
+    ],
+)
+def test_a_table_that_its_rounds_do_not_make_is_named(
+    edit: Callable[[dict[str, Any]], None], told: str
+) -> None:
+    run = load(RUNS / "h100-host.json")
+    edit(run)
+    assert any(told in text for text in edited(run)), edited(run)
 
 
 @pytest.mark.parametrize("file", sorted(RUNS.glob("*.json")), ids=lambda file: str(file.stem))

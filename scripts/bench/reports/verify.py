@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from demo import model
 
-from bench import thinking
+from bench import fixes, host, logprobs, thinking
 from bench.compare import clock
 from bench.compare.raw import restored
 from bench.compare.summary import summarise
@@ -21,7 +21,13 @@ from bench.reports.figures import reasons
 from bench.reports.markdown import OLDER
 from bench.reports.run_file import Json
 
-_TABLE = "a table holds no rounds in a form that can be checked"
+_TABLE = "this table holds no rounds in a form that can be checked"
+#: The columns of a table to the function that makes its rows of the values of its rounds.
+_ROWS: Mapping[tuple[str, ...], Callable[[Sequence[Json]], Sequence[Any]]] = {
+    tuple(host.HostRun.columns): host.rows,
+    tuple(fixes.FixesRun.columns): fixes.rows,
+    tuple(logprobs.LogprobsRun.columns): logprobs.rows,
+}
 _NEVER = (
     "whether the machine was what the run says, and whether somebody changed the children's "
     "figures all alike, no file can prove"
@@ -30,19 +36,39 @@ _NEVER = (
 
 def unproven(run: Json) -> list[str]:
     """Return what cannot be checked of a run."""
-    older = [f"this run is of schema 1: {OLDER}"] if run["schema"] == 1 else []
-    return [*(older if run["kind"] == "engine" else [_TABLE]), _NEVER]
+    if run["kind"] == "engine":
+        return [*([f"this run is of schema 1: {OLDER}"] if run["schema"] == 1 else []), _NEVER]
+    return [*([] if _made_of_rounds(run) else [_TABLE]), _NEVER]
 
 
 def edited(run: Json) -> list[str]:
     """Return where a run differs from what its own raw figures make."""
     if run["kind"] != "engine":
-        return []
+        return [*_table(run)]
     found: list[str] = []
     for name, row in run["rows"].items():
         check = _older if run["schema"] == 1 else _whole
         found += (f"{name}: {text}" for text in check(name, row))
     return found
+
+
+def _made_of_rounds(run: Json) -> bool:
+    return tuple(run["columns"]) in _ROWS and bool(run.get("rounds"))
+
+
+def _table(run: Json) -> Iterator[str]:
+    """Make a table's rows again of its rounds, and yield what differs."""
+    if not _made_of_rounds(run):
+        return
+    rounds = run["rounds"]
+    made = _ROWS[tuple(run["columns"])]([*rounds.values()] if isinstance(rounds, dict) else rounds)
+    wanted = json.loads(json.dumps(made))  # as JSON has it
+    if len(run["rows"]) != len(wanted):
+        yield f"the table has {len(run['rows'])} rows, its rounds make {len(wanted)}"
+    for stored, again in zip(run["rows"], wanted, strict=False):
+        name = ", ".join(cell for cell in again[:2] if isinstance(cell, str))
+        for column, *cells in zip(run["columns"], stored, again, strict=True):
+            yield from _differences(f"{name}, {column}", *cells)
 
 
 def _whole(name: str, row: Json) -> Iterator[str]:
