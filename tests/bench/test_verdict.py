@@ -32,17 +32,19 @@ def equal(run: dict[str, Any]) -> None:
         assert name
 
 
-def test_a_sentence_says_what_each_kind_of_traffic_gains() -> None:
+def test_a_sentence_compares_each_kind_of_requests_in_steady_batches() -> None:
     run = runs.measured()
     equal(run)
     assert sentence(run) == (
-        "- **row**, 4 tokens, five rounds\n"
+        "- **row**, steady batches, 4 tokens, five rounds\n"
         "  - plain: no difference shown (between 0.978 and 1.02 times the tokens/s, 100.0 to 100.0 "
         "tokens/s, ITL 80.00 to 80.00 ms)\n"
         "  - presence: **3.8 times the tokens/s** (100.0 to 380.0 tokens/s, ITL 80.00 to 21.05 ms)"
     )
     text = markdown(run)
-    assert text.startswith("**Overlaid, beside stock:**\n\n- **row**, 4 tokens, five rounds")
+    assert text.startswith(
+        "**Overlaid, beside stock:**\n\n- **row**, steady batches, 4 tokens, five rounds"
+    )
 
 
 def test_what_is_slower_is_called_worse() -> None:
@@ -110,9 +112,12 @@ def test_one_round_and_other_figures_are_in_words() -> None:
     row["rounds"] = 12
     for case in row["cases"].values():
         case["figures"] = {"step": case["figures"]["ITL p50"]}
-    assert "**row**, 4 tokens, 12 rounds\n  - plain: **0.263 times the step**\n" in sentence(run)
-    row["rounds"] = 1
-    assert "one round\n" in sentence(run)
+    assert (
+        "**row**, steady batches, 4 tokens, 12 rounds\n  - plain: **0.263 times the step**\n"
+        in sentence(run)
+    )
+    row |= {"rounds": 1, "shape": "32 requests at a time"}
+    assert sentence(run).startswith("- **row**, 4 tokens, one round\n")
     assert verdicts(runs.table(), Claims([])) == []
     row["sides"] = ["stock", "stock again"]
     assert verdicts(run, Claims([run])) == []

@@ -1,4 +1,4 @@
-"""What a run says of each kind of traffic, in a sentence a row."""
+"""How the overlay compares with stock in each case of a run, in a sentence each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight"
 
 
 def verdicts(run: Json, claims: Claims) -> list[str]:
-    """Return the lines that stand on top of a run: what it shows, row by row."""
+    """Return the lines on top of a run: the comparison of each case, row by row."""
     if run["kind"] != "engine":
         return []
     slices = intervals(run)
@@ -32,7 +32,9 @@ def _shape(row: Json) -> str:
     count = row["rounds"]
     rounds = f"{_NUMBERS[count] if count < len(_NUMBERS) else count} round{'s' * (count != 1)}"
     tokens = f"{row['output']:,} tokens, " if "output" in row else ""
-    return f", {tokens}{rounds}"
+    # An engine's requests all begin and end together; a server's, in a "shape", come and go.
+    steady = "steady batches, " if "batch" in row and "shape" not in row else ""
+    return f", {steady}{tokens}{rounds}"
 
 
 def _cases(
