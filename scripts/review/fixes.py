@@ -181,6 +181,10 @@ MENDS: Mapping[str, Mend] = MappingProxyType(
                 "let-each-seed-count-in-a-batch-of-the-cpu",
             ),
         ),
+        "cpu-drafts": Mend(
+            bugs=("55005",),
+            patches=("sample-drafts-on-the-cpu-with-their-request-s-parameters",),
+        ),
         "thinking-sections": Mend(
             bugs=(
                 "43757",

@@ -56,7 +56,7 @@ def requests(draw: Any, drafts: int, thinking: bool) -> dict[str, Any]:
             words.append(draw(st.sampled_from(ODD[:-1] * 9 + ODD[-1:])))
         params["bad_words"] = words
         params["logit_bias"] = dict.fromkeys(FREQUENT, 6.0)
-    if not drafts and one_in(draw, 4):
+    if one_in(draw, 4):
         params["temperature"] = 0.8
         params |= draw(st.sampled_from([{}, {"top_k": 3}, {"top_p": 0.7}]))
     if one_in(draw, 6):

@@ -27,6 +27,7 @@ from support.lockstep.copies import Arrives, SimulatedCopy
 from support.lockstep.model import constrain, draw_kept_drafts, draw_logits
 from support.lockstep.scheduler import BLOCK, VOCABULARY
 from support.processors import SPIES, Spy
+from support.sampling import KERNELS, Expand
 
 if TYPE_CHECKING:
     from support.lockstep.run import LockstepRun
@@ -72,13 +73,9 @@ class RunnerUnderTest:
             is_first_rank=True, is_last_rank=True, world_size=1
         )
         rejection_module = load(modules.REJECTION_SAMPLER)
-        for name in (
-            "rejection_greedy_sample_kernel",
-            "rejection_random_sample_kernel",
-            "expand_kernel",
-            "sample_recovered_tokens_kernel",
-        ):
+        for name in KERNELS:
             setattr(rejection_module, name, getattr(cpu_kernels, name))
+        rejection_module.expand_kernel = Expand()
         self.sampler = self._sampler()
         self.rejection_sampler = rejection_module.RejectionSampler(self.sampler)
         self.logits: list[torch.Tensor] = []

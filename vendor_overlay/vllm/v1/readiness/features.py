@@ -39,6 +39,7 @@ ROW_STATE = "row-state"
 RECOVERED_TOKENS = "recovered-tokens"
 STOP_TOKENS = "stop-tokens"
 CPU_SEEDS = "cpu-seeds"
+CPU_DRAFTS = "cpu-drafts"
 PROMPT_LOGITS = "prompt-logits"
 UNIFORM_DECODE = "uniform-decode"
 UNDRAFTED_ROWS = "undrafted-rows"
@@ -91,6 +92,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         STOP_TOKENS: "stop tokens outside the vocabulary do not take part in min_tokens",
         CPU_SEEDS: "on the CPU, a seed decides its request's tokens, in chunks and beside others",
         UNDRAFTED_ROWS: "a hybrid model's row without drafts continues from its own state",
+        CPU_DRAFTS: "on the CPU, drafts are sampled with their request's parameters",
         PROMPT_LOGITS: "logprobs_mode applies to the logprobs of prompts",
         UNIFORM_DECODE: "no prompt of a hybrid model takes the CUDA graph of decodes",
         LOGPROB_TOKENS: "a request that names tokens for logprobs leaves others theirs",
