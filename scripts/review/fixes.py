@@ -217,6 +217,10 @@ MENDS: Mapping[str, Mend] = MappingProxyType(
             since="0.26.0",
             patches=("give-the-logits-of-a-prompt-where-the-logprobs-mode-asks-for",),
         ),
+        "cached-prompt-logprobs": Mend(
+            bugs=("42019",),
+            patches=("give-no-logprobs-for-positions-of-a-prompt-that-were-not",),
+        ),
         "thinking-unlimited": Mend(
             since="0.23.0",
         ),

@@ -341,14 +341,15 @@ def test_a_prompts_logprobs_arrive_whole_in_any_chunks(
 def test_positions_of_a_prompt_that_are_not_computed_hold_no_other_requests_logprobs(
     ours: RunnerUnderTest,
 ) -> None:
-    """The first five came from a prefix cache: earlier values of the buffer are not shown."""
+    """The first five came from a prefix cache: they have the rank of none."""
     length, cached = 9, 5
     ours.ask_prompt_logprobs({"r0": 2}, length, cached)
     logprobs = logprobs_of(torch.Generator().manual_seed(1), length - cached - 1, 2)
     expected = copy.deepcopy(logprobs)
     shown = ours.compute_chunk("r0", length - cached, logprobs)["r0"]
-    for part, computed in zip(shown[:3], expected[:3], strict=True):
-        assert not part[:cached].any()
+    nothing = (0, -float("inf"), -1)
+    for part, computed, value in zip(shown[:3], expected[:3], nothing, strict=True):
+        assert (part[:cached] == value).all()
         assert torch.equal(part[cached:], computed.to(part.dtype))
 
 

@@ -93,6 +93,7 @@ class Side:
         module = modules.overlaid(PROCESSOR) if ours else modules.pristine(PROCESSOR)
         self.ours, self.wishes = ours, wishes
         self.given: list[Any] = []
+        self._begun: set[int] = set()
         self.processor = module.OutputProcessor(
             tokenizer() if text else None, log_stats=False, stream_interval=interval
         )
@@ -112,8 +113,9 @@ class Side:
             if not count:  # a chunk of a prompt, of which nothing is shown
                 continue
             prompt = None
-            if number == 0 and wish.prompt_logprobs is not None:
+            if row not in self._begun and wish.prompt_logprobs is not None:
                 prompt = step.tensors(2, 9 if wish.prompt_logprobs < 0 else 4)
+            self._begun.add(row)
             sliced = lists.slice_request(row, count) if wish.logprobs is not None else None
             outputs.append(
                 EngineCoreOutput(

@@ -41,6 +41,7 @@ STOP_TOKENS = "stop-tokens"
 CPU_SEEDS = "cpu-seeds"
 CPU_DRAFTS = "cpu-drafts"
 PROMPT_LOGITS = "prompt-logits"
+CACHED_PROMPT_LOGPROBS = "cached-prompt-logprobs"
 UNIFORM_DECODE = "uniform-decode"
 UNDRAFTED_ROWS = "undrafted-rows"
 LOGPROB_TOKENS = "logprob-tokens"
@@ -91,9 +92,10 @@ FIXES: Mapping[str, str] = MappingProxyType(
         RECOVERED_TOKENS: "a token that replaces a draft is in the vocabulary",
         STOP_TOKENS: "stop tokens outside the vocabulary do not take part in min_tokens",
         CPU_SEEDS: "on the CPU, a seed decides its request's tokens, in chunks and beside others",
-        UNDRAFTED_ROWS: "a hybrid model's row without drafts continues from its own state",
         CPU_DRAFTS: "on the CPU, drafts are sampled with their request's parameters",
+        UNDRAFTED_ROWS: "a hybrid model's row without drafts continues from its own state",
         PROMPT_LOGITS: "logprobs_mode applies to the logprobs of prompts",
+        CACHED_PROMPT_LOGPROBS: "positions of a prompt that were not computed have no logprobs",
         UNIFORM_DECODE: "no prompt of a hybrid model takes the CUDA graph of decodes",
         LOGPROB_TOKENS: "a request that names tokens for logprobs leaves others theirs",
         WINDOW_BLOCKS: "a window's blocks stay its request's while drafts may be rejected",

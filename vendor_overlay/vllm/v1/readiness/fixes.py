@@ -13,6 +13,7 @@ force_uniform_decode  runner.execute_model          before a CUDA graph is chose
 rewind                runner._bookkeeping_sync      a row's sample is dropped
 take_part             runner.sample_tokens          where no drafts are proposed
 prompt_scores         runner, prompt logprobs       in place of computing them
+mark_prompt           runner, prompt logprobs       before a prompt's first chunk
 ====================  ============================  ========================================
 
 Fixes that follow a batch by the verbs of :class:`~vllm.v1.readiness.feature.Feature` are
@@ -24,7 +25,13 @@ the KV cache have no batch, and ask the switch themselves.
 
 from typing import TYPE_CHECKING
 
-from vllm.v1.readiness import drafter_ranks, features, prompt_logits, undrafted_rows
+from vllm.v1.readiness import (
+    cached_prompt_logprobs,
+    drafter_ranks,
+    features,
+    prompt_logits,
+    undrafted_rows,
+)
 from vllm.v1.readiness.accepted_counts import AcceptedCounts
 from vllm.v1.readiness.allowed_tokens import AllowedTokens
 from vllm.v1.readiness.cpu_seeds import CpuSeeds
@@ -36,6 +43,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import LogprobsTensors
     from vllm.v1.sample.sampler import Sampler
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
     from vllm.v1.worker.gpu_input_batch import InputBatch
@@ -118,3 +126,8 @@ class Fixes:
     def prompt_scores(self, sampler: "Sampler", logits: "torch.Tensor") -> "torch.Tensor":
         """See :func:`prompt_logits.scores`."""
         return prompt_logits.scores(sampler, logits, features.PROMPT_LOGITS in self.on)
+
+    def mark_prompt(self, room: "LogprobsTensors") -> None:
+        """See :func:`cached_prompt_logprobs.mark`."""
+        if features.CACHED_PROMPT_LOGPROBS in self.on:
+            cached_prompt_logprobs.mark(room)

@@ -66,7 +66,6 @@ class Outputs:
     """
 
     def __init__(self, batch: "InputBatch", num_spec_tokens: int, on: bool) -> None:
-        self.on = on
         self._drafts = num_spec_tokens > 0
         self.readbacks: Readbacks | None = None
         if on and readback.has_events(batch.device):
@@ -169,18 +168,13 @@ class Outputs:
 
         Returns:
             Pinned tensors, or pageable ones beyond the limit, to which upstream's code copies.
-            They are zeros, with a rank that no token has, until a chunk is copied there:
-            positions from a prefix cache or a KV connector are never computed, and must not
-            hold another request's logprobs.
+            They hold anything until a chunk is copied there, as upstream's do.
         """
         shape = (positions, width)
         tensors = self.readbacks and self.readbacks.reserve(
             ((shape, torch.int32), (shape, torch.float32), ((positions,), torch.int32))
         )
-        room = LogprobsTensors(*tensors) if tensors else LogprobsTensors.empty_cpu(*shape)
-        for tensor in room[:3] if self.on else ():
-            tensor.zero_()
-        return room
+        return LogprobsTensors(*tensors) if tensors else LogprobsTensors.empty_cpu(*shape)
 
     def start_prompt_logprobs(
         self, tensors: LogprobsTensors, rows: slice, *sources: torch.Tensor
