@@ -83,7 +83,7 @@ def slug(description: str) -> str:
     words = re.findall("[a-z0-9]+", description.partition("\n")[0].lower())
     while len("-".join(words)) > LONGEST_SLUG and len(words) > 1:
         words.pop()
-    return "-".join(words)
+    return "-".join(words)[:LONGEST_SLUG]
 
 
 def bare(diff: bytes) -> Iterator[bytes]:

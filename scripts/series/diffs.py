@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from overlay.errors import usage
 from overlay.patches import split_lines
 
-_HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+_HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+\d{1,9}(?:,(\d{1,9}))? @@")
+_INDEX = re.compile(rb"index ([0-9a-f]+)\.\.[0-9a-f]+\b")
 #: The line that begins each commit in what `git format-patch` writes.
 _MAIL = re.compile(rb"^From [0-9a-f]{7,64} .*\n", re.MULTILINE)
 _NOWHERE = "/dev/null"
@@ -21,12 +22,24 @@ class Hunk:
     """A hunk as it stands in the diff.
 
     Attributes:
-        line: the one-based line of the old file that it begins at.
-        text: its lines, with the one that begins with ``@@``.
+        line: the one-based line of the old file that it begins at, or follows.
+        old: its lines in the old file, context included; only a file's last one may lack its
+            line feed.
+        new: the same in the new file.
+        leading: how many lines of context it begins with.
+        trailing: how many it ends with.
     """
 
     line: int
-    text: bytes
+    old: tuple[bytes, ...]
+    new: tuple[bytes, ...]
+    leading: int
+    trailing: int
+
+    @property
+    def old_at(self) -> int:
+        """The zero-based index in the old file; a hunk without lines there follows its line."""
+        return self.line - 1 if self.old else self.line
 
 
 @dataclass
@@ -51,16 +64,23 @@ class FileDiff:
         return self.old if self.new in ("", _NOWHERE) else self.new
 
     @property
+    def old_id(self) -> str:
+        """The id that git gives the old file's bytes, abbreviated; empty if the diff has none."""
+        ids = [match[1].decode() for line in self.header if (match := _INDEX.match(line))]
+        return ids[0] if ids else ""
+
+    @property
     def obstacle(self) -> str | None:
         """Why it is no change to the lines of a file; None if it is one."""
-        if self._has(b"rename ", b"copy "):
-            return "renames or copies a file"
-        if self.old == _NOWHERE or self._has(b"new file "):
-            return "adds a file"
-        if self.new == _NOWHERE or self._has(b"deleted file "):
-            return "deletes a file"
-        if self._has(b"GIT binary ", b"Binary files "):
-            return "changes a binary file"
+        for applies, reason in (
+            (self._has(b"rename ", b"copy "), "renames or copies a file"),
+            (self.old == _NOWHERE or self._has(b"new file "), "adds a file"),
+            (self.new == _NOWHERE or self._has(b"deleted file "), "deletes a file"),
+            (self._has(b"GIT binary ", b"Binary files "), "changes a binary file"),
+            (self._has(b"@@@"), "is the diff of a merge, which has two files before it"),
+        ):
+            if applies:
+                return reason
         if self.old != self.new:
             return f"renames {self.old}"
         return None if self.hunks else "changes no line"
@@ -112,9 +132,14 @@ def read(data: bytes, name: str) -> Diff:
             current.old, current.new = _path(line[4:]), _path(following[4:])
             at += 2
         elif current is not None and (match := _HUNK.match(line)):
-            end = _end_of_hunk(lines, at, match, name)
-            current.hunks.append(Hunk(int(match[1]), b"".join(lines[at:end])))
-            at = end
+            hunk, at = _hunk(lines, at, match, name)
+            current.hunks.append(hunk)
+        elif current is not None and line.startswith(b"@@ "):
+            raise usage(
+                f"has a hunk header that cannot be read, at line {at + 1}",
+                "get the diff again",
+                subject=name,
+            )
         else:
             if _MAIL.fullmatch(line) or line == b"-- \n":
                 current = None
@@ -132,23 +157,44 @@ def read(data: bytes, name: str) -> Diff:
     return Diff(files, mails)
 
 
-def _end_of_hunk(lines: list[bytes], at: int, match: re.Match[bytes], name: str) -> int:
-    """The index behind a hunk's last line."""
-    old, new = (1 if match[group] is None else int(match[group]) for group in (2, 3))
+def _hunk(lines: list[bytes], at: int, match: re.Match[bytes], name: str) -> tuple[Hunk, int]:
+    """The hunk whose header is at an index, and the index behind its last line."""
+    left = [1 if match[group] is None else int(match[group]) for group in (2, 3)]
     first = at
     at += 1
-    while old > 0 or new > 0:
-        sign = lines[at][:1] if at < len(lines) else b"end"
-        if sign not in (b" ", b"-", b"+", b"\\", b"\n"):
+    signs = ""
+    sides: tuple[list[bytes], list[bytes]] = ([], [])
+    while left[0] > 0 or left[1] > 0:
+        line = lines[at] if at < len(lines) else b"end"
+        sign, text = (b" ", line) if line == b"\n" else (line[:1], line[1:])
+        if sign == b"\\" and signs:
+            _unend(sides, signs[-1])
+        elif sign in (b" ", b"-", b"+"):
+            signs += sign.decode()
+            for side, other in ((0, b"+"), (1, b"-")):
+                if sign != other:
+                    sides[side].append(text)
+                    left[side] -= 1
+        if min(left) < 0 or sign not in (b" ", b"-", b"+", b"\\"):
             raise usage(
                 f"is cut off, or damaged, in the hunk at line {first + 1}",
-                "get the diff anew",
+                "get the diff again",
                 subject=name,
             )
-        old -= sign in (b" ", b"-", b"\n")
-        new -= sign in (b" ", b"+", b"\n")
         at += 1
-    return at + (at < len(lines) and lines[at].startswith(b"\\ "))
+    if at < len(lines) and lines[at].startswith(b"\\ ") and signs:
+        _unend(sides, signs[-1])
+        at += 1
+    leading, trailing = (len(text) - len(text.lstrip(" ")) for text in (signs, signs[::-1]))
+    old, new = map(tuple, sides)
+    return Hunk(int(match[1]), old, new, leading, trailing), at
+
+
+def _unend(sides: tuple[list[bytes], list[bytes]], sign: str) -> None:
+    """Take the line feed off the last line that was read, as git's ``No newline`` says."""
+    for side, other in zip(sides, "+-", strict=True):
+        if sign != other:
+            side[-1] = side[-1].removesuffix(b"\n")
 
 
 def _paths(line: bytes) -> tuple[str, str]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ast
+import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from overlay.errors import Exit, OverlayError, usage
+from overlay.files import read
+from overlay.foreign import composed
 from overlay.patches import SERIES, Series, parse
 from overlay.source import Overlay
 
-from series import diffs, git, tree
+from series import diffs, git, places, tree
 from series.commits import DIFF, bare, slug
 from series.headers import empty_fields, skeleton
 from series.upstream import Upstream
@@ -54,14 +57,15 @@ def import_patch(
             for it.
     """
     patches = (overlay.root / "patches").resolve()
-    if extra.resolve() == patches or patches in extra.resolve().parents:
+    folder = Path(os.path.realpath(extra))  # Path.resolve fails for a link to itself
+    if folder == patches or patches in folder.parents:
         raise usage(
             "is the overlay's own series",
             "name a directory of your own: EXTRA=dir",
             subject=extra,
         )
     try:
-        data = diff.read_bytes()
+        data = read(diff)
         if data.count(b"\r\n") == data.count(b"\n"):
             data = data.replace(b"\r\n", b"\n")
         others = Series.load(extra) if (extra / SERIES).exists() else Series([])
@@ -70,11 +74,7 @@ def import_patch(
             f"cannot be read ({error.strerror})", "name a file: FILE=some.diff", error.filename
         ) from None
     found = diffs.read(data, str(diff))
-
-    def before(path: str) -> bytes:
-        return others.apply(path, overlay.series.apply(path, upstream.read(path)))
-
-    changes, left_out, warnings = _changes(found, upstream, before)
+    changes, left_out, warnings = _changes(found, overlay.series, others, upstream)
     if not changes:
         raise OverlayError(
             Exit.USAGE,
@@ -89,7 +89,7 @@ def import_patch(
     )
     title = slug(header.partition("\n")[0].removeprefix("Description:")) or "imported"
     file = extra / f"{number:04}-{title}.patch"
-    content = f"{header}\n".encode() + changes
+    content = f"{header}\n".encode(errors="replace") + changes  # a file's name may be no text
     parse(file.name, content)  # it has to be one that `make apply` can read
     if not dry_run:
         _save(file, content)
@@ -123,70 +123,46 @@ def _header(found: diffs.Diff, diff: Path) -> str:
 
 
 def _changes(
-    found: diffs.Diff, upstream: Upstream, before: Callable[[str], bytes]
+    found: diffs.Diff, series: Series, others: Series, upstream: Upstream
 ) -> tuple[bytes, list[str], list[str]]:
     """What the diff changes, without context lines; what it cannot; and warnings."""
     paths = set(upstream.paths)
+    every = Series([*series.patches, *others.patches])
     left_out: list[str] = []
-    usable: list[diffs.FileDiff] = []
+    before: dict[str, bytes] = {}
+    after: dict[str, bytes] = {}
     for file in found.files:
-        reason = None if file.path in paths else "the pinned release has no such module"
+        path = file.path
+        reason = None if path in paths else "the pinned release has no such module"
         if reason := file.obstacle or reason:
-            left_out.append(f"{file.path}: {reason}")
-        else:
-            usable.append(file)
-            if file.changes_mode:
-                left_out.append(f"{file.path}: the change of its permissions")
-    touched = sorted({file.path for file in usable})
-    texts = {path: before(path) for path in touched}
+            left_out.append(f"{path}: {reason}")
+            continue
+        if file.changes_mode:
+            left_out.append(f"{path}: the change of its permissions")
+        pristine = upstream.read(path)
+        text = after[path] if path in after else every.apply(path, pristine)
+        moves = None
+        if places.is_of(file, text):
+            moves = []
+        elif path not in before and places.is_of(file, pristine):
+            moves = composed(every, path)
+        before.setdefault(path, text)
+        applied = places.apply(file.hunks, text, pristine, moves)
+        left_out += [f"{path}, line {hunk.line}: {why}" for hunk, why in applied.left_out]
+        after[path] = applied.data
+    return _diff(before, after), left_out, list(_warnings(after))
+
+
+def _diff(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> bytes:
+    """A diff without context lines, and without git's headers."""
+    if before == after:
+        return b""
     with tempfile.TemporaryDirectory(prefix="overlay-import-") as scratch:
         folder = Path(scratch) / "tree"
-        tree.lay_out(folder, "before", Upstream(tuple(touched), texts.__getitem__), [])
-        for file in usable:
-            left_out += _apply(folder, file, upstream)
-        changes = b"".join(bare(git.data(folder, "diff", *DIFF))) if touched else b""
-        after = {path: (folder / path).read_bytes() for path in touched}
-    return changes, left_out, list(_warnings(after))
-
-
-def _apply(folder: Path, file: diffs.FileDiff, upstream: Upstream) -> Iterator[str]:
-    """Apply the hunks of a file that can be. Yields: which can not, and why."""
-    head = f"--- a/{file.path}\n+++ b/{file.path}\n".encode()
-    rejects = folder / f"{file.path}.rej"
-    text = head + b"".join(hunk.text for hunk in file.hunks)
-    if _git_apply(folder, text, "--reject"):
-        return
-    if not rejects.exists():
-        raise usage("git cannot read this part of the diff", "get the diff anew", subject=file.path)
-    rejected = rejects.read_bytes()
-    rejects.unlink()
-    with tempfile.TemporaryDirectory(prefix="overlay-import-") as scratch:
-        pristine = Path(scratch)
-        tree.write_file(pristine / file.path, upstream.read(file.path))
-        for hunk in file.hunks:
-            if hunk.text not in rejected:
-                continue
-            alone = head + hunk.text
-            reason = "its lines are not those of the pinned release"
-            if _git_apply(folder, alone, "--check", "--reverse"):
-                reason = "is there already"
-            elif _git_apply(pristine, alone, "--check"):
-                reason = "a patch of the overlay, or one before it, has changed its lines"
-            yield f"{file.path}, line {hunk.line}: {reason}"
-
-
-def _git_apply(folder: Path, diff: bytes, *options: str) -> bool:
-    """Run ``git apply``. Returns: whether all of the diff applies."""
-    return (
-        git.call(
-            folder,
-            ["apply", "--whitespace=nowarn", *options, "-"],
-            diff,
-            succeeded=lambda code: code in (0, 1),
-            next_step="get the diff anew",
-        )[1]
-        == 0
-    )
+        tree.lay_out(folder, "before", Upstream(tuple(sorted(before)), before.__getitem__), [])
+        for path, data in after.items():
+            (folder / path).write_bytes(data)
+        return b"".join(bare(git.data(folder, "diff", *DIFF)))
 
 
 def _warnings(files: Mapping[str, bytes]) -> Iterator[str]:

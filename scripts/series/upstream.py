@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import zipfile
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlay.errors import Exit, OverlayError
+from overlay.files import read as read_file
+from overlay.files import special
 from overlay.installation import Installation
 from overlay.pin import PACKAGE
 from overlay.refusal import refuse_foreign
@@ -44,7 +47,7 @@ def from_installation(installation: Installation, overlay: Overlay) -> Upstream:
     def read(path: str) -> bytes:
         if path in overlay.pin.upstream:
             return inspection.pristine(path)
-        return (site / path).read_bytes()
+        return read_file(site / path)
 
     files = (path.relative_to(site).as_posix() for path in (site / "vllm").rglob("*.py"))
     paths = tuple(sorted(f for f in files if not f.startswith(PACKAGE + "/")))
@@ -92,6 +95,7 @@ def digest_of(wheel: Path) -> str:
     """
     digest = hashlib.sha256()
     try:
+        _refuse_special(wheel)
         with wheel.open("rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)
@@ -103,3 +107,9 @@ def digest_of(wheel: Path) -> str:
             next_step="name a wheel file",
         ) from None
     return digest.hexdigest()
+
+
+def _refuse_special(path: Path) -> None:
+    """Raise OSError for a pipe, a device or a directory: it could block, or have no end."""
+    if word := special(path.stat().st_mode):
+        raise OSError(errno.EINVAL, f"is {word}, and not a plain file")

@@ -1,6 +1,8 @@
 """import-patch: a diff, which git made of real files, as a patch beside the series."""
 
+import difflib
 import json
+import os
 import subprocess
 from collections.abc import Mapping
 from functools import cache
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from overlay.errors import Exit, OverlayError
 from overlay.installation import locate
 from overlay.patches import Series, header_fields
-from series import diffs
+from series import diffs, places
 from series.importing import Imported, import_patch
 from series.upstream import Upstream, from_installation
 from support.checkouts import git
@@ -60,10 +62,12 @@ def git_diff(folder: Path, *options: str) -> bytes:
     return subprocess.run(command, cwd=folder, capture_output=True, check=True).stdout
 
 
-def diff_of(folder: Path, before: Mapping[str, bytes], after: Mapping[str, bytes]) -> bytes:
+def diff_of(
+    folder: Path, before: Mapping[str, bytes], after: Mapping[str, bytes], *options: str
+) -> bytes:
     repo = repository(folder, before)
     write(repo, after)
-    return git_diff(repo)
+    return git_diff(repo, *options)
 
 
 def imported(folder: Path, diff: bytes, dry_run: bool = False) -> Imported:
@@ -288,4 +292,138 @@ def test_each_hunk_is_read_with_its_place() -> None:
     diff = b"diff --git a/x.py b/x.py\n--- a/x.py\n+++ b/x.py\n@@ -3 +3 @@ def f\n-a\n+--- a\n-- \n"
     (file,) = diffs.read(diff, "x").files
     assert (file.path, [hunk.line for hunk in file.hunks]) == ("x.py", [3])
-    assert file.hunks[0].text.endswith(b"+--- a\n")
+    (hunk,) = file.hunks
+    assert (hunk.old, hunk.new) == ((b"a\n",), (b"--- a\n",))
+
+
+def edited(data: bytes, edits: Mapping[int, str]) -> bytes:
+    """The text with one line inserted before, put in place of, or taken out at each index."""
+    lines = data.splitlines(keepends=True)
+    for at, kind in edits.items():
+        new = f"# edit {at}\n".encode()
+        lines[at] = {"insert": new + lines[at], "replace": new, "delete": b""}[kind]
+    return b"".join(lines)
+
+
+def merged(folder: Path, ours: bytes, base: bytes, theirs: bytes) -> bytes | None:
+    """The three-way merge of git; None where it conflicts."""
+    for name, data in (("ours", ours), ("base", base), ("theirs", theirs)):
+        (folder / name).write_bytes(data)
+    command = ["git", "merge-file", "--stdout", "ours", "base", "theirs"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, check=False)
+    return done.stdout if done.returncode == 0 else None
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    edits=st.dictionaries(st.integers(0, 440), st.sampled_from(KINDS), min_size=1, max_size=6),
+    context=st.integers(0, 3),
+    pinned=st.booleans(),
+)
+def test_line_numbers_hold_in_a_diff_of_a_file_that_is_known(
+    tmp_path_factory: pytest.TempPathFactory, edits: dict[int, str], context: int, pinned: bool
+) -> None:
+    """Either upstream's file, or the one with our series: git's `index` line tells which."""
+    folder = tmp_path_factory.mktemp("known")
+    base = upstream().read(OURS) if pinned else text_of(OURS)
+    after = edited(base, edits)
+    expected = merged(folder, text_of(OURS), base, after)
+    diff = diff_of(folder / "repo", {OURS: base}, {OURS: after}, f"-U{context}")
+    try:
+        left_out = imported(folder, diff).left_out
+    except OverlayError as error:
+        left_out = [str(error)]
+    if not left_out:
+        assert expected in (None, result(folder, OURS))
+    elif expected is not None:
+        assert pinned
+        assert "a patch of the overlay, or one before it, has changed" in left_out[0]
+
+
+def test_what_has_no_place_of_its_own_is_left_out(tmp_path: Path) -> None:
+    """Of a file that is not known: where no line of a hunk stands once, nothing tells its place."""
+    text = text_of(THEIRS)
+    lines = text.splitlines(keepends=True)
+    once = next(i for i in range(40, len(lines)) if lines.count(lines[i]) == 1)
+    blank = next(i for i in range(once + 2, len(lines)) if lines[i] == b"\n")
+    unknown = b"# not in the release\n"
+    after = edited(text, {20: "insert", once: "replace", blank: "delete"})
+    diff = diff_of(tmp_path / "repo", {THEIRS: unknown + text}, {THEIRS: unknown + after}, "-U0")
+    made = imported(tmp_path, diff)
+    assert result(tmp_path, THEIRS) == edited(text, {once: "replace"})
+    assert [sentence.partition(": ")[0] for sentence in made.left_out] == [
+        f"{THEIRS}, line 21",
+        f"{THEIRS}, line {blank + 2}",
+    ]
+    assert "it has no context, which alone would tell its place" in made.left_out[0]
+    assert f"its lines stand at {lines.count(b'%c' % 10)} places" in made.left_out[1]
+    assert all("git diff -U" in sentence for sentence in made.left_out)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    before=st.lists(st.sampled_from(["a", "b", "", "x"]), max_size=9),
+    edits=st.dictionaries(st.integers(0, 8), st.sampled_from(KINDS), min_size=1, max_size=4),
+    foreign=st.integers(0, 2),
+    context=st.integers(0, 3),
+    end=st.booleans(),
+)
+def test_no_hunk_is_placed_where_its_lines_are_not_alone(
+    before: list[str], edits: dict[int, str], foreign: int, context: int, end: bool
+) -> None:
+    """A file of few, repeated lines: either exactly the result, or something is left out."""
+    base = b"".join(f"{line}\n".encode() for line in before)
+    base = base if end else base.removesuffix(b"\n")
+    kept = {at: kind for at, kind in edits.items() if at < len(base.splitlines())}
+    after = edited(base, kept)
+    theirs = b"# theirs\n" * foreign
+    old, new = ((theirs + data).decode().splitlines(keepends=True) for data in (base, after))
+    text = "".join(
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+        for line in difflib.unified_diff(old, new, "a/x.py", "b/x.py", n=context)
+    )
+    if not text:
+        return
+    (file,) = diffs.read(text.encode(), "x").files
+    applied = places.apply(file.hunks, base, base, None)
+    if not applied.left_out:
+        assert applied.data == after
+    assert places.apply(file.hunks, base, base, []).data == after or foreign
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe", "directory", "huge"])
+def test_a_file_that_is_no_diff_s_is_not_read(tmp_path: Path, kind: str) -> None:
+    """Without bound, or for ever: the limit only turns a wait without end into a failure."""
+    file = tmp_path / "some.diff"
+    if kind == "device":
+        file.symlink_to("/dev/zero")
+    elif kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "directory":
+        file.mkdir()
+    else:
+        file.touch()
+        os.truncate(file, 1 << 40)
+    arguments = ["--file", file, "--extra", tmp_path / "extra", "--site", UPSTREAM]
+    made = run_package("series", "import-patch", *arguments, timeout=60)
+    assert made.returncode == Exit.USAGE
+    assert f"{file}: cannot be read" in made.stderr
+    assert not (tmp_path / "extra").exists()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_wheel_that_is_no_file_is_not_read(tmp_path: Path, kind: str) -> None:
+    wheel = tmp_path / "x.whl"
+    os.mkfifo(wheel) if kind == "pipe" else wheel.symlink_to("/dev/zero")
+    arguments = ["--file", "x", "--extra", tmp_path / "extra", "--wheel", wheel]
+    made = run_package("series", "import-patch", *arguments, timeout=20)
+    assert made.returncode == Exit.USAGE
+    assert f"{wheel}: cannot be read (is a special file" in made.stderr
+
+
+def test_a_directory_that_is_a_link_to_itself_is_named(tmp_path: Path) -> None:
+    text = text_of(THEIRS)
+    diff = diff_of(tmp_path / "repo", {THEIRS: text}, {THEIRS: inserted(text, 5)})
+    (tmp_path / "extra").symlink_to("extra")
+    with pytest.raises((OverlayError, OSError), match="extra"):
+        imported(tmp_path, diff)
