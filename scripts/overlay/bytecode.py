@@ -11,9 +11,10 @@ import _imp
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from overlay import progress
-from overlay.errors import denied, usage
+from overlay.errors import OverlayError, denied, usage
 from overlay.files import STAGED, read
 from overlay.interpreter import MARK, NoAnswer, answer
 
@@ -30,11 +31,15 @@ import sys
 sys.path = [path for path in sys.path if path]  # The empty entry is the current directory.
 import importlib.util, json, marshal, os, py_compile
 os.umask(0)
-names, error = [], None
+names, error, refused = [], None, None
 try:
     for source, final, out in json.load(sys.stdin):
         name = os.path.basename(importlib.util.cache_from_source(final))
-        py_compile.compile(source, cfile=out + name, dfile=final, doraise=True)
+        try:
+            py_compile.compile(source, cfile=out + name, dfile=final, doraise=True)
+        except py_compile.PyCompileError as error_in_source:
+            refused = final, str(error_in_source.exc_value)
+            break
         with open(out + name, "rb") as pyc:  # Before 3.13, Python ignores a short write.
             pyc.seek(16)
             marshal.load(pyc)
@@ -43,7 +48,23 @@ except OSError as system:
     error = system.errno, system.strerror or str(system), str(system.filename or out + name)
 except EOFError:
     error = None, "could not be written whole", out + name
-os.write(1, {MARK!r} + json.dumps([names, error]).encode() + b"\\n")
+os.write(1, {MARK!r} + json.dumps([names, error, refused]).encode() + b"\\n")
+"""
+
+#: The same without writing anything, of sources that it is given.
+_CHECK = f"""
+import sys
+sys.path = [path for path in sys.path if path]  # The empty entry is the current directory.
+import json, marshal, os, warnings
+warnings.simplefilter("ignore")
+refused = None
+for final, text in json.load(sys.stdin):
+    try:
+        marshal.dumps(compile(text.encode("latin-1"), final, "exec", dont_inherit=True))
+    except Exception as error:
+        refused = final, str(error) or type(error).__name__
+        break
+os.write(1, {MARK!r} + json.dumps(refused).encode() + b"\\n")
 """
 
 
@@ -90,7 +111,9 @@ def stale(source: Path, data: bytes | None) -> list[Path]:
     return unchecked
 
 
-def compile_modules(interpreter: Path, sources: Mapping[Path, Path], lock: int) -> list[Path]:
+def compile_modules(
+    interpreter: Path, sources: Mapping[Path, Path], lock: int, prefix: str = STAGED
+) -> list[Path]:
     """Compile modules with the interpreter that will import them, to staged files.
 
     Args:
@@ -98,6 +121,7 @@ def compile_modules(interpreter: Path, sources: Mapping[Path, Path], lock: int) 
         sources: each module's final path, and the path of its source now. Directories for
             bytecode exist.
         lock: a handle for the child to inherit, so that it holds the lock, too.
+        prefix: begins the names of the staged files.
 
     Returns:
         The final path of each module's bytecode, which is staged for it.
@@ -108,16 +132,44 @@ def compile_modules(interpreter: Path, sources: Mapping[Path, Path], lock: int) 
     progress.step(f"compiles {len(sources)} modules with {interpreter}")
     caches = [final.parent / "__pycache__" for final in sources]
     request = [
-        (str(source), str(final), str(cache / STAGED))
+        (str(source), str(final), str(cache / prefix))
         for cache, (final, source) in zip(caches, sources.items(), strict=True)
     ]
+    names, error, refused = _answer(interpreter, _COMPILE, request, lock)
+    if refused:
+        raise _refused(interpreter, *refused)
+    if error:
+        number, reason, path = error
+        # Bytecode is written under a temporary name; name its directory.
+        path = os.path.dirname(path) if ".pyc" in path else path
+        raise denied(OSError(number, reason, path), "nothing was written")
+    return [cache / name for cache, name in zip(caches, names, strict=True)]
+
+
+def check_modules(interpreter: Path, sources: Mapping[Path, bytes]) -> None:
+    """Compile modules with the interpreter that will import them, and keep nothing.
+
+    Args:
+        interpreter: the target's Python.
+        sources: each module's final path and its bytes.
+
+    Raises:
+        OverlayError: the interpreter does not run, or rejects a module.
+    """
+    progress.step(f"compiles {len(sources)} modules with {interpreter}, to check them")
+    request = [(str(final), data.decode("latin-1")) for final, data in sources.items()]
+    if refused := _answer(interpreter, _CHECK, request):
+        raise _refused(interpreter, *refused)
+
+
+def _answer(interpreter: Path, program: str, request: object, *inherited: int) -> Any:  # noqa: ANN401
     # Before 3.11, a set in the code is written in the order of its hashes. With -I instead, the
     # seed would be ignored.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     env = kept | {"PYTHONHASHSEED": "0"}
     try:
-        names, error = answer(
-            interpreter, _COMPILE, "-s", "-S", request=request, env=env, inherited=[lock]
+        return answer(
+            interpreter, program, "-s", "-S", request=request, env=env, inherited=inherited
         )
     except NoAnswer as failure:
         raise usage(
@@ -125,9 +177,12 @@ def compile_modules(interpreter: Path, sources: Mapping[Path, Path], lock: int) 
             "name the Python that runs this vLLM: PYTHON=path (or --python path)",
             interpreter,
         ) from None
-    if error:
-        number, reason, path = error
-        # Bytecode is written under a temporary name; name its directory.
-        path = os.path.dirname(path) if ".pyc" in path else path
-        raise denied(OSError(number, reason, path), "nothing was written")
-    return [cache / name for cache, name in zip(caches, names, strict=True)]
+
+
+def _refused(interpreter: Path, final: str, reason: str) -> OverlayError:
+    return usage(
+        f"does not compile with {interpreter}: {reason}; nothing was written",
+        "take off the extra patch that changes it, or name the Python that runs this vLLM: "
+        "PYTHON=path (or --python path)",
+        final,
+    )

@@ -11,7 +11,15 @@ from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from overlay.errors import Exit, OverlayError, usage
-from overlay.install import lay_over, refuse_unwritable, take_off
+from overlay.install import (
+    exchange,
+    lay_over,
+    refuse_unwritable,
+    rehearse,
+    rehearse_off,
+    take_off,
+    taken_off,
+)
 from overlay.installation import Installation
 from overlay.lock import exclusive
 from overlay.parts import Choice, lines, recognise, survey
@@ -72,22 +80,15 @@ def apply(installation: Installation, overlay: Overlay, options: Options) -> Out
             notes.append(f"replaces overlay {version}")
             rest = [file for file in inspection.files if file.path not in installed.paths]
             refuse_foreign(replace(inspection, files=rest))
-            _prove(inspection, installed)
+            after = taken_off(installed, inspection)
             paths = inspection.paths | installed.paths
             refuse_unwritable(installed, paths, options.force)
             if options.dry_run:
+                rehearse(after)
                 return Outcome(inspection, sorted(paths), notes)
-            take_off(installed, lock)
-            try:
-                return _complete(inspect(installation, overlay), notes, options, lock)
-            except OverlayError as error:
-                raise OverlayError(
-                    error.code,
-                    f"version {version} of the overlay was taken off, and this one is not on: "
-                    + error.reason.removesuffix("; nothing was written"),
-                    subject=error.subject,
-                    next_step="mend that and run `apply` again",
-                ) from None
+            exchange(installed, after, lock, version)
+            notes += _lacking(installation)
+            return Outcome(inspect(installation, overlay), sorted(after.paths), notes)
         return _complete(inspection, notes, options, lock)
 
 
@@ -98,24 +99,24 @@ def _complete(inspection: Inspection, notes: list[str], options: Options, lock: 
     if inspection.state is State.OVERLAID:
         return Outcome(inspection, notes=["nothing to do: it is overlaid already", *notes])
     changed = [f.path for f in inspection.files if f.state is not State.OVERLAID]
-    if installation.interpreter is None:
-        notes.append("no interpreter is known here: bytecode is left to the first import")
-    if installation.record is None:
-        notes.append("there is no RECORD: revert before you uninstall or replace vLLM")
+    notes += _lacking(installation)
     refuse_unwritable(inspection, changed, options.force)
-    if not options.dry_run:
+    if options.dry_run:
+        rehearse(inspection)
+    else:
         lay_over(inspection, lock)
         inspection = inspect(installation, inspection.overlay)
     return Outcome(inspection, changed, notes)
 
 
-def _prove(inspection: Inspection, installed: Inspection) -> None:
-    """Raise while the other version is still on if a file of ours cannot be produced."""
-    for path in inspection.overlay.added:
-        inspection.overlay.added_bytes(path)
-    for path in inspection.overlay.targets:
-        known = installed if path in installed.overlay.pin.upstream else inspection
-        inspection.overlay.overlaid_bytes(path, known.pristine(path))
+def _lacking(installation: Installation) -> list[str]:
+    """Sentences on what an installation does not have."""
+    notes = []
+    if installation.interpreter is None:
+        notes.append("no interpreter is known here: bytecode is left to the first import")
+    if installation.record is None:
+        notes.append("there is no RECORD: revert before you uninstall or replace vLLM")
+    return notes
 
 
 def revert(installation: Installation, overlay: Overlay, options: Options) -> Outcome:
@@ -138,7 +139,9 @@ def revert(installation: Installation, overlay: Overlay, options: Options) -> Ou
         chosen = installed or inspection
         changed = [f.path for f in chosen.files if f.state is State.OVERLAID]
         refuse_unwritable(chosen, changed, options.force)
-        if not options.dry_run:
+        if options.dry_run:
+            rehearse_off(chosen)
+        else:
             take_off(chosen, lock)
             # Files that it did not change are none of its business.
             inspection = inspect(installation, chosen.overlay)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import ast
-import contextlib
+import os
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from overlay.errors import OverlayError, damaged, usage
-from overlay.files import read
+from overlay.files import COMING, read
 from overlay.patches import SERIES, Patch, header_fields, parse
 from overlay.pin import is_safe
 from overlay.source import EXTRA, PROVENANCE, Overlay
+
+#: How long a file's name may be, in bytes, on almost every file system.
+LONGEST_NAME = 255
 
 #: The header's fields that must say something. Only who takes a patch over can fill them in.
 FIELDS = ("Description", "How", "Bug", "Origin", "Forwarded", "Drop-When")
@@ -66,10 +69,18 @@ def load(directory: Path, overlay: Overlay) -> list[Extra]:
 
 def _read(directory: Path, name: str) -> Extra:
     file, path = directory / name, f"{PROVENANCE}/patches/{EXTRA}{name}"
-    if "/" in name or name.startswith(".") or not is_safe(path) or " " in name:
+    staged = len(os.fsencode(COMING + EXTRA))  # It has a longer name on its way there.
+    if (
+        "/" in name
+        or name.startswith(".")
+        or not is_safe(path)
+        or " " in name
+        or staged + len(name.encode()) > LONGEST_NAME
+    ):
         raise usage(
             "has a name that an installation cannot hold",
-            "give it a name of letters, digits, dots and hyphens, there and in `series`",
+            f"give it a name of at most {LONGEST_NAME - staged} letters, digits, dots and hyphens, "
+            "there and in `series`",
             file,
         )
     data = read(file)
@@ -99,18 +110,28 @@ def _check(extra: Extra, file: Path, overlay: Overlay) -> None:
 
 
 def require_python(path: str, before: bytes, after: bytes) -> None:
-    """Raise if a change makes a module one that no longer parses.
+    """Raise if a change makes a module one that no longer compiles.
 
     Raises:
         OverlayError: naming the line.
     """
-    try:
-        ast.parse(after)
-    except (SyntaxError, ValueError) as error:
-        with contextlib.suppress(SyntaxError, ValueError):
-            ast.parse(before)
-            # It is not the syntax of a newer Python that this one does not know.
-            raise damaged(f"is no longer Python with it: {error}", path) from None
+    # Otherwise it may be the syntax of a newer Python that this one does not know.
+    if (error := no_python(path, after)) and no_python(path, before) is None:
+        raise damaged(f"is no longer Python with it: {error}", path)
+
+
+def no_python(path: str, data: bytes) -> str | None:
+    """Why a module does not compile, if it does not. It is not run, and nothing is written.
+
+    A parser alone accepts more, such as a ``return`` that is in no function.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            compile(data, path, "exec", dont_inherit=True)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            return str(error) or type(error).__name__
+    return None
 
 
 def misfit(extra: Extra, error: OverlayError) -> OverlayError:

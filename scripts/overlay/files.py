@@ -20,8 +20,10 @@ from pathlib import Path
 
 from overlay.traits import Traits, give
 
-#: The names of staged files and directories begin with this.
+#: The names of staged files and directories begin with this. Where one version replaces another,
+#: the files of both are staged at once, and the names continue with one of these.
 STAGED = ".readiness-overlay-"
+COMING, GOING = f"{STAGED}new-", f"{STAGED}old-"
 
 #: No file of the overlay comes near this size; a larger one is not read.
 LARGEST = 64 << 20
@@ -166,15 +168,28 @@ def remove(path: Path) -> None:
 
 
 def prune(folder: Path) -> None:
-    """Remove a directory and its subdirectories, except those that hold more than bytecode."""
+    """Remove a directory and its subdirectories, except those that hold more than bytecode.
+
+    What is staged there stays.
+    """
     if not folder.is_dir():
         return
     for name in sorted(os.listdir(folder)):
         if name == "__pycache__":
-            remove(folder / name)
+            _empty(folder / name)
         elif not (folder / name).is_symlink():
             prune(folder / name)
     remove_if_empty(folder)
+
+
+def _empty(folder: Path) -> None:
+    """Remove a directory of bytecode, as far as nothing is staged in it."""
+    names = os.listdir(folder) if folder.is_dir() and not folder.is_symlink() else []
+    staged = [name for name in names if name.startswith(STAGED)]
+    for name in sorted(set(names) - set(staged)) if staged else []:
+        remove(folder / name)
+    if not staged:
+        remove(folder)
 
 
 def remove_if_empty(folder: Path) -> None:
@@ -183,12 +198,12 @@ def remove_if_empty(folder: Path) -> None:
         os.rmdir(folder)
 
 
-def staged_path(final: Path) -> Path:
+def staged_path(final: Path, prefix: str = STAGED) -> Path:
     """The path at which the new contents of ``final`` are staged."""
-    return final.with_name(STAGED + final.name)
+    return final.with_name(prefix + final.name)
 
 
-def staged_in(folder: Path) -> list[Path]:
+def staged_in(folder: Path, prefix: str = STAGED) -> list[Path]:
     """Whatever is staged in a directory, which need not exist, sorted by name."""
     names = os.listdir(folder) if folder.is_dir() else []
-    return sorted(folder / name for name in names if name.startswith(STAGED))
+    return sorted(folder / name for name in names if name.startswith(prefix))

@@ -11,14 +11,29 @@ from pathlib import Path
 from overlay import bytecode, record
 from overlay import pin as pins
 from overlay.errors import Exit, OverlayError, denied
-from overlay.files import STAGED, mount_points, prune, remove, remove_if_empty, sync, unchangeable
-from overlay.pin import PACKAGE
+from overlay.files import (
+    COMING,
+    GOING,
+    STAGED,
+    mount_points,
+    prune,
+    remove,
+    remove_if_empty,
+    staged_path,
+    sync,
+    unchangeable,
+)
+from overlay.pin import PACKAGE, sha256
 from overlay.processes import refuse_serving
 from overlay.source import PROVENANCE, Overlay
 from overlay.staging import Staging
-from overlay.state import Inspection, State
+from overlay.state import FileState, Inspection, State
 from overlay.traits import traits
 
+#: The longest path that a system call takes, in bytes (path_resolution(7)).
+_PATH_MAX = 4095
+#: The end of the longest name that bytecode has while it is compiled.
+_PYC = f".cpython-3xxt.opt-2.pyc.{'n' * 20}"
 _CARRY_ON = "the installation is partial: run `apply` to carry on or `revert` to undo"
 
 
@@ -42,6 +57,8 @@ def refuse_unwritable(inspection: Inspection, changed: Iterable[str], force: boo
     needed = {file.parent for file in files} | {package.parent}
     caches = {path.parent / "__pycache__" for path in files if path.suffix == ".py"}
     mounted = mount_points()
+    for path in sorted(files):
+        _refuse_long(path, site)
     for path in sorted(files | needed | caches):
         reason, way = unchangeable(path), "take the attribute off (chattr -i -a)"
         if str(path) in mounted and (path in files or path.is_relative_to(package)):
@@ -59,66 +76,199 @@ def refuse_unwritable(inspection: Inspection, changed: Iterable[str], force: boo
             raise denied(OSError(number, os.strerror(number), str(path)), "nothing was written")
 
 
+def _refuse_long(path: Path, site: Path) -> None:
+    """Raise if a file cannot be staged because its name or its path would be too long."""
+    names = [staged_path(path, COMING)]
+    if path.suffix == ".py":
+        # py_compile writes to a temporary name: one more dot, and a number.
+        names.append(staged_path(path.parent / "__pycache__" / f"{path.stem}{_PYC}", COMING))
+    for staged in names:
+        parts = (len(os.fsencode(staged.name)), len(os.fsencode(staged)))
+        for length, most in zip(parts, (os.pathconf(site, "PC_NAME_MAX"), _PATH_MAX), strict=True):
+            if length > most:
+                raise OverlayError(
+                    Exit.DENIED,
+                    f"is too long a name by {length - most} bytes for what is staged beside it; "
+                    "nothing was written",
+                    subject=path,
+                    next_step="install vLLM in a directory with a shorter path, or give the patch "
+                    "a shorter name",
+                )
+
+
 def lay_over(inspection: Inspection, lock: int) -> None:
     """Stage every file, and rename them into place."""
+    with _staging() as staging:
+        _clear(inspection)
+        _commit_ours(inspection, staging, _stage_ours(inspection, staging, lock))
+
+
+def take_off(inspection: Inspection, lock: int) -> None:
+    """Rename upstream's files into place, and remove ours."""
+    with _staging() as staging:
+        _clear(inspection)
+        _commit_upstreams(inspection, staging, _stage_upstreams(inspection, staging, lock))
+
+
+def exchange(installed: Inspection, after: Inspection, lock: int, version: str | None) -> None:
+    """Take one version of the overlay off, and lay another over the installation.
+
+    The files of both are staged before the first is changed, so that whatever needs room,
+    permission or an interpreter has succeeded while the old version is still on.
+
+    Args:
+        installed: compared with the version that is there.
+        after: of :func:`taken_off`, compared with the other.
+        lock: of the installation.
+        version: the name of the version that is there.
+
+    Raises:
+        OverlayError: nothing was written; or the old version is off, and the new one is not on.
+    """
+    with _staging(COMING) as coming:
+        _clear(installed)
+        ours = _stage_ours(after, coming, lock)
+        with _staging(GOING) as going:
+            upstreams = _stage_upstreams(installed, going, lock)
+            _commit_upstreams(installed, going, upstreams)
+        coming.begun = True
+        try:
+            _commit_ours(after, coming, ours)
+        except (OSError, OverlayError) as error:
+            if isinstance(error, OSError):
+                error = denied(error, "the installation is partial")
+            raise OverlayError(
+                error.code,
+                f"version {version} of the overlay was taken off, and this one is not on: "
+                f"{error.reason}",
+                subject=error.subject,
+                next_step="mend that and run `apply` again",
+            ) from None
+
+
+def taken_off(installed: Inspection, inspection: Inspection) -> Inspection:
+    """The inspection of another version that there will be once the installed one is off.
+
+    Args:
+        installed: compared with the version that is there.
+        inspection: compared with the other.
+
+    Raises:
+        OverlayError: upstream's bytes cannot be produced.
+    """
+    overlay, files = inspection.overlay, []
+    for path in sorted([*overlay.targets, *overlay.added]):
+        if path in installed.overlay.pin.upstream:
+            data = installed.pristine(path)
+            files.append(FileState(path, State.PRISTINE, sha256(data), data, "upstream's"))
+        elif path in installed.paths:
+            files.append(FileState(path, State.PRISTINE, None, None, "nothing"))
+        else:
+            files.append(inspection.file(path))
+    return Inspection(
+        inspection.installation,
+        overlay,
+        files,
+        installed.record and State.PRISTINE,
+        record.restore(installed.record_bytes, installed.changed_rows),
+    )
+
+
+def rehearse(inspection: Inspection) -> None:
+    """Produce, prove and compile all that :func:`lay_over` would write, and write nothing.
+
+    Raises:
+        OverlayError: a file is not the one that is pinned, or does not compile.
+    """
+    overlay, python = inspection.overlay, inspection.installation.interpreter
+    new = {path: inspection.overlaid(path) for path in overlay.targets}
+    new |= {path: overlay.added_bytes(path) for path in overlay.added}
+    site = inspection.installation.site
+    if python:
+        bytecode.check_modules(python, {site / p: d for p, d in new.items() if p.endswith(".py")})
+
+
+def rehearse_off(inspection: Inspection) -> None:
+    """Produce, prove and compile all that :func:`take_off` would write, and write nothing.
+
+    Raises:
+        OverlayError: upstream's bytes cannot be produced, or no longer compile.
+    """
+    site, python = inspection.installation.site, inspection.installation.interpreter
+    old = {path: inspection.pristine(path) for path in inspection.overlay.targets}
+    rows = record.restore(inspection.record_bytes, inspection.changed_rows)
+    paths = _compiled_by_installer(inspection.overlay, rows)
+    if python and paths:
+        bytecode.check_modules(python, {site / path: old[path] for path in paths})
+
+
+def _stage_ours(inspection: Inspection, staging: Staging, lock: int) -> list[list[Path]]:
+    """Stage the overlay. Returns: the files to commit, in this order."""
     overlay, site = inspection.overlay, inspection.installation.site
     lacking = {file.path for file in inspection.files if file.state is not State.OVERLAID}
     targets = [path for path in overlay.targets if path in lacking]
     pin, *ours = sorted(overlay.added, key=_lasting, reverse=True)
     new = {path: inspection.overlaid(path) for path in targets}
     new |= {path: overlay.added_bytes(path) for path in overlay.added}
-    with _staging() as staging:
-        _clear(inspection)
-        for path in targets:
-            staging.replacement(site / path, new[path], inspection.file(path).data)
-        permissions = traits(site / overlay.targets[0]).permissions
-        for path in [path for path in (pin, *ours) if path in lacking]:
-            staging.directory((site / path).parent)
-            staging.file(site / path, new[path], None, permissions)
-        pycs = _stage_bytecode(inspection, staging, [*overlay.targets, *overlay.added], lock)
-        last = []
-        if file := inspection.installation.record:
-            last = [file]
-            compiled = sorted(os.path.relpath(pyc, site) for pyc in pycs)
-            rows = [record.row(path, new[path]) for path in overlay.added]
-            rows += [f"{path},,".encode() for path in compiled if path.startswith(f"{PACKAGE}/")]
-            data = record.overlay(inspection.record_bytes, inspection.changed_rows, rows)
-            staging.replacement(file, data, inspection.record_bytes)
-        _forget(site, [*overlay.targets, *overlay.added])
-        # Our files come first, and of them the pin and the patches: no seam may exist without
-        # the module that it calls, and no file of this version without what takes it off.
-        for group in ([pin], ours):
-            staging.commit(site / path for path in group if path in lacking)
-        staging.commit(last)
-        staging.commit([*(site / path for path in targets), *pycs])
+    for path in targets:
+        staging.replacement(site / path, new[path], inspection.file(path).data)
+    permissions = traits(site / overlay.targets[0]).permissions
+    for path in [path for path in (pin, *ours) if path in lacking]:
+        staging.directory((site / path).parent)
+        staging.file(site / path, new[path], None, permissions)
+    pycs = _stage_bytecode(inspection, staging, [*overlay.targets, *overlay.added], lock)
+    last = []
+    if file := inspection.installation.record:
+        last = [file]
+        compiled = sorted(os.path.relpath(pyc, site) for pyc in pycs)
+        rows = [record.row(path, new[path]) for path in overlay.added]
+        rows += [f"{path},,".encode() for path in compiled if path.startswith(f"{PACKAGE}/")]
+        data = record.overlay(inspection.record_bytes, inspection.changed_rows, rows)
+        staging.replacement(file, data, inspection.record_bytes)
+    # Our files come first, and of them the pin and the patches: no seam may exist without
+    # the module that it calls, and no file of this version without what takes it off.
+    groups = [[site / path for path in group if path in lacking] for group in ([pin], ours)]
+    return [*groups, last, [*(site / path for path in targets), *pycs]]
 
 
-def take_off(inspection: Inspection, lock: int) -> None:
-    """Rename upstream's files into place, and remove ours."""
+def _commit_ours(inspection: Inspection, staging: Staging, groups: Iterable[list[Path]]) -> None:
+    overlay, site = inspection.overlay, inspection.installation.site
+    _forget(site, [*overlay.targets, *overlay.added])
+    for group in groups:
+        staging.commit(group)
+
+
+def _stage_upstreams(inspection: Inspection, staging: Staging, lock: int) -> list[list[Path]]:
+    """Stage upstream's files. Returns: the files to commit, in this order."""
     overlay, site = inspection.overlay, inspection.installation.site
     targets = [path for path in overlay.targets if inspection.file(path).state is State.OVERLAID]
     old = {path: inspection.pristine(path) for path in targets}
-    with _staging() as staging:
-        _clear(inspection)
-        for path in targets:
-            staging.replacement(site / path, old[path], inspection.file(path).data)
-        pycs, last = [], []
-        if file := inspection.installation.record:
-            last = [file]
-            data = record.restore(inspection.record_bytes, inspection.changed_rows)
-            staging.replacement(file, data, inspection.record_bytes)
-            # Only bytecode that the installer had compiled is compiled again.
-            pycs = _stage_bytecode(inspection, staging, _compiled_by_installer(overlay, data), lock)
-        _forget(site, overlay.targets)
-        # The reverse of apply: our files go last, and the pin at the very end.
-        staging.commit([*(site / path for path in targets), *pycs])
-        staging.commit(last)
-        ours = sorted(overlay.added, key=_lasting)
-        staging.take_away({site / path: inspection.file(path).data for path in ours})
-        prune(site / PACKAGE)
-        sync((site / PACKAGE).parent)
-        for cache in {(site / path).parent / "__pycache__" for path in overlay.targets}:
-            remove_if_empty(cache)
+    for path in targets:
+        staging.replacement(site / path, old[path], inspection.file(path).data)
+    pycs, last = [], []
+    if file := inspection.installation.record:
+        last = [file]
+        data = record.restore(inspection.record_bytes, inspection.changed_rows)
+        staging.replacement(file, data, inspection.record_bytes)
+        # Only bytecode that the installer had compiled is compiled again.
+        pycs = _stage_bytecode(inspection, staging, _compiled_by_installer(overlay, data), lock)
+    return [[*(site / path for path in targets), *pycs], last]
+
+
+def _commit_upstreams(
+    inspection: Inspection, staging: Staging, groups: Iterable[list[Path]]
+) -> None:
+    overlay, site = inspection.overlay, inspection.installation.site
+    _forget(site, overlay.targets)
+    # The reverse of apply: our files go last, and the pin at the very end.
+    for group in groups:
+        staging.commit(group)
+    ours = sorted(overlay.added, key=_lasting)
+    staging.take_away({site / path: inspection.file(path).data for path in ours})
+    prune(site / PACKAGE)
+    sync((site / PACKAGE).parent)
+    for cache in {(site / path).parent / "__pycache__" for path in overlay.targets}:
+        remove_if_empty(cache)
 
 
 def _lasting(path: str) -> tuple[bool, bool, str]:
@@ -160,13 +310,13 @@ def _forget(site: Path, paths: Iterable[str]) -> None:
 
 
 @contextmanager
-def _staging() -> Iterator[Staging]:
+def _staging(prefix: str = STAGED) -> Iterator[Staging]:
     """A staging whose errors say whether files were changed already."""
-    with Staging() as staging:
+    with Staging(prefix) as staging:
         try:
             yield staging
         except OSError as error:
             if isinstance(error.filename, str):  # Name the file, not the staged one.
-                error.filename = error.filename.replace(STAGED, "")
+                error.filename = error.filename.replace(prefix, "")
             written = _CARRY_ON if staging.begun else "nothing was written"
             raise denied(error, written) from None

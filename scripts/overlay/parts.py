@@ -270,7 +270,24 @@ def derive(
     series = Series([*ours, *(each.patch for each in behind)])
     names = "".join(f"{patch.name}\n" for patch in series.patches)
     files[f"{_PATCHES}/{SERIES}"] = names.encode()
-    return _pinned(base, without, series, files, before)
+    part = _pinned(base, without, series, files, before)
+    if not laid:
+        _require_python(ours, behind, before)
+    return part
+
+
+def _require_python(
+    ours: Sequence[Patch], extra: Sequence[Extra], before: Mapping[str, bytes]
+) -> None:
+    """Raise if a module no longer compiles with the user's patches behind a part."""
+    part, every = Series(ours), Series([*ours, *(each.patch for each in extra)])
+    for each in extra:
+        for path in sorted(each.paths):
+            text = part.apply(path, before[path])
+            try:
+                extras.require_python(path, text, every.apply(path, before[path]))
+            except OverlayError as error:
+                raise extras.misfit(each, error) from None
 
 
 def _pinned(

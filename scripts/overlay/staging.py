@@ -11,6 +11,7 @@ from overlay import progress
 from overlay.bytecode import compile_modules
 from overlay.errors import Exit, OverlayError
 from overlay.files import (
+    STAGED,
     finish_bytecode,
     holds,
     make_directory,
@@ -31,10 +32,12 @@ class Staging:
 
     Attributes:
         begun: whether something has been renamed into place or removed.
+        prefix: begins the names of the staged files.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = STAGED) -> None:
         self.begun = False
+        self.prefix = prefix
         self._expected: dict[Path, bytes | None] = {}
         self._like: dict[Path, Traits] = {}
         self._staged: set[Path] = set()
@@ -51,7 +54,7 @@ class Staging:
         trace: TracebackType | None,
     ) -> None:
         for folder in self._folders:
-            for staged in staged_in(folder):
+            for staged in staged_in(folder, self.prefix):
                 remove(staged)
         for folder in [] if self.begun else reversed(self._new_folders):
             remove_if_empty(folder)
@@ -76,15 +79,16 @@ class Staging:
         self._expected[final] = expected
         self._staged.add(final)
         self._folders.add(final.parent)
-        write(staged_path(final), data, like)
+        write(staged_path(final, self.prefix), data, like)
 
     def directory(self, path: Path) -> None:
         """Create a directory and its parents now, for files to be staged in, if it is absent."""
         if not path.is_dir():
             self.directory(path.parent)
             self._folders.add(path.parent)
-            make_directory(staged_path(path), traits(path.parent).permissions)
-            os.rename(staged_path(path), path)
+            staged = staged_path(path, self.prefix)
+            make_directory(staged, traits(path.parent).permissions)
+            os.rename(staged, path)
             self._new_folders.append(path)
             sync(path.parent)
 
@@ -102,13 +106,16 @@ class Staging:
         Raises:
             OverlayError: as for :func:`~overlay.bytecode.compile_modules`.
         """
-        newest = {path: staged_path(path) if path in self._staged else path for path in sources}
+        newest = {
+            path: staged_path(path, self.prefix) if path in self._staged else path
+            for path in sources
+        }
         for path in newest:
             self.directory(path.parent / "__pycache__")
             self._folders.add(path.parent / "__pycache__")
-        finals = compile_modules(interpreter, newest, lock) if newest else []
+        finals = compile_modules(interpreter, newest, lock, self.prefix) if newest else []
         for final, source in zip(finals, newest.values(), strict=True):
-            finish_bytecode(staged_path(final), traits(source).permissions)
+            finish_bytecode(staged_path(final, self.prefix), traits(source).permissions)
         return finals
 
     def commit(self, finals: Iterable[Path]) -> None:
@@ -123,7 +130,7 @@ class Staging:
             progress.step(f"puts {final} into place")
             self._refuse_change(final)
             self.begun = True
-            os.replace(staged_path(final), final)
+            os.replace(staged_path(final, self.prefix), final)
             folders.add(final.parent)
         for folder in sorted(folders):
             sync(folder)

@@ -122,6 +122,9 @@ class Inspection:
             installed = inspect(self.installation, overlay)
         except OverlayError:
             return None  # The provenance is damaged, and the installation stays foreign.
+        # A run that was cut off may have staged this version's files beside those of the other.
+        staged = [path for path in self.leftovers if path != PACKAGE]
+        installed.leftovers += [path for path in staged if path not in installed.leftovers]
         _require_patches(installed)
         fewer = len(installed.foreign_files) <= len(self.foreign_files)
         return installed if fewer else None

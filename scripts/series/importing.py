@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlay.errors import Exit, OverlayError, usage
+from overlay.extras import no_python
 from overlay.files import read
 from overlay.foreign import composed
 from overlay.patches import SERIES, Series, parse
@@ -168,7 +168,5 @@ def _diff(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> bytes:
 def _warnings(files: Mapping[str, bytes]) -> Iterator[str]:
     """What is wrong with the files afterwards; some hunks of a change may not do alone."""
     for path, data in files.items():
-        try:
-            ast.parse(data)
-        except (SyntaxError, ValueError) as error:
+        if error := no_python(path, data):
             yield f"{path}: is no longer Python: {error}"

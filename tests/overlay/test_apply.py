@@ -540,3 +540,22 @@ def test_diff_shows_the_seams_in_context(site: Path) -> None:
         env={**os.environ, "GIT_CEILING_DIRECTORIES": str(site.parent)},
     )
     assert patch.returncode == 0
+
+
+@pytest.mark.parametrize("room", [0, 20])
+def test_a_path_that_would_be_too_long_is_found_before_anything_is_written(
+    tmp_path: Path, ours: Overlay, room: int
+) -> None:
+    """The staged files have longer names than the final ones."""
+    longest = max((f"/{path}" for path in ours.added), key=len)
+    length = 4095 - len(longest) - room
+    site = tmp_path
+    while len(str(site)) + 250 < length - 2:
+        site /= "n" * 240
+    site /= "n" * (length - len(str(site)) - 1)
+    assert len(str(site)) == length
+    mini.install(site)
+    before = snapshot(site, bytecode=True)
+    for command in (["apply", "--dry-run"], ["doctor"], ["apply"]):
+        assert cli.main([*command, "--site", str(site)]) == Exit.DENIED
+    assert snapshot(site, bytecode=True) == before

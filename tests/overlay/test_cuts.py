@@ -145,6 +145,13 @@ def case(request: pytest.FixtureRequest, scratch: Path, usual_umask: None) -> Ca
         changed = {**mini.OVERLAID, "vllm/one.py": b"A = 1\nB = 22\nC = 3\n"}
         added = {**mini.OURS, f"{PACKAGE}/old.py": b"", f"{PACKAGE}/sub/x.py": b""}
         older = mini.overlaid(scratch / "older", overlaid=changed, ours=added)
+    if files == "fewer":  # The other version changes files in fewer directories.
+        path = "vllm/v1/two.py"
+        one = mini.overlay(
+            scratch / "other", {path: mini.PRISTINE[path]}, {path: mini.OVERLAID[path]}
+        )
+        older = mini.install(scratch / "older")
+        commands.apply(locate(site=str(older)), one, Options(force=True))
     if files in ("part", "part of whole", "extra"):
         overlay = mini.worded(scratch / "overlay")
         choice = ["--features=-seeds"]
@@ -174,6 +181,7 @@ MORE = [
     pytest.param(("real", None, 100), id="some cuts in real files"),
     pytest.param(("small", sys.executable, 7), id="some cuts with bytecode"),
     pytest.param(("older", None, 1), id="another version"),
+    pytest.param(("fewer", None, 1), id="another version of fewer directories"),
     pytest.param(("part", None, 1), id="a part"),
     pytest.param(("part of whole", None, 5), id="some cuts in a part over the whole"),
     pytest.param(("part of whole", None, 1), id="a part over the whole", marks=pytest.mark.slow),
@@ -243,6 +251,38 @@ def test_failed_at_every_call(case: Case, command: str) -> None:
         refused += code == Exit.DENIED
         assert code != Exit.DONE or state is GOAL[command], f"call {at}"
     assert refused > 30
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(("older", None, 1), id="another version"),
+        pytest.param(("fewer", None, 1), id="another version of fewer directories"),
+        pytest.param(("part of whole", None, 5), id="a part over the whole"),
+        pytest.param(
+            ("older", sys.executable, 1),
+            id="another version with bytecode",
+            marks=pytest.mark.slow,
+        ),
+    ],
+    indirect=True,
+)
+def test_a_failure_while_anything_is_written_leaves_the_old_version_on(case: Case) -> None:
+    """What comes after that renames and removes, which takes no room and no permission more."""
+    writing = {"write", "os.mkdir", "subprocess.Popen", "os.setxattr"}
+    last = max(n for n, call in enumerate(case.calls("apply"), 1) if call.name in writing)
+    assert last > 60
+    before = sites.snapshot(case.start["apply"], bytecode=True)
+    for at in itertools.count(1, case.step):
+        with case.copy(case.start["apply"], "cut") as site:
+            status = cut(case.arguments("apply", site), case.overlay.root, at, errno.ENOSPC)
+            if status is None:
+                break
+            if status == Exit.DONE or at > last:
+                case.recovered(site, f"apply, failed at {at}")
+            else:
+                assert sites.snapshot(site, bytecode=True) == before, f"call {at}"
+    assert at > last + 20
 
 
 def test_a_failure_before_the_first_rename_leaves_no_trace(tmp_path: Path) -> None:

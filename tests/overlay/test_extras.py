@@ -3,12 +3,14 @@
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from overlay import cli
+from overlay import words as vocabulary
 from overlay.errors import Exit
 from overlay.installation import locate
 from overlay.patches import Series
@@ -155,11 +157,11 @@ def test_several_patches_build_on_one_another(site: Path, tmp_path: Path) -> Non
 
 def refused(site: Path, folder: Path, *parts: str, code: Exit = Exit.USAGE) -> None:
     before = snapshot(site)
-    for command in ("apply", "verify"):
-        done = run(command, "--site", site, "--extra", folder)
+    for command in (["apply"], ["apply", "--dry-run"], ["verify"], ["doctor"]):
+        done = run(*command, "--site", site, "--extra", folder)
         assert done.returncode == code
         for part in parts:
-            assert part in done.stderr
+            assert part in done.stdout + done.stderr
     assert snapshot(site) == before
 
 
@@ -231,15 +233,75 @@ def no_python(folder: Path) -> str:
     return "is no longer Python with it"
 
 
+def no_code(folder: Path) -> str:
+    """It parses, and does not compile."""
+    file = folder / "0001-some.patch"
+    file.write_text(file.read_text().replace("  # mine", "; return", 1))
+    return "'return' outside function"
+
+
+def a_name_that_is_too_long(folder: Path) -> str:
+    name = f"{'n' * 236}.patch"
+    (folder / "0001-some.patch").rename(folder / name)
+    (folder / "series").write_text(f"{name}\n")
+    return "has a name that an installation cannot hold"
+
+
 @pytest.mark.parametrize(
     "damage",
-    [no_python, no_series, no_patch, twice, elsewhere, a_name_with_a_comma, no_diff, other_lines],
+    [
+        no_code,
+        a_name_that_is_too_long,
+        no_python,
+        no_series,
+        no_patch,
+        twice,
+        elsewhere,
+        a_name_with_a_comma,
+        no_diff,
+        other_lines,
+    ],
 )
 def test_what_cannot_be_laid_is_named(
     site: Path, extra: Path, tmp_path: Path, damage: Callable[[Path], str]
 ) -> None:
     folder = shutil.copytree(extra, tmp_path / "extra")
-    refused(site, folder, damage(folder))
+    parts = damage(folder)
+    refused(site, folder, parts)
+    assert run("apply", "--site", site).returncode == Exit.DONE
+    refused(site, folder, parts)
+    assert run("verify", "--site", site).returncode == Exit.DONE
+
+
+@pytest.mark.parametrize("python", [[], ["--python", sys.executable]])
+def test_a_patch_that_compiles_with_the_whole_alone_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: list[str]
+) -> None:
+    """Its line is far from those of the patch that is left out, and needs them all the same."""
+    path = "vllm/v1/two.py"
+    pristine = {**mini.PRISTINE, path: b"def f():\n    x = 1\n    y = 2\n    return x\n"}
+    whole = {**mini.OVERLAID, path: pristine[path].replace(b"def", b"async def")}
+    words = {f: (OVERLAY.root / "vendor_overlay" / f).read_bytes() for f in [vocabulary.MODULE]}
+    overlay = mini.overlay(
+        tmp_path / "overlay",
+        pristine,
+        whole,
+        {**mini.OURS, **words},
+        serves={"vllm/one.py": "all", path: "seeds"},
+    )
+    monkeypatch.setattr(cli, "ROOT", overlay.root)
+    site = mini.install(tmp_path / "site", pristine)
+    folder = mini.extra(tmp_path / "extra", path, whole[path])
+    file = folder / "0001-mine.patch"
+    head = file.read_bytes().partition(b"--- ")[0]
+    changed = whole[path].replace(b"    return", b"    await x\n    return")
+    file.write_bytes(head + mini.unified(path, whole[path], changed))
+    command = ["apply", "--site", str(site), *python, f"--extra={folder}"]
+    assert cli.main(command) == Exit.DONE
+    before = snapshot(site, bytecode=True)
+    for options in (["--dry-run"], []):
+        assert cli.main([*command, "--features=-seeds", *options]) == Exit.USAGE
+    assert snapshot(site, bytecode=True) == before
 
 
 def test_a_patch_that_needs_what_is_left_out_is_refused(site: Path, tmp_path: Path) -> None:
