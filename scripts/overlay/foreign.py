@@ -174,7 +174,9 @@ def composed(series: Series, path: str) -> list[Hunk]:
     Upstream's bytes are not needed: a line that no patch removes stands for itself.
     """
     files = [file for patch in series.patches for file in patch.files if file.path == path]
-    reach = sum(hunk.old_at + len(hunk.old) + 1 for file in files for hunk in file.hunks)
+    every = [hunk for file in files for hunk in file.hunks]
+    # Each removed line moves what is below it up, in the patches that follow.
+    reach = max((hunk.old_at for hunk in every), default=0) + sum(len(h.old) + 1 for h in every)
     known: dict[int, bytes] = {}
     lines: list[int | bytes] = list(range(reach))
     for file in files:

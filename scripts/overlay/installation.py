@@ -265,6 +265,6 @@ def _editable(site: Path) -> Path | None:
         try:
             if json.loads(read(origin))["dir_info"]["editable"]:
                 return origin
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
     return None

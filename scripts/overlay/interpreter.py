@@ -117,7 +117,7 @@ def answer(
     except OSError as error:
         raise NoAnswer(error.strerror) from None
     _, mark, end = child.stdout.rpartition(MARK)
-    with contextlib.suppress(ValueError):  # The answer was cut off.
+    with contextlib.suppress(ValueError, RecursionError):  # The answer was cut off, or forged.
         if mark:
             return json.loads(end.partition(b"\n")[0])
     status = f"exit status {child.returncode}" if child.returncode else "it gives no answer"

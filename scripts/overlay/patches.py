@@ -19,7 +19,10 @@ from overlay.pin import is_safe
 
 SERIES = "series"
 
-_HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+#: No module comes near a million lines; a number may not be more than the interpreter converts.
+_HUNK = re.compile(
+    rb"@@ -(\d{1,6})(?:,(\d{1,6}))? \+(\d{1,6})(?:,(\d{1,6}))? @@",
+)
 _NO_NEWLINE = b"\\ No newline at end of file"
 
 
@@ -224,11 +227,10 @@ class Series:
         """Read ``directory/series`` and every patch that it lists.
 
         Raises:
-            OverlayError: a listed patch is missing or malformed.
+            OverlayError: a listed patch is missing or malformed, or is listed twice.
         """
         try:
-            listing = read(directory / SERIES).decode(errors="replace").splitlines()
-            names = [line.strip() for line in listing if line.strip() and line[0] != "#"]
+            names = names_in(read(directory / SERIES))
             return cls(parse(name, read(directory / _checked(name))) for name in names)
         except OSError as error:
             raise damaged(
@@ -264,7 +266,20 @@ class Series:
         return data
 
 
+def names_in(listing: bytes) -> list[str]:
+    """The patches that the file ``series`` lists, without its comments.
+
+    Raises:
+        OverlayError: one is listed twice.
+    """
+    lines = [line.strip() for line in listing.decode(errors="replace").splitlines()]
+    names = [line for line in lines if line and line[0] != "#"]
+    if len(set(names)) != len(names):
+        raise damaged("lists a patch twice", SERIES)
+    return names
+
+
 def _checked(name: str) -> str:
-    if "/" in name or name.startswith("."):
+    if "/" in name or name.startswith(".") or not name.isprintable():
         raise damaged(f"{name!r} is not the plain name of a patch", SERIES)
     return name

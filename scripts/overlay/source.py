@@ -51,6 +51,20 @@ class Overlay:
             OverlayError: VERSION_PIN or a patch is missing, malformed or at odds
                 with the other.
         """
+        overlay = cls.unproven(root)
+        if difference := overlay.series.paths() ^ set(overlay.pin.upstream):
+            raise damaged(
+                f"the patches and VERSION_PIN disagree on {', '.join(sorted(difference))}", root
+            )
+        return overlay
+
+    @classmethod
+    def unproven(cls, root: Path) -> Overlay:
+        """Read the overlay in ``root``, even if its patches are ahead of its checksums.
+
+        Raises:
+            OverlayError: VERSION_PIN or a patch is missing or malformed.
+        """
         origin = root / pins.NAME
         try:
             data = read(origin)
@@ -59,12 +73,7 @@ class Overlay:
             raise damaged(f"cannot be read ({error.strerror})", origin) from None
         except UnicodeDecodeError as error:
             raise damaged(f"is not UTF-8: {error}", origin) from None
-        overlay = cls(root, pins.loads(text, str(origin)), data, Series.load(root / "patches"))
-        if difference := overlay.series.paths() ^ set(overlay.pin.upstream):
-            raise damaged(
-                f"the patches and VERSION_PIN disagree on {', '.join(sorted(difference))}", root
-            )
-        return overlay
+        return cls(root, pins.loads(text, str(origin)), data, Series.load(root / "patches"))
 
     @classmethod
     def installed(cls, site: Path) -> Overlay | None:

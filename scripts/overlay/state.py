@@ -212,7 +212,17 @@ def _require_patches(installed: Inspection) -> None:
             if file.path.startswith(PROVENANCE + "/") and file.state is State.PRISTINE:
                 installed.files[index] = replace(file, state=State.MISSING)
         if not installed.foreign_files:
-            installed.files.append(_foreign(PROVENANCE, "patches that do not fit the files"))
+            description = f"patches that do not fit the files{_fault(installed.overlay.root)}"
+            installed.files.append(_foreign(PROVENANCE, description))
+
+
+def _fault(provenance: Path) -> str:
+    """The fault of patches that cannot be read, to follow a phrase; empty if they can be."""
+    try:
+        Overlay.load(provenance)
+    except OverlayError as error:
+        return f": {error.subject}: {error.reason}"
+    return ""
 
 
 def _foreign(path: str, description: str) -> FileState:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import email
-import email.policy
+import email.errors
+import email.header
 import re
 from dataclasses import dataclass, field
 
@@ -218,18 +219,27 @@ def _bare(path: str) -> str:
 def _mail(text: bytes) -> list[tuple[str, str, str]]:
     """Subject, author and text of the mail that ends before a diff."""
     begins = [match.end() for match in _MAIL.finditer(text)]
-    message = email.message_from_bytes(
-        text[begins[-1] if begins else 0 :], policy=email.policy.default
-    )
+    message = email.message_from_bytes(text[begins[-1] if begins else 0 :])
     if not message["Subject"]:
         return []
-    subject = re.sub(r"^(\[[^\]]*\]\s*)+", "", " ".join(str(message["Subject"]).split()))
+    subject = re.sub(r"^(\[[^\]]*\]\s*)+", "", " ".join(_header(message["Subject"]).split()))
     payload = message.get_payload(decode=True)
     body = payload.decode(errors="replace") if isinstance(payload, bytes) else ""
     return [
         (
             subject,
-            str(message["From"] or ""),
+            _header(message["From"] or ""),
             re.split(r"^---\n", body, maxsplit=1, flags=re.M)[0].strip(),
         )
     ]
+
+
+def _header(value: str | email.header.Header) -> str:
+    """The text of a mail's header; as it stands, if its encoding cannot be read.
+
+    The policies of :mod:`email` that decode by themselves fail for some addresses.
+    """
+    try:
+        return str(email.header.make_header(email.header.decode_header(value)))
+    except (email.errors.MessageError, LookupError, ValueError):
+        return str(value)

@@ -1,0 +1,247 @@
+"""Whatever lies in an installation or in a patch: only the tool's own errors leave a parser."""
+
+import contextlib
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from overlay import cli, foreign, record
+from overlay import pin as pins
+from overlay.errors import Exit, OverlayError
+from overlay.installation import locate
+from overlay.patches import SERIES, Series, header_fields, parse
+from overlay.pin import PACKAGE, sha256
+from overlay.source import Overlay
+from series import diffs, places
+from series.check import load_unproven
+from support import mini
+
+PATCH = (
+    mini.HEADER.encode()
+    + b"\n"
+    + b"".join(
+        mini.unified(path, data, mini.OVERLAID[path]) for path, data in mini.PRISTINE.items()
+    )
+)
+DIGITS = b"9" * 4301
+MAIL = (
+    b"From 0123456789abcdef Mon Sep 17 00:00:00 2001\nFrom: A <a@localhost>\n"
+    b"Subject: [PATCH] x\nContent-Type: text/plain; charset=UTF-8\n\ntext\n---\n"
+    b"diff --git a/vllm/one.py b/vllm/one.py\nindex 0000000..1111111 100644\n"
+) + mini.unified("vllm/one.py", mini.PRISTINE["vllm/one.py"], mini.OVERLAID["vllm/one.py"], 3)
+#: What damage puts in place of some bytes.
+PIECES = st.one_of(
+    st.binary(max_size=6),
+    st.sampled_from(
+        [
+            *(
+                DIGITS,
+                b"-" + DIGITS,
+                b"0",
+                b"9999999",
+                b"99999999999",
+                b"\0",
+                b"\xff",
+                b"\n",
+                b"\r",
+            ),
+            *(
+                b"[" * 5000,
+                b"=?utf-8?q?=?=",
+                b"=?x?b?A?=",
+                b"From: <",
+                b"Content-Type: text; =",
+            ),
+            *(b"@@ -1 +1 @@\n", b"--- a/vllm/one.py\n+++ b/vllm/one.py\n", b"\\ No newline\n"),
+        ]
+    ),
+)
+
+
+@st.composite
+def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
+    """Some bytes, with up to three stretches of them replaced, among them whole numbers."""
+    for _ in range(draw(st.integers(1, 3))):
+        numbers = [match.span() for match in re.finditer(rb"\d+", whole)]
+        start = draw(st.integers(0, len(whole)))
+        stop = draw(st.integers(start, min(start + 40, len(whole))))
+        if draw(st.booleans()) and numbers:
+            start, stop = draw(st.sampled_from(numbers))
+        whole = whole[:start] + draw(PIECES) + whole[stop:]
+    return whole
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(damaged(PATCH), st.binary(max_size=60)))
+def test_patches(data: bytes) -> None:
+    with contextlib.suppress(OverlayError):
+        patch = parse("p.patch", data)
+        header_fields(patch.header)
+        for path, text in mini.PRISTINE.items():
+            foreign.places(Series([patch]), path, text)
+            Series([patch]).apply(path, text)
+            Series([patch]).reverse(path, text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(damaged(MAIL), st.binary(max_size=60)))
+def test_diffs(data: bytes) -> None:
+    with contextlib.suppress(OverlayError):
+        for file in diffs.read(data, "some.diff").files:
+            assert file.obstacle is None or file.obstacle
+            text = mini.PRISTINE["vllm/one.py"]
+            for changes in (None, ()):
+                places.apply(file.hunks, text, text, changes)
+
+
+TOKENS = (b"=?utf-8?q?", b"=?x?b?", b"?=", *(bytes([c]) for c in b'<>@,;:()"[]a =\\\t\xe9\0'))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    headers=st.lists(st.lists(st.sampled_from(TOKENS), max_size=9).map(b"".join), min_size=3),
+    name=st.sampled_from([b"Content-Type", b"Content-Transfer-Encoding", b"To"]),
+)
+def test_mails(headers: list[bytes], name: bytes) -> None:
+    """Whose headers need not be well-formed, for the diff is what is asked for."""
+    fields = zip((b"From", b"Subject", name), headers, strict=False)
+    head = b"".join(b"%s: %s\n" % field for field in fields)
+    diff = b"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n"
+    found = diffs.read(b"From 0123456789abcdef Mon\n" + head + b"\ntext\n---\n" + diff, "x")
+    assert len(found.files) == 1
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_pins(data: st.DataObject) -> None:
+    text = pins.Pin("1.0", "1.0", {}, {"vllm/one.py": sha256(b"")}, {"vllm/one.py": sha256(b"1")})
+    with contextlib.suppress(OverlayError):
+        pins.loads(data.draw(damaged(text.dumps().encode())).decode(errors="replace"))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_records(data: st.DataObject) -> None:
+    rows = f"vllm/one.py,sha256=x,3\n{PACKAGE}/a.py,sha256=x,3\n".encode()
+    changed = {b"vllm/one.py,sha256=x,3": b"vllm/one.py,sha256=y,4"}
+    damage = data.draw(damaged(rows))
+    record.restore(record.overlay(damage, changed, record.rows_of_ours(damage)), changed)
+
+
+FILES = ("RECORD", "METADATA", "direct_url.json")
+PLACES = [
+    *(f"{PACKAGE}/provenance/{name}" for name in ("VERSION_PIN", "patches/series")),
+    f"{PACKAGE}/provenance/patches/0001-all.patch",
+    *(f"{mini.INFO}/{name}" for name in FILES),
+    "vllm/one.py",
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("older", [True, False])
+def test_an_installation(
+    tmp_path_factory: pytest.TempPathFactory,
+    ours: Overlay,
+    capsys: pytest.CaptureFixture[str],
+    older: bool,
+    place: str,
+) -> None:
+    """By every command; the pin that is installed may agree with the damage."""
+    folder = tmp_path_factory.mktemp("fuzz")
+    whole = mini.overlaid(folder / "whole")
+    if not older:
+        assert cli.main(["apply", "--site", str(whole), "--force"]) == Exit.DONE
+    (whole / mini.INFO / "direct_url.json").write_text('{"dir_info": {"editable": false}}')
+    kept = (whole / place).read_bytes()
+
+    @settings(max_examples=25, deadline=None)
+    @given(data=st.one_of(damaged(kept), st.just(b"[" * 200_000)), agrees=st.booleans())
+    def commands(data: bytes, agrees: bool) -> None:
+        site = folder / "site"
+        shutil.rmtree(site, ignore_errors=True)
+        shutil.copytree(whole, site)
+        (site / place).write_bytes(data)
+        pin = site / PACKAGE / "provenance" / "VERSION_PIN"
+        if agrees and not place.endswith("VERSION_PIN"):
+            pin.write_text(pin.read_text().replace(sha256(kept), sha256(data)))
+        for command in ("status", "verify", "doctor", "diff", "apply", "revert"):
+            options = ["--dry-run"] if command in ("apply", "revert") else []
+            assert cli.main([command, "--site", str(site), *options]) in Exit
+
+    commands()
+    capsys.readouterr()
+
+
+def long_hunk(patch: bytes) -> bytes:
+    return patch.replace(b"@@ -", b"@@ -" + DIGITS, 1)
+
+
+def far_hunks(patch: bytes) -> bytes:
+    """Whose positions take all memory, if a line is kept for each."""
+    far = b"".join(b"@@ -9%05d,0 +9%05d @@\n+x\n" % (n, n + 1) for n in range(2000))
+    return patch.partition(b"@@")[0] + far
+
+
+def nul_in_series(listing: bytes) -> bytes:
+    return b"0001-\0.patch\n" + listing
+
+
+def long_series(listing: bytes) -> bytes:
+    return listing * 100_000
+
+
+PATCHES = "patches/0001-all.patch"
+TAMPERED: list[tuple[str, Callable[[bytes], bytes], str]] = [
+    (PATCHES, long_hunk, "0001-all.patch, line 12: not a hunk header"),
+    (PATCHES, far_hunks, ""),
+    (f"patches/{SERIES}", nul_in_series, "is not the plain name of a patch"),
+    (f"patches/{SERIES}", long_series, "lists a patch twice"),
+]
+
+
+@pytest.mark.parametrize(("name", "tamper", "reason"), TAMPERED)
+@pytest.mark.parametrize("older", [True, False])
+def test_provenance_that_was_tampered_with_is_named(
+    tmp_path: Path,
+    ours: Overlay,
+    capsys: pytest.CaptureFixture[str],
+    older: bool,
+    name: str,
+    tamper: Callable[[bytes], bytes],
+    reason: str,
+) -> None:
+    site = mini.overlaid(tmp_path)
+    if not older:
+        assert cli.main(["apply", "--site", str(site), "--force"]) == Exit.DONE
+    provenance = site / PACKAGE / "provenance"
+    before = (provenance / name).read_bytes()
+    after = tamper(before)
+    (provenance / name).write_bytes(after)
+    pin = provenance / "VERSION_PIN"
+    pin.write_text(pin.read_text().replace(sha256(before), sha256(after)))
+    for command in ("status", "verify", "apply", "revert", "diff"):
+        capsys.readouterr()
+        assert cli.main([command, "--site", str(site)]) == Exit.FOREIGN
+        message = "".join(capsys.readouterr())
+        assert f"{PACKAGE}/provenance" in message
+        assert reason in message or command == "verify"
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"\xff[release]\n"])
+def test_a_pin_that_is_no_text_is_named_by_the_author_s_loop(tmp_path: Path, data: bytes) -> None:
+    mini.overlay(tmp_path)
+    (tmp_path / pins.NAME).write_bytes(data)
+    with pytest.raises(OverlayError, match="is not UTF-8"):
+        load_unproven(tmp_path)
+
+
+def test_the_metadata_of_an_editable_install_may_be_nested_without_end(tmp_path: Path) -> None:
+    site = mini.install(tmp_path / "site")
+    shutil.rmtree(site / "vllm")
+    (site / mini.INFO / "direct_url.json").write_bytes(b"[" * 200_000)
+    with pytest.raises(OverlayError, match="no vLLM"):
+        locate(site=str(site))
