@@ -13,7 +13,8 @@ WORKERS ?= $(shell n=$$(nproc) && echo $$((n < 4 ? n + 1 : 4)))
 BY_FILE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # An empty value on the command line is a mistake; in the environment it means nothing.
-$(foreach name,VENV SITE PYTHON WHEEL MODEL FEATURES FIXES LEAVE,$(if $(value $(name)),,$(if $(filter command%,$(origin $(name))),\
+EMPTY := VENV SITE PYTHON WHEEL MODEL FILE EXTRA PATCH RELEASE RELEASES SHA256 COMPARE FEATURES FIXES LEAVE
+$(foreach name,$(EMPTY),$(if $(value $(name)),,$(if $(filter command%,$(origin $(name))),\
   $(error $(name)= is empty: give it a value, or leave it out))))
 # An interpreter that the environment names does not contradict a target on the command line.
 ifneq (,$(filter environment%,$(origin PYTHON)))

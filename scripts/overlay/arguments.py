@@ -63,8 +63,31 @@ def command(
     sub.add_argument("--json", action="store_true", help="report as one JSON object")
     sub.add_argument("--dry-run", action="store_true", help="check everything, write nothing")
     for option in ("--venv", "--site", "--python") if target else ():
-        sub.add_argument(option, help=argparse.SUPPRESS)
+        sub.add_argument(option, action=Once, help=argparse.SUPPRESS)
     return sub
+
+
+class Once(argparse.Action):
+    """Stores the value of an option that is named once: of two, neither may be dropped."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Store the value.
+
+        Raises:
+            ArgumentError: the option was named before.
+        """
+        named = vars(namespace).setdefault("named_once", {})
+        if self.dest in named:
+            text = f"is named twice: {named[self.dest]} and {values}"
+            raise argparse.ArgumentError(self, text)
+        named[self.dest] = values
+        setattr(namespace, self.dest, values)
 
 
 def seconds(text: str) -> float:

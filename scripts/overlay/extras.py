@@ -9,7 +9,7 @@ from pathlib import Path
 
 from overlay.errors import OverlayError, damaged, usage
 from overlay.files import COMING, read
-from overlay.patches import SERIES, Patch, header_fields, parse
+from overlay.patches import SERIES, Patch, header_fields, names_in, parse
 from overlay.pin import is_safe
 from overlay.source import EXTRA, PROVENANCE, Overlay
 
@@ -51,8 +51,7 @@ def load(directory: Path, overlay: Overlay) -> list[Extra]:
     """
     listing = directory / SERIES
     try:
-        lines = [line.strip() for line in read(listing).decode(errors="replace").splitlines()]
-        names = [line for line in lines if line and line[0] != "#"]
+        names = names_in(read(listing))
         extras = [_read(directory, name) for name in names]
     except OSError as error:
         raise usage(
@@ -60,8 +59,12 @@ def load(directory: Path, overlay: Overlay) -> list[Extra]:
             "name a directory of patches and their `series`, as `make import-patch` writes it",
             error.filename or listing,
         ) from None
-    if len({extra.patch.name for extra in extras}) != len(extras):
-        raise usage("lists a patch twice", "list each patch once", listing)
+    except OverlayError as error:
+        if error.subject != SERIES:
+            raise
+        raise usage(error.reason, "list each patch once", listing) from None
+    if not names:
+        raise usage("lists no patch", "list those to lay, or leave EXTRA (--extra) out", listing)
     for extra, name in zip(extras, names, strict=True):
         _check(extra, directory / name, overlay)
     return extras

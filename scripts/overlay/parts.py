@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from overlay import extras, merge, words
+from overlay.arguments import Once
 from overlay.errors import OverlayError, usage
 from overlay.extras import Extra
 from overlay.installation import Installation
@@ -58,11 +59,11 @@ def add_options(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         if command != "revert":
             group = parser.add_argument_group("what of the overlay, and what beside it")
             for name in ("features", "fixes"):
-                group.add_argument(f"--{name}", metavar="WORDS", help=words_help)
+                group.add_argument(f"--{name}", action=Once, metavar="WORDS", help=words_help)
             group.add_argument(
                 "--leave", metavar="FILE", action="append", default=[], help=leave_help
             )
-            group.add_argument("--extra", metavar="DIR", help="patches of your own")
+            group.add_argument("--extra", action=Once, metavar="DIR", help="patches of your own")
 
 
 def joined(arguments: Sequence[str]) -> list[str]:
@@ -77,9 +78,15 @@ def joined(arguments: Sequence[str]) -> list[str]:
 
 
 def chosen(args: argparse.Namespace) -> Choice:
-    """The choice that a command's arguments make."""
+    """The choice that a command's arguments make.
+
+    Raises:
+        OverlayError: a name is empty.
+    """
     if args.command == "revert":
         return Choice()
+    if args.extra == "":
+        raise usage("EXTRA is empty", "name a directory of patches, or leave EXTRA (--extra) out")
     keep = args.command != "apply"
     return Choice(args.features, args.fixes, tuple(args.leave), args.extra, keep)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from overlay import arguments, cli
+from overlay.arguments import Once
 from overlay.errors import Exit, usage
 from overlay.output import escaped
 from overlay.source import Overlay
@@ -41,12 +42,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     ):
         sub = arguments.command(commands, name, run, text, target=reads_upstream)
         if reads_upstream:
-            sub.add_argument("--wheel", help="take upstream's files from this pinned wheel instead")
+            reads = "take upstream's files from this pinned wheel instead"
+            sub.add_argument("--wheel", action=Once, help=reads)
         if name == "edit":
-            sub.add_argument("--patch", metavar="NAME", help="begin a patch of this name")
+            sub.add_argument(
+                "--patch", action=Once, metavar="NAME", help="begin a patch of this name"
+            )
         elif name == "import-patch":
-            sub.add_argument("--file", default="", help="the diff, as git writes it")
-            sub.add_argument("--extra", default="", help="the directory of your own patches")
+            for option, names in (
+                ("--file", "the diff, as git writes it"),
+                ("--extra", "the directory of your own patches"),
+            ):
+                sub.add_argument(option, action=Once, default="", help=names)
     return cli.run(parser, argv)
 
 
@@ -101,6 +108,8 @@ def _dist(args: argparse.Namespace) -> int:
 
 
 def _upstream(args: argparse.Namespace, overlay: Overlay) -> Upstream:
+    if args.wheel == "":
+        raise usage("WHEEL is empty", "name a wheel, or leave WHEEL (--wheel) out")
     if args.wheel:
         return upstream.from_wheel(Path(args.wheel), overlay)
     return upstream.from_installation(cli.installation(args), overlay)

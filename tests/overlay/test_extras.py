@@ -195,6 +195,16 @@ def no_series(folder: Path) -> str:
     return f"{folder / 'series'}: cannot be read"
 
 
+def an_empty_series(folder: Path) -> str:
+    (folder / "series").write_text("")
+    return f"{folder / 'series'}: lists no patch"
+
+
+def a_series_of_comments(folder: Path) -> str:
+    (folder / "series").write_text("# 0001-some.patch\n\n  # none\n")
+    return f"{folder / 'series'}: lists no patch"
+
+
 def no_patch(folder: Path) -> str:
     (folder / "series").write_text("0001-some.patch\n0002-gone.patch\n")
     return f"{folder / '0002-gone.patch'}: cannot be read"
@@ -254,6 +264,8 @@ def a_name_that_is_too_long(folder: Path) -> str:
         a_name_that_is_too_long,
         no_python,
         no_series,
+        an_empty_series,
+        a_series_of_comments,
         no_patch,
         twice,
         elsewhere,
@@ -271,6 +283,19 @@ def test_what_cannot_be_laid_is_named(
     assert run("apply", "--site", site).returncode == Exit.DONE
     refused(site, folder, parts)
     assert run("verify", "--site", site).returncode == Exit.DONE
+
+
+def test_an_empty_name_is_not_the_current_directory(
+    site: Path, extra: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(extra)
+    before = snapshot(site)
+    for command in ("apply", "status", "verify", "diff"):
+        done = run(command, "--site", site, "--extra=")
+        assert done.returncode == Exit.USAGE
+        assert "EXTRA is empty" in done.stderr
+    assert snapshot(site) == before
+    assert "EXTRA= is empty" in make("apply", f"SITE={site}", "EXTRA=").stderr
 
 
 @pytest.mark.parametrize("python", [[], ["--python", sys.executable]])

@@ -139,6 +139,12 @@ def test_a_name_that_is_no_text_is_named_all_the_same(site: Path, command: list[
         (["apply", "--wait=nan"], "argument --wait: 'nan' is not a number of seconds"),
         (["revert", "--wait="], "argument --wait: '' is not a number of seconds"),
         (["diff", "--context=-1"], "argument --context: '-1' is not a number of lines"),
+        (["apply", "--extra=a", "--extra=b"], "argument --extra: is named twice: a and b"),
+        (["status", "--site=a", "--site", "a"], "argument --site: is named twice: a and a"),
+        (["apply", "--venv=a", "--venv=b"], "argument --venv: is named twice: a and b"),
+        (["apply", "--python=a", "--python=b"], "argument --python: is named twice: a and b"),
+        (["apply", "--fixes=off", "--fixes", "on"], "argument --fixes: is named twice: off and on"),
+        (["diff", "--features=", "--features=a"], "argument --features: is named twice:  and a"),
         (["diff", "--context=1e9"], "argument --context: '1e9' is not a number of lines"),
     ],
 )

@@ -88,11 +88,12 @@ def test_a_value_that_is_empty_is_refused_where_it_is_named(tmp_path: Path) -> N
     venv.create(tmp_path / "venv")
     sites.small(library(tmp_path / "venv"))
     active = {"VIRTUAL_ENV": str(tmp_path / "venv")}
-    for name in ("VENV", "SITE", "PYTHON", "WHEEL"):
+    names = "VENV SITE PYTHON WHEEL FILE EXTRA PATCH RELEASE RELEASES SHA256 COMPARE LEAVE"
+    for name in names.split():
         refused = make("status", f"{name}=", **active)
         assert refused.returncode != 0
         assert f"{name}= is empty" in refused.stderr
-    done = make("status", VENV="", SITE="", PYTHON="", WHEEL="", **active)
+    done = make("status", **dict.fromkeys(names.split(), ""), **active)
     assert done.returncode == 0, done.stderr
 
 

@@ -283,6 +283,16 @@ def test_both_names_are_asked_for(given_names: tuple[str, ...]) -> None:
     assert "make import-patch FILE=some.diff EXTRA=dir" in made.stderr
 
 
+def test_an_empty_wheel_is_not_the_active_environment(tmp_path: Path) -> None:
+    arguments = ["--file", "x", "--extra", tmp_path, "--site", UPSTREAM, "--wheel="]
+    made = run_package("series", "import-patch", *arguments)
+    assert made.returncode == Exit.USAGE
+    assert "WHEEL is empty" in made.stderr
+    made = run_package("series", "import-patch", *arguments, "--extra", tmp_path)
+    assert made.returncode == Exit.USAGE
+    assert "argument --extra: is named twice" in made.stderr
+
+
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(OverlayError, match=r"gone\.diff"):
         import_patch(OVERLAY, upstream(), tmp_path / "gone.diff", tmp_path / "extra", False)
