@@ -263,12 +263,14 @@ def _commit_upstreams(
     # The reverse of apply: our files go last, and the pin at the very end.
     for group in groups:
         staging.commit(group)
+    # As long as ours are there, a run that is cut off counts as not finished.
+    for folder in sorted({(site / path).parent for path in overlay.targets}):
+        remove_if_empty(folder / "__pycache__")
+        sync(folder)
     ours = sorted(overlay.added, key=_lasting)
     staging.take_away({site / path: inspection.file(path).data for path in ours})
     prune(site / PACKAGE)
     sync((site / PACKAGE).parent)
-    for cache in {(site / path).parent / "__pycache__" for path in overlay.targets}:
-        remove_if_empty(cache)
 
 
 def _lasting(path: str) -> tuple[bool, bool, str]:

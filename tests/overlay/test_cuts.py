@@ -109,8 +109,7 @@ class Case:
         if self._choice and state is State.OVERLAID and not laid.base:
             state = State.FOREIGN  # It is the whole, which this part was to replace.
         if state is not self.between and state is not State.PARTIAL:
-            assert sites.snapshot(site) == self.whole[state][0], f"{cut} is not {state}"
-            assert not [name for name in tree(site)[1] if ".readiness-" in name]
+            assert tree(site) == self.whole[state], f"{cut} is not {state}"
             return state
         for command, goal in GOAL.items():
             with self.copy(site, "again") as again:
@@ -208,6 +207,18 @@ def test_killed_at_every_change(case: Case, command: str) -> None:
     assert at > 15, "the run made hardly any change: the cuts do not reach it"
     assert state is GOAL[command]
     assert seen >= {case.between, GOAL[command]}
+
+
+@COMMANDS
+@pytest.mark.parametrize("case", [("small", sys.executable, 1)], indirect=True)
+def test_killed_at_the_last_changes_with_bytecode(case: Case, command: str) -> None:
+    """The changes of directories come last, among them those that only bytecode needs."""
+    changes = sum(call.changes for call in case.calls(command))
+    for at in range(changes - 10, changes + 2):
+        status, state = case.cut(command, at)
+        assert (status is None) is (at > changes)
+        assert state in (case.between, GOAL[command])
+    assert state is GOAL[command]
 
 
 @pytest.mark.parametrize("case", SMALL[:1], indirect=True)
