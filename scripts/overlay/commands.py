@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NoReturn
 
 from overlay.errors import Exit, OverlayError, usage
+from overlay.files import head
 from overlay.install import (
     exchange,
     lay_over,
@@ -205,13 +208,35 @@ def become(words: Sequence[str]) -> NoReturn:
         signal.signal(number, signal.SIG_DFL)
     sys.stdout.flush()
     sys.stderr.flush()
+    command = words[0]
     try:
-        os.execvp(words[0], [*words])  # noqa: S606
+        command = command if "/" in command else _on_path(command)
+        os.execv(command, [*words])  # noqa: S606
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise usage(
-            f"cannot be started: {reason}", "name a command that is on PATH, or its path", words[0]
-        ) from None
+        next_step = "name a command that is on PATH, or its path"
+        if isinstance(error, FileNotFoundError) and "/" in command and os.path.isfile(command):
+            line = head(Path(command), 256).partition(b"\n")[0]
+            named = os.fsdecode(b"".join(line[2:].split()[:1]) if line[:2] == b"#!" else b"")
+            reason = f"its interpreter{f' {named}' * bool(named)} does not exist"
+            next_step = "install its package again where its interpreter is, or name another path"
+        raise usage(f"cannot be started: {reason}", next_step, command) from None
+
+
+def _on_path(name: str) -> str:
+    """The file that a shell would start as a command.
+
+    ``execvp`` goes on after a script whose interpreter does not exist, to the same command of
+    another environment.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    paths = (os.path.join(folder, name) for folder in os.get_exec_path())
+    for path in paths:
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
 
 def diff(

@@ -53,6 +53,15 @@ def read(path: Path) -> bytes:
         return file.read()
 
 
+def head(path: Path, size: int) -> bytes:
+    """The first ``size`` bytes of a regular file; none of anything that may not be read."""
+    try:
+        with open(path, "rb", opener=_open_without_blocking) as file:
+            return file.read(size) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
+    except OSError:
+        return b""
+
+
 def holds(path: Path, data: bytes | None) -> bool:
     """Whether the file at ``path`` has the bytes ``data``; for None, whether there is none."""
     try:

@@ -92,7 +92,7 @@ def locate(
 def _in_venv(venv: Path) -> Installation:
     venv = venv.absolute()
     interpreter = venv / "bin" / "python"
-    if not (venv / "pyvenv.cfg").is_file() and not interpreter.exists():
+    if not (venv / "pyvenv.cfg").is_file() and not os.path.exists(interpreter):
         raise usage(
             "is not a virtual environment" if venv.is_dir() else "does not exist",
             "name a virtual environment, or use SITE=dir for a plain directory",
@@ -103,7 +103,7 @@ def _in_venv(venv: Path) -> Installation:
         # Several Pythons, another layout, or none of its own: ask.
         return _on_path(interpreters.ask(interpreter), venv)
     _refuse_outside(sites[0], [venv], str(venv), "a link leads there")
-    return _in_site(sites[0], interpreter if interpreter.exists() else None)
+    return _in_site(sites[0], interpreter if os.path.exists(interpreter) else None)
 
 
 def _in_site(site: Path, interpreter: Path | None) -> Installation:
@@ -131,7 +131,9 @@ def _on_path(python: Interpreter, venv: Path | None = None) -> Installation:
     """The installation that ``python`` imports, if it is in the target that was named."""
     interpreters.refuse_old(python)
     roots, named = ([venv], str(venv)) if venv else (python.own, str(python.executable))
-    sites = list(dict.fromkeys(Path(p).resolve() for p in python.path if Path(p).is_dir()))
+    # As imports do, pass over what may not be listed.
+    folders = [p for p in python.path if os.path.isdir(p) and os.access(p, os.R_OK | os.X_OK)]
+    sites = list(dict.fromkeys(Path(p).resolve() for p in folders))
     installations = [i for site in sites if (i := _describe(site, python.executable))]
     # An editable install is imported even if there is a wheel further along the path.
     ahead = sites
@@ -141,7 +143,7 @@ def _on_path(python: Interpreter, venv: Path | None = None) -> Installation:
         raise _absent(sites, named)
     if not installations:
         for path in os.environ.get("PYTHONPATH", "").split(os.pathsep):
-            if path and Path(path, "vllm", "__init__.py").is_file():
+            if path and os.path.isfile(Path(path, "vllm", "__init__.py")):
                 _refuse_outside(Path(path), roots, named, "PYTHONPATH leads there")
         raise _absent(sites, named)
     first = installations[0]

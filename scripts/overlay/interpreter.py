@@ -163,11 +163,12 @@ def of_directory(site: Path) -> Path | None:
         return None
     prefix, name = Path(match[1]), match[2]
     candidates = [prefix / "bin" / name]
-    if (prefix / "pyvenv.cfg").is_file():
+    # Unlike Path.exists, these take what may not be looked at for absent: few commands need it.
+    if os.path.isfile(prefix / "pyvenv.cfg"):
         candidates.insert(0, prefix / "bin" / "python")
     if prefix == Path("/usr/local"):  # Debian's Python in /usr/bin installs there.
         candidates.append(Path("/usr/bin", name))
-    return next((path for path in candidates if path.exists()), None)
+    return next((path for path in candidates if os.path.exists(path)), None)
 
 
 def command(python: str) -> Path:
@@ -178,7 +179,7 @@ def command(python: str) -> Path:
     """
     for folder in [""] if "/" in python else os.get_exec_path():
         candidate = Path(folder, python)
-        if candidate.is_file() and os.access(candidate, os.X_OK):
+        if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
             return candidate.absolute()
     raise usage(
         "is not an interpreter that can be run", "name one: PYTHON=/path/to/python3", python

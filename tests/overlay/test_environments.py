@@ -5,6 +5,7 @@ Installers and wheel are real, but for conda, which is not to be had from a pack
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -223,3 +224,39 @@ def test_an_environment(tmp_path: Path, name: str) -> None:
         pytest.skip("only root may mount, and be somebody else")
     with make(tmp_path) as attempt:
         assert [attempt(command) for command in COMMANDS] == table()[name]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may lock a directory for somebody else")
+@pytest.mark.parametrize("command", ["verify", "status", "exec"])
+def test_an_interpreter_that_cannot_be_reached_is_not_needed(tmp_path: Path, command: str) -> None:
+    """As when an environment was made with a Python in another user's home."""
+    environment = tmp_path / "venv"
+    site = small(environment / "lib" / sites.VERSION / "site-packages")
+    (environment / "pyvenv.cfg").write_text("home = elsewhere\n")
+    (tmp_path / "locked").mkdir()
+    python = shutil.copy(os.path.realpath(sys.executable), tmp_path / "locked" / "python")
+    (environment / "bin").mkdir()
+    (environment / "bin" / "python").symlink_to(python)
+    assert run("apply", "--site", site).returncode == 0
+    nobody.admit(tmp_path)
+    (tmp_path / "locked").chmod(0o700)
+    for target in (["--site", str(site)], ["--venv", str(environment)]):
+        code, error = nobody.run(tmp_path, *words(command, *target))
+        assert (code, error) == (0, ""), target
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may lock a directory for somebody else")
+def test_a_directory_of_path_that_cannot_be_entered_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = small(tmp_path / "site")
+    assert run("apply", "--site", site).returncode == 0
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "mypython").write_text("#!/bin/sh\nexit 3\n")
+    (tmp_path / "bin" / "mypython").chmod(0o755)
+    (tmp_path / "locked").mkdir()
+    nobody.admit(tmp_path)
+    (tmp_path / "locked").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'locked' / 'bin'}:{tmp_path / 'bin'}")
+    code, error = nobody.run(tmp_path, "verify", "--site", str(site), "--python", "mypython")
+    assert (code, error) == (0, "")

@@ -111,6 +111,47 @@ def test_a_command_that_cannot_be_started_is_named(overlaid: Path, command: str)
     assert f"{command}: cannot be started: " in err
 
 
+def program(folder: Path, name: str, text: str, mode: int = 0o755) -> Path:
+    folder.mkdir(exist_ok=True)
+    file = folder / name
+    file.write_text(text)
+    file.chmod(mode)
+    return file
+
+
+@pytest.mark.parametrize("interpreter", ["/nonexistent/python", "/usr/bin/env -S nonexistent"])
+def test_the_first_command_on_path_is_started_or_none(
+    overlaid: Path, tmp_path: Path, interpreter: str
+) -> None:
+    """A dead one is not passed over for that of another environment."""
+    dead = program(tmp_path / "first", "serve", f"#!{interpreter}\n")
+    program(tmp_path / "second", "serve", f"#!/bin/sh\ntouch {tmp_path / 'started'}\n")
+    path = f"{dead.parent}:{tmp_path / 'second'}:{os.environ['PATH']}"
+    child = execute(overlaid, "serve", env=os.environ | {"PATH": path})
+    _, err = child.communicate()
+    assert not (tmp_path / "started").exists()
+    if "env" in interpreter:  # It was started, and says so itself.
+        assert child.returncode == 127
+        return
+    assert child.returncode == Exit.USAGE
+    assert f"{dead}: cannot be started: its interpreter {interpreter} does not exist" in err
+
+
+def test_what_is_no_command_is_passed_over_as_a_shell_does(overlaid: Path, tmp_path: Path) -> None:
+    data = program(tmp_path / "first", "serve", "data", 0o644)
+    (tmp_path / "folder" / "serve").mkdir(parents=True)
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "serve").symlink_to("nowhere")
+    good = program(tmp_path / "second", "serve", "#!/bin/sh\necho started\n")
+    folders = [tmp_path / "none", data.parent, tmp_path / "folder", tmp_path / "link", good.parent]
+    path = ":".join(map(str, folders))
+    shell = subprocess.run(
+        ["/bin/sh", "-c", "serve"], env={"PATH": path}, capture_output=True, text=True, check=True
+    )
+    child = execute(overlaid, "serve", env=os.environ | {"PATH": path})
+    assert child.communicate() == (shell.stdout, "")
+
+
 def test_a_command_is_needed(overlaid: Path) -> None:
     for words in (["--"], []):
         line = [*TOOL, "exec", "--site", str(overlaid), *words]
