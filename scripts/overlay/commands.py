@@ -26,10 +26,9 @@ from overlay.install import (
 from overlay.installation import Installation
 from overlay.lock import exclusive
 from overlay.parts import Choice, lines, recognise, survey
-from overlay.refusal import refuse_foreign
+from overlay.refusal import laying, refuse_foreign
 from overlay.source import Overlay
 from overlay.state import Inspection, State, inspect
-from overlay.words import options_without
 
 #: All of the overlay and nothing else; whatever part of it is installed.
 WHOLE, KEPT = Choice(), Choice(keep=True)
@@ -80,7 +79,8 @@ def apply(installation: Installation, overlay: Overlay, options: Options) -> Out
         notes = [*lines(overlay)]
         if installed := inspection.replaceable:
             version = inspection.installed_version
-            notes.append(f"replaces overlay {version}")
+            laid = f"{overlay.pin.overlay}{overlay.selection}"
+            notes.append(f"takes off overlay {version}, and lays overlay {laid}")
             rest = [file for file in inspection.files if file.path not in installed.paths]
             refuse_foreign(replace(inspection, files=rest))
             after = taken_off(installed, inspection)
@@ -176,22 +176,14 @@ def problem(inspection: Inspection, want_overlaid: bool) -> OverlayError | None:
         return error
     if inspection.state is State.PARTIAL:
         code, reason = Exit.PARTIAL, "a run was cut off"
-        next_step = f"`apply{_selecting(inspection.overlay)}` carries on, `revert` undoes"
+        next_step = f"{laying(inspection)} carries on, `revert` undoes"
     elif inspection.state is State.PRISTINE and want_overlaid:
-        code, reason, next_step = Exit.PRISTINE, "nothing is laid over it", "run `apply`"
+        code, reason = Exit.PRISTINE, "nothing is laid over it"
+        next_step = f"run {laying(inspection)}"
     else:
         return None
     reason = f"{inspection.installation.title} is {inspection.state.value}: {reason}"
     return OverlayError(code, reason, subject=inspection.installation.site, next_step=next_step)
-
-
-def _selecting(overlay: Overlay) -> str:
-    """The options that lay this part of the overlay again, behind a space."""
-    if overlay.base is None:
-        return ""
-    words = options_without(overlay.base, overlay.pin.without)
-    extra = "--extra=DIR" if overlay.extra else ""
-    return "".join(f" {option}" for option in (words, extra) if option)
 
 
 def become(words: Sequence[str]) -> NoReturn:

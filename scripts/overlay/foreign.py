@@ -11,6 +11,7 @@ from pathlib import Path
 from overlay import record
 from overlay.files import read
 from overlay.patches import Hunk, Series, split_lines
+from overlay.source import MARK
 from overlay.state import FileState, Inspection
 
 #: A comment in which a patcher names itself. Upstream's files that we patch hold none.
@@ -18,8 +19,6 @@ _MARK = re.compile(
     rb"^\s*#.*\b((patched|modified|changed|edited|ported)\s+by|back-?ported|patched\s+for)\b",
     re.IGNORECASE,
 )
-#: In a comment of each file that the overlay has changed.
-MARK = b"vllm-readiness-overlay"
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,20 @@ def describe(inspection: Inspection, file: FileState) -> list[str]:
     overlay = inspection.overlay
     if file.data is None or file.path not in overlay.pin.upstream:
         return []
+    hunks = composed(overlay.series, file.path)
+    before = _places(hunks, file.data)
+    after = _places([hunk.reversed() for hunk in hunks], file.data)
+    laid = _recognised(after) > _recognised(before)
     return [
         *_marks(file.data),
         *_package(inspection, file, file.data),
-        *_merge(places(overlay.series, file.path, file.data)),
+        *(_kept(after) if laid else _merge(before)),
     ]
+
+
+def _recognised(found: Sequence[Place]) -> int:
+    """How many hunks are found by lines that they replace."""
+    return sum(bool(place.hunk.old) and place.shift is not None for place in found)
 
 
 def _marks(data: bytes) -> Iterator[str]:
@@ -86,20 +94,7 @@ def _time(path: Path) -> str:
 def _merge(found: Sequence[Place]) -> Iterator[str]:
     """Where the file differs at least, and whether our hunks have a place in it."""
     unplaced = [place.hunk for place in found if place.shift is None]
-    last, shift = 0, 0
-    for place in found:
-        hunk = place.hunk
-        if place.shift is None:
-            if hunk.old:
-                lines = f"{hunk.old_at + 1}-{hunk.old_at + len(hunk.old)}"
-                yield f"upstream's lines {lines} have changed, which the overlay replaces"
-            continue
-        if place.shift != shift:
-            count = place.shift - shift
-            words = f"{abs(count)} lines {'more' if count > 0 else 'fewer'}"
-            yield f"{words} between upstream's lines {last + 1} and {hunk.old_at + 1}"
-            shift = place.shift
-        last = hunk.old_at + len(hunk.old)
+    yield from _differences(found, "upstream's lines", "which the overlay replaces")
     if not unplaced:
         yield f"the overlay's {len(found)} hunks would merge there"
     for verdict, hunks in (
@@ -111,6 +106,32 @@ def _merge(found: Sequence[Place]) -> Iterator[str]:
             more = f" and {len(hunks) - 5} more" if len(hunks) > 5 else ""
             where = f"at upstream's lines {lines}{more}"
             yield f"{verdict}: {len(hunks)} of {len(found)} hunks, {where}"
+
+
+def _kept(found: Sequence[Place]) -> Iterator[str]:
+    """Where an overlaid file differs at least, by its own lines, and what is left of ours."""
+    yield from _differences(found, "the overlaid file's lines", "which are the overlay's")
+    ours = [place for place in found if place.hunk.old]
+    lost = sum(place.shift is None for place in ours)
+    if not lost:
+        yield f"all {len(ours)} changes of the overlay are there, and others beside them"
+
+
+def _differences(found: Sequence[Place], lines_of: str, whose: str) -> Iterator[str]:
+    last, shift = 0, 0
+    for place in found:
+        hunk = place.hunk
+        if place.shift is None:
+            if hunk.old:
+                lines = f"{hunk.old_at + 1}-{hunk.old_at + len(hunk.old)}"
+                yield f"{lines_of} {lines} have changed, {whose}"
+            continue
+        if place.shift != shift:
+            count = place.shift - shift
+            words = f"{abs(count)} line{'s' * (abs(count) > 1)} {'more' if count > 0 else 'fewer'}"
+            yield f"{words} between {lines_of} {last + 1} and {hunk.old_at + 1}"
+            shift = place.shift
+        last = hunk.old_at + len(hunk.old)
 
 
 def places(series: Series, path: str, data: bytes) -> list[Place]:
@@ -126,8 +147,11 @@ def places(series: Series, path: str, data: bytes) -> list[Place]:
         path: the file's.
         data: its bytes.
     """
+    return _places(composed(series, path), data)
+
+
+def _places(hunks: Sequence[Hunk], data: bytes) -> list[Place]:
     lines = split_lines(data)
-    hunks = composed(series, path)
     anchors: list[int | None] = []
     shift, end = 0, 0
     for index, hunk in enumerate(hunks):

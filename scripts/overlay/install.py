@@ -34,7 +34,7 @@ from overlay.traits import traits
 _PATH_MAX = 4095
 #: The end of the longest name that bytecode has while it is compiled.
 _PYC = f".cpython-3xxt.opt-2.pyc.{'n' * 20}"
-_CARRY_ON = "the installation is partial: run `apply` to carry on or `revert` to undo"
+_CARRY_ON = "the installation is partial: the same command carries on, `revert` undoes"
 
 
 def refuse_unwritable(inspection: Inspection, changed: Iterable[str], force: bool) -> None:

@@ -15,9 +15,9 @@ from overlay.extras import Extra
 from overlay.installation import Installation
 from overlay.patches import SERIES, Patch, Series, dumps
 from overlay.pin import sha256
-from overlay.refusal import refusal
+from overlay.refusal import UNKNOWN, refusal
 from overlay.source import EXTRA, PROVENANCE, Overlay
-from overlay.state import Inspection, State, inspect, look
+from overlay.state import Asked, Inspection, State, inspect, look
 
 _PATCHES = f"{PROVENANCE}/patches"
 #: The options whose value may begin with a dash.
@@ -111,10 +111,10 @@ def survey(installation: Installation, overlay: Overlay, choice: Choice) -> Insp
         OverlayError: the choice is not understood, or cannot be had.
     """
     found = recognise(installation, overlay)
-    target = wanted(found, choice)
+    target, asked = wanted(found, choice)
     if target.pin_bytes == found.overlay.pin_bytes:
-        return found
-    return replace(inspect(installation, target), recognised=found.overlay)
+        return replace(found, asked=asked)
+    return replace(inspect(installation, target), recognised=found.overlay, asked=asked)
 
 
 def recognise(installation: Installation, overlay: Overlay) -> Inspection:
@@ -146,8 +146,8 @@ def _sound(overlay: Overlay, without: frozenset[str], extra: Iterable[Extra]) ->
     return all(each.paths.issubset(overlay.pin.upstream) for each in extra)
 
 
-def wanted(found: Inspection, choice: Choice) -> Overlay:
-    """The part of an overlay that a choice asks for.
+def wanted(found: Inspection, choice: Choice) -> tuple[Overlay, Asked | None]:
+    """The part of an overlay that a choice asks for, and how it asks; None for as installed.
 
     Args:
         found: of :func:`recognise`.
@@ -158,7 +158,7 @@ def wanted(found: Inspection, choice: Choice) -> Overlay:
     """
     base = found.overlay.base or found.overlay
     if choice.keep and not choice.names_words and choice.extra is None:
-        return found.overlay
+        return found.overlay, None
     without = frozenset(found.overlay.pin.without if choice.keep else ())
     if choice.names_words:
         without = _left_out(base, choice)
@@ -169,8 +169,12 @@ def wanted(found: Inspection, choice: Choice) -> Overlay:
         extra, laid = extras.installed(found.overlay), True
     for path in sorted({path for each in extra for path in each.paths} & {*choice.leave}):
         raise usage("is to be left alone, and an extra patch changes it", "choose one", path)
+    names = tuple(each.patch.name.removeprefix(EXTRA) for each in extra)
+    paths = frozenset().union(*(each.paths for each in extra))
+    asked = Asked(without, (choice.extra or UNKNOWN) if extra else None, names, paths)
     whole = found if found.overlay is base else inspect(found.installation, base)
-    return derive(base, without, extra, upstream_of(whole), laid)
+    upstream = upstream_of(replace(whole, asked=asked))
+    return derive(base, without, extra, upstream, laid), asked
 
 
 def _left_out(base: Overlay, choice: Choice) -> frozenset[str]:

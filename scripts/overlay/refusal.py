@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
-from overlay import pin as pins
 from overlay.errors import Exit, OverlayError
-from overlay.foreign import MARK
-from overlay.source import PROVENANCE, Overlay
-from overlay.state import FileState, Inspection, State
-from overlay.words import options_that_leave
+from overlay.source import EXTRA, MARK, PROVENANCE, Overlay
+from overlay.state import PIN, Asked, FileState, Inspection, State
+from overlay.words import options_that_leave, options_without
+
+#: Stands for a directory of extra patches that is not known.
+UNKNOWN = "DIR"
 
 
 def refuse_foreign(inspection: Inspection) -> None:
@@ -53,19 +55,20 @@ def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
                 f"is overlaid {part}by overlay {inspection.installed_version}; "
                 f"this is {pin.overlay}{overlay.selection}",
                 subject=installation.site,
-                next_step="`apply` replaces it with this one, `revert` takes it off",
+                next_step=f"{laying(inspection)} replaces it with this one, `revert` takes it off",
             )
         overlay, whose = installed.overlay, f"overlay {inspection.installed_version}"
     needed = file.path.startswith(PROVENANCE) and overlay is not inspection.overlay
     anew = f"reinstall {installation.title}"
+    again = f"{anew}, then {laying(inspection)}"
     if file.path in overlay.pin.upstream:
         reason = f"is neither upstream's nor {whose}'s"
-        next_step = f"keep your change elsewhere and {anew}, then apply"
-        if options := _leaving(inspection, files):
-            next_step += f"; or leave it to them: `apply {options}`"
+        next_step = f"keep your change elsewhere and {again}"
+        if leaving := _leaving(inspection, files):
+            next_step += f"; or leave it to them: {leaving}"
     elif needed:
         reason = f"is missing or damaged, and {whose} cannot be taken off without it"
-        next_step = f"{anew}, then apply"
+        next_step = again
     elif installation.site / file.path == installation.record:
         reason, next_step = "is not a plain file", f"put the installer's RECORD back, or {anew}"
     else:
@@ -83,18 +86,48 @@ def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
 
 
 def _leaving(inspection: Inspection, files: Sequence[FileState]) -> str | None:
-    """The options of ``apply`` that leave these files alone, if nothing of ours is in them."""
+    """The `apply` that leaves these files alone, too, if nothing of ours is in them."""
     base = inspection.overlay.base or inspection.overlay
     paths = [file.path for file in files if file.path in base.pin.upstream]
-    pin = f"{PROVENANCE}/{pins.NAME}"
     laid = inspection.by_installed and inspection.by_installed.overlay
-    if any(file.path == pin and file.state is not State.PRISTINE for file in inspection.files):
+    if any(file.path == PIN and file.state is not State.PRISTINE for file in inspection.files):
         laid = laid or inspection.overlay
     if laid and not set(laid.targets).isdisjoint(paths):
         return None
     if any(file.data is None or MARK in file.data for file in files if file.path in paths):
         return None
-    return options_that_leave(base, paths, laid.pin.without if laid else ())
+    asked = _asked(inspection)
+    if not asked.paths.isdisjoint(paths):
+        return None
+    without = {*asked.without, *(laid.pin.without if laid else ())}
+    options = options_that_leave(base, paths, without)
+    return options and _apply(options, asked)
+
+
+def laying(inspection: Inspection) -> str:
+    """The `apply` that lays what is asked for, or else what is installed, with all its options."""
+    base, asked = inspection.overlay.base or inspection.overlay, _asked(inspection)
+    return _apply(options_without(base, asked.without) if asked.without else "", asked)
+
+
+def _apply(options: str, asked: Asked) -> str:
+    extra = f"--extra={shlex.quote(asked.extra)}" if asked.extra else ""
+    command = f"`{' '.join(filter(None, ('apply', options, extra)))}`"
+    if asked.extra == UNKNOWN:
+        command += f" ({UNKNOWN}: the directory of {', '.join(asked.names)})"
+    return command
+
+
+def _asked(inspection: Inspection) -> Asked:
+    if inspection.asked:
+        return inspection.asked
+    overlay, installed = inspection.overlay, inspection.by_installed
+    if installed and installed.overlay.pin.overlay == overlay.pin.overlay:
+        overlay = installed.overlay
+    extra = UNKNOWN if overlay.extra else None
+    patches = (patch for patch in overlay.series.patches if patch.name.startswith(EXTRA))
+    paths = frozenset(file.path for patch in patches for file in patch.files)
+    return Asked(frozenset(overlay.pin.without), extra, tuple(overlay.extra), paths)
 
 
 def _expected(overlay: Overlay, path: str, needed: bool = False) -> str | None:

@@ -15,6 +15,9 @@ from overlay.pin import PACKAGE, Pin, sha256
 #: Where an installation keeps the pin and the patches that it was overlaid with.
 PROVENANCE = f"{PACKAGE}/provenance"
 
+#: In a comment at the top of each file that some version of the overlay has changed.
+MARK = b"vllm-readiness-overlay"
+
 #: Begins the name of each patch there that is not the overlay's own.
 EXTRA = "extra-"
 

@@ -17,6 +17,9 @@ from overlay.installation import Installation
 from overlay.pin import PACKAGE, sha256
 from overlay.source import PROVENANCE, Overlay
 
+#: Where an installation keeps the pin.
+PIN = f"{PROVENANCE}/{pins.NAME}"
+
 
 class State(enum.Enum):
     """The state of a file, of RECORD, or of a whole installation."""
@@ -48,6 +51,23 @@ class FileState:
     description: str
 
 
+@dataclass(frozen=True)
+class Asked:
+    """The part of the overlay that a command's options ask for.
+
+    Attributes:
+        without: the features and fixes that are left out.
+        extra: the directory of extra patches as it was named, or None if there are none.
+        names: those patches.
+        paths: the files that they change.
+    """
+
+    without: frozenset[str] = frozenset()
+    extra: str | None = None
+    names: tuple[str, ...] = ()
+    paths: frozenset[str] = frozenset()
+
+
 @dataclass
 class Inspection:
     """An installation, compared with one version of the overlay.
@@ -58,6 +78,7 @@ class Inspection:
         leftovers: staged files, and our own directory if it is empty, that a killed run left.
         stale: bytecode that would run instead of its source.
         recognised: another part of this overlay, if that is what is laid over the installation.
+        asked: the part that is wanted; None for what is installed.
     """
 
     installation: Installation
@@ -68,6 +89,7 @@ class Inspection:
     leftovers: list[str] = field(default_factory=list)
     stale: list[str] = field(default_factory=list)
     recognised: Overlay | None = None
+    asked: Asked | None = None
 
     @property
     def state(self) -> State:

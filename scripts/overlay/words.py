@@ -178,7 +178,7 @@ def options_without(overlay: Overlay, names: Iterable[str]) -> str:
         OverlayError: as for :func:`vocabulary`.
     """
     known = vocabulary(overlay)
-    gone = known.closed(names)
+    gone = known.closed(known.every.intersection(names))
     options = []
     for group, members in known.groups.items():
         if members <= gone:

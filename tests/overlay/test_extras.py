@@ -125,9 +125,12 @@ def test_a_difference_from_what_is_installed_is_reported(
         assert text in done.stderr if command == "verify" else "extra patch: " in done.stdout
     assert run("verify", "--site", site).returncode == Exit.DONE
     replaced = run("apply", "--site", site, "--extra", other)
-    assert "with the extra patches 0001-some.patch\n" in replaced.stdout
+    patched = f"overlay {OVERLAY.pin.overlay} with the extra patches 0001-some.patch"
+    assert f"note: takes off {patched}, and lays {patched}\n" in replaced.stdout
     assert status(site)["digest"] != digest
-    assert run("apply", "--site", site).returncode == Exit.DONE
+    dropped = run("apply", "--site", site)
+    assert dropped.returncode == Exit.DONE
+    assert f"takes off {patched}, and lays overlay {OVERLAY.pin.overlay}\n" in dropped.stdout
     assert (status(site)["extra"], b"# mine" in (site / RUNNER).read_bytes()) == ([], False)
     assert run("verify", "--site", site, "--extra", extra).returncode == Exit.FOREIGN
 

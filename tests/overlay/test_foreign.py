@@ -63,6 +63,34 @@ def test_a_hunk_whose_lines_have_changed_would_not_merge(site: Path, capsys: Any
     assert f"at upstream's lines {hunk.old_at + 1}" in text
 
 
+@pytest.mark.parametrize("path", [SCHEDULER, RUNNER])
+def test_a_line_in_an_overlaid_file_is_told_from_the_overlay_s_own(
+    site: Path, capsys: Any, path: str
+) -> None:
+    assert cli.main(["apply", "--site", str(site), "--force"]) == Exit.DONE
+    hunks = [hunk.reversed() for hunk in foreign.composed(OVERLAY.series, path) if hunk.new]
+    before, after = next((a, b) for a, b in pairwise(hunks) if b.old_at > a.old_at + len(a.old) + 1)
+    overlaid = (site / path).read_bytes().splitlines(keepends=True)
+    lines = overlaid[:]
+    lines[after.old_at : after.old_at] = [b"X = 1  # mine\n"]
+    (site / path).write_bytes(b"".join(lines))
+    text = known(site, path, capsys)
+    end = before.old_at + len(before.old)
+    moved = f"1 line more between the overlaid file's lines {end + 1} and {after.old_at + 1}"
+    assert moved in text
+    assert f"all {len(hunks)} changes of the overlay are there" in text
+    assert "upstream's line" not in text
+    assert "would merge" not in text
+    lines = overlaid[:]
+    lines[after.old_at] = b"X = 1  # mine\n"
+    (site / path).write_bytes(b"".join(lines))
+    text = known(site, path, capsys)
+    changed = f"{after.old_at + 1}-{after.old_at + len(after.old)} have changed"
+    assert f"the overlaid file's lines {changed}, which are the overlay's" in text
+    assert "are there" not in text
+    assert "upstream's line" not in text
+
+
 def test_a_file_that_no_patch_changes_is_not_even_read(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -249,7 +249,7 @@ def test_parts_and_the_whole_replace_one_another(site: Path, tmp_path: Path) -> 
         run("apply", "--site", fresh, *options)
         done = run("apply", "--site", site, *options)
         assert done.returncode == Exit.DONE, done.stderr
-        assert ("note: replaces overlay" in done.stdout) is bool(number)
+        assert ("note: takes off overlay" in done.stdout) is bool(number)
         assert "unreleased" not in done.stdout
         assert snapshot(site) == snapshot(fresh)
         digests = {

@@ -55,7 +55,8 @@ def test_another_version_is_named_and_replaced(
         assert snapshot(older) == before
     capsys.readouterr()
     assert run("apply", older) == Exit.DONE
-    assert "replaces overlay 0.0.1" in capsys.readouterr().out
+    replaced = "takes off overlay 0.0.1 (unreleased), and lays overlay 0.0.2\n"
+    assert replaced in capsys.readouterr().out
     assert run("verify", older) == Exit.DONE
     assert (older / "vllm" / "one.py").read_bytes() == mini.OVERLAID["vllm/one.py"]
 

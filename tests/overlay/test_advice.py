@@ -1,0 +1,170 @@
+"""What a message advises is run as it stands, and has to do what the message says."""
+
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from overlay import cli
+from overlay.errors import Exit
+from overlay.installation import locate
+from overlay.pin import PACKAGE
+from overlay.source import Overlay
+from support import mini
+from support.sites import UPSTREAM, run, snapshot
+
+PART = "--features=-seeds"
+LEAVE = "--leave=vllm/v1/two.py"
+ONE = "vllm/one.py"
+THEIRS = "vllm/v1/engine/output_processor.py"
+
+
+def nothing(site: Path) -> None:
+    """Leave it as it is."""
+
+
+def cut(site: Path) -> None:
+    (site / PACKAGE / "a.py").unlink()
+
+
+def edit(site: Path) -> None:
+    with (site / ONE).open("ab") as file:
+        file.write(b"# mine\n")
+
+
+def no_patch(site: Path) -> None:
+    edit(site)
+    shutil.rmtree(site / PACKAGE / "provenance" / "patches")
+
+
+class Case(NamedTuple):
+    """A command that fails with an advice.
+
+    Attributes:
+        laid: the options of the `apply` before, or None for none.
+        damage: what happens to the installation then.
+        command: the command that fails.
+        lays: the options of the `apply` that it should advise.
+    """
+
+    laid: Sequence[str] | None
+    damage: Callable[[Path], None]
+    command: Sequence[str]
+    lays: Sequence[str]
+
+
+EXTRA = "--extra=my own"
+CHOICES = ([], [PART], [LEAVE], [EXTRA], [PART, EXTRA])
+CASES = [
+    # Nothing is laid, or another part than the one that is asked for.
+    *(Case(None, nothing, ["verify", *each], each) for each in CHOICES),
+    *(Case(["--features=on"], nothing, ["verify", *each], each) for each in CHOICES[1:]),
+    *(Case(each, nothing, ["verify", "--features=on"], []) for each in CHOICES[1:3]),
+    *(Case(each, nothing, ["verify", PART, EXTRA], [PART, EXTRA]) for each in CHOICES[:4]),
+    # It was cut off: what is installed, or what is asked for.
+    *(Case(each, cut, ["verify"], each) for each in CHOICES),
+    *(Case(each, cut, ["status"], each) for each in CHOICES),
+    *(Case(each, cut, ["verify", *each], each) for each in CHOICES),
+    # A file was edited: vLLM is to be reinstalled first.
+    *(Case(each, edit, [command], each) for each in CHOICES for command in ("verify", "revert")),
+    *(Case(each, edit, ["verify", *each], each) for each in CHOICES),
+    *(Case(each, edit, ["apply", PART], [PART]) for each in CHOICES),
+    *(Case(each, edit, ["apply"], []) for each in CHOICES),
+    *(Case(each, no_patch, ["verify"], each) for each in CHOICES[1:2]),
+]
+
+
+@pytest.fixture
+def overlay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Overlay:
+    """The command line's; the user stands beside the extra patches."""
+    overlay = mini.worded(tmp_path / "overlay")
+    monkeypatch.setattr(cli, "ROOT", overlay.root)
+    mini.extra(tmp_path / "my own")
+    monkeypatch.chdir(tmp_path)
+    return overlay
+
+
+def advised(text: str) -> list[list[str]]:
+    """The commands in a text, each as its words."""
+    return [shlex.split(command) for command in re.findall(r"`([^`]+)`", text)]
+
+
+def names(case: Case) -> str:
+    laid = "nothing" if case.laid is None else " ".join(case.laid) or "whole"
+    return f"{laid}, {case.damage.__name__}, {' '.join(case.command)}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=names)
+def test_the_advice_does_what_it_says(
+    tmp_path: Path, overlay: Overlay, capsys: pytest.CaptureFixture[str], case: Case
+) -> None:
+    site = mini.install(tmp_path / "site")
+    pristine = snapshot(site)
+    expected = mini.install(tmp_path / "expected")
+    assert cli.main(["apply", "--site", str(expected), *case.lays]) == Exit.DONE
+    if case.laid is not None:
+        assert cli.main(["apply", "--site", str(site), *case.laid]) == Exit.DONE
+    case.damage(site)
+    capsys.readouterr()
+    command, *options = case.command
+    assert cli.main([command, "--site", str(site), *options]) != Exit.DONE
+    text = "".join(capsys.readouterr())
+    reverts = False
+    commands = advised(text.replace("=DIR", "='my own'"))
+    for number, words in enumerate(commands):
+        assert words[0] in ("apply", "revert"), text
+        again = Path(shutil.copytree(site, tmp_path / f"again {number}", symlinks=True))
+        if "reinstall vllm" in text:
+            shutil.rmtree(again)
+            mini.install(again)
+        assert cli.main([words[0], "--site", str(again), *words[1:]]) == Exit.DONE, text
+        if words[0] == "revert":
+            reverts = True
+            assert snapshot(again) == pristine
+            continue
+        assert snapshot(again) == snapshot(expected), text
+        asked = [] if command == "revert" else options
+        assert cli.main(["verify", "--site", str(again), *asked]) == Exit.DONE
+        if "=DIR" in text:
+            assert "DIR: the directory of 0001-mine.patch" in text
+    assert "apply" in {words[0] for words in commands}, text
+    assert reverts is ("`revert`" in text)
+
+
+def test_a_file_is_left_to_others_beside_what_was_asked_for(site: Path) -> None:
+    (site / THEIRS).write_bytes((UPSTREAM / THEIRS).read_bytes() + b"# theirs\n")
+    for asked in (["--fixes=-stop-tokens"], ["--leave=vllm/v1/core/sched/utils.py"]):
+        for command in ("apply", "verify"):
+            refused = run(command, "--site", site, *asked)
+            assert refused.returncode == Exit.FOREIGN
+            (line,) = re.findall(r"leave it to them: `([^`]+)`", refused.stderr)
+        done = run(*shlex.split(line), "--site", site)
+        assert done.returncode == Exit.DONE, line
+        word = "stop-tokens" if "fixes" in asked[0] else "closed-grammars"
+        assert f"left out: {', '.join(sorted(['logprobs', word]))}" in done.stdout
+        assert run("revert", "--site", site).returncode == Exit.DONE
+
+
+def test_patches_that_are_not_laid_again_are_not_said_to_be(
+    tmp_path: Path, overlay: Overlay, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = mini.install(tmp_path / "site")
+    assert cli.main(["apply", "--site", str(site), EXTRA]) == Exit.DONE
+    for flags in (["--dry-run"], []):
+        assert cli.main(["apply", "--site", str(site), *flags]) == Exit.DONE
+        patched = "overlay 0.0.1 with the extra patches 0001-mine.patch"
+        note = f"note: takes off {patched}, and lays overlay 0.0.1\n"
+        assert note in capsys.readouterr().out
+
+
+def test_a_target_that_is_advised_is_the_one_that_was_meant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = mini.install(tmp_path / "site")
+    (site / "vllm" / "__init__.py").write_text("")
+    assert cli.main(["status", "--site", str(site / "vllm")]) == Exit.USAGE
+    (named,) = re.findall(r"SITE=(\S+)", capsys.readouterr().err)
+    assert locate(site=named).site == site
