@@ -202,14 +202,25 @@ def _status(args: argparse.Namespace) -> int:
     compared = inspection.by_installed or inspection
     for line in parts.lines(compared.overlay):
         _say(line)
+    _files(inspection, compared, args.verbose)
+    if problem and compared.unknown:
+        _say(f"why: {problem.subject}: {problem.reason}")
+    if problem and (compared.unknown or compared.state is not State.FOREIGN):
+        _say(f"next: {problem.next_step}")
+    return code
+
+
+def _files(inspection: Inspection, compared: Inspection, every: bool) -> None:
+    """Print what is not as it should be, or every file."""
     states = [file.state for file in compared.files]
     counts = {state: states.count(state) for state in State if state in states}
     _say(f"{len(states)} files: " + ", ".join(f"{n} {s.value}" for s, n in counts.items()))
     usual = max((State.PRISTINE, State.OVERLAID), key=states.count)
     for file in compared.files:
-        if args.verbose or file.state is not usual:
+        if every or (file.state is not usual and not compared.unknown):
             _say(f"  {file.state.value:<9} {file.path}")
-        if file.state in (State.FOREIGN, State.MISSING):
+        # Of files of an unknown version nothing can be said one by one.
+        if file.state in (State.FOREIGN, State.MISSING) and not compared.unknown:
             error = refusal(inspection, [file])
             for name, text in (("expected", error.expected), ("found", error.found)):
                 if text:
@@ -217,14 +228,11 @@ def _status(args: argparse.Namespace) -> int:
             for text in describe(compared, file):
                 _say(f"            {'known':<9} {text}")
             _say(f"            {'next':<9} {error.next_step}")
-    if compared.record and (args.verbose or compared.record is not usual):
+    if compared.record and (every or compared.record is not usual):
         _say(f"  {compared.record.value:<9} RECORD")
     for what, paths in (("left over", compared.leftovers), ("stale", compared.stale)):
         for path in paths:
             _say(f"  {what:<9} {path}")
-    if problem and compared.state is not State.FOREIGN:
-        _say(f"next: {problem.next_step}")
-    return code
 
 
 def _verify(args: argparse.Namespace) -> int:

@@ -149,6 +149,12 @@ def loads(text: str, origin: str = NAME) -> Pin:
     return _consistent(Pin(facts["vllm"], facts["overlay"], **tables, without=without), origin)
 
 
+def newer(version: str, than: str) -> bool:
+    """Whether a version is a later one, by the numbers in it."""
+    numbers = ([int(n) for n in re.findall(r"[0-9]{1,9}", text)] for text in (version, than))
+    return next(numbers) > next(numbers)
+
+
 @dataclass(frozen=True)
 class Releases:
     """The contents of RELEASES: all versions of the overlay.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 from collections.abc import Iterable, Mapping
 
 from overlay.patches import split_lines
@@ -18,8 +19,8 @@ from overlay.pin import PACKAGE
 
 def row(path: str, data: bytes) -> bytes:
     """The row that an installer writes for a file, without a line end."""
-    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=")
-    return b"%s,sha256=%s,%d" % (path.encode(), digest, len(data))
+    digest = _encoded(hashlib.sha256(data).digest())
+    return b"%s,sha256=%s,%d" % (path.encode(), digest.encode(), len(data))
 
 
 def overlay(data: bytes, changed: Mapping[bytes, bytes], added: Iterable[bytes]) -> bytes:
@@ -57,6 +58,31 @@ def restore(data: bytes, changed: Mapping[bytes, bytes]) -> bytes:
 def rows_of_ours(data: bytes) -> list[bytes]:
     """The rows of the files that we add, without line ends."""
     return [line.rstrip(b"\r\n") for line in split_lines(data) if _is_ours(line)]
+
+
+def paths(data: bytes) -> set[str]:
+    """The paths that are listed, as they are written there."""
+    return {os.fsdecode(line.partition(b",")[0]) for line in split_lines(data)}
+
+
+def disagrees(data: bytes, digests: Mapping[str, str]) -> bool:
+    """Whether a module of ours is listed that is not the one that is expected.
+
+    Args:
+        data: the present RECORD.
+        digests: path to SHA-256 of our modules.
+    """
+    for line in rows_of_ours(data):
+        path, _, rest = os.fsdecode(line).partition(",")
+        if path.endswith(".py"):
+            expected = b"" if path not in digests else bytes.fromhex(digests[path])
+            if not rest.startswith(f"sha256={_encoded(expected)},"):
+                return True
+    return False
+
+
+def _encoded(digest: bytes) -> str:
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 def _is_ours(line: bytes) -> bool:

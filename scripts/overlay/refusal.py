@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from overlay.errors import Exit, OverlayError
 from overlay.source import EXTRA, MARK, PROVENANCE, Overlay
-from overlay.state import PIN, Asked, FileState, Inspection, State
+from overlay.state import LINES, PIN, ROWS, Asked, FileState, Inspection, State
+from overlay.unknown import Unknown
 from overlay.words import options_that_leave, options_without
 
 #: Stands for a directory of extra patches that is not known.
@@ -33,6 +34,8 @@ def refuse_foreign(inspection: Inspection) -> None:
 def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
     """The error for the first of some foreign or missing files, with the next step to take."""
     pin, installation = inspection.overlay.pin, inspection.installation
+    if inspection.unknown:
+        return _unknown(inspection, inspection.unknown)
     file = files[0]
     more = f" (and {len(files) - 1} more)" if len(files) > 1 else ""
     title = f"{installation.title} in {installation.site}"
@@ -69,6 +72,11 @@ def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
     elif needed:
         reason = f"is missing or damaged, and {whose} cannot be taken off without it"
         next_step = again
+    elif inspection.orphaned or file.description in (LINES, ROWS):
+        others = f"has {file.description}" if file.description in (LINES, ROWS) else ""
+        reason = others or "is a file of another version of the overlay"
+        reason += ", and no pin tells of which"
+        next_step = again
     elif installation.site / file.path == installation.record:
         reason, next_step = "is not a plain file", f"put the installer's RECORD back, or {anew}"
     else:
@@ -82,6 +90,51 @@ def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
         expected=_expected(overlay, file.path, needed),
         found=file.description,
         next_step=next_step,
+    )
+
+
+def _unknown(inspection: Inspection, unknown: Unknown) -> OverlayError:
+    """The error for an installation whose pin is of a version that cannot be taken off."""
+    ours, installation = inspection.overlay.pin, inspection.installation
+    anew = f"reinstall {installation.title}"
+    (pin,) = (file for file in inspection.files if file.path == PIN)
+    if inspection.foreign_files == [pin]:
+        overlay = inspection.overlay.base or inspection.overlay
+        return OverlayError(
+            Exit.FOREIGN,
+            f"is not the pin of overlay {ours.overlay}, whose files all others are",
+            subject=installation.site / PIN,
+            expected=_expected(inspection.overlay, PIN),
+            found=pin.description,
+            next_step=f"delete it, copy {overlay.origin_of(PIN)} there, and run the same command "
+            "again",
+        )
+    if unknown.version is None:
+        return OverlayError(
+            Exit.FOREIGN,
+            "does not tell by which version of the overlay files here were changed",
+            subject=installation.site / PIN,
+            found=pin.description,
+            next_step=f"{anew}, then {laying(inspection)}",
+        )
+    release = unknown.release if unknown.release != ours.release else None
+    named = f"overlay {unknown.version}" + (f", which is for vLLM {release}" if release else "")
+    if unknown.version == ours.overlay:
+        named = f"another state of {named}"
+    reason = f"is overlaid by {named}; overlay {ours.overlay} "
+    if unknown.paths is None:
+        reason += f"cannot read its {PIN}"
+    elif unknown.paths:
+        more = f" and {len(unknown.paths) - 1} more" if len(unknown.paths) > 1 else ""
+        reason += f"does not know upstream's {unknown.paths[0]}{more}, which it changes"
+    else:
+        reason += "finds other files than its pin names"
+    return OverlayError(
+        Exit.FOREIGN if installation.release == ours.release else Exit.RELEASE,
+        reason,
+        subject=installation.site,
+        next_step=f"`revert` with {named.partition(',')[0]}, or {anew}; "
+        "until then leave its files where they are",
     )
 
 

@@ -12,13 +12,19 @@ from pathlib import Path
 from overlay import bytecode, progress, record
 from overlay import pin as pins
 from overlay.errors import OverlayError, denied
-from overlay.files import LARGEST, STAGED, read, special, staged_in
+from overlay.files import LARGEST, STAGED, head, read, special, staged_in
 from overlay.installation import Installation
 from overlay.pin import PACKAGE, sha256
-from overlay.source import PROVENANCE, Overlay
+from overlay.source import MARK, PROVENANCE, Overlay
+from overlay.unknown import Unknown
 
 #: Where an installation keeps the pin.
 PIN = f"{PROVENANCE}/{pins.NAME}"
+#: What is found of a version whose provenance is gone.
+LINES = "lines of another version of the overlay"
+ROWS = "rows of another version of the overlay"
+#: The mark is in the first lines of a file.
+_TOP = 1024
 
 
 class State(enum.Enum):
@@ -132,14 +138,11 @@ class Inspection:
         """
         if self.state is not State.FOREIGN:
             return None
-        pin = (self.overlay.base or self.overlay).pin
         try:
             overlay = Overlay.installed(self.installation.site)
             if overlay is None or overlay.pin_bytes == self.overlay.pin_bytes:
                 return None
-            known = {*pin.upstream.items()}
-            known |= {(p, d) for p, d in pins.releases().upstream if p not in pin.upstream}
-            if not known.issuperset(overlay.pin.upstream.items()):
+            if not self._known.issuperset(overlay.pin.upstream.items()):
                 return None
             installed = inspect(self.installation, overlay)
         except OverlayError:
@@ -150,6 +153,34 @@ class Inspection:
         _require_patches(installed)
         fewer = len(installed.foreign_files) <= len(self.foreign_files)
         return installed if fewer else None
+
+    @property
+    def _known(self) -> set[tuple[str, str]]:
+        """Path and SHA-256 of each of upstream's files that some version changes."""
+        pin = (self.overlay.base or self.overlay).pin
+        earlier = {(p, d) for p, d in pins.releases().upstream if p not in pin.upstream}
+        return {*pin.upstream.items()} | earlier
+
+    @cached_property
+    def unknown(self) -> Unknown | None:
+        """The version whose pin is installed, if it cannot be taken off by this one."""
+        file = next((file for file in self.files if file.path == PIN), None)
+        if file is None or file.state is not State.FOREIGN or self.by_installed is not None:
+            return None
+        return Unknown.read(file.data or b"", self._known)
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether something of another version is there, and its pin is not.
+
+        Every run of the tool writes the pin before, and removes it after, everything else.
+        """
+        there = {file.path: file.state for file in self.files}.get(PIN) is not State.PRISTINE
+        return not there and any(
+            file.description in (LINES, ROWS)
+            or (file.path in self.overlay.added or file.path.startswith(PROVENANCE))
+            for file in self.foreign_files
+        )
 
     @property
     def replaceable(self) -> Inspection | None:
@@ -167,7 +198,10 @@ class Inspection:
         ours = {each.pin_bytes for each in (self.overlay.base, self.recognised) if each}
         version = pins.releases().versions.get(sha256(overlay.pin_bytes))
         if version is None:
-            version = overlay.pin.overlay + ("" if overlay.pin_bytes in ours else " (unreleased)")
+            version = overlay.pin.overlay
+            # Of a newer version it is not known which states were released.
+            if overlay.pin_bytes not in ours and not pins.newer(version, self.overlay.pin.overlay):
+                version += " (unreleased)"
         return version + overlay.selection
 
     def pristine(self, path: str) -> bytes:
@@ -214,6 +248,8 @@ def inspect(installation: Installation, overlay: Overlay) -> Inspection:
         _inspect_leftovers(inspection)
         if installation.record and inspection.state is not State.FOREIGN:
             _inspect_record(inspection, installation.record)
+        if inspection.state in (State.PRISTINE, State.PARTIAL):
+            _inspect_others(inspection)
     except OSError as error:
         raise denied(error, "the installation cannot be looked at") from None
     return inspection
@@ -350,6 +386,11 @@ def _inspect_record(inspection: Inspection, path: Path) -> None:
         inspection.files.append(_foreign(name, "not a plain file"))
         return
     data = inspection.record_bytes = read(path)
+    modules = (inspection.overlay.base or inspection.overlay).pin.result
+    if inspection.file(PIN).state is State.PRISTINE and record.disagrees(data, modules):
+        name = str(path.relative_to(inspection.installation.site))
+        inspection.files.append(_foreign(name, ROWS))
+        return
     restored = record.restore(data, inspection.changed_rows)
     listed = record.rows_of_ours(data)
     needed = {
@@ -365,3 +406,29 @@ def _inspect_record(inspection: Inspection, path: Path) -> None:
         inspection.record = State.OVERLAID
     else:
         inspection.record = State.PARTIAL
+
+
+def _inspect_others(inspection: Inspection) -> None:
+    """Look in upstream's other files for what other versions of the overlay have left.
+
+    Only the top of a module is read, and only of one that the installer knows, if it says so.
+    """
+    site = inspection.installation.site
+    listed = record.paths(inspection.record_bytes) if inspection.record else None
+    ours = inspection.paths
+    for folder, folders, names in os.walk(site / "vllm"):
+        progress.step(f"looks for other versions' lines in {folder}")
+        relative = os.path.relpath(folder, site)
+        if relative == PACKAGE:
+            folders.clear()
+            continue
+        for name in (*folders, *names):
+            path = f"{relative}/{name}"
+            if name.startswith(STAGED) and path not in inspection.leftovers:
+                inspection.leftovers.insert(0, path)  # our own directory is removed last
+        for path in sorted(f"{relative}/{name}" for name in names if name.endswith(".py")):
+            if path in ours or (listed is not None and path not in listed):
+                continue
+            lines = head(site / path, _TOP).splitlines()
+            if any(line.startswith(b"#") and MARK in line for line in lines):
+                inspection.files.append(_foreign(path, LINES))
