@@ -142,7 +142,7 @@ def exchange(installed: Inspection, after: Inspection, lock: int, version: str |
                 f"version {version} of the overlay was taken off, and this one is not on: "
                 f"{error.reason}",
                 subject=error.subject,
-                next_step="mend that and run `apply` again",
+                next_step="mend that and run the same command again",
             ) from None
 
 
