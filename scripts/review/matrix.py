@@ -25,6 +25,7 @@ from review import review, runners, verdicts
 from review.markdown import LIMIT
 from review.page import visible
 from review.pieces import escape
+from review.selecting import OTHER
 
 #: The version of matrix.json; docs/review-json.md has its fields, and says what raises it.
 SCHEMA = 1
@@ -55,9 +56,8 @@ _GROUPS = {
     verdicts.FIXES: "Fixes",
     verdicts.FRAME: "What all share",
 }
-#: Model names that a cell lists.
-_NAMED = 4
-_ENDING = re.compile(r"For(CausalLM|ConditionalGeneration)$")
+#: How the names of architectures end.
+_ENDING = re.compile(r"For(CausalLM|ConditionalGeneration)(?= |$)")
 
 Matrix = Mapping[str, Any]
 
@@ -259,21 +259,21 @@ def runner(entry: Mapping[str, Any]) -> str:
     kinds = entry["runners"]
     if kinds is None:
         return "not known" if entry["outcome"] == REVIEWED else ""
-    every = runners.OTHER in kinds["v2"]
-    fewer, taken = (kinds["v1"], "V2") if every else (kinds["v2"], "V1")
-    if fewer:
-        taken += f"; {'V1' if every else 'V2'} for {_models(fewer)}"
-    if runners.OTHER in kinds["unclear"]:
-        return f"not clear for {_models(kinds['unclear'])}"
-    return taken + (f"; not clear for {_models(kinds['unclear'])}" if kinds["unclear"] else "")
+    unclear = f"not clear for {_models(kinds['unclear'])}" if kinds["unclear"] else ""
+    if OTHER in kinds["unclear"]:
+        return unclear
+    first, second = ("v2", "v1") if OTHER not in kinds["v1"] else ("v1", "v2")
+    parts = []
+    for name in (first, second):
+        if OTHER in kinds[name]:
+            parts.append(name.upper())
+        elif kinds[name]:
+            parts.append(f"{name.upper()} for {_models(kinds[name])}")
+    return "; ".join(filter(None, [*parts, unclear]))
 
 
 def _models(names: Sequence[str]) -> str:
-    if runners.OTHER in names:
-        return "every model"
-    if len(names) > _NAMED:
-        return f"{len(names)} models"
-    return ", ".join(_ENDING.sub("", name) for name in names)
+    return runners.brief([_ENDING.sub("", name) for name in names])
 
 
 def _dead(cell: Mapping[str, Any]) -> str:

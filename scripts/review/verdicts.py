@@ -16,7 +16,8 @@ from review.merging import ADOPTED, CONFLICTS, GONE, OBSOLETE, JudgedPatch
 from review.outline import enclosing
 from review.pieces import anchor_of
 from review.references import Place, References
-from review.runners import OTHER, V1, V2, VARIABLE
+from review.runners import V1, V2, VARIABLE, brief, joined
+from review.selecting import OTHER
 from review.vocabulary import Vocabulary
 from review.words import Seams
 
@@ -121,7 +122,7 @@ def section(
             because.append(f"and {more} more")
         verdict = finding["verdict"]
         if finding["dead"]:
-            verdict += f"; dead on {_models(finding['dead'])}"
+            verdict += f"; dead on {brief(finding['dead'])}"
         rows.append([_called(finding), finding["group"], verdict, "; ".join(because)])
     held = sum(finding["verdict"] == HOLDS and not finding["dead"] for finding in findings)
     heading = f"Features and fixes: {held:,} of {len(findings):,} hold as they are"
@@ -159,9 +160,10 @@ def sentences(findings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     features = [f for f in findings if f["group"] == FEATURES]
     if models := next((f["dead"] for f in features if f["dead"]), None):
         alive = [f["name"] for f in features if not f["dead"]]
+        served = "every model" if OTHER in models else joined(models)
         yield (
-            f"on {_models(models)} what the overlay does in Model Runner V1 does nothing by "
-            f"default: of the features only {', '.join(alive) or 'none'} still do something; "
+            f"on {served} what the overlay does in Model Runner V1 does nothing by default: of "
+            f"the features only {', '.join(alive) or 'none'} still do something; "
             f"{VARIABLE}=0 brings V1 back"
         )
 
@@ -278,7 +280,3 @@ def _group(vocabulary: Vocabulary, word: str) -> str:
 
 def _called(finding: Mapping[str, Any]) -> str:
     return "what all share" if finding["group"] == FRAME else str(finding["name"])
-
-
-def _models(names: Sequence[str]) -> str:
-    return "every model" if OTHER in names else ", ".join(names)

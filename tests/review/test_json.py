@@ -19,7 +19,7 @@ from review import (
     moves,
     reach,
     review,
-    runners,
+    selecting,
     trying,
     uses,
     verdicts,
@@ -144,7 +144,7 @@ def test_the_documented_values_of_a_matrix_are_the_code_s() -> None:
     assert fields["words[].cells[].verdict"].values == verdict
     assert fields["words[].first.state"].values == verdict - {verdicts.HOLDS} | {matrix.DEAD}
     # A model that no list names.
-    assert f"`{runners.OTHER}` stands for all" in PAGE.read_text()
+    assert f"`{selecting.OTHER}` stands for all" in PAGE.read_text()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from overlay.errors import Exit, OverlayError
 from playwright.sync_api import Browser, Page
 from review import __main__ as program
 from review import definitions, matrix, review, wheels
-from review.runners import OTHER
+from review.selecting import OTHER
 from review.wheels import Release
 from support import series, worded
 from support.browser import DESKTOP, PHONE, browser, opening
@@ -285,6 +285,13 @@ def test_an_empty_list_is_refused(tmp_path: Path) -> None:
         ([OTHER], list("ABCDE"), [], "V1; V2 for 5 models"),
         ([OTHER], [], ["A"], "V1; not clear for A"),
         ([], [], ["A", OTHER], "not clear for every model"),
+        (
+            ["hybrid models"],
+            ["dense models", "AForCausalLM (dense)"],
+            ["pooling models"],
+            "V2 for dense models, A (dense); V1 for hybrid models; not clear for pooling models",
+        ),
+        ([], ["dense models", *"ABCDE"], [], "V2 for dense models, 5 more"),
     ],
 )
 def test_the_runner_in_few_words(

@@ -9,7 +9,7 @@ from review import merging, verdicts
 from review.fixes import MENDS
 from review.merging import JudgedPatch
 from review.references import References
-from review.runners import OTHER
+from review.selecting import OTHER
 from review.verdicts import FRAME
 from review.vocabulary import DOORS, Vocabulary
 from support.seams import base, overlaid, seams, vocabulary
@@ -278,7 +278,9 @@ def test_what_is_dead_on_models_is_said_and_still_judged(models: list[str], said
     assert rows["history"] == f"holds; dead on {said}"
     assert rows["sampler-copies"] == "holds"
     *_, sentence = verdicts.sentences([*findings.values()])
-    assert sentence.startswith(f"on {said} what the overlay does in Model Runner V1 does nothing")
+    assert sentence.startswith(
+        f"on {said.replace(',', ' and')} what the overlay does in Model Runner V1 does nothing"
+    )
     assert "only sampler-copies still do something" in sentence
 
 
