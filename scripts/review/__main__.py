@@ -7,8 +7,9 @@
     python -m review waiver [RELEASE]   each patch's reason, link and removal plan, as Markdown
 
 Run it with ``PYTHONPATH=scripts``. RELEASE is a version, a wheel file, or ``latest``;
-RELEASES is ``0.23.0..latest``, or versions with commas between them. Exit codes: 0 unchanged,
-10 needs eyes, 11 conflicts; those of ``overlay`` for a refusal; of several releases the worst.
+RELEASES is ``0.23.0..latest``, or versions with commas between them. Exit codes: 0 once it has
+reported, those of ``overlay`` for a refusal; with ``--check`` also 10 if a release needs eyes and
+11 for conflicts; of several releases the worst.
 """
 
 from __future__ import annotations
@@ -96,6 +97,10 @@ def _parser() -> argparse.ArgumentParser:
                 "release", nargs=optional, help="a version, a wheel file, or latest"
             )
             command.add_argument("--sha256", help="of the wheel file, if no index knows it")
+        if name in ("release", "matrix"):
+            command.add_argument(
+                "--check", action="store_true", help="end with 10 or 11 unless all is unchanged"
+            )
         if name == "release":
             command.add_argument(
                 "--try", dest="try_it", action="store_true", help="install, overlay and serve it"
@@ -118,7 +123,7 @@ def _release(args: argparse.Namespace) -> int:
     trial = partial(trying.examine, ROOT) if args.try_it else None
     result = review.of_release(overlay, _base(args, overlay), release, args.out, trial=trial)
     _report(args, result)
-    return review.CODES[result["verdict"]]
+    return _ending(args, review.CODES[result["verdict"]])
 
 
 def _matrix(args: argparse.Namespace) -> int:
@@ -158,7 +163,12 @@ def _matrix(args: argparse.Namespace) -> int:
         for sentence in result["summary"]:
             print(escaped(f"  {sentence}"))
         print(escaped(f"page: {args.out / matrix.PAGE}"))
-    return matrix.code(result)
+    return _ending(args, matrix.code(result))
+
+
+def _ending(args: argparse.Namespace, code: int) -> int:
+    """Return the exit code; that of a verdict only if it was asked for."""
+    return code if args.check or code not in review.CODES.values() else Exit.DONE
 
 
 def _diff(args: argparse.Namespace) -> int:

@@ -174,7 +174,7 @@ def test_a_dry_run_makes_nothing(root: Path, make_in: Make) -> None:
 def test_a_rebase_that_stopped_at_a_conflict_is_no_error(
     target: str, code: int, fails: bool
 ) -> None:
-    """Up to now the last line of one was "Error 11"."""
+    """A review ends with 11 only if it was asked to check."""
     done = make(target, "RELEASE=0.0.1", "ENVIRONMENT=:", f"REVIEW=sh -c 'exit {code}' sh")
     assert (done.returncode != 0) is fails
     assert (f"Error {code}" in done.stderr) is fails
@@ -187,6 +187,9 @@ def test_a_review_is_of_one_release_or_of_several() -> None:
     assert run("RELEASE=latest").stdout.startswith("release latest --")
     assert run("RELEASES=0.23.0..latest").stdout.startswith("matrix 0.23.0..latest --")
     assert "--try" not in run("RELEASES=0.23.0,0.24.0", "TRY=0").stdout
+    for named in ("RELEASE=0.23.0", "RELEASES=0.23.0,0.24.0"):
+        assert "--check" not in run(named).stdout
+        assert run(named, "ARGS=--check").stdout.endswith(" --check\n")
     for beside in ("RELEASE=0.23.0", "SHA256=0", "TRY=1"):
         done = run("RELEASES=0.23.0,0.24.0", beside)
         assert done.returncode == 2

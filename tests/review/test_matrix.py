@@ -192,8 +192,16 @@ def test_what_all_releases_share_is_read_once(made: Made) -> None:
     assert made.parsed <= 1 + len(RELEASES)
 
 
-def test_the_program_ends_with_the_worst_and_says_where_the_page_is(made: Made) -> None:
-    assert made.code == 11
+def test_a_check_ends_with_the_worst_verdict(tmp_path: Path) -> None:
+    assert make(tmp_path, "0.23.0", RELEASES, "--check").code == 0
+    assert make(tmp_path, "0.23.0,0.23.1", RELEASES, "--check").code == 10
+    assert make(tmp_path, ",".join(RELEASES), RELEASES, "--check").code == 11
+
+
+def test_the_program_says_where_the_page_is(made: Made) -> None:
+    """It has reported, and so it has not failed; see :func:`matrix.code` for a check."""
+    assert matrix.code(made.json) == 11
+    assert made.code == 0
     printed, complaints = made.printed
     lines = printed.splitlines()
     assert lines[:2] == ["vLLM 0.23.0: unchanged", "vLLM 0.23.1: needs eyes"]
