@@ -124,8 +124,9 @@ def section(
         if finding["dead"]:
             verdict += f"; dead on {brief(finding['dead'])}"
         rows.append([_called(finding), finding["group"], verdict, "; ".join(because)])
-    held = sum(finding["verdict"] == HOLDS and not finding["dead"] for finding in findings)
-    heading = f"Features and fixes: {held:,} of {len(findings):,} hold as they are"
+    counted = [finding for finding in findings if finding["group"] != FRAME]
+    held = sum(finding["verdict"] == HOLDS and not finding["dead"] for finding in counted)
+    heading = f"Features and fixes: {held:,} of {len(counted):,} hold as they are"
     return heading, "words", ("word", "group", "verdict", "why"), rows
 
 

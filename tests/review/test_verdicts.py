@@ -265,6 +265,15 @@ def test_a_change_of_the_classes_that_run_concerns_the_seams_words() -> None:
     assert findings["readback"]["because"] == ["Other overrides it"]
 
 
+def test_what_all_share_is_counted_as_no_feature_and_no_fix() -> None:
+    for dead, alive in (([], {}), (["A"], {"sampler-copies"})):
+        heading, *_, rows = verdicts.section([*examine(dead=dead, alive=alive).values()])
+        total = len({*features.FEATURES, *features.FIXES})
+        held = len(alive) if dead else total
+        assert heading == f"Features and fixes: {held} of {total} hold as they are"
+        assert len(rows) == total + 1
+
+
 @pytest.mark.parametrize(("models", "said"), [(["A", "B"], "A, B"), ([OTHER], "every model")])
 def test_what_is_dead_on_models_is_said_and_still_judged(models: list[str], said: str) -> None:
     findings = examine(dead=models, alive={"sampler-copies", "sessions"})
