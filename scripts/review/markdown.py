@@ -20,6 +20,7 @@ from review.pieces import (
     folded,
     headed,
     lines_of,
+    one_line,
     row,
     table,
 )
@@ -252,12 +253,22 @@ def _name(name: Review, review: Review, most_users: int | None) -> str:
 # Sections of the document alone
 
 
+def described(text: str) -> str:
+    """A DEP-3 Description on one line: its first line is a title, and ends a sentence."""
+    first, _, rest = (part.strip() for part in text.partition("\n"))
+    end = "" if not rest or first.endswith((".", ":", "?", "!")) else "."
+    return one_line(f"{first}{end} {rest}")
+
+
 def _patch(review: Review, patch: Review) -> str:
     anchor = anchor_of(patch["name"])
+    fields = dict(patch["header"])
+    if text := fields.get("Description"):
+        fields["Description"] = described(text)
     header = "\n".join(
         # Of an address only this form becomes a link.
         f"- {escape(field)}: {f'<{value}>' if _ADDRESS.fullmatch(value) else escape(value)}"
-        for field, value in patch["header"].items()
+        for field, value in fields.items()
     )
     parts = [
         f'<a id="{anchor}"></a>**{escape(patch["title"])}**: {escape(patch["because"])}',

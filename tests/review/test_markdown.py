@@ -48,6 +48,20 @@ def headings(text: str) -> list[str]:
     return [shown_text(after) for token, after in pairs if token.type == "heading_open"]
 
 
+def test_a_description_is_told_from_its_first_line() -> None:
+    """In a header only a line's end stands between the two."""
+    (patch, *_) = reviews.review()["patches"]
+    title = patch["title"]
+    text = markdown.document(reviews.review(), reviews.texts())
+    assert f"- Description: {title}. and more of it." in text
+    for first, shown in (
+        ("Ends. \nMore", "Ends. More"),
+        ("Alone", "Alone"),
+        ("Why?\nSo", "Why? So"),
+    ):
+        assert markdown.described(first) == shown
+
+
 def test_the_report_has_every_verdict_and_the_names_that_changed() -> None:
     review = reviews.review()
     text = markdown.report(review)
