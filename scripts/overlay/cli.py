@@ -189,6 +189,16 @@ def _change(
     return Exit.DONE
 
 
+def _counted(inspection: Inspection) -> str:
+    """The number of files, of which some are vLLM's, some ours, and perhaps some neither."""
+    targets, added = set(inspection.overlay.targets), set(inspection.overlay.added)
+    paths = inspection.paths
+    parts = [f"{len(paths & targets)} of vLLM's", f"{len(paths & added)} of its own"]
+    if others := paths - targets - added:
+        parts.append(f"{len(others)} of neither")
+    return f"{len(inspection.files)} files ({', '.join(parts)})"
+
+
 def _status(args: argparse.Namespace) -> int:
     outcome = commands.status(installation(args), Overlay.load(ROOT), parts.chosen(args))
     inspection = outcome.inspection
@@ -214,7 +224,7 @@ def _files(inspection: Inspection, compared: Inspection, every: bool) -> None:
     """Print what is not as it should be, or every file."""
     states = [file.state for file in compared.files]
     counts = {state: states.count(state) for state in State if state in states}
-    _say(f"{len(states)} files: " + ", ".join(f"{n} {s.value}" for s, n in counts.items()))
+    _say(f"{_counted(compared)}: " + ", ".join(f"{n} {s.value}" for s, n in counts.items()))
     usual = max((State.PRISTINE, State.OVERLAID), key=states.count)
     for file in compared.files:
         if every or (file.state is not usual and not compared.unknown):

@@ -51,7 +51,8 @@ def markdown(
     pin, patches = overlay.pin, overlay.series.patches
     lines = [
         f"vllm-readiness-overlay {pin.overlay} changes {counted(len(overlay.targets), 'file')} of "
-        f"vLLM {pin.release} by {counted(len(patches), 'patch', 'patches')}. "
+        f"vLLM {pin.release} by {counted(len(patches), 'patch', 'patches')}, and adds "
+        f"{counted(len(overlay.added), 'file')} of its own. "
         "`VLLM_READINESS=off` runs upstream's code everywhere, `VLLM_READINESS=-WORD` without one "
         "feature or fix; `make revert` restores upstream's files, byte for byte.",
     ]

@@ -12,13 +12,19 @@ from overlay.patches import header_fields
 from overlay.source import Overlay
 from review import waiver
 from support.seams import seams, vocabulary
-from support.sites import OVERLAY, REPO, UPSTREAM
+from support.sites import OVERLAY, REPO, UPSTREAM, run
 from support.tables import rows
 
 
 def test_each_patch_has_its_reason_link_and_removal_plan() -> None:
     text = waiver.markdown(OVERLAY, vocabulary(), seams(), None)
-    assert f"{OVERLAY.pin.overlay} changes {len(OVERLAY.targets)} files" in text
+    changed, added = len(OVERLAY.targets), len(OVERLAY.added)
+    assert f"{OVERLAY.pin.overlay} changes {changed} files of vLLM" in text
+    assert f", and adds {added} files of its own. " in text
+    # The same counts, in the same words, and their sum.
+    command = ["status", "--site", UPSTREAM]
+    whole = f"{changed + added} files ({changed} of vLLM's, {added} of its own): "
+    assert whole in run(*command).stdout
     table = rows(text)
     assert len(table) == len(OVERLAY.series.patches)
     for row, patch in zip(table, OVERLAY.series.patches, strict=True):
