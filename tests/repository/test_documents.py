@@ -192,6 +192,14 @@ def test_a_command_that_fails_is_noticed(sandbox: Sandbox) -> None:
             follow(script, sandbox)
 
 
+@pytest.mark.parametrize("name", BY_NAME)
+def test_no_list_has_lost_its_bullets(name: str) -> None:
+    """A bullet that follows a text on its line, or ends one, is a hyphen in a paragraph."""
+    paragraphs = [token.content for token in tokens(BY_NAME[name]) if token.type == "inline"]
+    lost = [text for text in paragraphs if re.search(r"[.;:,)] -(\s|$)|^- ", text, re.MULTILINE)]
+    assert lost == []
+
+
 def targets() -> set[str]:
     return set(re.findall(r"^([a-z-]+):.*## ", (REPO / "Makefile").read_text(), re.MULTILINE))
 
