@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -99,7 +100,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     sub.add_argument("--verbose", action="store_true", help="name every file")
     command(every, "verify", _verify, "succeed silently if the overlay is whole, or say why not")
     sub = command(every, "exec", _exec, "verify, then run the command after -- in this process")
-    sub.usage = "overlay exec [options] -- COMMAND [ARGUMENT ...]"
+    sub.usage = "python3 scripts/overlay exec [options] -- COMMAND [ARGUMENT ...]"
     sub.set_defaults(words=words)
     command(every, "doctor", _doctor, "say what is there, who uses it, and what apply would do")
     sub = command(every, "diff", _diff, "show what the overlay changes in upstream's files")
@@ -268,7 +269,11 @@ def _verify(args: argparse.Namespace) -> int:
 
 def _exec(args: argparse.Namespace) -> int:
     if not args.words:
-        raise usage("exec needs a command", "name it after --: overlay exec -- vllm serve MODEL")
+        named = [f"--{n}={v}" for n in ("venv", "site", "python") if (v := getattr(args, n))]
+        line = ["python3", str(ROOT / "scripts" / "overlay"), "exec", *named]
+        raise usage(
+            "exec needs a command", f"name it after --: {shlex.join(line)} -- vllm serve MODEL"
+        )
     if (code := _verify(args)) or args.dry_run:
         return code
     progress.end()

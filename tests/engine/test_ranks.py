@@ -91,4 +91,4 @@ def test_a_node_with_other_files_is_found(folder: Path, overlaid: PreloadedEngin
         file.write("# another\n")
     for node in refused_by(overlaid, other):
         assert "other files than rank 0. With the copy of the overlay that rank 0" in node.text()
-        assert f"scripts/overlay apply --site {other.site}\n" in node.text()
+        assert f"got: python3 scripts/overlay apply --site {other.site}\n" in node.text()

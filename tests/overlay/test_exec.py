@@ -43,6 +43,22 @@ def test_the_command_takes_the_process_its_streams_and_its_arguments(overlaid: P
     assert (out, err) == (f"{child.pid} {list(arguments)} input b\n", "")
 
 
+def test_without_a_command_it_says_how_to_name_one(overlaid: Path, tmp_path: Path) -> None:
+    """As it stands, from any directory, and for the installation that was named."""
+    done = subprocess.run(
+        [*TOOL, "exec", "--site", str(overlaid)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == Exit.USAGE
+    _, _, line = done.stderr.partition("name it after --: ")
+    assert line.strip().endswith(" -- vllm serve MODEL")
+    program = tmp_path / "vllm"
+    program.write_text('#!/bin/sh\necho served "$@"\n')
+    program.chmod(0o755)
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    served = subprocess.check_output(line, shell=True, text=True, cwd=tmp_path, env=env)
+    assert served == "served serve MODEL\n"
+
+
 @pytest.mark.parametrize("code", [0, 7, 250])
 def test_the_exit_code_is_the_command_s(overlaid: Path, code: int) -> None:
     child = execute(overlaid, "sh", "-c", f"exit {code}", flags=("--json",))

@@ -129,7 +129,7 @@ def test_another_digest_is_refused_by_every_rank_with_a_table(run: Run) -> None:
     assert [__version__, OTHER[:12], "unset"] in rows
     assert any(line.startswith("0, 2 ") for line in lines)
     assert f"rank 1, on {os.uname().nodename}: other files than rank 0. " in outcomes[0].error
-    assert "scripts/overlay apply --site /" in outcomes[0].error
+    assert "got: python3 scripts/overlay apply --site /" in outcomes[0].error
     assert "VLLM_READINESS_RANKS=warn" in outcomes[0].error
 
 

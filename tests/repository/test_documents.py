@@ -131,7 +131,8 @@ def sandbox(tmp_path: Path) -> Sandbox:
         "assert sys.argv[1:2] == ['serve'], sys.argv\n"
         "for read in switch.VARIABLES.values(): read()\n",
     )
-    (tmp_path / "venv" / "bin" / "vllm").symlink_to(programs / "vllm")
+    for folder in (root / ".venv", tmp_path / "venv"):
+        (folder / "bin" / "vllm").symlink_to(programs / "vllm")
     paths = {
         "/opt/venv/lib/python3.12/site-packages": str(library(tmp_path / "venv")),
         "/opt/venv": str(tmp_path / "venv"),
@@ -190,6 +191,18 @@ def test_a_command_that_fails_is_noticed(sandbox: Sandbox) -> None:
     ):
         with pytest.raises(AssertionError):
             follow(script, sandbox)
+
+
+#: What may stand before a command of the tool: nothing installs it as a program of that name.
+_STARTED = re.compile(r"python3 (-B )?(\S*/)?scripts/$|python3 -m $")
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_the_tool_is_started_as_it_can_be(name: str) -> None:
+    text = BY_NAME[name].read_text()
+    commands = "apply|revert|status|verify|exec|doctor|diff"
+    for match in re.finditer(rf"overlay ({commands})\b", text):
+        assert _STARTED.search(text[: match.start()]), text[match.start() - 40 : match.end()]
 
 
 @pytest.mark.parametrize("name", BY_NAME)

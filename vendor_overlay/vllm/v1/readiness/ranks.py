@@ -242,8 +242,8 @@ def refusal(announced: Mapping[int, Announcement], size: int) -> RanksError | No
         commands.append(
             f"{_ranges(silent)}: no answer. It runs vLLM without the overlay, or with a version "
             f"of it that does not compare ranks. On that machine, with the copy of the overlay "
-            f"that rank {model} got: scripts/overlay apply --site {announced[model].site}, or "
-            f"where vLLM is there."
+            f"that rank {model} got: python3 scripts/overlay apply --site "
+            f"{announced[model].site}, or where vLLM is there."
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
@@ -264,7 +264,7 @@ def _commands(
     if (each.version, each.digest) != (usual.version, usual.digest):
         yield (
             f"{where}: other files than rank {model}. With the copy of the overlay that rank "
-            f"{model} got: scripts/overlay apply --site {each.site}"
+            f"{model} got: python3 scripts/overlay apply --site {each.site}"
         )
     if each.on != usual.on and each.value != usual.value:
         less, more = set(usual.on) - set(each.on), set(each.on) - set(usual.on)
