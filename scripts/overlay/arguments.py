@@ -72,22 +72,21 @@ class Once(argparse.Action):
 
     def __call__(
         self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
+        _parser: argparse.ArgumentParser,
+        args: argparse.Namespace,
+        value: object,
+        _option: str | None = None,
     ) -> None:
         """Store the value.
 
         Raises:
             ArgumentError: the option was named before.
         """
-        named = vars(namespace).setdefault("named_once", {})
+        named = vars(args).setdefault("named_once", {})
         if self.dest in named:
-            text = f"is named twice: {named[self.dest]} and {values}"
-            raise argparse.ArgumentError(self, text)
-        named[self.dest] = values
-        setattr(namespace, self.dest, values)
+            raise argparse.ArgumentError(self, f"is named twice: {named[self.dest]} and {value}")
+        named[self.dest] = value
+        setattr(args, self.dest, value)
 
 
 def seconds(text: str) -> float:
