@@ -5,8 +5,12 @@ its scheduler, its batch and its sampler. The pinned front end lets each request
 which is asserted as well, and with the fix off ours does.
 """
 
+from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 from support import modules
@@ -14,10 +18,14 @@ from support.batches import empty
 from support.lockstep import scheduler as upstream
 from support.lockstep.scheduler import VOCABULARY
 from vllm.entrypoints.serve.disagg.protocol import GenerateRequest
-from vllm.sampling_params import SamplingParams
+from vllm.exceptions import VLLMValidationError
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.input_processor import InputProcessor
+from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.readiness import switch
+from vllm.v1.readiness import request_types, switch
 from vllm.v1.request import Request
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
@@ -46,12 +54,15 @@ def from_http(**params: Any) -> SamplingParams:
     return GenerateRequest.model_validate(body).sampling_params
 
 
-def admit(side: str, scheduler: Any, prompt: list[int], params: Any) -> EngineCoreRequest:
-    """Let a side's front end admit a request."""
+def admit(
+    side: str, scheduler: Any, prompt: list[int], params: Any, **fields: Any
+) -> EngineCoreRequest:
+    """Let a side's front end admit a request, with more of its fields."""
     load = modules.pristine if side == "pinned" else modules.overlaid
     processor = load(INPUT_PROCESSOR).InputProcessor(scheduler.vllm_config)
     prepared = {"type": "token", "prompt_token_ids": prompt}
-    admitted = processor.process_inputs("r", prepared, params, ("generate",))
+    tasks = ("generate", "embed")
+    admitted = processor.process_inputs("r", prepared, params, tasks, **fields)
     return admitted
 
 
@@ -200,3 +211,383 @@ def test_what_the_engine_can_serve_is_left_as_it_is(params: Any, monkeypatch: An
     ]
     assert admitted[0].sampling_params == admitted[1].sampling_params
     assert serve(scheduler, admitted[1])
+
+
+class Walked(int):
+    """An integer that `in range` would look for by walking the range, as it does for numpy's."""
+
+    __hash__ = int.__hash__
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        self.compared += 1
+        assert self.compared < 4, "compared with each number of a range"
+        return int(self) == other
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 1.0, "seed": Walked(5)},
+        {"logprobs": 1, "logprob_token_ids": [Walked(5)]},
+        {"allowed_token_ids": [Walked(5)]},
+        {"routed_experts_prompt_start": Walked(2)},
+        {"min_tokens": 1, "stop_token_ids": [Walked(5)]},
+    ],
+    ids=lambda params: list(params)[-1],
+)
+def test_no_range_is_walked(monkeypatch: pytest.MonkeyPatch, params: Any) -> None:
+    """With numpy's integers, `seed in range(...)` holds the process for hours."""
+    monkeypatch.setenv(switch.NAME, "on")
+    scheduler = upstream.make_scheduler(False, None, 16, 4, 64, LENGTH)
+    monkeypatch.setattr(scheduler.vllm_config.model_config, "enable_return_routed_experts", True)
+    sampling = SamplingParams(temperature=params.pop("temperature", 0.0))
+    sampling.detokenize = False
+    for name, value in params.items():
+        setattr(sampling, name, value)
+    assert serve(scheduler, admit("ours", scheduler, PROMPT, sampling))
+
+
+def test_a_prompt_of_odd_integers_walks_no_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(switch.NAME, "on")
+    scheduler = upstream.make_scheduler(False, None, 16, 4, 64, LENGTH)
+    admitted = admit("ours", scheduler, [3, Walked(5)], from_http())
+    assert [type(token) for token in admitted.prompt_token_ids] == [int, int]
+    assert serve(scheduler, admitted)
+
+
+def test_the_stop_tokens_of_a_batch_walk_no_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's batch sees ids that no front end has converted, in one process."""
+    monkeypatch.setenv(switch.NAME, "on")
+    batch = empty(modules.overlaid, VOCABULARY)
+    sampling = SamplingParams(min_tokens=2)
+    sampling._all_stop_token_ids = {Walked(5), Walked(VOCABULARY)}
+    new = SimpleNamespace(req_id="r", sampling_params=sampling, prompt_token_ids=PROMPT)
+    batch.add_request(state_of(SimpleNamespace(**vars(new), block_ids=([],))))
+    assert [int(token) for token in sampling.all_stop_token_ids] == [5]
+
+
+#: Field to a value of a wrong type that a message takes.
+WRONG: list[tuple[str, Any]] = [
+    ("seed", True),
+    ("seed", 5.0),
+    ("seed", "5"),
+    ("seed", np.array([5])),
+    ("max_tokens", 16.0),
+    ("max_tokens", True),
+    ("max_tokens", Decimal(5)),
+    ("min_tokens", 2.0),
+    ("min_tokens", True),
+    ("logprobs", 5.0),
+    ("logprobs", float("nan")),
+    ("prompt_logprobs", 2.0),
+    ("n", True),
+    ("top_k", True),
+    ("temperature", True),
+    ("temperature", np.array([0.5])),
+    ("top_p", True),
+    ("min_p", True),
+    ("presence_penalty", True),
+    ("frequency_penalty", True),
+    ("repetition_penalty", True),
+    ("ignore_eos", 1),
+    ("skip_special_tokens", 0.0),
+    ("skip_reading_prefix_cache", 1),
+    ("stop_token_ids", [True]),
+    ("bad_words", [5]),
+    ("logprob_token_ids", [5.0]),
+    ("logprob_token_ids", {5: 1}),
+    ("allowed_token_ids", [True]),
+    ("allowed_token_ids", [5.0]),
+    ("logit_bias", {5.0: 1.0}),
+    ("logit_bias", {5: True}),
+    ("logit_bias", [5]),
+    ("extra_args", {5: 1}),
+    ("extra_args", [1]),
+    ("repetition_detection", "on"),
+    ("thinking_token_budget", 4.0),
+    ("thinking_token_budget", True),
+    ("routed_experts_prompt_start", 1.0),
+    ("output_kind", "delta"),
+]
+
+
+def built(name: str, value: Any) -> SamplingParams:
+    """Parameters with one field as a caller of the Python API sets it."""
+    fields = {"temperature": 1.0, "max_tokens": 8, "detokenize": False}
+    return SamplingParams(**{**fields, name: value})
+
+
+@pytest.fixture
+def thinks(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The scheduler of an engine that takes thinking budgets."""
+    monkeypatch.setattr(
+        scheduler.vllm_config, "reasoning_config", SimpleNamespace(enabled=True), raising=False
+    )
+    return scheduler
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG, ids=str)
+@pytest.mark.filterwarnings("ignore:Conversion of an array")
+def test_a_value_of_a_wrong_type_is_refused(side: str, thinks: Any, name: str, value: Any) -> None:
+    """The engine's thread that reads requests raises."""
+    if side == "ours":
+        with pytest.raises(VLLMValidationError, match=rf"{name}: .*Pass a value of type") as caught:
+            admit(side, thinks, PROMPT, built(name, value))
+        assert caught.value.parameter == name
+    else:
+        admitted = admit(side, thinks, PROMPT, built(name, value))
+        with pytest.raises(msgspec.ValidationError):
+            MsgpackDecoder(EngineCoreRequest).decode(MsgpackEncoder().encode(admitted))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("priority", 1.5),
+        ("priority", True),
+        ("data_parallel_rank", 0.0),
+        ("arrival_time", "now"),
+        ("trace_headers", {"a": 1}),
+        ("resumable", 1),
+    ],
+    ids=str,
+)
+def test_a_field_of_the_request_is_refused(
+    side: str, scheduler: Any, name: str, value: Any
+) -> None:
+    def let_in() -> EngineCoreRequest:
+        return admit(side, scheduler, PROMPT, from_http(), **{name: value})
+
+    if side == "ours":
+        with pytest.raises(VLLMValidationError, match=f"{name}: ") as caught:
+            let_in()
+        assert caught.value.parameter == name
+    else:
+        with pytest.raises(msgspec.ValidationError):
+            MsgpackDecoder(EngineCoreRequest).decode(MsgpackEncoder().encode(let_in()))
+
+
+@pytest.mark.parametrize("prompt", [[3, 4.0], [3, True]], ids=str)
+def test_a_prompt_of_other_values_is_refused(side: str, scheduler: Any, prompt: Any) -> None:
+    if side == "ours":
+        with pytest.raises(VLLMValidationError, match=r"prompt_token_ids: .*list\[int\]"):
+            admit(side, scheduler, prompt, from_http())
+    else:
+        admitted = admit(side, scheduler, prompt, from_http())
+        with pytest.raises(msgspec.ValidationError):
+            MsgpackDecoder(EngineCoreRequest).decode(MsgpackEncoder().encode(admitted))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("use_activation", 1), ("returned_token_ids", [5.0]), ("extra_kwargs", {5: 1})],
+)
+def test_a_parameter_of_a_pooling_request_is_refused(
+    side: str, scheduler: Any, name: str, value: Any
+) -> None:
+    params = PoolingParams(task="embed", **{name: value})
+    if side == "ours":
+        with pytest.raises(VLLMValidationError, match=f"{name}: "):
+            admit(side, scheduler, PROMPT, params)
+    else:
+        admitted = admit(side, scheduler, PROMPT, params)
+        with pytest.raises(msgspec.ValidationError):
+            MsgpackDecoder(EngineCoreRequest).decode(MsgpackEncoder().encode(admitted))
+
+
+#: Field to numbers of other types, and the plain ones that are equal.
+NUMBERS: list[tuple[str, Any, Any]] = [
+    ("seed", np.int64(5), 5),
+    ("seed", np.int64(-(1 << 63) + 3), -(1 << 63) + 3),
+    ("seed", np.uint64((1 << 64) - 1), (1 << 64) - 1),
+    ("seed", torch.tensor(5), 5),
+    ("max_tokens", np.int32(3), 3),
+    ("min_tokens", np.int64(2), 2),
+    ("logprobs", np.int64(2), 2),
+    ("temperature", np.float32(0.5), 0.5),
+    ("temperature", Decimal("0.5"), 0.5),
+    ("top_p", np.float64(0.75), 0.75),
+    ("min_p", np.float32(0.25), 0.25),
+    ("presence_penalty", np.float64(0.5), 0.5),
+    ("repetition_penalty", np.float16(1.5), 1.5),
+    ("ignore_eos", np.bool_(True), True),
+    ("logprob_token_ids", [np.int64(5)], [5]),
+    ("logprob_token_ids", (5, 6), [5, 6]),
+    ("allowed_token_ids", list(np.arange(5, 8)), [5, 6, 7]),
+    ("allowed_token_ids", np.arange(5, 8), [5, 6, 7]),
+    ("allowed_token_ids", torch.arange(5, 8), [5, 6, 7]),
+    ("allowed_token_ids", range(5, 8), [5, 6, 7]),
+    ("allowed_token_ids", {5}, [5]),
+    ("logit_bias", {np.int64(5): np.float32(1.5)}, {5: 1.5}),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "plain"), NUMBERS, ids=str)
+def test_a_number_of_a_library_is_served(name: str, value: Any, plain: Any) -> None:
+    scheduler = upstream.make_scheduler(False, None, 16, 4, 64, LENGTH)
+    admitted = [admit("ours", scheduler, PROMPT, built(name, each)) for each in (value, plain)]
+    params = [each.sampling_params for each in admitted]
+    assert repr(getattr(params[0], name)) == repr(plain)
+    assert params[0] == params[1]
+    assert serve(scheduler, admitted[0])
+
+
+def test_what_the_caller_holds_is_not_changed() -> None:
+    ids = [np.int64(5), np.int64(6)]
+    params = built("allowed_token_ids", ids)
+    params.seed = np.int64(5)
+    scheduler = upstream.make_scheduler(False, None, 16, 4, 64, LENGTH)
+    admit("ours", scheduler, PROMPT, params)
+    assert params.allowed_token_ids is ids
+    assert {type(each) for each in ids} == {type(params.seed)} == {np.int64}
+
+
+ZOO: list[Any] = [
+    *(None, 0, 1, 5, -1, True, 5.0, 1.0, 0.5, float("inf"), 1 << 70, "5", b"5", Decimal(1)),
+    *(np.int64(1), np.uint8(5), np.float64(1.0), np.float32(0.5), np.bool_(True)),
+    *(np.array(1), np.array([1]), np.array([1, 2]), np.array([[1, 2]]), np.array([0.5])),
+    *(torch.tensor(1), torch.tensor([1, 2]), torch.tensor(0.5)),
+    *([], [5], (5,), {5}, frozenset({5}), range(5, 7), [5.0], [True], ["5"], [np.int64(5)], [[5]]),
+    *({}, {5: 1.0}, {5: 1}, {5: True}, {5.0: 1.0}, {"5": 1.0}, {np.int64(5): np.float32(1)}),
+    *(object(), slice(1, 2), RequestOutputKind.DELTA),
+]
+
+
+@pytest.mark.parametrize("name", SamplingParams.__struct_fields__)
+@pytest.mark.filterwarnings("ignore:Conversion of an array")
+def test_each_request_let_in_can_be_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each that stock's engine could read is let in, and is the same there."""
+    monkeypatch.setenv(switch.NAME, "on")
+    scheduler = upstream.make_scheduler(False, None, 16, 4, 64, LENGTH)
+    config = SimpleNamespace(enabled=True)
+    monkeypatch.setattr(scheduler.vllm_config, "reasoning_config", config, raising=False)
+    read = 0
+    for value in ZOO:
+        arrivals: list[Any] = []
+        for side in ("pinned", "ours"):
+            try:
+                params = built(name, value)
+                admitted = admit(side, scheduler, PROMPT, params)
+                sent = MsgpackEncoder().encode(admitted)
+            except (
+                ValueError,
+                TypeError,
+                AttributeError,
+                AssertionError,
+                ArithmeticError,
+                RuntimeError,
+            ):
+                arrivals.append(None)
+                continue
+            if side == "ours":
+                arrivals.append(MsgpackDecoder(EngineCoreRequest).decode(sent).sampling_params)
+                continue
+            try:
+                arrivals.append(MsgpackDecoder(EngineCoreRequest).decode(sent).sampling_params)
+            except msgspec.ValidationError:
+                arrivals.append(None)
+        if arrivals[0] is not None:
+            assert arrivals[1] == arrivals[0], value
+        read += arrivals[1] is not None
+    assert read or name in ("structured_outputs", "_all_stop_token_ids")
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": float("nan")},
+        {"repetition_penalty": float("nan")},
+        {"repetition_penalty": np.float32("nan")},
+        {"logit_bias": {5: float("nan")}},
+    ],
+    ids=str,
+)
+def test_nan_is_refused(side: str, scheduler: Any, params: Any) -> None:
+    """All logits of the request become NaN: the sampler gives tokens that mean nothing."""
+    if side == "ours":
+        with pytest.raises(VLLMValidationError, match=f"{next(iter(params))}: nan"):
+            admit(side, scheduler, PROMPT, SamplingParams(**params, detokenize=False))
+    else:
+        admit(side, scheduler, PROMPT, SamplingParams(**params, detokenize=False))
+
+
+def test_infinity_is_served(scheduler: Any) -> None:
+    for params in ({"temperature": float("inf")}, {"logit_bias": {5: float("-inf")}}):
+        sampling = SamplingParams(**params, max_tokens=2, detokenize=False)
+        assert serve(scheduler, admit("ours", scheduler, PROMPT, sampling))
+
+
+@pytest.mark.parametrize("side", ["pinned", "ours"])
+def test_each_of_n_seeds_has_64_bits(side: str, scheduler: Any) -> None:
+    """The second of two requests is given the next seed, which no generator takes."""
+    params = SamplingParams(seed=(1 << 64) - 1, n=2, detokenize=False)
+    if side == "ours":
+        with pytest.raises(VLLMValidationError, match=r"seed: .* out of range"):
+            admit(side, scheduler, PROMPT, params)
+        params.seed -= 1
+        assert admit(side, scheduler, PROMPT, params)
+    else:
+        admitted = admit(side, scheduler, PROMPT, params)
+        InputProcessor.assign_request_id(admitted)
+        _, child = ParentRequest(admitted).get_child_info(1)
+        with pytest.raises(ValueError, match="Overflow"):
+            torch.Generator().manual_seed(child.seed)
+
+
+def test_seeds_of_model_runner_v2(side: str, scheduler: Any, monkeypatch: Any) -> None:
+    """It keeps them in an array of int64, for greedy requests as well."""
+    monkeypatch.setattr(
+        type(scheduler.vllm_config), "use_v2_model_runner", property(lambda self: True)
+    )
+    params = SamplingParams(seed=1 << 63, temperature=0.0, detokenize=False)
+    if side == "ours":
+        with pytest.raises(VLLMValidationError, match=r"seed: .* out of range"):
+            admit(side, scheduler, PROMPT, params)
+        params.seed -= 1
+        assert admit(side, scheduler, PROMPT, params)
+    else:
+        seed = admit(side, scheduler, PROMPT, params).sampling_params.seed
+        with pytest.raises(OverflowError):
+            np.zeros(1, np.int64)[0] = seed
+
+
+class Core:
+    """Stands in for an engine core, which a front end's process has by its config."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        self.vllm_config = vllm_config
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_tokens", 3.0), ("ignore_eos", 1), ("temperature", True), ("extra_args", {"a": len})],
+)
+def test_an_engine_core_in_the_same_process_takes_other_types(
+    scheduler: Any, name: str, value: Any
+) -> None:
+    """It reads no message, and stock serves these there."""
+    core = Core(scheduler.vllm_config)
+    request_types.serve_in_process(core)
+    admitted = admit("ours", scheduler, PROMPT, built(name, value))
+    assert getattr(admitted.sampling_params, name) == value
+    assert type(getattr(admitted.sampling_params, name)) is type(value)
+    other = upstream.make_scheduler(False, None, 16, 4, 64, LENGTH)
+    with pytest.raises(VLLMValidationError, match=f"{name}: "):
+        admit("ours", other, PROMPT, built(name, value))
+    del core
+    with pytest.raises(VLLMValidationError, match=f"{name}: "):
+        admit("ours", scheduler, PROMPT, built(name, value))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("seed", True), ("logprobs", 5.0), ("prompt_logprobs", 2.0), ("extra_args", [1])],
+)
+def test_an_engine_core_in_the_same_process_ends_by_these(
+    scheduler: Any, name: str, value: Any
+) -> None:
+    core = Core(scheduler.vllm_config)
+    request_types.serve_in_process(core)
+    with pytest.raises(VLLMValidationError, match=f"{name}: "):
+        admit("ours", scheduler, PROMPT, built(name, value))

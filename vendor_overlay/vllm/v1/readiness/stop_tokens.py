@@ -32,6 +32,7 @@ class StopTokens(Feature):
         if params is None or not params.min_tokens:
             return
         ids = params.all_stop_token_ids
-        vocabulary = range(self.batch.vocab_size)
-        if any(token not in vocabulary for token in ids):
-            params._all_stop_token_ids = {token for token in ids if token in vocabulary}
+        size = self.batch.vocab_size
+        # Not by `in range`, which walks the range for an id that is no plain int.
+        if not all(0 <= token < size for token in ids):
+            params._all_stop_token_ids = {token for token in ids if 0 <= token < size}
