@@ -334,6 +334,11 @@ class TestGenerators:
         assert taken
         assert [generator.offset for generator in taken] == [8] * len(taken)
 
+    def test_a_deep_copy_is_a_plain_dict(self, behind: Any) -> None:
+        own = list(dict.values(behind))
+        assert type(copy.deepcopy(behind)) is dict
+        assert [generator.offset for generator in own] == [8, 8]
+
     def test_what_others_do_with_it_counts(self, behind: Any) -> None:
         behind[1].set_offset(behind[1].get_offset() - 4)
         behind[0].manual_seed(99)

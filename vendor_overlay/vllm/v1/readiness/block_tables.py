@@ -32,12 +32,12 @@ copies of the step before, and otherwise there are more buffers than steps in fl
 
 from collections.abc import Iterator
 from operator import is_
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, SupportsIndex
 
 import numpy as np
 import torch
 from vllm.distributed import get_pp_group
-from vllm.v1.readiness import features, gauges, readback
+from vllm.v1.readiness import features, gauges, readback, subclasses
 
 if TYPE_CHECKING:
     from vllm.v1.worker.block_table import BlockTable, MultiGroupBlockTable
@@ -53,6 +53,10 @@ _WORDS = 3
 
 class ChangedRows(set[int]):
     """Rows that were written otherwise than by appending; a table is equal whatever they are."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type[set[int]], tuple[list[int]]]:
+        """Stand in for the rows in copies of a table, which upstream serves."""
+        return set, (list(self),)
 
     def __eq__(self, other: object) -> bool:
         """Compare with another table's, for callers that compare whole batches."""
@@ -103,7 +107,7 @@ def _stages() -> int:
         return 2
 
 
-class BlockTables:
+class BlockTables(subclasses.Uncopied):
     """What the device holds of the block tables of one batch.
 
     Args:

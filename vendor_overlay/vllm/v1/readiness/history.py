@@ -23,7 +23,7 @@ comes back, the scheduler sends its output along.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, SupportsIndex
 from weakref import ref
 
 import numpy as np
@@ -57,6 +57,12 @@ class LiveRows(list["list[int] | None"]):
     def live(self) -> "LiveBatch | None":
         """The live batch; None once it has been deleted."""
         return self._live()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type[list[Any]], tuple[list[Any]]]:
+        """Stand in for the rows in pickles and deep copies: upstream's list, without a batch."""
+        if (live := self.live) is not None:
+            live.settle_older()
+        return list, (list(self),)
 
 
 class Step:

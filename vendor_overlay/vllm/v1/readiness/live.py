@@ -37,11 +37,12 @@ sampler, for :mod:`~vllm.v1.readiness.sampler_copies_mrv2`.
 
 # mirrors: nothing
 
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from operator import is_
 from sys import modules
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 from weakref import proxy
 
 import torch
@@ -92,6 +93,23 @@ _VERBS = ("add_request", "remove_request", "move_row", "swap_rows", "observe_sam
 def attach(batch: "InputBatch", num_spec_tokens: int) -> None:
     """Attach a live batch to a batch that is being constructed."""
     setattr(batch, subclasses.ATTRIBUTE, LiveBatch(batch, num_spec_tokens))
+
+
+def detached_state(batch: "InputBatch") -> dict[str, Any]:
+    """Return the attributes of a copy of a batch, which has a live batch with everything off.
+
+    Serves as the batch's ``__getstate__``: upstream serves copies.
+    """
+    state: dict[str, Any] = vars(batch)
+    if isinstance(live := state.get(subclasses.ATTRIBUTE), LiveBatch):
+        live.settle_older()
+        state = {**state, subclasses.ATTRIBUTE: _off()}
+    return state
+
+
+def _off() -> "LiveBatch":
+    """Return a live batch with everything off, which uses no batch."""
+    return LiveBatch(None, 0, frozenset())
 
 
 def of(batch: "InputBatch") -> "LiveBatch":
@@ -190,6 +208,10 @@ class LiveBatch(Fixes):
             ]
             for verb in _VERBS
         }
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> "tuple[Callable[[], LiveBatch], tuple[()]]":
+        """Stand in for the live batch in pickles and deep copies."""
+        return _off, ()
 
     def __eq__(self, other: object) -> bool:
         """Compare what is on, for callers that compare whole batches."""
@@ -327,6 +349,11 @@ class LiveBatch(Fixes):
         for owner, rows in (*readers.readers(self), *readers.counters(self)):
             self.history.settle_rows(rows, owner)
         return True
+
+    def settle_older(self) -> None:
+        """Settle every step but the newest, as the host's code without a part in the batch sees."""
+        if self.history is not None:
+            self.history.settle_older(fences.HISTORY)
 
     def settle_all(self, owner: str) -> None:
         """Settle every row, waiting in the name of ``owner``."""

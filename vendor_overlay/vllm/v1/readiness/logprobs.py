@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -174,6 +174,11 @@ class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
     @prompt_logprobs.setter
     def prompt_logprobs(self, shown: "PromptLogprobs | None") -> None:
         self._prompt = Series(shown, self._prompt_limit, self._deferred)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type, tuple[Any, ...]]:
+        """Stand in for the processor in pickles and deep copies: upstream's, with all logprobs."""
+        values = (getattr(self, field.name) for field in fields(upstream.LogprobsProcessor))
+        return upstream.LogprobsProcessor, tuple(values)
 
     def newest(self, count: int) -> "SampleLogprobs | None":
         """Return logprobs that end with those of the newest positions.

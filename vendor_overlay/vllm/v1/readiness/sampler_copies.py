@@ -40,7 +40,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.v1.readiness import closed_grammars
+from vllm.v1.readiness import closed_grammars, subclasses
 from vllm.v1.sample.logits_processor.builtin import (
     LogitBiasLogitsProcessor,
     MinTokensLogitsProcessor,
@@ -58,7 +58,7 @@ _CONVERTING = frozenset({"cpu"})
 
 
 @dataclass(slots=True)
-class Plan:
+class Plan(subclasses.Uncopied):
     """What the requests of a batch do to the logits; valid until the batch changes.
 
     Attributes:

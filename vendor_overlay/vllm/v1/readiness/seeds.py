@@ -26,7 +26,7 @@ class of vLLM's does; a runner of any other class is left to upstream.
 
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, SupportsIndex, TypeVar
 
 import numpy as np
 import torch
@@ -92,6 +92,10 @@ class Generators(dict[int, torch.Generator]):
         return dict(self.items())
 
     __copy__ = copy
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type[Plain], tuple[Plain]]:
+        """Stand in for the generators in copies of a batch, which upstream serves."""
+        return dict, (self.copy(),)
 
     def __or__(self, other: Plain) -> Plain:  # type: ignore[override]
         return self.copy() | other

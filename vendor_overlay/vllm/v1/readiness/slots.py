@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from vllm.logger import init_logger
 from vllm.utils.torch_utils import async_tensor_h2d
-from vllm.v1.readiness import gauges, switch
+from vllm.v1.readiness import gauges, subclasses, switch
 from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.history import LiveRows
 from vllm.v1.readiness.uploads import upload
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 
-class _KeptSlot:
+class _KeptSlot(subclasses.Uncopied):
     """The slot of a request that has left the batch, and the request's state at that moment.
 
     Attributes:
@@ -221,7 +221,8 @@ class Slots(Feature, ABC):
         """
         kept: _KeptSlot | None = vars(request).pop(self._attribute, None)
         if self._wants(request):
-            slot = kept.slot if kept is not None and kept.matches(request) else None
+            mine = kept is not None and self._kept.pop(request.req_id, None) is kept
+            slot = kept.slot if mine and kept is not None and kept.matches(request) else None
             del kept
             self._slots[request.req_id] = slot
             self._trim_kept()

@@ -8,8 +8,8 @@ constructor that creates the overlay's objects. vLLM's own code serves it.
 
 import sys
 from collections.abc import Callable, Iterable
-from types import ModuleType
-from typing import TypeVar
+from types import ModuleType, NoneType
+from typing import SupportsIndex, TypeVar
 
 from vllm.logger import init_logger
 from vllm.v1.readiness import gauges
@@ -19,6 +19,19 @@ logger = init_logger(__name__)
 T = TypeVar("T")
 #: The attribute of upstream's objects that holds the overlay's.
 ATTRIBUTE = "readiness"
+
+
+class Uncopied:
+    """The overlay's part of one of upstream's objects: copies of that object hold None instead.
+
+    It belongs to one object: it names slots, addresses and requests of that object alone.
+    """
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type[None], tuple[()]]:
+        """Stand in for this object in pickles and deep copies."""
+        return NoneType, ()
 
 
 def attached(owner: object, kind: type[T], off: Callable[[], T]) -> T:

@@ -27,23 +27,25 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from sys import maxsize
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.history import PLACEHOLDER
 from vllm.v1.readiness.thinking_fixes import (
+    ATTRIBUTES,
+    KEYS,
     UNLIMITED,
     FixedHolder,
     Lists,
     SearchedOutput,
     find_last,
 )
+from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
 if TYPE_CHECKING:
     from vllm.v1.readiness.history import History
     from vllm.v1.sample.logits_processor.interface import BatchUpdate
-    from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
 #: A reach that no request attains.
@@ -52,6 +54,8 @@ _NEVER = maxsize
 _OPEN = -1
 #: The key of a request's :class:`_Progress` in upstream's state, so that they move together.
 _PROGRESS = "readiness"
+#: Attributes of :class:`ThinkingBudget` that upstream's holder has not.
+_OWN = {"batch", "history", "_markers", "_tracked", "_any_deferred"}
 
 
 @dataclass(slots=True, eq=False)
@@ -133,6 +137,19 @@ class ThinkingBudget(FixedHolder, Feature):
         #: The rows with a state, each with the state and its progress.
         self._tracked: list[tuple[int, dict[str, Any], _Progress]] = []
         self._any_deferred = False
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, tuple[type], dict[str, Any]]:
+        """Stand in for the holder in copies of a batch: upstream's, with the fixes that are on."""
+        fixes = self.fixes_rows or self.fixes_sections or self.fixes_unlimited
+        own, keys = (_OWN, {_PROGRESS}) if fixes else (_OWN | ATTRIBUTES, {_PROGRESS, *KEYS})
+        attributes = {name: vars(self)[name] for name in vars(self).keys() - own}
+        plain = {
+            id(state): {key: value for key, value in state.items() if key not in keys}
+            for state in self._state.values()
+        }
+        attributes["_state"] = {row: plain[id(state)] for row, state in self._state.items()}
+        kind = FixedHolder if fixes else ThinkingBudgetStateHolder
+        return object.__new__, (kind,), attributes
 
     def sync_batch(self, batch_update: "BatchUpdate | None") -> None:
         """Follow requests that join, leave and move, as upstream does; progress moves with them."""

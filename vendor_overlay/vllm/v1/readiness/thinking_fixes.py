@@ -43,6 +43,9 @@ Lists = list[list[int]]
 _FIXES = {features.THINKING_ROWS, features.THINKING_SECTIONS, features.THINKING_UNLIMITED}
 #: Upstream's value for a request without a budget.
 UNLIMITED = -1
+#: Attributes of :class:`FixedHolder`, and keys of a request's state, that upstream has not.
+ATTRIBUTES = {"fixes_rows", "fixes_sections", "fixes_unlimited", "last_tokens"}
+KEYS = {"searched", "resumed"}
 #: What stays of a request's state when its section has ended.
 _KEPT = ("prompt_tok_ids", "output_tok_ids", "spec_token_ids", "in_spec_mode")
 
