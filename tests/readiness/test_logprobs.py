@@ -1,6 +1,7 @@
 """The feature logprobs: a client is given what the pinned output processor gives it."""
 
 import gc
+import threading
 import weakref
 from typing import Any
 
@@ -98,7 +99,7 @@ def test_the_collector_has_nothing_to_walk(kind: RequestOutputKind) -> None:
 
 @pytest.mark.parametrize("on", [True, False])
 def test_the_collector_is_paused_at_the_end_of_a_request(on: bool) -> None:
-    """It is on or off afterwards as it was before, and also where a tokenizer fails."""
+    """It is on or off afterwards as it was before."""
     walks = []
     side = run(True, Wish(20, kind=FINAL, last=120), 120)
     thresholds = gc.get_threshold()
@@ -108,10 +109,6 @@ def test_the_collector_is_paused_at_the_end_of_a_request(on: bool) -> None:
         if not on:
             gc.disable()
         side.take(120, Step([1], 21, 120))
-        assert gc.isenabled() is on
-        with pytest.raises(ZeroDivisionError), logprobs._collector_paused(10**6):
-            assert not gc.isenabled()
-            raise ZeroDivisionError
         assert gc.isenabled() is on
     finally:
         gc.callbacks.pop()
@@ -279,3 +276,91 @@ def test_texts_do_not_keep_a_tokenizer() -> None:
     del made
     gc.collect()
     assert last() is None
+
+
+class TestCollector:
+    """The garbage collector, which threads pause and switch on and off."""
+
+    @pytest.fixture(autouse=True)
+    def restored(self) -> Any:
+        thresholds, enabled = gc.get_threshold(), gc.isenabled()
+        gc.set_threshold(50, 1000, 1000)
+        yield
+        gc.set_threshold(*thresholds)
+        (gc.enable if enabled else gc.disable)()
+
+    def walks(self) -> bool:
+        """Whether the collector walks as objects are made."""
+        phases: list[str] = []
+
+        def note(phase: str, _: object) -> None:
+            phases.append(phase)
+
+        gc.callbacks.append(note)
+        kept = [[number] for number in range(1000)]
+        gc.callbacks.remove(note)
+        return bool(kept and phases)
+
+    def paused_in_a_thread(self) -> tuple[threading.Event, threading.Event, threading.Thread]:
+        """Another front end's pause: its events begun and over, and its thread."""
+        begun, over = threading.Event(), threading.Event()
+
+        def pause() -> None:
+            with logprobs._collector.paused(10**6):
+                begun.set()
+                assert over.wait(30)
+
+        thread = threading.Thread(target=pause)
+        thread.start()
+        assert begun.wait(30)
+        return begun, over, thread
+
+    def test_it_walks_before_and_after_and_not_in_a_pause(self) -> None:
+        assert self.walks()
+        with pytest.raises(ZeroDivisionError), logprobs._collector.paused(10**6):
+            assert not self.walks()
+            raise ZeroDivisionError
+        assert self.walks()
+        assert gc.get_threshold() == (50, 1000, 1000)
+
+    def test_few_objects_are_no_reason(self) -> None:
+        with logprobs._collector.paused(10):
+            assert self.walks()
+
+    def test_one_pause_outlasts_another(self) -> None:
+        with logprobs._collector.paused(10**6):
+            _, over, thread = self.paused_in_a_thread()
+            over.set()
+            thread.join()
+            assert not self.walks()
+        assert self.walks()
+
+    def test_the_first_pause_may_end_first(self) -> None:
+        _, over, thread = self.paused_in_a_thread()
+        with logprobs._collector.paused(10**6):
+            over.set()
+            thread.join()
+            assert not self.walks()
+        assert self.walks()
+        assert gc.get_threshold() == (50, 1000, 1000)
+
+    @pytest.mark.parametrize("switch", [gc.disable, gc.enable])
+    def test_a_switch_in_another_threads_pause_is_obeyed(self, switch: Any) -> None:
+        (gc.enable if switch is gc.disable else gc.disable)()
+        _, over, thread = self.paused_in_a_thread()
+        switch()
+        over.set()
+        thread.join()
+        assert gc.isenabled() is (switch is gc.enable)
+        assert self.walks() is (switch is gc.enable)
+
+    def test_a_collector_that_is_off_stays_off(self) -> None:
+        gc.disable()
+        with logprobs._collector.paused(10**6):
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+
+    def test_thresholds_set_in_a_pause_are_kept(self) -> None:
+        with logprobs._collector.paused(10**6):
+            gc.set_threshold(700, 10, 10)
+        assert gc.get_threshold() == (700, 10, 10)

@@ -21,6 +21,7 @@ are left to upstream.
 # mirrors: vllm.tokenizers.detokenizer_utils:convert_ids_list_to_tokens
 
 import gc
+import threading
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -60,6 +61,8 @@ _CONTEXT = 4
 _WIDEST = 128
 #: Objects that the collector would walk more than once while they are made.
 _MANY = 2000
+#: Objects at which a paused collector would walk: more than there can be, and no usual setting.
+_NEVER = (1 << 31) - 1
 
 
 class Columns:
@@ -278,7 +281,7 @@ class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
         ranks = columns.ranks[first:].tolist()
         places = [*range(width)] * len(ranks)
         places[::width] = ranks
-        with _collector_paused(len(ids)):
+        with _collector.paused(len(ids)):
             texts: list[str | None] = []
             if self._texts is not None:
                 texts += map(self._texts.__getitem__, ids)
@@ -359,20 +362,45 @@ def _is_upstreams(processor: upstream.LogprobsProcessor) -> bool:
     )
 
 
-@contextmanager
-def _collector_paused(objects: int) -> Iterator[None]:
-    """Keep the garbage collector from walking objects while so many are made, none of them garbage.
+class _Collector:
+    """Pauses the garbage collector of the process, for all threads that ask.
 
-    Where all requests of a batch end in one step, it would take three quarters of that step.
+    By its threshold, so that whoever disables or enables it in a pause is obeyed.
     """
-    if objects < _MANY or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pauses = 0
+        self._thresholds: tuple[int, int, int] = (0, 0, 0)
+
+    @contextmanager
+    def paused(self, objects: int) -> Iterator[None]:
+        """Keep the collector from walking objects while many are made, none of them garbage.
+
+        Where all requests of a batch end in one step, it would take three quarters of that step.
+
+        Args:
+            objects: number of objects that the caller makes; for few there is no pause.
+        """
+        if objects < _MANY:
+            yield
+            return
+        with self._lock:
+            self._pauses += 1
+            if self._pauses == 1:
+                self._thresholds = gc.get_threshold()
+                gc.set_threshold(_NEVER, *self._thresholds[1:])
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._pauses -= 1
+                # Unless another thread has set one of its own since.
+                if not self._pauses and gc.get_threshold()[0] == _NEVER:
+                    gc.set_threshold(*self._thresholds)
+
+
+_collector = _Collector()
 
 
 def _limit(number: int | None) -> int | None:
