@@ -57,7 +57,7 @@ class Case(NamedTuple):
 
 
 EXTRA = "--extra=my own"
-CHOICES = ([], [PART], [LEAVE], [EXTRA], [PART, EXTRA])
+CHOICES: Sequence[Sequence[str]] = ([], [PART], [LEAVE], [EXTRA], [PART, EXTRA])
 CASES = [
     # Nothing is laid, or another part than the one that is asked for.
     *(Case(None, nothing, ["verify", *each], each) for each in CHOICES),

@@ -24,7 +24,6 @@ PIN = f"{PROVENANCE}/{pins.NAME}"
 LOGGER = "vllm/logger.py"
 NOW = Options(force=True, wait=5)
 MARK = b"# Changed by vllm-readiness-overlay. The patches in vllm/v1/readiness/provenance/patches\n"
-#: The header of a patch that the real series would take.
 COMMANDS: Sequence[Sequence[str]] = (
     ["status"],
     ["status", "--json"],

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from playwright.sync_api import Page
-from review import page, pieces
+from review import markdown, page, pieces
 from review.markdown import FileTexts
 from support import reviews
 from support.browser import DESKTOP, PHONE
@@ -215,6 +215,8 @@ def test_hostile_text_stays_text(show: Callable[..., Page]) -> None:
     text = "".join(shown.evaluate("document.body.textContent").split())
     for key in ("mirrors", "callees", "patched"):
         review[key] = [{**found, "ours": []} for found in review[key] if found.get("counts", True)]
+    for patch in review["patches"]:
+        patch["header"]["Description"] = markdown.described(patch["header"]["Description"])
     for string in strings({**review, "schema": 0, "proven": ""}):
         assert "".join(page.visible(string).split()) in text, string
     texts = next(iter(nasty().values()))
