@@ -124,9 +124,9 @@ def test_a_mark_is_nothing_but_comments(old: list[bytes], new: list[bytes], mark
         (["--features=on", "--fixes=-thinking-rows"], {"thinking-rows", "thinking-sections"}),
         (["--features", "off", "--fixes", "stop-tokens, cpu-seeds"],
          features.ALL - {"stop-tokens", "cpu-seeds"}),
-        (["--leave", THEIRS], {"logprobs"}),
+        (["--leave", THEIRS], {"logprobs", "cached-prompt-logprobs"}),
         (["--leave", THEIRS, "--leave=vllm/v1/core/sched/utils.py", "--features=-seeds"],
-         {"logprobs", "closed-grammars", "seeds"}),
+         {"logprobs", "cached-prompt-logprobs", "closed-grammars", "seeds"}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )  # fmt: skip
@@ -178,10 +178,11 @@ def test_a_file_of_somebody_else_s_is_left_alone(site: Path) -> None:
     before = snapshot(site)
     refused = run("apply", "--site", site)
     assert refused.returncode == Exit.FOREIGN
-    assert "leave it to them: `apply --features=-logprobs`" in refused.stderr
-    assert "`apply --features=-logprobs`" in run("status", "--site", site).stdout
-    option = "--features=-logprobs"
-    assert run("apply", "--site", site, option).returncode == Exit.DONE
+    left = "apply --features=-logprobs --fixes=-cached-prompt-logprobs"
+    assert f"leave it to them: `{left}`" in refused.stderr
+    assert f"`{left}`" in run("status", "--site", site).stdout
+    option = left.split()[1:]
+    assert run("apply", "--site", site, *option).returncode == Exit.DONE
     assert (site / THEIRS).read_bytes() == mine
     report = json.loads(run("status", "--site", site, "--json").stdout)
     assert (report["state"], report["code"]) == ("overlaid", Exit.DONE)
@@ -189,12 +190,12 @@ def test_a_file_of_somebody_else_s_is_left_alone(site: Path) -> None:
     assert THEIRS not in (site / PROVENANCE / "VERSION_PIN").read_text()
     for command in (["verify"], ["diff"], ["exec", "--dry-run", "--", "true"]):
         assert run(command[0], "--site", site, *command[1:]).returncode == Exit.DONE
-    again = run("apply", "--site", site, option)
+    again = run("apply", "--site", site, *option)
     assert "nothing to do: it is overlaid already" in again.stdout
-    assert "note: left out: logprobs" in again.stdout
+    assert "note: left out: cached-prompt-logprobs, logprobs" in again.stdout
     whole = run("apply", "--site", site)
     assert whole.returncode == Exit.FOREIGN
-    assert f"`apply {option}`" in whole.stderr
+    assert f"`{left}`" in whole.stderr
     assert "has nothing to do" in run("doctor", "--site", site).stdout
     overlaid = snapshot(site)
     # The edit goes first, or the overlay.
@@ -203,7 +204,7 @@ def test_a_file_of_somebody_else_s_is_left_alone(site: Path) -> None:
     assert run("revert", "--site", site).returncode == Exit.DONE
     assert snapshot(site) == stock
     (site / THEIRS).write_bytes(mine)
-    assert run("apply", "--site", site, option).returncode == Exit.DONE
+    assert run("apply", "--site", site, *option).returncode == Exit.DONE
     assert snapshot(site) == overlaid
     done = run("revert", "--site", site)
     assert done.returncode == Exit.DONE, done.stderr
