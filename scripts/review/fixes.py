@@ -148,6 +148,10 @@ MENDS: Mapping[str, Mend] = MappingProxyType(
             since="0.27.0",
             patches=("deliver-a-preempted-request-s-tokens-in-flight-once-and-in",),
         ),
+        "failed-loads": Mend(
+            bugs=("45138", "45430", "49252"),
+            patches=("drop-what-was-computed-from-a-kv-load-that-failed",),
+        ),
         "pinned-inputs": Mend(
             bugs=("47644", "48214"),
             partly={"0.26.0": "pooling models"},

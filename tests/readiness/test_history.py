@@ -5,12 +5,15 @@ early and late; see :class:`support.lockstep.LockstepRun`. More cuts, preemption
 pipelines are drawn in test_lockstep.
 """
 
+import copy
 import gc
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support import modules, processors
@@ -187,6 +190,46 @@ def test_a_cut_drops_tokens_in_flight_that_it_leaves_no_place_for(kept: int) -> 
     known = lockstep.settled()[req_id]
     assert len(known) == kept + 1
     assert counts_of(lockstep, req_id) == tally(known)
+
+
+@pytest.mark.parametrize("settled", [True, False])
+@pytest.mark.parametrize("computed", [0, 2, 3])
+def test_a_request_cut_back_behind_its_sampled_tokens_stops(computed: int, settled: bool) -> None:
+    """As the scheduler leaves one whose KV load has failed; stock embeds a placeholder."""
+    lockstep = LockstepRun()
+    lockstep.add([4, 5])
+    req_id = lockstep.add([1, 2, 3])
+    lockstep.run(3)
+    scheduled = lockstep.scheduler.schedule()
+    cached = scheduled.scheduled_cached_reqs
+    row = cached.req_ids.index(req_id)
+    scheduled.num_scheduled_tokens[req_id] += cached.num_computed_tokens[row] - computed
+    cached.num_computed_tokens[row] = computed
+    scheduled.total_num_scheduled_tokens = sum(scheduled.num_scheduled_tokens.values())
+    prepared = []
+    for participant in (lockstep.stock, lockstep.ours):
+        runner = participant.runner
+        runner._update_states(copy.deepcopy(scheduled))
+        if settled and participant is lockstep.ours:
+            participant.batch.readiness.history.settle_now("test")
+        names = participant.batch.req_ids
+        counts = np.array([scheduled.num_scheduled_tokens[name] for name in names], np.int32)
+        prepared.append(partial(runner._prepare_inputs, scheduled, counts))
+    prepared[0]()
+    ids = lockstep.stock.runner.input_ids.gpu[: scheduled.total_num_scheduled_tokens]
+    assert -1 in ids.tolist()
+    with pytest.raises(IndexError, match=f"request {req_id} .* token 3.*failed-loads"):
+        prepared[1]()
+
+
+def test_a_request_that_returns_with_its_output_does_not_stop() -> None:
+    """Its tokens come from the scheduler: it is computed from them, and none is a placeholder."""
+    lockstep = LockstepRun(max_tokens_a_step=8)
+    req_id = lockstep.add(list(range(12)), max_tokens=12)
+    lockstep.run(5)
+    lockstep.scheduler.reset_prefix_cache(reset_running_requests=True)
+    lockstep.finish()
+    assert lockstep.scheduler.requests.get(req_id) is None
 
 
 def accepted(lockstep: LockstepRun, req_id: str) -> int:

@@ -16,6 +16,7 @@ from support.examples import draws
 from support.lockstep.scheduler import make_scheduler, speculative_config
 from support.steps import PROMPT_LOGPROBS, WRONG, Steps, token
 from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.readiness.in_flight import of as in_flight_of
 
 #: Makes a scheduler, given its drafts a step and its blocks.
 Make = Callable[..., Any]
@@ -171,8 +172,8 @@ def test_every_token_is_delivered_once_and_in_order(
         script = [action for action in script if action[0] != "pause"]
     steps = play(ours, script, seed, in_flight, drafts, blocks)
     assert steps.faults() == []
-    scheduler = steps.scheduler
-    assert not (scheduler._in_flight or scheduler._dropped)
+    record = in_flight_of(steps.scheduler)
+    assert not (record.steps or record.dropped)
 
 
 @given(script=SCRIPTS, seed=st.integers(0, 999), blocks=st.integers(6, 14))
@@ -202,7 +203,7 @@ def test_a_derived_scheduler_that_leaves_our_constructor_out_is_left_to_upstream
     base = modules.overlaid(modules.SCHEDULER).AsyncScheduler
     made = scheduler(base, 2)
     bare = object.__new__(base)
-    own = ("_mends_preemption", "_in_flight", "_preempted", "_dropped", "_prompt_logprobs")
+    own = ("_mends_preemption", "_preempted", "readiness_in_flight")
     vars(bare).update({name: value for name, value in vars(made).items() if name not in own})
     assert outcome(accepted_drafts_in_flight, lambda _: bare) == outcome(
         accepted_drafts_in_flight, pinned

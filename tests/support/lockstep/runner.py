@@ -220,6 +220,8 @@ class RunnerUnderTest:
             known = np.array([runner.requests[r].num_tokens for r in batch.req_ids])
             runner.discard_request_mask.np[:count] = ends < known
             runner.discard_request_mask.copy_to_gpu(count)
+            if (live := getattr(batch, "readiness", None)) is not None:
+                live.check_inputs(runner, scheduled, np.array(lengths))
         else:
             self.logits_indices, _ = runner._prepare_inputs(scheduled, np.array(lengths, np.int32))
         drafts = self._drafts(scheduled)

@@ -27,6 +27,7 @@ ALLOWED_TOKENS = "allowed-tokens"
 CLOSED_GRAMMARS = "closed-grammars"
 CPU_PINNING = "cpu-pinning"
 EMPTY_STATES = "empty-states"
+FAILED_LOADS = "failed-loads"
 DRAFTER_RANKS = "drafter-ranks"
 LOST_WAKEUPS = "lost-wakeups"
 ORPHAN_DRAFTS = "orphan-drafts"
@@ -81,6 +82,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         CPU_PINNING: "memory is pinned only where the platform has pinned memory",
         EMPTY_STATES: "a prompt of one token begins with an empty recurrent state",
         DRAFTER_RANKS: "a data-parallel rank that does not draft runs its drafter for the others",
+        FAILED_LOADS: "no reply, and no block of the prefix cache, is made from a failed KV load",
         LOST_WAKEUPS: "an engine's processes read messages whose announcement was lost",
         ORPHAN_DRAFTS: "a request left out of a step keeps no placeholders of drafts",
         PLUGIN_PROCESSORS: "a logits processor from an entry point reads each sampled token",

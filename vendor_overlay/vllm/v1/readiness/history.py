@@ -16,19 +16,24 @@ several steps are settled at once: at the latest when the batch changes.
 
 A request that leaves the batch takes its tokens in flight with it, as in upstream: if it
 comes back, the scheduler sends its output along.
+
+A request that stays is never computed from a token that was sampled meanwhile, except the newest,
+which the device has. Upstream would embed the placeholder there, and end. Here the token may have
+been read back by then, and have no place in the reply: see :meth:`History.check_inputs`.
 """
 
 # mirrors: vllm.v1.worker.gpu_input_batch:InputBatch.update_async_output_token_ids
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_input_ids
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 from weakref import ref
 
 import numpy as np
 import torch
-from vllm.v1.readiness import fences
+from vllm.v1.readiness import features, fences, input_ids
 from vllm.v1.readiness.feature import Feature
 
 if TYPE_CHECKING:
@@ -125,6 +130,8 @@ class History(Feature):
         self.in_flight: deque[Step] = deque()
         self.arrived: Callable[[list[int], list[int] | None], None] | None = None
         self._requests = requests
+        #: By request, its number of tokens as it joined the batch; no placeholder is among them.
+        self._joined: dict[str, int] = {}
         self._all_rows = np.arange(batch.max_num_reqs)
         #: See :meth:`_whole`.
         self._lists: list[list[int]] = []
@@ -219,8 +226,46 @@ class History(Feature):
             self.settle_older(fences.HISTORY)
         self._begun = self._prepared = self._updated = False
 
+    def add_request(self, request: "CachedRequestState") -> None:
+        """Note how many tokens a request joins the batch with."""
+        self._joined[request.req_id] = request.num_tokens
+
+    def check_inputs(self, counts: np.ndarray, drafts: Mapping[str, Sequence[int]]) -> None:
+        """Stop where upstream would embed a placeholder.
+
+        Call it under asynchronous scheduling, before a step's tokens are gathered on the host.
+
+        Args:
+            counts: [rows] number of tokens that are computed, drafts included.
+            drafts: of the step, by request.
+
+        Raises:
+            IndexError: a request is computed from a token that was sampled since it joined the
+                batch, and is not its newest. The scheduler has cut it back by then.
+        """
+        if counts.max() == 1:
+            return
+        batch, rows = self.batch, len(counts)
+        computed = batch.num_computed_tokens_cpu[:rows]
+        newest = computed + counts - 1
+        if drafts:
+            newest -= input_ids.count(batch, drafts, rows)
+        suspects = (computed < newest) & (newest > batch.num_prompt_tokens[:rows])
+        for row in np.flatnonzero(suspects).tolist():
+            req_id = batch.req_ids[row]
+            # A derived batch may have taken the request in by code of its own.
+            first = max(int(computed[row]), self._joined.get(req_id, int(newest[row])))
+            if first < newest[row]:
+                raise IndexError(
+                    f"index out of range: request {req_id} is to be computed from its token "
+                    f"{first}, for which vLLM has -1: it was sampled ahead of the scheduler, and "
+                    "the request was cut back. Where a KV connector failed to load blocks, the fix "
+                    f"{features.FAILED_LOADS} mends that."
+                )
+
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
         """Drop the tokens in flight of a request that is leaving its row."""
+        self._joined.pop(request.req_id, None)
         for step in self.in_flight:
             step.rows.pop(request.req_id, None)
 

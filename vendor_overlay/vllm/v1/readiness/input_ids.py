@@ -122,7 +122,7 @@ class InputIds:
         sources, ends = runner.prev_positions.np[:rows], ends[:rows]
         if not drafts and rows == tokens and _copy_in_order(runner, sources, ends):
             return True
-        counts = _count(runner.input_batch, drafts, rows)
+        counts = count(runner.input_batch, drafts, rows)
         known = sources >= 0
         common = int(np.count_nonzero(known))
         if common < rows:
@@ -256,7 +256,7 @@ def _scatter(
         ids.scatter_(0, sent[second:third], kept)
 
 
-def _count(batch: "InputBatch", drafts: Drafts, rows: int) -> np.ndarray:
+def count(batch: "InputBatch", drafts: Drafts, rows: int) -> np.ndarray:
     """Count each row's drafts, int64 [rows]; requests that are not in the batch are left out."""
     counts = np.zeros(rows + 1, np.int64)  # the last is nobody's
     if drafts:

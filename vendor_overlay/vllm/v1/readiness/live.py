@@ -13,6 +13,7 @@ swap_rows              InputBatch.swap_states        two rows are being exchange
 plan                   InputBatch, sampling metadata the batch has changed
 begin_step             runner._update_states         before the batch changes for a step
 cut                    runner._update_states         before an output is cut back
+check_inputs           runner._prepare_inputs        before tokens are gathered on the host
 prepare                runner._sample                before a step is sampled
 settle_for_sampling    InputBatch, output tokens     in its place, before sampling
 host_needs_drafts      runner._sample                before draft tokens are waited for
@@ -77,7 +78,9 @@ from vllm.v1.readiness.stop_tokens import StopTokens
 from vllm.v1.readiness.thinking_budget import ThinkingBudget
 
 if TYPE_CHECKING:
+    import numpy as np
     from vllm.config import CacheConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
@@ -276,6 +279,14 @@ class LiveBatch(Fixes):
         if self._features and req_id in self.batch.req_id_to_index:
             for feature in self._features:
                 feature.cut(req_id, length)
+
+    def check_inputs(
+        self, runner: "GPUModelRunner", scheduled: "SchedulerOutput", counts: "np.ndarray"
+    ) -> None:
+        """See :meth:`History.check_inputs`; in a pipeline no stage that samples embeds tokens."""
+        alone = runner.parallel_config.pipeline_parallel_size == 1
+        if self.history is not None and runner.use_async_scheduling and alone:
+            self.history.check_inputs(counts, scheduled.scheduled_spec_decode_tokens)
 
     def prepare(
         self,

@@ -18,24 +18,22 @@ tokens have been delivered. With at most two steps in flight they always have be
 """
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.schedule
-# mirrors: vllm.v1.core.sched.scheduler:Scheduler.update_from_output
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler._preempt_request
 # mirrors: vllm.v1.core.sched.async_scheduler:AsyncScheduler._update_request_with_output
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.readiness import features, gauges, subclasses, switch
+from vllm.v1.readiness import features, gauges, in_flight, subclasses, switch
 from vllm.v1.request import RequestStatus
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler as Base
     from vllm.v1.engine import EngineCoreOutputs
-    from vllm.v1.outputs import LogprobsTensors, ModelRunnerOutput
+    from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
 else:
     Base = object
@@ -57,14 +55,8 @@ class StepsInFlight(Base):  # type: ignore[misc]
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self._mends_preemption = features.PREEMPTION in switch.enabled() and _all_ours(self)
-        #: Steps whose output has not arrived, oldest first.
-        self._in_flight: deque[SchedulerOutput] = deque()
         #: Requests that were preempted with tokens in flight.
         self._preempted: list[Request] = []
-        #: By the id of a step in flight, the requests whose output in it is dropped.
-        self._dropped: dict[int, set[str]] = {}
-        #: By request, logprobs of its prompt that arrived with an output that was dropped.
-        self._prompt_logprobs: dict[str, LogprobsTensors] = {}
 
     def schedule(self) -> "SchedulerOutput":
         """Schedule a step; if a preempted request's tokens are due, no request joins it."""
@@ -79,7 +71,7 @@ class StepsInFlight(Base):  # type: ignore[misc]
             step = super().schedule()
         finally:
             self._pause_state = state
-        self._in_flight.append(step)
+        in_flight.of(self).schedule(step)
         return step
 
     def update_from_output(
@@ -87,11 +79,7 @@ class StepsInFlight(Base):  # type: ignore[misc]
     ) -> "dict[int, EngineCoreOutputs]":
         """Update the requests of a step, except those whose output is dropped."""
         if self._mends_preemption:
-            self._arrive(scheduler_output)
-            if dropped := self._dropped.pop(id(scheduler_output), None):
-                self._drop(dropped, model_runner_output)
-            if self._prompt_logprobs:
-                self._deliver_prompt_logprobs(model_runner_output)
+            in_flight.of(self).arrive(scheduler_output, model_runner_output)
         outputs: dict[int, EngineCoreOutputs]
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         return outputs
@@ -109,9 +97,7 @@ class StepsInFlight(Base):  # type: ignore[misc]
         finally:
             for request in running:
                 request.async_tokens_to_discard = 0
-                for step in self._in_flight:
-                    if request.request_id in step.num_scheduled_tokens:
-                        self._dropped.setdefault(id(step), set()).add(request.request_id)
+                in_flight.of(self).drop(request.request_id)
 
     def _preempt_request(self, request: "Request", timestamp: float) -> None:
         super()._preempt_request(request, timestamp)
@@ -124,41 +110,12 @@ class StepsInFlight(Base):  # type: ignore[misc]
         for request in self._preempted:
             if request.status != RequestStatus.PREEMPTED or not request.num_output_placeholders:
                 continue
-            name = request.request_id
-            if any(
-                name in step.num_scheduled_tokens and name not in self._dropped.get(id(step), ())
-                for step in self._in_flight
-            ):
+            if in_flight.of(self).awaits(request.request_id):
                 awaited.append(request)
             else:  # nothing is left to arrive
                 request.num_output_placeholders = 0
         self._preempted = awaited
         return bool(awaited)
-
-    def _arrive(self, step: "SchedulerOutput") -> None:
-        """Forget a step in flight. Steps arrive in order, unless one was given up."""
-        if any(each is step for each in self._in_flight):
-            while (first := self._in_flight.popleft()) is not step:
-                self._dropped.pop(id(first), None)
-
-    def _drop(self, names: set[str], output: "ModelRunnerOutput") -> None:
-        """Take requests' tokens out of an output, and keep the logprobs of their prompts."""
-        for name in names:
-            row = output.req_id_to_index.get(name)
-            if row is not None and output.sampled_token_ids:
-                output.sampled_token_ids[row] = []
-            logprobs = output.prompt_logprobs_dict.pop(name, None)
-            if logprobs is not None:
-                self._prompt_logprobs[name] = logprobs
-
-    def _deliver_prompt_logprobs(self, output: "ModelRunnerOutput") -> None:
-        """Put logprobs that were kept beside the next tokens of their request."""
-        for name in list(self._prompt_logprobs):
-            row = output.req_id_to_index.get(name)
-            if name not in self.requests:
-                del self._prompt_logprobs[name]
-            elif row is not None and output.sampled_token_ids and output.sampled_token_ids[row]:
-                output.prompt_logprobs_dict[name] = self._prompt_logprobs.pop(name)
 
 
 def _all_ours(scheduler: StepsInFlight) -> bool:

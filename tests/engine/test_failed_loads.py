@@ -1,0 +1,60 @@
+"""Real engines whose KV loads fail among other requests: replies are those without a connector.
+
+The connector is :class:`support.shelf.Shelf`. A wrong token shows, since a block that failed has
+garbage in it.
+"""
+
+from typing import Any
+
+import pytest
+from engine.failing import KINDS, PARTS, differences
+from support.engine import PreloadedEngine
+from support.sites import REPO
+
+PROGRAM = REPO / "tests" / "engine" / "failing.py"
+
+
+def serve(engine: PreloadedEngine, switch: str, *parts: str) -> Any:
+    """Return the report of these parts."""
+    environment = {"VLLM_READINESS": switch}
+    return engine.start(PROGRAM, list(parts), environment=environment).finish()
+
+
+def check(part: Any) -> None:
+    """Compare a part's outputs, and whether loads failed and succeeded."""
+    assert part["error"] is None
+    assert differences(part) == []
+    counts = part["counts"]
+    assert counts["steps"] >= 5
+    assert counts["failed"] >= 10
+    assert counts["asked"] - counts["failed"] >= 10
+    kinds = {name.partition("-")[0] for name in part["with"]}
+    assert kinds == set(KINDS)
+
+
+def test_replies_are_those_without_a_connector(overlaid: PreloadedEngine) -> None:
+    check(serve(overlaid, "on", "async")["async"])
+
+
+@pytest.mark.parametrize("switch", ["-failed-loads", "-fixes"])
+def test_with_the_fix_off_the_engine_ends_as_stocks_does(
+    overlaid: PreloadedEngine, switch: str
+) -> None:
+    part = serve(overlaid, switch, "async")["async"]
+    assert "with" not in part
+    assert "index out of range" in part["error"]
+
+
+@pytest.mark.slow
+def test_stocks_engine_ends(stock: PreloadedEngine) -> None:
+    part = serve(stock, "on", "async")["async"]
+    assert "with" not in part
+    assert "index out of range" in part["error"]
+
+
+@pytest.mark.slow
+def test_replies_are_those_without_a_connector_in_other_engines(overlaid: PreloadedEngine) -> None:
+    names = [name for name in PARTS if name != "async"]
+    report = serve(overlaid, "on", *names)
+    for name in names:
+        check(report[name])

@@ -1,0 +1,277 @@
+"""The fix failed-loads: a request whose KV load fails gets the reply that it has without a load.
+
+The scheduler is a real one, over a worker whose tokens are right only where all KV before them is.
+The pinned scheduler has the faults, which are asserted as well: with the fix off ours has them.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import modules
+from support.examples import draws
+from support.loads import Loads
+from support.lockstep import scheduler as upstream
+from support.lockstep.scheduler import BLOCK
+from support.steps import WRONG
+from vllm.v1.engine import FinishReason
+from vllm.v1.request import RequestStatus
+
+SCHEDULER = "vllm/v1/core/sched/scheduler.py"
+SIDES = ["pinned", "off", "ours"]
+
+
+@pytest.fixture(scope="module")
+def kinds() -> dict[tuple[str, bool], type]:
+    """The scheduler's class by side, and whether it is asynchronous."""
+    ours = modules.overlaid(SCHEDULER)
+    with mock.patch.dict(sys.modules, {"vllm.v1.core.sched.scheduler": ours}):
+        derived = modules.overlaid.__wrapped__(modules.SCHEDULER)  # from our class
+    return {
+        ("pinned", False): upstream.Scheduler,
+        ("pinned", True): upstream.AsyncScheduler,
+        ("ours", False): ours.Scheduler,
+        ("ours", True): derived.AsyncScheduler,
+    }
+
+
+class Make:
+    """Makes the loops of one side."""
+
+    def __init__(self, kinds: dict[tuple[str, bool], type], side: str) -> None:
+        self.kinds = kinds
+        self.side = "pinned" if side == "pinned" else "ours"
+
+    def __call__(
+        self,
+        asynchronous: bool = True,
+        *,
+        drafts: int = 0,
+        blocks: int = 90,
+        in_flight: int = 2,
+        seed: int = 0,
+        failing: int = 40,
+        caching: bool = True,
+        step: int = 24,
+    ) -> Loads:
+        drafter = upstream.speculative_config(drafts, trimmed=True)
+        with mock.patch.object(upstream, "CacheConfig", caching_config(caching)):
+            scheduler = upstream.make_scheduler(
+                asynchronous, drafter, blocks, 6, step, 96, self.kinds[self.side, asynchronous]
+            )
+        return Loads(scheduler, in_flight if asynchronous or in_flight > 2 else 1, seed, failing)
+
+
+def caching_config(caching: bool) -> Any:
+    """Return the configuration's class, with prefix caching on or off."""
+    from vllm.config import CacheConfig
+
+    def make(**fields: Any) -> Any:
+        return CacheConfig(**{**fields, "enable_prefix_caching": caching})
+
+    return make
+
+
+@pytest.fixture
+def make(
+    kinds: dict[tuple[str, bool], type],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Make]:
+    """The loops of the side that the test names, ours without."""
+    side = getattr(request, "param", "ours")
+    monkeypatch.setenv("VLLM_READINESS", "-failed-loads" if side == "off" else "on")
+    yield Make(kinds, side)
+
+
+def prompt(count: int, first: int = -1) -> list[int]:
+    """Return the first tokens of a prompt; prompts with another first token share no block."""
+    return [first] + [-2 - place for place in range(count - 1)]
+
+
+def outcome(loads: Loads) -> Any:
+    """Run to the end, and return the faults, or the kind of error."""
+    try:
+        loads.finish()
+    except (AssertionError, TimeoutError, ValueError) as error:
+        return type(error)
+    return loads.faults()
+
+
+@pytest.mark.parametrize("make", SIDES, indirect=True)
+class TestFaults:
+    """Each fault of stock's, and the mend."""
+
+    def test_tokens_in_flight_are_dropped(self, make: Make, request: Any) -> None:
+        loads = make(failing=100)
+        beside = loads.load(prompt(6, -99), 12, 0)
+        loads.load(prompt(22), 6, 4)
+        fault = outcome(loads)
+        assert loads.failed
+        assert (fault == []) == (request.node.callspec.params["make"] == "ours")
+        assert fault or loads.delivered[beside] == loads.right(beside)
+
+    def test_a_later_chunk_of_a_prompt_is_dropped(self, make: Make, request: Any) -> None:
+        """A synchronous pipeline: both chunks are in flight when the load's failure arrives."""
+        loads = make(False, in_flight=3, failing=100, step=12)
+        loads.load(prompt(30), 3, 3)
+        fault = outcome(loads)
+        assert (fault == []) == (request.node.callspec.params["make"] == "ours")
+
+    def test_no_bad_block_is_found_in_the_prefix_cache(self, make: Make, request: Any) -> None:
+        """The request whose load fails is aborted as it does, and another has the same prompt."""
+        loads = make(False, failing=100)
+        first = loads.load(prompt(22), 6, 4)
+        loads.step()
+        loads.abort(first)
+        other = loads.load(prompt(22), 6, 0)
+        outcome(loads)
+        right = loads.delivered[other] == loads.right(other)
+        assert right == (request.node.callspec.params["make"] == "ours")
+
+    def test_a_request_that_shares_a_failed_block(self, make: Make, request: Any) -> None:
+        """It has joined while the step that reports the failure was in flight."""
+        loads = make(failing=100)
+        loads.load(prompt(22), 6, 4)
+        loads.step()
+        other = loads.load(prompt(22), 6, 0)
+        outcome(loads)
+        right = loads.delivered[other] == loads.right(other)
+        assert right == (request.node.callspec.params["make"] == "ours")
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_nothing_is_loaded_again(make: Make, later: bool) -> None:
+    """Where loads always fail, a request would never end."""
+    loads = make(failing=100)
+    name = loads.load(prompt(22), 6, 4, later)
+    assert outcome(loads) == []
+    assert loads.connector.taken == {name: 1}
+
+
+def test_a_load_that_succeeds_is_used(make: Make) -> None:
+    loads = make(failing=0)
+    loads.load(prompt(22), 6, 4)
+    assert outcome(loads) == []
+    assert loads.scheduled[0] == {"1": 22 - 4 * BLOCK}
+
+
+def test_with_the_policy_fail_a_sharer_ends_and_no_bad_block_is_found_later(make: Make) -> None:
+    loads = make(failing=100)
+    loads.scheduler.recompute_kv_load_failures = False
+    loads.load(prompt(22), 6, 4)
+    loads.step()
+    loads.load(prompt(22), 6, 0)
+    beside = loads.load(prompt(22, -99), 6, 0)
+    ended = {}
+    while loads.scheduler.requests or loads.queue:
+        update = loads.scheduler.update_from_output
+
+        def note(*arguments: Any, update: Any = update) -> Any:
+            outputs = update(*arguments)
+            for output in outputs.get(0).outputs if outputs.get(0) else ():
+                if output.finish_reason is not None:
+                    ended[output.request_id] = output.finish_reason
+            return outputs
+
+        with mock.patch.object(loads.scheduler, "update_from_output", note):
+            loads.step()
+    assert ended == {"1": FinishReason.ERROR, "2": FinishReason.ERROR, "3": FinishReason.LENGTH}
+    assert loads.delivered[beside] == loads.right(beside)
+    again = loads.load(prompt(22), 6, 0)
+    assert outcome(loads) is not None
+    assert loads.delivered[again] == loads.right(again)
+
+
+def waiting_with_blocks(loads: Loads) -> bool:
+    """Whether a request that does not run has blocks, as one whose load is asynchronous."""
+    scheduler = loads.scheduler
+    return any(
+        scheduler.kv_cache_manager.get_block_ids(name)[0]
+        for name, request in scheduler.requests.items()
+        if request not in scheduler.running
+    )
+
+
+ACTIONS = st.one_of(
+    st.tuples(
+        st.just("add"),
+        st.integers(2, 40),
+        st.sampled_from([-1, -1, -99]),
+        st.integers(1, 10),
+        st.integers(0, 9),
+        st.booleans(),
+    ),
+    st.tuples(st.just("step"), st.integers(1, 5)),
+    st.tuples(st.just("abort"), st.integers(1, 5)),
+    st.tuples(st.just("reset")),
+)
+
+
+@given(
+    script=st.lists(ACTIONS, min_size=2, max_size=14),
+    seed=st.integers(0, 999),
+    blocks=st.integers(18, 60),
+    step=st.sampled_from([7, 24, 60]),
+    caching=st.booleans(),
+)
+@draws(60)
+@pytest.mark.parametrize(
+    ("asynchronous", "in_flight", "drafts"),
+    [(True, 2, 0), (True, 2, 2), (True, 3, 0), (False, 1, 0), (False, 1, 2), (False, 3, 0)],
+)
+def test_every_token_is_right_and_delivered_once(
+    kinds: dict[tuple[str, bool], type],
+    asynchronous: bool,
+    in_flight: int,
+    drafts: int,
+    script: Sequence[Any],
+    seed: int,
+    blocks: int,
+    step: int,
+    caching: bool,
+) -> None:
+    if not asynchronous and in_flight > 1:  # stock also loses tokens in flight at a reset there
+        script = [action for action in script if action[0] != "reset"]
+    loads = Make(kinds, "ours")(
+        asynchronous,
+        drafts=drafts,
+        blocks=blocks,
+        in_flight=in_flight,
+        seed=seed,
+        step=step,
+        caching=caching,
+    )
+    for action, *values in script:
+        if action == "add":
+            count, first, most, claimed, later = values
+            loads.load(prompt(count, first), most, claimed, later)
+        elif action == "step":
+            for _ in range(values[0]):
+                loads.step()
+        elif action == "abort":
+            loads.abort(str(values[0]))
+        elif not waiting_with_blocks(loads):  # which upstream does not support
+            loads.scheduler.reset_prefix_cache(reset_running_requests=True)
+    loads.finish()
+    assert loads.faults() == []
+    assert WRONG not in {one for tokens in loads.delivered.values() for one in tokens}
+
+
+def test_a_derived_scheduler_with_methods_of_its_own_is_left_to_upstream(
+    kinds: dict[tuple[str, bool], type],
+) -> None:
+    class Own(kinds["ours", False]):  # type: ignore[misc]
+        def _handle_invalid_blocks(self, *arguments: Any) -> Any:
+            return super()._handle_invalid_blocks(*arguments)
+
+    loads = Make({("ours", False): Own}, "ours")(False, failing=100)
+    first = loads.load(prompt(22), 6, 4)
+    loads.step()
+    assert loads.scheduler.requests[first].num_computed_tokens == 0
+    assert loads.scheduler.requests[first].status == RequestStatus.RUNNING
+    assert not loads.scheduler.schedule().preempted_req_ids
