@@ -84,8 +84,13 @@ def requests() -> list[Arrival]:
     return arrivals
 
 
-def differences(part: Any) -> list[str]:
-    """Return what differs between the outputs of a part with the connector and without."""
+def differences(part: Any, tolerance: float = TOLERANCE) -> list[str]:
+    """Return what differs between the outputs of a part with the connector and without.
+
+    Args:
+        part: of a report.
+        tolerance: between logprobs of one token.
+    """
     without, outputs = part["without"], part["with"]
     found = [f"{name}: missing" for name in without.keys() ^ outputs.keys()]
     for name in without.keys() & outputs.keys():
@@ -95,7 +100,7 @@ def differences(part: Any) -> list[str]:
         for field in ("logprobs", "prompt_logprobs"):
             # The last bits depend on which tokens are computed together.
             if [*_tokens(one[field])] != [*_tokens(other[field])] or any(
-                abs(first - second) > TOLERANCE
+                abs(first - second) > tolerance
                 for first, second in zip(_values(one[field]), _values(other[field]), strict=True)
             ):
                 found.append(f"{name}: {field}")

@@ -17,6 +17,8 @@ from support.sites import REPO
 pytestmark = pytest.mark.gpu
 
 PROGRAM = REPO / "tests" / "engine" / "failing.py"
+#: Attention rounds more roughly there: without a connector, two schedules differ by 0.0023.
+TOLERANCE = 0.01
 ASYNC = [name for name, (asynchronous, _) in PARTS.items() if asynchronous]
 
 
@@ -34,7 +36,7 @@ def report(engines: dict[str, Engine], tmp_path_factory: pytest.TempPathFactory)
 def test_replies_are_those_without_a_connector(report: Any, name: str) -> None:
     part = report[name]
     assert part["error"] is None
-    assert differences(part) == []
+    assert differences(part, TOLERANCE) == []
     counts = part["counts"]
     assert part["stats"]["scheduler"] == "AsyncScheduler"
     assert counts["steps"] >= 5
@@ -46,7 +48,6 @@ def test_replies_are_those_without_a_connector(report: Any, name: str) -> None:
 def test_with_the_fix_off_the_engine_ends(engines: dict[str, Engine]) -> None:
     """Stock's by an assert on the device; ours names the request before it is launched."""
     switched = {**ENVIRONMENT, "VLLM_READINESS": "-failed-loads"}
-    run = engines["overlaid"].start(PROGRAM, ["async"], environment=switched)
-    part = run.finish()["async"]
+    part = engines["overlaid"].start(PROGRAM, ["async"], environment=switched).finish()["async"]
     assert "with" not in part
-    assert "index out of range: request" in run.text()
+    assert "index out of range: request" in part["error"]
