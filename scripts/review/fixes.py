@@ -138,6 +138,11 @@ MENDS: Mapping[str, Mend] = MappingProxyType(
             since="0.26.0",
             patches=("end-only-the-request-whose-grammar-cannot-be-compiled",),
         ),
+        "grammar-limits": Mend(
+            bugs=("54003", "45118"),
+            partly={"0.24.0": "a timeout for regexes"},
+            patches=("refuse-a-grammar-that-takes-too-much-time-or-memory",),
+        ),
         "orphan-drafts": Mend(
             bugs=("37159",),
             since="0.25.0",

@@ -276,6 +276,12 @@ def test_the_features_are_those_of_the_switch(monkeypatch: pytest.MonkeyPatch) -
     assert list(line.groups()) == [", ".join(sorted(names)) for names in features.GROUPS.values()]
 
 
+def test_the_page_of_features_lists_what_acts_under_model_runner_v2() -> None:
+    page = BY_NAME["docs/features.md"].read_text()
+    listed = page.partition("\nUnder V2 these act")[2].partition("The engine logs")[0]
+    assert set(re.findall("`([^`]+)`", listed)) == features.ON_V2
+
+
 def sections(name: str) -> dict[str, str]:
     """The sections with a heading of the third level, by their headings."""
     text = BY_NAME[name].read_text()

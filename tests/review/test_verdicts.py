@@ -130,6 +130,17 @@ def test_only_model_runner_v1_runs_these() -> None:
     assert not {"row-state", "thinking-rows", "recovered-tokens"} & alive
 
 
+#: Fixes with a seam outside V1's files that do nothing under V2. The first is a logits processor
+#: of V1, which its seam in the scheduler follows; the second is for CPUs, on which no V2 runs.
+NOT_ON_V2 = {"closed-grammars", "cpu-pinning"}
+
+
+def test_the_log_claims_under_model_runner_v2_what_has_a_seam_there() -> None:
+    alive = verdicts.without_v1(seams(), References(base()), overlaid())
+    assert alive >= NOT_ON_V2
+    assert alive - NOT_ON_V2 == features.ON_V2
+
+
 # The verdicts.
 
 

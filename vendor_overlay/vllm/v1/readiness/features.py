@@ -33,6 +33,7 @@ LOST_WAKEUPS = "lost-wakeups"
 ORPHAN_DRAFTS = "orphan-drafts"
 PLUGIN_PROCESSORS = "plugin-processors"
 REFUSED_GRAMMARS = "refused-grammars"
+GRAMMAR_LIMITS = "grammar-limits"
 PREEMPTION = "preemption"
 PINNED_INPUTS = "pinned-inputs"
 PROMPT_EMBEDS = "prompt-embeds"
@@ -87,6 +88,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         ORPHAN_DRAFTS: "a request left out of a step keeps no placeholders of drafts",
         PLUGIN_PROCESSORS: "a logits processor from an entry point reads each sampled token",
         REFUSED_GRAMMARS: "a grammar that cannot be compiled ends its own request alone",
+        GRAMMAR_LIMITS: "a grammar that takes too much time or memory is refused",
         PREEMPTION: "a preempted request is given each token in flight once and in order",
         PINNED_INPUTS: "a step's pinned inputs stay until the device has read them",
         PROMPT_EMBEDS: "with drafts in flight, a prompt of embeddings may share the server",
@@ -116,6 +118,26 @@ GROUPS: Mapping[str, frozenset[str]] = MappingProxyType(
 )
 
 ALL = frozenset().union(*GROUPS.values())
+
+#: The features and fixes that act under Model Runner V2: their seams, or a part of them that acts
+#: alone, are in its own files, in the scheduler or in the front end. Of ``grammars`` it is the
+#: filling of masks. All others act under V1 alone.
+ON_V2 = frozenset(
+    {
+        SAMPLER_COPIES,
+        LOGPROBS,
+        GRAMMARS,
+        BAD_REQUESTS,
+        BLOCK_IDS,
+        GRAMMAR_LIMITS,
+        LOST_WAKEUPS,
+        ORPHAN_DRAFTS,
+        PREEMPTION,
+        REFUSED_GRAMMARS,
+        SESSIONS,
+        WINDOW_BLOCKS,
+    }
+)
 
 #: Feature or fix to those that it builds on: off with them.
 NEEDS: Mapping[str, frozenset[str]] = MappingProxyType(

@@ -17,6 +17,9 @@ on the device; unset (the default), all requests that vLLM runs at a time may.
 ``VLLM_READINESS_RANKS`` says what happens to an engine whose ranks run different overlays:
 ``error`` (the default) refuses to start, ``warn`` starts all the same, ``off`` does not compare.
 
+``VLLM_READINESS_GRAMMAR_SECONDS`` and ``VLLM_READINESS_GRAMMAR_MEMORY`` limit the CPU time and the
+MiB of memory that compiling one request's grammar may take; unset, 30 and 1024.
+
 ``VLLM_READINESS_PROBE`` names the file that the probe records into; the process's label is
 appended. Unset (the default), nothing is recorded.
 """
@@ -35,7 +38,11 @@ NAME = "VLLM_READINESS"
 SYNC_GUARD = "VLLM_READINESS_SYNC_GUARD"
 RANKS = "VLLM_READINESS_RANKS"
 SLOTS = "VLLM_READINESS_SLOTS"
+GRAMMAR_SECONDS = "VLLM_READINESS_GRAMMAR_SECONDS"
+GRAMMAR_MEMORY = "VLLM_READINESS_GRAMMAR_MEMORY"
 PROBE = "VLLM_READINESS_PROBE"
+#: Longer numbers than this are refused: the kernel takes 64 bits.
+_DIGITS = 10
 #: Set by the probe itself, for the other processes of an engine.
 PROBE_ENGINE = "VLLM_READINESS_PROBE_ENGINE"
 
@@ -197,6 +204,42 @@ def slots() -> int | None:
     return int(value)
 
 
+def grammar_seconds() -> int:
+    """Read how many seconds of CPU time compiling one grammar may take.
+
+    Raises:
+        NumberError: the variable holds anything but a whole number, 1 or more.
+    """
+    return _limit(GRAMMAR_SECONDS, 30, "seconds")
+
+
+def grammar_memory() -> int:
+    """Read how many MiB of memory compiling one grammar may take.
+
+    Raises:
+        NumberError: the variable holds anything but a whole number, 1 or more.
+    """
+    return _limit(GRAMMAR_MEMORY, 1024, "MiB")
+
+
+def _limit(name: str, default: int, unit: str) -> int:
+    """Read a variable that holds a whole number, 1 or more; the default if it is unset."""
+    value = os.environ.get(name, "").strip()
+    if not value:
+        return default
+    number = 0
+    if value.isascii() and value.isdigit() and len(value) < _DIGITS:
+        number = int(value)
+    if not number:
+        raise NumberError(
+            name,
+            value,
+            f"this is not a number of {unit}. Set a whole number, 1 or more, or unset the "
+            f"variable for {default}.",
+        )
+    return number
+
+
 def probe() -> str | None:
     """Read the absolute path of the file that the probe records into; None for no probe.
 
@@ -233,6 +276,8 @@ VARIABLES: Mapping[str, Callable[[], object]] = MappingProxyType(
         SYNC_GUARD: sync_guard,
         RANKS: ranks,
         SLOTS: slots,
+        GRAMMAR_SECONDS: grammar_seconds,
+        GRAMMAR_MEMORY: grammar_memory,
         PROBE: probe,
         PROBE_ENGINE: lambda: os.environ.get(PROBE_ENGINE),
     }
