@@ -217,7 +217,6 @@ def _recompute(scheduler: "Scheduler", request: "Request", position: int | None)
     in_flight.of(scheduler).drop(request.request_id, prompt_is_stale=True)
     request.num_output_placeholders = 0
     request.async_tokens_to_discard = 0
-    request.spec_token_ids = []
     if request.status == RequestStatus.RUNNING:
         loads.to_preempt.append(request)
     elif request.status == RequestStatus.WAITING_FOR_REMOTE_KVS and position is not None:
