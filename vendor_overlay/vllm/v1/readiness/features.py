@@ -129,6 +129,8 @@ ON_V2 = frozenset(
         GRAMMARS,
         BAD_REQUESTS,
         BLOCK_IDS,
+        CACHED_PROMPT_LOGPROBS,
+        FAILED_LOADS,
         GRAMMAR_LIMITS,
         LOST_WAKEUPS,
         ORPHAN_DRAFTS,

@@ -33,7 +33,7 @@ from weakref import ref
 
 import numpy as np
 import torch
-from vllm.v1.readiness import features, fences, input_ids
+from vllm.v1.readiness import fences, input_ids
 from vllm.v1.readiness.feature import Feature
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ class History(Feature):
                     f"index out of range: request {req_id} is to be computed from its token "
                     f"{first}, for which vLLM has -1: it was sampled ahead of the scheduler, and "
                     "the request was cut back. Where a KV connector failed to load blocks, the fix "
-                    f"{features.FAILED_LOADS} mends that."
+                    "failed-loads mends that."
                 )
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
