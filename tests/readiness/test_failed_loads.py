@@ -18,6 +18,8 @@ from support.loads import Loads
 from support.lockstep import scheduler as upstream
 from support.lockstep.scheduler import BLOCK
 from support.steps import WRONG
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import FinishReason
 from vllm.v1.readiness import failed_loads
 from vllm.v1.request import RequestStatus
@@ -33,8 +35,8 @@ def kinds() -> dict[tuple[str, bool], type]:
     with mock.patch.dict(sys.modules, {"vllm.v1.core.sched.scheduler": ours}):
         derived = modules.overlaid.__wrapped__(modules.SCHEDULER)  # from our class
     return {
-        ("pinned", False): upstream.Scheduler,
-        ("pinned", True): upstream.AsyncScheduler,
+        ("pinned", False): Scheduler,
+        ("pinned", True): AsyncScheduler,
         ("ours", False): ours.Scheduler,
         ("ours", True): derived.AsyncScheduler,
     }
@@ -332,7 +334,9 @@ def play(loads: Loads, script: Sequence[Any]) -> None:
 def test_a_derived_scheduler_with_methods_of_its_own_is_left_to_upstream(
     kinds: dict[tuple[str, bool], type],
 ) -> None:
-    class Own(kinds["ours", False]):  # type: ignore[misc]
+    ours: Any = kinds["ours", False]
+
+    class Own(ours):  # type: ignore[misc]
         def _handle_invalid_blocks(self, *arguments: Any) -> Any:
             return super()._handle_invalid_blocks(*arguments)
 

@@ -36,7 +36,7 @@ class Transfer(NamedTuple):
     blocks: list[tuple[int, tuple[int, ...]]]
 
 
-class Transfers(KVConnectorMetadata):
+class Transfers(KVConnectorMetadata):  # type: ignore[misc]
     """A step's loads, and what it computes that is shelved."""
 
     def __init__(self, loads: list[Transfer], saves: list[Transfer]) -> None:
@@ -44,7 +44,7 @@ class Transfers(KVConnectorMetadata):
         self.saves = saves
 
 
-class Shelf(KVConnectorBase_V1):
+class Shelf(KVConnectorBase_V1):  # type: ignore[misc]
     """Both sides of the connector."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
