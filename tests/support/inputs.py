@@ -141,6 +141,7 @@ def make(
         lora_config=None,
         num_spec_tokens=DRAFTS,
         use_async_scheduling=True,
+        parallel_config=SimpleNamespace(pipeline_parallel_size=1),
         use_async_spec_decode=False,
         mamba_prev_last_scheduled_idx=None,
         num_accepted_tokens_event=None,
