@@ -118,7 +118,7 @@ def _apply(structured: "StructuredOutputsParams", verdict: Verdict) -> None:
 
 def _raise(verdict: Verdict) -> None:
     if verdict.error is not None:
-        raise verdict.error
+        raise verdict.error.with_traceback(None)
     if verdict.exceeded is not None:
         raise VLLMValidationError(_sentence(verdict), parameter="structured_outputs")
 
@@ -205,7 +205,7 @@ class Trials:
         future.set_result(verdict)
 
     def _keep(self, key: str, verdict: Verdict) -> None:
-        if verdict.exceeded is not None or verdict.error is not None:
+        if verdict.exceeded is not None:
             return
         self._kept[key] = verdict, len(pickle.dumps(verdict))
         self._bytes += self._kept[key][1]
