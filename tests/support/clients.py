@@ -30,6 +30,8 @@ AT_A_TIME = 6
 STOPS = list(range(3, VOCABULARY, 5))
 
 _TEXT = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+#: The hostile client's grammars: complete before the tokens are, twice, and invalid.
+_CHOICE, _SCHEMA, _INVALID = {"choice": ["t9"]}, {"json": _TEXT}, {"regex": "(t1|"}
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,9 @@ def differences(
         For each, the request, the reply alone, and the one beside a hostile client.
     """
     requests = honest(random.Random(1))
+    for grammar in (_CHOICE, _SCHEMA, _INVALID) if grammars else ():
+        with contextlib.suppress(urllib.error.HTTPError):  # tried once, for seconds; then known
+            server.generate([9], max_tokens=1, structured_outputs=grammar)
     alone = ask(server, requests)
     with beside(server, hostile(random.Random(2), drafts, grammars)) as ends:
         crowded = ask(server, requests)
@@ -171,9 +176,9 @@ def hostile(chance: random.Random, drafts: int, grammars: bool) -> Iterator[Requ
             # No such token.
             (4, {"stop_token_ids": [VOCABULARY + 5], "min_tokens": 4}),
             # A grammar that is complete before the tokens are, and one that is none.
-            (4, {"structured_outputs": {"choice": ["t9"]}, "min_tokens": 9, "max_tokens": 12}),
-            (4, {"structured_outputs": {"json": _TEXT}, "min_tokens": 9, "max_tokens": 12}),
-            (4, {"structured_outputs": {"regex": "(t1|"}, "max_tokens": 4}),
+            (4, {"structured_outputs": _CHOICE, "min_tokens": 9, "max_tokens": 12}),
+            (4, {"structured_outputs": _SCHEMA, "min_tokens": 9, "max_tokens": 12}),
+            (4, {"structured_outputs": _INVALID, "max_tokens": 4}),
             (4, {"bad_words": [""], "max_tokens": 4}),
             (4, {"allowed_token_ids": [9, 11], "max_tokens": chance.randint(1, 9)}),
         ]
