@@ -118,6 +118,7 @@ class HybridRunner:
             "kv_cache_config": SimpleNamespace(kv_cache_groups=["one"]),
             "num_spec_tokens": DRAFTS,
             "use_async_scheduling": asynchronous,
+            "parallel_config": SimpleNamespace(pipeline_parallel_size=1),
             "use_async_spec_decode": asynchronous,
             "reorder_batch_threshold": 1 + DRAFTS,
             "_mamba_bufs": SimpleNamespace(postprocess_align=fused),
