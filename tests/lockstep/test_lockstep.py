@@ -257,6 +257,17 @@ def test_a_run_in_which_stock_loses_a_prompt_is_set_aside(trimmed: bool) -> None
     assert held[1:] == [[1, 2, 3, 4]] * 3
 
 
+def test_a_run_in_which_stock_computes_from_a_placeholder_is_set_aside() -> None:
+    """The scheduler cuts a request back after a failed load, and its token is in flight."""
+    lockstep = LockstepRun(drafts=2)
+    failed = lockstep.add([1, 2, 3, 4], max_tokens=20)
+    lockstep.run(2)
+    lockstep.fail_loads(failed)
+    with pytest.raises(SetAside, match=r"^stock computes from a placeholder, and ours stops$"):
+        lockstep.run(3)
+    assert -1 in lockstep.stock.batch.token_ids_cpu[0, 4:6]
+
+
 @given(data=st.data())
 @settings(max_examples=25)
 @pytest.mark.parametrize("asynchronous", [True, False])

@@ -178,9 +178,11 @@ def test_two_recordings_are_compared_by_step(
             main(wrong)
 
 
-@pytest.mark.parametrize("arguments", [[], ["FILE="]])
+@pytest.mark.parametrize(
+    ("arguments", "hint"), [([], "make probe FILE=FILE"), (["FILE="], "FILE= is empty")]
+)
 def test_a_file_that_is_not_named_is_asked_for(
-    capsys: pytest.CaptureFixture[str], arguments: list[str]
+    capsys: pytest.CaptureFixture[str], arguments: list[str], hint: str
 ) -> None:
     for name in ("", ".", "/"):
         assert main([name]) == 1
@@ -188,7 +190,7 @@ def test_a_file_that_is_not_named_is_asked_for(
         assert capsys.readouterr().err.startswith(error)
     done = make("probe", *arguments)
     assert done.returncode != 0
-    assert "make probe FILE=FILE" in done.stderr
+    assert hint in done.stderr
 
 
 @pytest.mark.parametrize("options", [[], ["--json"], ["--trace", "trace.json"]])

@@ -7,6 +7,8 @@ import torch
 from support.lockstep.copies import POISON
 
 if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+
     from support.lockstep.run import LockstepRun
     from support.lockstep.runner import RunnerUnderTest
 
@@ -71,3 +73,18 @@ def prompt_is_lost(stock: "RunnerUnderTest", ours: "RunnerUnderTest") -> bool:
         return -1 in runner.batch.token_ids_cpu[row, : runner.batch.num_prompt_tokens[row]]
 
     return any(lost(stock, r) and not lost(ours, r) for r in stock.batch.req_ids)
+
+
+def embeds_placeholder(stock: "RunnerUnderTest", scheduled: "SchedulerOutput") -> bool:
+    """Return whether a step of stock's computes from a token that it does not have.
+
+    A request's newest token may be a placeholder: it is on the device. Stock may count a request's
+    computed tokens below zero, as it subtracts rejected drafts after a cut.
+    """
+    batch, drafts = stock.batch, scheduled.scheduled_spec_decode_tokens
+    for row, req_id in enumerate(batch.req_ids):
+        first = max(0, batch.num_computed_tokens_cpu[row])
+        count = scheduled.num_scheduled_tokens[req_id] - len(drafts.get(req_id, ()))
+        if -1 in batch.token_ids_cpu[row, first : first + count - 1]:
+            return True
+    return False

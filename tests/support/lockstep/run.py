@@ -19,6 +19,7 @@ from support import modules
 from support.lockstep.comparison import (
     compare_histories,
     compare_twins,
+    embeds_placeholder,
     prompt_is_lost,
     same_step,
 )
@@ -324,7 +325,8 @@ class LockstepRun:
 
         Raises:
             SetAside: stock raises an error, and every other runner raises the same. Where stock
-                has lost a prompt that ours still has, the others raise nothing.
+                has lost a prompt that ours still has, the others raise nothing. Or stock computes
+                from a placeholder, after a cut, and ours stops there.
         """
         first, *others = self.runners
         try:
@@ -336,7 +338,12 @@ class LockstepRun:
                     other.step(pickle.loads(scheduled), seed)
             why = "loses a prompt" if lost else f"raises {type(error).__name__}"
             raise SetAside(f"stock's runner {why}") from error
-        return results + [other.step(pickle.loads(scheduled), seed) for other in others]
+        try:
+            return results + [other.step(pickle.loads(scheduled), seed) for other in others]
+        except IndexError as error:
+            if not embeds_placeholder(self.stock, pickle.loads(scheduled)):
+                raise
+            raise SetAside("stock computes from a placeholder, and ours stops") from error
 
     def _read(self) -> None:
         """Read the oldest output in flight, and hand it to the scheduler."""
