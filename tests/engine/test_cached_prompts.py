@@ -16,7 +16,7 @@ PROMPT = [3 + 7 * n % 900 for n in range(75)]
 BLOCK = 32
 
 
-@pytest.fixture(scope="module", params=["on", "fixes"])
+@pytest.fixture(scope="module", params=["on", pytest.param("fixes", marks=pytest.mark.slow)])
 def server(request: pytest.FixtureRequest, folder: Path, overlaid: Engine) -> Iterator[Server]:
     """A server with a prefix cache, and a value of the switch."""
     home = folder / f"cached prompts {request.param}"

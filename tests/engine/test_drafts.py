@@ -8,6 +8,7 @@ from engine.drafts import DRAWN, ONE
 from support.engine import PreloadedEngine
 from support.sites import REPO
 
+pytestmark = pytest.mark.slow
 PROGRAM = REPO / "tests" / "engine" / "drafts.py"
 
 
