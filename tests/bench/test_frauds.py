@@ -21,6 +21,7 @@ from bench.engines.rows import BASELINE, ROWS, Case
 from support.remembering import Remembering, driven
 from support.sites import REPO
 
+pytestmark = pytest.mark.slow
 ROW = replace(
     ROWS["issue-43450"].sized("tiny"),
     cases={

@@ -11,6 +11,7 @@ from engine.failing import KINDS, PARTS, differences
 from support.engine import PreloadedEngine
 from support.sites import REPO
 
+pytestmark = pytest.mark.slow
 PROGRAM = REPO / "tests" / "engine" / "failing.py"
 
 
@@ -45,14 +46,12 @@ def test_with_the_fix_off_the_engine_ends_as_stocks_does(
     assert "index out of range" in part["error"]
 
 
-@pytest.mark.slow
 def test_stocks_engine_ends(stock: PreloadedEngine) -> None:
     part = serve(stock, "on", "async")["async"]
     assert "with" not in part
     assert "index out of range" in part["error"]
 
 
-@pytest.mark.slow
 def test_replies_are_those_without_a_connector_in_other_engines(overlaid: PreloadedEngine) -> None:
     names = [name for name in PARTS if name != "async"]
     report = serve(overlaid, "on", *names)

@@ -4,10 +4,14 @@ import pytest
 from support.engine import PreloadedEngine
 from support.sites import REPO
 
+SLOW = pytest.mark.slow
 PROGRAM = REPO / "tests" / "engine" / "typed.py"
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["own process", "same process"])
+@pytest.mark.parametrize(
+    "own",
+    [pytest.param(True, id="own process"), pytest.param(False, id="same process", marks=SLOW)],
+)
 def test_an_engine_survives_requests_of_wrong_types(overlaid: PreloadedEngine, own: bool) -> None:
     """Stock's ends, or waits for a request that was never sent."""
     setting = {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(own))}
