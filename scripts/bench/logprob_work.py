@@ -116,7 +116,7 @@ class Way:
     def __init__(self, load: Load, case: Case, tokenizer: Any) -> None:
         from vllm.v1.engine import EngineCoreOutputs
         from vllm.v1.engine.output_processor import OutputProcessor
-        from vllm.v1.readiness import logprob_messages
+        from vllm.v1.readiness.frontend import logprob_messages
         from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
         self.load, self.case = load, case

@@ -47,14 +47,14 @@ def other_switch() -> None:
 
 def other_digest() -> None:
     """Let the second rank find other files, as on another node."""
-    from vllm.v1.readiness import identity
+    from vllm.v1.readiness.engine import identity
 
     _on_rank_1(lambda: setattr(identity, "digest", lambda: "0" * 64))
 
 
 def pristine() -> None:
     """Let the second rank make none of the overlay's calls at its start, as upstream's does."""
-    from vllm.v1.readiness import startup
+    from vllm.v1.readiness.watch import startup
 
     hasty()
     _on_rank_1(lambda: setattr(startup, "start", lambda runner: None))
@@ -62,7 +62,7 @@ def pristine() -> None:
 
 def hasty() -> None:
     """Wait only seconds for a rank that does not answer."""
-    from vllm.v1.readiness import ranks
+    from vllm.v1.readiness.engine import ranks
 
     ranks.PATIENCE = PATIENCE
 

@@ -28,8 +28,8 @@ from support.asynchronous import announce
 from support.dashboard import expressions
 from support.engine import Engine
 from support.server import DIRECT, Server
-from vllm.v1.readiness import gauges
-from vllm.v1.readiness.probe.histograms import Histograms
+from vllm.v1.readiness.engine import gauges
+from vllm.v1.readiness.watch.probe.histograms import Histograms
 
 #: How a server gets the probe.
 WAYS = ("overlaid", pytest.param("plugin", marks=pytest.mark.slow))

@@ -214,7 +214,7 @@ class Watch:
 
 def _fences() -> dict[str, int]:
     """Fences so far by owner; none where there is no overlay."""
-    module = sys.modules.get("vllm.v1.readiness.fences")
+    module = sys.modules.get("vllm.v1.readiness.engine.fences")
     return dict(module.counts()) if module else {}
 
 
@@ -224,7 +224,7 @@ class GuardLog(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.texts: list[str] = []
-        logging.getLogger("vllm.v1.readiness.sync_guard").addHandler(self)
+        logging.getLogger("vllm.v1.readiness.watch.sync_guard").addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep the message, unless it only announces the guard."""
@@ -237,7 +237,7 @@ def delay(seed: int) -> Callable[[], int]:
 
     Returns: a function that returns the number of delayed copies.
     """
-    from vllm.v1.readiness import readback
+    from vllm.v1.readiness.outputs import readback
 
     owner: Any = readback.Readbacks
     chance = random.Random(seed)

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 from support.bad_words import LAYOUTS, Pair
-from vllm.v1.readiness import fences
-from vllm.v1.readiness.bad_words import BadWords
+from vllm.v1.readiness.engine import fences
 from vllm.v1.readiness.kernels import bad_words as kernels
+from vllm.v1.readiness.sample.bad_words import BadWords
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 pytestmark = pytest.mark.gpu

@@ -8,7 +8,7 @@ import pytest
 import torch
 from gpu.waits import waited
 from support import modules
-from vllm.v1.readiness import block_tables, rope_positions
+from vllm.v1.readiness.inputs import block_tables, rope_positions
 from vllm.v1.utils import CpuGpuBuffer
 
 pytestmark = pytest.mark.gpu

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
-from vllm.v1.readiness.closed_grammars import MinTokens
+from vllm.v1.readiness.sample.closed_grammars import MinTokens
 from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 from vllm.v1.sample.logits_processor.interface import BatchUpdate
 

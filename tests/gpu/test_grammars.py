@@ -10,7 +10,7 @@ import torch
 from gpu.waits import waited
 from support import batches
 from vllm.sampling_params import StructuredOutputsParams
-from vllm.v1.readiness.grammars import Grammars
+from vllm.v1.readiness.sample.grammars import Grammars
 from vllm.v1.structured_output.utils import apply_grammar_bitmask
 
 pytestmark = pytest.mark.gpu

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support import modules
 from support.batches import Spec, empty, fill, prompts, same_bits, state, stock_penalties
-from vllm.v1.readiness.penalties import Penalties
+from vllm.v1.readiness.sample.penalties import Penalties
 from vllm.v1.sample.ops.penalties import apply_all_penalties
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 

@@ -17,7 +17,7 @@ from gpu.kinds import BATCHES, ENGINES, ENVIRONMENT, GUARD
 from support.batches import drawn
 from support.engine import Engine, Run
 from support.sites import REPO
-from vllm.v1.readiness.readback import Readbacks
+from vllm.v1.readiness.outputs.readback import Readbacks
 
 pytestmark = pytest.mark.gpu
 

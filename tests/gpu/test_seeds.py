@@ -12,7 +12,8 @@ import pytest
 import torch
 from support import modules
 from support.batches import same_bits
-from vllm.v1.readiness import seeds, uploads
+from vllm.v1.readiness.inputs import uploads
+from vllm.v1.readiness.sample import seeds
 
 pytestmark = pytest.mark.gpu
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.v1.readiness import switch, sync_guard
-from vllm.v1.readiness.sync_guard import DeviceSyncError
+from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.watch import sync_guard
+from vllm.v1.readiness.watch.sync_guard import DeviceSyncError
 
 pytestmark = pytest.mark.gpu
 

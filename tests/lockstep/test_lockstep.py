@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, reject, seed, settings
 from hypothesis import strategies as st
 from support.lockstep import DRAFTED, OWN, VOCABULARY, LockstepRun, SetAside
 from support.processors import SPIES
-from vllm.v1.readiness import fences
+from vllm.v1.readiness.engine import fences
 
 TOKENS = st.integers(0, VOCABULARY - 1)
 #: Upstream's holder of thinking budgets, without our fixes.

@@ -19,7 +19,8 @@ from overlay.pin import PACKAGE, sha256
 from overlay.source import Overlay
 from support import mini
 from support.sites import OVERLAY, UPSTREAM, run, small, snapshot
-from vllm.v1.readiness import features, identity, switch
+from vllm.v1.readiness import features
+from vllm.v1.readiness.engine import identity, switch
 
 THEIRS = "vllm/v1/engine/output_processor.py"
 FRAME = "vllm/envs.py"

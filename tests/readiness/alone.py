@@ -5,9 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from vllm.v1.readiness import switch
+from vllm.v1.readiness.engine import switch
 
-PACKAGE = str(Path(switch.__file__).parents[2])
+PACKAGE = str(Path(switch.__file__).parents[3])
 
 #: The beginning of such a program.
 ALONE = f"""

@@ -11,8 +11,9 @@ import vllm.logger
 from readiness.guard import Guard
 from readiness.stand_ins import StandIns
 from support import probes
-from vllm.v1.readiness import fences, probe, switch, sync_guard
-from vllm.v1.readiness.probe import events, metrics, recorder
+from vllm.v1.readiness.engine import fences, switch
+from vllm.v1.readiness.watch import probe, sync_guard
+from vllm.v1.readiness.watch.probe import events, metrics, recorder
 
 
 @pytest.fixture

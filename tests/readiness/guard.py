@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from vllm.v1.readiness import switch, sync_guard
+from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.watch import sync_guard
 
 DEFAULT, WARN, ERROR = range(3)
 

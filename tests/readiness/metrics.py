@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from vllm.v1.readiness.probe.histograms import Histograms
-from vllm.v1.readiness.probe.metrics import ProbeCollector
+from vllm.v1.readiness.watch.probe.histograms import Histograms
+from vllm.v1.readiness.watch.probe.metrics import ProbeCollector
 
 KINDS = (
     *("execute_model", "sample_tokens", "get_output", "fence"),

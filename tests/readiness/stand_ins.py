@@ -8,7 +8,7 @@ from typing import Any
 
 from probe import records
 from probe.records import Span
-from vllm.v1.readiness.probe import events, methods, recorder
+from vllm.v1.readiness.watch.probe import events, methods, recorder
 
 
 def config(**parallel: int) -> Any:

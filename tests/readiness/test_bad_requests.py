@@ -25,7 +25,8 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.readiness import request_types, switch
+from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.frontend import request_types
 from vllm.v1.request import Request
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 

@@ -15,8 +15,8 @@ from support import modules
 from support.bad_words import LAYOUTS, Pair
 from support.examples import draws
 from support.lockstep import LockstepRun
-from vllm.v1.readiness import fences
-from vllm.v1.readiness.bad_words import BadWords
+from vllm.v1.readiness.engine import fences
+from vllm.v1.readiness.sample.bad_words import BadWords
 
 #: Few, so that words match, also in part.
 TOKENS = st.integers(0, 2)

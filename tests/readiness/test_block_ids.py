@@ -13,7 +13,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched import scheduler as upstream_scheduler
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.readiness import switch
+from vllm.v1.readiness.engine import switch
 from vllm.v1.request import Request
 
 MANAGER = "vllm/v1/core/kv_cache_manager.py"

@@ -20,8 +20,9 @@ from support.asynchronous import cycling
 from support.batches import empty
 from support.device import Device, installed, poison
 from support.examples import draws
-from vllm.v1.readiness import block_tables, switch
-from vllm.v1.readiness.block_tables import BlockTables
+from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.inputs import block_tables
+from vllm.v1.readiness.inputs.block_tables import BlockTables
 
 ROWS = 8
 #: Three KV cache groups; the blocks of the last are split for its kernels.

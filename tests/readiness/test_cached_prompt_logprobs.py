@@ -20,7 +20,7 @@ from support.sampling import MODES
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from vllm.v1.outputs import LogprobsTensors
-from vllm.v1.readiness import switch
+from vllm.v1.readiness.engine import switch
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 WORD = "cached-prompt-logprobs"

@@ -13,7 +13,8 @@ from support import batches, grammars, modules
 from support.grammars import EOS, likings, tokens
 from support.lockstep.scheduler import VOCABULARY
 from vllm.sampling_params import StructuredOutputsParams
-from vllm.v1.readiness import closed_grammars, switch
+from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.sample import closed_grammars
 from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 
 UTILS = "vllm/v1/core/sched/utils.py"

@@ -17,8 +17,11 @@ from support.batches import Spec, empty, fill, state
 from support.lockstep import LockstepRun
 from support.logprobs import FINAL, PROCESSOR, Side, Step, Wish
 from vllm.v1.engine.logprobs import LogprobsProcessor
-from vllm.v1.readiness import block_tables, history, live, thinking_fixes
-from vllm.v1.readiness.penalties import Penalties
+from vllm.v1.readiness import live
+from vllm.v1.readiness.inputs import block_tables
+from vllm.v1.readiness.outputs import history
+from vllm.v1.readiness.sample import thinking_fixes
+from vllm.v1.readiness.sample.penalties import Penalties
 from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
 VOCABULARY = 37

@@ -16,7 +16,7 @@ import torch
 from support import modules
 from support.sampling import KERNELS, MODES, Case, run, same, under_test
 from vllm.utils import cpu_triton_utils as cpu_kernels
-from vllm.v1.readiness import switch
+from vllm.v1.readiness.engine import switch
 
 VOCABULARY = 41
 #: Sampling parameters that reach the drafts of a request.

@@ -13,7 +13,7 @@ from bench import thinking
 from support import modules
 from vllm.lora.layers import LoRAMapping
 from vllm.lora.punica_wrapper import utils as punica
-from vllm.v1.readiness import pinning, switch
+from vllm.v1.readiness.engine import pinning, switch
 from vllm.v1.sample import thinking_budget_state
 from vllm.v1.sample.logits_processor.interface import BatchUpdate
 from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support import modules
 from support.lockstep import VOCABULARY, LockstepRun, RunnerUnderTest
-from vllm.v1.readiness import switch
+from vllm.v1.readiness.engine import switch
 
 SEED = 7
 #: Tokens a step; the request's prompt takes some steps.

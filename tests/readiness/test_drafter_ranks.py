@@ -17,7 +17,7 @@ import torch
 from support import modules
 from support.batches import empty
 from vllm.config.compilation import CUDAGraphMode
-from vllm.v1.readiness import switch
+from vllm.v1.readiness.engine import switch
 from vllm.v1.spec_decode.eagle import EagleProposer
 
 DRAFTS = 3

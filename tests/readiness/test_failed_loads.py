@@ -21,7 +21,7 @@ from support.steps import WRONG
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import FinishReason
-from vllm.v1.readiness import failed_loads
+from vllm.v1.readiness.core import failed_loads
 from vllm.v1.request import RequestStatus
 
 SCHEDULER = "vllm/v1/core/sched/scheduler.py"

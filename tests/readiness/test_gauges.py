@@ -10,10 +10,10 @@ import torch
 from support import modules
 from support.batches import Spec, empty, fill
 from support.lockstep import VOCABULARY, LockstepRun, fail_third_slot
-from vllm.v1.readiness import gauges
-from vllm.v1.readiness.bad_words import BadWords
-from vllm.v1.readiness.penalties import Penalties
-from vllm.v1.readiness.slots import Slots
+from vllm.v1.readiness.engine import gauges
+from vllm.v1.readiness.sample.bad_words import BadWords
+from vllm.v1.readiness.sample.penalties import Penalties
+from vllm.v1.readiness.sample.slots import Slots
 
 PENALTY: dict[str, Any] = {"presence_penalty": -0.6}
 WORDS: dict[str, Any] = {"bad_words": [[0], [1, 2]]}

@@ -23,7 +23,8 @@ from vllm.config import StructuredOutputsConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
-from vllm.v1.readiness import grammar_limits, grammar_trials, switch
+from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.frontend import grammar_limits, grammar_trials
 
 INPUT_PROCESSOR = "vllm/v1/engine/input_processor.py"
 #: Makes our modules importable in the program, as tests/conftest.py does in this process.
@@ -261,7 +262,7 @@ def test_what_is_not_ours_is_left_to_upstream(
 @pytest.mark.parametrize("name", [switch.GRAMMAR_SECONDS, switch.GRAMMAR_MEMORY])
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "many", "9" * 12])
 def test_other_limits_are_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    from vllm.v1.readiness import startup
+    from vllm.v1.readiness.watch import startup
 
     monkeypatch.setenv(name, value)
     with pytest.raises(switch.NumberError, match=f"{name}.*1 or more, or unset"):

@@ -15,7 +15,7 @@ from support import modules
 from support.examples import draws
 from support.grammars import add, make_scheduler, tokens
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.readiness import grammar_masks
+from vllm.v1.readiness.core import grammar_masks
 from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
 MANAGER = "vllm/v1/structured_output/__init__.py"

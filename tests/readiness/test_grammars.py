@@ -20,8 +20,9 @@ from support.asynchronous import cycling
 from support.device import Device, installed, poison
 from support.examples import draws
 from vllm.sampling_params import StructuredOutputsParams
-from vllm.v1.readiness import grammars, live
-from vllm.v1.readiness.grammars import Grammars
+from vllm.v1.readiness import live
+from vllm.v1.readiness.sample import grammars
+from vllm.v1.readiness.sample.grammars import Grammars
 from vllm.v1.structured_output.utils import apply_grammar_bitmask
 
 VOCABULARY = 70

@@ -19,7 +19,7 @@ import torch
 from support import modules, processors
 from support.batches import Spec, empty, state
 from support.lockstep import BLOCK, VOCABULARY, LockstepRun
-from vllm.v1.readiness import fences
+from vllm.v1.readiness.engine import fences
 
 PENALTY: dict[str, Any] = {"repetition_penalty": 1.3, "frequency_penalty": 0.4}
 #: Words that complete themselves, with a bias that makes their tokens likely.

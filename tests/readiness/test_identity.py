@@ -7,7 +7,7 @@ from overlay.pin import PACKAGE
 from overlay.source import PROVENANCE
 from overlay.state import inspect
 from support import sites
-from vllm.v1.readiness import identity
+from vllm.v1.readiness.engine import identity
 
 
 def test_the_digest_is_the_tool_s(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from support.logprobs import Side, Step, Wish
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.outputs import LogprobsLists
-from vllm.v1.readiness import logprob_messages, switch
+from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.frontend import logprob_messages
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 shapes = st.sampled_from([(1, 1), (1, 21), (2, 3), (0, 5), (3, 40)])

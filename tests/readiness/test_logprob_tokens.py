@@ -10,7 +10,7 @@ import pytest
 import torch
 from support import modules
 from support.sampling import MODES, Case, run, under_test
-from vllm.v1.readiness import switch
+from vllm.v1.readiness.engine import switch
 
 VOCABULARY = 11
 NAMED: dict[str, Any] = {"temperature": 0.0, "logprobs": 2, "logprob_token_ids": [3, 9]}

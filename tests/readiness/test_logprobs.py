@@ -15,7 +15,8 @@ from transformers import PreTrainedTokenizerFast
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import FinishReason
 from vllm.v1.engine import logprobs as upstream
-from vllm.v1.readiness import logprobs, switch, token_texts
+from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.frontend import logprobs, token_texts
 
 numbers = st.sampled_from([None, 0, 1, 3, -1])
 wishes = st.builds(

@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 from support import modules
-from vllm.v1.readiness import lost_wakeups, switch
+from vllm.v1.readiness.engine import lost_wakeups, switch
 
 QUEUE = "vllm/distributed/device_communicators/shm_broadcast.py"
 #: Seconds in which a reader that looks for messages has found one.

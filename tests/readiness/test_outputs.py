@@ -21,7 +21,7 @@ from support.batches import Spec, empty, fill
 from support.examples import draws
 from torch.multiprocessing.reductions import StorageWeakRef
 from vllm.v1.outputs import LogprobsTensors, ModelRunnerOutput, RoutedExpertsTensors, SamplerOutput
-from vllm.v1.readiness import fences
+from vllm.v1.readiness.engine import fences
 
 VOCABULARY = 37
 HIDDEN = 5

@@ -16,8 +16,8 @@ from support import modules
 from support.batches import Spec, empty, fill, same_bits, stock_penalties
 from support.examples import draws
 from support.lockstep import LockstepRun
-from vllm.v1.readiness import penalties as under_test
-from vllm.v1.readiness.penalties import Penalties
+from vllm.v1.readiness.sample import penalties as under_test
+from vllm.v1.readiness.sample.penalties import Penalties
 
 VOCABULARY = 37
 EDGES = [0.0, -0.0, float("inf"), float("-inf"), 1e-40, -1e-40, 3e38, -3e38]

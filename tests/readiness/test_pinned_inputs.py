@@ -13,7 +13,8 @@ from unittest import mock
 import pytest
 import torch
 from support import modules
-from vllm.v1.readiness import pinned_inputs, switch
+from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.inputs import pinned_inputs
 
 
 class Device:

@@ -16,7 +16,7 @@ from support.examples import draws
 from support.lockstep.scheduler import make_scheduler, speculative_config
 from support.steps import PROMPT_LOGPROBS, WRONG, Steps, token
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.readiness.in_flight import of as in_flight_of
+from vllm.v1.readiness.core.in_flight import of as in_flight_of
 
 #: Makes a scheduler, given its drafts a step and its blocks.
 Make = Callable[..., Any]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from vllm.v1.readiness.probe.clock import DeviceClock
+from vllm.v1.readiness.watch.probe.clock import DeviceClock
 
 SECOND = 10**9
 #: How much faster or slower than the host's clock the device's runs; crystals are within it.

@@ -14,8 +14,10 @@ import torch
 from readiness.stand_ins import config, recorded
 from support.device import Device, installed
 from vllm.v1.core.sched import scheduler
-from vllm.v1.readiness import fences, outputs, probe, switch
-from vllm.v1.readiness.probe import events, imports, methods, recorder
+from vllm.v1.readiness.engine import fences, switch
+from vllm.v1.readiness.outputs import model_outputs as outputs
+from vllm.v1.readiness.watch import probe
+from vllm.v1.readiness.watch.probe import events, imports, methods, recorder
 from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.gpu import async_utils
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner

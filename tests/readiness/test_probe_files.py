@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from probe import records
 from support import probes
-from vllm.v1.readiness.probe import files
-from vllm.v1.readiness.probe.files import RecordFile
-from vllm.v1.readiness.probe.ring import FIELDS, KINDS, Ring
+from vllm.v1.readiness.watch.probe import files
+from vllm.v1.readiness.watch.probe.files import RecordFile
+from vllm.v1.readiness.watch.probe.ring import FIELDS, KINDS, Ring
 
 HEADER = {
     name: value

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 from vllm.v1.core.sched import scheduler
-from vllm.v1.readiness import fences, probe, switch
-from vllm.v1.readiness.probe import imports, recorder
+from vllm.v1.readiness.engine import fences, switch
+from vllm.v1.readiness.watch import probe
+from vllm.v1.readiness.watch.probe import imports, recorder
 from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.gpu import async_utils
 

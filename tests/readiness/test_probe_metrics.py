@@ -28,11 +28,11 @@ from readiness.metrics import (
     write,
 )
 from support import probes
-from vllm.v1.readiness import switch
-from vllm.v1.readiness.gauges import Value
-from vllm.v1.readiness.probe import metrics
-from vllm.v1.readiness.probe.histograms import BOUNDS, Histograms, Series
-from vllm.v1.readiness.probe.metrics import ProbeCollector
+from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.engine.gauges import Value
+from vllm.v1.readiness.watch.probe import metrics
+from vllm.v1.readiness.watch.probe.histograms import BOUNDS, Histograms, Series
+from vllm.v1.readiness.watch.probe.metrics import ProbeCollector
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ import numpy, json
 before = set(sys.modules)
 events = []
 sys.addaudithook(lambda event, _: events.append(event))
-import vllm.v1.readiness.probe.metrics as ours
+import vllm.v1.readiness.watch.probe.metrics as ours
 import threading
 registry = object()
 assert ours.expose(registry) is registry

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from readiness.alone import ALONE
 from readiness.metrics import KINDS, NAMES, histograms, of, page, records, registry_of, shown, write
-from vllm.v1.readiness.probe.metrics import ProbeCollector
+from vllm.v1.readiness.watch.probe.metrics import ProbeCollector
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_file_is_replaced_all_at_once(file: Path) -> None:
 def test_a_process_that_has_ended_is_not_shown(file: Path, warned: Callable[[], list[str]]) -> None:
     """Killed, its file stays; not waited for, it is still in the table of processes."""
     program = f"""{ALONE}
-from vllm.v1.readiness.probe.histograms import Histograms
+from vllm.v1.readiness.watch.probe.histograms import Histograms
 import numpy as np
 counted = Histograms({KINDS!r})
 counted.update(np.array([[0, 1, 2, 0, 0, 0]]), [])

@@ -20,9 +20,10 @@ import pytest
 from probe import records
 from probe.records import Process
 from readiness.stand_ins import StandIns, together
-from vllm.v1.readiness import fences, probe, switch
-from vllm.v1.readiness.probe import methods, recorder
-from vllm.v1.readiness.probe.files import RecordFile
+from vllm.v1.readiness.engine import fences, switch
+from vllm.v1.readiness.watch import probe
+from vllm.v1.readiness.watch.probe import methods, recorder
+from vllm.v1.readiness.watch.probe.files import RecordFile
 
 Work = Callable[[Any], None]
 FORK: Any = multiprocessing.get_context("fork")
@@ -47,7 +48,7 @@ class Child:
 
     def _run(self, work: Work, pipe: Any) -> None:
         sink = logging.FileHandler(f"{self.file}.log")
-        logger = logging.getLogger("vllm.v1.readiness.probe")
+        logger = logging.getLogger("vllm.v1.readiness.watch.probe")
         logger.addHandler(sink)
         logger.setLevel(logging.WARNING)
         os.environ[switch.PROBE] = str(self.file)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import probes
-from vllm.v1.readiness.probe import ring as ring_module
-from vllm.v1.readiness.probe.ring import FIELDS, KINDS, Ring
+from vllm.v1.readiness.watch.probe import ring as ring_module
+from vllm.v1.readiness.watch.probe.ring import FIELDS, KINDS, Ring
 
 HEADER = {
     name: value

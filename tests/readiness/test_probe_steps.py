@@ -11,8 +11,8 @@ import pytest
 from probe import engines
 from readiness.stand_ins import StandIns, recorded, scheduled, together
 from support import probes
-from vllm.v1.readiness import fences
-from vllm.v1.readiness.probe import methods, recorder
+from vllm.v1.readiness.engine import fences
+from vllm.v1.readiness.watch.probe import methods, recorder
 
 
 def test_steps_are_numbered_and_timed(stand_ins: StandIns, file: Path) -> None:

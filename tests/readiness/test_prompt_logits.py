@@ -11,7 +11,7 @@ import torch
 from support import modules
 from support.batches import Spec, empty, fill
 from support.sampling import MODES, same
-from vllm.v1.readiness import switch
+from vllm.v1.readiness.engine import switch
 
 VOCABULARY = 41
 PROMPT = [1, 5, 7, 3, 9, 9, 2]

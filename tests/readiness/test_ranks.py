@@ -14,8 +14,10 @@ import torch
 import torch.distributed
 from readiness.guard import Guard
 from torch.distributed import TCPStore
-from vllm.v1.readiness import features, identity, ranks, startup, switch
+from vllm.v1.readiness import features
+from vllm.v1.readiness.engine import identity, ranks, switch
 from vllm.v1.readiness.version import __version__
+from vllm.v1.readiness.watch import startup
 
 DIGEST = "1234567890abcdef" * 4
 OTHER = "fedcba0987654321" * 4

@@ -24,8 +24,8 @@ from support.asynchronous import cycling
 from support.device import Device, installed, poison
 from support.examples import draws, examples
 from support.mutants import MUTANTS, mutated
-from vllm.v1.readiness import fences
-from vllm.v1.readiness.readback import Readback, Readbacks, has_events
+from vllm.v1.readiness.engine import fences
+from vllm.v1.readiness.outputs.readback import Readback, Readbacks, has_events
 
 CPU = torch.device("cpu")
 LEAST = 2048

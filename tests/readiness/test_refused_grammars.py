@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from support import grammars, modules
 from vllm.v1.engine import FinishReason
-from vllm.v1.readiness import switch
-from vllm.v1.readiness.preemption import StepsInFlight
+from vllm.v1.readiness.core.preemption import StepsInFlight
+from vllm.v1.readiness.engine import switch
 
 #: Each passes the front end of 0.22.0.
 REFUSED: dict[str, dict[str, Any]] = {

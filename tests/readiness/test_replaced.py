@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.modules import INPUT_BATCH, RUNNER, SAMPLER, overlaid
 from support.sites import OVERLAY
-from vllm.v1.readiness import replaced, startup
+from vllm.v1.readiness.watch import replaced, startup
 
 
 def names(module: ModuleType) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from vllm.sampling_params import SamplingParams
-from vllm.v1.readiness import restarts
+from vllm.v1.readiness.core import restarts
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 VOCABULARY = 30

@@ -11,7 +11,7 @@ from support import modules
 from support.asynchronous import cycling
 from support.device import Device, installed
 from support.hybrid import HybridRunner
-from vllm.v1.readiness import rope_positions
+from vllm.v1.readiness.inputs import rope_positions
 from vllm.v1.utils import CpuGpuBuffer
 
 WIDTH = 97

@@ -22,7 +22,7 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.pooler.tokwise.methods import AllPool
 from vllm.v1.attention.backends.utils import reorder_batch_to_split_decodes_and_prefills
-from vllm.v1.readiness import switch
+from vllm.v1.readiness.engine import switch
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 

@@ -11,7 +11,8 @@ from support import modules
 from support.batches import Spec, state
 from support.examples import draws
 from support.sampling import MODES, Case, compare, passes, run, under_test
-from vllm.v1.readiness import sampler_copies, switch
+from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.sample import sampler_copies
 
 VOCABULARY = 41
 ROWS = 3

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.lockstep import LockstepRun
 from vllm.v1 import utils
-from vllm.v1.readiness import scopes, startup
+from vllm.v1.readiness.watch import scopes, startup
 
 PARAMS: dict[str, Any] = {"presence_penalty": -0.6, "bad_words": [[0], [1, 2]]}
 

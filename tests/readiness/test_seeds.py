@@ -16,7 +16,10 @@ from support import modules, philox
 from support.lockstep import LockstepRun
 from support.philox import Draws, Generator
 from vllm.utils import cpu_triton_utils
-from vllm.v1.readiness import features, gauges, live, seeds, uploads
+from vllm.v1.readiness import features, live
+from vllm.v1.readiness.engine import gauges
+from vllm.v1.readiness.inputs import uploads
+from vllm.v1.readiness.sample import seeds
 
 #: Of the simulated device: the vocabulary of lockstep runs takes two draws of a thread.
 THREADS = 8

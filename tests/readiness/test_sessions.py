@@ -21,7 +21,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine import FinishReason
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
-from vllm.v1.readiness import switch
+from vllm.v1.readiness.engine import switch
 from vllm.v1.request import Request, RequestStatus
 
 SCHEDULER = "vllm/v1/core/sched/scheduler.py"

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from support import modules
 from support.batches import Spec, empty, fill, state
-from vllm.v1.readiness.slot_memory import SlotMemory
+from vllm.v1.readiness.sample.slot_memory import SlotMemory
 
 CPU = torch.device("cpu")
 VOCABULARY = 37

@@ -13,9 +13,9 @@ import torch
 from support import modules
 from support.batches import Spec, empty, fill, state
 from support.lockstep import VOCABULARY, LockstepRun, fail_third_slot
-from vllm.v1.readiness.bad_words import BadWords
-from vllm.v1.readiness.penalties import Penalties
-from vllm.v1.readiness.slots import Slots
+from vllm.v1.readiness.sample.bad_words import BadWords
+from vllm.v1.readiness.sample.penalties import Penalties
+from vllm.v1.readiness.sample.slots import Slots
 
 PENALTY: dict[str, Any] = {
     "repetition_penalty": 1.3,

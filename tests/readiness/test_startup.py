@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import vllm.logger
 from support import modules
-from vllm.v1.readiness import features, startup, switch
+from vllm.v1.readiness import features
+from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.watch import startup
 
 V2 = "vllm/v1/worker/gpu/model_runner.py"
 

@@ -12,7 +12,9 @@ import pytest
 import torch
 from support.lockstep import LockstepRun
 from support.modules import interpreted
-from vllm.v1.readiness import history, live, step_inputs
+from vllm.v1.readiness import live
+from vllm.v1.readiness.inputs import step_inputs
+from vllm.v1.readiness.outputs import history
 from vllm.v1.utils import CpuGpuBuffer
 from vllm.v1.worker.block_table import BlockTable
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from support import modules
 from support.batches import Spec, empty, fill, state
-from vllm.v1.readiness import live, sampler_copies_mrv2
-from vllm.v1.readiness.sampler_copies_mrv2 import Handling
+from vllm.v1.readiness import live
+from vllm.v1.readiness.sample import sampler_copies_mrv2
+from vllm.v1.readiness.sample.sampler_copies_mrv2 import Handling
 from vllm.v1.sample.logits_processor import LogitsProcessors, MinTokensLogitsProcessor
 
 VOCABULARY = 37
@@ -179,7 +180,7 @@ def test_a_feature_that_was_off_is_not_reported_as_switched_off(
         def __init__(self) -> None:
             self.min_toks: dict[int, Any] = {}
 
-    caplog_vllm.set_level("INFO", logger="vllm.v1.readiness.readers")
+    caplog_vllm.set_level("INFO", logger="vllm.v1.readiness.sample.readers")
     monkeypatch.setenv("VLLM_READINESS", names)
     batch = empty(modules.overlaid, VOCABULARY, logitsprocs=LogitsProcessors([Plugin()]))
     assert live.of(batch).history is None

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from readiness.alone import run_alone
-from vllm.v1.readiness import features, startup, switch
+from vllm.v1.readiness import features
+from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.watch import startup
 
 NEEDY = {"penalties", "bad-words", "thinking-budget"}
 FIXES = set(features.FIXES)
@@ -120,7 +122,8 @@ def test_what_is_not_installed_is_off_whatever_the_variable_says() -> None:
     """In a process of its own, because an installation never changes while it runs."""
     said = run_alone("""
 import os
-from vllm.v1.readiness import features, identity, switch
+from vllm.v1.readiness import features
+from vllm.v1.readiness.engine import identity, switch
 identity.left_out = lambda: frozenset({"history", "sessions"})
 print(sorted(features.ALL - switch.enabled()))
 os.environ["VLLM_READINESS"] = "penalties,readback"
@@ -134,7 +137,7 @@ def test_the_switch_imports_neither_torch_nor_the_logger() -> None:
     """vllm.envs imports it, long before either may be imported."""
     loaded = run_alone("""
 before = set(sys.modules)
-from vllm.v1.readiness import switch
+from vllm.v1.readiness.engine import switch
 print(*sorted(name for name in set(sys.modules) - before if name.startswith(("torch", "vllm"))))
 """)
     names = ("", ".features", ".identity", ".switch")
@@ -190,7 +193,7 @@ def test_a_file_that_cannot_be_written_is_refused_with_the_next_step(
 
 def test_a_directory_that_this_user_may_not_write_to_is_refused() -> None:
     program = """
-from vllm.v1.readiness import switch
+from vllm.v1.readiness.engine import switch
 if os.geteuid() == 0:
     os.setuid(65534)
 try:

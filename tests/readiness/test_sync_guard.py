@@ -14,8 +14,9 @@ import pytest
 import torch
 from readiness.guard import DEFAULT, ERROR, WARN, Guard, Runner
 from torch._dynamo.callback import CallbackTrigger, callback_handler
-from vllm.v1.readiness import startup, switch, sync_guard
-from vllm.v1.readiness.sync_guard import FUNCTIONS, DeviceSyncError
+from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.watch import startup, sync_guard
+from vllm.v1.readiness.watch.sync_guard import FUNCTIONS, DeviceSyncError
 
 
 def watched() -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from readiness.guard import Guard
-from vllm.v1.readiness.sync_guard import DeviceSyncError
+from vllm.v1.readiness.watch.sync_guard import DeviceSyncError
 
 Copy = Callable[[], Any]
 

@@ -20,9 +20,9 @@ from support import modules
 from support.batches import Spec, empty, state
 from support.examples import draws
 from support.lockstep import LockstepRun
-from vllm.v1.readiness import fences, switch
-from vllm.v1.readiness.thinking_budget import ThinkingBudget
-from vllm.v1.readiness.thinking_fixes import FixedHolder
+from vllm.v1.readiness.engine import fences, switch
+from vllm.v1.readiness.sample.thinking_budget import ThinkingBudget
+from vllm.v1.readiness.sample.thinking_fixes import FixedHolder
 from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
 VOCABULARY = 8

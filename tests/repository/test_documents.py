@@ -26,7 +26,8 @@ from review.fixes import MENDS, READ
 from support import mini, probes, sites
 from support.checkouts import git, library
 from support.sites import REPO, UPSTREAM
-from vllm.v1.readiness import features, switch
+from vllm.v1.readiness import features
+from vllm.v1.readiness.engine import switch
 from vllm.v1.readiness.version import __version__
 
 PAGES = [REPO / "README.md", REPO / "CHANGELOG.md", *sorted((REPO / "docs").glob("*.md"))]

@@ -30,7 +30,7 @@ from support.cherry_pick import assert_same_as_git
 from support.documented import form
 from support.sites import OVERLAY, REPO, UPSTREAM
 from support.tables import rows
-from vllm.v1.readiness.switch import NAME
+from vllm.v1.readiness.engine.switch import NAME
 
 pytestmark = pytest.mark.slow
 

@@ -113,8 +113,8 @@ def test_most_patches_serve_one_word() -> None:
         ("kernels.penalties", {"penalties"}),
         ("token_texts", {"logprobs"}),
         ("thinking_fixes", {"thinking-rows", "thinking-sections", "thinking-unlimited"}),
-        ("vllm/v1/readiness/step_metadata.py", {"step-inputs"}),
-        ("vllm.v1.readiness.grammar_masks", {"grammars"}),
+        ("vllm/v1/readiness/inputs/step_metadata.py", {"step-inputs"}),
+        ("vllm.v1.readiness.core.grammar_masks", {"grammars"}),
         ("probe.recorder", set()),
         ("switch", set()),
     ],
@@ -249,8 +249,8 @@ def test_a_changed_name_needs_eyes_for_the_words_of_its_users(user: str, words: 
 @pytest.mark.parametrize(
     ("concern", "words"),
     [
-        ("vllm/v1/readiness/bad_words_torch.py", {"bad-words"}),
-        ("vllm.v1.readiness.logprob_tokens", {"logprob-tokens"}),
+        ("vllm/v1/readiness/sample/bad_words_torch.py", {"bad-words"}),
+        ("vllm.v1.readiness.sample.logprob_tokens", {"logprob-tokens"}),
         ("sessions", {"sessions"}),
         ("rope-positions", {"rope-positions"}),
         (line_of("vllm/v1/core/sched/utils.py", "not readiness_closed"), {"closed-grammars"}),

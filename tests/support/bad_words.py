@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from vllm.v1.readiness.bad_words import BadWords
+from vllm.v1.readiness.sample.bad_words import BadWords
 from vllm.v1.sample.ops.bad_words import apply_bad_words, apply_bad_words_with_drafts
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 

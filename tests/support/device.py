@@ -407,7 +407,7 @@ class Device:
             (torch.Tensor, "copy_", copy_),
         ]
         try:
-            from vllm.v1.readiness import readback
+            from vllm.v1.readiness.outputs import readback
         except ModuleNotFoundError:  # an installation without the overlay
             return replaced
         events = (readback, "has_events", lambda _: True)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
-from vllm.v1.readiness import switch
+from vllm.v1.readiness.engine import switch
 from vllm.v1.utils import CpuGpuBuffer
 from vllm.v1.worker.gpu.pool.late_interaction_runner import LateInteractionRunner
 

@@ -8,7 +8,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from vllm.v1.readiness import switch
+from vllm.v1.readiness.engine import switch
 from vllm.v1.utils import CpuGpuBuffer
 
 from support import modules

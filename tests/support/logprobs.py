@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from vllm.v1.outputs import LogprobsTensors
-from vllm.v1.readiness import logprob_messages
+from vllm.v1.readiness.frontend import logprob_messages
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from support import modules

@@ -32,7 +32,7 @@ _ANEW = (
     f"{GPU}.metrics",
     f"{GPU}.sample",
     f"{GPU}.spec_decode",
-    "vllm.v1.readiness.sampler_copies_mrv2",
+    "vllm.v1.readiness.sample.sampler_copies_mrv2",
     "vllm.v1.sample.ops.topk_topp_triton",
 )
 
@@ -60,7 +60,7 @@ def real() -> Sides:
     return Sides(
         modules.pristine(modules.MRV2_SAMPLER),
         modules.overlaid(modules.MRV2_SAMPLER),
-        importlib.import_module("vllm.v1.readiness.sampler_copies_mrv2"),
+        importlib.import_module("vllm.v1.readiness.sample.sampler_copies_mrv2"),
         importlib.import_module(f"{GPU}.spec_decode.rejection_sampler"),
     )
 

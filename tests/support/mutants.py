@@ -6,8 +6,9 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from vllm.v1.readiness import fences, readback
-from vllm.v1.readiness.readback import Readback, Readbacks
+from vllm.v1.readiness.engine import fences
+from vllm.v1.readiness.outputs import readback
+from vllm.v1.readiness.outputs.readback import Readback, Readbacks
 
 _arrived = readback._Buffer.arrived
 _copy = Readbacks._copy

@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from vllm.v1.readiness import switch
+from vllm.v1.readiness.engine import switch
 
 from support import modules
 from support.sampling import Case, run, under_test
@@ -32,7 +32,7 @@ Load = Callable[[str], Any]
 def side(name: str, interpreted: bool) -> Iterator[Load]:
     """A loader of this side's modules, whose kernels run on a GPU or in the interpreter."""
     value, path = SIDES[name], modules.REJECTION_SAMPLER
-    parts = ["vllm.v1.readiness.recovered_tokens"]
+    parts = ["vllm.v1.readiness.sample.recovered_tokens"]
     with ExitStack() as stack:
         if interpreted:
             parts.append("vllm.v1.sample.rejection_sampler")

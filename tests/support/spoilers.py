@@ -18,7 +18,7 @@ LOST = 7
 
 def spoil() -> None:
     """Spoil this process's steps, if the overlay is installed."""
-    from vllm.v1.readiness import identity
+    from vllm.v1.readiness.engine import identity
 
     if identity.digest() is None:
         return

@@ -27,8 +27,9 @@ def install() -> None:
 
     if find_spec("vllm.v1.readiness") is None:
         vllm.v1.__path__.append(str(PACKAGE))
-    from vllm.v1.readiness import probe, switch
-    from vllm.v1.readiness.probe import metrics
+    from vllm.v1.readiness.engine import switch
+    from vllm.v1.readiness.watch import probe
+    from vllm.v1.readiness.watch.probe import metrics
 
     probe.install()
     metrics.install()

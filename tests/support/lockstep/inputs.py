@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from vllm.utils import cpu_triton_utils as cpu_kernels
-from vllm.v1.readiness.history import PLACEHOLDER
+from vllm.v1.readiness.outputs.history import PLACEHOLDER
 from vllm.v1.utils import CpuGpuBuffer
 
 from support import modules

@@ -12,7 +12,8 @@ import pytest
 import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
-from vllm.v1.readiness import live, thinking_fixes
+from vllm.v1.readiness import live
+from vllm.v1.readiness.sample import thinking_fixes
 from vllm.v1.request import Request, RequestStatus
 
 from support import modules

@@ -25,19 +25,16 @@ the KV cache have no batch, and ask the switch themselves.
 
 from typing import TYPE_CHECKING
 
-from vllm.v1.readiness import (
-    cached_prompt_logprobs,
-    drafter_ranks,
-    features,
-    prompt_logits,
-    undrafted_rows,
-)
-from vllm.v1.readiness.accepted_counts import AcceptedCounts
-from vllm.v1.readiness.allowed_tokens import AllowedTokens
-from vllm.v1.readiness.cpu_seeds import CpuSeeds
-from vllm.v1.readiness.empty_states import EmptyStates
-from vllm.v1.readiness.prompt_embeds import PromptEmbeds
-from vllm.v1.readiness.uniform_decode import UniformDecode
+from vllm.v1.readiness import features
+from vllm.v1.readiness.inputs import drafter_ranks, undrafted_rows
+from vllm.v1.readiness.inputs.accepted_counts import AcceptedCounts
+from vllm.v1.readiness.inputs.empty_states import EmptyStates
+from vllm.v1.readiness.inputs.prompt_embeds import PromptEmbeds
+from vllm.v1.readiness.inputs.uniform_decode import UniformDecode
+from vllm.v1.readiness.outputs import cached_prompt_logprobs
+from vllm.v1.readiness.sample import prompt_logits
+from vllm.v1.readiness.sample.allowed_tokens import AllowedTokens
+from vllm.v1.readiness.sample.cpu_seeds import CpuSeeds
 
 if TYPE_CHECKING:
     import numpy as np

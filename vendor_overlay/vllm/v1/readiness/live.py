@@ -26,14 +26,14 @@ send_positions         runner._prepare_inputs        in place of sending RoPE's 
 =====================  ============================  =======================================
 
 Some fixes have verbs of their own, which :class:`~vllm.v1.readiness.fixes.Fixes` adds. Those by
-which the runner prepares a step's inputs are :class:`~vllm.v1.readiness.input_ids.InputIds`'.
+which the runner prepares a step's inputs are :class:`~vllm.v1.readiness.inputs.input_ids.InputIds`'.
 
 The samplers find the live batch by the metadata that they are given, and call the modules of
 their features: ``penalties.take``, ``bad_words.take``, ``thinking_budget.reads_lists`` and
 ``sampler_copies``; ``seeds`` knows the batch by its generators. The runner has a second door,
-:mod:`~vllm.v1.readiness.outputs`: values that are only shown to people pass through it, under
+:mod:`~vllm.v1.readiness.outputs.model_outputs`: values that are only shown to people pass through it, under
 any schedule, and for pooling models, which have no history. Model Runner V2 has one seam, in its
-sampler, for :mod:`~vllm.v1.readiness.sampler_copies_mrv2`.
+sampler, for :mod:`~vllm.v1.readiness.sample.sampler_copies_mrv2`.
 """
 
 # mirrors: nothing
@@ -48,34 +48,23 @@ from weakref import proxy
 
 import torch
 from vllm.logger import init_logger
-from vllm.v1.readiness import (
-    block_tables,
-    closed_grammars,
-    features,
-    fences,
-    gauges,
-    readers,
-    rope_positions,
-    sampler_copies,
-    seeds,
-    slot_mappings,
-    subclasses,
-    switch,
-    thinking_fixes,
-)
-from vllm.v1.readiness.bad_words import BadWords
+from vllm.v1.readiness import features
+from vllm.v1.readiness.engine import fences, gauges, subclasses, switch
 from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.fixes import Fixes
-from vllm.v1.readiness.grammars import Grammars
-from vllm.v1.readiness.history import History, LiveRows
-from vllm.v1.readiness.input_ids import InputIds
-from vllm.v1.readiness.outputs import Outputs
-from vllm.v1.readiness.penalties import Penalties
-from vllm.v1.readiness.row_state import RowState
-from vllm.v1.readiness.slots import Slots
-from vllm.v1.readiness.step_inputs import StepInputs
-from vllm.v1.readiness.stop_tokens import StopTokens
-from vllm.v1.readiness.thinking_budget import ThinkingBudget
+from vllm.v1.readiness.inputs import block_tables, rope_positions, slot_mappings
+from vllm.v1.readiness.inputs.input_ids import InputIds
+from vllm.v1.readiness.inputs.row_state import RowState
+from vllm.v1.readiness.inputs.step_inputs import StepInputs
+from vllm.v1.readiness.outputs.history import History, LiveRows
+from vllm.v1.readiness.outputs.model_outputs import Outputs
+from vllm.v1.readiness.sample import closed_grammars, readers, sampler_copies, seeds, thinking_fixes
+from vllm.v1.readiness.sample.bad_words import BadWords
+from vllm.v1.readiness.sample.grammars import Grammars
+from vllm.v1.readiness.sample.penalties import Penalties
+from vllm.v1.readiness.sample.slots import Slots
+from vllm.v1.readiness.sample.stop_tokens import StopTokens
+from vllm.v1.readiness.sample.thinking_budget import ThinkingBudget
 
 if TYPE_CHECKING:
     import numpy as np

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
-from vllm.v1.readiness import uploads
+from vllm.v1.readiness.inputs import uploads
 
 #: Threads that torch has in a block, and elements of a kernel's program.
 _BLOCK = 256

@@ -1,0 +1,1 @@
+"""The scheduler and the KV cache manager."""

@@ -1,0 +1,299 @@
+"""Fix ``failed-loads``: a KV load that failed is computed in its place, and shows in no reply.
+
+A KV connector may report, with a step's output, blocks that it failed to load. With
+``kv_load_failure_policy="recompute"`` stock 0.22.0 lowers the number of computed tokens of running
+requests that have such blocks, and drops their tokens of that step. It leaves
+
+- under asynchronous scheduling, the placeholders of tokens in flight. The request is scheduled with
+  them, -1 is embedded, and the engine ends (https://github.com/vllm-project/vllm/issues/45138);
+- tokens of later steps in flight, also of a prompt in chunks: they were sampled from KV that never
+  came, and are delivered;
+- the blocks in the prefix cache, with those computed from them. Another request may find them
+  before they have been computed again, or after their request has ended; one that found them while
+  the step was in flight keeps them;
+- blocks that a sliding window has already given back: their tokens are computed into no block.
+
+Here each request that has computed from such blocks is preempted, and its output in the steps in
+flight is dropped. The blocks, and all that were computed from them, leave the prefix cache. The
+request comes back as any preempted one does, except that nothing is loaded for it again. With the
+policy "fail" it ends, as in stock, and so do those that stock overlooks.
+"""
+
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler.schedule
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler.update_from_output
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler._preempt_request
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler._handle_invalid_blocks
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler._update_requests_with_invalid_blocks
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler._update_waiting_for_remote_kv
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+from vllm.logger import init_logger
+from vllm.v1.readiness import features
+from vllm.v1.readiness.core import in_flight
+from vllm.v1.readiness.engine import gauges, subclasses, switch
+from vllm.v1.request import RequestStatus
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.request import Request
+
+logger = init_logger(__name__)
+
+#: The name under which a module with our seams has this one.
+_SEAM = "readiness_failed_loads"
+#: The methods that hold them.
+_METHODS = ("schedule", "_update_after_schedule", "update_from_output", "_handle_invalid_blocks")
+#: The scheduler's attribute for its :class:`_Loads`.
+_ATTRIBUTE = "readiness_failed_loads"
+
+
+class _Loads:
+    """The failed loads of one scheduler.
+
+    Attributes:
+        on: whether the fix is on, and there is a connector.
+        arrived: the step whose output is being taken in.
+        to_preempt: running requests that lose what they have computed.
+        recomputed: requests for which nothing is loaded again.
+    """
+
+    def __init__(self, scheduler: "Scheduler") -> None:
+        self.on = scheduler.connector is not None and features.FAILED_LOADS in switch.enabled()
+        if self.on and not _all_ours(type(scheduler)):
+            self.on = False
+        self.arrived: SchedulerOutput | None = None
+        self.to_preempt: list[Request] = []
+        self.recomputed: WeakSet[Request] = WeakSet()
+
+
+@dataclass
+class _Holder:
+    """A request's stay in the KV cache.
+
+    Attributes:
+        name: the request.
+        groups: of each KV cache group, tokens a block, and the ids of the blocks by index.
+        computed: number of tokens that were taken as computed when it was scheduled.
+        current: whether it has these blocks now.
+        bad: position of its first token whose KV is wrong; None if there is none.
+    """
+
+    name: str
+    groups: list[tuple[int, dict[int, int]]]
+    computed: int
+    current: bool = False
+    bad: int | None = None
+
+    def spread(self, bad: set[int]) -> bool:
+        """Find the first wrong token, and add the blocks that were computed from it.
+
+        Args:
+            bad: ids of blocks with wrong content; added to.
+
+        Returns:
+            Whether it is an earlier one than before.
+        """
+        positions = [
+            size * index
+            for size, blocks in self.groups
+            for index, block in blocks.items()
+            if block in bad and size * index < self.computed
+        ]
+        first = min(positions, default=None)
+        if first is None or (self.bad is not None and self.bad <= first):
+            return False
+        self.bad = first
+        for size, blocks in self.groups:
+            bad.update(block for index, block in blocks.items() if index >= first // size)
+        return True
+
+
+def _of(scheduler: "Scheduler") -> _Loads:
+    return subclasses.remembered(scheduler, _ATTRIBUTE, lambda: _Loads(scheduler))
+
+
+def refused(scheduler: "Scheduler", request: "Request") -> bool:
+    """Whether nothing is loaded for a waiting request, as its last load failed.
+
+    The connector is asked for it nevertheless, as for any request that was preempted: some forget
+    its old blocks only then.
+    """
+    return request in _of(scheduler).recomputed
+
+
+def scheduled(scheduler: "Scheduler", step: "SchedulerOutput") -> None:
+    """Note that a step has been scheduled."""
+    if _of(scheduler).on:
+        in_flight.of(scheduler).schedule(step)
+
+
+def arrive(scheduler: "Scheduler", step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
+    """Take in a step's output, less what is dropped."""
+    loads = _of(scheduler)
+    if loads.on:
+        loads.arrived = step
+        in_flight.of(scheduler).arrive(step, output)
+
+
+def preempt(scheduler: "Scheduler", preempted: "list[Request]", timestamp: float) -> None:
+    """Preempt the requests that lose what they have computed, before a step is scheduled.
+
+    Args:
+        scheduler: is about to schedule.
+        preempted: the step's preempted requests; added to.
+        timestamp: of the step.
+    """
+    loads = _of(scheduler)
+    if not loads.to_preempt:
+        return
+    # Each is put in front of those that wait: the last first, so that their order stays.
+    for request in [each for each in reversed(scheduler.running) if each in loads.to_preempt]:
+        scheduler.running.remove(request)
+        scheduler._preempt_request(request, timestamp)
+        preempted.append(request)
+    loads.to_preempt = []
+
+
+def handle(scheduler: "Scheduler", invalid: set[int]) -> set[str] | None:
+    """Handle blocks that a connector failed to load.
+
+    Args:
+        scheduler: is taking in the output of the step that reports them.
+        invalid: ids of these blocks.
+
+    Returns:
+        The requests whose output in that step is skipped, and which end if the policy is "fail";
+        None to fall back to upstream.
+    """
+    loads = _of(scheduler)
+    if not loads.on:
+        return None
+    manager = scheduler.kv_cache_manager
+    pool = manager.block_pool
+    bad = {block for block in invalid if 0 <= block < len(pool.blocks)}
+    bad.discard(pool.null_block.block_id)
+    steps = [step for step in (loads.arrived, *in_flight.of(scheduler).steps) if step is not None]
+    affected = _affected([*_holders(scheduler, steps)], bad)
+    manager.evict_blocks(bad)
+    requests = [
+        request
+        for name in affected
+        if (request := scheduler.requests.get(name)) is not None and not request.is_finished()
+    ]
+    names = {request.request_id for request in requests}
+    if not requests:
+        return names
+    if not scheduler.recompute_kv_load_failures:
+        logger.error(
+            "Failing %d request(s), as blocks of their KV could not be loaded "
+            '(kv_load_failure_policy="fail"): %s',
+            *(len(names), sorted(names)),
+        )
+        return names
+    logger.warning(
+        "Computing %d request(s) again, as blocks of their KV could not be loaded: %s",
+        *(len(names), sorted(names)),
+    )
+    for request in requests:
+        _recompute(scheduler, request, affected[request.request_id])
+    return names
+
+
+def _recompute(scheduler: "Scheduler", request: "Request", position: int | None) -> None:
+    """Have a request computed again, and drop what was computed from the failed load.
+
+    Args:
+        scheduler: the scheduler.
+        request: has not ended.
+        position: of its first token whose KV is wrong in the blocks that it has now; None if
+            these are right.
+    """
+    loads = _of(scheduler)
+    loads.recomputed.add(request)
+    in_flight.of(scheduler).drop(request.request_id, prompt_is_stale=True)
+    request.num_output_placeholders = 0
+    request.async_tokens_to_discard = 0
+    if request.status == RequestStatus.RUNNING:
+        loads.to_preempt.append(request)
+    elif request.status == RequestStatus.WAITING_FOR_REMOTE_KVS and position is not None:
+        # The rest may still be on its way: upstream lets it go on when all has come.
+        alone = len(scheduler.kv_cache_config.kv_cache_groups) == 1
+        request.num_computed_tokens = position if alone else 0
+        scheduler.failed_recving_kv_req_ids.add(request.request_id)
+
+
+def _affected(holders: list[_Holder], bad: set[int]) -> dict[str, int | None]:
+    """Find the requests that computed from blocks with wrong content.
+
+    Args:
+        holders: all stays in the KV cache since the load.
+        bad: ids of these blocks; those that were computed from them are added.
+
+    Returns:
+        By request, the position of the first wrong token in the blocks that it has now; None if
+        these are right.
+    """
+    spreading = True
+    while spreading:
+        spreading = any(each.spread(bad) for each in holders)
+    found: dict[str, int | None] = {each.name: None for each in holders if each.bad is not None}
+    found.update((each.name, each.bad) for each in holders if each.current and each.bad is not None)
+    return found
+
+
+def _holders(scheduler: "Scheduler", steps: "Iterable[SchedulerOutput]") -> Iterator[_Holder]:
+    """Yield the stays in the KV cache that began in these steps, and those that last."""
+    manager = scheduler.kv_cache_manager
+    sizes = [each.block_size for each in manager.coordinator.single_type_managers]
+
+    null = manager.block_pool.null_block.block_id
+
+    def holder(
+        name: str, groups: Sequence[Sequence[int]], computed: int, current: bool = False
+    ) -> _Holder:
+        held = [
+            {index: block for index, block in enumerate(blocks) if block != null}
+            for blocks in groups
+        ]
+        return _Holder(name, [*zip(sizes, held, strict=True)], computed, current)
+
+    computed: dict[str, int] = {}
+    for step in steps:
+        for new in step.scheduled_new_reqs:
+            yield holder(new.req_id, new.block_ids, new.num_computed_tokens)
+            computed.setdefault(new.req_id, new.num_computed_tokens)
+        cached = step.scheduled_cached_reqs
+        for name, blocks, number in zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+        ):
+            if name in cached.resumed_req_ids and blocks is not None:
+                yield holder(name, blocks, number)
+            computed.setdefault(name, number)
+    for request in scheduler.running:
+        name = request.request_id
+        number = computed.get(name, request.num_computed_tokens)
+        yield holder(name, manager.get_block_ids(name), number, current=True)
+    for request in scheduler.skipped_waiting:
+        if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+            name = request.request_id
+            blocks = manager.get_block_ids(name)
+            yield holder(name, blocks, request.num_computed_tokens, current=True)
+
+
+def _all_ours(kind: type) -> bool:
+    """Whether a scheduler's methods lead to our seams; logged if one does not."""
+    if all(subclasses.ends_in_seam(kind, method, _SEAM) for method in _METHODS):
+        return True
+    gauges.fall_back(features.FAILED_LOADS, gauges.OTHER_CLASS)
+    logger.warning_once(
+        "Readiness overlay: %s replaces methods of vLLM's scheduler. KV loads that fail are left "
+        "to vLLM's own code.",
+        subclasses.full_name(kind),
+    )
+    return False

@@ -1,0 +1,146 @@
+"""Feature ``grammars``, in the scheduler: masks that take long are filled by several threads.
+
+A grammar's mask takes from a few microseconds to a few tenths of a millisecond, by how many tokens
+xgrammar must look at, and it keeps the device waiting where it takes longer than the forward pass.
+Stock fills masks one after the other, up to 128 requests. xgrammar works without the
+interpreter's lock, and each mask depends on its own request alone.
+
+Here the masks of a step are filled by the calling thread, and if the step before took long, by
+others beside it. Masks of drafts, and those of other backends, are left to upstream.
+"""
+
+# mirrors: vllm.v1.structured_output:StructuredOutputManager.grammar_bitmask
+# mirrors: vllm.v1.structured_output:StructuredOutputManager._fill_bitmasks
+# mirrors: vllm.v1.structured_output:StructuredOutputManager._async_submit_fill_bitmask
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.logger import init_logger
+from vllm.v1.readiness import features
+from vllm.v1.readiness.engine import subclasses, switch
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+    from vllm.v1.structured_output import StructuredOutputManager
+    from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
+
+    #: A grammar, the row of its mask, and whether it applies.
+    Mask = tuple[StructuredOutputGrammar, int, bool]
+
+logger = init_logger(__name__)
+
+#: The attribute of upstream's manager that holds what fills its masks.
+_ATTRIBUTE = "readiness_filler"
+#: Upstream's methods that fill masks, and decide whether they apply.
+_METHODS = ("_fill_bitmasks", "should_fill_bitmask")
+#: Seconds of work that are worth another thread.
+_WORTH = 1e-3
+#: At most so many threads, as upstream has.
+_THREADS = 8
+
+
+def fill(
+    manager: "StructuredOutputManager",
+    requests: "dict[str, Request]",
+    names: list[str],
+    drafts: int,
+) -> int:
+    """Fill the masks of a step, as ``grammar_bitmask`` does.
+
+    Args:
+        manager: whose masks are allocated.
+        requests: all requests, by id.
+        names: those that have a mask, in the order of the masks.
+        drafts: how many drafts a request may have.
+
+    Returns:
+        How many masks were filled; 0 to fall back to upstream.
+    """
+    filler: Filler = subclasses.remembered(manager, _ATTRIBUTE, lambda: Filler(manager))
+    if drafts or not filler.serves(manager):
+        return 0
+    grammars = []
+    for name in names:
+        structured = requests[name].structured_output_request
+        grammars.append(structured.grammar if structured is not None else None)
+    if not filler.knows(grammars):
+        return 0
+    apply = [manager.should_fill_bitmask(requests[name]) for name in names]
+    filler.fill(manager, list(zip(grammars, range(len(names)), apply, strict=True)))
+    return len(names)
+
+
+class Filler:
+    """Fills the masks of one manager.
+
+    Args:
+        manager: upstream's, or a subclass's.
+    """
+
+    def __init__(self, manager: "StructuredOutputManager") -> None:
+        from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend, XgrammarGrammar
+
+        self._on = features.GRAMMARS in switch.enabled() and subclasses.all_vllms(manager, _METHODS)
+        self._backend, self._grammar = XgrammarBackend, XgrammarGrammar
+        self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        self._threads: ThreadPoolExecutor | None = None
+        #: Seconds of work that a mask of the newest step was, on average.
+        self._each = 0.0
+
+    def serves(self, manager: "StructuredOutputManager") -> bool:
+        """Whether the feature is on, and the manager and its backend are known."""
+        return self._on and type(manager.backend) is self._backend
+
+    def knows(self, grammars: Sequence[object]) -> bool:
+        """Whether several threads may fill the masks of these grammars."""
+        return all(type(grammar) is self._grammar for grammar in grammars)
+
+    def fill(self, manager: "StructuredOutputManager", masks: "list[Mask]") -> None:
+        """Fill masks, by as many threads as the step before makes worth while."""
+        helpers = int(min(len(masks) * self._each / _WORTH, self._cores // 2, _THREADS))
+        if helpers < 1:
+            began = time.thread_time()
+            manager._fill_bitmasks(masks)
+            self._each = (time.thread_time() - began) / len(masks)
+            return
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="readiness-grammars")
+        count, left = len(masks), masks[::-1]
+        inference = torch.is_inference_mode_enabled()
+
+        def work() -> float:
+            began = time.thread_time()
+            with torch.inference_mode(inference):  # a thread does not inherit it
+                while left:
+                    try:
+                        mask = left.pop()
+                    except IndexError:  # another thread has taken it
+                        break
+                    manager._fill_bitmasks((mask,))
+            return time.thread_time() - began
+
+        others: list[Future[float]] = []
+        try:
+            self._submit(work, helpers, others)
+            taken = work()
+        except BaseException:
+            left.clear()
+            raise
+        finally:
+            wait(others)  # nobody fills masks of a step that is over
+        self._each = (taken + sum(other.result() for other in others)) / count
+
+    def _submit(self, work: Callable[[], float], count: int, others: "list[Future[float]]") -> None:
+        """Have threads do some work; none after a thread could not be started."""
+        assert self._threads is not None
+        try:
+            for _ in range(count):
+                others.append(self._threads.submit(work))
+        except RuntimeError:
+            logger.warning("No further thread can be started: one fills the masks of grammars.")
+            self._cores = 1

@@ -1,0 +1,114 @@
+"""The steps of a scheduler whose output has not arrived, and the outputs in them that are dropped.
+
+The fixes ``preemption`` and ``failed-loads`` share one record a scheduler. Each fills it by its own
+seams, so that either can be installed alone.
+"""
+
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler.update_from_output
+
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from vllm.v1.readiness.engine import subclasses
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.outputs import LogprobsTensors, ModelRunnerOutput
+    from vllm.v1.request import Request
+
+#: The scheduler's attribute for its :class:`InFlight`.
+_ATTRIBUTE = "readiness_in_flight"
+
+
+class InFlight:
+    """The steps in flight of one scheduler.
+
+    Args:
+        requests: the scheduler's requests, by id.
+
+    Attributes:
+        steps: the steps whose output has not arrived, oldest first.
+        dropped: by the id of such a step, the requests whose output in it is dropped.
+    """
+
+    def __init__(self, requests: "Mapping[str, Request]") -> None:
+        self.steps: deque[SchedulerOutput] = deque()
+        self.dropped: dict[int, set[str]] = {}
+        self._requests = requests
+        #: By request, logprobs of its prompt that arrived with an output that was dropped.
+        self._prompt_logprobs: dict[str, LogprobsTensors] = {}
+        #: Requests whose prompts are computed again, logprobs included.
+        self._stale_prompts: set[str] = set()
+
+    def schedule(self, step: "SchedulerOutput") -> None:
+        """Note that a step has been scheduled; the second call for a step is a no-op."""
+        if not (self.steps and self.steps[-1] is step):
+            self.steps.append(step)
+
+    def awaits(self, name: str) -> bool:
+        """Whether a step in flight has an output for a request that is not dropped."""
+        return any(
+            name in step.num_scheduled_tokens and name not in self.dropped.get(id(step), ())
+            for step in self.steps
+        )
+
+    def drop(self, name: str, prompt_is_stale: bool = False) -> None:
+        """Drop the output that the steps in flight hold of a request.
+
+        Args:
+            name: the request.
+            prompt_is_stale: logprobs of its prompt are dropped as well; without this they are
+                delivered with its next tokens.
+        """
+        for step in self.steps:
+            if name in step.num_scheduled_tokens:
+                self.dropped.setdefault(id(step), set()).add(name)
+                if prompt_is_stale:
+                    self._stale_prompts.add(name)
+        if prompt_is_stale:
+            self._prompt_logprobs.pop(name, None)
+
+    def arrive(self, step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
+        """Take in a step's output, less what is dropped; the second call for a step is a no-op.
+
+        Steps arrive in order, unless one was given up.
+        """
+        if not any(each is step for each in self.steps):
+            return
+        while (first := self.steps.popleft()) is not step:
+            self.dropped.pop(id(first), None)
+        for name in self.dropped.pop(id(step), ()):
+            self._take_out(name, output)
+        self._stale_prompts = {
+            name
+            for name in self._stale_prompts
+            if any(name in names for names in self.dropped.values())
+        }
+        self._deliver_prompt_logprobs(output)
+
+    def _take_out(self, name: str, output: "ModelRunnerOutput") -> None:
+        """Take a request's tokens out of an output, and keep the logprobs of its prompt."""
+        row = output.req_id_to_index.get(name)
+        if row is not None and output.sampled_token_ids:
+            output.sampled_token_ids[row] = []
+        if row is not None and output.pooler_output:
+            output.pooler_output[row] = None
+        logprobs = output.prompt_logprobs_dict.pop(name, None)
+        if logprobs is not None and name not in self._stale_prompts:
+            self._prompt_logprobs[name] = logprobs
+
+    def _deliver_prompt_logprobs(self, output: "ModelRunnerOutput") -> None:
+        """Put logprobs that were kept beside the next tokens of their request."""
+        for name in list(self._prompt_logprobs):
+            row = output.req_id_to_index.get(name)
+            if name not in self._requests:
+                del self._prompt_logprobs[name]
+            elif row is not None and output.sampled_token_ids and output.sampled_token_ids[row]:
+                output.prompt_logprobs_dict[name] = self._prompt_logprobs.pop(name)
+
+
+def of(scheduler: "Scheduler") -> InFlight:
+    """Return a scheduler's record, made when it is first asked for."""
+    return subclasses.remembered(scheduler, _ATTRIBUTE, lambda: InFlight(scheduler.requests))

@@ -1,0 +1,134 @@
+"""The fix ``preemption``: tokens in flight of a request that is preempted.
+
+Under asynchronous scheduling a request may be preempted while steps with its tokens are in
+flight. Stock 0.22.0 miscounts them in two cases:
+
+- ``reset_prefix_cache(reset_running_requests=True)`` drops as many outputs as there are tokens
+  in flight. With drafts one output holds several, so that tokens which the client never got
+  are dropped as well, and rejected drafts are subtracted from the request's new counts: an
+  assert ends the engine, or the request never ends. Where the output that is dropped carries
+  the logprobs of the prompt, another assert ends the engine.
+- With more than two steps in flight (a pipeline of three stages or more), a request whose
+  blocks were taken may come back before all its tokens have arrived. It then computes tokens
+  at the wrong places, from a wrong history.
+
+Here the steps in flight are known, each with its requests. A reset drops what they hold of a
+request, and nothing else; a request that was preempted for want of blocks comes back when its
+tokens have been delivered. With at most two steps in flight they always have been.
+"""
+
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler.schedule
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler._preempt_request
+# mirrors: vllm.v1.core.sched.async_scheduler:AsyncScheduler._update_request_with_output
+
+from typing import TYPE_CHECKING
+
+from vllm.logger import init_logger
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.readiness import features
+from vllm.v1.readiness.core import in_flight
+from vllm.v1.readiness.engine import gauges, subclasses, switch
+from vllm.v1.request import RequestStatus
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler as Base
+    from vllm.v1.engine import EngineCoreOutputs
+    from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.request import Request
+else:
+    Base = object
+
+logger = init_logger(__name__)
+
+
+class StepsInFlight(Base):  # type: ignore[misc]
+    """A base of AsyncScheduler before Scheduler, which knows the steps in flight.
+
+    With the fix off, each method only calls upstream's. So it does for a derived class that
+    replaces one of them, since that may keep its own count.
+    """
+
+    _pause_state: PauseState
+    #: Whether the fix is on; not if a derived class leaves our constructor out.
+    _mends_preemption = False
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        self._mends_preemption = features.PREEMPTION in switch.enabled() and _all_ours(self)
+        #: Requests that were preempted with tokens in flight.
+        self._preempted: list[Request] = []
+
+    def schedule(self) -> "SchedulerOutput":
+        """Schedule a step; if a preempted request's tokens are due, no request joins it."""
+        step: SchedulerOutput
+        if not self._mends_preemption:
+            step = super().schedule()
+            return step
+        state = self._pause_state
+        if self._preempted and self._awaits_tokens() and state == PauseState.UNPAUSED:
+            self._pause_state = PauseState.PAUSED_NEW
+        try:
+            step = super().schedule()
+        finally:
+            self._pause_state = state
+        in_flight.of(self).schedule(step)
+        return step
+
+    def update_from_output(
+        self, scheduler_output: "SchedulerOutput", model_runner_output: "ModelRunnerOutput"
+    ) -> "dict[int, EngineCoreOutputs]":
+        """Update the requests of a step, except those whose output is dropped."""
+        if self._mends_preemption:
+            in_flight.of(self).arrive(scheduler_output, model_runner_output)
+        outputs: dict[int, EngineCoreOutputs]
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        return outputs
+
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, *more: bool, **named: bool
+    ) -> bool:
+        """Reset the prefix cache; drop what is in flight of the requests that it preempts."""
+        running = []
+        if self._mends_preemption and reset_running_requests:
+            running = [each for each in self.running if each.num_output_placeholders]
+        try:
+            done: bool = super().reset_prefix_cache(reset_running_requests, *more, **named)
+            return done
+        finally:
+            for request in running:
+                request.async_tokens_to_discard = 0
+                in_flight.of(self).drop(request.request_id)
+
+    def _preempt_request(self, request: "Request", timestamp: float) -> None:
+        super()._preempt_request(request, timestamp)
+        if self._mends_preemption and request.num_output_placeholders:
+            self._preempted.append(request)
+
+    def _awaits_tokens(self) -> bool:
+        """Whether tokens of a preempted request are in flight and will be delivered to it."""
+        awaited = []
+        for request in self._preempted:
+            if request.status != RequestStatus.PREEMPTED or not request.num_output_placeholders:
+                continue
+            if in_flight.of(self).awaits(request.request_id):
+                awaited.append(request)
+            else:  # nothing is left to arrive
+                request.num_output_placeholders = 0
+        self._preempted = awaited
+        return bool(awaited)
+
+
+def _all_ours(scheduler: StepsInFlight) -> bool:
+    """Whether no derived class replaces a method that the fix relies on; logged if one does."""
+    kind = type(scheduler)
+    names = ("schedule", "update_from_output", "reset_prefix_cache", "_preempt_request")
+    if all(getattr(kind, name) is getattr(StepsInFlight, name) for name in names):
+        return True
+    gauges.fall_back(features.PREEMPTION, gauges.OTHER_CLASS)
+    logger.warning_once(
+        "Readiness overlay: %s replaces methods of vLLM's scheduler, and preempts as vLLM does.",
+        subclasses.full_name(kind),
+    )
+    return False

@@ -1,0 +1,92 @@
+"""Fix ``refused-grammars``: a grammar that cannot be compiled ends its own request alone.
+
+0.22.0 compiles a request's grammar in a thread. Not all that its front end lets through can be
+compiled: an empty ``json`` or ``structural_tag``, ``json_object`` set to false, a structural tag
+with a token id outside the vocabulary, or what another backend was meant to compile. The error
+is raised where the scheduler looks whether the grammar is ready, and ends the engine for all
+clients. Here the request ends with the finish reason "error", and the log says why.
+"""
+
+# mirrors: vllm.v1.structured_output.request:StructuredOutputRequest
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler._try_promote_blocked_waiting_request
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler.finish_requests
+
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING
+
+from vllm.logger import init_logger
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.readiness import features
+from vllm.v1.readiness.engine import subclasses, switch
+from vllm.v1.request import RequestStatus
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.request import Request
+
+logger = init_logger(__name__)
+
+#: The scheduler's attribute for its refused requests, by id; absent while there are none.
+_REFUSED = "readiness_refused"
+#: Seconds to wait for a grammar, as upstream does.
+_PATIENCE = 1e-4
+#: The name under which a module with our seams has this one.
+_SEAM = "readiness_refused_grammars"
+
+
+def waits(scheduler: "Scheduler", request: "Request") -> bool:
+    """Whether a request stays in its queue, because its grammar is not compiled, or cannot be.
+
+    If it cannot be, :func:`finish` ends the request. Upstream is not left to ask a grammar that
+    is not ready: it could fail in between.
+    """
+    structured = request.structured_output_request
+    grammar = None if structured is None else structured._grammar
+    if not isinstance(grammar, Future) or not _mends(scheduler):
+        return False
+    wait((grammar,), _PATIENCE)
+    if not grammar.done():
+        return True
+    error = grammar.exception()
+    if error is None:
+        return False
+    refused: dict[str, Request] = vars(scheduler).setdefault(_REFUSED, {})
+    if request.request_id not in refused:
+        refused[request.request_id] = request
+        logger.error(
+            "Readiness overlay: request %s is ended, because its grammar could not be compiled: "
+            "%s: %s",
+            *(request.request_id, type(error).__name__, str(error).strip()),
+        )
+    return True
+
+
+def finish(scheduler: "Scheduler", outputs: dict[int, list[EngineCoreOutput]]) -> None:
+    """End the refused requests.
+
+    Args:
+        scheduler: is taking in the output of a step.
+        outputs: what each client is sent for the step; added to.
+    """
+    refused: dict[str, Request] | None = vars(scheduler).pop(_REFUSED, None)
+    if refused is None:
+        return
+    for name, request in refused.items():
+        if scheduler.requests.get(name) is not request or request.is_finished():
+            continue  # its client has aborted it
+        scheduler.finish_requests(name, RequestStatus.FINISHED_ERROR)
+        output = EngineCoreOutput(
+            trace_headers=request.trace_headers,
+            events=request.take_events(),
+            request_id=name,
+            finish_reason=request.get_finished_reason(),
+            new_token_ids=[],
+        )
+        outputs.setdefault(request.client_index, []).append(output)
+
+
+def _mends(scheduler: "Scheduler") -> bool:
+    """Whether the fix is on, and the scheduler's class calls :func:`finish`."""
+    return features.REFUSED_GRAMMARS in switch.enabled() and subclasses.ends_in_seam(
+        type(scheduler), "update_from_output", _SEAM
+    )

@@ -1,0 +1,1 @@
+"""What every process of an engine shares: switch, ranks, identity, fences, gauges."""

@@ -1,0 +1,1 @@
+"""The front end: logprobs, messages, refused requests."""

@@ -1,0 +1,170 @@
+"""Fix ``bad-requests``: a request that the engine cannot serve harms nobody else.
+
+The front end of 0.22.0 lets some requests through that end the engine for all clients, or that
+never end:
+
+- ``min_tokens`` beyond what fits into the model's length. If ``max_tokens`` is left to the
+  server, it becomes smaller than ``min_tokens`` after both were checked. The engine checks them
+  again as it reads the request, in the thread that reads all requests: from then on it reads
+  none. If ``max_tokens`` is as large as ``min_tokens``, the request keeps its place and its
+  blocks until its client leaves (https://github.com/vllm-project/vllm/pull/51299);
+- stop strings, where the server detokenizes nothing: the same thread ends;
+- token ids outside the vocabulary in a prompt, in ``logprob_token_ids`` or in
+  ``allowed_token_ids``, and seeds of more than 64 bits, or of more than 63 with Model Runner V2:
+  the step fails;
+- ``routed_experts_prompt_start`` at or behind the prompt's end: the scheduler fails;
+- values of a wrong type, as ``max_tokens=16.0``
+  (:mod:`~vllm.v1.readiness.frontend.request_types`);
+- NaN as temperature, penalty or bias: all logits of the request become NaN.
+
+Here ``min_tokens`` is lowered to what fits, as the length would end the request there, and the
+others are refused with an error of their own.
+"""
+
+# mirrors: vllm.v1.engine.input_processor:InputProcessor.process_inputs
+# mirrors: vllm.v1.engine.input_processor:InputProcessor._validate_params
+# mirrors: vllm.v1.engine.input_processor:InputProcessor._validate_model_inputs
+
+import math
+from collections.abc import Mapping
+from types import NoneType
+from typing import TYPE_CHECKING, Any
+
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingType
+from vllm.utils import length_from_prompt_token_ids_or_embeds
+from vllm.v1.readiness import features
+from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.frontend import request_types
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.engine.input_processor import InputProcessor
+
+#: Seeds that a torch.Generator takes, and those of Model Runner V2: from, and up to.
+_LEAST_SEED, _LARGEST_SEED, _LARGEST_SEED_MRV2 = -(1 << 63), (1 << 64) - 1, (1 << 63) - 1
+_FACTORS = (
+    "temperature",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "top_p",
+    "min_p",
+)
+
+
+def check(
+    processor: "InputProcessor", prompt: dict[str, Any], params: "SamplingParams | None"
+) -> None:
+    """Make a request fit for the engine.
+
+    Args:
+        processor: the front end's.
+        prompt: of the decoder.
+        params: the request's own copy, complete, which may be changed; None to pool.
+
+    Raises:
+        VLLMValidationError: the engine cannot serve the request.
+        ValueError: the same, from the checks that 0.22.0 has.
+    """
+    if features.BAD_REQUESTS not in switch.enabled():
+        return
+    model = processor.model_config
+    last = model.get_vocab_size() - 1
+    ids: Collection[int] | None = prompt.get("prompt_token_ids")
+    if ids and prompt["type"] == "token":  # a model may have placeholders of its own
+        largest = last if processor.tokenizer is None else None
+        _require("prompt", min(ids), 0)
+        _require("prompt", max(ids), 0, largest)
+    if params is None:
+        return
+    request_types.convert(params)
+    _check_types(params)
+    for name in ("logprob_token_ids", "allowed_token_ids"):
+        for token in getattr(params, name) or ():
+            if isinstance(token, bool):
+                request_types.refuse(name, token, int)
+            _require(name, token, 0, last)
+    if params.seed is not None:
+        _check_seed(processor, params)
+    length = length_from_prompt_token_ids_or_embeds(ids, prompt.get("prompt_embeds"))
+    if model.enable_return_routed_experts:
+        start = params.routed_experts_prompt_start
+        _require("routed_experts_prompt_start", start, 0, length - 1)
+    room = model.max_model_len - length
+    if params.max_tokens is not None:
+        room = min(room, params.max_tokens)
+    params.min_tokens = min(params.min_tokens, max(0, room))
+    params._verify_args()
+
+
+def check_message(processor: "InputProcessor", request: "EngineCoreRequest") -> "EngineCoreRequest":
+    """Return a request that the engine core can read.
+
+    Args:
+        processor: the front end's.
+        request: complete, and changed in place.
+
+    Raises:
+        VLLMValidationError: the engine core cannot read it.
+    """
+    if features.BAD_REQUESTS in switch.enabled():
+        request_types.convert(request)
+        if request.pooling_params is not None:
+            request_types.convert(request.pooling_params)
+        if not request_types.is_in_process(processor.vllm_config):
+            request_types.check(request)
+    return request
+
+
+def _check_types(params: "SamplingParams") -> None:
+    """Refuse values of types at which a step fails, wherever the engine core runs."""
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(params, name)
+        if value is not None and not request_types.is_integer(value):
+            request_types.refuse(name, value, int)
+    if not isinstance(params.extra_args, (Mapping, NoneType)):
+        request_types.refuse("extra_args", params.extra_args, dict)
+    for name in _FACTORS:
+        _require_number(name, getattr(params, name))
+    if isinstance(params.logit_bias, dict):
+        for bias in params.logit_bias.values():
+            _require_number("logit_bias", bias)
+
+
+def _check_seed(processor: "InputProcessor", params: "SamplingParams") -> None:
+    """Refuse a seed that a step cannot take. V1 takes none for a request that it does not draw."""
+    mrv2 = processor.vllm_config.use_v2_model_runner
+    if not mrv2 and params.sampling_type != SamplingType.RANDOM_SEED:
+        return
+    if not request_types.is_integer(params.seed):
+        request_types.refuse("seed", params.seed, int)
+    largest = _LARGEST_SEED_MRV2 if mrv2 else _LARGEST_SEED
+    # Each of n requests has a seed of its own, from this one on.
+    _require("seed", params.seed, _LEAST_SEED, largest - (params.n - 1))
+
+
+def _require_number(parameter: str, value: object) -> None:
+    if isinstance(value, float) and math.isnan(value):
+        _refuse(parameter, value)
+
+
+def _require(parameter: str, value: Any, least: int, largest: int | None = None) -> None:  # noqa: ANN401
+    """Refuse a number out of range; comparisons take numbers of any type, and no time."""
+    try:
+        fits = least <= value and (largest is None or value <= largest)
+    except TypeError:
+        request_types.refuse(parameter, value, int)
+    if not fits:
+        _refuse(parameter, value)
+
+
+def _refuse(parameter: str, value: object) -> None:
+    raise VLLMValidationError(
+        f"{parameter}: {value} is out of range for this model.",
+        parameter=parameter,
+        value=value,
+    )

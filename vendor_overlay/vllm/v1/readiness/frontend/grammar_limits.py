@@ -1,0 +1,306 @@
+"""Fix ``grammar-limits``: a grammar is refused if to compile it takes too much time or memory.
+
+0.22.0 validates a request's grammar in its front end's event loop, compiles it in a thread of
+the engine core, and asks it for a mask at each token, all without a limit. A schema of 19 KB
+stalls the front end for many seconds, a regex of 43 characters the engine for seconds at each
+token, and a grammar of 400 KB may take all memory, after which the kernel ends the engine for all
+clients. A thread that compiles cannot be stopped.
+
+Here each grammar is first validated, compiled and walked for a few tokens in a process of its
+own, under limits (:mod:`vllm.v1.readiness.frontend.grammar_trials`). One that exceeds a limit is
+refused, with an error that names it.
+"""
+
+# mirrors: vllm.v1.engine.input_processor:InputProcessor._validate_params
+# mirrors: vllm.sampling_params:SamplingParams._validate_structured_outputs
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+from vllm.exceptions import VLLMValidationError
+from vllm.logger import init_logger
+from vllm.v1.readiness import features
+from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.frontend import grammar_trials
+from vllm.v1.readiness.frontend.grammar_trials import Limits, Verdict
+
+if TYPE_CHECKING:
+    from vllm.config import StructuredOutputsConfig, VllmConfig
+    from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+    from vllm.v1.engine.input_processor import InputProcessor
+
+logger = init_logger(__name__)
+
+#: The attribute of a front end's input processor for its trials.
+_TRIALS = "readiness_grammar_trials"
+#: Verdicts that are kept, and the bytes that they may have together.
+_VERDICTS, _BYTES = 1024, 64 << 20
+#: Starts of the program for one trial.
+_STARTS = 2
+_PROGRAM = "from vllm.v1.readiness import grammar_trials; grammar_trials.main({})"
+
+
+class ProgramError(RuntimeError):
+    """The program that tries grammars has ended, or could not be started."""
+
+
+def check(
+    processor: "InputProcessor", params: "SamplingParams"
+) -> "StructuredOutputsConfig | None":
+    """Validate the grammar of a request within the limits, if it has one.
+
+    Waits for the trial, unless :func:`prepare` did for the same grammar.
+
+    Args:
+        processor: the front end's.
+        params: the request's; changed as upstream's validation changes it.
+
+    Returns:
+        The configuration for upstream to validate the grammar by; None if nothing is left to it.
+
+    Raises:
+        VLLMValidationError: the grammar exceeds a limit, which the message names.
+        ValueError: upstream's, of a grammar that is not valid.
+    """
+    structured = params.structured_outputs
+    if structured is None or not _limits_apply(processor):
+        return processor.structured_outputs_config
+    _apply(structured, _trials(processor).verdict(structured).result())
+    return None
+
+
+async def prepare(processor: "InputProcessor", params: object) -> None:
+    """Have the grammar of a request tried, if it has one, while the event loop serves others.
+
+    Args:
+        processor: the front end's.
+        params: the request's, of any kind; not changed.
+
+    Raises:
+        VLLMValidationError: the grammar exceeds a limit, which the message names.
+        ValueError: upstream's, of a grammar that is not valid.
+    """
+    structured = getattr(params, "structured_outputs", None)
+    if structured is None or not _limits_apply(processor):
+        return
+    trial = asyncio.wrap_future(_trials(processor).verdict(structured))
+    _raise(await asyncio.shield(trial))
+
+
+def _limits_apply(processor: "InputProcessor") -> bool:
+    """Whether the fix is on, and the front end takes grammars.
+
+    Ranks that each have a front end of their own (external_launcher) must not judge differently.
+    """
+    return (
+        features.GRAMMAR_LIMITS in switch.enabled()
+        and processor.structured_outputs_config is not None
+        and processor.tokenizer is not None
+        and processor.vllm_config.parallel_config.distributed_executor_backend
+        != "external_launcher"
+    )
+
+
+def _apply(structured: "StructuredOutputsParams", verdict: Verdict) -> None:
+    """Change parameters as their validation did; raise if they are refused."""
+    _raise(verdict)
+    vars(structured).update(verdict.fields)
+
+
+def _raise(verdict: Verdict) -> None:
+    if verdict.error is not None:
+        raise verdict.error.with_traceback(None)
+    if verdict.exceeded is not None:
+        raise VLLMValidationError(_sentence(verdict), parameter="structured_outputs")
+
+
+def _sentence(verdict: Verdict) -> str:
+    """The limit that a grammar exceeds, and the next step, for its client and its server."""
+    seconds, memory = switch.grammar_seconds(), switch.grammar_memory()
+    token_seconds = seconds / grammar_trials.TOKEN_SECONDS_PART
+    takes = {
+        grammar_trials.SECONDS: f"takes more than {seconds} s of CPU time to compile and try",
+        grammar_trials.TOKEN_SECONDS: f"takes more than {token_seconds:g} s of CPU time per token",
+        grammar_trials.MEMORY: f"takes more than {memory} MiB of memory to compile and try",
+    }
+    if verdict.exceeded == grammar_trials.UNTRIED:
+        return (
+            "The grammar of structured_outputs could not be tried: the program that tries grammars "
+            "has ended. Its server's log says why; send the request again."
+        )
+    if verdict.exceeded == grammar_trials.CRASH:
+        return (
+            f"The grammar of structured_outputs ends its compiler by signal {verdict.signal}. "
+            "Simplify the grammar."
+        )
+    in_seconds = verdict.exceeded in (grammar_trials.SECONDS, grammar_trials.TOKEN_SECONDS)
+    return (
+        f"The grammar of structured_outputs {takes[str(verdict.exceeded)]}. Simplify the grammar, "
+        "or have the server started with a larger "
+        f"{switch.GRAMMAR_SECONDS if in_seconds else switch.GRAMMAR_MEMORY}."
+    )
+
+
+def _trials(processor: "InputProcessor") -> "Trials":
+    """The trials of a front end."""
+    trials: Trials | None = vars(processor).get(_TRIALS)
+    if trials is None:
+        trials = vars(processor).setdefault(_TRIALS, Trials(processor.vllm_config))
+    return trials
+
+
+class Trials:
+    """Verdicts on the grammars of one front end, which may ask from several threads."""
+
+    def __init__(self, config: "VllmConfig") -> None:
+        """Take the engine's configuration; the program starts with the first trial."""
+        self._config = config
+        self._lock, self._starting = threading.Lock(), threading.Lock()
+        self._running: dict[str, Future[Verdict]] = {}
+        self._kept: OrderedDict[str, tuple[Verdict, int]] = OrderedDict()
+        self._bytes = 0
+        self._program: Program | None = None
+
+    def verdict(self, structured: "StructuredOutputsParams") -> "Future[Verdict]":
+        """The verdict on a grammar: kept, on its way, or of a trial that begins.
+
+        The future never fails.
+        """
+        params = pickle.dumps(structured)
+        key = hashlib.sha256(params).hexdigest()
+        with self._lock:
+            if key in self._running:
+                return self._running[key]
+            future: Future[Verdict] = Future()
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                future.set_result(self._kept[key][0])
+                return future
+            self._running[key] = future
+        threading.Thread(target=self._try, args=(key, params, future), daemon=True).start()
+        return future
+
+    def _try(self, key: str, params: bytes, future: "Future[Verdict]") -> None:
+        """Run a trial; a program that ends meanwhile is started again, once."""
+        verdict = Verdict(grammar_trials.UNTRIED)
+        for _ in range(_STARTS):
+            with contextlib.suppress(ProgramError):
+                limits = Limits(switch.grammar_seconds(), switch.grammar_memory())
+                verdict = self._running_program().verdict(key, params, limits)
+                break
+        with self._lock:
+            del self._running[key]
+            self._keep(key, verdict)
+        if verdict.exceeded is not None:
+            logger.warning("Readiness overlay: a request is refused: %s", _sentence(verdict))
+        future.set_result(verdict)
+
+    def _keep(self, key: str, verdict: Verdict) -> None:
+        if verdict.exceeded is not None:
+            return
+        self._kept[key] = verdict, len(pickle.dumps(verdict))
+        self._bytes += self._kept[key][1]
+        while len(self._kept) > _VERDICTS or self._bytes > _BYTES:
+            _, (_, size) = self._kept.popitem(last=False)
+            self._bytes -= size
+
+    def _running_program(self) -> "Program":
+        """The program, started if it does not run.
+
+        Raises:
+            ProgramError: it cannot be started.
+        """
+        with self._starting:
+            if self._program is None or self._program.ended:
+                self._program = Program(self._config)
+            return self._program
+
+
+class Program:
+    """The program that tries grammars, seen from the front end."""
+
+    def __init__(self, config: "VllmConfig") -> None:
+        """Start it; it loads while its first trial waits.
+
+        Raises:
+            ProgramError: it cannot be started.
+        """
+        import cloudpickle  # type: ignore[import-untyped]
+
+        self.ended = False
+        self._lock = threading.Lock()
+        self._asked: dict[str, Future[Verdict]] = {}
+        ours, theirs = socket.socketpair()
+        # No device, no threads that a fork would lose, no logs of a second start of vLLM.
+        environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        environment |= {"CUDA_VISIBLE_DEVICES": "", "VLLM_LOGGING_LEVEL": "ERROR"}
+        environment |= {"MALLOC_ARENA_MAX": "2", "TOKENIZERS_PARALLELISM": "false"}
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", _PROGRAM.format(theirs.fileno())],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.PIPE,
+                    env=environment,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                ours.close()
+                raise ProgramError(f"cannot start {sys.executable}: {error}") from error
+        self._connection = Connection(ours.detach())
+        threading.Thread(target=self._read, args=(cloudpickle.dumps(config),), daemon=True).start()
+
+    def verdict(self, key: str, params: bytes, limits: Limits) -> Verdict:
+        """Wait for the verdict on a grammar.
+
+        Args:
+            key: names the trial.
+            params: the request's StructuredOutputsParams, pickled.
+            limits: of the trial.
+
+        Raises:
+            ProgramError: the program has ended.
+        """
+        future: Future[Verdict] = Future()
+        try:
+            with self._lock:
+                if self.ended:
+                    raise ProgramError("it has ended")
+                self._asked[key] = future
+                self._connection.send((key, params, limits))
+        except OSError as error:
+            raise ProgramError("it has ended") from error
+        return future.result()
+
+    def _read(self, config: bytes) -> None:
+        """Hand out the program's verdicts until it ends, or this process does."""
+        try:
+            with self._process.stdin as stdin:  # type: ignore[union-attr]
+                stdin.write(config)
+            while True:
+                key, verdict = self._connection.recv()
+                self._asked.pop(key).set_result(verdict)
+        except (EOFError, OSError):
+            pass
+        with self._lock:
+            self.ended = True
+            left = list(self._asked.values())
+        self._connection.close()
+        for future in left:
+            future.set_exception(ProgramError("it has ended"))
+        logger.warning(
+            "Readiness overlay: the program that tries grammars has ended (%d); the next grammar "
+            "starts it again",
+            self._process.wait(),
+        )

@@ -1,0 +1,338 @@
+"""Trials of grammars: a program that compiles each in a child of its own, under limits.
+
+Started by :mod:`vllm.v1.readiness.frontend.grammar_limits`, with a socket. It has one thread, and
+loads vLLM, the tokenizer and the backends once; each trial is a fork of it, so that one that takes
+all memory or ends by a signal ends nothing else.
+"""
+
+# mirrors: vllm.v1.structured_output:StructuredOutputManager.grammar_init
+# mirrors: vllm.v1.structured_output:StructuredOutputManager._create_grammar
+
+import contextlib
+import os
+import pickle
+import random
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator
+from importlib import import_module
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.sampling_params import StructuredOutputsParams
+    from vllm.v1.structured_output.backend_types import (
+        StructuredOutputBackend,
+        StructuredOutputGrammar,
+    )
+
+#: The limit that a grammar exceeds, or how its trial ended.
+SECONDS, MEMORY, TOKEN_SECONDS = "seconds", "memory", "token seconds"
+CRASH, UNTRIED = "crash", "untried"
+
+#: Backend to its module and class.
+_BACKENDS = {
+    name: (f"vllm.v1.structured_output.backend_{module}", f"{kind}Backend")
+    for name, module, kind in (
+        ("xgrammar", "xgrammar", "Xgrammar"),
+        ("guidance", "guidance", "Guidance"),
+        ("outlines", "outlines", "Outlines"),
+        ("lm-format-enforcer", "lm_format_enforcer", "LMFormatEnforcer"),
+    )
+}
+#: The tokens of a trial's walk through its grammar.
+_WALK = 24
+#: The part of the limit of seconds that a token may take, on the mean over a walk.
+TOKEN_SECONDS_PART = 100
+#: Bytes of address space beside the limit, for the stacks and arenas of a compiler's threads.
+_ROOM = 256 << 20
+#: Bytes of address space below the limit in which an error is taken for a failed allocation.
+_NEAR = 128 << 20
+#: Wall time that a trial may take, in its limits of CPU time: it may also wait.
+_PATIENCE = 4
+
+
+class Limits(NamedTuple):
+    """What compiling one grammar may take.
+
+    Attributes:
+        seconds: of CPU time, of all its threads together.
+        memory: MiB.
+    """
+
+    seconds: int
+    memory: int
+
+
+class Verdict(NamedTuple):
+    """The result of a trial.
+
+    Attributes:
+        exceeded: one of this module's names of limits; None if the grammar is within all.
+        signal: the number of the signal that ended the trial, if it is a :data:`CRASH`.
+        fields: the fields of the request's StructuredOutputsParams that validation changed.
+        error: the error of upstream's validation.
+        backend: the backend that validation chose.
+    """
+
+    exceeded: str | None = None
+    signal: int = 0
+    fields: dict[str, Any] = {}  # noqa: RUF012 - a NamedTuple's default, never written to
+    error: Exception | None = None
+    backend: str | None = None
+
+
+class _ExceededError(Exception):
+    """A trial's grammar exceeds a limit."""
+
+
+class Backends:
+    """The backends of an engine: made once, and given to each trial by the fork."""
+
+    def __init__(self, config: "VllmConfig") -> None:
+        """Load the tokenizer, as the engine core does."""
+        from vllm.plugins import load_general_plugins
+        from vllm.tokenizers import cached_tokenizer_from_config
+
+        load_general_plugins()
+        self.config = config
+        self.tokenizer = cached_tokenizer_from_config(model_config=config.model_config)
+        self._made: dict[str, StructuredOutputBackend] = {}
+
+    def get(self, name: str) -> "StructuredOutputBackend":
+        """The backend of a name, made if it is not there."""
+        if name not in self._made:
+            self._made[name] = self._make(name)
+        return self._made[name]
+
+    def candidates(self, name: str) -> list[str]:
+        """The backends by which the engine may compile what was validated for one of them.
+
+        An engine keeps the backend of its first request. With "auto" that may be another.
+        """
+        if self.config.structured_outputs_config.backend != "auto":
+            return [name]
+        return list(dict.fromkeys([name, "xgrammar", *self._made]))
+
+    def _make(self, name: str) -> "StructuredOutputBackend":
+        module, kind = _BACKENDS[name]
+        backend: type[StructuredOutputBackend] = getattr(import_module(module), kind)
+        size = self.config.model_config.get_vocab_size()
+        return backend(self.config, tokenizer=self.tokenizer, vocab_size=size)
+
+
+def attempt(params: "StructuredOutputsParams", backends: Backends, limits: Limits) -> Verdict:
+    """Validate, compile and walk a grammar in this process, which is under ``limits``.
+
+    Args:
+        params: the request's, changed as upstream's validation changes it.
+        backends: the engine's.
+        limits: of this process.
+
+    Returns:
+        The verdict. An error of the compiler that is no lack of memory is left to the engine,
+        which meets it again.
+    """
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.structured_output.request import get_structured_output_key
+
+    before = dict(vars(params))
+    try:
+        SamplingParams(structured_outputs=params)._validate_structured_outputs(
+            backends.config.structured_outputs_config, backends.tokenizer
+        )
+    except Exception as error:
+        if _lacks_memory(error):
+            return Verdict(MEMORY)
+        return Verdict(error=_portable(error))
+    name = str(params._backend)
+    for candidate in backends.candidates(name):
+        try:
+            backend = backends.get(candidate)
+            _walk(backend.compile_grammar(*get_structured_output_key(params)), backends, limits)
+        except _ExceededError as error:
+            return Verdict(str(error))
+        except Exception as error:
+            if _lacks_memory(error):
+                return Verdict(MEMORY)
+    changed = {key: value for key, value in vars(params).items() if before.get(key) != value}
+    return Verdict(fields=changed, backend=name)
+
+
+def _walk(grammar: "StructuredOutputGrammar", backends: Backends, limits: Limits) -> None:
+    """Take tokens that a grammar allows, as a request would.
+
+    Raises:
+        _ExceededError: a token takes too large a part of the limits, on the mean.
+    """
+    import numpy as np
+    import torch
+
+    size = backends.config.model_config.get_vocab_size()
+    mask = torch.zeros(1, -(-size // 32), dtype=torch.int32)
+    rng = random.Random(0)  # noqa: S311 - the same walk each time
+    spent = 0.0
+    for _ in range(_WALK):
+        begin = time.thread_time()
+        mask.fill_(0)
+        grammar.fill_bitmask(mask, 0)
+        bits = np.unpackbits(mask.numpy().view(np.uint8), bitorder="little")
+        allowed = np.flatnonzero(bits[:size])
+        done = not len(allowed) or not grammar.accept_tokens("trial", [int(rng.choice(allowed))])
+        spent += time.thread_time() - begin
+        if spent * TOKEN_SECONDS_PART > limits.seconds * _WALK:
+            raise _ExceededError(TOKEN_SECONDS)
+        if done or grammar.is_terminated():
+            break
+
+
+def _lacks_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that it was raised from, is a failed allocation.
+
+    Compilers name it in many ways (a thread that cannot be started is one), so that an error
+    near the limit is taken for one, too.
+    """
+    while error is not None:
+        if isinstance(error, MemoryError) or "bad_alloc" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/status", encoding="ascii") as file:
+        peak = next(int(line.split()[1]) << 10 for line in file if line.startswith("VmPeak"))
+    return limit != resource.RLIM_INFINITY and peak > limit - _NEAR
+
+
+def _portable(error: Exception) -> Exception:
+    """An error that another process can read: itself, or a ValueError of its text."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
+    except Exception:
+        return ValueError(str(error))
+    return error.with_traceback(None)
+
+
+class _Trial(NamedTuple):
+    """A trial that runs."""
+
+    key: str
+    pid: int
+    deadline: float
+
+
+class TrialServer:
+    """Runs trials for one front end, until that closes its socket."""
+
+    def __init__(self, front_end: Connection, backends: Backends, at_a_time: int) -> None:
+        """Take trials from ``front_end``, and run at most so many at a time."""
+        self._front_end = front_end
+        self._backends = backends
+        self._at_a_time = at_a_time
+        self._queued: deque[tuple[str, bytes, Limits]] = deque()
+        self._running: dict[Connection, _Trial] = {}
+
+    def run(self) -> None:
+        """Serve until the front end is gone; then end all trials."""
+        try:
+            while True:
+                ready = wait([self._front_end, *self._running], 0.5 if self._running else None)
+                for source in ready:
+                    if source is self._front_end:
+                        self._queued.append(self._front_end.recv())
+                    elif isinstance(source, Connection):
+                        self._finish(source)
+                self._end_the_late()
+                while self._queued and len(self._running) < self._at_a_time:
+                    self._begin(*self._queued.popleft())
+        except (EOFError, ConnectionError):
+            pass
+        finally:
+            for trial in self._running.values():
+                os.kill(trial.pid, signal.SIGKILL)
+
+    def _begin(self, key: str, params: bytes, limits: Limits) -> None:
+        reader, writer = Pipe(duplex=False)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                reader.close()
+                self._front_end.close()
+                _limit(limits)
+                structured = pickle.loads(params)  # noqa: S301 - of our front end
+                writer.send(attempt(structured, self._backends, limits))
+            except MemoryError:
+                writer.send(Verdict(MEMORY))
+            except Exception:
+                traceback.print_exc()
+            finally:
+                os._exit(0)
+        writer.close()
+        deadline = time.monotonic() + _PATIENCE * limits.seconds
+        self._running[reader] = _Trial(key, pid, deadline)
+
+    def _finish(self, reader: Connection) -> None:
+        """Send a trial's verdict, or what its end says, to the front end."""
+        trial = self._running.pop(reader)
+        verdict = None
+        try:
+            verdict = reader.recv()
+        except EOFError:
+            pass
+        finally:
+            reader.close()
+        _, status = os.waitpid(trial.pid, 0)
+        if verdict is None:
+            verdict = _verdict(os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0)
+        if verdict.backend is not None:
+            with contextlib.suppress(Exception):  # the engine meets it again
+                self._backends.get(verdict.backend)  # for the trials that follow
+        self._front_end.send((trial.key, verdict))
+
+    def _end_the_late(self) -> None:
+        now = time.monotonic()
+        for trial in self._running.values():
+            if now > trial.deadline:
+                os.kill(trial.pid, signal.SIGXCPU)
+
+
+def _limit(limits: Limits) -> None:
+    """Put this process under limits; a signal, or a failed allocation, tells that one is met."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (used + _ROOM + (limits.memory << 20),) * 2)
+    resource.setrlimit(resource.RLIMIT_CPU, (limits.seconds, limits.seconds + 1))
+
+
+def _verdict(number: int) -> Verdict:
+    """The verdict on a trial that a signal ended: 0 for an end without one."""
+    if number == signal.SIGXCPU:
+        return Verdict(SECONDS)
+    if number in (signal.SIGABRT, signal.SIGKILL):  # an allocation that failed in C++ or Rust
+        return Verdict(MEMORY)
+    return Verdict(CRASH, signal=number)
+
+
+def trials_at_a_time() -> int:
+    """How many trials run at a time: as many as the engine compiles, and two at least."""
+    return max(2, ((os.cpu_count() or 1) + 1) // 2)
+
+
+def _chosen(config: "VllmConfig") -> Iterator[str]:
+    """The backends that the engine is sure to need."""
+    backend = config.structured_outputs_config.backend
+    yield "xgrammar" if backend == "auto" else backend
+
+
+def main(descriptor: int) -> None:
+    """Read the engine's configuration from the standard input, and trials from a socket."""
+    config = pickle.load(sys.stdin.buffer)  # noqa: S301 - of our front end
+    backends = Backends(config)
+    for name in _chosen(config):
+        backends.get(name)
+    TrialServer(Connection(descriptor), backends, trials_at_a_time()).run()
+    os._exit(0)  # to take vLLM's modules apart would last seconds

@@ -1,0 +1,1 @@
+"""Inputs of a step: token ids, block tables, slot mappings, recurrent states."""

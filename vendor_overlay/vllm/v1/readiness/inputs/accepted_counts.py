@@ -1,0 +1,100 @@
+"""Fix ``accepted-counts``: a request of a hybrid model reads its own count of accepted drafts.
+
+A recurrent layer keeps a state for each draft. The next step goes on from the state behind the
+last accepted one, so that a wrong count makes every token after it wrong. 0.22.0 keeps the
+counts by row, in one array that the device writes into and that rows are moved in:
+
+- under async scheduling a step's counts are mapped from the rows of the step before. If they
+  have arrived before rows are exchanged, they are moved with the rows, and then mapped again;
+- if no request of the step before is left, the counts are taken by row: a new request that
+  was given its row before they arrived reads the count of one that has left;
+- a request that is left out of a step, because of the token budget or because drafts had filled
+  the context, comes back with a count of 1.
+
+Here the device has an array of its own, and the count of a request that is left out is kept.
+(https://github.com/vllm-project/vllm/issues/45100, 51571)
+"""
+
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states_after_model_execute
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_inputs
+# mirrors: vllm.v1.worker.gpu_input_batch:InputBatch.swap_states
+# mirrors: vllm.v1.worker.gpu_input_batch:InputBatch.condense
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from vllm.v1.readiness.engine import subclasses
+from vllm.v1.readiness.feature import Feature
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+
+class AcceptedCounts(Feature):
+    """The counts of one batch."""
+
+    def __init__(self, batch: "InputBatch") -> None:
+        self.batch = batch
+        #: Whether the runner counts; None until its first step.
+        self._serving: bool | None = None
+        #: Where the device writes a step's counts, by that step's rows; None if rows are
+        #: moved in the same array, as without async scheduling.
+        self._arrived: np.ndarray | None = None
+        #: Rows of requests that have left since the last step, in ``_arrived``.
+        self._leaving: dict[str, int] = {}
+        #: Counts of requests that may come back.
+        self._left: dict[str, int] = {}
+
+    def remove_request(self, request: "CachedRequestState", row: int) -> None:
+        """Keep the count of a request that is leaving, and may come back."""
+        if not self._serving:
+            return
+        if self._arrived is None:
+            self._left[request.req_id] = int(self.batch.num_accepted_tokens_cpu[row])
+        elif (before := (self.batch.prev_req_id_to_index or {}).get(request.req_id)) is not None:
+            self._leaving[request.req_id] = before
+
+    def gather(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> None:
+        """Put each request's count into its row.
+
+        Args:
+            runner: the counts of its last step have arrived.
+            scheduled: what it is about to compute.
+        """
+        if self._serving is None:
+            self._begin(runner)
+        if not self._serving:
+            return
+        count = self.batch.num_reqs
+        rows = self.batch.num_accepted_tokens_cpu[:count]
+        if self._arrived is not None:
+            before = runner.prev_positions.np[:count]
+            rows[:] = np.where(before < 0, 1, self._arrived[before])
+            if self._leaving:
+                self._left |= {name: self._arrived[row] for name, row in self._leaving.items()}
+                self._leaving = {}
+        if self._left:
+            self._restore(runner, scheduled)
+        runner.num_accepted_tokens.np[:count] = rows
+
+    def _begin(self, runner: "GPUModelRunner") -> None:
+        """Give the device an array of its own if the next step is scheduled before it writes."""
+        # A derived class may write its counts elsewhere.
+        ours = subclasses.ends_in_seam(
+            type(runner), "_update_states_after_model_execute", "readiness_live"
+        )
+        self._serving = ours and runner.model_config.is_hybrid
+        if self._serving and runner.use_async_scheduling:
+            self._arrived = self.batch.num_accepted_tokens_cpu_tensor.numpy()
+            self.batch.num_accepted_tokens_cpu = self._arrived.copy()
+
+    def _restore(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> None:
+        """Give back the counts of requests that were left out and still have their states."""
+        cached = scheduled.scheduled_cached_reqs
+        for name in [name for name in self._left if name in self.batch.req_id_to_index]:
+            kept = self._left.pop(name)
+            if name in cached.req_ids and name not in cached.resumed_req_ids:
+                self.batch.num_accepted_tokens_cpu[self.batch.req_id_to_index[name]] = kept
+        self._left = {name: kept for name, kept in self._left.items() if name in runner.requests}

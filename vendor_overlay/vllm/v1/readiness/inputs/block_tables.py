@@ -1,0 +1,314 @@
+"""Feature ``block-tables``: a step sends the block ids that have changed.
+
+Stock copies each row of each KV cache group to the device in every step, as wide as the longest
+request may be: 4 MiB a step for 128 requests of up to 131,072 tokens, in a decode step in which
+about eight block ids are new.
+
+Here a commit of the block tables sends what the device does not hold yet:
+
+- block ids that were appended to a row: all of them by one pinned buffer, one copy, and one
+  scatter for each group;
+- rows that were written otherwise (a request came, left or moved), and rows that the last commit
+  left out, which the runner fills with the null block: whole, by a copy for each run of them;
+- nothing at all if nothing has changed.
+
+Where little would be saved, because the tables are small or many rows have changed, the whole is
+copied as stock copies it. On CPU engines the device's table is the host's, and nothing is sent.
+
+What was appended is seen by how many block ids each row holds; of what is written otherwise the
+table notes the rows. Contents are not compared, and the device is never read. No pinned buffer is
+written while the device may still read it: under asynchronous scheduling the runner waits for the
+copies of the step before, and otherwise there are more buffers than steps in flight.
+"""
+
+# mirrors: vllm.v1.worker.block_table:BlockTable.commit_block_table
+# mirrors: vllm.v1.worker.block_table:BlockTable.append_row
+# mirrors: vllm.v1.worker.block_table:BlockTable.add_row
+# mirrors: vllm.v1.worker.block_table:BlockTable.clear_row
+# mirrors: vllm.v1.worker.block_table:BlockTable.move_row
+# mirrors: vllm.v1.worker.block_table:BlockTable.swap_row
+# mirrors: vllm.v1.worker.block_table:MultiGroupBlockTable.commit_block_table
+# mirrors: vllm.v1.utils:CpuGpuBuffer.copy_to_gpu
+
+from collections.abc import Iterator
+from operator import is_
+from typing import TYPE_CHECKING, NamedTuple, SupportsIndex
+
+import numpy as np
+import torch
+from vllm.distributed import get_pp_group
+from vllm.v1.readiness import features
+from vllm.v1.readiness.engine import gauges, subclasses
+from vllm.v1.readiness.outputs import readback
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.block_table import BlockTable, MultiGroupBlockTable
+
+#: A table of at most this many bytes is copied whole: a copy takes no longer than its launch.
+SMALL = 256 << 10
+#: At most this many runs of rows are copied one by one, and this many block ids scattered.
+RUNS = 4
+CELLS = 1024
+#: An entry of a pinned buffer: an int64 index and an int32 block id, in words of 4 bytes.
+_WORDS = 3
+
+
+class ChangedRows(set[int]):
+    """Rows that were written otherwise than by appending; a table is equal whatever they are."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type[set[int]], tuple[list[int]]]:
+        """Stand in for the rows in copies of a table, which upstream serves."""
+        return set, (list(self),)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare with another table's, for callers that compare whole batches."""
+        return isinstance(other, set)
+
+    __hash__ = None
+
+
+class Cells(NamedTuple):
+    """Block ids that were appended to rows of one group; arrays of one length.
+
+    Attributes:
+        group: the KV cache group.
+        rows, columns: where they are in its table.
+        values: the block ids.
+    """
+
+    group: int
+    rows: np.ndarray
+    columns: np.ndarray
+    values: np.ndarray
+
+
+def attach(tables: "MultiGroupBlockTable | None") -> "BlockTables | None":
+    """Attach the feature to the tables of a batch that is being constructed.
+
+    Returns:
+        None if the tables are left to upstream: they are of other classes, or cannot be pinned.
+    """
+    if "readiness" not in vars(type(tables)):
+        return None
+    assert tables is not None
+    groups = tables.block_tables
+    if not groups or any("changed_rows" not in vars(type(table)) for table in groups):
+        return None
+    if not (groups[0].pin_memory or groups[0].device.type == "cpu"):
+        return None
+    sender = BlockTables(list(groups))
+    tables.readiness = sender
+    return sender
+
+
+def _stages() -> int:
+    """How many pinned buffers take turns."""
+    try:
+        return 2 * int(get_pp_group().world_size)
+    except AssertionError:  # not initialised
+        return 2
+
+
+class BlockTables(subclasses.Uncopied):
+    """What the device holds of the block tables of one batch.
+
+    Args:
+        tables: one for each KV cache group.
+    """
+
+    def __init__(self, tables: "list[BlockTable]") -> None:
+        self._tables = tables
+        self._changed = ChangedRows()
+        for table in tables:
+            table.changed_rows = self._changed
+        #: Number of block ids in each row when it was last sent.
+        self._counts = [table.num_blocks_per_row.copy() for table in tables]
+        #: Rows that the last commit has sent; the device may hold anything in those behind.
+        self._sent = 0
+        self._given_up = False
+        self._targets = [torch.empty(0) for _ in tables]
+        self._flat: list[torch.Tensor] = []
+        self._on_host = False
+        self._follow()
+        device, size = tables[0].device, CELLS * _WORDS
+        self._staged = torch.zeros(size, dtype=torch.int32, device=device)
+        self._stages = [
+            readback.allocate(size * 4).view(torch.int32)
+            if tables[0].pin_memory
+            else torch.zeros(size, dtype=torch.int32)
+            for _ in range(_stages())
+        ]
+        gauges.watch(self)
+        self._turn = 0
+        #: Views of a pinned buffer and of the device's, by the buffer and how many cells it holds.
+        self._views: dict[tuple[int, int], _Entries] = {}
+        # A kernel's first launch may block.
+        nothing = _Entries.of(torch.zeros_like(self._stages[0]), self._staged, 1)
+        torch.zeros(1, dtype=torch.int32, device=device).scatter_(0, nothing.where, nothing.what)
+
+    def held(self) -> Iterator[gauges.Value]:
+        """Yield the pinned memory of the buffers; see `gauges`."""
+        pinned = sum(stage.nbytes for stage in self._stages if stage.is_pinned())
+        yield gauges.Value(gauges.PINNED_BYTES, (features.BLOCK_TABLES,), pinned)
+
+    def commit(self, requests: int) -> bool:
+        """Bring the device's tables up to date, as ``commit_block_table`` does.
+
+        Args:
+            requests: number of rows from the first.
+
+        Returns:
+            True if handled here; False to fall back to upstream.
+        """
+        if self._given_up:
+            return False
+        if self._follow():
+            self._changed.clear()
+            return True
+        rows = self._take_rows(requests)
+        runs = None if 2 * len(rows) > requests else _runs(rows)
+        cells: list[Cells] = []
+        for group, table in enumerate(self._tables):
+            now = table.num_blocks_per_row[:requests]
+            sent = self._counts[group][:requests]
+            if runs is not None:
+                if rows:
+                    sent[rows] = now[rows]
+                elif now.tobytes() == sent.tobytes():
+                    continue
+                if 4 * requests * table.max_num_blocks_per_req > SMALL:
+                    grown = self._grown(group, requests)
+                    if grown is not None:
+                        self._copy_runs(group, runs)
+                        cells.append(grown)
+                        continue
+            table.commit_block_table(requests)
+            sent[:] = now
+        if cells:
+            self._send(cells, requests)
+        return True
+
+    def lose(self) -> None:
+        """Note that the device may hold anything, as after it was asleep."""
+        self._sent = 0
+
+    def give_up(self) -> None:
+        """Leave the tables to upstream, as somebody is about to write them by other means."""
+        self._given_up = True
+
+    def _follow(self) -> bool:
+        """Follow replaced tensors; whether the device's tables are the host's."""
+        targets = [table.block_table.gpu for table in self._tables]
+        if not all(map(is_, targets, self._targets)):
+            self._targets = targets
+            self._flat = [target.view(-1) for target in targets]
+            sources = [table.block_table.cpu for table in self._tables]
+            self._on_host = all(map(is_, targets, sources))
+            self.lose()
+        return self._on_host
+
+    def _take_rows(self, requests: int) -> list[int]:
+        """The rows that the device lacks as a whole, which count as sent from now on."""
+        rows = self._changed
+        if requests > self._sent:
+            rows.update(range(self._sent, min(requests, len(self._counts[0]))))
+        taken = [row for row in rows if row < requests]
+        rows.clear()
+        self._sent = requests
+        return taken
+
+    def _grown(self, group: int, requests: int) -> Cells | None:
+        """What was appended to rows since they were sent; None if a row is shorter than then."""
+        table, counts = self._tables[group], self._counts[group]
+        now, sent = table.num_blocks_per_row[:requests], counts[:requests]
+        rows = np.flatnonzero(now != sent)
+        columns = sent[rows]
+        added = now[rows] - columns
+        lengths = set(added.tolist())
+        if lengths - {1}:
+            if min(lengths) < 0:
+                return None
+            ends = np.cumsum(added)
+            offsets = np.arange(ends[-1]) - np.repeat(ends - added, added)
+            rows, columns = np.repeat(rows, added), np.repeat(columns, added) + offsets
+        return Cells(group, rows, columns, table.block_table.np[rows, columns])
+
+    def _copy_runs(self, group: int, runs: list[tuple[int, int]]) -> None:
+        """Copy whole rows."""
+        source = self._tables[group].block_table.cpu
+        for begin, end in runs:
+            self._targets[group][begin:end].copy_(source[begin:end], non_blocking=True)
+
+    def _send(self, cells: list[Cells], requests: int) -> None:
+        """Send appended block ids."""
+        for group, rows, _, _ in cells:
+            self._counts[group][rows] = self._tables[group].num_blocks_per_row[rows]
+        total = sum(len(each.values) for each in cells)
+        if total > CELLS:
+            for each in cells:
+                self._tables[each.group].commit_block_table(requests)
+        elif total:
+            self._upload(cells, total)
+
+    def _upload(self, cells: list[Cells], total: int) -> None:
+        """Send block ids by way of a pinned buffer."""
+        turn, self._turn = self._turn, (self._turn + 1) % len(self._stages)
+        entries = self._views.get((turn, total))
+        if entries is None:
+            entries = _Entries.of(self._stages[turn], self._staged, total)
+            self._views[turn, total] = entries
+        end = 0
+        for group, rows, columns, ids in cells:
+            begin, end = end, end + len(ids)
+            width = self._tables[group].max_num_blocks_per_req
+            entries.indices[begin:end] = rows * width + columns
+            entries.values[begin:end] = ids
+        entries.target.copy_(entries.source, non_blocking=True)
+        end = 0
+        for each in cells:
+            begin, end = end, end + len(each.values)
+            where, what = entries.where, entries.what
+            if end - begin < total:
+                where, what = where[begin:end], what[begin:end]
+            self._flat[each.group].scatter_(0, where, what)
+
+
+class _Entries(NamedTuple):
+    """Cells in a pinned buffer and on the device: all indices first, then all block ids.
+
+    Attributes:
+        indices, values: to be written on the host.
+        source, target: of the copy.
+        where, what: indices and block ids on the device.
+    """
+
+    indices: np.ndarray
+    values: np.ndarray
+    source: torch.Tensor
+    target: torch.Tensor
+    where: torch.Tensor
+    what: torch.Tensor
+
+    @classmethod
+    def of(cls, stage: torch.Tensor, staged: torch.Tensor, total: int) -> "_Entries":
+        """The views for so many cells."""
+        words = stage.numpy()
+        begin, end = 2 * total, _WORDS * total
+        return cls(
+            *(words[:begin].view(np.int64), words[begin:end]),
+            *(stage[:end], staged[:end]),
+            *(staged[:begin].view(torch.int64), staged[begin:end]),
+        )
+
+
+def _runs(rows: list[int]) -> list[tuple[int, int]] | None:
+    """Begin and end of each run of rows; None if there are too many."""
+    runs: list[tuple[int, int]] = []
+    for row in sorted(rows):
+        if runs and runs[-1][1] == row:
+            runs[-1] = (runs[-1][0], row + 1)
+        elif len(runs) == RUNS:
+            return None
+        else:
+            runs.append((row, row + 1))
+    return runs

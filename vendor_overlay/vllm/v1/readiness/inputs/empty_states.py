@@ -1,0 +1,67 @@
+"""Fix ``empty-states``: a prompt of one token does not go on from another request's state.
+
+In 0.22.0 gated delta nets (Qwen3-Next, Qwen3.5, Kimi-Linear) and linear attention (MiniMax,
+Bailing) take every row of one token for a decode, which goes on from the recurrent state in its
+block. For a prompt of one token, or a first chunk of one, that is the state of the request that
+had the block before. (https://github.com/vllm-project/vllm/issues/51562)
+
+Here such a request's state is zeroed first, as it is where nobody has had the block: upstream
+then computes what it should.
+"""
+
+# mirrors: vllm.v1.attention.backends.gdn_attn:GDNAttentionMetadataBuilder.build
+# mirrors: vllm.v1.attention.backends.linear_attn:LinearAttentionMetadataBuilder.build
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from vllm.v1.readiness.inputs.uploads import upload
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+
+class EmptyStates:
+    """Zeroes the states of requests that begin with a single token."""
+
+    def __init__(self) -> None:
+        #: KV cache groups whose builders take such requests for decodes; None: not looked for.
+        self._groups: list[int] | None = None
+
+    def empty(self, runner: "GPUModelRunner", lengths: np.ndarray) -> None:
+        """Zero the states of the requests that begin with one token.
+
+        Args:
+            runner: its inputs are prepared.
+            lengths: [requests], each one's number of tokens in the step.
+        """
+        if self._groups is None:
+            hybrid = runner.kv_cache_config.has_mamba_layers
+            self._groups = list(_groups(runner)) if hybrid else []
+        if not self._groups:
+            return
+        batch = runner.input_batch
+        first = (batch.num_computed_tokens_cpu[: batch.num_reqs] == 0) & (lengths == 1)
+        if not first.any():
+            return
+        for number in self._groups:
+            # The first block holds the state up to the first token, in every cache mode.
+            blocks = batch.block_table[number].block_table.np[: batch.num_reqs, 0][first]
+            index = upload(blocks, torch.int64, runner.device, runner.pin_memory)
+            for name in runner.kv_cache_config.kv_cache_groups[number].layer_names:
+                states = runner.compilation_config.static_forward_context[name].kv_cache
+                for state in [states] if isinstance(states, torch.Tensor) else states:
+                    state.index_fill_(0, index, 0)
+
+
+def _groups(runner: "GPUModelRunner") -> Iterator[int]:
+    """List the groups of recurrent layers whose metadata has no prefill of one token."""
+    from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadataBuilder
+    from vllm.v1.attention.backends.linear_attn import LinearAttentionMetadataBuilder
+
+    kinds = (GDNAttentionMetadataBuilder, LinearAttentionMetadataBuilder)
+    for number, groups in enumerate(runner.attn_groups):
+        if any(issubclass(group.backend.get_builder_cls(), kinds) for group in groups):
+            yield number

@@ -1,0 +1,274 @@
+"""Feature ``input-ids``: a step's tokens are put in their places for the whole batch at once.
+
+Under async scheduling the newest tokens and drafts are on the device. 0.22.0 finds where each
+comes from and where it goes in a Python loop over the rows, and sends two lists to the device
+for tokens and two for drafts. With drafts, another loop counts them, and five arrays of their
+metadata are sent one by one, from memory that is not pinned.
+
+Here each is a few operations of numpy on all rows, and what goes to the device goes in one
+upload, from pinned memory that is used once. The results are the same, bit for bit, and so is
+the choice of what is sent.
+
+==================  =================================  =========================================
+verb                called by                          moment
+==================  =================================  =========================================
+find_previous       runner._compute_prev_positions     in place of a loop over the rows
+lengths             runner._prepare_inputs             in place of asking each request
+fill                runner._prepare_input_ids          in place of all that async scheduling does
+count_drafts        runner._prepare_inputs             in place of a loop over the drafts
+draft_metadata      runner._calc_spec_decode_metadata  in its place
+==================  =================================  =========================================
+"""
+
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._compute_prev_positions
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_inputs
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_input_ids
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._calc_spec_decode_metadata
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from vllm.v1.readiness.engine import subclasses
+from vllm.v1.readiness.inputs import uploads
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.worker.gpu_input_batch import InputBatch
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+#: Drafts by request id, as a step schedules them.
+Drafts = Mapping[str, Sequence[int]]
+
+
+#: With fewer rows or drafts upstream's loops cost as little.
+_FEW = 16
+
+
+class InputIds:
+    """The feature for one runner's batches.
+
+    Args:
+        on: whether the feature is on; if not, all falls back to upstream.
+    """
+
+    def __init__(self, on: bool) -> None:
+        self.on = on
+        #: Whether the batch's lists are its requests' own; None: not looked at.
+        self._holds_outputs: bool | None = None
+
+    def find_previous(self, batch: "InputBatch", previous: np.ndarray) -> bool:
+        """Find each request's row in the step before.
+
+        Args:
+            batch: has the rows of the step before.
+            previous: [rows] row of each request; -1 for one without. Written here.
+
+        Returns:
+            True if handled here; False to fall back to upstream.
+        """
+        if not self.on or len(previous) < _FEW:
+            return False
+        known, names = batch.prev_req_id_to_index, batch.req_ids
+        same = [*known] == names
+        rows = known.values() if same else map(known.get, names, repeat(-1))
+        previous[:] = np.fromiter(rows, previous.dtype, len(previous))
+        return True
+
+    def lengths(self, runner: "GPUModelRunner") -> np.ndarray | None:
+        """Count the tokens that each request has.
+
+        Returns:
+            [rows], or None to fall back to upstream.
+        """
+        batch = runner.input_batch
+        rows = batch.num_reqs
+        if not self.on or rows < _FEW:
+            return None
+        if self._holds_outputs is None:
+            self._holds_outputs = _holds_outputs(type(runner), type(batch))
+        if not self._holds_outputs:
+            return None
+        outputs = np.fromiter(map(len, batch.req_output_token_ids), np.int32, rows)
+        counts: np.ndarray = outputs + batch.num_prompt_tokens[:rows]
+        return counts
+
+    def fill(
+        self,
+        runner: "GPUModelRunner",
+        scheduled: "SchedulerOutput",
+        rows: int,
+        tokens: int,
+        ends: np.ndarray,
+    ) -> bool:
+        """Put the step's tokens and drafts into ``input_ids`` on the device.
+
+        Args:
+            runner: has sampled tokens on the device.
+            scheduled: the step.
+            rows: number of requests.
+            tokens: number of tokens.
+            ends: [rows] where each request's tokens end.
+
+        Returns:
+            True if handled here; False to fall back to upstream.
+        """
+        proposed = runner._draft_token_ids
+        drafts = scheduled.scheduled_spec_decode_tokens
+        if not self.on or (drafts and isinstance(proposed, list)):
+            return False
+        sources, ends = runner.prev_positions.np[:rows], ends[:rows]
+        if not drafts and rows == tokens and _copy_in_order(runner, sources, ends):
+            return True
+        counts = count(runner.input_batch, drafts, rows)
+        known = sources >= 0
+        common = int(np.count_nonzero(known))
+        if common < rows:
+            sources, ends, counts = sources[known], ends[known], counts[known]
+        totals = counts.cumsum()
+        drafted = int(totals[-1]) if common else 0
+        if common + drafted < tokens:
+            runner.input_ids.copy_to_gpu(tokens)
+            if runner.enable_prompt_embeds:
+                runner.inputs_embeds.copy_to_gpu(tokens)
+                runner.is_token_ids.copy_to_gpu(tokens)
+        if not common or _copy_in_order(runner, sources, ends):
+            return True
+        _scatter(runner, sources, ends, counts, totals)
+        return True
+
+    def count_drafts(
+        self, batch: "InputBatch", drafts: Drafts, counts: np.ndarray, decoding: np.ndarray
+    ) -> Iterable[tuple[str, Sequence[int]]]:
+        """Count each request's drafts.
+
+        Args:
+            batch: the batch.
+            drafts: of the step; each request is in the batch.
+            counts: [rows] zeros; the number of drafts is written here,
+            decoding: [rows] and here, where the prompt is computed.
+
+        Returns:
+            The drafts that upstream is left to count: none, or all.
+        """
+        if not self.on or len(drafts) < _FEW:
+            return drafts.items()
+        rows = np.fromiter(map(batch.req_id_to_index.__getitem__, drafts), np.intp, len(drafts))
+        counts[rows] = np.fromiter(map(len, drafts.values()), counts.dtype, len(drafts))
+        rows = rows[batch.num_computed_tokens_cpu[rows] >= batch.num_prompt_tokens[rows]]
+        decoding[rows] = counts[rows]
+        return ()
+
+    def draft_metadata(
+        self, runner: "GPUModelRunner", counts: np.ndarray, ends: np.ndarray
+    ) -> SpecDecodeMetadata | None:
+        """Make the metadata of a step's drafts.
+
+        Args:
+            runner: its ``input_ids`` on the device are complete.
+            counts: [rows] number of drafts.
+            ends: [rows] where each request's tokens end.
+
+        Returns:
+            The metadata, or None to fall back to upstream.
+        """
+        if not self.on or counts.dtype != np.int32 or ends.dtype != np.int64:
+            return None
+        rows, numbers = len(counts), runner.arange_np
+        draft_ends = counts.cumsum()
+        drafted = int(draft_ends[-1])
+        sampled_ends = draft_ends + numbers[1 : rows + 1]
+        sampled = drafted + rows
+        logits = numbers[:sampled] + (ends - sampled_ends).repeat(counts + 1)
+        # Behind the drafts of the rows before there is one bonus token for each of these rows.
+        targets = numbers[:drafted] + numbers[:rows].repeat(counts)
+        wide, narrow = uploads.together(
+            [logits, logits[targets + 1]],
+            [draft_ends, sampled_ends, targets, sampled_ends - 1],
+            runner.device,
+            runner.pin_memory,
+        )
+        drafts = runner.input_ids.gpu.take(wide[1])
+        return SpecDecodeMetadata(drafts, counts.tolist(), *narrow, logits_indices=wide[0])
+
+
+def _copy_in_order(runner: "GPUModelRunner", sources: np.ndarray, ends: np.ndarray) -> bool:
+    """Copy the newest tokens, if they are the step's first and in the order of the step before.
+
+    Args:
+        runner: the runner.
+        sources: [n] row of each request in the step before, at least one.
+        ends: [n] where each request's tokens end.
+
+    Returns:
+        Whether they are.
+    """
+    count = len(ends)
+    # Comparing the bytes costs less than comparing the arrays.
+    if ends[-1] != count or sources.tobytes() != (ends - 1).tobytes():
+        return False
+    newest = runner.input_batch.prev_sampled_token_ids[:count, 0]
+    runner.input_ids.gpu[:count].copy_(newest, non_blocking=True)
+    return True
+
+
+def _scatter(
+    runner: "GPUModelRunner",
+    sources: np.ndarray,
+    ends: np.ndarray,
+    counts: np.ndarray,
+    totals: np.ndarray,
+) -> None:
+    """Put the newest tokens and the drafts behind them in their places.
+
+    The memory that is uploaded is new each time: no copy in flight reads what is written later.
+
+    Args:
+        runner: the runner.
+        sources: [n] row of each request in the step before.
+        ends: [n] where each request's tokens end.
+        counts: [n] number of drafts, its last tokens.
+        totals: [n] sums of ``counts`` up to each.
+    """
+    drafts = runner._draft_token_ids
+    drafted = 0 if drafts is None else int(totals[-1])
+    first, second = len(ends), 2 * len(ends)
+    third = second + drafted
+    staged = torch.empty(third + drafted, dtype=torch.int64, pin_memory=runner.pin_memory)
+    indices = staged.numpy()
+    np.subtract(ends, counts + 1, out=indices[:first])
+    indices[first:second] = sources
+    if drafted:
+        # A request's drafts are consecutive, in the step and among those that were proposed.
+        numbers = runner.arange_np[:drafted]
+        np.add(numbers, (ends - totals).repeat(counts), out=indices[second:third])
+        proposed = sources * runner.num_spec_tokens + counts
+        np.add(numbers, (proposed - totals).repeat(counts), out=indices[third:])
+    sent = staged.to(runner.device, non_blocking=True)
+    sampled = runner.input_batch.prev_sampled_token_ids
+    newest = sampled if sampled.shape[1] == 1 else sampled[:, 0]
+    ids = runner.input_ids.gpu
+    ids.scatter_(0, sent[:first], newest.take(sent[first:second]))
+    if drafted:
+        kept = drafts.take(sent[third:]).to(torch.int32)
+        ids.scatter_(0, sent[second:third], kept)
+
+
+def count(batch: "InputBatch", drafts: Drafts, rows: int) -> np.ndarray:
+    """Count each row's drafts, int64 [rows]; requests that are not in the batch are left out."""
+    counts = np.zeros(rows + 1, np.int64)  # the last is nobody's
+    if drafts:
+        drafted = map(batch.req_id_to_index.get, drafts, repeat(rows))
+        counts[np.fromiter(drafted, np.intp, len(drafts))] = np.fromiter(
+            map(len, drafts.values()), np.int64, len(drafts)
+        )
+    return counts[:rows]
+
+
+def _holds_outputs(runner: type, batch: type) -> bool:
+    """Whether a batch's lists are its requests' own, as vLLM's classes keep them."""
+    updates = subclasses.ends_in_seam(runner, "_update_states", "readiness_live")
+    return updates and subclasses.ends_in_seam(batch, "add_request", "readiness_live")

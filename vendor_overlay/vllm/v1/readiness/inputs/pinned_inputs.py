@@ -1,0 +1,32 @@
+"""Fix ``pinned-inputs``: a step's inputs stay as they are until the device has read them.
+
+Copies of a step's inputs to the device read pinned tensors that the next step fills anew. With
+asynchronous scheduling the runner waits for the copies first. With synchronous scheduling stock
+0.22.0 has no event for that, since a step that samples has been waited for. Two kinds do not
+sample: steps of all pipeline stages but the last, and steps of a pooling model in which no
+prompt ends. The next step, even one without any request, then changes inputs that the device may
+not have come to yet. (https://github.com/vllm-project/vllm/pull/47644, 48214)
+"""
+
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner.synchronize_input_prep
+
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.v1.readiness import features
+from vllm.v1.readiness.engine import switch
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+
+def keep(runner: "GPUModelRunner") -> None:
+    """Give a runner the event if it needs one, and has none.
+
+    Args:
+        runner: under construction; upstream has decided whether it has an event.
+    """
+    if runner.prepare_inputs_event is not None or features.PINNED_INPUTS not in switch.enabled():
+        return
+    if runner.parallel_config.pipeline_parallel_size > 1 or runner.is_pooling_model:
+        runner.prepare_inputs_event = torch.Event()

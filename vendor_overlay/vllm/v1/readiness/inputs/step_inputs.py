@@ -1,0 +1,387 @@
+"""Feature ``step-inputs``: the inputs of a decode step whose batch has not changed.
+
+For each step 0.22.0's runner looks up each request, computes where its tokens are, fills about
+ten buffers and uploads them. While a batch decodes, nearly all of that is what it was a step
+before: each request is one token further, and some have a new block.
+
+Here such a step is recognised by what the scheduler says and by the verbs of
+:class:`~vllm.v1.readiness.feature.Feature`, none of which was called since the step before.
+Buffers whose content is the same are left as they are. What grows by one is advanced in place:
+on the host by numpy, on the device by one kernel, which also takes the sampled tokens over and
+finds each token's slot. The host uploads new blocks alone, and, under synchronous scheduling,
+the tokens. Any other step, and any runner that this does not know, is upstream's, which
+also fills the buffers that the next steps advance.
+"""
+
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_inputs
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_input_ids
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._calc_mrope_positions
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._calc_xdrope_positions
+# mirrors: vllm.v1.worker.gpu_input_batch:InputBatch.refresh_metadata
+# mirrors: vllm.v1.worker.block_table:BlockTable.append_row
+# mirrors: vllm.v1.worker.block_table:BlockTable.compute_slot_mapping
+# mirrors: vllm.v1.worker.block_table:_compute_slot_mapping_kernel
+
+from collections.abc import Callable, Sequence
+from operator import lt
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from vllm.v1.kv_cache_interface import (
+    CrossAttentionSpec,
+    EncoderOnlyAttentionSpec,
+    KVCacheSpec,
+    MambaSpec,
+)
+from vllm.v1.readiness.engine.subclasses import all_vllms
+from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness.inputs.step_metadata import StepMetadata
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+    from vllm.v1.worker.block_table import BlockTable
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+#: What a step that is served here does not call, of the runner, the batch and its block tables.
+_RUNNERS = (
+    "_prepare_input_ids",
+    "_compute_prev_positions",
+    "_get_cumsum_and_arange",
+    "_may_reorder_batch",
+    "_calc_mrope_positions",
+    "_calc_xdrope_positions",
+)
+_BATCHES = ("update_req_spec_token_ids", "condense")
+_TABLES = ("append_row", "commit_block_table", "compute_slot_mapping")
+
+
+class Decoding:
+    """The requests of a batch that decodes.
+
+    Attributes:
+        ids: their ids, in the scheduler's order.
+        rows: [requests] their rows, in that order.
+        states: in that order.
+        computed: number of computed tokens of each, in that order.
+        outputs: the output list of each, in that order.
+        logits_indices: int32 [requests] on the device: each row's position in the logits.
+    """
+
+    __slots__ = ("computed", "ids", "logits_indices", "outputs", "rows", "states")
+
+    def __init__(self, ids: list[str], runner: "GPUModelRunner") -> None:
+        rows = runner.input_batch.req_id_to_index
+        self.ids = ids
+        self.rows = [rows[req_id] for req_id in ids]
+        self.states: list[CachedRequestState] = [runner.requests[req_id] for req_id in ids]
+        self.outputs = [state.output_token_ids for state in self.states]
+        self.computed = [state.num_computed_tokens for state in self.states]
+        self.logits_indices: torch.Tensor = runner.query_start_loc.gpu[1 : len(ids) + 1] - 1
+
+    def continues(self, cached: "CachedRequestData") -> bool:
+        """Whether the scheduler continues each request by one token, and cuts no output."""
+        lengths = list(map(len, self.outputs))
+        return (
+            cached.req_ids == self.ids
+            and cached.num_computed_tokens == [number + 1 for number in self.computed]
+            and (
+                cached.num_output_tokens == lengths
+                or not any(map(lt, cached.num_output_tokens, lengths))
+            )
+        )
+
+
+class StepInputs(Feature):
+    """The inputs of one runner's decode steps.
+
+    Args:
+        batch: the runner's.
+        on: whether the feature is on.
+
+    Attributes:
+        metadata: attention metadata of these steps.
+        changing: called before the batch changes.
+    """
+
+    def __init__(self, batch: "InputBatch", on: bool) -> None:
+        self._batch = batch
+        self._on = on
+        self.metadata = StepMetadata()
+        self.changing: Callable[[], None] = _nothing
+        #: The requests of the last step, which upstream prepared, if each decoded one token.
+        self._last: list[str] | None = None
+        self._decoding: Decoding | None = None
+        #: Whether the batch has been updated here for the step that is not prepared yet.
+        self._advanced = False
+        self._new_blocks = False
+        #: The runner's KV cache when it was last looked at, and whether the runner suits us.
+        self._cache: object = None
+        self._suits = self._small = False
+        #: int64 [groups, 4] on the device, as the kernel reads it.
+        self._addresses: torch.Tensor | None = None
+        self._tables: list[BlockTable] = []
+
+    def warm_up(self) -> None:
+        """Compile the kernel, for tokens on the device and for those that are uploaded."""
+        device = self._batch.device
+        if device.type == "cpu":
+            return
+        from vllm.v1.readiness.kernels.step_inputs import advance
+
+        ints = torch.zeros(4, dtype=torch.int32, device=device)
+        longs = ints.to(torch.int64)
+        buffers = SimpleNamespace(
+            num_computed_tokens=ints,
+            seq_lens=ints,
+            positions=longs,
+            input_ids=SimpleNamespace(gpu=ints),
+        )
+        for sampled in (None, ints.view(4, 1)):
+            advance(buffers, 1, sampled, longs.view(1, 4)[:0])
+
+    def add_request(self, request: "CachedRequestState") -> None:
+        """Forget the last step: a row has got another request."""
+        self.forget()
+
+    def remove_request(self, request: "CachedRequestState", row: int) -> None:
+        """Forget the last step: a row has lost its request."""
+        self.forget()
+
+    def move_row(self, source: int, target: int) -> None:
+        """Forget the last step: its rows are elsewhere."""
+        self.forget()
+
+    def swap_rows(self, one: int, other: int) -> None:
+        """Forget the last step: its rows are elsewhere."""
+        self.forget()
+
+    def cut(self, req_id: str, length: int) -> None:
+        """Forget the last step: a request goes back."""
+        self.forget()
+
+    def forget(self) -> None:
+        """Have upstream prepare the next step: buffers may not hold what the last one left."""
+        if self._decoding is not None:
+            self.changing()
+        self._last = self._decoding = None
+        self._advanced = False
+        self.metadata.forget()
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the batch has decoded unchanged, and outputs are small."""
+        return self._decoding is not None and self._small
+
+    def advance(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> bool:
+        """Update the runner's requests and its batch for a step.
+
+        Args:
+            runner: has removed the requests that have finished.
+            scheduled: the scheduler's output for the step.
+
+        Returns:
+            True if handled here; False to fall back to upstream.
+        """
+        last, self._last = self._last, None
+        if self._advanced:  # the last step ended before its inputs were prepared
+            self.forget()
+        if last is None and self._decoding is None:
+            return False
+        cached = scheduled.scheduled_cached_reqs
+        count = len(cached.req_ids)
+        if (
+            scheduled.scheduled_new_reqs
+            or scheduled.scheduled_spec_decode_tokens
+            or scheduled.scheduled_encoder_inputs
+            or cached.resumed_req_ids
+            or not count == self._batch.num_reqs == scheduled.total_num_scheduled_tokens
+            or (self._batch.prev_sampled_token_ids is not None) != runner.use_async_scheduling
+        ):
+            self.forget()
+            return False
+        decoding = self._decoding
+        if decoding is None:
+            if cached.req_ids != last or not self._suit(runner) or not _all_decoded(runner, count):
+                return False
+            decoding = Decoding(cached.req_ids, runner)
+        if not decoding.continues(cached):
+            self.forget()
+            return False
+        self._decoding = decoding
+        self._update(decoding, cached)
+        self._batch.refresh_metadata()
+        self._advanced = True
+        return True
+
+    def _suit(self, runner: "GPUModelRunner") -> bool:
+        """Whether the runner and its batch are of a kind that is known here."""
+        if runner.kv_cache_config is not self._cache:
+            self._cache = runner.kv_cache_config
+            self._suits = _suits(runner)
+            self._small = self._suits and not runner.routed_experts_initialized
+            if self._suits:
+                groups = runner.kv_cache_config.kv_cache_groups
+                tables = runner.input_batch.block_table.block_tables
+                self._tables = [
+                    table
+                    for table, group in zip(tables, groups, strict=True)
+                    if not isinstance(group.kv_cache_spec, MambaSpec)
+                ]
+                if runner.device.type != "cpu":
+                    values = addresses(self._tables)
+                    staged = values.pin_memory() if runner.pin_memory else values
+                    self._addresses = staged.to(runner.device, non_blocking=True)
+        return self._suits
+
+    def _update(self, decoding: Decoding, cached: "CachedRequestData") -> None:
+        batch = self._batch
+        self._new_blocks = False
+        decoding.computed = cached.num_computed_tokens
+        for state, number in zip(decoding.states, decoding.computed, strict=True):
+            state.num_computed_tokens = number
+        batch.num_computed_tokens_cpu[: len(decoding.rows)] += 1
+        if not any(cached.new_block_ids):
+            return
+        for index, new in enumerate(cached.new_block_ids):
+            if new is not None:
+                self._new_blocks = True
+                for blocks, ids in zip(decoding.states[index].block_ids, new, strict=False):
+                    blocks.extend(ids)
+                batch.block_table.append_row(new, decoding.rows[index])
+
+    def prepare(
+        self, runner: "GPUModelRunner", scheduled: "SchedulerOutput", lengths: np.ndarray
+    ) -> tuple[torch.Tensor, None] | None:
+        """Prepare the inputs of a step whose batch has been updated.
+
+        Args:
+            runner: its batch is updated.
+            scheduled: the scheduler's output for the step.
+            lengths: int32 [requests], each one's number of tokens.
+
+        Returns:
+            What ``_prepare_inputs`` returns; None to fall back to upstream.
+        """
+        advanced, self._advanced = self._advanced, False
+        decoding, count = self._decoding, self._batch.num_reqs
+        if not advanced or decoding is None:
+            cached = scheduled.scheduled_cached_reqs
+            alone = len(cached.req_ids) == count == scheduled.total_num_scheduled_tokens
+            self.forget()
+            if self._on and alone and not scheduled.scheduled_spec_decode_tokens:
+                self._last = cached.req_ids
+            return None
+        if self._new_blocks:
+            self._batch.block_table.commit_block_table(count)
+        runner.optimistic_seq_lens_cpu[:count] += 1
+        sampled = self._batch.prev_sampled_token_ids
+        if sampled is None:
+            rows = runner.arange_np[:count]
+            columns = self._batch.num_computed_tokens_cpu[:count]
+            runner.input_ids.np[:count] = self._batch.token_ids_cpu[rows, columns]
+            runner.input_ids.copy_to_gpu(count)
+        if self._addresses is None:
+            advance(runner, count, sampled, self._tables)
+        else:
+            from vllm.v1.readiness.kernels import step_inputs as kernels
+
+            kernels.advance(runner, count, sampled, self._addresses)
+        if runner.uses_mrope:
+            runner.mrope_positions.gpu[:, :count] += 1
+        elif runner.uses_xdrope_dim > 0:
+            runner.xdrope_positions.gpu[:, :count] += 1
+        if runner.lora_config:
+            runner.set_active_loras(self._batch, lengths, np.ones(count, np.int32))
+        self.metadata.begin_step()
+        return decoding.logits_indices, None
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def advance(
+    runner: "GPUModelRunner",
+    count: int,
+    sampled: torch.Tensor | None,
+    tables: "Sequence[BlockTable]",
+) -> None:
+    """Advance the buffers of a runner whose device is the CPU; see ``kernels.step_inputs``.
+
+    Args:
+        runner: the runner.
+        count: number of rows.
+        sampled: [rows, 1], the last step's tokens; None if they are in place.
+        tables: block tables whose slots are wanted.
+    """
+    computed, positions = runner.num_computed_tokens[:count], runner.positions[:count]
+    computed += 1
+    torch.add(computed, 1, out=runner.seq_lens[:count])
+    positions.copy_(computed)
+    if sampled is not None:
+        runner.input_ids.gpu[:count] = sampled[:, 0]
+    rows = torch.from_numpy(runner.arange_np[:count])
+    for table in tables:
+        blocks = table.block_table.gpu[rows, positions // table.block_size]
+        offsets = positions % table.block_size
+        torch.add(offsets, blocks, alpha=table.block_size, out=table.slot_mapping.gpu[:count])
+
+
+def addresses(tables: "Sequence[BlockTable]") -> torch.Tensor:
+    """Return what the kernel reads of block tables: int64 [groups, 4] on the host.
+
+    Each row has the address of the table on the device, its stride, the size of a block in
+    tokens, and the address of the slot mapping.
+    """
+    values = [
+        (
+            table.block_table.gpu.data_ptr(),
+            table.block_table.gpu.stride(0),
+            table.block_size,
+            table.slot_mapping.gpu.data_ptr(),
+        )
+        for table in tables
+    ]
+    return torch.tensor(values, dtype=torch.int64).view(-1, 4)
+
+
+def _all_decoded(runner: "GPUModelRunner", count: int) -> bool:
+    """Whether each row got a token in the last step, and was past its prompt by then.
+
+    The positions of a prompt and of an output are made in two ways by models with M-RoPE.
+    """
+    batch = runner.input_batch
+    return (
+        not runner.discard_request_mask.np[:count].any()
+        and bool((batch.num_computed_tokens_cpu[:count] >= batch.num_prompt_tokens[:count]).all())
+        and (not runner.use_async_scheduling or len(batch.prev_req_id_to_index or ()) == count)
+    )
+
+
+def _suits(runner: "GPUModelRunner") -> bool:
+    batch = runner.input_batch
+    groups = runner.kv_cache_config.kv_cache_groups
+    tables = batch.block_table.block_tables
+    return (
+        runner.device.type in ("cpu", "cuda")
+        and runner.speculative_config is None
+        and not runner.is_pooling_model
+        and not runner.enable_prompt_embeds
+        and not runner.model_config.is_encoder_decoder
+        and runner.parallel_config.pipeline_parallel_size == 1
+        and all_vllms(runner, _RUNNERS)
+        and all_vllms(batch, _BATCHES)
+        and all_vllms(batch.block_table, _TABLES)
+        and all(all_vllms(table, _TABLES) for table in tables)
+        and all(table.pcp_world_size == table.dcp_world_size == 1 for table in tables)
+        and len(tables) == len(groups)
+        and all(_has_slots(group.kv_cache_spec) for group in groups)
+    )
+
+
+def _has_slots(spec: KVCacheSpec) -> bool:
+    return not isinstance(spec, EncoderOnlyAttentionSpec | CrossAttentionSpec)

@@ -1,0 +1,1 @@
+"""Outputs of a step: history and readback."""

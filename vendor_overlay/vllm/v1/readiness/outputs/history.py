@@ -1,0 +1,452 @@
+"""Feature ``history``: sampled tokens on the host, with ``token_ids_cpu`` as the authority.
+
+Under async scheduling the runner writes a placeholder for each token that it has sampled and
+not read. Upstream replaces placeholders in the Python lists only, only for batches that need
+them, and waits for the copy each time; ``token_ids_cpu`` keeps its placeholders for good.
+
+Here all steps but the newest are settled as the next one begins: their tokens are written
+into ``token_ids_cpu`` and the lists, whether or not anybody needs them. By then the scheduler
+has usually seen those tokens, so that the copies are complete; a rank that lags waits. The
+newest step is settled only for a consumer that needs its tokens on the host, which waits for
+them by name. What the host can read thus depends on the schedule alone, never on when a copy
+arrives.
+
+While a batch decodes unchanged (see ``step_inputs``) and nothing on the host reads its tokens,
+several steps are settled at once: at the latest when the batch changes.
+
+A request that leaves the batch takes its tokens in flight with it, as in upstream: if it
+comes back, the scheduler sends its output along.
+
+A request that stays is never computed from a token that was sampled meanwhile, except the newest,
+which the device has. Upstream would embed the placeholder there, and end. Here the token may have
+been read back by then, and have no place in the reply: see :meth:`History.check_inputs`.
+"""
+
+# mirrors: vllm.v1.worker.gpu_input_batch:InputBatch.update_async_output_token_ids
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_input_ids
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, SupportsIndex
+from weakref import ref
+
+import numpy as np
+import torch
+from vllm.v1.readiness.engine import fences
+from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness.inputs import input_ids
+
+if TYPE_CHECKING:
+    from vllm.v1.readiness.live import LiveBatch
+    from vllm.v1.sample.metadata import SamplingMetadata
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
+
+#: Stands for a token that has been sampled and not read back.
+PLACEHOLDER = -1
+#: Steps of an unchanged batch that are settled at once.
+LAG = 16
+
+
+class LiveRows(list["list[int] | None"]):
+    """The output lists of the live batch's rows.
+
+    Sampling metadata that holds this very object describes the live batch; metadata with any
+    other list, whatever its content, does not.
+    """
+
+    def __init__(self, live: "LiveBatch") -> None:
+        super().__init__()
+        self._live = ref(live)
+
+    @property
+    def live(self) -> "LiveBatch | None":
+        """The live batch; None once it has been deleted."""
+        return self._live()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type[list[Any]], tuple[list[Any]]]:
+        """Stand in for the rows in pickles and deep copies: upstream's list, without a batch."""
+        if (live := self.live) is not None:
+            live.settle_older()
+        return list, (list(self),)
+
+
+class Step:
+    """The tokens that one step sampled, on their way to the host.
+
+    Attributes:
+        tokens: [rows, 1 + drafts] int32 on the host, valid once ``event`` has completed;
+            a row ends at its first placeholder.
+        event: recorded behind the copy.
+        rows: request id to row in ``tokens``, of the requests that have stayed since.
+        metadata: the batch's sampling metadata, which is replaced when a row moves.
+        drafted: whether the batch assumes more than one token for a request: drafts were
+            scheduled for it, even if the runner has dropped them.
+        columns: [rows] column of each request's placeholder in ``token_ids_cpu``; None
+            if it depends on how many drafts are accepted, in this step or an earlier one.
+    """
+
+    __slots__ = ("columns", "drafted", "event", "metadata", "rows", "tokens")
+
+    def __init__(
+        self,
+        tokens: torch.Tensor,
+        event: torch.Event,
+        batch: "InputBatch",
+        drafted: bool,
+        guessed: bool,
+    ) -> None:
+        self.tokens = tokens
+        self.event = event
+        self.rows = dict(batch.prev_req_id_to_index or {})
+        self.metadata: SamplingMetadata = batch.sampling_metadata
+        self.drafted = drafted
+        self.columns: np.ndarray | None = None
+        if not (drafted or guessed):
+            self.columns = batch.num_tokens_no_spec[: len(tokens)] - 1
+
+
+class History(Feature):
+    """The steps in flight of one batch, oldest first.
+
+    Args:
+        batch: the batch.
+        num_spec_tokens: draft tokens a request and step.
+        requests: the requests in the batch, by id; kept up to date by the caller.
+
+    Attributes:
+        in_flight: the steps that have been sampled and not settled.
+        arrived: called for each step that is settled, with the rows that got tokens and the
+            one token of each (None if there may be more than one); None if nobody listens.
+    """
+
+    def __init__(
+        self,
+        batch: "InputBatch",
+        num_spec_tokens: int,
+        requests: "Mapping[str, CachedRequestState]",
+    ) -> None:
+        self.batch = batch
+        self.num_spec_tokens = num_spec_tokens
+        self.in_flight: deque[Step] = deque()
+        self.arrived: Callable[[list[int], list[int] | None], None] | None = None
+        self._requests = requests
+        #: By request, its number of tokens as it joined the batch; no placeholder is among them.
+        self._joined: dict[str, int] = {}
+        self._all_rows = np.arange(batch.max_num_reqs)
+        #: See :meth:`_whole`.
+        self._lists: list[list[int]] = []
+        self._lists_of: SamplingMetadata | None = None
+        #: Whether the batch is updated for the step after the newest in flight.
+        self._updated = False
+        #: Whether :meth:`begin_step` was called for the step that is not prepared yet, and
+        #: for the one that is prepared and not expected yet.
+        self._begun = self._prepared = False
+        #: Whether outputs may have been cut without a call of :meth:`cut`.
+        self._cuts_may_be_missed = False
+
+    def begin_step(self, unchanged: bool = False) -> None:
+        """Settle all steps but the newest, before the batch changes for a step.
+
+        The scheduler usually asks for a step when it has seen the tokens of the one before the
+        last. Only ranks that return no tokens, and pipelines of three or more stages whose
+        requests run in every step, may have to wait.
+
+        Args:
+            unchanged: steps may be settled later; :meth:`settle_older` is called before the
+                batch changes.
+        """
+        if not unchanged or len(self.in_flight) > LAG or not self._may_lag():
+            self.settle_older(fences.HISTORY)
+        self._begun = True
+
+    def _may_lag(self) -> bool:
+        """Whether nothing reads tokens on the host, and what is in flight takes little memory."""
+        metadata = self.batch.sampling_metadata
+        return not (
+            self.num_spec_tokens
+            or self.arrived is not None
+            or self.batch.logitsprocs_need_output_token_ids
+            or metadata.max_num_logprobs is not None
+            or metadata.logprob_token_ids
+        )
+
+    def prepare(self) -> bool:
+        """Note that the runner is about to sample a step.
+
+        Returns:
+            Whether the runner called :meth:`begin_step` for it. A runner with an
+            ``_update_states`` of its own does not, and may have cut outputs.
+        """
+        self.batch_updated()
+        self._prepared, self._begun = self._begun, False
+        return self._prepared
+
+    def batch_updated(self) -> None:
+        """Note that the batch has been updated for the step that is sampled next."""
+        self._updated = True
+
+    def place(self, max_model_len: int) -> None:
+        """Write a placeholder for each token that has been sampled.
+
+        Args:
+            max_model_len: number of tokens that a request may have.
+        """
+        batch = self.batch
+        indices = batch.prev_req_id_to_index or {}
+        rows = self._rows(indices, batch.num_reqs)
+        columns = batch.num_tokens_no_spec[rows]
+        assert not len(rows) or columns.max() < max_model_len, (
+            f"A sampled token would be number {columns.max() + 1} of its request, which may "
+            f"have {max_model_len}."
+        )
+        if self.num_spec_tokens:
+            # Where the scheduler has corrected a guess, upstream corrects it again (ngram_gpu),
+            # and the column may be that of a token that is known.
+            ends = batch.num_prompt_tokens[rows] + list(map(self.known, indices.values()))
+            guessed = columns >= ends
+            batch.token_ids_cpu[rows[guessed], columns[guessed]] = PLACEHOLDER
+        else:
+            batch.token_ids_cpu[rows, columns] = PLACEHOLDER
+        batch.is_token_ids[rows, columns] = True
+        batch.num_tokens_no_spec[rows] = columns + 1
+        whole = len(indices) == batch.num_reqs
+        for output in self._whole() if whole else self._outputs(indices.values()):
+            output.append(PLACEHOLDER)
+
+    def expect(self, tokens: torch.Tensor, event: torch.Event) -> None:
+        """Note the tokens of a step that are on their way; see :class:`Step`."""
+        drafted = self.num_spec_tokens > 0 and any(
+            self._requests[req_id].prev_num_draft_len for req_id in self.batch.req_ids
+        )
+        self.in_flight.append(Step(tokens, event, self.batch, drafted, guessed=self.drafted))
+        if not (self._begun or self._prepared):
+            # The runner updates its batch by code of its own: nothing else bounds the steps
+            # in flight, and its next update must find the older tokens in place.
+            self._cuts_may_be_missed = True
+            self.settle_older(fences.HISTORY)
+        self._begun = self._prepared = self._updated = False
+
+    def add_request(self, request: "CachedRequestState") -> None:
+        """Note how many tokens a request joins the batch with."""
+        self._joined[request.req_id] = request.num_tokens
+
+    def check_inputs(self, counts: np.ndarray, drafts: Mapping[str, Sequence[int]]) -> None:
+        """Stop where upstream would embed a placeholder.
+
+        Call it under asynchronous scheduling, before a step's tokens are gathered on the host.
+
+        Args:
+            counts: [rows] number of tokens that are computed, drafts included.
+            drafts: of the step, by request.
+
+        Raises:
+            IndexError: a request is computed from a token that was sampled since it joined the
+                batch, and is not its newest. The scheduler has cut it back by then.
+        """
+        if counts.max() == 1:
+            return
+        batch, rows = self.batch, len(counts)
+        computed = batch.num_computed_tokens_cpu[:rows]
+        newest = computed + counts - 1
+        if drafts:
+            newest -= input_ids.count(batch, drafts, rows)
+        suspects = (computed < newest) & (newest > batch.num_prompt_tokens[:rows])
+        for row in np.flatnonzero(suspects).tolist():
+            req_id = batch.req_ids[row]
+            # A derived batch may have taken the request in by code of its own.
+            first = max(int(computed[row]), self._joined.get(req_id, int(newest[row])))
+            if first < newest[row]:
+                raise IndexError(
+                    f"index out of range: request {req_id} is to be computed from its token "
+                    f"{first}, for which vLLM has -1: it was sampled ahead of the scheduler, and "
+                    "the request was cut back. Where a KV connector failed to load blocks, the fix "
+                    "failed-loads mends that."
+                )
+
+    def remove_request(self, request: "CachedRequestState", row: int) -> None:
+        """Drop the tokens in flight of a request that is leaving its row."""
+        self._joined.pop(request.req_id, None)
+        for step in self.in_flight:
+            step.rows.pop(request.req_id, None)
+
+    def cut(self, req_id: str, length: int) -> None:
+        """Drop the tokens in flight for which a cut leaves no place."""
+        row = self.batch.req_id_to_index[req_id]
+        end = int(self.batch.num_prompt_tokens[row]) + length
+        for step in self.in_flight:
+            # With drafts, _write_guessed finds out how much room there is.
+            columns, source = step.columns, step.rows.get(req_id)
+            if columns is not None and source is not None and columns[source] >= end:
+                del step.rows[req_id]
+
+    def loses_tokens(self, req_id: str, length: int, owner: str) -> bool:
+        """Decide whether a cut may lose a token that was sampled, or placeholders only.
+
+        Placeholders are lost for drafts that the scheduler already knows to be rejected. The
+        step in flight has then arrived, or nearly so on a rank that lags.
+
+        Args:
+            req_id: a request in the batch that has just been cut.
+            length: number of its output tokens and placeholders that are kept.
+            owner: of the fence, if the step in flight is waited for.
+        """
+        row = self.batch.req_id_to_index[req_id]
+        (*older, newest) = self.in_flight or (None,)
+        if newest is None or older or not newest.drafted or req_id not in newest.rows:
+            return True
+        fences.wait(newest.event, owner)
+        sampled = int((newest.tokens[newest.rows[req_id]] != PLACEHOLDER).sum())
+        return length < self.known(row) + sampled
+
+    def settle_now(self, owner: str) -> None:
+        """Settle every step, waiting in the name of ``owner``.
+
+        Call it when the batch has been updated for a step and before that is sampled. Before
+        the update, a newest step with drafts is left out: its requests lack the placeholders
+        of their drafts.
+        """
+        self._settle_to(self._held(), owner)
+
+    def settle_older(self, owner: str) -> None:
+        """Settle all steps but the newest, waiting in the name of ``owner``."""
+        self._settle_to(1, owner)
+
+    def _settle_to(self, left: int, owner: str) -> None:
+        """Settle steps, oldest first, until ``left`` remain."""
+        steps = []
+        while len(self.in_flight) > left:
+            step = self.in_flight.popleft()
+            if step.rows:
+                fences.wait(step.event, owner)
+                steps.append(step)
+        if len(steps) < 2 or not self._write_together(steps):
+            for step in steps:
+                self._write(step)
+
+    @property
+    def drafted(self) -> bool:
+        """Whether any step in flight had drafts."""
+        return any(step.drafted for step in self.in_flight)
+
+    def unsettled(self, row: int) -> bool:
+        """Whether the request in this row has tokens in flight."""
+        output = self.batch.req_output_token_ids[row]
+        return bool(output) and output[-1] == PLACEHOLDER
+
+    def settle_rows(self, rows: Iterable[int], owner: str) -> None:
+        """Settle every step if a request in one of these rows has tokens in flight."""
+        if any(map(self.unsettled, rows)):
+            self.settle_now(owner)
+
+    def _held(self) -> int:
+        """How many of the steps in flight cannot be settled yet."""
+        return int(bool(self.in_flight) and self.in_flight[-1].drafted and not self._updated)
+
+    def _write(self, step: Step) -> None:
+        if step.columns is None:
+            self._write_guessed(step)
+            return
+        batch = self.batch
+        if self._cuts_may_be_missed:
+            self._drop_cut(step, step.columns)
+        sources = self._rows(step.rows, len(step.tokens))
+        rows = sources
+        if step.metadata is not batch.sampling_metadata:
+            rows = np.fromiter(
+                map(batch.req_id_to_index.__getitem__, step.rows), np.intp, len(step.rows)
+            )
+        columns = step.columns[sources]
+        tokens = step.tokens.numpy()[sources, 0]
+        batch.token_ids_cpu[rows, columns] = tokens
+        positions = (columns - batch.num_prompt_tokens[rows]).tolist()
+        written, ids = rows.tolist(), tokens.tolist()
+        for output, position, token in zip(self._outputs(written), positions, ids, strict=True):
+            output[position] = token
+        if self.arrived is not None:
+            self.arrived(written, ids)
+
+    def _write_together(self, steps: list[Step]) -> bool:
+        """Settle steps of an unchanged batch; False if they must be settled one by one."""
+        batch, count = self.batch, len(steps[0].tokens)
+        for step in steps:
+            if step.metadata is not batch.sampling_metadata or len(step.rows) != count:
+                return False
+        columns = [step.columns for step in steps if step.columns is not None]
+        if self.arrived is not None or len(columns) < len(steps):
+            return False
+        places = np.stack(columns, axis=1)
+        if (np.diff(places) != 1).any():  # an output was cut
+            return False
+        tokens = np.stack([step.tokens.numpy()[:, 0] for step in steps], axis=1)
+        batch.token_ids_cpu[self._all_rows[:count, None], places] = tokens
+        starts = (places[:, 0] - batch.num_prompt_tokens[:count]).tolist()
+        outputs = batch.req_output_token_ids[:count]
+        for output, start, new in zip(outputs, starts, tokens.tolist(), strict=True):
+            output[start : start + len(new)] = new
+        return True
+
+    def _outputs(self, rows: Iterable[int]) -> Iterable[list[int]]:
+        """Return the output lists of some rows."""
+        return map(self.batch.req_output_token_ids.__getitem__, rows)
+
+    def _whole(self) -> list[list[int]]:
+        """Return the output list of each row; kept until a row gets another request."""
+        metadata = self.batch.sampling_metadata
+        if metadata is not self._lists_of:
+            self._lists_of = metadata
+            self._lists = self.batch.req_output_token_ids[: self.batch.num_reqs]
+        return self._lists
+
+    def _rows(self, named: Mapping[str, int], count: int) -> np.ndarray:
+        """Return these rows out of ``count``, which are in order."""
+        if len(named) == count:
+            return self._all_rows[:count]
+        return np.fromiter(named.values(), np.intp, len(named))
+
+    def _drop_cut(self, step: Step, columns: np.ndarray) -> None:
+        """Drop the tokens whose placeholders are gone, because an output was cut."""
+        for req_id, source in list(step.rows.items()):
+            row = self.batch.req_id_to_index[req_id]
+            output = self.batch.req_output_token_ids[row]
+            newer = sum(req_id in other.rows for other in self.in_flight)
+            end = self.batch.num_prompt_tokens[row] + len(output) - newer
+            if columns[source] >= end:
+                del step.rows[req_id]
+
+    def known(self, row: int) -> int:
+        """Length of a row's output without its trailing placeholders."""
+        output = self.batch.req_output_token_ids[row]
+        end = len(output)
+        while end and output[end - 1] == PLACEHOLDER:
+            end -= 1
+        return end
+
+    def _write_guessed(self, step: Step) -> None:
+        """Settle a step in which a request may have got fewer tokens than placeholders.
+
+        The placeholders of a request that newer steps do not account for belong to this step:
+        one for its token and one for each draft.
+        """
+        batch = self.batch
+        tokens = step.tokens.tolist()
+        for req_id, source in step.rows.items():
+            row = batch.req_id_to_index[req_id]
+            output = batch.req_output_token_ids[row]
+            start = self.known(row)
+            newer = sum(req_id in other.rows for other in self.in_flight)
+            room = len(output) - start - newer
+            if room <= 0:
+                continue
+            new = tokens[source]
+            if new[-1] == PLACEHOLDER:
+                del new[new.index(PLACEHOLDER) :]
+            # There may be fewer tokens than placeholders, or more than a cut left room for.
+            output[start : start + room] = new[:room]
+            column = int(batch.num_prompt_tokens[row]) + start
+            end = column + len(output) - start
+            batch.token_ids_cpu[row, column:end] = output[start:]
+            batch.is_token_ids[row, column:end] = True
+            batch.num_tokens_no_spec[row] = end
+        if self.arrived is not None:
+            self.arrived([batch.req_id_to_index[req_id] for req_id in step.rows], None)

@@ -1,0 +1,1 @@
+"""Sampling: penalties, bad words, thinking budgets, seeds, grammars and their state."""

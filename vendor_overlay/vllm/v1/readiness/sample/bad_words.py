@@ -1,0 +1,227 @@
+"""Feature ``bad-words``: bad words matched and masked on the device.
+
+On each step upstream compares the end of every output with every word in Python lists, for
+which the host waits for the newest token. Here each request with bad words has a slot on the
+device: its words, and its tail, the newest output tokens, as many as its longest word needs.
+Sampled tokens are appended to the tail, and tokens that would complete a word are masked.
+
+The result is bit for bit that of upstream's ``apply_bad_words``, which writes minus infinity
+and reads no logit. Prompts are not matched, and words whose last token is beyond the logits
+are skipped.
+
+Off CUDA, PyTorch operations serve all rows at once, and a slot is only a tail; see
+``bad_words_torch``.
+"""
+
+# mirrors: vllm.v1.sample.ops.bad_words:apply_bad_words
+# mirrors: vllm.v1.sample.ops.bad_words:apply_bad_words_with_drafts
+# mirrors: vllm.v1.sample.ops.bad_words:_apply_bad_words_single_batch
+# mirrors: vllm.v1.sample.ops.bad_words:_SMALLEST_LOGIT
+# mirrors: vllm.v1.sample.sampler:Sampler.apply_logits_processors
+# mirrors: vllm.v1.sample.rejection_sampler:RejectionSampler.apply_logits_processors
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from vllm.platforms import current_platform
+from vllm.v1.readiness import features
+from vllm.v1.readiness.sample.bad_words_torch import MAX_ID, NOTHING, Tails, Words
+from vllm.v1.readiness.sample.slots import Slots
+
+if TYPE_CHECKING:
+    from vllm.v1.readiness.outputs.history import History
+    from vllm.v1.sample.metadata import SamplingMetadata
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
+
+_BLOCK = 32
+
+
+class BadWords(Slots):
+    """The bad words of one batch."""
+
+    name = features.BAD_WORDS
+
+    def __init__(self, batch: "InputBatch", history: "History") -> None:
+        super().__init__(batch, history)
+        if current_platform.is_cuda():
+            from vllm.v1.readiness.kernels import bad_words as kernels
+
+            self.kernels = kernels
+        self._words: dict[str, Words] = {}
+        #: Requests with words that only upstream's code can interpret.
+        self._unsupported: set[str] = set()
+        self._blocks = 0
+        self._tails: Tails | None = None
+
+    def warm_up(self) -> None:
+        """Compile and load the kernels, which would otherwise stall the first request."""
+        if self.kernels is None:
+            return
+        addresses = torch.zeros(1, dtype=torch.int64, device=self.device)
+        # Strides as of real logits, without their memory: nothing is read at an address of 0.
+        logits = torch.zeros(1, dtype=torch.float32, device=self.device)
+        logits = logits.as_strided((1, 1), (self.vocab_size, 1))
+        ids = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
+        discarded = torch.zeros(1, dtype=torch.bool, device=self.device)
+        kernels = self.kernels
+        modes = {kernels.NO_DRAFTS: addresses, kernels.TARGET: ids, kernels.BONUS: ids}
+        for mode, drafts in modes.items():
+            self._launch(logits, addresses, mode, drafts, drafts, (1, 1))
+        self._launch_append(ids, discarded, addresses)
+
+    def add_request(self, request: "CachedRequestState") -> None:
+        """Give a slot to a request that joins the batch, if it wants one."""
+        super().add_request(request)
+        if request.req_id in self._slots:
+            self._words[request.req_id] = Words.of(_words(request))
+        elif _words(request):
+            self._unsupported.add(request.req_id)
+
+    def remove_request(self, request: "CachedRequestState", row: int) -> None:
+        """Keep the slot of a request that leaves its row; see :class:`Slots`."""
+        super().remove_request(request, row)
+        self._words.pop(request.req_id, None)
+        self._unsupported.discard(request.req_id)
+
+    def _wants(self, request: "CachedRequestState") -> bool:
+        words = _words(request)
+        legible = all(word and min(word) >= 0 and max(word) <= MAX_ID for word in words)
+        return bool(words) and legible
+
+    def _can_serve(self, metadata: "SamplingMetadata", width: int) -> bool:
+        # Upstream drops some tokens beyond the vocabulary, depending on where they come from.
+        served = metadata.bad_words_token_ids and not self._unsupported
+        return bool(served) and width <= self.vocab_size
+
+    def _describes_rows(self, metadata: "SamplingMetadata") -> bool:
+        return metadata.bad_words_token_ids is self.batch.bad_words_token_ids
+
+    @staticmethod
+    def _used(metadata: "SamplingMetadata") -> bool:
+        return bool(metadata.bad_words_token_ids)
+
+    @staticmethod
+    def _strip(metadata: "SamplingMetadata") -> None:
+        metadata.bad_words_token_ids = {}
+
+    def apply(self, logits: torch.Tensor, after_drafts: bool) -> None:
+        """Mask the tokens that would complete a bad word; see :meth:`Slots.apply`."""
+        drafts = self._drafts if after_drafts else None
+        if self.kernels is not None:
+            mode = self.kernels.NO_DRAFTS if drafts is None else self.kernels.BONUS
+            self._mask(logits, mode, drafts, 1)
+            return
+        assert self._tails is not None
+        self._tails.mask(logits, drafts, per_draft=False)
+
+    def apply_to_targets(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata") -> None:
+        """See :meth:`Slots.apply_to_targets`."""
+        if self.kernels is not None:
+            self._mask(logits, self.kernels.TARGET, drafts, drafts.max_spec_len)
+            return
+        assert self._tails is not None
+        self._tails.mask(logits, drafts, per_draft=True)
+
+    def _update_slots(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
+        """Append the sampled tokens to the tails; a row ends at its first negative id."""
+        if self.kernels is not None:
+            assert self._addresses is not None
+            self._launch_append(sampled, discarded, self._addresses)
+            return
+        assert self._tails is not None
+        self._tails.append(sampled, discarded)
+
+    def _forget_rows(self) -> None:
+        super()._forget_rows()
+        self._tails = None
+
+    def _build_slot(self, row: int) -> torch.Tensor:
+        words = self._words[self.batch.req_ids[row]]
+        longest = words.longest
+        tail = np.full(longest, NOTHING, np.int32)
+        output = self.batch.req_output_token_ids[row]
+        assert output is not None
+        if longest and output:
+            newest = output[-longest:]
+            tail[longest - len(newest) :] = newest
+        if self.kernels is None:
+            return self._staged(tail, torch.int32)
+        header = np.array([len(words.lasts), longest], np.int32)
+        begin = len(header) + longest + 3 * len(words.lasts)
+        starts = begin + words.lengths.cumsum(dtype=np.int32) - words.lengths
+        parts = (header, tail, words.lasts, words.lengths, starts, words.prefixes)
+        return self._staged(np.concatenate(parts), torch.int32)
+
+    def _look_up(self, metadata: "SamplingMetadata") -> None:
+        """Look up the slot of each row, and derive what depends on all of them."""
+        super()._look_up(metadata)
+        words = [self._words.get(req_id) for req_id in self.batch.req_ids]
+        if self.kernels is not None:
+            most = max(len(each.lasts) for each in words if each is not None)
+            self._blocks = -(-most // _BLOCK)
+            return
+        self._tails = tails = Tails(self._staged, words, self._rows, self._width)
+        for req_id, view in zip(self.batch.req_ids, tails.views, strict=True):
+            if view is not None:
+                self._slots[req_id] = view
+
+    def _mask(
+        self,
+        logits: torch.Tensor,
+        mode: int,
+        drafts: "SpecDecodeMetadata | None",
+        positions: int,
+    ) -> None:
+        assert self._addresses is not None
+        ids = ends = self._addresses
+        if drafts is not None:
+            ids, ends = drafts.draft_token_ids, drafts.cu_num_draft_tokens
+        self._launch(logits, self._addresses, mode, ids, ends, (self._blocks, positions))
+
+    def _launch(
+        self,
+        logits: torch.Tensor,
+        addresses: torch.Tensor,
+        mode: int,
+        drafts: torch.Tensor,
+        drafts_end: torch.Tensor,
+        grid: tuple[int, int],
+    ) -> None:
+        assert self.kernels is not None
+        self.kernels.mask_kernel[(len(addresses), *grid)](
+            logits,
+            *logits.stride(),
+            addresses,
+            drafts,
+            drafts_end,
+            self._width,
+            MODE=mode,
+            BLOCK=_BLOCK,
+            num_warps=1,
+        )
+
+    def _launch_append(
+        self, sampled: torch.Tensor, discarded: torch.Tensor, addresses: torch.Tensor
+    ) -> None:
+        assert self.kernels is not None
+        self.kernels.append_kernel[(len(addresses),)](
+            sampled,
+            *sampled.stride(),
+            sampled.shape[1],
+            discarded,
+            addresses,
+            BLOCK=_BLOCK,
+            num_warps=1,
+        )
+
+
+def _words(request: "CachedRequestState") -> list[list[int]]:
+    """Return a request's bad words, as lists of token ids."""
+    params = request.sampling_params
+    return [] if params is None else params.bad_words_token_ids or []
+
+
+#: What the samplers call.
+take = BadWords.take

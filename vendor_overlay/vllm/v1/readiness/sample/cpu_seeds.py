@@ -1,0 +1,70 @@
+"""Fix ``cpu-seeds``: on the CPU, a request's seed decides its tokens, and ends no engine.
+
+0.22.0 samples for every row of a step, and drops the sample of a row whose prompt is not
+complete. So that chunks do not change what a seed gives, the row's generator is then set back
+by an offset, which a generator on the CPU does not have: the engine ends. Here such a
+generator's whole state is kept before the step is sampled, and restored.
+
+Its sampler for CPUs also ignores all seeds unless every row of the batch has one, so that
+what a seed gives depends on the other requests. Here each row with a seed uses it.
+"""
+
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync
+# mirrors: vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_cpu
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from vllm.v1.readiness import features
+from vllm.v1.readiness.engine import switch
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.v1.worker.gpu_input_batch import InputBatch
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+
+class CpuSeeds:
+    """The generators of one batch on the CPU."""
+
+    def __init__(self, batch: "InputBatch") -> None:
+        self.batch = batch
+        self._states: dict[int, torch.Tensor] = {}
+
+    def keep(self, runner: "GPUModelRunner | None") -> None:
+        """Keep the states of generators whose samples the runner will drop."""
+        if not self.batch.generators:
+            return
+        mask = getattr(runner, "discard_request_mask", None)
+        if mask is None:
+            return
+        discarded = mask.np
+        self._states = {
+            row: generator.get_state()
+            for row, generator in self.batch.generators.items()
+            if discarded[row]
+        }
+
+    def rewind(self, row: int) -> bool:
+        """Restore the state of a row's generator.
+
+        Returns:
+            True if that was done; False to fall back to upstream.
+        """
+        state = self._states.pop(row, None)
+        if state is None:
+            return False
+        self.batch.generators[row].set_state(state)
+        return True
+
+
+def leave_out(generators: "Mapping[int, torch.Generator]", rows: int) -> bool:
+    """Whether to sample without the generators of requests.
+
+    Args:
+        generators: by row; rows without a seed have none.
+        rows: number of rows.
+    """
+    if len(generators) == rows:
+        return False
+    return not generators or features.CPU_SEEDS not in switch.enabled()

@@ -1,0 +1,265 @@
+"""Feature ``grammars``: a step sends the masks of rows that have a grammar, without a wait.
+
+A grammar allows some tokens and forbids the others. The scheduler sends the runner a mask for each
+position that has a grammar: a bit for each token, 19 KB at a vocabulary of 151,936. Stock makes an
+array of masks for all rows of the batch, most of them full, and sends it from pageable memory.
+CUDA then holds the host up until the device has done all that was launched before: the forward
+pass. With that the host cannot prepare the next step while the device computes.
+
+Here the masks that there are go into pinned memory, together with where each belongs, and one copy
+brings all of it to the device. There they are put in their rows, unless every row has one, and
+xgrammar's kernel is called as stock calls it, for the same rows.
+
+A pinned buffer is written again when the event behind its last copy has completed. If none is free
+another is made, and nobody waits. Buffers are made when a request with a grammar joins the batch.
+"""
+
+# mirrors: vllm.v1.structured_output.utils:apply_grammar_bitmask
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from vllm.v1.readiness import features
+from vllm.v1.readiness.engine import gauges
+from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness.outputs import readback
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
+
+#: How many buffers there are at first: as many steps may be in flight.
+_BUFFERS = 2
+#: A buffer is made this large, in bytes, if the batch can ever need as much.
+_LEAST = 4 << 20
+#: Parts of a buffer begin at multiples of so many words, as Triton's kernels are compiled for.
+_ALIGNMENT = 4
+
+
+class Grammars(Feature):
+    """The feature for one batch.
+
+    Args:
+        batch: the batch; not used if off.
+        num_spec_tokens: draft tokens a request and step.
+        on: whether the feature is on; if not, all falls back to upstream.
+    """
+
+    def __init__(self, batch: "InputBatch", num_spec_tokens: int, on: bool) -> None:
+        self.batch = batch
+        self.on = on and readback.has_events(batch.device)
+        self._positions = 1 + num_spec_tokens
+        #: Requests of the batch that have a grammar.
+        self._names: set[str] = set()
+        #: How many masks a buffer has room for, and its size in words.
+        self._room = self._size = 0
+        self._buffers: list[_Buffer] = []
+        gauges.watch(self)
+
+    def held(self) -> Iterator[gauges.Value]:
+        """Yield the pinned memory of the buffers; see `gauges`."""
+        pinned = sum(buffer.memory.nbytes for buffer in list(self._buffers))
+        yield gauges.Value(gauges.PINNED_BYTES, (features.GRAMMARS,), pinned)
+
+    def add_request(self, request: "CachedRequestState") -> None:
+        """Make buffers for the masks of all requests, if there are none so large."""
+        params = request.sampling_params
+        if not self.on or params is None or params.structured_outputs is None:
+            return
+        self._names.add(request.req_id)
+        masks = len(self._names) * self._positions
+        if masks > self._room:
+            words = -(-self.batch.vocab_size // 32)
+            most = self.batch.max_num_reqs * self._positions
+            self._room = min(max(masks, 2 * self._room, _LEAST // (4 * words)), most)
+            self._size = _Layout.of(self._room, words).size
+            # torch keeps the memory of smaller ones until copies from it have completed.
+            self._buffers = [_Buffer(self._size) for _ in range(_BUFFERS)]
+
+    def remove_request(self, request: "CachedRequestState", row: int) -> None:
+        """Forget a request."""
+        del row
+        self._names.discard(request.req_id)
+
+    def apply(
+        self, scheduled: "SchedulerOutput", output: "GrammarOutput", logits: torch.Tensor
+    ) -> bool:
+        """Forbid what grammars forbid, as ``apply_grammar_bitmask`` does.
+
+        Args:
+            scheduled: the step.
+            output: its masks, int32 [masks, words], and whose they are.
+            logits: [positions, vocab]; changed.
+
+        Returns:
+            True if handled here; False to fall back to upstream.
+        """
+        masks = output.grammar_bitmask
+        if (
+            not self.on
+            or logits.device.type != self.batch.device.type
+            or not isinstance(masks, np.ndarray)
+            or masks.dtype != np.int32
+            or masks.ndim != 2
+        ):
+            return False
+        sources, targets = _match(
+            self.batch,
+            output.structured_output_request_ids,
+            scheduled.scheduled_spec_decode_tokens,
+        )
+        if not len(targets):
+            return True
+        positions = len(logits)
+        if targets.max() >= positions or sources.max() >= len(masks):
+            return False  # upstream says what is wrong
+        # As upstream finds it, so that a stand-in for the library serves here, too.
+        from vllm.v1.structured_output.utils import xgr
+
+        if len(targets) == positions:
+            sources = sources[np.argsort(targets)]
+            bitmask = self._send(masks, sources).masks
+            xgr.apply_token_bitmask_inplace(logits, bitmask, indices=None)
+            return True
+        sent = self._send(masks, sources, targets)
+        bitmask = sent.masks.new_empty(positions, masks.shape[1])
+        bitmask.index_copy_(0, sent.rows, sent.masks)
+        xgr.apply_token_bitmask_inplace(logits, bitmask, indices=sent.indices)
+        return True
+
+    def _send(
+        self, masks: np.ndarray, sources: np.ndarray, targets: np.ndarray | None = None
+    ) -> "_Parts":
+        """Send some masks to the device.
+
+        Args:
+            masks: int32 [masks, words].
+            sources: [n] which masks are sent, in this order.
+            targets: [n] their rows, which are sent with them; None for none.
+
+        Returns:
+            What arrives, on the device.
+        """
+        count, words = len(sources), masks.shape[1]
+        layout = _Layout.of(count, words)
+        begin = layout.masks if targets is None else 0
+        buffer = self._take(layout.size)
+        host = buffer.memory[: layout.size]
+        parts = layout.split(host)
+        if targets is not None:
+            parts.rows.numpy()[:] = targets
+            parts.indices.numpy()[:] = targets
+        np.take(masks, sources, axis=0, out=parts.masks.numpy(), mode="clip")
+        sent = torch.empty(layout.size, dtype=torch.int32, device=self.batch.device)
+        sent[begin:].copy_(host[begin:], non_blocking=True)
+        buffer.mark_sent()
+        return layout.split(sent)
+
+    def _take(self, size: int) -> "_Buffer":
+        """A buffer of ``size`` words or more that no copy reads."""
+        for buffer in self._buffers:
+            if len(buffer.memory) >= size and buffer.arrived():
+                return buffer
+        buffer = _Buffer(max(size, self._size))
+        self._buffers.append(buffer)
+        return buffer
+
+
+class _Parts(NamedTuple):
+    """The parts of a buffer.
+
+    Attributes:
+        rows: int64 [n], and ``indices``, int32 [n]: the same, for torch and for xgrammar.
+        masks: int32 [n, words].
+    """
+
+    rows: torch.Tensor
+    indices: torch.Tensor
+    masks: torch.Tensor
+
+
+class _Layout(NamedTuple):
+    """Where the parts of a buffer begin, in words of 4 bytes; ``rows`` begin at 0.
+
+    Attributes:
+        number: of masks.
+        words: of each mask.
+        indices, masks: where they begin.
+        size: where the masks end.
+    """
+
+    number: int
+    words: int
+    indices: int
+    masks: int
+    size: int
+
+    @classmethod
+    def of(cls, count: int, words: int) -> "_Layout":
+        """The layout for so many masks."""
+        indices = _padded(2 * count)
+        masks = indices + _padded(count)
+        return cls(count, words, indices, masks, masks + count * words)
+
+    def split(self, memory: torch.Tensor) -> _Parts:
+        """Views of the parts, in memory of the layout's size."""
+        return _Parts(
+            memory[: 2 * self.number].view(torch.int64),
+            memory[self.indices : self.indices + self.number],
+            memory[self.masks :].view(self.number, self.words),
+        )
+
+
+class _Buffer:
+    """Pinned memory, int32 [size], and the event behind the last copy from it."""
+
+    __slots__ = ("_event", "memory")
+
+    def __init__(self, size: int) -> None:
+        self.memory = readback.allocate(4 * size).view(torch.int32)
+        self._event: torch.Event | None = None
+
+    def arrived(self) -> bool:
+        """Whether the last copy has completed; does not wait."""
+        return self._event is None or bool(self._event.query())
+
+    def mark_sent(self) -> None:
+        """Note that a copy from it has been started in the current stream."""
+        if self._event is None:
+            self._event = torch.Event()
+        self._event.record()
+
+
+def _padded(words: int) -> int:
+    """Round up to where a part may begin."""
+    return -(-words // _ALIGNMENT) * _ALIGNMENT
+
+
+def _match(
+    batch: "InputBatch", names: Sequence[str], drafts: Mapping[str, Sequence[int]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Find the logits that each mask is for.
+
+    Args:
+        batch: has rows of logits for its requests, in order: one for each draft, and one more.
+        names: whose the masks are: one for each draft of a request, and one more.
+        drafts: request to its drafts, if it has any.
+
+    Returns:
+        Which masks are used, and the row of logits of each. Requests that are not in the batch
+        have none.
+    """
+    rows = np.fromiter(map(batch.req_id_to_index.get, names, repeat(-1)), np.int64, len(names))
+    if not drafts:
+        sources = np.flatnonzero(rows >= 0)
+        return sources, rows[sources]
+    lengths = np.array([1 + len(drafts.get(name, ())) for name in batch.req_ids])
+    counts = np.array([1 + len(drafts.get(name, ())) for name in names], np.int64)
+    ends = counts.cumsum()
+    # A row's own begin, as if its masks began at 0.
+    shifts = lengths.cumsum()[rows] - lengths[rows] - (ends - counts)
+    sources = np.flatnonzero(np.repeat(rows >= 0, counts))
+    return sources, sources + np.repeat(shifts, counts)[sources]

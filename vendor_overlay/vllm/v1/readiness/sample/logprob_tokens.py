@@ -1,0 +1,132 @@
+"""Fix ``logprob-tokens``: one request's ``logprob_token_ids`` leave the logprobs of others alone.
+
+A request of ``/generative_scoring`` asks for the logprobs of tokens that it names. In 0.22.0
+
+- every other request in its batch loses the logprobs that it asked for: it is given that of the
+  sampled token, and token 0 with a logprob of -inf in place of the likeliest tokens;
+- with drafts, the sampler of bonus tokens gives the rejection sampler the logits of those few
+  tokens instead of all. Unless by chance their numbers agree, the engine ends for all clients
+  (https://github.com/vllm-project/vllm/issues/42592). The request's own tokens were not even
+  looked for.
+
+Here each row has the tokens that its own request asked for.
+"""
+
+# mirrors: vllm.v1.sample.sampler:Sampler.forward
+# mirrors: vllm.v1.sample.sampler:Sampler.gather_logprobs
+# mirrors: vllm.v1.sample.sampler:Sampler.gather_specific_token_logprobs
+# mirrors: vllm.v1.sample.rejection_sampler:RejectionSampler._get_logprobs_tensors
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from vllm.utils.platform_utils import is_pin_memory_available
+from vllm.v1.outputs import LogprobsTensors
+from vllm.v1.readiness import features
+from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.inputs import uploads
+
+if TYPE_CHECKING:
+    from vllm.v1.sample.metadata import SamplingMetadata
+    from vllm.v1.sample.rejection_sampler import RejectionSampler
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+#: Stands where a request names fewer tokens than another.
+_NO_TOKEN = -1
+
+
+def merge(
+    likeliest: LogprobsTensors, named: LogprobsTensors, metadata: "SamplingMetadata"
+) -> LogprobsTensors:
+    """Combine the logprobs of a batch in which some requests name tokens.
+
+    Args:
+        likeliest: of each row, the sampled token and the likeliest ones; or all logprobs, if
+            the metadata asks for -1 of them.
+        named: of each row, the sampled token and those that its request names, if any.
+        metadata: of the batch.
+
+    Returns:
+        ``likeliest``, but for the rows whose requests name tokens; ``named`` with the fix off.
+    """
+    rows = metadata.logprob_token_ids
+    if not rows or features.LOGPROB_TOKENS not in switch.enabled():
+        return named
+    if metadata.max_num_logprobs == -1:
+        return likeliest
+    if len(rows) == len(named.logprobs):
+        return named
+    at = _upload([*rows], named.logprobs.device)
+    return _replace(likeliest, at, named.logprob_token_ids[at], named.logprobs[at], first=0)
+
+
+def with_drafts(
+    sampler: "RejectionSampler",
+    likeliest: LogprobsTensors,
+    drafts: "SpecDecodeMetadata",
+    metadata: "SamplingMetadata",
+    targets: torch.Tensor,
+    bonus: torch.Tensor,
+) -> LogprobsTensors:
+    """Give the rows of requests that name tokens the logprobs of those.
+
+    Args:
+        sampler: gives a request 1 + most drafts positions.
+        likeliest: of each position, the sampled token and the likeliest ones.
+        drafts: the batch's drafts.
+        metadata: of the batch.
+        targets: logits of all drafts' positions, [drafts, vocab].
+        bonus: logits of the bonus tokens, [requests, vocab].
+
+    Returns:
+        ``likeliest``, which is changed; as it is if no request names tokens, or with the fix off.
+    """
+    rows = metadata.logprob_token_ids
+    if not rows or features.LOGPROB_TOKENS not in switch.enabled():
+        return likeliest
+    counts = drafts.num_draft_tokens
+    most = max(map(len, rows.values()))
+    at: list[int] = []
+    named: list[int] = []
+    pieces: list[torch.Tensor] = []
+    for row, tokens in rows.items():
+        first, count = sum(counts[:row]), counts[row]
+        start = row * (1 + drafts.max_spec_len)
+        at += range(start, start + count + 1)
+        named += [*tokens, *[_NO_TOKEN] * (most - len(tokens))] * (count + 1)
+        pieces += (targets[first : first + count], bonus[row : row + 1])
+    logits = torch.cat(pieces).to(torch.float32)
+    if not sampler.is_logits_logprobs_mode:
+        logits = sampler.sampler.compute_logprobs(logits)
+    ids = _upload(named, bonus.device).view(-1, most)
+    missing = ids == _NO_TOKEN
+    ids = ids.masked_fill(missing, 0)
+    logprobs = logits.gather(-1, ids).masked_fill(missing, -torch.inf)
+    return _replace(likeliest, _upload(at, bonus.device), ids, logprobs, first=1)
+
+
+def _replace(
+    table: LogprobsTensors,
+    at: torch.Tensor,
+    ids: torch.Tensor,
+    logprobs: torch.Tensor,
+    first: int,
+) -> LogprobsTensors:
+    """Write values into rows of a table, from a column on; it is made wide enough.
+
+    What is left of a row behind them is beyond what its request asked for.
+    """
+    missing = max(0, first + ids.shape[1] - table.logprobs.shape[1])
+    columns = slice(first, first + ids.shape[1])
+    all_ids = F.pad(table.logprob_token_ids, (0, missing))
+    all_logprobs = F.pad(table.logprobs, (0, missing), value=-torch.inf)
+    all_ids[at, columns] = ids.to(all_ids.dtype)
+    all_logprobs[at, columns] = logprobs
+    return table._replace(logprob_token_ids=all_ids, logprobs=all_logprobs)
+
+
+def _upload(values: list[int], device: torch.device) -> torch.Tensor:
+    """Bring integers to the device without waiting, int64 [n]."""
+    staged = uploads.pinned(values, is_pin_memory_available())
+    return staged.to(device, non_blocking=True)

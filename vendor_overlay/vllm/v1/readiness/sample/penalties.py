@@ -1,0 +1,306 @@
+"""Feature ``penalties``: penalties from token counts that stay on the device.
+
+On each step upstream rebuilds every request's counts from Python lists, for which the host
+waits for the newest token. Here each request with a penalty has a slot of counts on the
+device. The sampled tokens are counted there, and all three penalties are applied in one pass
+over the logits.
+
+The result is bit for bit that of upstream's ``apply_all_penalties``, in the form that it takes
+for the platform and the layout of the logits: repetition, then frequency, then presence, each
+product rounded before it is subtracted.
+
+A slot is int32 [vocab]: the low 31 bits count how often the request has generated the token,
+the sign bit is set if its prompt holds it. At 151,936 tokens that is 0.61 MB.
+
+vLLM fills its fraction of the device (``gpu_memory_utilization``) with KV cache. Slots use
+memory outside that fraction. Where there is too little, all slots are allocated while vLLM
+profiles its memory, which makes the KV cache smaller by as much.
+"""
+
+# mirrors: vllm.v1.sample.ops.penalties:apply_all_penalties
+# mirrors: vllm.v1.sample.ops.penalties:_convert_to_tensors
+# mirrors: vllm.model_executor.layers.utils:apply_penalties
+# mirrors: vllm.model_executor.layers.utils:get_token_bin_counts_and_mask
+# mirrors: vllm._custom_ops:apply_repetition_penalties
+# mirrors: vllm._custom_ops:apply_repetition_penalties_cuda
+# mirrors: vllm._custom_ops:apply_repetition_penalties_torch
+# mirrors: vllm.v1.sample.sampler:Sampler.apply_penalties
+# mirrors: vllm.v1.sample.rejection_sampler:RejectionSampler.apply_penalties
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from vllm import _custom_ops
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+from vllm.v1.readiness import features
+from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.sample.slot_memory import SlotMemory
+from vllm.v1.readiness.sample.slots import Slots
+
+if TYPE_CHECKING:
+    from vllm.config import CacheConfig
+    from vllm.v1.readiness.outputs.history import History
+    from vllm.v1.sample.metadata import SamplingMetadata
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
+
+logger = init_logger(__name__)
+
+_PROMPT = np.iinfo(np.int32).min
+_COUNT = np.iinfo(np.int32).max
+#: Bytes that vLLM may take outside its fraction: contexts, graphs, workspaces, fragments.
+_MARGIN = 1 << 30
+_BLOCK = 1024
+_NUM_WARPS = 8
+
+
+class Penalties(Slots):
+    """The penalties of one batch."""
+
+    name = features.PENALTIES
+
+    def __init__(self, batch: "InputBatch", history: "History") -> None:
+        super().__init__(batch, history)
+        self.memory = SlotMemory(self.vocab_size, self.capacity, self.device)
+        if current_platform.is_cuda():
+            from vllm.v1.readiness.kernels import penalties as kernels
+
+            self.kernels = kernels
+
+    def warm_up(self) -> None:
+        """Compile and load the kernels, which would otherwise stall the first request."""
+        self.memory.end_profile()
+        if self.kernels is None:
+            return
+        addresses = torch.zeros(1, dtype=torch.int64, device=self.device)
+        numbers = torch.zeros(1, dtype=torch.float32, device=self.device)
+        # Strides as of real logits, without their memory: nothing is read at an address of 0.
+        logits = numbers.as_strided((1, 1), (self.vocab_size, 1))
+        ids = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
+        discarded = torch.zeros(1, dtype=torch.bool, device=self.device)
+        kernels = self.kernels
+        modes = {kernels.NO_DRAFTS: addresses, kernels.TARGET: ids, kernels.BONUS: ids}
+        for mode, drafts in modes.items():
+            penalties = (numbers, numbers, numbers)
+            self._launch(logits, addresses, penalties, mode, drafts, drafts, 1, True)
+        self._launch_count(ids, discarded, addresses)
+        _count(torch.zeros(1, dtype=torch.int32, device=self.device), addresses, addresses)
+
+    def reserve(self, cache: "CacheConfig") -> None:
+        """Allocate all slots now if the device may have no room for them later."""
+        fraction = None if cache.kv_cache_memory_bytes else cache.gpu_memory_utilization
+        try:
+            reserved = self.memory.begin_profile(fraction, _MARGIN)
+        except torch.OutOfMemoryError:
+            self._warn_no_room()
+            return
+        if reserved:
+            logger.info_once(
+                "Readiness overlay: the KV cache is %.0f MiB smaller, to leave room for the "
+                "penalties of %d requests. Set %s=N for fewer.",
+                *(reserved / (1 << 20), self.capacity, switch.SLOTS),
+            )
+
+    def _release(self) -> None:
+        self.memory.release()
+
+    def _allocated(self) -> int:
+        return self.memory.nbytes * self.memory.allocated
+
+    def _wants(self, request: "CachedRequestState") -> bool:
+        params = request.sampling_params
+        return params is not None and (
+            params.repetition_penalty != 1.0
+            or params.frequency_penalty != 0.0
+            or params.presence_penalty != 0.0
+        )
+
+    def _can_serve(self, metadata: "SamplingMetadata", width: int) -> bool:
+        # Upstream pads with the configured vocabulary size. That is a token where logits are
+        # wider, and out of range where they are narrower: both are left to it.
+        return not metadata.no_penalties and width == self.vocab_size
+
+    def _describes_rows(self, metadata: "SamplingMetadata") -> bool:
+        live = self._metadata
+        return (
+            live is not None
+            and metadata.repetition_penalties is live.repetition_penalties
+            and metadata.frequency_penalties is live.frequency_penalties
+            and metadata.presence_penalties is live.presence_penalties
+        )
+
+    @staticmethod
+    def _used(metadata: "SamplingMetadata") -> bool:
+        return not metadata.no_penalties
+
+    @staticmethod
+    def _strip(metadata: "SamplingMetadata") -> None:
+        metadata.no_penalties = True
+
+    def apply(self, logits: torch.Tensor, after_drafts: bool) -> None:
+        """See :meth:`Slots.apply`."""
+        drafts = self._drafts if after_drafts else None
+        if self.kernels is not None and _kernel_takes(logits):
+            mode = self.kernels.NO_DRAFTS if drafts is None else self.kernels.BONUS
+            self._apply_kernel(logits, mode, drafts, 1)
+            return
+        before = [None] * len(self._rows) if drafts is None else _by_request(drafts)
+        for row, ids in enumerate(before):
+            self._apply_row(logits, row, row, ids)
+
+    def apply_to_targets(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata") -> None:
+        """See :meth:`Slots.apply_to_targets`."""
+        if self.kernels is not None and _kernel_takes(logits):
+            self._apply_kernel(logits, self.kernels.TARGET, drafts, drafts.max_spec_len)
+            return
+        position = 0
+        for row, ids in enumerate(_by_request(drafts)):
+            for before in range(len(ids)):
+                self._apply_row(logits, position, row, ids[:before])
+                position += 1
+
+    def _update_slots(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
+        """Count the sampled tokens; ids outside the vocabulary are not counted."""
+        if self.kernels is not None and sampled.stride(-1) == 1:
+            assert self._addresses is not None
+            self._launch_count(sampled, discarded, self._addresses)
+            return
+        ids, valid = self._valid(sampled)
+        counted = valid & ~discarded[: len(ids), None]
+        for row, slot in enumerate(self._rows):
+            if slot is not None:
+                slot.index_add_(0, ids[row], counted[row].to(torch.int32))
+
+    def _build_slot(self, row: int) -> torch.Tensor:
+        slot = self.memory.take()
+        tokens = self.batch.token_ids_cpu[row]
+        prompt_end = int(self.batch.num_prompt_tokens[row])
+        output = self.batch.req_output_token_ids[row]
+        assert output is not None
+        # Upstream reads the row for a prompt of embeddings as well.
+        prompt = self._upload(tokens[:prompt_end])
+        generated = self._upload(tokens[prompt_end : prompt_end + len(output)])
+        _count(slot, prompt, generated)
+        return slot
+
+    def _upload(self, tokens: "np.ndarray") -> torch.Tensor | None:
+        """Upload the tokens that the vocabulary holds, as int64; None if there are none."""
+        tokens = tokens[(tokens >= 0) & (tokens < self.vocab_size)]
+        return self._staged(tokens, torch.int64) if tokens.size else None
+
+    def _valid(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return token ids as indices, and which of them the vocabulary holds."""
+        ids = tokens.long()
+        return ids.clamp(0, self.vocab_size - 1), (ids >= 0) & (ids < self.vocab_size)
+
+    def _apply_row(
+        self, logits: torch.Tensor, position: int, row: int, drafts: torch.Tensor | None
+    ) -> None:
+        """Apply one row's penalties with upstream's own operations."""
+        slot = self._rows[row]
+        metadata = self._metadata
+        if slot is None:
+            return
+        assert metadata is not None
+        counts = slot & _COUNT
+        if drafts is not None and len(drafts):
+            ids, valid = self._valid(drafts)
+            counts.index_add_(0, ids, valid.to(torch.int32))
+        generated = (counts > 0).unsqueeze(0)
+        logit = logits[position : position + 1]
+        this = slice(row, row + 1)
+        if self.batch.repetition_penalties_cpu[row] != 1.0:
+            repeat = (
+                _custom_ops.apply_repetition_penalties_cuda
+                if logits.is_cuda and logits.is_contiguous()
+                else _custom_ops.apply_repetition_penalties_torch
+            )
+            prompt = (slot < 0).unsqueeze(0)
+            repeat(logit, prompt, generated, metadata.repetition_penalties[this])
+        logit -= metadata.frequency_penalties[this].unsqueeze(1) * counts
+        logit -= metadata.presence_penalties[this].unsqueeze(1) * generated
+
+    def _apply_kernel(
+        self,
+        logits: torch.Tensor,
+        mode: int,
+        drafts: "SpecDecodeMetadata | None",
+        positions: int,
+    ) -> None:
+        metadata = self._metadata
+        assert metadata is not None
+        assert self._addresses is not None
+        penalties = (
+            metadata.repetition_penalties,
+            metadata.frequency_penalties,
+            metadata.presence_penalties,
+        )
+        ids = ends = self._addresses
+        if drafts is not None:
+            ids, ends = drafts.draft_token_ids, drafts.cu_num_draft_tokens
+        divide = logits.is_cuda and logits.is_contiguous()
+        self._launch(logits, self._addresses, penalties, mode, ids, ends, positions, divide)
+
+    def _launch(
+        self,
+        logits: torch.Tensor,
+        addresses: torch.Tensor,
+        penalties: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        mode: int,
+        drafts: torch.Tensor,
+        drafts_end: torch.Tensor,
+        positions: int,
+        divide: bool,
+    ) -> None:
+        assert self.kernels is not None
+        blocks = -(-self.vocab_size // _BLOCK)
+        self.kernels.apply_kernel[(len(addresses), blocks, positions)](
+            logits,
+            logits.stride(0),
+            addresses,
+            *penalties,
+            drafts,
+            drafts_end,
+            self.vocab_size,
+            MODE=mode,
+            DIVIDE=divide,
+            BLOCK=_BLOCK,
+            num_warps=_NUM_WARPS,
+            enable_fp_fusion=False,
+        )
+
+    def _launch_count(
+        self, sampled: torch.Tensor, discarded: torch.Tensor, addresses: torch.Tensor
+    ) -> None:
+        assert self.kernels is not None
+        self.kernels.count_kernel[(len(addresses),)](
+            sampled,
+            sampled.stride(0),
+            sampled.shape[1],
+            discarded,
+            addresses,
+            self.vocab_size,
+            num_warps=1,
+        )
+
+
+def _count(slot: torch.Tensor, prompt: torch.Tensor | None, generated: torch.Tensor | None) -> None:
+    """Count a history of int64 token ids on the device in a slot of zeros."""
+    if prompt is not None:
+        slot.index_fill_(0, prompt, _PROMPT)
+    if generated is not None:
+        slot.index_add_(0, generated, torch.ones_like(generated, dtype=torch.int32))
+
+
+def _kernel_takes(logits: torch.Tensor) -> bool:
+    return bool(logits.dtype == torch.float32 and logits.stride(-1) == 1)
+
+
+def _by_request(drafts: "SpecDecodeMetadata") -> list[torch.Tensor]:
+    return list(drafts.draft_token_ids.split(drafts.num_draft_tokens))
+
+
+#: What the samplers call.
+take = Penalties.take

@@ -1,0 +1,240 @@
+"""The V1 samplers without needless passes over the logits.
+
+A plan is made when the batch changes. It says whether anything that the requests ask for may
+change the logits before the greedy choice, and whether any temperature divides them. From
+the plan and the metadata the samplers decide to leave out
+
+- the conversion to float32 if only the greedy choice and raw logprobs read the logits. The
+  conversion is exact, so that the first of the largest logits is the same either way. CPUs
+  convert nevertheless, because their argmax is faster in float32;
+- the second conversion if logprobs and processing both need one;
+- copies that preserve raw logits, if nobody asked for logprobs or nothing changes the logits;
+- the division by temperatures that are all 1;
+- logprobs that nobody asked for.
+
+Logits that softmax, log_softmax and topk read keep their dtype, and random numbers are drawn
+as before. Metadata without a plan, or with one that was made for other metadata, takes
+upstream's path.
+"""
+
+# mirrors: vllm.v1.sample.sampler:Sampler.forward
+# mirrors: vllm.v1.sample.sampler:Sampler.sample
+# mirrors: vllm.v1.sample.sampler:Sampler.greedy_sample
+# mirrors: vllm.v1.sample.sampler:Sampler.apply_temperature
+# mirrors: vllm.v1.sample.sampler:Sampler.compute_logprobs
+# mirrors: vllm.v1.sample.sampler:Sampler.gather_logprobs
+# mirrors: vllm.v1.sample.sampler:Sampler.apply_logits_processors
+# mirrors: vllm.v1.sample.rejection_sampler:RejectionSampler.forward
+# mirrors: vllm.v1.sample.rejection_sampler:apply_sampling_constraints
+# mirrors: vllm.v1.sample.rejection_sampler:rejection_sample
+# mirrors: vllm.v1.sample.rejection_sampler:rejection_greedy_sample_kernel
+# mirrors: vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_native
+# mirrors: vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_cpu
+# mirrors: vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p
+# mirrors: vllm.v1.sample.logits_processor.builtin:LogitBiasLogitsProcessor
+# mirrors: vllm.v1.sample.logits_processor.builtin:MinTokensLogitsProcessor
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.v1.readiness.engine import subclasses
+from vllm.v1.readiness.sample import closed_grammars
+from vllm.v1.sample.logits_processor.builtin import (
+    LogitBiasLogitsProcessor,
+    MinTokensLogitsProcessor,
+)
+
+if TYPE_CHECKING:
+    from vllm.v1.sample.logits_processor import LogitsProcessor, LogitsProcessors
+    from vllm.v1.sample.metadata import SamplingMetadata
+    from vllm.v1.sample.sampler import Sampler
+    from vllm.v1.worker.gpu_input_batch import InputBatch
+
+#: Device types where it is faster to convert to float32 before argmax: on CPUs PyTorch's
+#: argmax is vectorised for float32 alone.
+_CONVERTING = frozenset({"cpu"})
+
+
+@dataclass(slots=True)
+class Plan(subclasses.Uncopied):
+    """What the requests of a batch do to the logits; valid until the batch changes.
+
+    Attributes:
+        changes_logits: whether anything but temperature, min_p, top_k and top_p may change
+            the logits.
+        scales_logits: whether a temperature is neither 0, which means greedy, nor 1.
+        converts_for_argmax: whether logits are converted even for the greedy choice alone.
+        temperature: identifies the metadata that the plan was made for; not compared.
+        logitsprocs: the same.
+    """
+
+    changes_logits: bool
+    scales_logits: bool
+    converts_for_argmax: bool
+    temperature: torch.Tensor | None = field(compare=False)
+    logitsprocs: "LogitsProcessors" = field(compare=False)
+
+
+def plan(batch: "InputBatch", metadata: "SamplingMetadata") -> Plan:
+    """Make the plan for a batch.
+
+    Anything that a request asks for counts, even after it has ceased to apply.
+
+    Args:
+        batch: the batch.
+        metadata: the metadata that has just been made from it.
+    """
+    holder = metadata.thinking_budget_state_holder
+    changes_logits = (
+        not metadata.no_penalties
+        or metadata.allowed_token_ids_mask is not None
+        or bool(metadata.bad_words_token_ids)
+        or any(map(_may_change_logits, metadata.logitsprocs.non_argmax_invariant))
+        or (holder is not None and holder.has_tracked_requests())
+    )
+    scales_logits = False
+    if not metadata.all_greedy:
+        temperature = batch.temperature_cpu[: batch.num_reqs]
+        scales_logits = bool(((temperature != 0.0) & (temperature != 1.0)).any())
+    return Plan(
+        changes_logits,
+        scales_logits,
+        converts_for_argmax=batch.device.type in _CONVERTING,
+        temperature=metadata.temperature,
+        logitsprocs=metadata.logitsprocs,
+    )
+
+
+def convert_once(logits: torch.Tensor, metadata: "SamplingMetadata") -> torch.Tensor:
+    """Convert the logits to float32 before logprobs and processing would each do so.
+
+    Only bfloat16 is converted. There log_softmax makes a float32 copy of its own, with the
+    same bits; for float16 it has a kernel on CUDA, whose sums differ.
+
+    Args:
+        logits: [rows, vocab].
+        metadata: of the rows.
+
+    Returns:
+        The logits in float32 if they will be needed in float32; otherwise ``logits``.
+    """
+    plan = _valid_plan(metadata)
+    if plan is None or logits.dtype != torch.bfloat16:
+        return logits
+    if _only_greedy(plan, metadata) and not plan.converts_for_argmax:
+        return logits
+    return logits.to(torch.float32)
+
+
+def raw_logits(logits: torch.Tensor, metadata: "SamplingMetadata") -> torch.Tensor:
+    """Return float32 logits that processing will not change, for the sampler's output.
+
+    Args:
+        logits: float32 [rows, vocab].
+        metadata: of the rows.
+
+    Returns:
+        ``logits`` if nothing will change them; otherwise a copy.
+    """
+    plan = _valid_plan(metadata)
+    if plan is not None and _only_greedy(plan, metadata) and logits.is_contiguous():
+        return logits
+    return logits.clone()
+
+
+def only_argmax(sampler: "Sampler", metadata: "SamplingMetadata") -> bool:
+    """Whether only argmax will read the processed logits, and needs no conversion.
+
+    Args:
+        sampler: the sampler, which may have to return processed logits or their logprobs.
+        metadata: of the logits.
+    """
+    plan = _valid_plan(metadata)
+    if plan is None or plan.converts_for_argmax or not _only_greedy(plan, metadata):
+        return False
+    return not (_logprobs_requested(metadata) and sampler.logprobs_mode.startswith("processed"))
+
+
+def scales_logits(metadata: "SamplingMetadata") -> bool:
+    """Whether temperatures change any logit; division by 1 changes none."""
+    plan = _valid_plan(metadata)
+    return plan is None or plan.scales_logits
+
+
+def topk_topp_sampler(sampler: "Sampler", metadata: "SamplingMetadata") -> Callable[..., Any]:
+    """Return the sampler's top-k top-p sampler, without logprobs if nobody asked for them.
+
+    Args:
+        sampler: the sampler that it belongs to.
+        metadata: of the logits.
+    """
+    original: Any = sampler.topk_topp_sampler
+    if (
+        _valid_plan(metadata) is None
+        or _logprobs_requested(metadata)
+        or original.logprobs_mode.startswith("raw")
+    ):
+        return original  # type: ignore[no-any-return]
+    function: Any = getattr(vars(original).get("forward"), "__func__", None)
+    if function not in (type(original).forward_native, type(original).forward_cpu):
+        return original  # type: ignore[no-any-return]
+    return MethodType(function, _WithoutLogprobs())
+
+
+def bonus_logprobs(metadata: "SamplingMetadata") -> dict[str, Any]:
+    """Return the fields of the metadata that the rejection sampler replaces for bonus tokens.
+
+    It needs the logits of every bonus token, for which upstream asks for all logprobs. But
+    it reads them only if a request has asked for logprobs.
+    """
+    if _valid_plan(metadata) is None or metadata.max_num_logprobs is not None:
+        return {"max_num_logprobs": -1}
+    return {"max_num_logprobs": None, "logprob_token_ids": None}
+
+
+def needs_raw_targets(metadata: "SamplingMetadata") -> bool:
+    """Whether raw target logits must be copied before processing, for logprobs."""
+    plan = _valid_plan(metadata)
+    if plan is None:
+        return True
+    return metadata.max_num_logprobs is not None and not _only_greedy(plan, metadata)
+
+
+class _WithoutLogprobs:
+    """The attribute that upstream's top-k top-p sampling reads: no processed logprobs."""
+
+    logprobs_mode = "raw_logprobs"
+
+
+def _valid_plan(metadata: "SamplingMetadata") -> Plan | None:
+    """The metadata's plan; None if it has none, or one that was made for other metadata."""
+    plan: Plan | None = getattr(metadata, "copies", None)
+    if (
+        plan is None
+        or metadata.temperature is not plan.temperature
+        or metadata.logitsprocs is not plan.logitsprocs
+    ):
+        return None
+    return plan
+
+
+def _only_greedy(plan: Plan, metadata: "SamplingMetadata") -> bool:
+    """Whether every row is greedy, and nothing changes its logits."""
+    return metadata.all_greedy and not plan.changes_logits
+
+
+def _logprobs_requested(metadata: "SamplingMetadata") -> bool:
+    """Whether a request has asked for logprobs of any kind."""
+    return metadata.max_num_logprobs is not None or bool(metadata.logprob_token_ids)
+
+
+def _may_change_logits(processor: "LogitsProcessor") -> bool:
+    """Whether a logits processor may change logits before the batch changes."""
+    if type(processor) in (MinTokensLogitsProcessor, closed_grammars.MinTokens):
+        return bool(processor.min_toks)
+    if type(processor) is LogitBiasLogitsProcessor:
+        return bool(processor.biases)
+    return True

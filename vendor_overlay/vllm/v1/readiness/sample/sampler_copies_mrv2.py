@@ -1,0 +1,207 @@
+"""Model Runner V2's sampler without needless copies of the logits.
+
+Upstream copies all logits to float32 on every step. Here a plan for each batch says whether
+anything that the requests ask for will change logits. If nothing will, they are sampled from
+as they are: the kernels convert to float32 as they load, which is exact. If something will,
+they are processed in place, provided that they already are what upstream's copy would be and
+that nobody reads the raw logits. Copying only the rows that need processing was measured,
+and was not faster.
+
+A batch with a request that was not added here takes upstream's path. So does the profile run,
+whose peak of memory must stay upstream's.
+"""
+
+# mirrors: vllm.v1.worker.gpu.sample.sampler:Sampler
+# mirrors: vllm.v1.worker.gpu.sample.states:SamplingStates
+# mirrors: vllm.v1.worker.gpu.sample.gumbel:gumbel_sample
+# mirrors: vllm.v1.worker.gpu.sample.gumbel:gumbel_block_argmax
+# mirrors: vllm.v1.worker.gpu.sample.gumbel:_gumbel_sample_kernel
+# mirrors: vllm.v1.worker.gpu.sample.penalties:PenaltiesState
+# mirrors: vllm.v1.worker.gpu.sample.penalties:use_penalty
+# mirrors: vllm.v1.worker.gpu.sample.bad_words:BadWordsState
+# mirrors: vllm.v1.worker.gpu.sample.logit_bias:LogitBiasState
+# mirrors: vllm.v1.worker.gpu.sample.min_p:apply_min_p
+# mirrors: vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils:rejection_sample
+# mirrors: vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils:_compute_block_stats_kernel
+# mirrors: vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils:_rejection_kernel
+# mirrors: vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils:_resample_kernel
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from vllm.v1.readiness import features
+from vllm.v1.readiness.engine import subclasses, switch
+from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
+from vllm.v1.worker.gpu.sample.states import NO_LOGPROBS
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils import rejection_sample
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu.sample.sampler import Sampler
+
+
+class Handling(Enum):
+    """How a batch's logits are handled."""
+
+    AS_IS = auto()  #: sampled from without processing
+    IN_PLACE = auto()  #: processed in place
+    COPY = auto()  #: copied to float32 and processed, as upstream does
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the requests of a batch ask for.
+
+    Attributes:
+        changes_logits: whether any logits are changed before sampling.
+        greedy: whether every request is greedy.
+        raw_logprobs: whether raw logits are read after processing.
+        processed_logprobs: whether processed logits are read for logprobs, too.
+    """
+
+    changes_logits: bool
+    greedy: bool
+    raw_logprobs: bool
+    processed_logprobs: bool
+
+
+def attach(sampler: "Sampler", max_num_reqs: int) -> None:
+    """Attach the plans to a sampler that is being constructed."""
+    # A derived class may change state that is only read here.
+    on = features.SAMPLER_COPIES in switch.enabled() and type(sampler).__bases__ == (object,)
+    setattr(sampler, subclasses.ATTRIBUTE, SamplerCopies(sampler, max_num_reqs, on))
+
+
+def of(sampler: "Sampler") -> "SamplerCopies":
+    """Return a sampler's plans; off if its class attached none."""
+    return subclasses.attached(sampler, SamplerCopies, lambda: SamplerCopies(sampler, 0, on=False))
+
+
+class SamplerCopies:
+    """The plans of one sampler.
+
+    Args:
+        sampler: the sampler.
+        max_num_reqs: how many requests it has places for.
+        on: whether the feature is on.
+    """
+
+    def __init__(self, sampler: "Sampler", max_num_reqs: int, on: bool) -> None:
+        self.sampler = sampler
+        self.on = on
+        self._added = np.zeros(max_num_reqs, dtype=bool)
+        # The newest batch: the places of its requests, as bytes, and its plan.
+        self._batch: bytes | None = None
+        self._plan: Plan | None = None
+
+    def add_request(self, req_idx: int) -> None:
+        """Note that a request has a place, and that the sampler's states hold its parameters.
+
+        Args:
+            req_idx: its place.
+        """
+        if self.on:
+            self._added[req_idx] = True
+            self._batch = None
+
+    def decide(self, logits: torch.Tensor, idx_mapping_np: np.ndarray) -> Handling:
+        """Decide how a batch's logits are handled.
+
+        Args:
+            logits: [positions, vocab].
+            idx_mapping_np: int32 [requests]: their places.
+        """
+        plan = self._plan_of(idx_mapping_np)
+        if plan is None:
+            self._warm_up(logits, idx_mapping_np)
+            return Handling.COPY
+        like_copy = _is_like_copy(logits)
+        if plan.changes_logits:
+            in_place = like_copy and not plan.raw_logprobs
+            return Handling.IN_PLACE if in_place else Handling.COPY
+        if like_copy:
+            return Handling.AS_IS
+        if logits.stride(-1) != 1 or plan.processed_logprobs:
+            return Handling.COPY  # the order of ties and of sums may depend on the dtype
+        # Verifying drafts sums over the logits of rows that are not greedy.
+        sums = not plan.greedy and len(logits) != len(idx_mapping_np)
+        return Handling.COPY if sums else Handling.AS_IS
+
+    def _warm_up(self, logits: torch.Tensor, idx_mapping_np: np.ndarray) -> None:
+        """Compile the kernels for logits that are not copied; upstream's dummy runs do not."""
+        if not self.on or logits.stride(-1) != 1 or len(logits) != len(idx_mapping_np):
+            return
+        zeros = torch.zeros(2, dtype=torch.int32, device=logits.device)
+        positions = zeros.to(torch.int64)
+        states = self.sampler.sampling_states
+        gumbel_sample(
+            logits[:1],
+            zeros[:1],
+            states.temperature.gpu,
+            states.seeds.gpu,
+            positions[:1],
+            apply_temperature=False,
+            use_fp64=self.sampler.use_fp64_gumbel,
+        )
+        drafts = self.sampler.num_speculative_tokens - 1
+        if drafts > 0 and len(logits) > 1:
+            counting = torch.arange(0, 4, 2, dtype=torch.int32, device=logits.device)
+            rejection_sample(
+                target_logits=logits[:2],
+                draft_logits=None,
+                draft_sampled=zeros,
+                cu_num_logits=counting,
+                pos=positions,
+                idx_mapping=zeros[:1],
+                expanded_idx_mapping=zeros,
+                expanded_local_pos=counting // 2,
+                temperature=states.temperature.gpu,
+                seed=states.seeds.gpu,
+                num_speculative_steps=drafts,
+                use_fp64=self.sampler.use_fp64_gumbel,
+            )
+
+    def _plan_of(self, idx_mapping_np: np.ndarray) -> Plan | None:
+        """Return the batch's plan; None if a request was not added here."""
+        if not self.on:
+            return None
+        batch = idx_mapping_np.tobytes()
+        if batch != self._batch:
+            self._batch = batch
+            known = bool(self._added[idx_mapping_np].all())
+            self._plan = self._make_plan(idx_mapping_np) if known else None
+        return self._plan
+
+    def _make_plan(self, places: np.ndarray) -> Plan:
+        sampler = self.sampler
+        states = sampler.sampling_states
+        temperature = states.temperature.np[places]
+        changed = (
+            sampler.logit_bias_state.use_logit_bias[places]
+            | sampler.penalties_state.use_penalty[places]
+            | (sampler.bad_words_state.num_bad_words.np[places] != 0)
+            | ((temperature != 0.0) & (temperature != 1.0))
+            | (states.min_p.np[places] != 0.0)
+            | (states.top_k.np[places] != states.vocab_size)
+            | (states.top_p.np[places] != 1.0)
+        )
+        requested = (
+            states.max_num_logprobs(places) != NO_LOGPROBS
+            or sampler.logprob_token_ids_state.max_num_token_ids(places) > 0
+        )
+        processed = requested and sampler.logprobs_mode == "processed_logprobs"
+        return Plan(
+            changes_logits=bool(changed.any()),
+            greedy=bool((temperature == 0.0).all()),
+            raw_logprobs=requested and not processed,
+            processed_logprobs=processed,
+        )
+
+
+def _is_like_copy(logits: torch.Tensor) -> bool:
+    """Whether the logits have the dtype and layout that upstream's copy would have."""
+    if logits.dtype != torch.float32 or not logits.is_contiguous():
+        return False
+    return bool(logits.data_ptr() % 16 == 0)

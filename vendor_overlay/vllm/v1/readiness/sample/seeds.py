@@ -1,0 +1,371 @@
+"""Feature ``seeds``: all seeded requests of a step are drawn by one launch, with torch's bits.
+
+Stock draws a seeded request's noise by a call of its own on its own generator: at batch 128 that
+is 128 launches, and with drafts three times as many. A CUDA generator is a seed and an offset,
+and :mod:`~vllm.v1.readiness.kernels.seeds` computes from these what torch does. Requests without
+a seed are drawn by stock's own code before, with the same calls on the default generator.
+
+What the device needs (rows, seeds, offsets) is sent when the batch has changed. All requests that
+are drawn together advance by the same number, which the kernel is given, so that nothing is sent
+while a batch decodes.
+
+A generator's own offset is thus behind. Setting all of them in each draw would be a call for each
+request again, though a cheap one: an offset is set only when somebody takes the generator from the
+batch. :class:`Generators` stands in for the batch's dict, and nobody gets a generator
+out of it, by whatever method, before it has been set. From then on it is its own master, and is
+read anew at the next draw. So a row that leaves, moves or is exchanged, a rewound prompt, stock's
+own loops and a user's sampler all find what stock's generator would be, and may change it.
+
+Whoever keeps a request's generator beside the batch could see it behind, or use it unseen. No
+class of vLLM's does; a runner of any other class is left to upstream.
+"""
+
+# mirrors: vllm.v1.sample.ops.topk_topp_sampler:random_sample
+# mirrors: vllm.v1.sample.rejection_sampler:generate_uniform_probs
+# mirrors: vllm.v1.sample.rejection_sampler:sample_recovered_tokens
+
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, SupportsIndex, TypeVar
+
+import numpy as np
+import torch
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+from vllm.v1.readiness import features
+from vllm.v1.readiness.engine import gauges
+from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness.inputs import uploads
+
+if TYPE_CHECKING:
+    from vllm.v1.readiness.kernels.seeds import Draws
+    from vllm.v1.worker.gpu_input_batch import InputBatch
+
+logger = init_logger(__name__)
+
+T = TypeVar("T")
+#: Generators by row, as upstream keeps them.
+Plain = dict[int, torch.Generator]
+#: An offset counts words, of which a draw makes four.
+_WORDS = 4
+
+
+class Generators(dict[int, torch.Generator]):
+    """The generators of a batch by row; one that is taken out has its own offset.
+
+    Args:
+        seeds: the feature.
+        generators: by row.
+    """
+
+    def __init__(self, seeds: "Seeds", generators: Plain) -> None:
+        super().__init__(generators)
+        self.seeds = seeds
+
+    def __getitem__(self, row: int) -> torch.Generator:
+        self.seeds.give_back(row)
+        return super().__getitem__(row)
+
+    def __setitem__(self, row: int, generator: torch.Generator) -> None:
+        self.seeds.give_back(row)
+        self.seeds.change()
+        super().__setitem__(row, generator)
+
+    def __delitem__(self, row: int) -> None:
+        self.seeds.give_back(row)
+        super().__delitem__(row)
+
+    def __iter__(self) -> Iterator[int]:
+        return super().__iter__()
+
+    def pop(self, row: int, *default: T) -> torch.Generator | T:
+        """Take a generator out; see dict."""
+        self.seeds.give_back(row)
+        return super().pop(row, *default)
+
+    def popitem(self) -> tuple[int, torch.Generator]:
+        """Take the last generator out; see dict."""
+        row, generator = super().popitem()
+        super().__setitem__(row, generator)
+        return row, self.pop(row)
+
+    def copy(self) -> Plain:
+        """Return a plain dict, as of any mapping."""
+        return dict(self.items())
+
+    __copy__ = copy
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type[Plain], tuple[Plain]]:
+        """Stand in for the generators in copies of a batch, which upstream serves."""
+        return dict, (self.copy(),)
+
+    def __or__(self, other: Plain) -> Plain:  # type: ignore[override]
+        return self.copy() | other
+
+    def __ror__(self, other: Plain) -> Plain:  # type: ignore[override]
+        return other | self.copy()
+
+    def __ior__(self, other: Plain) -> "Generators":  # type: ignore[override]
+        self.update(other)
+        return self
+
+
+for _name in ("clear", "get", "items", "setdefault", "update", "values"):
+    # Made of the methods above, where dict's own would pass them by.
+    setattr(Generators, _name, getattr(MutableMapping, _name))
+
+
+@dataclass(slots=True)
+class Sent:
+    """What the device was sent of the requests that are drawn together.
+
+    Attributes:
+        rows: [requests] their rows.
+        arrays: on the device, int64 [requests] each: rows, seeds, counters; with drafts also the
+            first draft of each and their number.
+        drafts: each row's number of drafts; None if it was not asked for.
+        complete: whether these are all requests with a seed.
+        behind: draws of a thread since then.
+    """
+
+    rows: np.ndarray
+    arrays: list[torch.Tensor]
+    drafts: list[int] | None
+    complete: bool
+    behind: int = 0
+
+
+class Seeds(Feature):
+    """The seeded requests of one batch.
+
+    Args:
+        batch: the batch.
+        draws: draws on the batch's device.
+    """
+
+    def __init__(self, batch: "InputBatch", draws: "Draws") -> None:
+        self.draws = draws
+        self.device = batch.device
+        self.pin_memory = batch.pin_memory
+        self.vocab_size = batch.vocab_size
+        #: Whether torch was found to draw the same on this device; None: not looked at.
+        self.agrees: bool | None = None
+        self._runner_known = False
+        self._generators = Generators(self, batch.generators)
+        batch.generators = self._generators
+        # By row. Where it is kept, the generator's own offset may be behind.
+        self._kept = np.zeros(batch.max_num_reqs, np.bool_)
+        self._seeds = np.zeros(batch.max_num_reqs, np.int64)
+        self._counters = np.zeros(batch.max_num_reqs, np.int64)
+        #: The rows of all generators, each kept; None once one has been taken out or put in.
+        self._rows: np.ndarray | None = None
+        self._end = 0
+        self._sent: Sent | None = None
+
+    def warm_up(self) -> None:
+        """Compile the kernels, and compare what they draw with torch, once."""
+        if self.agrees is not None:
+            return
+        found = "other bits"
+        try:
+            self.agrees = agree(self.draws, self.device, self.vocab_size)
+        except Exception as error:  # a compiler of Triton's may know the device no better than we
+            self.agrees, found = False, f"{type(error).__name__}: {error}"
+        if not self.agrees:
+            logger.warning_once(
+                "Readiness overlay: torch %s does not draw as expected on %s (%s). vLLM's own "
+                "code draws for requests with a seed, with a launch for each.",
+                *(torch.__version__, self.device, found),
+            )
+
+    def prepare(self, runner: object) -> None:
+        """Note whose runner is about to sample; None for one with vLLM's own samplers."""
+        self._runner_known = runner is None or type(runner).__module__.startswith("vllm.")
+
+    def give_back(self, row: int) -> None:
+        """Bring a row's generator up to date; it is read anew before it is drawn again."""
+        if row in self._generators and self._kept[row]:
+            self._kept[row] = False
+            self.change()
+            generator = dict.__getitem__(self._generators, row)
+            generator.set_offset(int(self._counters[row]) * _WORDS)
+
+    def change(self) -> None:
+        """Note that not all generators are kept, or that they are not the same."""
+        self._rows = self._sent = None
+
+    def draw(self, noise: torch.Tensor, drafts: Sequence[int] | None) -> bool:
+        """Fill the rows of requests with a seed, as their generators would.
+
+        Args:
+            noise: [rows, vocabulary] on the device.
+            drafts: each row's number of drafts, to leave out those without; None for all rows.
+
+        Returns:
+            True if that was done; False to fall back to upstream.
+        """
+        if not self._serves(noise, torch.float32, 2, len(noise)):
+            self._count_fallback()
+            return False
+        sent = self._send(drafts)
+        if len(sent.rows):
+            self._advance(sent, self.draws.exponential(noise, sent.arrays, sent.behind))
+        return True
+
+    def draw_uniform(self, values: torch.Tensor, drafts: Sequence[int]) -> bool:
+        """Fill the numbers of drafts of requests with a seed, as their generators would.
+
+        Args:
+            values: [drafts of all rows] on the device.
+            drafts: each row's number of drafts.
+
+        Returns:
+            True if that was done; False to fall back to upstream.
+        """
+        if (
+            not self._serves(values, torch.float64, 1, len(drafts))
+            or max(drafts) > self.draws.most_drafts
+            or sum(drafts) != len(values)
+        ):
+            self._count_fallback()
+            return False
+        sent = self._send(drafts)
+        if len(sent.rows):
+            self._advance(sent, self.draws.uniform(values, sent.arrays, sent.behind))
+        return True
+
+    def _count_fallback(self) -> None:
+        """Count what is left to upstream, unless no request has a seed."""
+        if self._generators:
+            reason = gauges.OTHER_INPUT
+            if not self.agrees:
+                reason = gauges.OTHER_BITS
+            elif not self._runner_known:
+                reason = gauges.OTHER_CLASS
+            gauges.fall_back(features.SEEDS, reason)
+
+    def _serves(self, target: torch.Tensor, dtype: torch.dtype, dim: int, rows: int) -> bool:
+        """Whether all generators are kept, and a tensor is one of the kind that is drawn."""
+        return bool(
+            self.agrees
+            and self._runner_known
+            and self._generators
+            and target.dtype == dtype
+            and target.dim() == dim
+            and target.is_contiguous()
+            and target.device == self.device
+            and self._keep()
+            and self._end <= rows
+        )
+
+    def _keep(self) -> bool:
+        """Read all generators that are not kept.
+
+        Returns:
+            Whether all are of the kind that is known.
+        """
+        if self._rows is not None:
+            return True
+        known = dict.items(self._generators)
+        if len({id(generator) for _, generator in known}) < len(known):
+            return False
+        for row, generator in known:
+            if self._kept[row]:
+                continue
+            if type(generator) is not torch.Generator or generator.device != self.device:
+                return False
+            offset = generator.get_offset()
+            if offset % _WORDS:
+                return False
+            self._counters[row] = offset // _WORDS
+            self._seeds[row] = np.uint64(generator.initial_seed()).astype(np.int64)
+            self._kept[row] = True
+        self._rows = np.fromiter(self._generators, np.int64, len(known))
+        self._end = int(self._rows.max()) + 1
+        return True
+
+    def _send(self, drafts: Sequence[int] | None) -> Sent:
+        """Return what the device has of these requests, sent now if it has not."""
+        sent, rows = self._sent, self._rows
+        assert rows is not None
+        if sent is not None and (sent.complete if drafts is None else sent.drafts == drafts):
+            return sent
+        arrays = []
+        if drafts is not None:
+            counts = np.array(drafts)
+            rows = rows[counts[rows] > 0]
+            firsts = counts.cumsum() - counts
+            arrays = [firsts[rows], counts[rows]]
+        arrays = [rows, self._seeds[rows], self._counters[rows], *arrays]
+        self._sent = Sent(
+            rows,
+            uploads.together(arrays, (), self.device, self.pin_memory)[0],
+            None if drafts is None else list(drafts),
+            complete=len(rows) == len(self._generators),
+        )
+        return self._sent
+
+    def _advance(self, sent: Sent, draws: int) -> None:
+        """Note that the threads of these requests have made so many draws."""
+        sent.behind += draws
+        self._counters[sent.rows] += draws
+
+
+def follow(batch: "InputBatch") -> Seeds | None:
+    """Return the feature for a batch; None on a device that is not served."""
+    draws = draws_on(batch.device)
+    return None if draws is None else Seeds(batch, draws)
+
+
+def draws_on(device: torch.device) -> "Draws | None":
+    """Return how torch draws on a device; None if it is not known. Tests replace it."""
+    if device.type != "cuda" or not current_platform.is_cuda():
+        return None
+    from vllm.v1.readiness.kernels import seeds as kernels
+
+    return kernels.Draws.on(device)
+
+
+def agree(draws: "Draws", device: torch.device, vocab_size: int) -> bool:
+    """Whether torch draws the same; see the kernels' function. Tests replace it."""
+    from vllm.v1.readiness.kernels import seeds as kernels
+
+    return kernels.agree(draws, device, [vocab_size])
+
+
+def undrawn(
+    generators: Plain,
+    noise: torch.Tensor,
+    drafts: Sequence[int] | None = None,
+) -> Iterable[tuple[int, torch.Generator]]:
+    """Draw the noise of requests with a seed.
+
+    Args:
+        generators: by row.
+        noise: [rows, vocabulary].
+        drafts: each row's number of drafts, to leave out those without; None for all rows.
+
+    Returns:
+        What upstream's loop is left to draw, by row: nothing, or all.
+    """
+    if type(generators) is Generators and generators.seeds.draw(noise, drafts):
+        return ()
+    return generators.items()
+
+
+def undrawn_uniform(
+    generators: Plain, values: torch.Tensor, drafts: Sequence[int]
+) -> Iterable[tuple[int, int]]:
+    """Draw a number for each draft of requests with a seed.
+
+    Args:
+        generators: by row.
+        values: [drafts of all rows].
+        drafts: each row's number of drafts.
+
+    Returns:
+        Rows and drafts that upstream's loop is left to draw: none, or all.
+    """
+    if type(generators) is Generators and generators.seeds.draw_uniform(values, drafts):
+        return ()
+    return enumerate(drafts)

@@ -1,0 +1,402 @@
+"""Slots: device state of a feature for each request that uses it.
+
+A request gets a slot in the first step that it is sampled in. The slot is built from the
+history in ``token_ids_cpu`` and then updated on the device with what is sampled, so that
+nothing waits and no cost grows with the output.
+
+A step is served from slots only if every slot holds its request's whole history. Wherever a
+step may have been sampled without the slots, they are built anew from the history: after a
+step that was left to upstream, after one that was not observed, and after a cut.
+
+A request that leaves the batch and is still running (preempted, or in another micro-batch of a
+pipeline) keeps its slot, and gets it back if it returns as it left.
+"""
+
+# mirrors: vllm.v1.sample.metadata:SamplingMetadata
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING, ClassVar
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from vllm.logger import init_logger
+from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.readiness.engine import gauges, subclasses, switch
+from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness.inputs.uploads import upload
+from vllm.v1.readiness.outputs.history import LiveRows
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.readiness.outputs.history import History
+    from vllm.v1.sample.metadata import SamplingMetadata
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
+
+logger = init_logger(__name__)
+
+
+class _KeptSlot(subclasses.Uncopied):
+    """The slot of a request that has left the batch, and the request's state at that moment.
+
+    Attributes:
+        slot: the slot; None once it has been given up.
+        params: the request's parameters, which a streaming session replaces.
+        length: number of tokens of the prompt, and of prompt and output.
+    """
+
+    __slots__ = ("__weakref__", "length", "params", "slot")
+
+    def __init__(
+        self, slot: torch.Tensor, params: "SamplingParams | None", length: tuple[int, int]
+    ) -> None:
+        self.slot: torch.Tensor | None = slot
+        self.params = params
+        self.length = length
+
+    def matches(self, request: "CachedRequestState") -> bool:
+        """Whether the request is as it was when it left."""
+        length = (request.num_prompt_tokens, request.num_tokens)
+        return self.params is request.sampling_params and self.length == length
+
+
+class Slots(Feature, ABC):
+    """The slots of one batch for one feature.
+
+    Attributes:
+        name: of the feature; also the owner of its fences.
+        serving: whether the current step is served from the slots. True from
+            :meth:`prepare` until the step's samples are observed.
+        capacity: number of requests that may have a slot.
+        kernels: the feature's Triton kernels, which take slots by their addresses; None
+            where PyTorch's operations do the work.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, batch: "InputBatch", history: "History") -> None:
+        self.batch = batch
+        limit = switch.slots()
+        self.capacity = batch.max_num_reqs if limit is None else min(limit, batch.max_num_reqs)
+        self.history = history
+        self.vocab_size: int = batch.vocab_size
+        self.device: torch.device = batch.device
+        self.serving = False
+        self.kernels: ModuleType | None = None
+        #: Request id to slot; None if it is to be built before the next step.
+        self._slots: dict[str, torch.Tensor | None] = {}
+        #: Slots of requests that have left the batch, the oldest first. Each belongs to its
+        #: request's state, and goes when the runner drops that.
+        self._kept: WeakValueDictionary[str, _KeptSlot] = WeakValueDictionary()
+        self._exhausted = False
+        #: Why the newest step is left to upstream; empty if its slots are filled.
+        self._left = ""
+        gauges.watch(self)
+        # The current step: the sampling metadata that the rows below belong to.
+        self._metadata: SamplingMetadata | None = None
+        self._rows: list[torch.Tensor | None] = []
+        self._addresses: torch.Tensor | None = None
+        self._drafts: SpecDecodeMetadata | None = None
+        self._width = self.vocab_size
+
+    @abstractmethod
+    def _wants(self, request: "CachedRequestState") -> bool:
+        """Whether a request uses the feature in a way that a slot can serve."""
+
+    @abstractmethod
+    def _can_serve(self, metadata: "SamplingMetadata", width: int) -> bool:
+        """Whether a step may be served from slots; arguments as of :meth:`prepare`."""
+
+    @abstractmethod
+    def _build_slot(self, row: int) -> torch.Tensor:
+        """Build a slot, int32, from the history that token_ids_cpu holds in this row.
+
+        Raises:
+            torch.OutOfMemoryError: the device has no room for it.
+        """
+
+    @abstractmethod
+    def _update_slots(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
+        """Update the slots with a step's samples; see :meth:`observe_sampled`."""
+
+    @abstractmethod
+    def _describes_rows(self, metadata: "SamplingMetadata") -> bool:
+        """Whether the feature's part of this metadata is that of the live batch."""
+
+    @staticmethod
+    @abstractmethod
+    def _used(metadata: "SamplingMetadata") -> bool:
+        """Whether any request of this metadata uses the feature."""
+
+    @staticmethod
+    @abstractmethod
+    def _strip(metadata: "SamplingMetadata") -> None:
+        """Remove the feature from metadata, so that upstream's code does not apply it."""
+
+    @abstractmethod
+    def apply(self, logits: torch.Tensor, after_drafts: bool) -> None:
+        """Apply the feature to logits, in place.
+
+        Args:
+            logits: [requests, vocab], one row for each request.
+            after_drafts: whether the rows follow the step's drafts (bonus tokens).
+        """
+
+    @abstractmethod
+    def apply_to_targets(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata") -> None:
+        """Apply the feature to the positions at which drafts are verified, in place.
+
+        Args:
+            logits: [drafts of all requests, vocab]: for each draft the position that it was
+                proposed for, which follows the drafts before it.
+            drafts: the drafts.
+        """
+
+    @classmethod
+    def take(
+        cls,
+        metadata: "SamplingMetadata",
+        logits: torch.Tensor,
+        drafts: "SpecDecodeMetadata | None" = None,
+    ) -> "tuple[Self | None, SamplingMetadata]":
+        """Take the feature over from upstream's sampler, if this step is served from slots.
+
+        Otherwise upstream's code reads the output lists, which are settled for it here.
+
+        Args:
+            metadata: of the requests to be sampled.
+            logits: [positions, vocab] that the feature is to be applied to.
+            drafts: the drafts to verify at these positions; None if each position belongs
+                to one request.
+
+        Returns:
+            The slots, to be applied by the caller, and a copy of the metadata in which
+            nobody uses the feature. (None, metadata) to fall back to upstream.
+        """
+        rows = metadata.output_token_ids
+        live = rows.live if isinstance(rows, LiveRows) else None
+        if live is None or not cls._used(metadata):
+            return None, metadata
+        slots = live.find(cls)
+        if slots is None or not slots.recognises(metadata, logits, drafts):
+            if slots is not None:
+                gauges.fall_back(cls.name, slots._left or gauges.OTHER_INPUT)
+            live.settle_all(cls.name)
+            return None, metadata
+        stripped = copy.copy(metadata)
+        cls._strip(stripped)
+        return slots, stripped
+
+    def recognises(
+        self,
+        metadata: "SamplingMetadata",
+        logits: torch.Tensor,
+        drafts: "SpecDecodeMetadata | None",
+    ) -> bool:
+        """Whether this step's slots are those of the requests that these logits belong to.
+
+        Args:
+            metadata: sampling metadata with the live batch's rows.
+            logits: [positions, vocab].
+            drafts: the drafts to verify at these positions; None if each position belongs
+                to one request.
+        """
+        positions = len(self._rows) if drafts is None else len(drafts.draft_token_ids)
+        return (
+            self.serving
+            and self._describes_rows(metadata)
+            and logits.shape == (positions, self._width)
+            and logits.device.type == self.device.type
+        )
+
+    def add_request(self, request: "CachedRequestState") -> None:
+        """Give a slot to a request that joins the batch, if it wants one.
+
+        A new slot is built before the next step.
+        """
+        kept: _KeptSlot | None = vars(request).pop(self._attribute, None)
+        if self._wants(request):
+            mine = kept is not None and self._kept.pop(request.req_id, None) is kept
+            slot = kept.slot if mine and kept is not None and kept.matches(request) else None
+            del kept
+            self._slots[request.req_id] = slot
+            self._trim_kept()
+
+    def remove_request(self, request: "CachedRequestState", row: int) -> None:
+        """Keep the slot of a request that leaves its row, as long as the runner knows it.
+
+        Except with drafts in flight: the host then does not know which part of the history
+        the slot holds.
+        """
+        req_id = request.req_id
+        if req_id not in self._slots:
+            return
+        self._exhausted = False  # there may be room now
+        slot = self._slots.pop(req_id)
+        if slot is not None and not self.serving and not self.history.drafted:
+            batch = self.batch
+            length = (int(batch.num_prompt_tokens[row]), int(batch.num_tokens_no_spec[row]))
+            kept = _KeptSlot(slot, request.sampling_params, length)
+            vars(request)[self._attribute] = self._kept[req_id] = kept
+            self._trim_kept()
+
+    def idle(self) -> None:
+        """Release the device memory; with no request running, that delays nobody."""
+        self._forget_rows()
+        self._release()
+
+    def held(self) -> Iterator[gauges.Value]:
+        """Yield how many requests have a slot, and the device memory for them; see `gauges`."""
+        filled = sum(slot is not None for slot in list(self._slots.values()))
+        yield gauges.Value(gauges.SLOTS, (self.name,), filled)
+        yield gauges.Value(gauges.SLOT_BYTES, (self.name,), self._allocated())
+
+    def _allocated(self) -> int:
+        """Return the bytes of device memory that slots have, in use or not."""
+        return sum(slot.nbytes for slot in list(self._slots.values()) if slot is not None)
+
+    def _trim_kept(self) -> None:
+        """Give up kept slots, the oldest first, until the capacity is not exceeded."""
+        self._give_up_kept(self.capacity - len(self._slots))
+
+    def _give_up_kept(self, most: int) -> None:
+        """Give up kept slots, the oldest first, until ``most`` are left."""
+        while len(self._kept) > max(0, most):
+            self._kept.pop(next(iter(self._kept))).slot = None
+
+    def _release(self) -> None:
+        """Return memory that no slot needs to the device."""
+
+    @property
+    def _attribute(self) -> str:
+        """The attribute of a request's state under which its slot is kept."""
+        return f"readiness {self.name}"
+
+    @property
+    def complete(self) -> bool:
+        """Whether every request that wants a slot has one that holds its history."""
+        return all(slot is not None for slot in self._slots.values())
+
+    def cut(self, req_id: str, length: int) -> None:
+        """Build a request's slot anew before the next step if a cut may have lost a token."""
+        if self._slots.get(req_id) is not None and self.history.loses_tokens(
+            req_id, length, self.name
+        ):
+            self._slots[req_id] = None
+
+    def prepare(
+        self,
+        metadata: "SamplingMetadata",
+        width: int,
+        drafts: "SpecDecodeMetadata | None",
+    ) -> None:
+        """Make the slots ready for a step, or leave it to upstream: :attr:`serving` says which.
+
+        Args:
+            metadata: the live batch's, which is replaced when a row moves.
+            width: of the step's logits.
+            drafts: the step's drafts, if it has any.
+        """
+        if self.serving:
+            logger.warning_once(
+                "Readiness overlay: this model runner replaces vLLM's sample_tokens. The history "
+                "of its %s is read again on every step, and the host waits for it.",
+                self.name,
+            )
+            self.leave_step()
+        served = self._can_serve(metadata, width)
+        self._left = self._fill_slots() if served else gauges.OTHER_INPUT
+        if self._left:
+            self.leave_step()
+            return
+        self.serving = True
+        self._drafts = drafts
+        if metadata is not self._metadata or width != self._width:
+            self._width = width
+            self._look_up(metadata)
+
+    def observe_sampled(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
+        """Update the slots with the tokens that a step has sampled."""
+        if not self.serving:
+            self.leave_step()
+            return
+        self.serving = False
+        self._update_slots(sampled, discarded)
+
+    def leave_step(self) -> None:
+        """Leave a step to upstream; the slots miss its samples, and are built anew later."""
+        if not (self._slots or self._rows or self.serving):
+            return
+        self._forget_rows()
+        self._slots = dict.fromkeys(self._slots)
+        if self._exhausted:
+            self._release()
+
+    def _look_up(self, metadata: "SamplingMetadata") -> None:
+        """Look up the slot of each row."""
+        self._rows = [self._slots.get(req_id) for req_id in self.batch.req_ids]
+        if self.kernels is not None:
+            addresses = [0 if slot is None else slot.data_ptr() for slot in self._rows]
+            self._addresses = async_tensor_h2d(
+                addresses, torch.int64, self.device, pin_memory=self.batch.pin_memory
+            )
+        self._metadata = metadata
+
+    def _forget_rows(self) -> None:
+        """Forget which slot each row has, until the rows are looked up again."""
+        self.serving = False
+        self._metadata = None
+        self._rows = []
+        self._addresses = None
+        self._drafts = None
+
+    def _fill_slots(self) -> str:
+        """Build the slots that are missing.
+
+        Returns:
+            Why there is no room for them; empty if all are built.
+        """
+        if self.complete:
+            return ""
+        waiting = [req_id for req_id, slot in self._slots.items() if slot is None]
+        if len(self._slots) > self.capacity:
+            logger.warning_once(
+                "Readiness overlay: more than %d requests use %s (%s). Meanwhile vLLM's own path "
+                "serves them, which waits on every step.",
+                *(self.capacity, self.name, switch.SLOTS),
+            )
+            return gauges.NO_SLOT
+        if self._exhausted:
+            return gauges.NO_ROOM
+        self._forget_rows()
+        rows = [self.batch.req_id_to_index[req_id] for req_id in waiting]
+        self.history.settle_rows(rows, self.name)
+        try:
+            for req_id, row in zip(waiting, rows, strict=True):
+                self._slots[req_id] = self._build_slot(row)
+        except torch.OutOfMemoryError:
+            if self._kept:
+                self._give_up_kept(0)
+                return self._fill_slots()
+            # Until a request with a slot leaves: the next step would fail again.
+            self._exhausted = True
+            self._warn_no_room()
+            return gauges.NO_ROOM
+        return ""
+
+    def _warn_no_room(self) -> None:
+        logger.warning_once(
+            "Readiness overlay: the device has no memory left for the %s of %d requests. Where "
+            "it has none, vLLM's own path serves them, which waits on every step. Lower "
+            "gpu_memory_utilization or max_num_seqs.",
+            *(self.name, len(self._slots) or self.capacity),
+        )
+
+    def _staged(self, values: "np.ndarray", dtype: torch.dtype) -> torch.Tensor:
+        """Upload values [n] without waiting for the device."""
+        return upload(values, dtype, self.device, pin_memory=self.batch.pin_memory)

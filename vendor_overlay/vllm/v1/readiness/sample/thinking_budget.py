@@ -1,0 +1,397 @@
+"""Thinking budgets that search new tokens alone, and wait only if a decision depends on it.
+
+Upstream searches a request's whole output for the start and the end marker on every step
+until each is found, and needs the newest token on the host for that. Here every decision
+is still made by upstream's own ``_update_think_state``, but
+
+- markers are searched in the tokens that have arrived since the last search, with an
+  overlap of a marker's length less one;
+- while the remaining budget exceeds what a step may add, an update would only count down: it
+  is skipped, and one call makes up for the skipped ones before the next update that matters;
+- an update whose tokens are still on their way, and which cannot force a token yet, is
+  deferred until they arrive;
+- only a step that may force the end marker, or continue to force it, waits.
+
+Without ``thinking-rows``, upstream leaves two rows with one shared state when it swaps a
+request that has a budget with one that has none. Both are then searched from the start and
+waited for, as upstream does. With ``thinking-sections`` (:mod:`.thinking_fixes`) the search
+goes on after a section has ended, and nothing is waited for until another may exceed the budget.
+
+Lengths are in output tokens. A request's *reach* at a step is the length of its output and of
+the step's drafts together.
+"""
+
+# mirrors: vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from sys import maxsize
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import torch
+from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness.outputs.history import PLACEHOLDER
+from vllm.v1.readiness.sample.thinking_fixes import (
+    ATTRIBUTES,
+    KEYS,
+    UNLIMITED,
+    FixedHolder,
+    Lists,
+    SearchedOutput,
+    find_last,
+)
+from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
+
+if TYPE_CHECKING:
+    from vllm.v1.readiness.outputs.history import History
+    from vllm.v1.sample.logits_processor.interface import BatchUpdate
+    from vllm.v1.worker.gpu_input_batch import InputBatch
+
+#: A reach that no request attains.
+_NEVER = maxsize
+#: A length that depends on how many drafts are accepted.
+_OPEN = -1
+#: The key of a request's :class:`_Progress` in upstream's state, so that they move together.
+_PROGRESS = "readiness"
+#: Attributes of :class:`ThinkingBudget` that upstream's holder has not.
+_OWN = {"batch", "history", "_markers", "_tracked", "_any_deferred"}
+
+
+@dataclass(slots=True, eq=False)
+class _Progress:
+    """How far one request's output has been searched and its updates have been made.
+
+    Attributes:
+        output: the list that has been searched.
+        searched: how many of its tokens have been.
+        update_from: the reach from which an update does more than count down; 0 if the next
+            update must not be skipped for another reason.
+        force_from: the reach from which an update may force the end marker, if the start
+            marker is known; _NEVER if no token will be forced any more.
+        skipped: the output's length at the last skipped update; None if none was skipped;
+            _OPEN if it will be known when the next step's tokens arrive.
+        deferred: the updates to be made when their tokens arrive: for each the length, or
+            _OPEN, and the step's drafts.
+        restart: whether the next update is made at once, after a search from the start.
+        shared: whether two rows share the state.
+    """
+
+    output: list[int] | None = None
+    searched: int = 0
+    update_from: int = 0
+    force_from: int = 0
+    skipped: int | None = None
+    deferred: deque[tuple[int, list[int]]] = field(default_factory=deque)
+    restart: bool = True
+    shared: bool = False
+
+    @property
+    def pending_length(self) -> int:
+        """The length at the newest update that was skipped or deferred; 0 if none, or open."""
+        return max(0, self.deferred[-1][0] if self.deferred else self.skipped or 0)
+
+    @property
+    def updated(self) -> int:
+        """The length at the newest update; less if that is open."""
+        return max(self.searched, self.pending_length)
+
+    def resolve_open(self, known: int) -> None:
+        """Set the length of an update to ``known`` if it was open."""
+        if self.skipped == _OPEN:
+            self.skipped = known
+        if self.deferred and self.deferred[0][0] == _OPEN:
+            self.deferred[0] = (known, self.deferred[0][1])
+
+    def begin_anew(self) -> None:
+        """Make the next update at once, after a search from the start."""
+        self.restart = True
+        self.update_from = 0
+
+
+class ThinkingBudget(FixedHolder, Feature):
+    """Upstream's state holder for one live batch, with its history.
+
+    Args:
+        batch: the live batch.
+        history: the batch's.
+        holder: upstream's state holder, whose attributes this one takes over.
+        on: the features and fixes that are on.
+    """
+
+    def __init__(
+        self,
+        batch: "InputBatch",
+        history: "History",
+        holder: "ThinkingBudgetStateHolder",
+        on: frozenset[str],
+    ) -> None:
+        super().__init__(holder, on)
+        self.batch = batch
+        self.history = history
+        #: The markers, by the key under which upstream's state keeps the index of each.
+        self._markers = {
+            "start_thinking": self.think_start_token_ids,
+            "end_thinking": self.think_end_token_ids,
+        }
+        #: The rows with a state, each with the state and its progress.
+        self._tracked: list[tuple[int, dict[str, Any], _Progress]] = []
+        self._any_deferred = False
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, tuple[type], dict[str, Any]]:
+        """Stand in for the holder in copies of a batch: upstream's, with the fixes that are on."""
+        fixes = self.fixes_rows or self.fixes_sections or self.fixes_unlimited
+        own, keys = (_OWN, {_PROGRESS}) if fixes else (_OWN | ATTRIBUTES, {_PROGRESS, *KEYS})
+        attributes = {name: vars(self)[name] for name in vars(self).keys() - own}
+        plain = {
+            id(state): {key: value for key, value in state.items() if key not in keys}
+            for state in self._state.values()
+        }
+        attributes["_state"] = {row: plain[id(state)] for row, state in self._state.items()}
+        kind = FixedHolder if fixes else ThinkingBudgetStateHolder
+        return object.__new__, (kind,), attributes
+
+    def sync_batch(self, batch_update: "BatchUpdate | None") -> None:
+        """Follow requests that join, leave and move, as upstream does; progress moves with them."""
+        super().sync_batch(batch_update)
+        if not batch_update:
+            return
+        rows = Counter(map(id, self._state.values()))
+        self._tracked = [
+            (row, state, state.setdefault(_PROGRESS, _Progress()))
+            for row, state in self._state.items()
+        ]
+        for _, state, progress in self._tracked:
+            shared = rows[id(state)] > 1
+            if shared or progress.shared:
+                progress.begin_anew()
+            progress.shared = shared
+
+    def cut(self, req_id: str, length: int) -> None:
+        """Search an output anew if a cut loses tokens that may have been searched."""
+        row = self.batch.req_id_to_index[req_id]
+        state = self._state.get(row)
+        if state is not None and length < self.history.known(row):
+            state[_PROGRESS].begin_anew()
+
+    def begin_anew(self) -> None:
+        """Make all next updates at once, after a search from the start."""
+        for _, _, progress in self._tracked:
+            progress.begin_anew()
+
+    def waiting(self) -> Iterator[int]:
+        """Yield the rows whose update in this step depends on tokens that may not have arrived."""
+        outputs = self.batch.req_output_token_ids
+        drafts = self.batch.spec_token_ids
+        for row, state, progress in self._tracked:
+            if row >= len(outputs):
+                continue
+            output = outputs[row]
+            reach = len(output) + len(drafts[row])
+            if reach < progress.update_from and progress.output is output:
+                continue
+            if output and self._may_force(row, state, progress, reach):
+                yield row
+
+    def arrive(self, rows: list[int], tokens: list[int] | None) -> None:
+        """Search a step's tokens, which have been written into the lists.
+
+        Args:
+            rows: the rows that have got tokens.
+            tokens: the one token of each; None if a row may have got several.
+        """
+        # Without the last token of a marker there is no new marker.
+        if tokens is not None and not self._any_deferred and self.last_tokens.isdisjoint(tokens):
+            return
+        outputs = self.batch.req_output_token_ids
+        for row in rows:
+            state = self._state.get(row)
+            if state is None:
+                continue
+            progress: _Progress = state[_PROGRESS]
+            if progress.restart or progress.output is not outputs[row]:
+                continue
+            known = self.history.known(row)
+            progress.resolve_open(known)
+            # Tokens that no update has been due for yet may still be cut off.
+            self._search(state, progress, min(known, progress.pending_length))
+            self._update_deferred(state, progress, known)
+        self._any_deferred = any(progress.deferred for _, _, progress in self._tracked)
+
+    def update_state(
+        self,
+        output_token_ids: Lists,
+        spec_token_ids: Lists | None,
+        repeat_indices: torch.Tensor | None = None,
+    ) -> None:
+        """Make, skip or defer the step's updates; called once a step.
+
+        Args:
+            output_token_ids: not used; the live batch's outputs are read instead.
+            spec_token_ids: [rows]: the step's drafts.
+            repeat_indices: not used; 0.22.0's samplers do not pass it either.
+        """
+        outputs = self.batch.req_output_token_ids
+        drafts = spec_token_ids or []
+        drafted = self.history.drafted
+        for row, state, progress in self._tracked:
+            if row >= len(outputs):
+                continue
+            output = outputs[row]
+            specs = drafts[row] if row < len(drafts) else []
+            length = len(output)
+            reach = length + len(specs)
+            unread = length > 0 and output[-1] == PLACEHOLDER
+            if reach < progress.update_from and progress.output is output:
+                if progress.searched < length and not unread and progress.update_from != _NEVER:
+                    self._search(state, progress, length)
+                progress.skipped = _OPEN if drafted and unread else length
+            elif progress.force_from == _NEVER:
+                continue
+            elif unread and not self._may_force(row, state, progress, reach):
+                progress.deferred.append((_OPEN if drafted else length, list(specs)))
+                progress.update_from = 0
+                self._any_deferred = True
+            else:
+                self._update_now(state, progress, output, specs)
+
+    def apply_to_logits(
+        self,
+        logits: torch.Tensor,
+        predict_bonus_token: bool,
+        spec_token_ids: Lists | None,
+    ) -> torch.Tensor:
+        """See :meth:`FixedHolder.apply_to_logits`; without an update that forces, at once."""
+        if any(state["in_end"] for state in self._state.values()):
+            return super().apply_to_logits(logits, predict_bonus_token, spec_token_ids)
+        return logits
+
+    def _may_force(self, row: int, state: dict[str, Any], progress: _Progress, reach: int) -> bool:
+        """Whether an update that is not skipped may force a token, or continue to."""
+        budget: int = state["thinking_token_budget"]
+        if progress.force_from == _NEVER:
+            return False
+        if progress.restart or progress.output is not self.batch.req_output_token_ids[row]:
+            return True
+        if state["start_thinking"] != -1:
+            return reach >= progress.force_from
+        # If the start marker has not arrived, nor has anything that follows it.
+        return reach - self.history.known(row) > budget
+
+    def _search(self, state: dict[str, Any], progress: _Progress, length: int) -> None:
+        """Search the new ones among an output's first ``length`` tokens for missing markers."""
+        output = progress.output
+        assert output is not None
+        searched, progress.searched = progress.searched, max(length, progress.searched)
+        if state["end_thinking"] != -1 and state["start_thinking"] != -1:
+            return
+        if self.last_tokens.isdisjoint(output[searched:length]):
+            return
+        if self.fixes_sections:
+            if self.follow_sections(state, output, searched, length):
+                self._skip_no_older(progress, length)
+                self._set_thresholds(state, progress)
+            return
+        unstarted = state["start_thinking"] == -1
+        for name, marker in self._markers.items():
+            if state[name] == -1:
+                first = max(0, searched - len(marker) + 1)
+                state[name] = find_last(output, marker, first, length)
+        if unstarted:
+            self._skip_no_older(progress, length)
+        self._set_thresholds(state, progress)
+
+    @staticmethod
+    def _skip_no_older(progress: _Progress, length: int) -> None:
+        """Drop a skipped update of a shorter output: nothing was counted at that time."""
+        if progress.skipped is not None and progress.skipped < length:
+            progress.skipped = None
+
+    def _update_now(
+        self, state: dict[str, Any], progress: _Progress, output: list[int], drafts: list[int]
+    ) -> None:
+        """Make this step's update, after the ones that were skipped and deferred."""
+        length = len(output)
+        if progress.output is not None:
+            known = len(progress.output)  # its request may have moved to another row
+            self._search(state, progress, min(known, progress.pending_length))
+            self._update_deferred(state, progress, known)
+        if progress.restart or progress.output is not output:
+            if self.fixes_sections and length < progress.updated:
+                self.rewind(state)
+                progress.skipped = None
+                progress.deferred.clear()
+            self._update_skipped(state, progress)
+            progress.output = output
+            progress.searched = 0
+            progress.restart = progress.shared
+        self._search(state, progress, length)
+        self._update_at(state, progress, length, drafts)
+        if progress.restart:
+            progress.update_from = 0
+
+    def _update_deferred(self, state: dict[str, Any], progress: _Progress, known: int) -> None:
+        """Make the deferred updates whose tokens have arrived."""
+        while progress.deferred and _OPEN < progress.deferred[0][0] <= known:
+            length, drafts = progress.deferred.popleft()
+            self._update_at(state, progress, length, drafts)
+        if progress.deferred:
+            progress.update_from = 0
+
+    def _update_skipped(self, state: dict[str, Any], progress: _Progress) -> None:
+        """Make one update in the place of the skipped ones; it has the same effect."""
+        length, progress.skipped = progress.skipped, None
+        if length is not None:
+            self._call_upstream(state, progress, length, [])
+
+    def _update_at(
+        self, state: dict[str, Any], progress: _Progress, length: int, drafts: list[int]
+    ) -> None:
+        """Make an update as of a length of the output, after the skipped ones."""
+        self._update_skipped(state, progress)
+        self._call_upstream(state, progress, length, drafts)
+        self._set_thresholds(state, progress)
+
+    def _call_upstream(
+        self, state: dict[str, Any], progress: _Progress, length: int, drafts: list[int]
+    ) -> None:
+        """Run upstream's update on the first ``length`` tokens of the output."""
+        assert progress.output is not None
+        state["output_tok_ids"] = SearchedOutput(progress.output, length)
+        state["spec_token_ids"] = list(drafts)
+        state["in_spec_mode"] = self.in_spec_mode
+        state["force_index"] = []
+        self._update_think_state(state)
+
+    def _set_thresholds(self, state: dict[str, Any], progress: _Progress) -> None:
+        """Compute from which reach updates do more than count down, and may force a token."""
+        budget = state["thinking_token_budget"]
+        start, end = state["start_thinking"], state["end_thinking"]
+        prompt = len(state["prompt_tok_ids"] or ()) if state["continue_thinking"] else 0
+        over = not state["in_end"] and start != -1 and end != -1 and start <= end + prompt
+        if over or budget == UNLIMITED:
+            # Upstream does not search for another start marker.
+            progress.update_from = progress.force_from = _NEVER
+        elif state["in_end"]:
+            progress.update_from = progress.force_from = 0
+        elif start == -1 and self.fixes_sections:
+            # A start marker can only end in a token that has not been searched.
+            progress.update_from = progress.force_from = progress.searched + 1 + budget
+        else:
+            counted = state["prev_output_length"]
+            progress.update_from = state["check_count_down"] + counted
+            if not counted and not state["continue_thinking"]:
+                # Upstream begins to count after the marker's width, wherever the marker is.
+                width = len(self.think_start_token_ids)
+                progress.update_from = progress.update_from + width if start == -1 else 0
+            progress.force_from = self.used_up(state)
+
+
+def reads_lists(holder: "ThinkingBudgetStateHolder | None", otherwise: bool) -> bool:
+    """Whether a thinking budget needs lists of each row's output with its drafts.
+
+    Args:
+        holder: the batch's state of thinking budgets, upstream's or ours.
+        otherwise: upstream's answer.
+    """
+    return otherwise and not isinstance(holder, ThinkingBudget)

@@ -1,0 +1,1 @@
+"""Start-up checks, the sync guard, scopes and the probe."""

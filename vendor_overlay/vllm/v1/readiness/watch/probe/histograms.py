@@ -1,0 +1,282 @@
+"""Histograms of one process's records, and the small file that carries them to the server.
+
+Each process that records counts in :class:`Histograms`, and writes them to a file beside its
+record file every few seconds: ``FILE.rank0.metrics`` for the process labelled ``rank0``. The
+values of :mod:`~vllm.v1.readiness.engine.gauges` travel with them. The file names the process that
+wrote it; :func:`read` returns nothing for one that has ended.
+"""
+
+# mirrors: nothing
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from vllm.logger import init_logger
+from vllm.v1.readiness.engine import gauges, switch
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+logger = init_logger(__name__)
+
+#: How the name of a process's file ends.
+SUFFIX = ".metrics"
+#: The version of the file's format. A file of another version is not read.
+FORMAT = 2
+
+#: The buckets' upper bounds in nanoseconds, inclusive: 1 us to 10 s.
+BOUNDS = (*(step * 10**power for power in range(2, 9) for step in (10, 25, 50)), 10**10)
+
+#: Kind of record to its metric's name and description.
+METRICS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "execute_model": ("execute_model", "Host time in the worker's execute_model."),
+        "sample_tokens": ("sample_tokens", "Host time in the worker's sample_tokens."),
+        "get_output": ("get_output", "Host time in getting a step's output, waits included."),
+        "fence": ("fence", "Host time in one wait for the device, by who waited."),
+        "readback": ("readback", "Time from the start of a step's copy to the host to its end."),
+        "output": ("output_interval", "Time between two outputs of a worker, pauses left out."),
+        "schedule": ("schedule", "Host time in the scheduler's schedule."),
+        "update_from_output": (
+            "update_from_output",
+            "Host time in the scheduler's update_from_output.",
+        ),
+    }
+)
+#: The kind whose histograms are counted by owner.
+OWNED = "fence"
+_UNKNOWN_OWNER = "unknown"
+#: The kind whose ``owner`` is the number of requests that its step continues. A step that
+#: continues none follows a pause, which no request has waited for.
+_INTERVAL = "output"
+
+#: The largest file and number that are read; some hundred times what is ever written.
+_LARGEST_FILE = 1 << 20
+_LARGEST_NUMBER = 1 << 80
+
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+#: A kind of record, and the owner if the kind is :data:`OWNED`.
+Key = tuple[str, str | None]
+
+
+class Series(NamedTuple):
+    """One histogram of one process.
+
+    Attributes:
+        counts: of each bucket alone, not cumulative; the last one is above all bounds.
+        total: the sum of the durations counted, in nanoseconds.
+    """
+
+    counts: list[int]
+    total: int
+
+
+class Contents(NamedTuple):
+    """What a process's file holds.
+
+    Attributes:
+        histograms: by kind and owner.
+        values: of gauges and counters.
+    """
+
+    histograms: dict[Key, Series]
+    values: list[gauges.Value]
+
+
+class Histograms:
+    """The durations that one process has recorded since it began. For one thread.
+
+    Args:
+        kinds: the names that a record's ``kind`` is an index into; those that
+            :data:`METRICS` lacks are not counted.
+    """
+
+    def __init__(self, kinds: Sequence[str]) -> None:
+        self.kinds = tuple(kinds)
+        self.series: dict[Key, Series] = {}
+        self._bounds = np.asarray(BOUNDS, dtype=np.int64)
+        self._pid = os.getpid()
+        self._instance = process_instance(self._pid)
+        self._path: str | None = None
+        self._failed = False
+
+    def update(self, records: "npt.NDArray[np.int64]", owners: Sequence[str]) -> None:
+        """Count new records.
+
+        Args:
+            records: int64 [records, 6]: kind, began, ended, step, owner, extra. Left out are
+                records that ended before they began, and outputs of steps that continue no
+                request.
+            owners: the names that the owner of a fence is an index into.
+        """
+        kinds, began, ended, owner = records[:, 0], records[:, 1], records[:, 2], records[:, 4]
+        durations = ended - began
+        valid = durations >= 0
+        for index, kind in enumerate(self.kinds):
+            if kind not in METRICS:
+                continue
+            counted = valid & (kinds == index)
+            if kind == _INTERVAL:
+                counted &= owner > 0
+            if kind != OWNED:
+                self._add((kind, None), durations[counted])
+                continue
+            for number in np.unique(owner[counted]).tolist():
+                name = owners[number] if 0 <= number < len(owners) else _UNKNOWN_OWNER
+                self._add((kind, name), durations[counted & (owner == number)])
+
+    def _add(self, key: Key, durations: "npt.NDArray[np.int64]") -> None:
+        if not durations.size:
+            return
+        buckets = np.searchsorted(self._bounds, durations, side="left")
+        added = np.bincount(buckets, minlength=len(BOUNDS) + 1)
+        before = self.series.get(key, Series([0] * len(added), 0))
+        counts = [old + new for old, new in zip(before.counts, added.tolist(), strict=True)]
+        self.series[key] = Series(counts, before.total + int(durations.sum()))
+
+    def write(self, path: str, values: Sequence[gauges.Value] = ()) -> None:
+        """Write the file, replacing it as a whole; an error is logged once, and not raised.
+
+        A file that was written to another path is removed: a process that turns out to run
+        a worker changes its label.
+
+        Args:
+            path: FILE.label.metrics, where the label, such as ``rank0``, has no dot.
+            values: of gauges and counters.
+        """
+        if path != self._path:
+            self.remove()
+        content = {
+            "form": FORMAT,
+            "label": path.removesuffix(SUFFIX).rpartition(".")[2],
+            "pid": self._pid,
+            "instance": self._instance,
+            "bounds": BOUNDS,
+            "series": [
+                {"kind": kind, "owner": owner, "counts": series.counts, "total": series.total}
+                for (kind, owner), series in self.series.items()
+            ],
+            "values": values,
+        }
+        staged = f"{path}.{self._pid}.new"
+        try:
+            with open(staged, "w", encoding="utf-8") as file:
+                json.dump(content, file)
+            os.replace(staged, path)
+        except OSError as error:
+            if not self._failed:
+                logger.warning(
+                    "/metrics will lack histograms, because %s cannot be written: %s",
+                    *(switch.shown(path), error),
+                )
+            self._failed = True
+            with contextlib.suppress(OSError):
+                os.unlink(staged)
+        else:
+            self._path = path
+
+    def remove(self) -> None:
+        """Remove the file, when the process ends."""
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+            self._path = None
+
+
+def read(path: str, label: str) -> Contents:
+    """Read the file of a living process.
+
+    Args:
+        path: the file's.
+        label: the process's, as the file's name gives it.
+
+    Returns:
+        The contents; empty if the process has ended, or the file is another server's.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError, TypeError, LookupError, RecursionError: its content is not valid.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = json.loads(file.read(_LARGEST_FILE))
+    except FileNotFoundError:
+        return Contents({}, [])  # its process has just ended
+    if (
+        content["label"] != label  # of a server whose FILE begins like ours
+        or content["instance"] is None
+        or content["instance"] != process_instance(content["pid"])
+    ):
+        return Contents({}, [])
+    label.encode()  # raises if its bytes are not text, which cannot be shown
+    return _validated(content)
+
+
+def _validated(content: dict[str, object]) -> Contents:
+    """Return the histograms and values of a file.
+
+    Raises:
+        ValueError, TypeError, LookupError: the content is not what :meth:`Histograms.write`
+            writes.
+    """
+    if content["form"] != FORMAT or content["bounds"] != list(BOUNDS):
+        raise ValueError("it was written by another version")
+    histograms: dict[Key, Series] = {}
+    entries = content["series"]
+    if not isinstance(entries, list):
+        raise TypeError("its series are not a list")
+    for entry in entries:
+        kind, owner = entry["kind"], entry["owner"]
+        counts, total = entry["counts"], entry["total"]
+        if kind not in METRICS or isinstance(owner, str) != (kind == OWNED):
+            raise ValueError(f"{kind!r} by {owner!r} is not a kind that is recorded")
+        if len(counts) != len(BOUNDS) + 1 or not all(map(_is_count, (*counts, total))):
+            raise ValueError(f"{kind!r} does not have one whole number for each bucket")
+        str(owner).encode()  # raises for half a surrogate pair, which cannot be shown
+        if (kind, owner) in histograms:
+            raise ValueError(f"{kind!r} by {owner!r} occurs twice")
+        histograms[kind, owner] = Series(counts, total)
+    return Contents(histograms, _values(content["values"]))
+
+
+def _values(entries: object) -> list[gauges.Value]:
+    """Return the values of gauges and counters; raises as :func:`_validated` does."""
+    if not isinstance(entries, list):
+        raise TypeError("its values are not a list")
+    values = [gauges.Value(metric, tuple(labels), value) for metric, labels, value in entries]
+    for metric, labels, value in values:
+        if len(labels) != len(gauges.METRICS[metric].labels) or not _is_count(value):
+            raise ValueError(f"{metric!r} has other labels, or no whole number")
+        "".join(labels).encode()  # raises for what is no text, and for half a surrogate pair
+    if len({value[:2] for value in values}) < len(values):
+        raise ValueError("a value occurs twice")
+    return values
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < _LARGEST_NUMBER
+
+
+def boot_id() -> str:
+    """Identify this boot of this host, and with it the clock; empty if unknown."""
+    with contextlib.suppress(OSError), open(_BOOT_ID, encoding="ascii") as file:
+        return file.read().strip()
+    return ""
+
+
+def process_instance(pid: int) -> str | None:
+    """Identify a running process among those of all hosts and times; None: it has ended."""
+    try:
+        with open(f"/proc/{int(pid)}/stat", "rb") as file:
+            # The name before the last parenthesis may contain anything.
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    state, start_time = fields[0], fields[19]
+    return None if state in (b"Z", b"X") else f"{boot_id()} {pid} {start_time.decode()}"
