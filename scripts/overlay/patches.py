@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from overlay.errors import damaged
@@ -20,8 +20,9 @@ from overlay.pin import is_safe
 SERIES = "series"
 
 #: No module comes near a million lines; a number may not be more than the interpreter converts.
+#: The text behind ``@@`` is a bare name: a line of upstream's would be a quotation.
 _HUNK = re.compile(
-    rb"@@ -(\d{1,6})(?:,(\d{1,6}))? \+(\d{1,6})(?:,(\d{1,6}))? @@",
+    rb"@@ -(\d{1,6})(?:,(\d{1,6}))? \+(\d{1,6})(?:,(\d{1,6}))? @@(?: ([A-Za-z_]\w*))?",
 )
 _NO_NEWLINE = b"\\ No newline at end of file"
 
@@ -32,16 +33,18 @@ class Hunk:
 
     ``old_at`` and ``new_at`` are zero-based line indices in the file before and
     after. Lines carry their line feed; only a file's last line may lack it.
+    ``place`` names the function or class that the hunk is in, for readers.
     """
 
     old_at: int
     old: tuple[bytes, ...]
     new_at: int
     new: tuple[bytes, ...]
+    place: str = field(default="", compare=False)
 
     def reversed(self) -> Hunk:
         """The hunk that undoes this one."""
-        return Hunk(self.new_at, self.new, self.old_at, self.old)
+        return Hunk(self.new_at, self.new, self.old_at, self.old, self.place)
 
 
 @dataclass(frozen=True)
@@ -171,8 +174,9 @@ def _hunk(name: str, lines: Sequence[bytes], at: int) -> tuple[Hunk, int]:
     if not match:
         raise damaged("not a hunk header, or one that quotes upstream after the @@", where)
     old_start, old_count, new_start, new_count = (
-        1 if group is None else int(group) for group in match.groups()
+        1 if group is None else int(group) for group in match.groups()[:4]
     )
+    place = (match[5] or b"").decode()
     at += 1
     by_sign: dict[bytes, list[bytes]] = {b"-": [], b"+": []}
     for sign, count in ((b"-", old_count), (b"+", new_count)):
@@ -192,7 +196,7 @@ def _hunk(name: str, lines: Sequence[bytes], at: int) -> tuple[Hunk, int]:
     new_at = new_start if new_count == 0 else new_start - 1
     if (old_count == 0 and new_count == 0) or old_at < 0 or new_at < 0:
         raise damaged("an empty hunk, or one before the file's first line", where)
-    return Hunk(old_at, tuple(by_sign[b"-"]), new_at, tuple(by_sign[b"+"])), at
+    return Hunk(old_at, tuple(by_sign[b"-"]), new_at, tuple(by_sign[b"+"]), place), at
 
 
 def dumps(patch: Patch) -> bytes:
@@ -202,7 +206,7 @@ def dumps(patch: Patch) -> bytes:
         parts.append(f"--- a/{file.path}\n+++ b/{file.path}\n".encode())
         for hunk in file.hunks:
             old, new = _range(hunk.old_at, hunk.old), _range(hunk.new_at, hunk.new)
-            parts.append(f"@@ -{old} +{new} @@\n".encode())
+            parts.append(f"@@ -{old} +{new} @@ {hunk.place}".rstrip().encode() + b"\n")
             for sign, lines in ((b"-", hunk.old), (b"+", hunk.new)):
                 for line in lines:
                     end = b"" if line.endswith(b"\n") else b"\n%s\n" % _NO_NEWLINE

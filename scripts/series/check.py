@@ -10,6 +10,7 @@ from overlay.patches import SERIES, Series, header_fields
 from overlay.source import Overlay
 from overlay.words import SERVES
 
+from series import catalogue
 from series.checksums import expected_pin
 
 #: The required DEP-3 fields of a patch: why and how, the issue it answers, and when to drop it.
@@ -32,6 +33,8 @@ def complaints(root: Path, upstream: Callable[[str], bytes]) -> Iterator[str]:
         for patch in overlay.series.patches:
             for name in missing_fields(patch.header):
                 yield f"patches/{patch.name}: the header lacks {name}"
+        if not is_catalogue(root, overlay.series):
+            yield f"patches/{catalogue.NAME} is stale: run `make refresh`"
         pin = expected_pin(root, overlay.pin, overlay.series, upstream)
     except OverlayError as error:
         yield str(error)
@@ -51,7 +54,13 @@ def missing_fields(header: str) -> list[str]:
     return [name for name in FIELDS if not fields.get(name)]
 
 
+def is_catalogue(root: Path, series: Series) -> bool:
+    """Whether the page in patches/ is the one that the series gives."""
+    page = root / "patches" / catalogue.NAME
+    return page.is_file() and page.read_bytes() == catalogue.page(series)
+
+
 def unlisted(root: Path, series: Series) -> list[str]:
     """The files in ``patches/`` that are not in the series."""
-    listed = {patch.name for patch in series.patches} | {SERIES}
+    listed = {patch.name for patch in series.patches} | {SERIES, catalogue.NAME}
     return sorted({file.name for file in (root / "patches").iterdir()} - listed)

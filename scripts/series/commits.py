@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from overlay.errors import Exit, OverlayError
 from overlay.patches import SERIES, Series, header_fields, parse, split_lines
 from overlay.pin import PACKAGE
 
-from series import git
+from series import catalogue, git
 from series.check import FIELDS, missing_fields
 from series.tree import PRISTINE, header_of
 
+_HUNK = re.compile(rb"@@ -\d+(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _CONFLICT = re.compile(rb"^\+(?:<{7}|\|{7}|>{7}) .*$", re.MULTILINE)
 #: The longest name of a patch, without its number, in characters.
 LONGEST_SLUG = 60
@@ -37,7 +39,9 @@ def series_of(tree: Path) -> tuple[dict[str, bytes], Series]:
         patches.append(parse(name, data))
         files[f"patches/{name}"] = data
     files[f"patches/{SERIES}"] = "".join(f"{patch.name}\n" for patch in patches).encode()
-    return files, Series(patches)
+    series = Series(patches)
+    files[f"patches/{catalogue.NAME}"] = catalogue.page(series)
+    return files, series
 
 
 def _patch(tree: Path, number: int, commit: str) -> tuple[str, bytes]:
@@ -68,7 +72,8 @@ def _patch(tree: Path, number: int, commit: str) -> tuple[str, bytes]:
         if status != "M":
             step = f"put a new module into vendor_overlay/{PACKAGE}/"
             raise refused(f"adds or removes {path}; a patch may only change a file", step)
-    changes = b"".join(bare(git.data(tree, "diff", *DIFF, f"{commit}^", commit)))
+    diff = git.data(tree, "diff", *DIFF, f"{commit}^", commit)
+    changes = b"".join(bare(diff, lambda path: git.data(tree, "show", f"{commit}:{path}")))
     if mark := _CONFLICT.search(changes):
         step = "settle the conflict in that commit, and run `make refresh` again"
         raise refused(f"adds git's mark of a conflict: {mark[0][1:].decode()}", step)
@@ -86,15 +91,42 @@ def slug(description: str) -> str:
     return "-".join(words)[:LONGEST_SLUG]
 
 
-def bare(diff: bytes) -> Iterator[bytes]:
-    """The lines of a git diff without git's headers, and without the text after each ``@@``."""
+def bare(diff: bytes, read: Callable[[str], bytes]) -> Iterator[bytes]:
+    """Yield the lines of a git diff without git's headers; each ``@@`` names its place.
+
+    Args:
+        diff: without context lines.
+        read: returns the bytes of a path after the change.
+    """
     remaining = 0
+    tree = ast.Module([], [])
     for line in split_lines(diff):
         if remaining and line[:1] in b"+-":
             remaining -= 1
             yield line
-        elif hunk := re.match(rb"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@", line):
-            remaining = sum(1 if count is None else int(count) for count in hunk.groups())
-            yield hunk[0] + b"\n"
+        elif hunk := _HUNK.match(line):
+            remaining = sum(1 if count is None else int(count) for count in hunk.group(1, 3))
+            yield f"{hunk[0].decode()} {place(tree, int(hunk[2]))}".rstrip().encode() + b"\n"
         elif line.startswith((b"--- ", b"+++ ", b"\\ ")):
+            if line.startswith(b"+++ b/"):
+                tree = _parsed(read(line[6:].rstrip(b"\n").decode()))
             yield line
+
+
+def _parsed(source: bytes) -> ast.Module:
+    """The syntax tree of a file; an empty one if it is not Python."""
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])
+
+
+def place(tree: ast.Module, line: int) -> str:
+    """The name of the innermost function or class around a line; empty at the module's level."""
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+        and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    return max(around, key=lambda node: node.lineno).name if around else ""

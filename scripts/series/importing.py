@@ -162,7 +162,7 @@ def _diff(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> bytes:
         tree.lay_out(folder, "before", Upstream(tuple(sorted(before)), before.__getitem__), [])
         for path, data in after.items():
             (folder / path).write_bytes(data)
-        return b"".join(bare(git.data(folder, "diff", *DIFF)))
+        return b"".join(bare(git.data(folder, "diff", *DIFF), after.__getitem__))
 
 
 def _warnings(files: Mapping[str, bytes]) -> Iterator[str]:

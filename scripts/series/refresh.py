@@ -12,7 +12,7 @@ from overlay.patches import SERIES, Series
 from overlay.pin import sha256
 from overlay.source import Overlay
 
-from series import git, tree
+from series import catalogue, git, tree
 from series.checksums import expected_pin, patch_digests
 from series.commits import series_of
 from series.tree import EDIT, PRISTINE, write_file
@@ -43,7 +43,8 @@ def refresh(root: Path, dry_run: bool) -> list[str]:
                 subject=root / "patches",
                 next_step="run `make edit`, and then `make refresh`",
             )
-        return _save(root, {}, expected, dry_run)
+        page = {f"patches/{catalogue.NAME}": catalogue.page(series)}
+        return _save(root, page, expected, dry_run)
     _refuse_unready(folder, root)
     pin = tree.pin_of_release(folder, pin)
     files, series = series_of(folder)

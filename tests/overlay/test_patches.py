@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from overlay.errors import Exit, OverlayError
-from overlay.patches import Patch, Series, parse
+from overlay.patches import Patch, Series, dumps, parse
 from series.commits import bare
 from support.mini import unified
 
@@ -45,8 +45,25 @@ def test_git_agrees(tmp_path_factory: pytest.TempPathFactory, old: bytes, new: b
         (folder / side / "vllm" / "f.py").write_bytes(data)
     command = ["git", "diff", "--no-index", "-U0", "--no-prefix", "a", "b"]
     diff = subprocess.run(command, cwd=folder, capture_output=True, check=False).stdout
-    changed = parse("p.patch", b"".join(bare(diff)))
+    changed = parse("p.patch", b"".join(bare(diff, lambda _: new)))
     assert changed.files[0].apply(old, "p.patch") == new
+
+
+def test_a_hunk_names_the_function_or_class_that_it_is_in() -> None:
+    new = b"A = 1\nclass B:\n    x = 1\n\n    def f(self):\n        return 1\n"
+    diff = b"--- a/vllm/f.py\n+++ b/vllm/f.py\n"
+    for line in (1, 3, 6):
+        diff += b"@@ -%d,0 +%d @@ def quoted(upstream):\n+%s" % (
+            line - 1,
+            line,
+            new.splitlines(keepends=True)[line - 1],
+        )
+    data = b"".join(bare(diff, lambda _: new))
+    (file,) = parse("p.patch", data).files
+    assert [hunk.place for hunk in file.hunks] == ["", "B", "f"]
+    assert dumps(Patch("p.patch", "", (file,))) == data
+    with pytest.raises(OverlayError, match="quotes upstream"):
+        parse("p.patch", data.replace(b"@@ f\n", b"@@ f(self):\n"))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from overlay.installation import locate
 from overlay.patches import Series
 from overlay.source import Overlay
 from series.check import FIELDS
+from series import catalogue
 from series.checksums import expected_pin
 
 PRISTINE = {
@@ -86,6 +87,8 @@ def overlay(
     empty = pin.Pin(RELEASE, version, {}, {}, {})
     expected = expected_pin(root, empty, Series.load(root / "patches"), pristine.__getitem__)
     (root / pin.NAME).write_text(expected.dumps())
+    page = catalogue.page(Series.load(root / "patches"))
+    (root / "patches" / catalogue.NAME).write_bytes(page)
     return Overlay.load(root)
 
 

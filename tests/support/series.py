@@ -10,7 +10,9 @@ from pathlib import Path
 from overlay import pin
 from overlay.patches import Series, parse
 from overlay.source import Overlay
+from series import catalogue
 from series.checksums import expected_pin
+from series.commits import bare
 from series.upstream import Upstream
 
 from support import mini
@@ -93,7 +95,8 @@ def patch_files(
     for number, edit in enumerate(edits, 1):
         changed = replaced(text, edit)
         header = mini.HEADER.replace("Description: text", f"Description: Edit {number}")
-        data = mini.unified(path, text.encode(), changed.encode())
+        diff = mini.unified(path, text.encode(), changed.encode())
+        data = b"".join(bare(diff, lambda _, changed=changed: changed.encode()))
         files[f"{number:04}-edit-{number}.patch"] = header.encode() + b"\n" + data
         text = changed
     return files
@@ -214,4 +217,6 @@ def checkout(
     whole = series(edits, base[path], path)
     expected = expected_pin(root, empty, whole, lambda path: base[path].encode())
     (root / pin.NAME).write_text(expected.dumps())
+    page = catalogue.page(Series.load(root / "patches"))
+    (root / "patches" / catalogue.NAME).write_bytes(page)
     return Overlay.load(root)
