@@ -114,7 +114,7 @@ class Engine:
 
         from vllm.v1.engine.llm_engine import LLMEngine
         from vllm.v1.executor.uniproc_executor import UniProcExecutor
-        from vllm.v1.readiness import features
+        from vllm.v1.readiness import registry
 
         length = PROMPT + load.output
         engine_args = arguments(
@@ -132,7 +132,7 @@ class Engine:
         self._engine = LLMEngine.from_engine_args(engine_args)
         core = self._engine.engine_core.engine_core
         runner = core.model_executor.driver_worker.worker.model_runner
-        self.fixes = sorted(runner.input_batch.readiness.on & features.FIXES.keys())
+        self.fixes = sorted(runner.input_batch.readiness.on & registry.FIXES.keys())
         self.clock = Clock()
         for part in PARTS:
             scheduled = part in ("schedule", "update_from_output")

@@ -12,7 +12,7 @@ from overlay.pin import PACKAGE
 from overlay.source import Overlay
 
 #: The runtime's module that has the words.
-MODULE = f"{PACKAGE}/features.py"
+MODULE = f"{PACKAGE}/registry.py"
 #: The header's field of the words that a patch serves, or :data:`ALL` for a part of the frame.
 SERVES, ALL = "Serves", "all"
 
@@ -49,7 +49,7 @@ def vocabulary(overlay: Overlay) -> Vocabulary:
             "this overlay has no features and fixes to choose from",
             "leave --features, --fixes and --leave out",
         )
-    names: dict[str, object] = {"__name__": "features"}
+    names: dict[str, object] = {"__name__": "registry"}
     code = compile(overlay.added_bytes(MODULE), MODULE, "exec", dont_inherit=True)
     exec(code, names)  # noqa: S102 (it is ours, and proven by checksum)
     parts = (names[name] for name in ("GROUPS", "ALL", "without", "with_needs"))

@@ -183,7 +183,7 @@ def _waiver(args: argparse.Namespace) -> int:
     if args.release:
         result = review.of_release(overlay, base, _obtain(args, overlay, args.out), args.out)
     vocabulary = Vocabulary(ROOT / "vendor_overlay")
-    seams = Seams(vocabulary, overlay.series, base, _overlaid(overlay, base))
+    seams = Seams(overlay.series, base)
     text = waiver.markdown(overlay, vocabulary, seams, result)
     print(json.dumps({"markdown": text}) if args.json else text, end="\n" if args.json else "")
     return Exit.DONE

@@ -49,7 +49,7 @@ def examine(
     """
     before, after = References.of(base), References.of(release.upstream)
     vocabulary = Vocabulary(overlay.root / "vendor_overlay")
-    seams = Seams(vocabulary, overlay.series, base, overlaid)
+    seams = Seams(overlay.series, base)
     choice = runners.examine(before, after)
     classes = reach.examine(reach.holders(uses), before, after)
     words = verdicts.examine(

@@ -61,7 +61,7 @@ def examine(
             (``path:line``) or the word that it concerns.
 
     Returns:
-        The entries under "words" in review.json, in the order of ``features.py``; the last one
+        The entries under "words" in review.json, in the order of ``registry.py``; the last one
         is for what every word needs.
     """
     words = [*sorted(vocabulary.features), *sorted(vocabulary.fixes)]
@@ -225,9 +225,9 @@ def _is_runners(path: str) -> bool:
 
 def _judge_patch(entries: Mapping[str, _Entry], seams: Seams, patch: JudgedPatch) -> None:
     number = patch.patch.name.partition("-")[0]
+    words = seams.of_patch(patch.patch.name) or {FRAME}
     for file in patch.files:
         for hunk in file.hunks:
-            words = seams.of_hunk(patch.patch.name, hunk.ours) or {FRAME}
             if hunk.verdict == CONFLICTS or (hunk.verdict == GONE and patch.verdict == CONFLICTS):
                 for word in words:
                     _add(entries[word].conflicts, f"conflict in {number}")
@@ -242,7 +242,7 @@ def _judge_patch(entries: Mapping[str, _Entry], seams: Seams, patch: JudgedPatch
     if patch.verdict == CONFLICTS and not any(
         f"conflict in {number}" in entry.conflicts for entry in entries.values()
     ):  # Its hunks merge one by one, and not together.
-        for word in seams.of_patch(patch.patch.name) or {FRAME}:
+        for word in words:
             _add(entries[word].conflicts, f"conflict in {number}")
 
 
@@ -265,7 +265,7 @@ def _concerned(vocabulary: Vocabulary, seams: Seams, concern: str) -> set[str]:
     at = int(line) if line.isdigit() else 0
     if "/readiness/" not in path and at:
         return set(seams.at(path, at))
-    return set(vocabulary.at(path, at) if at else vocabulary.of_module(path))
+    return set(vocabulary.of_module(path))
 
 
 def _add(texts: list[str], text: str) -> None:

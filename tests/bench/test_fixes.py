@@ -13,7 +13,7 @@ from support.asynchronous import announce
 from support.benches import bench
 from support.sites import REPO
 from support.slow_fixes import SLOWER, slow
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 
 
 @pytest.mark.slow
@@ -24,7 +24,7 @@ def test_a_planted_cost_is_found_in_its_part_alone(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     run = json.loads((tmp_path / "out" / "run.json").read_text())
     (measured,) = run["rounds"]
-    on = sorted(features.FIXES)
+    on = sorted(registry.FIXES)
     assert measured["fixes"] == {"on": on, "on again": on, "off": []}
     costs = {part: figures["cost"] for part, figures in measured["parts"].items()}
     assert list(costs) == [*PARTS, TOGETHER]

@@ -17,7 +17,7 @@ from support import forked
 from support.asynchronous import announce
 from support.engine import PATIENCE, Engine
 from support.sites import OVERLAY, REPO, run
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 
 pytestmark = pytest.mark.slow
 
@@ -75,9 +75,9 @@ def test_a_part_equals_stock_and_logs_what_is_not_installed(engine: Engine, pris
     part = engine.start(environment=forked.ENVIRONMENT)
     assert part.finish() == pristine
     report = json.loads(run("status", "--site", engine.site, "--json").stdout)
-    assert report["left_out"] == sorted({features.PENALTIES, *features.FIXES})
+    assert report["left_out"] == sorted({registry.PENALTIES, *registry.FIXES})
     names = ", ".join(report["left_out"])
-    on = ", ".join(sorted(features.FEATURES.keys() - {features.PENALTIES}))
+    on = ", ".join(sorted(registry.FEATURES.keys() - {registry.PENALTIES}))
     text = part.text()
     assert f"digest {report['digest']}, features: {on}; fixes: none" in text
     assert f"Readiness overlay: not installed, because `apply` was told so: {names}" in text

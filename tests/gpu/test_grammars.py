@@ -34,8 +34,7 @@ def make_batch(names: list[str], vocabulary: int) -> Any:
 
 def make_feature(vocabulary: int) -> Grammars:
     """The feature, with buffers for all rows."""
-    feature = Grammars(make_batch(NAMES, vocabulary), DRAFTS, True)
-    assert feature.on
+    feature = Grammars(make_batch(NAMES, vocabulary), DRAFTS)
     for name in NAMES:
         params = {"structured_outputs": StructuredOutputsParams(regex="a")}
         feature.add_request(batches.state(batches.Spec([1], [], params), name))
@@ -77,7 +76,7 @@ class Step:
 
     def ours(self, feature: Grammars, logits: torch.Tensor) -> None:
         feature.batch = self.batch
-        assert feature.apply(self.scheduled, self.output, logits)
+        assert feature.apply_grammars(self.scheduled, self.output, logits)
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -53,7 +53,7 @@ def batch(device: torch.device, rows: list[int], vocab_size: int) -> Any:
         max_num_reqs=ROWS,
         generators={row: generator(device, 3 * row) for row in rows},
     )
-    feature = seeds.follow(owner)
+    feature = seeds.Seeds.make(SimpleNamespace(batch=owner))  # type: ignore[arg-type]
     assert feature is not None
     feature.warm_up()
     assert feature.agrees
@@ -155,7 +155,7 @@ def test_a_draw_costs_the_host_little(device: torch.device, record_property: Any
 
     took = {}
     for name, act in {
-        "ours": lambda: seeds.undrawn(generators, noise),
+        "ours": lambda: seeds.draw(generators, noise),
         "stock": stock,
         "offsets": set_offsets,
     }.items():

@@ -19,7 +19,7 @@ from overlay.pin import PACKAGE, sha256
 from overlay.source import Overlay
 from support import mini
 from support.sites import OVERLAY, UPSTREAM, run, small, snapshot
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import identity, switch
 
 THEIRS = "vllm/v1/engine/output_processor.py"
@@ -42,7 +42,7 @@ def files_of(overlay: Overlay) -> dict[str, bytes]:
 
 
 @settings(max_examples=8)
-@given(st.sets(st.sampled_from(sorted(features.ALL)), min_size=1))
+@given(st.sets(st.sampled_from(sorted(registry.ALL)), min_size=1))
 def test_any_words_give_an_overlay_that_can_be_taken_off(without: set[str]) -> None:
     overlay = part(without)
     after = files_of(overlay)
@@ -78,9 +78,9 @@ def undefined(folder: Path) -> dict[str, set[str]]:
 def test_no_patch_uses_a_name_of_one_that_does_not_serve_the_same(tmp_path: Path) -> None:
     """Each word alone, and all but each; a header that forgets a word leaves a name undefined."""
     cases = {"stock": upstream(OVERLAY.targets)}
-    for name in sorted(features.ALL):
+    for name in sorted(registry.ALL):
         cases[f"-{name}"] = files_of(part([name]))
-        cases[name] = files_of(part(features.ALL - features.with_needs([name])))
+        cases[name] = files_of(part(registry.ALL - registry.with_needs([name])))
     seen = set()
     for case, files in cases.items():
         for path, data in files.items():
@@ -98,7 +98,7 @@ def test_no_patch_uses_a_name_of_one_that_does_not_serve_the_same(tmp_path: Path
 
 def test_the_words_of_the_patches_are_those_of_the_runtime() -> None:
     served = [words.served(patch) for patch in OVERLAY.series.patches]
-    assert frozenset().union(*(each for each in served if each)) == features.ALL
+    assert frozenset().union(*(each for each in served if each)) == registry.ALL
     assert None in served
 
 
@@ -120,11 +120,11 @@ def test_a_mark_is_nothing_but_comments(old: list[bytes], new: list[bytes], mark
     [
         (["--features=-penalties"], {"penalties"}),
         (["--features", "-history"], {"history", "penalties", "bad-words", "thinking-budget"}),
-        (["--features", "penalties"], features.FEATURES.keys() - {"penalties", "history"}),
-        (["--fixes", "off"], features.FIXES.keys()),
+        (["--features", "penalties"], registry.FEATURES.keys() - {"penalties", "history"}),
+        (["--fixes", "off"], registry.FIXES.keys()),
         (["--features=on", "--fixes=-thinking-rows"], {"thinking-rows", "thinking-sections"}),
         (["--features", "off", "--fixes", "stop-tokens, cpu-seeds"],
-         features.ALL - {"stop-tokens", "cpu-seeds"}),
+         registry.ALL - {"stop-tokens", "cpu-seeds"}),
         (["--leave", THEIRS], {"logprobs", "cached-prompt-logprobs"}),
         (["--leave", THEIRS, "--leave=vllm/v1/core/sched/utils.py", "--features=-seeds"],
          {"logprobs", "cached-prompt-logprobs", "closed-grammars", "seeds"}),
@@ -146,7 +146,7 @@ def test_words_are_read_as_the_switch_reads_them(
     assert identity.left_out(provenance) == left_out
     assert identity.digest(provenance, site) == report["digest"]
     value = switch.parse("-" + ",-".join(left_out))
-    assert features.without(identity.left_out(provenance), features.ALL) == value
+    assert registry.without(identity.left_out(provenance), registry.ALL) == value
 
 
 @pytest.mark.parametrize(

@@ -290,9 +290,10 @@ def test_a_batch_has_the_feature_on_any_rank_unless_it_is_off() -> None:
             return empty(modules.overlaid, 16, **named)
 
     for each in (batch("on"), batch("on", is_pooling_model=True)):
-        assert each.block_table.readiness is each.readiness.block_tables is not None
+        feature = each.readiness.find(block_tables.BlockTables)
+        assert each.block_table.readiness is feature is not None
     off = batch("-block-tables")
-    assert off.block_table.readiness is off.readiness.block_tables is None
+    assert off.block_table.readiness is off.readiness.find(block_tables.BlockTables) is None
     off.readiness.lose_block_tables()
 
 

@@ -104,7 +104,7 @@ def test_the_batch_of_a_copy_stays_live(copied: Callable[[Any], Any]) -> None:
     assert original.sampling_metadata.output_token_ids is attached.rows
     if copied is not copy.copy:
         go_on(modules.overlaid, twin)
-        assert list(attached._requests) == ["r0", "r1", "r2", "r3"]
+        assert list(attached.requests) == ["r0", "r1", "r2", "r3"]
         assert go_on(modules.overlaid, original) == go_on(
             modules.pristine, filled(modules.pristine)
         )
@@ -184,7 +184,7 @@ def test_a_copied_request_has_no_slot_of_the_batch(copied: Callable[[Any], Any])
     run.run(4)
     batch = run.ours.batch
     penalties = batch.readiness.find(Penalties)
-    request = batch.readiness._requests[name]
+    request = batch.readiness.requests[name]
     batch.readiness.remove_request(name, 0)
     assert penalties._kept[name].slot is not None
     twin = copied(request)

@@ -209,7 +209,7 @@ def test_threads_that_cannot_be_started_are_done_without(fresh: Pair) -> None:
 def left_to_upstream(pair: Pair, drafts: int = 0) -> bool:
     masks = pair.ours.backend.allocate_token_bitmask(16)
     pair.ours._grammar_bitmask = masks
-    return grammar_masks.fill(pair.ours, pair.requests, ["r0"], drafts) == 0
+    return grammar_masks.fill(pair.ours, pair.requests, ["r0"], drafts) is None
 
 
 def test_what_is_unknown_is_upstreams(fresh: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

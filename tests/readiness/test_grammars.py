@@ -89,7 +89,7 @@ class Step:
         """Masked logits; the scheduler then fills its masks anew."""
         logits = self.logits.clone()
         feature.batch = self.batch
-        assert feature.apply(self.scheduled, self.output, logits)
+        assert feature.apply_grammars(self.scheduled, self.output, logits)
         self.output.grammar_bitmask.fill(0)
         return logits
 
@@ -111,7 +111,7 @@ STEPS = st.lists(
 def simulated(decisions: list[int]) -> Iterator[tuple[Device, Grammars]]:
     """The feature on a simulated device."""
     with installed(Device(cycling(decisions))) as device:
-        yield device, Grammars(make_batch([]), 3, True)
+        yield device, Grammars(make_batch([]), 3)
 
 
 @given(steps=STEPS, decisions=st.lists(st.integers(0, 5)), least=st.sampled_from([0, 4 << 20]))
@@ -224,7 +224,7 @@ def test_upstream_waits_for_the_forward_pass_and_we_do_not() -> None:
         forward.record()
         ours = step.logits.clone().as_subclass(OnDevice)
         feature.batch = step.batch
-        assert feature.apply(step.scheduled, step.output, ours)
+        assert feature.apply_grammars(step.scheduled, step.output, ours)
         assert not forward.passed()
         assert device.stream_waits == 0
         assert batches.same_bits(ours.as_subclass(torch.Tensor), expected)
@@ -246,20 +246,17 @@ def test_what_is_unknown_is_upstreams() -> None:
             step = Step(*EVERY)
             feature.batch, step.output.grammar_bitmask = step.batch, spoil(step)
             logits = step.logits.clone()
-            assert not feature.apply(step.scheduled, step.output, logits)
+            assert not feature.apply_grammars(step.scheduled, step.output, logits)
             assert torch.equal(logits, step.logits)
         step = Step(*EVERY)
         with pytest.raises(IndexError):
             apply_grammar_bitmask(step.scheduled, step.output, step.batch, step.logits[:-1])
-        assert not feature.apply(step.scheduled, step.output, step.logits[:-1])
-        assert not feature.apply(step.scheduled, step.output, step.logits.to("meta"))
-        off = Grammars(step.batch, 0, False)
-        off.add_request(request("r1"))
-        assert not off.apply(step.scheduled, step.output, step.logits)
+        assert not feature.apply_grammars(step.scheduled, step.output, step.logits[:-1])
+        assert not feature.apply_grammars(step.scheduled, step.output, step.logits.to("meta"))
         assert device.allocations == 0
-    on_cpu = Grammars(step.batch, 0, True)
+    on_cpu = batches.empty(modules.overlaid, VOCABULARY)
     on_cpu.add_request(request("r1"))
-    assert not on_cpu.apply(step.scheduled, step.output, step.logits)
+    assert not on_cpu.readiness.apply_grammars(step.scheduled, step.output, step.logits)
 
 
 def test_the_feature_follows_an_input_batch() -> None:
@@ -271,7 +268,7 @@ def test_the_feature_follows_an_input_batch() -> None:
         assert device.allocations == before
         batch.add_request(request("two"))
         assert device.allocations == before + 2
-        feature = batch.readiness.grammars
+        feature = batch.readiness.find(Grammars)
         assert feature._names == {"two"}
         batch.remove_request("two")
         assert not feature._names

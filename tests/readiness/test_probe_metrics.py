@@ -251,7 +251,8 @@ print(json.dumps([
     threading.active_count(),
 ]))
 """)
-    names = ["", ".features", ".gauges", ".identity"]
-    names += [".probe", ".probe.histograms", ".probe.metrics", ".switch"]
+    names = ["", *(f".engine{name}" for name in ("", ".gauges", ".identity", ".switch"))]
+    names += [".registry", ".watch"]
+    names += [f".watch.probe{name}" for name in ("", ".histograms", ".metrics")]
     assert json.loads(output) == [[f"vllm.v1.readiness{name}" for name in names], [], 1]
     assert list(tmp_path.iterdir()) == []

@@ -14,7 +14,7 @@ import torch
 import torch.distributed
 from readiness.guard import Guard
 from torch.distributed import TCPStore
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import identity, ranks, switch
 from vllm.v1.readiness.version import __version__
 from vllm.v1.readiness.watch import startup
@@ -145,7 +145,7 @@ def test_another_version_is_refused(run: Run) -> None:
 @pytest.mark.parametrize(
     ("values", "names", "command"),
     [
-        (("", "-fixes"), features.FIXES, "unset VLLM_READINESS"),
+        (("", "-fixes"), registry.FIXES, "unset VLLM_READINESS"),
         (("-stop-tokens", "on"), ["stop-tokens"], "export VLLM_READINESS=-stop-tokens"),
         (("on", "-penalties"), ["penalties"], "export VLLM_READINESS=on"),
     ],

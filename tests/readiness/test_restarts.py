@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from support import batches, modules
 from vllm.sampling_params import SamplingParams
-from vllm.v1.readiness.core import restarts
+from vllm.v1.readiness.inputs import restarts
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 VOCABULARY = 30
@@ -15,7 +16,7 @@ VOCABULARY = 30
 def runner() -> Any:
     """What is read of a runner."""
     return SimpleNamespace(
-        input_batch=SimpleNamespace(vocab_size=VOCABULARY),
+        input_batch=batches.empty(modules.overlaid, VOCABULARY),
         num_prompt_logprobs={},
     )
 
@@ -39,6 +40,11 @@ def draw(state: CachedRequestState) -> float:
     return float(torch.rand(1, generator=state.generator))
 
 
+def join(runner: Any, state: CachedRequestState) -> None:
+    """Have a request join the runner's batch."""
+    runner.input_batch.readiness.rejoin(runner, state)
+
+
 @pytest.fixture(autouse=True)
 def on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Switch everything on, beside a connector."""
@@ -48,21 +54,21 @@ def on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_was_drawn_for_dropped_tokens_is_drawn_again() -> None:
     state, one = request(), runner()
-    restarts.join(one, state)
+    join(one, state)
     first = [draw(state), draw(state)]
-    restarts.join(one, state)
+    join(one, state)
     assert [draw(state), draw(state)] == first
 
 
 def test_what_was_drawn_for_tokens_that_stay_is_not_drawn_again() -> None:
     state, one = request(), runner()
-    restarts.join(one, state)
+    join(one, state)
     first = draw(state)
     state.output_token_ids = [5]
-    restarts.join(one, state)
+    join(one, state)
     second = draw(state)
     assert second != first
-    restarts.join(one, state)
+    join(one, state)
     assert draw(state) == second
 
 
@@ -73,9 +79,9 @@ def test_off(off: str, monkeypatch: pytest.MonkeyPatch) -> None:
     else:
         monkeypatch.setattr(restarts, "has_kv_transfer_group", lambda: False)
     state, one = request(prompt_logprobs=2), runner()
-    restarts.join(one, state)
+    join(one, state)
     first = draw(state)
-    restarts.join(one, state)
+    join(one, state)
     assert draw(state) != first
     assert one.num_prompt_logprobs == {}
 
@@ -84,13 +90,13 @@ def test_off(off: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_prompt_logprobs_are_computed_with_the_prompt(asked: int | None, count: int | None) -> None:
     state, one = request(prompt_logprobs=asked), runner()
     expected = {} if count is None else {"r": count}
-    restarts.join(one, state)
+    join(one, state)
     assert one.num_prompt_logprobs == expected
     state.num_computed_tokens = 3  # the prompt is not computed
     one.num_prompt_logprobs.clear()
-    restarts.join(one, state)
+    join(one, state)
     assert one.num_prompt_logprobs == {}
     state.num_computed_tokens = 0
     state.output_token_ids = [5]  # they were delivered with it
-    restarts.join(one, state)
+    join(one, state)
     assert one.num_prompt_logprobs == {}

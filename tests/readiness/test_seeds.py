@@ -16,7 +16,7 @@ from support import modules, philox
 from support.lockstep import LockstepRun
 from support.philox import Draws, Generator
 from vllm.utils import cpu_triton_utils
-from vllm.v1.readiness import features, live
+from vllm.v1.readiness import live, registry
 from vllm.v1.readiness.engine import gauges
 from vllm.v1.readiness.inputs import uploads
 from vllm.v1.readiness.sample import seeds
@@ -232,22 +232,22 @@ class TestRandomSample:
         generators = batch([0])
         kinds = [torch.zeros(4, 37).double(), torch.zeros(37, 4).T, torch.zeros(4, 2, 37)]
         for noise in kinds:
-            assert [row for row, _ in seeds.undrawn(generators, noise)] == [0]
-            assert list(seeds.undrawn_uniform(generators, noise, [9])) == [(0, 9)]
+            assert not seeds.draw(generators, noise)
+            assert not seeds.draw_uniform(generators, noise, [9])
         values = torch.zeros(12).double()
-        assert list(seeds.undrawn_uniform(generators, values, [9, 3])) == [(0, 9), (1, 3)]
-        assert list(seeds.undrawn_uniform(generators, values, [8, 3])) == [(0, 8), (1, 3)]
-        assert list(seeds.undrawn_uniform(generators, values, [8, 4])) == []
-        assert list(seeds.undrawn(dict(generators), torch.zeros(4, 37))) != []
+        assert not seeds.draw_uniform(generators, values, [9, 3])
+        assert not seeds.draw_uniform(generators, values, [8, 3])
+        assert seeds.draw_uniform(generators, values, [8, 4])
+        assert not seeds.draw(dict(generators), torch.zeros(4, 37))
         with pytest.raises(IndexError):
             self.sample(modules.overlaid, batch([4]))
 
     def test_request_without_drafts_draws_nothing(self, uses: Uses) -> None:
         generators = batch([0, 1])
         noise = torch.zeros(4, 37)
-        assert list(seeds.undrawn(generators, noise, [0, 0, 2, 0])) == []
+        assert seeds.draw(generators, noise, [0, 0, 2, 0])
         assert not noise.any()
-        assert list(seeds.undrawn(generators, noise, [0, 1, 2, 0])) == []
+        assert seeds.draw(generators, noise, [0, 1, 2, 0])
         assert noise.any(1).tolist() == [False, True, False, False]
         assert states(generators) == {0: (0, 0), 1: (1, 8)}
 
@@ -265,7 +265,7 @@ def test_numbers_of_drafts_may_change_in_each_step(uses: Uses, rows: list[int]) 
             load(SAMPLER).random_sample(noise, generators)
             uniform = load(modules.REJECTION_SAMPLER).generate_uniform_probs
             values = uniform(sum(drafts), drafts, generators, torch.device("cpu"))
-            if list(seeds.undrawn(generators, noise.zero_(), drafts)):
+            if not seeds.draw(generators, noise.zero_(), drafts):
                 for row in (row for row in generators if drafts[row]):
                     noise[row].exponential_(generator=generators[row])
             drawn.append([*values.tolist(), *noise.flatten().tolist()])
@@ -326,7 +326,7 @@ class TestGenerators:
         """Generators whose own offsets are behind by one draw."""
         generators = batch([0, 1])
         own = dict(generators)
-        assert list(seeds.undrawn(generators, torch.zeros(4, 37))) == []
+        assert seeds.draw(generators, torch.zeros(4, 37))
         assert [generator.offset for generator in own.values()] == [0, 0]
         yield generators
         assert not set(uses) & set(own.values())
@@ -345,19 +345,19 @@ class TestGenerators:
     def test_what_others_do_with_it_counts(self, behind: Any) -> None:
         behind[1].set_offset(behind[1].get_offset() - 4)
         behind[0].manual_seed(99)
-        assert list(seeds.undrawn(behind, torch.zeros(4, 37))) == []
+        assert seeds.draw(behind, torch.zeros(4, 37))
         assert states(behind) == {0: (99, 16), 1: (1, 12)}
 
     def test_rows_that_are_exchanged_deleted_or_replaced(self, behind: Any) -> None:
         first, second = behind.pop(0), behind.pop(1)
         behind[0], behind[5] = second, first
-        assert list(seeds.undrawn(behind, torch.zeros(6, 37))) == []
+        assert seeds.draw(behind, torch.zeros(6, 37))
         behind[0] = Generator().manual_seed(4)
         assert (first.offset, second.offset) == (8, 16)
         del behind[5]
         assert first.offset == 16
         behind |= {2: first}
-        assert list(seeds.undrawn(behind, torch.zeros(6, 37))) == []
+        assert seeds.draw(behind, torch.zeros(6, 37))
         assert states(behind) == {0: (4, 8), 2: (0, 24)}
         assert second.offset == 16
 
@@ -408,7 +408,7 @@ def test_off_and_other_devices_keep_upstreams_dict(
     run = make_run(switch=switch)
     assert type(run.ours.batch.generators) is dict
     assert live.of(run.ours.batch).seeds is None
-    assert features.SEEDS in features.FEATURES
+    assert registry.SEEDS in registry.FEATURES
 
 
 @pytest.mark.parametrize("own", ["sample_tokens", "_update_states", "batch", "sampler"])

@@ -1,6 +1,7 @@
 """The feature block-tables: no slots are computed for recurrent layers, where nobody reads them."""
 
 import inspect
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -19,7 +20,9 @@ from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 from vllm.v1.attention.backend import AttentionMetadataBuilder
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadataBuilder
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, MambaSpec
+from vllm.v1.readiness.engine import switch
 from vllm.v1.readiness.inputs import slot_mappings
+from vllm.v1.readiness.inputs.block_tables import BlockTables
 from vllm.v1.spec_decode.draft_model import DraftModelProposer
 from vllm.v1.spec_decode.eagle import EagleProposer
 
@@ -136,7 +139,10 @@ def test_slots_that_may_be_read_are_computed(runner: Any, monkeypatch: pytest.Mo
 
 
 def test_with_the_feature_off_all_slots_are_computed(runner: Any) -> None:
-    runner.input_batch.readiness.block_tables = None
+    with mock.patch.dict(os.environ, {switch.NAME: "-block-tables"}):
+        batch = empty(modules.overlaid, 16)
+    batch.block_table = runner.input_batch.block_table
+    runner.input_batch = batch
     assert mapped(runner) == [True, True]
 
 
@@ -157,6 +163,7 @@ def test_the_pinned_recurrent_layers_read_no_slots() -> None:
 
 def test_a_device_that_was_asleep_is_sent_whole_tables(runner: Any) -> None:
     runner.init_fp8_kv_scales = lambda: None
-    with mock.patch.object(runner.input_batch.readiness, "block_tables") as tables:
+    tables = runner.input_batch.readiness.find(BlockTables)
+    with mock.patch.object(tables, "lose") as lose:
         runner.post_kv_cache_wake_up()
-    tables.lose.assert_called_once_with()
+    lose.assert_called_once_with()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import vllm.logger
 from support import modules
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
 from vllm.v1.readiness.watch import startup
 
@@ -38,10 +38,10 @@ def test_model_runner_v2_claims_what_acts_there(
     if derived:
         kind = type("Own", (kind,), {"__module__": "somebodys.runner"})
     first, idle = lines(kind, caplog_vllm)
-    assert listed(first) == [features.ON_V2 & group for group in features.GROUPS.values()]
+    assert listed(first) == [registry.ON_V2 & group for group in registry.GROUPS.values()]
     assert "VLLM_USE_V2_MODEL_RUNNER=0 takes V1" in idle
     names = set(idle.partition("do nothing: ")[2].partition(". ")[0].split(", "))
-    assert names == features.ALL - features.ON_V2
+    assert names == registry.ALL - registry.ON_V2
 
 
 def test_nothing_idle_is_named_where_nothing_is(
@@ -54,4 +54,4 @@ def test_nothing_idle_is_named_where_nothing_is(
 
 def test_model_runner_v1_claims_all_that_is_on(caplog_vllm: pytest.LogCaptureFixture) -> None:
     (line,) = lines(modules.pristine(modules.RUNNER).GPUModelRunner, caplog_vllm)
-    assert listed(line) == [set(features.FEATURES), set(features.FIXES)]
+    assert listed(line) == [set(registry.FEATURES), set(registry.FIXES)]

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from readiness.alone import run_alone
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
 from vllm.v1.readiness.watch import startup
 
 NEEDY = {"penalties", "bad-words", "thinking-budget"}
-FIXES = set(features.FIXES)
-EVERYTHING = set(features.ALL)
+FIXES = set(registry.FIXES)
+EVERYTHING = set(registry.ALL)
 
 
 @pytest.mark.parametrize(
@@ -66,27 +66,29 @@ def test_other_values_are_refused_with_the_probable_line(
     message = str(caught.value)
     assert message.startswith(f"VLLM_READINESS={value!r}: ")
     assert problem in message
-    assert all(name in message for name in ("on, off", *features.GROUPS, *features.ALL))
+    assert all(name in message for name in ("on, off", *registry.GROUPS, *registry.ALL))
     assert (f"Did you mean VLLM_READINESS={meant}? " in message) == (meant is not None)
     assert ("Did you mean" in message) == (meant is not None)
     if meant is not None:
         switch.parse(meant)
 
 
-WORDS = st.sampled_from(sorted(features.ALL | set(features.GROUPS)))
+WORDS = st.sampled_from(sorted(registry.ALL | set(registry.GROUPS)))
 
 
 @given(st.lists(WORDS, min_size=1))
 def test_all_but_these_and_only_these(words: list[str]) -> None:
     """What builds on a feature goes with it, or brings it along."""
-    named = frozenset().union(*(features.GROUPS.get(word, {word}) for word in words))
+    named = frozenset().union(*(registry.GROUPS.get(word, {word}) for word in words))
     only = switch.parse(",".join(words))
     but = switch.parse(",".join(f"-{word}" for word in words))
-    assert named <= only <= named.union(*features.NEEDS.values())
+    assert named <= only <= named.union(*(word.needs for word in registry.WORDS.values()))
     assert not but & named
-    assert features.ALL - named - but <= features.NEEDS.keys()
+    assert registry.ALL - named - but <= {
+        name for name, word in registry.WORDS.items() if word.needs
+    }
     for on in (only, but):
-        assert all(features.NEEDS.get(name, frozenset()) <= on for name in on)
+        assert all(on.issuperset(registry.WORDS[name].needs) for name in on)
 
 
 @given(st.text())
@@ -97,11 +99,11 @@ def test_no_text_is_misread(value: str) -> None:
         assert str(error).endswith("Unset it to have everything on.")
         return
     words = {word.strip().removeprefix("-") for word in value.split(",")}
-    assert words <= features.ALL | set(features.GROUPS) | {"", "on", "off"}
+    assert words <= registry.ALL | set(registry.GROUPS) | {"", "on", "off"}
 
 
 def test_names_are_words_of_the_switch() -> None:
-    for name in (*features.ALL, *features.GROUPS):
+    for name in (*registry.ALL, *registry.GROUPS):
         assert name not in ("on", "off")
         assert name == name.strip().lower()
         assert not name.startswith("-")
@@ -115,17 +117,17 @@ def test_the_variable_is_read_from_the_environment(monkeypatch: pytest.MonkeyPat
     with pytest.raises(switch.SwitchError, match=r"^VLLM_READINESS='banana'"):
         switch.enabled()
     monkeypatch.delenv(switch.NAME)
-    assert switch.enabled() == features.ALL
+    assert switch.enabled() == registry.ALL
 
 
 def test_what_is_not_installed_is_off_whatever_the_variable_says() -> None:
     """In a process of its own, because an installation never changes while it runs."""
     said = run_alone("""
 import os
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import identity, switch
 identity.left_out = lambda: frozenset({"history", "sessions"})
-print(sorted(features.ALL - switch.enabled()))
+print(sorted(registry.ALL - switch.enabled()))
 os.environ["VLLM_READINESS"] = "penalties,readback"
 print(sorted(switch.enabled()))
 """)
@@ -140,7 +142,7 @@ before = set(sys.modules)
 from vllm.v1.readiness.engine import switch
 print(*sorted(name for name in set(sys.modules) - before if name.startswith(("torch", "vllm"))))
 """)
-    names = ("", ".features", ".identity", ".switch")
+    names = ("", ".engine", ".engine.identity", ".engine.switch", ".registry")
     assert loaded.split() == [f"vllm.v1.readiness{name}" for name in names]
 
 

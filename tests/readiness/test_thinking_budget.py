@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from support.examples import draws
 from support.lockstep import LockstepRun
 from vllm.v1.readiness.engine import fences
-from vllm.v1.readiness.features import THINKING_ROWS, THINKING_SECTIONS, THINKING_UNLIMITED
 from vllm.v1.readiness.outputs.history import PLACEHOLDER
+from vllm.v1.readiness.registry import THINKING_ROWS, THINKING_SECTIONS, THINKING_UNLIMITED
 from vllm.v1.readiness.sample.thinking_budget import _NEVER, _PROGRESS, ThinkingBudget
 from vllm.v1.readiness.sample.thinking_fixes import FixedHolder
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality

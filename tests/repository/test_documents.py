@@ -26,7 +26,7 @@ from review.fixes import MENDS, READ
 from support import mini, probes, sites
 from support.checkouts import git, library
 from support.sites import REPO, UPSTREAM
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
 from vllm.v1.readiness.version import __version__
 
@@ -274,13 +274,13 @@ def test_the_features_are_those_of_the_switch(monkeypatch: pytest.MonkeyPatch) -
     assert table("README.md", "fix").keys() == table("docs/fixes.md", "fix").keys() == members
     line = re.search(r"features: (.*); fixes: (.*)", BY_NAME["docs/features.md"].read_text())
     assert line is not None
-    assert list(line.groups()) == [", ".join(sorted(names)) for names in features.GROUPS.values()]
+    assert list(line.groups()) == [", ".join(sorted(names)) for names in registry.GROUPS.values()]
 
 
 def test_the_page_of_features_lists_what_acts_under_model_runner_v2() -> None:
     page = BY_NAME["docs/features.md"].read_text()
     listed = page.partition("\nUnder V2 these act")[2].partition("The engine logs")[0]
-    assert set(re.findall("`([^`]+)`", listed)) == features.ON_V2
+    assert set(re.findall("`([^`]+)`", listed)) == registry.ON_V2
 
 
 def sections(name: str) -> dict[str, str]:

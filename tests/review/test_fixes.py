@@ -9,7 +9,7 @@ from review.fixes import MENDS, READ, Mend
 from review.merging import JudgedPatch
 from support import series
 from support.sites import OVERLAY
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 
 EARLIER, SINCE, AFTER = "0.23.0", "0.24.0", "0.99.0"
 SLUG = "edit-1"
@@ -120,7 +120,7 @@ def test_a_fix_without_a_patch_can_go_too(slugs: tuple[str, ...]) -> None:
 
 
 def test_every_fix_has_its_entry() -> None:
-    assert MENDS.keys() == features.FIXES.keys()
+    assert MENDS.keys() == registry.FIXES.keys()
 
 
 def test_every_patch_of_a_fix_is_in_the_series() -> None:

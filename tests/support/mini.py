@@ -15,8 +15,8 @@ from overlay.commands import Options
 from overlay.installation import locate
 from overlay.patches import Series
 from overlay.source import Overlay
-from series.check import FIELDS
 from series import catalogue
+from series.check import FIELDS
 from series.checksums import expected_pin
 
 PRISTINE = {
@@ -94,8 +94,8 @@ def overlay(
 
 def worded(root: Path) -> Overlay:
     """An overlay of which ``vllm/v1/two.py`` alone serves the feature ``seeds``."""
-    words = Path(__file__).parents[2] / "vendor_overlay" / "vllm/v1/readiness/features.py"
-    ours = {**OURS, "vllm/v1/readiness/features.py": words.read_bytes()}
+    words = Path(__file__).parents[2] / "vendor_overlay" / "vllm/v1/readiness/registry.py"
+    ours = {**OURS, "vllm/v1/readiness/registry.py": words.read_bytes()}
     return overlay(root, ours=ours, serves={"vllm/one.py": "all", "vllm/v1/two.py": "seeds"})
 
 

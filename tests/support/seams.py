@@ -31,4 +31,4 @@ def overlaid() -> dict[str, bytes]:
 @cache
 def seams() -> Seams:
     """What each patch calls."""
-    return Seams(vocabulary(), OVERLAY.series, base(), overlaid())
+    return Seams(OVERLAY.series, base())

@@ -3,7 +3,7 @@
 The changes are of kinds that no real release has made yet. Other tests use real releases.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,15 +88,20 @@ def replaced(text: str, *edits: tuple[str, str]) -> str:
 
 
 def patch_files(
-    edits: tuple[tuple[str, str], ...] = EDITS, text: str = RUNNER, path: str = PATH
+    edits: tuple[tuple[str, str], ...] = EDITS,
+    text: str = RUNNER,
+    path: str = PATH,
+    serves: Sequence[str] = (),
 ) -> dict[str, bytes]:
-    """The files of a patch for each edit, by name."""
+    """The files of a patch for each edit, by name; ``serves`` has the words of each."""
     files = {}
     for number, edit in enumerate(edits, 1):
         changed = replaced(text, edit)
         header = mini.HEADER.replace("Description: text", f"Description: Edit {number}")
+        if serves:
+            header = header.replace("Serves: text", f"Serves: {serves[number - 1]}")
         diff = mini.unified(path, text.encode(), changed.encode())
-        data = b"".join(bare(diff, lambda _, changed=changed: changed.encode()))
+        data = b"".join(bare(diff, {path: changed.encode()}.__getitem__))
         files[f"{number:04}-edit-{number}.patch"] = header.encode() + b"\n" + data
         text = changed
     return files
@@ -201,9 +206,10 @@ def checkout(
     edits: tuple[tuple[str, str], ...] = EDITS,
     base: Mapping[str, str] = BASE,
     path: str = PATH,
+    serves: Sequence[str] = (),
 ) -> Overlay:
     """Write an overlay with that series for a file of ``base`` into ``root`` and read it."""
-    patches = patch_files(edits, base[path], path)
+    patches = patch_files(edits, base[path], path, serves)
     files = {
         "patches/series": "".join(f"{name}\n" for name in patches).encode(),
         **{f"patches/{name}": data for name, data in patches.items()},
@@ -214,7 +220,7 @@ def checkout(
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
     empty = pin.Pin("0.22.0", "0.0.1", {"vllm-0.22.0-py3-none-any.whl": "0" * 64}, {}, {})
-    whole = series(edits, base[path], path)
+    whole = Series.load(root / "patches")
     expected = expected_pin(root, empty, whole, lambda path: base[path].encode())
     (root / pin.NAME).write_text(expected.dumps())
     page = catalogue.page(Series.load(root / "patches"))

@@ -76,6 +76,8 @@ EDITS = (
     ("        return total\n", "        beta.done(self)\n        return total\n"),
     ("        self.rows = []\n", "        self.rows = gamma.rows()\n"),
 )
+#: The words of each patch.
+SERVES = ("alpha, beta, gamma", "alpha", "beta", "gamma")
 #: What upstream has of the fixes.
 MENDS: Mapping[str, Mend] = MappingProxyType(
     {
@@ -86,7 +88,7 @@ MENDS: Mapping[str, Mend] = MappingProxyType(
 
 _MODULE = '''"""{word}."""
 
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.worker.gpu_model_runner import Runner
 
 # mirrors: {mirrors}
@@ -94,15 +96,17 @@ from vllm.v1.worker.gpu_model_runner import Runner
 
 def {verb}(runner: Runner | None = None) -> list[int]:
     """Do it."""
-    return [{use}] if features.{constant} else []
+    return [{use}] if registry.{constant} else []
 '''
 _OURS = {
-    "features.py": '''"""Words."""
+    "registry.py": '''"""Words."""
+
+from types import SimpleNamespace
 
 ALPHA, BETA, GAMMA = "alpha", "beta", "gamma"
 FEATURES = frozenset({ALPHA})
 FIXES = frozenset({BETA, GAMMA})
-NEEDS = {}
+WORDS = {name: SimpleNamespace(needs=(), homes=(name,)) for name in (ALPHA, BETA, GAMMA)}
 ''',
     "alpha.py": _MODULE.format(
         word="Alpha", verb="note", constant="ALPHA", use="runner.prepare([])",
@@ -128,7 +132,7 @@ def checkout(root: Path) -> Overlay:
     folder.mkdir(parents=True)
     for name, text in _OURS.items():
         (folder / name).write_text(text)
-    return series.checkout(root, EDITS, BASE, V1)
+    return series.checkout(root, EDITS, BASE, V1, SERVES)
 
 
 def release(version: str, *edits: tuple[str, str, str], torch: str = "torch==2.11.0") -> Release:

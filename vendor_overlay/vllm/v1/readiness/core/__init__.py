@@ -1,1 +1,17 @@
 """The scheduler and the KV cache manager."""
+
+# mirrors: nothing
+
+from vllm.v1.readiness import door
+
+__getattr__ = door(
+    __name__,
+    "block_ids",
+    "failed_loads",
+    "grammar_masks",
+    "orphan_drafts",
+    "preemption",
+    "refused_grammars",
+    "sessions",
+    "window_blocks",
+)

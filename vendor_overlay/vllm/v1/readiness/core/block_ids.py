@@ -11,7 +11,7 @@ so this looks like fragmentation. (https://github.com/vllm-project/vllm/issues/4
 
 from typing import TYPE_CHECKING
 
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import subclasses, switch
 
 if TYPE_CHECKING:
@@ -31,4 +31,4 @@ def _drops(manager: "KVCacheManager") -> bool:
     """Whether the fix is on, and nobody reads the ids."""
     if manager.kv_cache_config.needs_kv_cache_zeroing:
         return False
-    return features.BLOCK_IDS in switch.enabled()
+    return registry.BLOCK_IDS in switch.enabled()

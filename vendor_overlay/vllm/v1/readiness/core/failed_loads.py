@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from vllm.logger import init_logger
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.core import in_flight
 from vllm.v1.readiness.engine import gauges, subclasses, switch
 from vllm.v1.request import RequestStatus
@@ -45,9 +45,7 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-#: The name under which a module with our seams has this one.
-_SEAM = "readiness_failed_loads"
-#: The methods that hold them.
+#: The scheduler's methods with seams.
 _METHODS = ("schedule", "_update_after_schedule", "update_from_output", "_handle_invalid_blocks")
 #: The scheduler's attribute for its :class:`_Loads`.
 _ATTRIBUTE = "readiness_failed_loads"
@@ -64,7 +62,7 @@ class _Loads:
     """
 
     def __init__(self, scheduler: "Scheduler") -> None:
-        self.on = scheduler.connector is not None and features.FAILED_LOADS in switch.enabled()
+        self.on = scheduler.connector is not None and registry.FAILED_LOADS in switch.enabled()
         if self.on and not _all_ours(type(scheduler)):
             self.on = False
         self.arrived: SchedulerOutput | None = None
@@ -288,9 +286,9 @@ def _holders(scheduler: "Scheduler", steps: "Iterable[SchedulerOutput]") -> Iter
 
 def _all_ours(kind: type) -> bool:
     """Whether a scheduler's methods lead to our seams; logged if one does not."""
-    if all(subclasses.ends_in_seam(kind, method, _SEAM) for method in _METHODS):
+    if all(subclasses.ends_in_seam(kind, method) for method in _METHODS):
         return True
-    gauges.fall_back(features.FAILED_LOADS, gauges.OTHER_CLASS)
+    gauges.fall_back(registry.FAILED_LOADS, gauges.OTHER_CLASS)
     logger.warning_once(
         "Readiness overlay: %s replaces methods of vLLM's scheduler. KV loads that fail are left "
         "to vLLM's own code.",

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from vllm.logger import init_logger
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import subclasses, switch
 
 if TYPE_CHECKING:
+    import numpy as np
     from vllm.v1.request import Request
     from vllm.v1.structured_output import StructuredOutputManager
     from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
@@ -49,7 +50,7 @@ def fill(
     requests: "dict[str, Request]",
     names: list[str],
     drafts: int,
-) -> int:
+) -> "np.ndarray | None":
     """Fill the masks of a step, as ``grammar_bitmask`` does.
 
     Args:
@@ -59,20 +60,21 @@ def fill(
         drafts: how many drafts a request may have.
 
     Returns:
-        How many masks were filled; 0 to fall back to upstream.
+        The masks, int32 [masks, words]; None to fall back to upstream.
     """
     filler: Filler = subclasses.remembered(manager, _ATTRIBUTE, lambda: Filler(manager))
     if drafts or not filler.serves(manager):
-        return 0
+        return None
     grammars = []
     for name in names:
         structured = requests[name].structured_output_request
         grammars.append(structured.grammar if structured is not None else None)
     if not filler.knows(grammars):
-        return 0
+        return None
     apply = [manager.should_fill_bitmask(requests[name]) for name in names]
     filler.fill(manager, list(zip(grammars, range(len(names)), apply, strict=True)))
-    return len(names)
+    masks: np.ndarray = manager._grammar_bitmask[: len(names)].numpy()
+    return masks
 
 
 class Filler:
@@ -85,7 +87,7 @@ class Filler:
     def __init__(self, manager: "StructuredOutputManager") -> None:
         from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend, XgrammarGrammar
 
-        self._on = features.GRAMMARS in switch.enabled() and subclasses.all_vllms(manager, _METHODS)
+        self._on = registry.GRAMMARS in switch.enabled() and subclasses.all_vllms(manager, _METHODS)
         self._backend, self._grammar = XgrammarBackend, XgrammarGrammar
         self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self._threads: ThreadPoolExecutor | None = None

@@ -17,7 +17,7 @@ for one step.
 
 from typing import TYPE_CHECKING
 
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def forget(scheduler: "AsyncScheduler", step: "SchedulerOutput") -> None:
     scheduled = step.num_scheduled_tokens
     if len(scheduled) == len(scheduler.running) or not scheduler.num_spec_tokens:
         return
-    if features.ORPHAN_DRAFTS not in switch.enabled():
+    if registry.ORPHAN_DRAFTS not in switch.enabled():
         return
     for request in scheduler.running:
         if request.request_id not in scheduled:

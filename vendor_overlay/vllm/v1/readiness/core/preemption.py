@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.core import in_flight
 from vllm.v1.readiness.engine import gauges, subclasses, switch
 from vllm.v1.request import RequestStatus
@@ -56,7 +56,7 @@ class StepsInFlight(Base):  # type: ignore[misc]
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
-        self._mends_preemption = features.PREEMPTION in switch.enabled() and _all_ours(self)
+        self._mends_preemption = registry.PREEMPTION in switch.enabled() and _all_ours(self)
         #: Requests that were preempted with tokens in flight.
         self._preempted: list[Request] = []
 
@@ -126,7 +126,7 @@ def _all_ours(scheduler: StepsInFlight) -> bool:
     names = ("schedule", "update_from_output", "reset_prefix_cache", "_preempt_request")
     if all(getattr(kind, name) is getattr(StepsInFlight, name) for name in names):
         return True
-    gauges.fall_back(features.PREEMPTION, gauges.OTHER_CLASS)
+    gauges.fall_back(registry.PREEMPTION, gauges.OTHER_CLASS)
     logger.warning_once(
         "Readiness overlay: %s replaces methods of vLLM's scheduler, and preempts as vLLM does.",
         subclasses.full_name(kind),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 from vllm.v1.engine import EngineCoreOutput
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import subclasses, switch
 from vllm.v1.request import RequestStatus
 
@@ -30,8 +30,6 @@ logger = init_logger(__name__)
 _REFUSED = "readiness_refused"
 #: Seconds to wait for a grammar, as upstream does.
 _PATIENCE = 1e-4
-#: The name under which a module with our seams has this one.
-_SEAM = "readiness_refused_grammars"
 
 
 def waits(scheduler: "Scheduler", request: "Request") -> bool:
@@ -87,6 +85,6 @@ def finish(scheduler: "Scheduler", outputs: dict[int, list[EngineCoreOutput]]) -
 
 def _mends(scheduler: "Scheduler") -> bool:
     """Whether the fix is on, and the scheduler's class calls :func:`finish`."""
-    return features.REFUSED_GRAMMARS in switch.enabled() and subclasses.ends_in_seam(
-        type(scheduler), "update_from_output", _SEAM
+    return registry.REFUSED_GRAMMARS in switch.enabled() and subclasses.ends_in_seam(
+        type(scheduler), "update_from_output"
     )

@@ -23,7 +23,7 @@ token is kept.
 
 from typing import TYPE_CHECKING
 
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import subclasses, switch
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request, StreamingUpdate
 
-#: The name under which a module with our seams has this one.
-_SEAM = "readiness_sessions"
 #: The scheduler's attribute for its :class:`_Turns`.
 _TURNS = "readiness_turns"
 
@@ -43,8 +41,8 @@ class _Turns:
     """The sessions of one scheduler whose answer has ended in a step with others behind it."""
 
     def __init__(self, kind: "type[Scheduler]") -> None:
-        self.on = features.SESSIONS in switch.enabled() and subclasses.ends_in_seam(
-            kind, "update_from_output", _SEAM
+        self.on = registry.SESSIONS in switch.enabled() and subclasses.ends_in_seam(
+            kind, "update_from_output"
         )
         #: The newest step that has requests.
         self.newest: SchedulerOutput | None = None

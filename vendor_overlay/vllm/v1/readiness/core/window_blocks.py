@@ -22,7 +22,7 @@ from vllm.v1.core.single_type_kv_cache_manager import (
     ChunkedLocalAttentionManager,
     SlidingWindowManager,
 )
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import subclasses, switch
 
 if TYPE_CHECKING:
@@ -60,5 +60,5 @@ def _mends(coordinator: KVCacheCoordinator) -> bool:
     return (
         type(coordinator).remove_skipped_blocks is KVCacheCoordinator.remove_skipped_blocks
         and any(isinstance(each, _WINDOWS) for each in coordinator.single_type_managers)
-        and features.WINDOW_BLOCKS in switch.enabled()
+        and registry.WINDOW_BLOCKS in switch.enabled()
     )

@@ -1,1 +1,7 @@
-"""What every process of an engine shares: switch, ranks, identity, fences, gauges."""
+"""Shared by every process of an engine: switch, ranks, identity, fences, gauges."""
+
+# mirrors: nothing
+
+from vllm.v1.readiness import door
+
+__getattr__ = door(__name__, "lost_wakeups", "pinning", "switch")

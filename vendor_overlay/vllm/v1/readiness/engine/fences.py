@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import torch
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 
 # The owners. A feature that waits in its own name has the feature's name.
-HISTORY = features.HISTORY
-PENALTIES = features.PENALTIES
-BAD_WORDS = features.BAD_WORDS
-GRAMMARS = features.GRAMMARS
-THINKING_BUDGET = features.THINKING_BUDGET
+HISTORY = registry.HISTORY
+PENALTIES = registry.PENALTIES
+BAD_WORDS = registry.BAD_WORDS
+GRAMMARS = registry.GRAMMARS
+THINKING_BUDGET = registry.THINKING_BUDGET
 LOGITS_PROCESSORS = "logits-processors"
 MIN_TOKENS = "min-tokens"
 OUTPUT = "output"

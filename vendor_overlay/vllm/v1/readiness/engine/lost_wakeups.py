@@ -12,7 +12,7 @@ ends, after the 300 seconds of VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS.
 
 # mirrors: vllm.distributed.device_communicators.shm_broadcast:SpinCondition.wait
 
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
 
 #: Milliseconds after which an idle reader looks for a message that was not announced; upstream's
@@ -26,6 +26,6 @@ def bounded(timeout: int | None) -> int | None:
     Args:
         timeout: what upstream would wait, milliseconds; None: for ever.
     """
-    if features.LOST_WAKEUPS not in switch.enabled():
+    if registry.LOST_WAKEUPS not in switch.enabled():
         return timeout
     return _LONGEST if timeout is None else min(timeout, _LONGEST)

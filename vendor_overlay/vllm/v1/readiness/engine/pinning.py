@@ -9,7 +9,7 @@ with a thinking budget that forces a token, with LoRA adapters, or with some mul
 
 from functools import cache
 
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
 
 
@@ -28,4 +28,4 @@ def lacking() -> bool:
     # The platforms' modules import the one that calls this.
     from vllm.utils.platform_utils import is_pin_memory_available
 
-    return features.CPU_PINNING in switch.enabled() and not is_pin_memory_available()
+    return registry.CPU_PINNING in switch.enabled() and not is_pin_memory_available()

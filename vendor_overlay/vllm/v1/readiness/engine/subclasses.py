@@ -8,6 +8,7 @@ constructor that creates the overlay's objects. vLLM's own code serves it.
 
 import sys
 from collections.abc import Callable, Iterable
+from inspect import isfunction, unwrap
 from types import ModuleType, NoneType
 from typing import SupportsIndex, TypeVar
 
@@ -19,6 +20,9 @@ logger = init_logger(__name__)
 T = TypeVar("T")
 #: The attribute of upstream's objects that holds the overlay's.
 ATTRIBUTE = "readiness"
+#: The name by which a file with seams imports its door.
+DOOR = "readiness"
+_RUNTIME = "vllm.v1.readiness."
 
 
 class Uncopied:
@@ -93,26 +97,28 @@ def all_have_seam(samplers: Iterable[object], called: ModuleType) -> bool:
 
 
 def _has_seam(instance: object, called: ModuleType) -> bool:
-    """Whether an object's own class, not a base class of it, has a seam that calls a module.
-
-    Each seam imports the module that it calls as ``readiness_NAME``.
-    """
-    home = sys.modules.get(type(instance).__module__)
-    name = called.__name__.rpartition(".")[2]
-    return getattr(home, f"readiness_{name}", None) is called
+    """Whether an object's own class, not a base class of it, has a seam that calls a module."""
+    names = {DOOR, called.__name__.rpartition(".")[2]}
+    functions = filter(isfunction, map(unwrap, vars(type(instance)).values()))
+    return any(names.issubset(function.__code__.co_names) for function in functions)
 
 
-def ends_in_seam(kind: type, method: str, seam: str) -> bool:
+def has_door(module: ModuleType | None) -> bool:
+    """Whether a module has seams: each file with seams imports its door by one name."""
+    door = getattr(module, DOOR, None)
+    return isinstance(door, ModuleType) and door.__name__.startswith(_RUNTIME)
+
+
+def ends_in_seam(kind: type, method: str) -> bool:
     """Whether a class's method is the one that holds a seam, or vLLM's classes lead to it.
 
     Args:
         kind: a class that may be derived from vLLM's.
         method: its name.
-        seam: the name under which a module with the seam has the module that is called.
     """
     for each in kind.__mro__:
         if method in vars(each):
-            if hasattr(sys.modules.get(each.__module__), seam):
+            if has_door(sys.modules.get(each.__module__)):
                 return True
             if not each.__module__.startswith("vllm."):
                 return False  # somebody's own may not call vLLM's

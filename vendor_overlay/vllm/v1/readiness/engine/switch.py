@@ -32,7 +32,7 @@ from difflib import get_close_matches
 from functools import cache
 from types import MappingProxyType
 
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import identity
 
 NAME = "VLLM_READINESS"
@@ -90,7 +90,7 @@ def parse(value: str) -> frozenset[str]:
     """
     words = [word.strip() for word in value.split(",")]
     if words in ([""], ["on"]):
-        return features.ALL
+        return registry.ALL
     if words == ["off"]:
         return frozenset()
     names = [word.removeprefix("-") for word in words]
@@ -100,21 +100,21 @@ def parse(value: str) -> frozenset[str]:
         raise _not_understood(value, f"{', '.join(map(repr, unknown))} is not understood")
     members = frozenset().union(*map(_members, names))
     if all(excluding):
-        return features.without(members, features.ALL)
+        return registry.without(members, registry.ALL)
     if any(excluding):
         raise _not_understood(value, "it names some with '-' (all but these) and some without")
-    return features.with_needs(members)
+    return registry.with_needs(members)
 
 
 def _members(name: str) -> frozenset[str]:
     """The features and fixes that a word names, a group's or its own; empty if unknown."""
-    return features.GROUPS.get(name, features.ALL & {name})
+    return registry.GROUPS.get(name, registry.ALL & {name})
 
 
 def _not_understood(value: str, problem: str) -> SwitchError:
     """The error for a value, with the valid words and the line that was probably meant."""
     groups = "; ".join(
-        f"{group} ({', '.join(sorted(members))})" for group, members in features.GROUPS.items()
+        f"{group} ({', '.join(sorted(members))})" for group, members in registry.GROUPS.items()
     )
     meant = ",".join(_probable(value))
     return SwitchError(
@@ -129,7 +129,7 @@ def _not_understood(value: str, problem: str) -> SwitchError:
 def _probable(value: str) -> Iterator[str]:
     """The words of a value that can be kept or corrected; of a mixture, those with ``-``."""
     excluding = ",-" in f",{value.replace(' ', '')}"
-    known = [*features.GROUPS, *sorted(features.ALL), *(() if excluding else ("on", "off"))]
+    known = [*registry.GROUPS, *sorted(registry.ALL), *(() if excluding else ("on", "off"))]
     words = [word.strip() for word in value.lower().split(",")]
     for word in dict.fromkeys(words):
         if excluding and not word.startswith("-"):
@@ -155,7 +155,7 @@ def enabled() -> frozenset[str]:
 @cache
 def _installed(value: str) -> frozenset[str]:
     """What a value turns on, less what `apply` has left out and what needs that."""
-    return features.without(identity.left_out(), parse(value))
+    return registry.without(identity.left_out(), parse(value))
 
 
 def sync_guard() -> str:

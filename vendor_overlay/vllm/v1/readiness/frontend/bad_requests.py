@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingType
 from vllm.utils import length_from_prompt_token_ids_or_embeds
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
 from vllm.v1.readiness.frontend import request_types
 
@@ -70,7 +70,7 @@ def check(
         VLLMValidationError: the engine cannot serve the request.
         ValueError: the same, from the checks that 0.22.0 has.
     """
-    if features.BAD_REQUESTS not in switch.enabled():
+    if registry.BAD_REQUESTS not in switch.enabled():
         return
     model = processor.model_config
     last = model.get_vocab_size() - 1
@@ -111,7 +111,7 @@ def check_message(processor: "InputProcessor", request: "EngineCoreRequest") -> 
     Raises:
         VLLMValidationError: the engine core cannot read it.
     """
-    if features.BAD_REQUESTS in switch.enabled():
+    if registry.BAD_REQUESTS in switch.enabled():
         request_types.convert(request)
         if request.pooling_params is not None:
             request_types.convert(request.pooling_params)

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from vllm.exceptions import VLLMValidationError
 from vllm.logger import init_logger
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
 from vllm.v1.readiness.frontend import grammar_trials
 from vllm.v1.readiness.frontend.grammar_trials import Limits, Verdict
@@ -104,7 +104,7 @@ def _limits_apply(processor: "InputProcessor") -> bool:
     Ranks that each have a front end of their own (external_launcher) must not judge differently.
     """
     return (
-        features.GRAMMAR_LIMITS in switch.enabled()
+        registry.GRAMMAR_LIMITS in switch.enabled()
         and processor.structured_outputs_config is not None
         and processor.tokenizer is not None
         and processor.vllm_config.parallel_config.distributed_executor_backend

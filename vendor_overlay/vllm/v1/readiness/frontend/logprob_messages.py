@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import LogprobsLists
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import subclasses, switch
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
@@ -48,7 +48,7 @@ def packed(outputs: EngineCoreOutputs, encoder: MsgpackEncoder) -> EngineCoreOut
     """
     if (
         not any(output.new_logprobs for output in outputs.outputs)
-        or features.LOGPROBS not in switch.enabled()
+        or registry.LOGPROBS not in switch.enabled()
         or type(encoder) is not MsgpackEncoder
         or not subclasses.all_vllms(encoder, _ENCODER_METHODS)
     ):
@@ -70,7 +70,7 @@ def packed(outputs: EngineCoreOutputs, encoder: MsgpackEncoder) -> EngineCoreOut
 def quicken(decoder: MsgpackDecoder) -> None:
     """Have a decoder of the front end read arrays with one call; unless it is somebody's own."""
     if (
-        features.LOGPROBS in switch.enabled()
+        registry.LOGPROBS in switch.enabled()
         and type(decoder) is MsgpackDecoder
         and type(decoder.decoder) is msgspec.msgpack.Decoder
         and subclasses.all_vllms(decoder, _DECODER_METHODS)

@@ -34,7 +34,7 @@ import torch
 from vllm import logprobs as containers
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import logprobs as upstream
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import subclasses, switch
 from vllm.v1.readiness.frontend import token_texts
 
@@ -326,7 +326,7 @@ def defer(
     """Return the processor of a new request's logprobs; the one given to fall back to upstream."""
     if processor.num_logprobs is None and processor.num_prompt_logprobs is None:
         return processor
-    if features.LOGPROBS not in switch.enabled() or not _is_upstreams(processor):
+    if registry.LOGPROBS not in switch.enabled() or not _is_upstreams(processor):
         return processor
     texts = None
     if processor.tokenizer is not None:

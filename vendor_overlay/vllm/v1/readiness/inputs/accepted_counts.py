@@ -28,6 +28,7 @@ from vllm.v1.readiness.feature import Feature
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
 class AcceptedCounts(Feature):
     """The counts of one batch."""
 
+    pooling = True
+
     def __init__(self, batch: "InputBatch") -> None:
-        self.batch = batch
+        super().__init__(batch)
         #: Whether the runner counts; None until its first step.
         self._serving: bool | None = None
         #: Where the device writes a step's counts, by that step's rows; None if rows are
@@ -47,6 +50,11 @@ class AcceptedCounts(Feature):
         #: Counts of requests that may come back.
         self._left: dict[str, int] = {}
 
+    @classmethod
+    def make(cls, live: "LiveBatch") -> "AcceptedCounts | None":
+        """Make the counts of a batch with drafts."""
+        return cls(live.batch) if live.num_spec_tokens else None
+
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
         """Keep the count of a request that is leaving, and may come back."""
         if not self._serving:
@@ -56,7 +64,7 @@ class AcceptedCounts(Feature):
         elif (before := (self.batch.prev_req_id_to_index or {}).get(request.req_id)) is not None:
             self._leaving[request.req_id] = before
 
-    def gather(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> None:
+    def gather_accepted(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> None:
         """Put each request's count into its row.
 
         Args:
@@ -82,9 +90,7 @@ class AcceptedCounts(Feature):
     def _begin(self, runner: "GPUModelRunner") -> None:
         """Give the device an array of its own if the next step is scheduled before it writes."""
         # A derived class may write its counts elsewhere.
-        ours = subclasses.ends_in_seam(
-            type(runner), "_update_states_after_model_execute", "readiness_live"
-        )
+        ours = subclasses.ends_in_seam(type(runner), "_update_states_after_model_execute")
         self._serving = ours and runner.model_config.is_hybrid
         if self._serving and runner.use_async_scheduling:
             self._arrived = self.batch.num_accepted_tokens_cpu_tensor.numpy()

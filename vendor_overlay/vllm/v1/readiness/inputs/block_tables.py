@@ -37,12 +37,16 @@ from typing import TYPE_CHECKING, NamedTuple, SupportsIndex
 import numpy as np
 import torch
 from vllm.distributed import get_pp_group
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import gauges, subclasses
+from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness.inputs import slot_mappings
 from vllm.v1.readiness.outputs import readback
 
 if TYPE_CHECKING:
+    from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.worker.block_table import BlockTable, MultiGroupBlockTable
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 #: A table of at most this many bytes is copied whole: a copy takes no longer than its launch.
 SMALL = 256 << 10
@@ -109,12 +113,19 @@ def _stages() -> int:
         return 2
 
 
-class BlockTables(subclasses.Uncopied):
+class BlockTables(subclasses.Uncopied, Feature):
     """What the device holds of the block tables of one batch.
 
     Args:
         tables: one for each KV cache group.
     """
+
+    pooling = True
+
+    @classmethod
+    def make(cls, live: "LiveBatch") -> "BlockTables | None":
+        """Attach the feature to a batch's tables; see :func:`attach`."""
+        return attach(live.batch.block_table)
 
     def __init__(self, tables: "list[BlockTable]") -> None:
         self._tables = tables
@@ -149,7 +160,7 @@ class BlockTables(subclasses.Uncopied):
     def held(self) -> Iterator[gauges.Value]:
         """Yield the pinned memory of the buffers; see `gauges`."""
         pinned = sum(stage.nbytes for stage in self._stages if stage.is_pinned())
-        yield gauges.Value(gauges.PINNED_BYTES, (features.BLOCK_TABLES,), pinned)
+        yield gauges.Value(gauges.PINNED_BYTES, (registry.BLOCK_TABLES,), pinned)
 
     def commit(self, requests: int) -> bool:
         """Bring the device's tables up to date, as ``commit_block_table`` does.
@@ -187,6 +198,14 @@ class BlockTables(subclasses.Uncopied):
         if cells:
             self._send(cells, requests)
         return True
+
+    def choose_slots(self, runner: "GPUModelRunner") -> None:
+        """See :func:`slot_mappings.choose`."""
+        slot_mappings.choose(runner)
+
+    def lose_block_tables(self) -> None:
+        """Note that the device has lost its tables, as after it was asleep."""
+        self.lose()
 
     def lose(self) -> None:
         """Note that the device may hold anything, as after it was asleep."""

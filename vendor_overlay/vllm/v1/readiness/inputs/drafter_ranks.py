@@ -13,19 +13,26 @@ Here a rank that does not draft runs the drafter once on a dummy token, as idle 
 
 from typing import TYPE_CHECKING
 
+from vllm.v1.readiness.feature import Feature
+
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
-def take_part(runner: "GPUModelRunner") -> None:
-    """Run the drafter of a rank that does not draft in this step, if others may.
+class DrafterRanks(Feature):
+    """The drafter of one rank."""
 
-    Args:
-        runner: of the pipeline's last rank, with a drafter of any kind.
-    """
-    config = runner.speculative_config
-    if config is None or runner.parallel_config.data_parallel_size == 1:
-        return
-    # The conditions under which the runner's own dummy runs include the drafter.
-    if config.use_eagle() or config.uses_draft_model() or config.uses_extract_hidden_states():
-        runner.drafter.dummy_run(num_tokens=1)
+    pooling = True
+
+    def take_part(self, runner: "GPUModelRunner") -> None:
+        """Run the drafter of a rank that does not draft in this step, if others may.
+
+        Args:
+            runner: of the pipeline's last rank, with a drafter of any kind.
+        """
+        config = runner.speculative_config
+        if config is None or runner.parallel_config.data_parallel_size == 1:
+            return
+        # The conditions under which the runner's own dummy runs include the drafter.
+        if config.use_eagle() or config.uses_draft_model() or config.uses_extract_hidden_states():
+            runner.drafter.dummy_run(num_tokens=1)

@@ -17,20 +17,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.inputs.uploads import upload
 
 if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_input_batch import InputBatch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
-class EmptyStates:
+class EmptyStates(Feature):
     """Zeroes the states of requests that begin with a single token."""
 
-    def __init__(self) -> None:
+    pooling = True
+
+    def __init__(self, batch: "InputBatch") -> None:
+        super().__init__(batch)
         #: KV cache groups whose builders take such requests for decodes; None: not looked for.
         self._groups: list[int] | None = None
 
-    def empty(self, runner: "GPUModelRunner", lengths: np.ndarray) -> None:
+    def empty_states(self, runner: "GPUModelRunner", lengths: np.ndarray) -> None:
         """Zero the states of the requests that begin with one token.
 
         Args:

@@ -8,16 +8,6 @@ metadata are sent one by one, from memory that is not pinned.
 Here each is a few operations of numpy on all rows, and what goes to the device goes in one
 upload, from pinned memory that is used once. The results are the same, bit for bit, and so is
 the choice of what is sent.
-
-==================  =================================  =========================================
-verb                called by                          moment
-==================  =================================  =========================================
-find_previous       runner._compute_prev_positions     in place of a loop over the rows
-lengths             runner._prepare_inputs             in place of asking each request
-fill                runner._prepare_input_ids          in place of all that async scheduling does
-count_drafts        runner._prepare_inputs             in place of a loop over the drafts
-draft_metadata      runner._calc_spec_decode_metadata  in its place
-==================  =================================  =========================================
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._compute_prev_positions
@@ -25,13 +15,14 @@ draft_metadata      runner._calc_spec_decode_metadata  in its place
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_input_ids
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._calc_spec_decode_metadata
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from vllm.v1.readiness.engine import subclasses
+from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.inputs import uploads
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
@@ -48,45 +39,29 @@ Drafts = Mapping[str, Sequence[int]]
 _FEW = 16
 
 
-class InputIds:
-    """The feature for one runner's batches.
+class InputIds(Feature):
+    """The feature for one batch."""
 
-    Args:
-        on: whether the feature is on; if not, all falls back to upstream.
-    """
-
-    def __init__(self, on: bool) -> None:
-        self.on = on
+    def __init__(self, batch: "InputBatch") -> None:
+        super().__init__(batch)
         #: Whether the batch's lists are its requests' own; None: not looked at.
         self._holds_outputs: bool | None = None
 
-    def find_previous(self, batch: "InputBatch", previous: np.ndarray) -> bool:
-        """Find each request's row in the step before.
-
-        Args:
-            batch: has the rows of the step before.
-            previous: [rows] row of each request; -1 for one without. Written here.
-
-        Returns:
-            True if handled here; False to fall back to upstream.
-        """
-        if not self.on or len(previous) < _FEW:
+    def find_previous(self, previous: np.ndarray) -> bool:
+        """Find them by one pass over the names."""
+        if len(previous) < _FEW:
             return False
-        known, names = batch.prev_req_id_to_index, batch.req_ids
+        known, names = self.batch.prev_req_id_to_index, self.batch.req_ids
         same = [*known] == names
         rows = known.values() if same else map(known.get, names, repeat(-1))
         previous[:] = np.fromiter(rows, previous.dtype, len(previous))
         return True
 
-    def lengths(self, runner: "GPUModelRunner") -> np.ndarray | None:
-        """Count the tokens that each request has.
-
-        Returns:
-            [rows], or None to fall back to upstream.
-        """
-        batch = runner.input_batch
+    def count_tokens(self, runner: "GPUModelRunner") -> np.ndarray | None:
+        """Add the lengths of the batch's lists to those of the prompts."""
+        batch = self.batch
         rows = batch.num_reqs
-        if not self.on or rows < _FEW:
+        if rows < _FEW:
             return None
         if self._holds_outputs is None:
             self._holds_outputs = _holds_outputs(type(runner), type(batch))
@@ -96,7 +71,7 @@ class InputIds:
         counts: np.ndarray = outputs + batch.num_prompt_tokens[:rows]
         return counts
 
-    def fill(
+    def fill_input_ids(
         self,
         runner: "GPUModelRunner",
         scheduled: "SchedulerOutput",
@@ -104,21 +79,10 @@ class InputIds:
         tokens: int,
         ends: np.ndarray,
     ) -> bool:
-        """Put the step's tokens and drafts into ``input_ids`` on the device.
-
-        Args:
-            runner: has sampled tokens on the device.
-            scheduled: the step.
-            rows: number of requests.
-            tokens: number of tokens.
-            ends: [rows] where each request's tokens end.
-
-        Returns:
-            True if handled here; False to fall back to upstream.
-        """
+        """Fill them with one upload."""
         proposed = runner._draft_token_ids
         drafts = scheduled.scheduled_spec_decode_tokens
-        if not self.on or (drafts and isinstance(proposed, list)):
+        if drafts and isinstance(proposed, list):
             return False
         sources, ends = runner.prev_positions.np[:rows], ends[:rows]
         if not drafts and rows == tokens and _copy_in_order(runner, sources, ends):
@@ -140,42 +104,22 @@ class InputIds:
         _scatter(runner, sources, ends, counts, totals)
         return True
 
-    def count_drafts(
-        self, batch: "InputBatch", drafts: Drafts, counts: np.ndarray, decoding: np.ndarray
-    ) -> Iterable[tuple[str, Sequence[int]]]:
-        """Count each request's drafts.
-
-        Args:
-            batch: the batch.
-            drafts: of the step; each request is in the batch.
-            counts: [rows] zeros; the number of drafts is written here,
-            decoding: [rows] and here, where the prompt is computed.
-
-        Returns:
-            The drafts that upstream is left to count: none, or all.
-        """
-        if not self.on or len(drafts) < _FEW:
-            return drafts.items()
+    def count_drafts(self, drafts: Drafts, counts: np.ndarray, decoding: np.ndarray) -> bool:
+        """Count them by one pass over the drafts."""
+        if len(drafts) < _FEW:
+            return False
+        batch = self.batch
         rows = np.fromiter(map(batch.req_id_to_index.__getitem__, drafts), np.intp, len(drafts))
         counts[rows] = np.fromiter(map(len, drafts.values()), counts.dtype, len(drafts))
         rows = rows[batch.num_computed_tokens_cpu[rows] >= batch.num_prompt_tokens[rows]]
         decoding[rows] = counts[rows]
-        return ()
+        return True
 
     def draft_metadata(
         self, runner: "GPUModelRunner", counts: np.ndarray, ends: np.ndarray
     ) -> SpecDecodeMetadata | None:
-        """Make the metadata of a step's drafts.
-
-        Args:
-            runner: its ``input_ids`` on the device are complete.
-            counts: [rows] number of drafts.
-            ends: [rows] where each request's tokens end.
-
-        Returns:
-            The metadata, or None to fall back to upstream.
-        """
-        if not self.on or counts.dtype != np.int32 or ends.dtype != np.int64:
+        """Make it from one upload."""
+        if counts.dtype != np.int32 or ends.dtype != np.int64:
             return None
         rows, numbers = len(counts), runner.arange_np
         draft_ends = counts.cumsum()
@@ -270,5 +214,5 @@ def count(batch: "InputBatch", drafts: Drafts, rows: int) -> np.ndarray:
 
 def _holds_outputs(runner: type, batch: type) -> bool:
     """Whether a batch's lists are its requests' own, as vLLM's classes keep them."""
-    updates = subclasses.ends_in_seam(runner, "_update_states", "readiness_live")
-    return updates and subclasses.ends_in_seam(batch, "add_request", "readiness_live")
+    updates = subclasses.ends_in_seam(runner, "_update_states")
+    return updates and subclasses.ends_in_seam(batch, "add_request")

@@ -13,7 +13,7 @@ not have come to yet. (https://github.com/vllm-project/vllm/pull/47644, 48214)
 from typing import TYPE_CHECKING
 
 import torch
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def keep(runner: "GPUModelRunner") -> None:
     Args:
         runner: under construction; upstream has decided whether it has an event.
     """
-    if runner.prepare_inputs_event is not None or features.PINNED_INPUTS not in switch.enabled():
+    if runner.prepare_inputs_event is not None or registry.PINNED_INPUTS not in switch.enabled():
         return
     if runner.parallel_config.pipeline_parallel_size > 1 or runner.is_pooling_model:
         runner.prepare_inputs_event = torch.Event()

@@ -13,18 +13,18 @@ buffer. (https://github.com/vllm-project/vllm/pull/57356)
 
 from typing import TYPE_CHECKING
 
+from vllm.v1.readiness.feature import Feature
+
 if TYPE_CHECKING:
     import numpy as np
-    from vllm.v1.worker.gpu_input_batch import InputBatch
 
 
-class PromptEmbeds:
+class PromptEmbeds(Feature):
     """The flags of one batch's steps."""
 
-    def __init__(self, batch: "InputBatch") -> None:
-        self.batch = batch
+    pooling = True
 
-    def mark(self, flags: "np.ndarray", rows: "np.ndarray", positions: "np.ndarray") -> None:
+    def mark_tokens(self, flags: "np.ndarray", rows: "np.ndarray", positions: "np.ndarray") -> None:
         """Mark the positions behind a prompt as tokens, which they always are.
 
         Args:

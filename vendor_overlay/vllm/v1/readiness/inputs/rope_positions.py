@@ -12,6 +12,8 @@ Here the rows of a larger step are copied one by one: the first columns of each 
 
 from typing import TYPE_CHECKING
 
+from vllm.v1.readiness.feature import Feature
+
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -19,26 +21,31 @@ if TYPE_CHECKING:
 _STAGED = 64 << 10
 
 
-def send(runner: "GPUModelRunner", tokens: int) -> bool:
-    """Send the positions of a step's tokens.
+class RopePositions(Feature):
+    """The positions of one runner's steps."""
 
-    Args:
-        runner: the model runner.
-        tokens: number of tokens of the step.
+    pooling = True
 
-    Returns:
-        False if upstream is to send them: the model has none, they are few, or they are not in
-        pinned memory.
-    """
-    if runner.uses_mrope:
-        positions = runner.mrope_positions
-    elif runner.uses_xdrope_dim > 0:
-        positions = runner.xdrope_positions
-    else:
-        return False
-    source, target = positions.cpu, positions.gpu
-    if not runner.pin_memory or source[:, :tokens].nbytes <= _STAGED:
-        return False
-    for dimension in range(len(source)):
-        target[dimension, :tokens].copy_(source[dimension, :tokens], non_blocking=True)
-    return True
+    def send_positions(self, runner: "GPUModelRunner", tokens: int) -> bool | None:
+        """Send the positions of a step's tokens.
+
+        Args:
+            runner: the model runner.
+            tokens: number of tokens of the step.
+
+        Returns:
+            True if sent; None where the model has none, they are few, or they are not in pinned
+            memory.
+        """
+        if runner.uses_mrope:
+            positions = runner.mrope_positions
+        elif runner.uses_xdrope_dim > 0:
+            positions = runner.xdrope_positions
+        else:
+            return None
+        source, target = positions.cpu, positions.gpu
+        if not runner.pin_memory or source[:, :tokens].nbytes <= _STAGED:
+            return None
+        for dimension in range(len(source)):
+            target[dimension, :tokens].copy_(source[dimension, :tokens], non_blocking=True)
+        return True

@@ -26,14 +26,13 @@ from typing import TYPE_CHECKING
 from vllm.v1.readiness.feature import Feature
 
 if TYPE_CHECKING:
-    from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 
 class RowState(Feature):
     """The rows of one batch."""
 
-    def __init__(self, batch: "InputBatch") -> None:
-        self.batch = batch
+    pooling = True
 
     def add_request(self, request: "CachedRequestState") -> None:
         """Zero the row for a prompt of embeddings; pool a prompt that begins anew from there."""

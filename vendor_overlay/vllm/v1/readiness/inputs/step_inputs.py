@@ -26,7 +26,7 @@ also fills the buffers that the next steps advance.
 from collections.abc import Callable, Sequence
 from operator import lt
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.inputs.step_metadata import StepMetadata
 
 if TYPE_CHECKING:
+    from vllm.v1.attention.backend import CommonAttentionMetadata
     from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
     from vllm.v1.worker.block_table import BlockTable
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
@@ -100,17 +101,14 @@ class StepInputs(Feature):
 
     Args:
         batch: the runner's.
-        on: whether the feature is on.
 
     Attributes:
-        metadata: attention metadata of these steps.
         changing: called before the batch changes.
     """
 
-    def __init__(self, batch: "InputBatch", on: bool) -> None:
-        self._batch = batch
-        self._on = on
-        self.metadata = StepMetadata()
+    def __init__(self, batch: "InputBatch") -> None:
+        super().__init__(batch)
+        self._metadata = StepMetadata()
         self.changing: Callable[[], None] = _nothing
         #: The requests of the last step, which upstream prepared, if each decoded one token.
         self._last: list[str] | None = None
@@ -125,9 +123,13 @@ class StepInputs(Feature):
         self._addresses: torch.Tensor | None = None
         self._tables: list[BlockTable] = []
 
+    def lose_block_tables(self) -> None:
+        """Leave the next step to upstream."""
+        self.forget_step()
+
     def warm_up(self) -> None:
         """Compile the kernel, for tokens on the device and for those that are uploaded."""
-        device = self._batch.device
+        device = self.batch.device
         if device.type == "cpu":
             return
         from vllm.v1.readiness.kernels.step_inputs import advance
@@ -145,31 +147,31 @@ class StepInputs(Feature):
 
     def add_request(self, request: "CachedRequestState") -> None:
         """Forget the last step: a row has got another request."""
-        self.forget()
+        self.forget_step()
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
         """Forget the last step: a row has lost its request."""
-        self.forget()
+        self.forget_step()
 
     def move_row(self, source: int, target: int) -> None:
         """Forget the last step: its rows are elsewhere."""
-        self.forget()
+        self.forget_step()
 
     def swap_rows(self, one: int, other: int) -> None:
         """Forget the last step: its rows are elsewhere."""
-        self.forget()
+        self.forget_step()
 
     def cut(self, req_id: str, length: int) -> None:
         """Forget the last step: a request goes back."""
-        self.forget()
+        self.forget_step()
 
-    def forget(self) -> None:
-        """Have upstream prepare the next step: buffers may not hold what the last one left."""
+    def forget_step(self) -> None:
+        """Have upstream prepare the next step."""
         if self._decoding is not None:
             self.changing()
         self._last = self._decoding = None
         self._advanced = False
-        self.metadata.forget()
+        self._metadata.forget()
 
     @property
     def unchanged(self) -> bool:
@@ -177,18 +179,10 @@ class StepInputs(Feature):
         return self._decoding is not None and self._small
 
     def advance(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> bool:
-        """Update the runner's requests and its batch for a step.
-
-        Args:
-            runner: has removed the requests that have finished.
-            scheduled: the scheduler's output for the step.
-
-        Returns:
-            True if handled here; False to fall back to upstream.
-        """
+        """Advance a batch that decodes, and has not changed."""
         last, self._last = self._last, None
         if self._advanced:  # the last step ended before its inputs were prepared
-            self.forget()
+            self.forget_step()
         if last is None and self._decoding is None:
             return False
         cached = scheduled.scheduled_cached_reqs
@@ -198,10 +192,10 @@ class StepInputs(Feature):
             or scheduled.scheduled_spec_decode_tokens
             or scheduled.scheduled_encoder_inputs
             or cached.resumed_req_ids
-            or not count == self._batch.num_reqs == scheduled.total_num_scheduled_tokens
-            or (self._batch.prev_sampled_token_ids is not None) != runner.use_async_scheduling
+            or not count == self.batch.num_reqs == scheduled.total_num_scheduled_tokens
+            or (self.batch.prev_sampled_token_ids is not None) != runner.use_async_scheduling
         ):
-            self.forget()
+            self.forget_step()
             return False
         decoding = self._decoding
         if decoding is None:
@@ -209,13 +203,31 @@ class StepInputs(Feature):
                 return False
             decoding = Decoding(cached.req_ids, runner)
         if not decoding.continues(cached):
-            self.forget()
+            self.forget_step()
             return False
         self._decoding = decoding
         self._update(decoding, cached)
-        self._batch.refresh_metadata()
+        self.batch.refresh_metadata()
         self._advanced = True
         return True
+
+    def reuse_slots(self, shape: object, split: object) -> tuple[Any, Any] | None:
+        """Return the slot mappings that were kept for a step of this shape."""
+        return self._metadata.reuse_slots(shape, split)
+
+    def keep_slots(self, shape: object, slots: tuple[Any, Any]) -> None:
+        """Keep the slot mappings."""
+        self._metadata.keep_slots(shape, slots)
+
+    def build_metadata(
+        self, runner: "GPUModelRunner", shape: object, *special: object
+    ) -> dict[str, Any] | None:
+        """Build the metadata from the description that was kept."""
+        return self._metadata.build(runner, shape, *special)
+
+    def keep_metadata(self, common: "CommonAttentionMetadata") -> None:
+        """Keep the description."""
+        self._metadata.keep(common)
 
     def _suit(self, runner: "GPUModelRunner") -> bool:
         """Whether the runner and its batch are of a kind that is known here."""
@@ -238,7 +250,7 @@ class StepInputs(Feature):
         return self._suits
 
     def _update(self, decoding: Decoding, cached: "CachedRequestData") -> None:
-        batch = self._batch
+        batch = self.batch
         self._new_blocks = False
         decoding.computed = cached.num_computed_tokens
         for state, number in zip(decoding.states, decoding.computed, strict=True):
@@ -253,36 +265,27 @@ class StepInputs(Feature):
                     blocks.extend(ids)
                 batch.block_table.append_row(new, decoding.rows[index])
 
-    def prepare(
+    def prepare_inputs(
         self, runner: "GPUModelRunner", scheduled: "SchedulerOutput", lengths: np.ndarray
     ) -> tuple[torch.Tensor, None] | None:
-        """Prepare the inputs of a step whose batch has been updated.
-
-        Args:
-            runner: its batch is updated.
-            scheduled: the scheduler's output for the step.
-            lengths: int32 [requests], each one's number of tokens.
-
-        Returns:
-            What ``_prepare_inputs`` returns; None to fall back to upstream.
-        """
+        """Advance the inputs of a step whose batch was advanced."""
         advanced, self._advanced = self._advanced, False
-        decoding, count = self._decoding, self._batch.num_reqs
+        decoding, count = self._decoding, self.batch.num_reqs
         if not advanced or decoding is None:
             cached = scheduled.scheduled_cached_reqs
             alone = len(cached.req_ids) == count == scheduled.total_num_scheduled_tokens
-            self.forget()
-            if self._on and alone and not scheduled.scheduled_spec_decode_tokens:
+            self.forget_step()
+            if alone and not scheduled.scheduled_spec_decode_tokens:
                 self._last = cached.req_ids
             return None
         if self._new_blocks:
-            self._batch.block_table.commit_block_table(count)
+            self.batch.block_table.commit_block_table(count)
         runner.optimistic_seq_lens_cpu[:count] += 1
-        sampled = self._batch.prev_sampled_token_ids
+        sampled = self.batch.prev_sampled_token_ids
         if sampled is None:
             rows = runner.arange_np[:count]
-            columns = self._batch.num_computed_tokens_cpu[:count]
-            runner.input_ids.np[:count] = self._batch.token_ids_cpu[rows, columns]
+            columns = self.batch.num_computed_tokens_cpu[:count]
+            runner.input_ids.np[:count] = self.batch.token_ids_cpu[rows, columns]
             runner.input_ids.copy_to_gpu(count)
         if self._addresses is None:
             advance(runner, count, sampled, self._tables)
@@ -295,8 +298,8 @@ class StepInputs(Feature):
         elif runner.uses_xdrope_dim > 0:
             runner.xdrope_positions.gpu[:, :count] += 1
         if runner.lora_config:
-            runner.set_active_loras(self._batch, lengths, np.ones(count, np.int32))
-        self.metadata.begin_step()
+            runner.set_active_loras(self.batch, lengths, np.ones(count, np.int32))
+        self._metadata.begin_step()
         return decoding.logits_indices, None
 
 

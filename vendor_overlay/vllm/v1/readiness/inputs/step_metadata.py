@@ -12,16 +12,13 @@ upstream calls them, so that what they compute on the device is computed in ever
 # mirrors: vllm.v1.attention.backend:AttentionMetadataBuilder
 
 from copy import copy
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backend import AttentionMetadataBuilder, CommonAttentionMetadata
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-#: Slot mappings: by KV cache group and by layer.
-Slots = TypeVar("Slots")
 
 
 class Part:
@@ -80,7 +77,7 @@ class StepMetadata:
         self._step += 1
         self._open = True
 
-    def slots(self, shape: object, split: object) -> tuple[Any, Any] | None:
+    def reuse_slots(self, shape: object, split: object) -> tuple[Any, Any] | None:
         """Return the slot mappings of a step; None to fall back to upstream.
 
         Args:
@@ -91,11 +88,10 @@ class StepMetadata:
             return None
         return self._slots if shape == self._slots_shape else None
 
-    def keep_slots(self, shape: object, slots: Slots) -> Slots:
+    def keep_slots(self, shape: object, slots: tuple[Any, Any]) -> None:
         """Keep the slot mappings that upstream has made of a step that is not split."""
         if self._open:
             self._slots_shape, self._slots = shape, slots
-        return slots
 
     def build(
         self, runner: "GPUModelRunner", shape: object, *special: object

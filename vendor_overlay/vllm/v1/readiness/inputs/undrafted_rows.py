@@ -19,6 +19,7 @@ not if it also recomputes the output of a preempted request in a part as short a
 from typing import TYPE_CHECKING
 
 import numpy as np
+from vllm.v1.readiness.feature import Feature
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -28,32 +29,39 @@ if TYPE_CHECKING:
 _NONE = 1
 
 
-def include(runner: "GPUModelRunner", drafted: bool, requests: int) -> bool:
-    """Count decoding rows without drafts as rows with drafts, where their state depends on it.
+class UndraftedRows(Feature):
+    """The rows without drafts of one batch."""
 
-    Args:
-        runner: its attention metadata is about to be built; not of a dummy run.
-        drafted: whether the step has drafts.
-        requests: number of rows, without padding.
+    pooling = True
 
-    Returns:
-        Whether the metadata is to be built as that of a step with drafts.
-    """
-    if not (runner.speculative_config and runner.model_config.is_hybrid):
-        return drafted
-    batch, counts = runner.input_batch, runner.num_decode_draft_tokens.np
-    lengths = np.diff(runner.query_start_loc.np[: requests + 1])
-    decoding = batch.num_computed_tokens_cpu[:requests] >= batch.num_prompt_tokens[:requests]
-    undrafted = decoding & (lengths == 1)
-    if drafted:
-        undrafted &= counts[:requests] < 0
-    if not (undrafted & (runner.num_accepted_tokens.np[:requests] > 1)).any():
-        return drafted
-    if not drafted:
-        # A preempted request that recomputes its output in a last part as short as a decode
-        # with drafts would be taken for one.
-        if (decoding & (lengths > 1) & (lengths <= runner.uniform_decode_query_len)).any():
-            return drafted
-        counts.fill(-1)  # they are an earlier step's
-    counts[:requests][undrafted] = _NONE
-    return True
+    def include_undrafted(
+        self, runner: "GPUModelRunner", drafted: bool, requests: int
+    ) -> bool | None:
+        """Count decoding rows without drafts as rows with drafts, where their state depends on it.
+
+        Args:
+            runner: its attention metadata is about to be built; not of a dummy run.
+            drafted: whether the step has drafts.
+            requests: number of rows, without padding.
+
+        Returns:
+            True if the metadata is to be built as that of a step with drafts.
+        """
+        if not (runner.speculative_config and runner.model_config.is_hybrid):
+            return None
+        batch, counts = runner.input_batch, runner.num_decode_draft_tokens.np
+        lengths = np.diff(runner.query_start_loc.np[: requests + 1])
+        decoding = batch.num_computed_tokens_cpu[:requests] >= batch.num_prompt_tokens[:requests]
+        undrafted = decoding & (lengths == 1)
+        if drafted:
+            undrafted &= counts[:requests] < 0
+        if not (undrafted & (runner.num_accepted_tokens.np[:requests] > 1)).any():
+            return None
+        if not drafted:
+            # A preempted request that recomputes its output in a last part as short as a decode
+            # with drafts would be taken for one.
+            if (decoding & (lengths > 1) & (lengths <= runner.uniform_decode_query_len)).any():
+                return None
+            counts.fill(-1)  # they are an earlier step's
+        counts[:requests][undrafted] = _NONE
+        return True

@@ -13,19 +13,25 @@ prompt is then never read, and the graph writes into the states of that earlier 
 
 from typing import TYPE_CHECKING
 
+from vllm.v1.readiness.feature import Feature
+
 if TYPE_CHECKING:
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+    from vllm.v1.worker.gpu_input_batch import InputBatch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
-class UniformDecode:
+class UniformDecode(Feature):
     """Decides which steps of a model with recurrent layers are no uniform decodes."""
 
-    def __init__(self) -> None:
+    pooling = True
+
+    def __init__(self, batch: "InputBatch") -> None:
+        super().__init__(batch)
         #: Whether the model has recurrent layers; None: not looked for.
         self._recurrent: bool | None = None
 
-    def force(
+    def force_uniform_decode(
         self, runner: "GPUModelRunner", longest: int, drafts: "SpecDecodeMetadata | None"
     ) -> bool | None:
         """Decide whether a step is a uniform decode, in place of its shape.

@@ -28,6 +28,7 @@ been read back by then, and have no place in the reply: see :meth:`History.check
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, SupportsIndex
 from weakref import ref
 
@@ -36,6 +37,7 @@ import torch
 from vllm.v1.readiness.engine import fences
 from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.inputs import input_ids
+from vllm.v1.readiness.inputs.step_inputs import StepInputs
 
 if TYPE_CHECKING:
     from vllm.v1.readiness.live import LiveBatch
@@ -144,6 +146,15 @@ class History(Feature):
         self._begun = self._prepared = False
         #: Whether outputs may have been cut without a call of :meth:`cut`.
         self._cuts_may_be_missed = False
+
+    @classmethod
+    def make(cls, live: "LiveBatch") -> "History":
+        """Make the history of a batch, whose output lists become those of the live batch."""
+        history = cls(live.batch, live.num_spec_tokens, live.requests)
+        if (step_inputs := live.find(StepInputs)) is not None:
+            step_inputs.changing = partial(history.settle_older, fences.HISTORY)
+        live.batch.req_output_token_ids = live.rows
+        return history
 
     def begin_step(self, unchanged: bool = False) -> None:
         """Settle all steps but the newest, before the batch changes for a step.

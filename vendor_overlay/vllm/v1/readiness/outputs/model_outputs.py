@@ -30,12 +30,15 @@ from typing import TYPE_CHECKING
 import torch
 from vllm.v1.outputs import LogprobsTensors, RoutedExpertsTensors
 from vllm.v1.readiness.engine import fences
+from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness.inputs import uploads
 from vllm.v1.readiness.outputs import readback
 from vllm.v1.readiness.outputs.history import LAG
 from vllm.v1.readiness.outputs.readback import Readbacks
 
 if TYPE_CHECKING:
     from vllm.v1.outputs import PoolerOutput, SamplerOutput
+    from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.worker.gpu_input_batch import InputBatch
     from vllm.v1.worker.gpu_model_runner import (
         AsyncGPUModelRunnerOutput,
@@ -52,7 +55,7 @@ _STEPS = 3
 _MOST = 1 << 28
 
 
-class Outputs:
+class Outputs(Feature):
     """The outputs of one model runner.
 
     Args:
@@ -75,6 +78,13 @@ class Outputs:
                 positions = batch.max_num_reqs * (1 + num_spec_tokens)
                 self.readbacks.least = positions * _BYTES
         self.pin_memory: bool = self.readbacks is not None and batch.pin_memory
+
+    pooling = True
+
+    @classmethod
+    def make(cls, live: "LiveBatch") -> "Outputs":
+        """Make the outputs of a batch's runner."""
+        return cls(live.batch, live.num_spec_tokens, True)
 
     def warm_up(self) -> None:
         """Pin memory and compile kernels, which would otherwise stall the first requests."""
@@ -214,6 +224,10 @@ class Outputs:
             if not asynchronous:
                 fences.wait(event, fences.PROMPT_LOGPROBS)
         return True
+
+    def pinned(self, values: Sequence[int]) -> torch.Tensor:
+        """Make an int64 tensor [n] on the host, pinned where uploads are to be pinned."""
+        return uploads.pinned(values, self.pin_memory)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Start a copy into pinned memory of upstream's, which records an event behind it."""

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from vllm.platforms import current_platform
 from vllm.utils.platform_utils import is_pin_memory_available
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import fences, gauges
 
 #: Offsets in a buffer are multiples of this many bytes: whole cache lines.
@@ -136,7 +136,7 @@ class Readbacks:
 
     def held(self) -> Iterator[gauges.Value]:
         """Yield the pinned memory of all buffers, in use or not; see `gauges`."""
-        yield gauges.Value(gauges.PINNED_BYTES, (features.READBACK,), self._pinned)
+        yield gauges.Value(gauges.PINNED_BYTES, (registry.READBACK,), self._pinned)
 
     def warm_up(self, buffers: int) -> None:
         """Pin the first buffers and compile the kernel; otherwise the first step would stall.

@@ -12,24 +12,26 @@ leaves the original for the next request, which may not ask for a mask of its ow
 
 from typing import TYPE_CHECKING
 
+from vllm.v1.readiness.feature import Feature
+
 if TYPE_CHECKING:
-    from vllm.v1.worker.gpu_input_batch import InputBatch
+    pass
 
 
-class AllowedTokens:
+class AllowedTokens(Feature):
     """The mask of one batch; where no request has allowed tokens there is none."""
 
-    def __init__(self, batch: "InputBatch") -> None:
-        self.batch = batch
+    pooling = True
 
-    def clear(self, row: int) -> None:
+    def clear_mask(self, row: int) -> None:
         """Clear the mask of a row that ``condense`` has copied into another."""
         mask = self.batch.allowed_token_ids_mask_cpu_tensor
         if mask is not None:
             mask[row] = False
 
-    def swap(self, one: int, other: int) -> None:
+    def swap_masks(self, one: int, other: int) -> bool:
         """Swap the masks of two rows."""
         mask = self.batch.allowed_token_ids_mask_cpu_tensor
         if mask is not None:
             mask[[one, other]] = mask[[other, one]]
+        return True

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from vllm.platforms import current_platform
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.sample.bad_words_torch import MAX_ID, NOTHING, Tails, Words
 from vllm.v1.readiness.sample.slots import Slots
 
@@ -41,7 +41,7 @@ _BLOCK = 32
 class BadWords(Slots):
     """The bad words of one batch."""
 
-    name = features.BAD_WORDS
+    name = registry.BAD_WORDS
 
     def __init__(self, batch: "InputBatch", history: "History") -> None:
         super().__init__(batch, history)

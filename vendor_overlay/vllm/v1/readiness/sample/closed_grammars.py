@@ -16,15 +16,16 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.feature import Feature
 from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
+    from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.request import Request
     from vllm.v1.sample.logits_processor.interface import BatchUpdate
-    from vllm.v1.worker.gpu_input_batch import InputBatch
 
 
 def stops(request: "Request") -> bool:
@@ -38,15 +39,19 @@ def stops(request: "Request") -> bool:
     newest = request.output_token_ids[-1]
     if newest != params.eos_token_id and newest not in (params.stop_token_ids or ()):
         return False
-    return features.CLOSED_GRAMMARS in switch.enabled()
+    return registry.CLOSED_GRAMMARS in switch.enabled()
 
 
-def follow(batch: "InputBatch") -> None:
-    """Replace a batch's logits processor for ``min_tokens``, if it is upstream's own."""
-    processors = batch.logitsprocs.non_argmax_invariant
-    for index, processor in enumerate(processors):
-        if type(processor) is MinTokensLogitsProcessor:
-            processors[index] = MinTokens(processor)
+class ClosedGrammars(Feature):
+    """The fix for a batch: a logits processor of its own."""
+
+    @classmethod
+    def make(cls, live: "LiveBatch") -> None:
+        """Replace a batch's logits processor for ``min_tokens``, if it is upstream's own."""
+        processors = live.batch.logitsprocs.non_argmax_invariant
+        for index, processor in enumerate(processors):
+            if type(processor) is MinTokensLogitsProcessor:
+                processors[index] = MinTokens(processor)
 
 
 class _StopTokens(set[int]):

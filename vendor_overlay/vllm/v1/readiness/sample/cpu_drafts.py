@@ -15,7 +15,7 @@ for kernels that the sampler calls, none loses what it writes.
 
 from typing import TYPE_CHECKING
 
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def expand(
         [drafts], of the dtype of ``values``; None to fall back to upstream: on a device, and
         with the fix off.
     """
-    if not values.is_cpu or features.CPU_DRAFTS not in switch.enabled():
+    if not values.is_cpu or registry.CPU_DRAFTS not in switch.enabled():
         return None
     counts = ends.diff(prepend=ends.new_zeros(1))
     return values.masked_fill(values == replace_from, replace_to).repeat_interleave(counts)

@@ -15,21 +15,30 @@ what a seed gives depends on the other requests. Here each row with a seed uses 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.feature import Feature
 
 if TYPE_CHECKING:
     import torch
+    from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.worker.gpu_input_batch import InputBatch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
-class CpuSeeds:
+class CpuSeeds(Feature):
     """The generators of one batch on the CPU."""
 
+    pooling = True
+
     def __init__(self, batch: "InputBatch") -> None:
-        self.batch = batch
+        super().__init__(batch)
         self._states: dict[int, torch.Tensor] = {}
+
+    @classmethod
+    def make(cls, live: "LiveBatch") -> "CpuSeeds | None":
+        """Make the fix for a batch on the CPU."""
+        return cls(live.batch) if live.batch.device.type == "cpu" else None
 
     def keep(self, runner: "GPUModelRunner | None") -> None:
         """Keep the states of generators whose samples the runner will drop."""
@@ -45,15 +54,15 @@ class CpuSeeds:
             if discarded[row]
         }
 
-    def rewind(self, row: int) -> bool:
+    def rewind_generator(self, row: int) -> bool | None:
         """Restore the state of a row's generator.
 
         Returns:
-            True if that was done; False to fall back to upstream.
+            True if that was done; None to fall back to upstream.
         """
         state = self._states.pop(row, None)
         if state is None:
-            return False
+            return None
         self.batch.generators[row].set_state(state)
         return True
 
@@ -67,4 +76,4 @@ def leave_out(generators: "Mapping[int, torch.Generator]", rows: int) -> bool:
     """
     if len(generators) == rows:
         return False
-    return not generators or features.CPU_SEEDS not in switch.enabled()
+    return not generators or registry.CPU_SEEDS not in switch.enabled()

@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import gauges
 from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.outputs import readback
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+    from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
 #: How many buffers there are at first: as many steps may be in flight.
@@ -43,14 +44,12 @@ class Grammars(Feature):
     """The feature for one batch.
 
     Args:
-        batch: the batch; not used if off.
-        num_spec_tokens: draft tokens a request and step.
-        on: whether the feature is on; if not, all falls back to upstream.
+        batch: the batch, of a device with events.
+        num_spec_tokens: draft tokens per request and step.
     """
 
-    def __init__(self, batch: "InputBatch", num_spec_tokens: int, on: bool) -> None:
-        self.batch = batch
-        self.on = on and readback.has_events(batch.device)
+    def __init__(self, batch: "InputBatch", num_spec_tokens: int) -> None:
+        super().__init__(batch)
         self._positions = 1 + num_spec_tokens
         #: Requests of the batch that have a grammar.
         self._names: set[str] = set()
@@ -59,15 +58,21 @@ class Grammars(Feature):
         self._buffers: list[_Buffer] = []
         gauges.watch(self)
 
+    @classmethod
+    def make(cls, live: "LiveBatch") -> "Grammars | None":
+        """Make the feature; None for a batch of a device without events."""
+        device = live.batch.device
+        return cls(live.batch, live.num_spec_tokens) if readback.has_events(device) else None
+
     def held(self) -> Iterator[gauges.Value]:
         """Yield the pinned memory of the buffers; see `gauges`."""
         pinned = sum(buffer.memory.nbytes for buffer in list(self._buffers))
-        yield gauges.Value(gauges.PINNED_BYTES, (features.GRAMMARS,), pinned)
+        yield gauges.Value(gauges.PINNED_BYTES, (registry.GRAMMARS,), pinned)
 
     def add_request(self, request: "CachedRequestState") -> None:
         """Make buffers for the masks of all requests, if there are none so large."""
         params = request.sampling_params
-        if not self.on or params is None or params.structured_outputs is None:
+        if params is None or params.structured_outputs is None:
             return
         self._names.add(request.req_id)
         masks = len(self._names) * self._positions
@@ -84,23 +89,13 @@ class Grammars(Feature):
         del row
         self._names.discard(request.req_id)
 
-    def apply(
-        self, scheduled: "SchedulerOutput", output: "GrammarOutput", logits: torch.Tensor
+    def apply_grammars(
+        self, scheduled: "SchedulerOutput", grammars: "GrammarOutput", logits: torch.Tensor
     ) -> bool:
-        """Forbid what grammars forbid, as ``apply_grammar_bitmask`` does.
-
-        Args:
-            scheduled: the step.
-            output: its masks, int32 [masks, words], and whose they are.
-            logits: [positions, vocab]; changed.
-
-        Returns:
-            True if handled here; False to fall back to upstream.
-        """
-        masks = output.grammar_bitmask
+        """Mask the logits as ``apply_grammar_bitmask`` does."""
+        masks = grammars.grammar_bitmask
         if (
-            not self.on
-            or logits.device.type != self.batch.device.type
+            logits.device.type != self.batch.device.type
             or not isinstance(masks, np.ndarray)
             or masks.dtype != np.int32
             or masks.ndim != 2
@@ -108,7 +103,7 @@ class Grammars(Feature):
             return False
         sources, targets = _match(
             self.batch,
-            output.structured_output_request_ids,
+            grammars.structured_output_request_ids,
             scheduled.scheduled_spec_decode_tokens,
         )
         if not len(targets):

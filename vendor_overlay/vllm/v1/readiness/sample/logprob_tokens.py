@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from vllm.utils.platform_utils import is_pin_memory_available
 from vllm.v1.outputs import LogprobsTensors
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
 from vllm.v1.readiness.inputs import uploads
 
@@ -51,7 +51,7 @@ def merge(
         ``likeliest``, but for the rows whose requests name tokens; ``named`` with the fix off.
     """
     rows = metadata.logprob_token_ids
-    if not rows or features.LOGPROB_TOKENS not in switch.enabled():
+    if not rows or registry.LOGPROB_TOKENS not in switch.enabled():
         return named
     if metadata.max_num_logprobs == -1:
         return likeliest
@@ -83,7 +83,7 @@ def with_drafts(
         ``likeliest``, which is changed; as it is if no request names tokens, or with the fix off.
     """
     rows = metadata.logprob_token_ids
-    if not rows or features.LOGPROB_TOKENS not in switch.enabled():
+    if not rows or registry.LOGPROB_TOKENS not in switch.enabled():
         return likeliest
     counts = drafts.num_draft_tokens
     most = max(map(len, rows.values()))

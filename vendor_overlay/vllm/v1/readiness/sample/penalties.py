@@ -34,7 +34,7 @@ import torch
 from vllm import _custom_ops
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
 from vllm.v1.readiness.sample.slot_memory import SlotMemory
 from vllm.v1.readiness.sample.slots import Slots
@@ -59,7 +59,7 @@ _NUM_WARPS = 8
 class Penalties(Slots):
     """The penalties of one batch."""
 
-    name = features.PENALTIES
+    name = registry.PENALTIES
 
     def __init__(self, batch: "InputBatch", history: "History") -> None:
         super().__init__(batch, history)

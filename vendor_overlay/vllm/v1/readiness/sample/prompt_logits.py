@@ -11,22 +11,27 @@ for prompts in each of its modes. Here a prompt gets logits with ``raw_logits`` 
 from typing import TYPE_CHECKING
 
 import torch
+from vllm.v1.readiness.feature import Feature
 
 if TYPE_CHECKING:
     from vllm.v1.sample.sampler import Sampler
 
 
-def scores(sampler: "Sampler", logits: torch.Tensor, on: bool) -> torch.Tensor:
-    """Compute what is returned of a prompt.
+class PromptLogits(Feature):
+    """The scores of prompts of one batch."""
 
-    Args:
-        sampler: the runner's; an own one that has no mode gives logprobs.
-        logits: [positions, vocab].
-        on: whether the fix is on.
+    pooling = True
 
-    Returns:
-        [positions, vocab], float32.
-    """
-    if on and getattr(sampler, "logprobs_mode", "").endswith("logits"):
-        return logits.to(torch.float32)
-    return sampler.compute_logprobs(logits)
+    def prompt_scores(self, sampler: "Sampler", logits: torch.Tensor) -> torch.Tensor | None:
+        """Return a prompt's logits where the mode asks for logits.
+
+        Args:
+            sampler: the runner's; one without a mode gives logprobs.
+            logits: [positions, vocab].
+
+        Returns:
+            float32 [positions, vocab], or None for logprobs.
+        """
+        if getattr(sampler, "logprobs_mode", "").endswith("logits"):
+            return logits.to(torch.float32)
+        return None

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import fences, subclasses
 from vllm.v1.readiness.sample import closed_grammars
 from vllm.v1.sample.logits_processor.builtin import (
@@ -134,10 +134,10 @@ def count_plugin_processors(batch: "InputBatch", on: frozenset[str]) -> frozense
     """
     if batch.logitsprocs_need_output_token_ids or not _others(batch):
         return on
-    if features.PLUGIN_PROCESSORS in on:
+    if registry.PLUGIN_PROCESSORS in on:
         batch.logitsprocs_need_output_token_ids = True
         return on
-    left = features.without([features.HISTORY], on)
+    left = registry.without([registry.HISTORY], on)
     if left != on:
         logger.info_once(
             "Readiness overlay: also off: %s. A logits processor comes from an entry point, and "

@@ -15,7 +15,7 @@ module is imported, since the kernel that calls it has no argument for it.
 # mirrors: vllm.v1.sample.rejection_sampler:sample_recovered_tokens_kernel
 
 from vllm.triton_utils import tl, triton
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
 
 
@@ -33,7 +33,7 @@ def _keep(token, vocab_size):  # type: ignore[no-untyped-def]  # noqa: ANN001, A
 
 def _enabled() -> bool:
     try:
-        return features.RECOVERED_TOKENS in switch.enabled()
+        return registry.RECOVERED_TOKENS in switch.enabled()
     except switch.SwitchError:  # startup reports it
         return False
 

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import subclasses, switch
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from vllm.v1.worker.gpu.sample.states import NO_LOGPROBS
@@ -70,7 +70,7 @@ class Plan:
 def attach(sampler: "Sampler", max_num_reqs: int) -> None:
     """Attach the plans to a sampler that is being constructed."""
     # A derived class may change state that is only read here.
-    on = features.SAMPLER_COPIES in switch.enabled() and type(sampler).__bases__ == (object,)
+    on = registry.SAMPLER_COPIES in switch.enabled() and type(sampler).__bases__ == (object,)
     setattr(sampler, subclasses.ATTRIBUTE, SamplerCopies(sampler, max_num_reqs, on))
 
 

@@ -24,7 +24,7 @@ class of vLLM's does; a runner of any other class is left to upstream.
 # mirrors: vllm.v1.sample.rejection_sampler:generate_uniform_probs
 # mirrors: vllm.v1.sample.rejection_sampler:sample_recovered_tokens
 
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, SupportsIndex, TypeVar
 
@@ -32,13 +32,14 @@ import numpy as np
 import torch
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import gauges
 from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.inputs import uploads
 
 if TYPE_CHECKING:
     from vllm.v1.readiness.kernels.seeds import Draws
+    from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
 logger = init_logger(__name__)
@@ -162,6 +163,12 @@ class Seeds(Feature):
         self._end = 0
         self._sent: Sent | None = None
 
+    @classmethod
+    def make(cls, live: "LiveBatch") -> "Seeds | None":
+        """Make the seeds of a batch; None on a device that is not served."""
+        draws = draws_on(live.batch.device)
+        return None if draws is None else cls(live.batch, draws)
+
     def warm_up(self) -> None:
         """Compile the kernels, and compare what they draw with torch, once."""
         if self.agrees is not None:
@@ -242,7 +249,7 @@ class Seeds(Feature):
                 reason = gauges.OTHER_BITS
             elif not self._runner_known:
                 reason = gauges.OTHER_CLASS
-            gauges.fall_back(features.SEEDS, reason)
+            gauges.fall_back(registry.SEEDS, reason)
 
     def _serves(self, target: torch.Tensor, dtype: torch.dtype, dim: int, rows: int) -> bool:
         """Whether all generators are kept, and a tensor is one of the kind that is drawn."""
@@ -311,12 +318,6 @@ class Seeds(Feature):
         self._counters[sent.rows] += draws
 
 
-def follow(batch: "InputBatch") -> Seeds | None:
-    """Return the feature for a batch; None on a device that is not served."""
-    draws = draws_on(batch.device)
-    return None if draws is None else Seeds(batch, draws)
-
-
 def draws_on(device: torch.device) -> "Draws | None":
     """Return how torch draws on a device; None if it is not known. Tests replace it."""
     if device.type != "cuda" or not current_platform.is_cuda():
@@ -333,11 +334,9 @@ def agree(draws: "Draws", device: torch.device, vocab_size: int) -> bool:
     return kernels.agree(draws, device, [vocab_size])
 
 
-def undrawn(
-    generators: Plain,
-    noise: torch.Tensor,
-    drafts: Sequence[int] | None = None,
-) -> Iterable[tuple[int, torch.Generator]]:
+def draw(
+    generators: Plain, noise: torch.Tensor, drafts: Sequence[int] | None = None
+) -> bool | None:
     """Draw the noise of requests with a seed.
 
     Args:
@@ -346,16 +345,14 @@ def undrawn(
         drafts: each row's number of drafts, to leave out those without; None for all rows.
 
     Returns:
-        What upstream's loop is left to draw, by row: nothing, or all.
+        True if done; None to fall back to upstream.
     """
     if type(generators) is Generators and generators.seeds.draw(noise, drafts):
-        return ()
-    return generators.items()
+        return True
+    return None
 
 
-def undrawn_uniform(
-    generators: Plain, values: torch.Tensor, drafts: Sequence[int]
-) -> Iterable[tuple[int, int]]:
+def draw_uniform(generators: Plain, values: torch.Tensor, drafts: Sequence[int]) -> bool | None:
     """Draw a number for each draft of requests with a seed.
 
     Args:
@@ -364,8 +361,8 @@ def undrawn_uniform(
         drafts: each row's number of drafts.
 
     Returns:
-        Rows and drafts that upstream's loop is left to draw: none, or all.
+        True if done; None to fall back to upstream.
     """
     if type(generators) is Generators and generators.seeds.draw_uniform(values, drafts):
-        return ()
-    return enumerate(drafts)
+        return True
+    return None

@@ -28,12 +28,12 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.readiness.engine import gauges, subclasses, switch
 from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.inputs.uploads import upload
-from vllm.v1.readiness.outputs.history import LiveRows
+from vllm.v1.readiness.outputs.history import History, LiveRows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
     from vllm.sampling_params import SamplingParams
-    from vllm.v1.readiness.outputs.history import History
+    from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
@@ -103,6 +103,12 @@ class Slots(Feature, ABC):
         self._addresses: torch.Tensor | None = None
         self._drafts: SpecDecodeMetadata | None = None
         self._width = self.vocab_size
+
+    @classmethod
+    def make(cls, live: "LiveBatch") -> "Self | None":
+        """Make the slots of a batch that has a history."""
+        history = live.find(History)
+        return None if history is None else cls(live.batch, history)
 
     @abstractmethod
     def _wants(self, request: "CachedRequestState") -> bool:

@@ -14,14 +14,11 @@ from typing import TYPE_CHECKING
 from vllm.v1.readiness.feature import Feature
 
 if TYPE_CHECKING:
-    from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 
 class StopTokens(Feature):
     """The stop tokens of one batch's requests."""
-
-    def __init__(self, batch: "InputBatch") -> None:
-        self.batch = batch
 
     def add_request(self, request: "CachedRequestState") -> None:
         """Leave out the ids that are no tokens, before a logits processor reads them.

@@ -28,10 +28,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from sys import maxsize
 from typing import TYPE_CHECKING, Any, SupportsIndex
+from weakref import proxy
 
 import torch
 from vllm.v1.readiness.feature import Feature
-from vllm.v1.readiness.outputs.history import PLACEHOLDER
+from vllm.v1.readiness.outputs.history import PLACEHOLDER, History
 from vllm.v1.readiness.sample.thinking_fixes import (
     ATTRIBUTES,
     KEYS,
@@ -44,7 +45,7 @@ from vllm.v1.readiness.sample.thinking_fixes import (
 from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
 if TYPE_CHECKING:
-    from vllm.v1.readiness.outputs.history import History
+    from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.sample.logits_processor.interface import BatchUpdate
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
@@ -137,6 +138,18 @@ class ThinkingBudget(FixedHolder, Feature):
         #: The rows with a state, each with the state and its progress.
         self._tracked: list[tuple[int, dict[str, Any], _Progress]] = []
         self._any_deferred = False
+
+    @classmethod
+    def make(cls, live: "LiveBatch") -> "ThinkingBudget | None":
+        """Put the feature in place of a batch's state holder, if it has one."""
+        holder = live.batch.thinking_budget_state_holder
+        history = live.find(History)
+        if holder is None or history is None:
+            return None
+        thinking = cls(live.batch, proxy(history), holder, live.serving)
+        live.batch.thinking_budget_state_holder = thinking
+        history.arrived = thinking.arrive
+        return thinking
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, tuple[type], dict[str, Any]]:
         """Stand in for the holder in copies of a batch: upstream's, with the fixes that are on."""

@@ -30,17 +30,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
+from vllm.v1.readiness.feature import Feature
 from vllm.v1.sample.logits_processor.interface import MoveDirectionality
 from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
 if TYPE_CHECKING:
+    from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.sample.logits_processor.interface import BatchUpdate
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
 #: [rows]: each row's token ids.
 Lists = list[list[int]]
-_FIXES = {features.THINKING_ROWS, features.THINKING_SECTIONS, features.THINKING_UNLIMITED}
 #: Upstream's value for a request without a budget.
 UNLIMITED = -1
 #: Attributes of :class:`FixedHolder`, and keys of a request's state, that upstream has not.
@@ -85,9 +86,9 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
 
     def __init__(self, holder: ThinkingBudgetStateHolder, on: frozenset[str]) -> None:
         self.__dict__.update(holder.__dict__)
-        self.fixes_rows = features.THINKING_ROWS in on
-        self.fixes_sections = features.THINKING_SECTIONS in on
-        self.fixes_unlimited = features.THINKING_UNLIMITED in on
+        self.fixes_rows = registry.THINKING_ROWS in on
+        self.fixes_sections = registry.THINKING_SECTIONS in on
+        self.fixes_unlimited = registry.THINKING_UNLIMITED in on
         markers = (self.think_start_token_ids, self.think_end_token_ids)
         #: The last tokens of the markers: without one of them there is no new marker.
         self.last_tokens = {marker[-1] for marker in markers if marker}
@@ -230,15 +231,24 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
 
 
 def mend(batch: "InputBatch", on: frozenset[str]) -> None:
-    """Replace the state holder of a batch if one of the fixes is on.
+    """Replace the state holder of a batch that has upstream's.
 
     Args:
         batch: just constructed. It has no holder if reasoning is not configured.
         on: the features and fixes that are on.
     """
     holder = batch.thinking_budget_state_holder
-    if type(holder) is ThinkingBudgetStateHolder and not on.isdisjoint(_FIXES):
+    if type(holder) is ThinkingBudgetStateHolder:
         batch.thinking_budget_state_holder = FixedHolder(holder, on)
+
+
+class ThinkingFixes(Feature):
+    """The fixes for a batch: a state holder of their own."""
+
+    @classmethod
+    def make(cls, live: "LiveBatch") -> None:
+        """Replace a batch's state holder; there is none if reasoning is not configured."""
+        mend(live.batch, live.serving)
 
 
 def occurrences(tokens: list[int], marker: list[int], first: int, end: int) -> Iterator[int]:

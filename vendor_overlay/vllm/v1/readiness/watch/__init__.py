@@ -1,1 +1,7 @@
 """Start-up checks, the sync guard, scopes and the probe."""
+
+# mirrors: nothing
+
+from vllm.v1.readiness import door
+
+__getattr__ = door(__name__, "startup")

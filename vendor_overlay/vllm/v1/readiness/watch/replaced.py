@@ -19,8 +19,8 @@ from vllm.logger import init_logger
 logger = init_logger(__name__)
 
 _OURS = "vllm.v1.readiness"
-#: What the names begin with by which patched files call our modules.
-_SEAM = "readiness_"
+#: Patched files call the overlay by names that begin with this.
+_SEAM = "readiness"
 #: The functions that one message names.
 _NAMED = 8
 

@@ -3,7 +3,7 @@
 # mirrors: nothing
 
 from vllm.logger import init_logger
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import identity, ranks, switch
 from vllm.v1.readiness.version import __version__
 from vllm.v1.readiness.watch import replaced, scopes, sync_guard
@@ -29,8 +29,8 @@ def start(runner: object) -> None:
         RanksError: the ranks of the engine run different overlays, or a rank runs none.
     """
     on = switch.enabled()
-    idle = on - features.ON_V2 if _is_v2(type(runner)) else frozenset()
-    listed = [", ".join(sorted(group & on - idle)) or "none" for group in features.GROUPS.values()]
+    idle = on - registry.ON_V2 if _is_v2(type(runner)) else frozenset()
+    listed = [", ".join(sorted(group & on - idle)) or "none" for group in registry.GROUPS.values()]
     digest = identity.digest()
     logger.info_once(
         "Readiness overlay %s, digest %s, features: %s; fixes: %s",

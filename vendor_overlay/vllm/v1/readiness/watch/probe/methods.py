@@ -8,7 +8,7 @@ from functools import partial
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.watch.probe import events
 from vllm.v1.readiness.watch.probe.recorder import (
     existing,
@@ -227,7 +227,7 @@ def _update_from_output(original: Function) -> Function:
         current = recorder()
         began = now()
         if this_thread.pending:  # the output came from another process
-            record_fence(features.GRAMMARS, this_thread.pending, began)
+            record_fence(registry.GRAMMARS, this_thread.pending, began)
             this_thread.pending = 0
         try:
             return original(self, *args, **kwargs)

@@ -16,7 +16,7 @@ from functools import lru_cache
 from multiprocessing import util
 from typing import Any
 
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import gauges, identity, switch
 from vllm.v1.readiness.version import __version__
 from vllm.v1.readiness.watch.probe import claims
@@ -338,7 +338,7 @@ def existing() -> Recorder | None:
 def record_fence(owner: str, began: int, ended: int) -> None:
     """Record a wait; one while an engine starts belongs to no step, and is left out."""
     if _recorder is not None and _recorder.identified():
-        _recorder.record_fence(features.GRAMMARS if this_thread.pending else owner, began, ended)
+        _recorder.record_fence(registry.GRAMMARS if this_thread.pending else owner, began, ended)
 
 
 def listen() -> None:

@@ -22,8 +22,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from vllm.v1.outputs import LogprobsTensors
-from vllm.v1.readiness import features
+from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.feature import Feature
 
 if TYPE_CHECKING:
     from vllm.logprobs import PromptLogprobs
@@ -35,15 +36,14 @@ if TYPE_CHECKING:
 _NO_RANK = -1
 
 
-def mark(room: LogprobsTensors) -> None:
-    """Mark all positions of a prompt as not computed.
+class CachedPromptLogprobs(Feature):
+    """The runner's part of the fix."""
 
-    Args:
-        room: on the host, ids and logprobs of [positions, width] and ranks of [positions].
-    """
-    room.logprob_token_ids.zero_()
-    room.logprobs.fill_(-float("inf"))
-    room.selected_token_ranks.fill_(_NO_RANK)
+    def mark_prompt(self, room: LogprobsTensors) -> None:
+        """Mark all positions of a prompt as not computed."""
+        room.logprob_token_ids.zero_()
+        room.logprobs.fill_(-float("inf"))
+        room.selected_token_ranks.fill_(_NO_RANK)
 
 
 def place(state: "RequestState", output: "EngineCoreOutput") -> None:
@@ -56,7 +56,7 @@ def place(state: "RequestState", output: "EngineCoreOutput") -> None:
     processor, prompt = state.logprobs_processor, state.prompt_token_ids
     if processor is None or processor.num_prompt_logprobs is None or prompt is None:
         return
-    if features.CACHED_PROMPT_LOGPROBS not in switch.enabled():
+    if registry.CACHED_PROMPT_LOGPROBS not in switch.enabled():
         return
     tensors = output.new_prompt_logprobs_tensors
     if tensors is None:

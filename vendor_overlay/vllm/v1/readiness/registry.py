@@ -1,0 +1,378 @@
+"""Registry: every word of VLLM_READINESS, declared once.
+
+A *feature* gives the outputs that stock gives, bit for bit. A *fix* changes outputs only where
+stock's are wrong. The switch, the live batch, the overlay tool, the review and the tests of the
+documents read the words here. The patches that a word needs name it under ``Serves:``.
+
+The module imports nothing of vLLM: the overlay tool runs it on its own.
+"""
+
+# mirrors: nothing
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from graphlib import TopologicalSorter
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.v1.readiness.feature import Feature
+
+
+class Word(str):
+    """The name of a feature or fix in VLLM_READINESS, with its declaration.
+
+    Args:
+        name: lower-case with dashes.
+        summary: one line on its purpose.
+        homes: its modules below ``vllm.v1.readiness``, whose folder names the process;
+            ``module:Class`` where a live batch makes an object of that class for itself.
+        is_fix: whether it may change outputs.
+        needs: words that it builds on; it is off where one of them is.
+        before: words whose objects a live batch makes and calls later.
+        on_v2: whether it acts under Model Runner V2: its seams, or a part of them that acts alone,
+            are in V2's own files, in the scheduler or in the front end.
+    """
+
+    __slots__ = ("before", "homes", "is_fix", "needs", "on_v2", "summary")
+
+    summary: str
+    homes: tuple[str, ...]
+    is_fix: bool
+    needs: "tuple[Word, ...]"
+    before: "tuple[Word, ...]"
+    on_v2: bool
+
+    def __new__(
+        cls,
+        name: str,
+        summary: str,
+        *homes: str,
+        is_fix: bool,
+        needs: "tuple[Word, ...]" = (),
+        before: "tuple[Word, ...]" = (),
+        on_v2: bool = False,
+    ) -> "Word":
+        """Make the string."""
+        word = super().__new__(cls, name)
+        word.summary, word.homes, word.is_fix = summary, homes, is_fix
+        word.needs, word.before, word.on_v2 = needs, before, on_v2
+        return word
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        """Pickle the name alone."""
+        return str, (str(self),)
+
+
+_feature = partial(Word, is_fix=False)
+_fix = partial(Word, is_fix=True)
+
+HISTORY = _feature(
+    "history",
+    "token_ids_cpu holds each sampled token that has arrived; waits only by name",
+    "outputs.history:History",
+)
+READBACK = _feature(
+    "readback",
+    "outputs come by one pinned copy and its event; no blocking copy",
+    "outputs.model_outputs:Outputs",
+)
+THINKING_BUDGET = _feature(
+    "thinking-budget",
+    "markers searched in new tokens only; waits where a force may be due",
+    "sample.thinking_budget:ThinkingBudget",
+    needs=(HISTORY,),
+)
+PENALTIES = _feature(
+    "penalties",
+    "penalties from counts on the device; no cost grows with the output",
+    "sample.penalties:Penalties",
+    needs=(HISTORY,),
+)
+BAD_WORDS = _feature(
+    "bad-words",
+    "bad words matched and masked on the device; nothing waits",
+    "sample.bad_words:BadWords",
+    "sample.bad_words_torch",
+    needs=(HISTORY,),
+)
+SAMPLER_COPIES = _feature(
+    "sampler-copies",
+    "logits are copied and converted only where something changes them",
+    "sample.sampler_copies",
+    "sample.sampler_copies_mrv2",
+    on_v2=True,
+)
+STEP_INPUTS = _feature(
+    "step-inputs",
+    "decode steps of an unchanged batch are advanced in place",
+    "inputs.step_inputs:StepInputs",
+    "inputs.step_metadata",
+    before=(HISTORY,),
+)
+BLOCK_TABLES = _feature(
+    "block-tables",
+    "a step sends the block ids that have changed, and maps no slots in vain",
+    "inputs.block_tables:BlockTables",
+    "inputs.slot_mappings",
+)
+ROPE_POSITIONS = _feature(
+    "rope-positions",
+    "positions of several dimensions are sent without a wait",
+    "inputs.rope_positions:RopePositions",
+)
+INPUT_IDS = _feature(
+    "input-ids",
+    "input ids and drafts are placed for the whole batch, with one upload",
+    "inputs.input_ids:InputIds",
+)
+SEEDS = _feature(
+    "seeds",
+    "all requests with a seed are drawn by one launch, with torch's bits",
+    "sample.seeds:Seeds",
+)
+LOGPROBS = _feature(
+    "logprobs",
+    "logprobs are made for the output that shows them; tokens decoded once",
+    "frontend.logprobs",
+    "frontend.logprob_messages",
+    "frontend.token_texts",
+    on_v2=True,
+)
+GRAMMARS = _feature(
+    "grammars",
+    "masks of rows with a grammar alone are sent, and nothing waits",
+    "sample.grammars:Grammars",
+    "core.grammar_masks",
+    on_v2=True,
+)
+
+ACCEPTED_COUNTS = _fix(
+    "accepted-counts",
+    "a request of a hybrid model reads its own count of accepted drafts",
+    "inputs.accepted_counts:AcceptedCounts",
+)
+ALLOWED_TOKENS = _fix(
+    "allowed-tokens",
+    "a request's allowed tokens bind no other request",
+    "sample.allowed_tokens:AllowedTokens",
+)
+CLOSED_GRAMMARS = _fix(
+    "closed-grammars",
+    "a complete grammar ends its request before min_tokens, without an error",
+    "sample.closed_grammars:ClosedGrammars",
+)
+CPU_PINNING = _fix(
+    "cpu-pinning", "memory is pinned only where the platform has pinned memory", "engine.pinning"
+)
+EMPTY_STATES = _fix(
+    "empty-states",
+    "a prompt of one token begins with an empty recurrent state",
+    "inputs.empty_states:EmptyStates",
+)
+DRAFTER_RANKS = _fix(
+    "drafter-ranks",
+    "a data-parallel rank that does not draft runs its drafter for the others",
+    "inputs.drafter_ranks:DrafterRanks",
+)
+FAILED_LOADS = _fix(
+    "failed-loads",
+    "no reply, and no block of the prefix cache, is made from a failed KV load",
+    "core.failed_loads",
+    "core.in_flight",
+    "inputs.restarts:Restarts",
+    on_v2=True,
+)
+LOST_WAKEUPS = _fix(
+    "lost-wakeups",
+    "an engine's processes read messages whose announcement was lost",
+    "engine.lost_wakeups",
+    on_v2=True,
+)
+ORPHAN_DRAFTS = _fix(
+    "orphan-drafts",
+    "a request left out of a step keeps no placeholders of drafts",
+    "core.orphan_drafts",
+    on_v2=True,
+)
+PLUGIN_PROCESSORS = _fix(
+    "plugin-processors",
+    "a logits processor from an entry point reads each sampled token",
+    "sample.readers",
+)
+REFUSED_GRAMMARS = _fix(
+    "refused-grammars",
+    "a grammar that cannot be compiled ends its own request alone",
+    "core.refused_grammars",
+    on_v2=True,
+)
+GRAMMAR_LIMITS = _fix(
+    "grammar-limits",
+    "a grammar that takes too much time or memory is refused",
+    "frontend.grammar_limits",
+    "frontend.grammar_trials",
+    on_v2=True,
+)
+PREEMPTION = _fix(
+    "preemption",
+    "a preempted request is given each token in flight once and in order",
+    "core.preemption",
+    on_v2=True,
+)
+PINNED_INPUTS = _fix(
+    "pinned-inputs",
+    "a step's pinned inputs stay until the device has read them",
+    "inputs.pinned_inputs",
+)
+PROMPT_EMBEDS = _fix(
+    "prompt-embeds",
+    "with drafts in flight, a prompt of embeddings may share the server",
+    "inputs.prompt_embeds:PromptEmbeds",
+)
+ROW_STATE = _fix(
+    "row-state", "a request finds no other request's state in its row", "inputs.row_state:RowState"
+)
+RECOVERED_TOKENS = _fix(
+    "recovered-tokens",
+    "a token that replaces a draft is in the vocabulary",
+    "sample.recovered_tokens",
+)
+STOP_TOKENS = _fix(
+    "stop-tokens",
+    "stop tokens outside the vocabulary do not take part in min_tokens",
+    "sample.stop_tokens:StopTokens",
+)
+CPU_SEEDS = _fix(
+    "cpu-seeds",
+    "on the CPU, a seed decides its request's tokens, in chunks and beside others",
+    "sample.cpu_seeds:CpuSeeds",
+)
+CPU_DRAFTS = _fix(
+    "cpu-drafts",
+    "on the CPU, drafts are sampled with their request's parameters",
+    "sample.cpu_drafts",
+)
+UNDRAFTED_ROWS = _fix(
+    "undrafted-rows",
+    "a hybrid model's row without drafts continues from its own state",
+    "inputs.undrafted_rows:UndraftedRows",
+)
+PROMPT_LOGITS = _fix(
+    "prompt-logits",
+    "logprobs_mode applies to the logprobs of prompts",
+    "sample.prompt_logits:PromptLogits",
+)
+CACHED_PROMPT_LOGPROBS = _fix(
+    "cached-prompt-logprobs",
+    "positions of a prompt that were not computed have no logprobs",
+    "frontend.cached_prompt_logprobs:CachedPromptLogprobs",
+    on_v2=True,
+)
+UNIFORM_DECODE = _fix(
+    "uniform-decode",
+    "no prompt of a hybrid model takes the CUDA graph of decodes",
+    "inputs.uniform_decode:UniformDecode",
+)
+LOGPROB_TOKENS = _fix(
+    "logprob-tokens",
+    "a request that names tokens for logprobs leaves others theirs",
+    "sample.logprob_tokens",
+)
+WINDOW_BLOCKS = _fix(
+    "window-blocks",
+    "a window's blocks stay its request's while drafts may be rejected",
+    "core.window_blocks",
+    on_v2=True,
+)
+BLOCK_IDS = _fix(
+    "block-ids",
+    "no list of block ids grows for as long as the engine runs",
+    "core.block_ids",
+    on_v2=True,
+)
+BAD_REQUESTS = _fix(
+    "bad-requests",
+    "a request that the engine cannot serve is refused, and harms no other",
+    "frontend.bad_requests",
+    "frontend.request_types",
+    on_v2=True,
+)
+THINKING_ROWS = _fix(
+    "thinking-rows",
+    "a thinking budget stays with its own request",
+    "sample.thinking_fixes:ThinkingFixes",
+    before=(THINKING_BUDGET,),
+)
+THINKING_SECTIONS = _fix(
+    "thinking-sections",
+    "a thinking budget holds for each section of thinking",
+    "sample.thinking_fixes:ThinkingFixes",
+    needs=(THINKING_ROWS,),
+    before=(THINKING_BUDGET,),
+)
+THINKING_UNLIMITED = _fix(
+    "thinking-unlimited",
+    "a thinking budget of -1 never ends the thinking",
+    "sample.thinking_fixes:ThinkingFixes",
+    before=(THINKING_BUDGET,),
+)
+SESSIONS = _fix(
+    "sessions",
+    "a streaming session's turns begin where the one before has ended",
+    "core.sessions",
+    on_v2=True,
+)
+
+#: Name to declaration, features first.
+WORDS: Mapping[str, Word] = MappingProxyType(
+    {word: word for word in tuple(vars().values()) if isinstance(word, Word)}
+)
+#: Feature to its summary.
+FEATURES: Mapping[str, str] = MappingProxyType(
+    {word: word.summary for word in WORDS.values() if not word.is_fix}
+)
+#: Fix to its summary.
+FIXES: Mapping[str, str] = MappingProxyType(
+    {word: word.summary for word in WORDS.values() if word.is_fix}
+)
+#: Group to its members.
+GROUPS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {"features": frozenset(FEATURES), "fixes": frozenset(FIXES)}
+)
+ALL = frozenset(WORDS)
+#: The words that act under Model Runner V2. Of ``grammars`` it is the filling of masks.
+ON_V2 = frozenset(word for word in WORDS.values() if word.on_v2)
+
+
+def with_needs(names: Iterable[str]) -> frozenset[str]:
+    """Add the words that these build on."""
+    names = frozenset(names)
+    return names.union(*(WORDS[name].needs for name in names))
+
+
+def without(names: Iterable[str], on: frozenset[str]) -> frozenset[str]:
+    """Remove words from ``on``, and every word that needs one of them."""
+    left, gone = on - frozenset(names), frozenset(names)
+    while gone:
+        gone = frozenset(name for name in left if not left.issuperset(WORDS[name].needs))
+        left -= gone
+    return left
+
+
+def classes(on: Iterable[str]) -> Iterator[type["Feature"]]:
+    """Import the classes that a live batch makes for these words, each once, in order."""
+    graph: dict[str, set[str]] = {name: {*word.needs} for name, word in WORDS.items()}
+    for word in WORDS.values():
+        for later in word.before:
+            graph[later].add(word)
+    homes = [
+        home
+        for name in TopologicalSorter(graph).static_order()
+        if name in on
+        for home in WORDS[name].homes
+    ]
+    for home in dict.fromkeys(homes):
+        module, _, name = home.partition(":")
+        if name:
+            yield getattr(import_module(f"vllm.v1.readiness.{module}"), name)
