@@ -48,7 +48,7 @@ _TRIALS = "readiness_grammar_trials"
 _VERDICTS, _BYTES = 1024, 64 << 20
 #: Starts of the program for one trial.
 _STARTS = 2
-_PROGRAM = "from vllm.v1.readiness import grammar_trials; grammar_trials.main({})"
+_PROGRAM = "from vllm.v1.readiness.frontend import grammar_trials; grammar_trials.main({})"
 
 
 class ProgramError(RuntimeError):
