@@ -18,8 +18,8 @@ from engine.generate import DTYPE
 from support.checkpoint import generate
 from support.engine_loop import Arrival, build_engine, run_requests
 
-#: What the log says where ranks do not run the same.
-DIFFERENT = "the ranks of this engine do not run the same"
+#: The log's text if ranks differ.
+DIFFERENT = "the ranks of this engine run different overlays"
 #: Seconds that ranks wait for one without the overlay.
 PATIENCE = 5.0
 

@@ -47,14 +47,14 @@ def test_ranks_with_other_switches_do_not_start(run: Callable[..., Run]) -> None
     refused = run(ranked.other_switch)
     assert refused.wait() != 0
     assert DIFFERENT in refused.text()
-    sentence = "not as on rank 0 (off: penalties). There: unset VLLM_READINESS"
+    sentence = "differs from rank 0 (off: penalties). There: unset VLLM_READINESS"
     assert sentence in refused.text()
 
 
 def test_warn_serves_with_a_rank_that_differs(run: Callable[..., Run]) -> None:
     warned = run(ranked.other_switch, VLLM_READINESS_RANKS="warn")
     assert all(len(tokens) == 8 for tokens in warned.finish())
-    assert "not as on rank 0 (off: penalties)" in warned.text()
+    assert "differs from rank 0 (off: penalties)" in warned.text()
     assert "Unknown vLLM environment variable" not in warned.text()
 
 
@@ -90,5 +90,5 @@ def test_a_node_with_other_files_is_found(folder: Path, overlaid: PreloadedEngin
     with (other.site / PACKAGE / "version.py").open("a") as file:
         file.write("# another\n")
     for node in refused_by(overlaid, other):
-        assert "other files than rank 0. With the copy of the overlay that rank 0" in node.text()
-        assert f"got: python3 scripts/overlay apply --site {other.site}\n" in node.text()
+        assert "files differ from rank 0. With rank 0's copy of the overlay" in node.text()
+        assert f"overlay: python3 scripts/overlay apply --site {other.site}\n" in node.text()

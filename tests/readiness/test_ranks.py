@@ -130,8 +130,8 @@ def test_another_digest_is_refused_by_every_rank_with_a_table(run: Run) -> None:
     assert [__version__, DIGEST[:12], "unset"] in rows
     assert [__version__, OTHER[:12], "unset"] in rows
     assert any(line.startswith("0, 2 ") for line in lines)
-    assert f"rank 1, on {os.uname().nodename}: other files than rank 0. " in outcomes[0].error
-    assert "got: python3 scripts/overlay apply --site /" in outcomes[0].error
+    assert f"rank 1, on {os.uname().nodename}: files differ from rank 0. " in outcomes[0].error
+    assert "copy of the overlay: python3 scripts/overlay apply --site /" in outcomes[0].error
     assert "VLLM_READINESS_RANKS=warn" in outcomes[0].error
 
 
@@ -156,7 +156,7 @@ def test_other_features_or_fixes_are_refused_by_name(
     outcomes = run(*(Rank(variables={"VLLM_READINESS": value}) for value in values))
     for outcome in outcomes:
         assert outcome.ranks == [1]
-        (line,) = (line for line in outcome.error.splitlines() if "not as on rank 0" in line)
+        (line,) = (line for line in outcome.error.splitlines() if "differs from rank 0" in line)
         assert all(name in line for name in names)
         assert line.endswith(f"There: {command}")
         assert "overlay apply" not in outcome.error
@@ -270,5 +270,5 @@ def test_ranks_are_named_as_ranges_and_most_decide() -> None:
     error = ranks.refusal({0: other, 1: usual, 2: usual}, 3)
     assert error is not None
     assert error.ranks == (0,)
-    assert "rank 0, on b: other files than rank 1." in str(error)
+    assert "rank 0, on b: files differ from rank 1." in str(error)
     assert ranks.refusal({0: usual, 1: usual}, 2) is None

@@ -1,9 +1,9 @@
-"""Fix ``block-ids``: no list of block ids grows for as long as the engine runs.
+"""Fix ``block-ids``: drop the ids of new KV cache blocks where they are never read.
 
-The managers of a KV cache note the id of each block that they hand out, for the worker to zero.
-Only models with Mamba layers need that, and for all others 0.22.0 never takes the ids away: the
-engine's memory grows by eight bytes a block. The objects are frozen and counted by no profiler,
-so this looks like fragmentation. (https://github.com/vllm-project/vllm/issues/44175)
+The KV cache managers record the id of each allocated block, for the worker to zero. Only models
+with Mamba layers read these lists. For all others stock 0.22.0 never clears them: the engine leaks
+eight bytes per block. The garbage collector has frozen the lists, so memory profilers miss the
+leak. (https://github.com/vllm-project/vllm/issues/44175)
 """
 
 # mirrors: vllm.v1.core.kv_cache_manager:KVCacheManager.take_new_block_ids
@@ -22,13 +22,14 @@ _DROPS = "readiness_drops_block_ids"
 
 
 def drop_unread(manager: "KVCacheManager") -> None:
-    """Drop the ids of the step before, if nobody reads them."""
+    """Drop the ids of the previous step if the worker does not zero new blocks."""
     if subclasses.remembered(manager, _DROPS, lambda: _drops(manager)):
         manager.take_new_block_ids()
 
 
 def _drops(manager: "KVCacheManager") -> bool:
-    """Whether the fix is on, and nobody reads the ids."""
-    if manager.kv_cache_config.needs_kv_cache_zeroing:
-        return False
-    return registry.BLOCK_IDS in switch.enabled()
+    """Whether the fix is on and the ids are never read."""
+    return (
+        not manager.kv_cache_config.needs_kv_cache_zeroing
+        and registry.BLOCK_IDS in switch.enabled()
+    )

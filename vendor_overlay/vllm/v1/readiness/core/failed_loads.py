@@ -1,22 +1,20 @@
-"""Fix ``failed-loads``: a KV load that failed is computed in its place, and shows in no reply.
+"""Fix ``failed-loads``: recompute KV blocks whose load failed, and drop tokens sampled from them.
 
-A KV connector may report, with a step's output, blocks that it failed to load. With
-``kv_load_failure_policy="recompute"`` stock 0.22.0 lowers the number of computed tokens of running
-requests that have such blocks, and drops their tokens of that step. It leaves
+A KV connector reports, with a step's output, the blocks that it failed to load. With
+``kv_load_failure_policy="recompute"`` stock 0.22.0 lowers ``num_computed_tokens`` of the running
+requests that hold such blocks, and drops their tokens of that step. It misses
 
-- under asynchronous scheduling, the placeholders of tokens in flight. The request is scheduled with
-  them, -1 is embedded, and the engine ends (https://github.com/vllm-project/vllm/issues/45138);
-- tokens of later steps in flight, also of a prompt in chunks: they were sampled from KV that never
-  came, and are delivered;
-- the blocks in the prefix cache, with those computed from them. Another request may find them
-  before they have been computed again, or after their request has ended; one that found them while
-  the step was in flight keeps them;
-- blocks that a sliding window has already given back: their tokens are computed into no block.
+- placeholders of tokens in flight, under asynchronous scheduling: -1 reaches the embedding, and the
+  engine dies (https://github.com/vllm-project/vllm/issues/45138);
+- tokens of later steps in flight, chunked prefill included: they were sampled from missing KV, and
+  are delivered;
+- the prefix cache: the bad blocks, and blocks computed from them, stay there for other requests;
+- blocks that a sliding window has freed: their tokens are recomputed into no block.
 
-Here each request that has computed from such blocks is preempted, and its output in the steps in
-flight is dropped. The blocks, and all that were computed from them, leave the prefix cache. The
-request comes back as any preempted one does, except that nothing is loaded for it again. With the
-policy "fail" it ends, as in stock, and so do those that stock overlooks.
+Here each request that computed from such blocks is preempted, and its output in the steps in
+flight is dropped. The blocks, and all blocks computed from them, leave the prefix cache. The
+request resumes like any preempted one, but nothing is loaded for it again. With the policy "fail"
+the requests end, as in stock, including those that stock misses.
 """
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.schedule
@@ -52,13 +50,13 @@ _ATTRIBUTE = "readiness_failed_loads"
 
 
 class _Loads:
-    """The failed loads of one scheduler.
+    """Failed loads of one scheduler.
 
     Attributes:
-        on: whether the fix is on, and there is a connector.
-        arrived: the step whose output is being taken in.
-        to_preempt: running requests that lose what they have computed.
-        recomputed: requests for which nothing is loaded again.
+        on: whether the fix is on and there is a connector.
+        arrived: the step whose output is being processed.
+        to_preempt: running requests to be recomputed.
+        recomputed: requests for which the connector loads nothing again.
     """
 
     def __init__(self, scheduler: "Scheduler") -> None:
@@ -72,14 +70,14 @@ class _Loads:
 
 @dataclass
 class _Holder:
-    """A request's stay in the KV cache.
+    """Blocks that a request held from one scheduling to its preemption or end.
 
     Attributes:
-        name: the request.
-        groups: of each KV cache group, tokens a block, and the ids of the blocks by index.
-        computed: number of tokens that were taken as computed when it was scheduled.
-        current: whether it has these blocks now.
-        bad: position of its first token whose KV is wrong; None if there is none.
+        name: request id.
+        groups: per KV cache group, tokens per block, and block ids by index.
+        computed: number of tokens counted as computed when the request was scheduled.
+        current: whether the request holds these blocks now.
+        bad: position of the first token with wrong KV; None if there is none.
     """
 
     name: str
@@ -89,13 +87,13 @@ class _Holder:
     bad: int | None = None
 
     def spread(self, bad: set[int]) -> bool:
-        """Find the first wrong token, and add the blocks that were computed from it.
+        """Find the first token with wrong KV, and mark the blocks computed from it.
 
         Args:
-            bad: ids of blocks with wrong content; added to.
+            bad: ids of blocks with wrong KV; extended in place.
 
         Returns:
-            Whether it is an earlier one than before.
+            True if the position moved forward in the request.
         """
         positions = [
             size * index
@@ -117,10 +115,9 @@ def _of(scheduler: "Scheduler") -> _Loads:
 
 
 def refused(scheduler: "Scheduler", request: "Request") -> bool:
-    """Whether nothing is loaded for a waiting request, as its last load failed.
+    """Whether a waiting request must not be loaded, since its last load failed.
 
-    The connector is asked for it nevertheless, as for any request that was preempted: some forget
-    its old blocks only then.
+    The connector's lookup runs nevertheless: some connectors forget old blocks only then.
     """
     return request in _of(scheduler).recomputed
 
@@ -132,7 +129,7 @@ def scheduled(scheduler: "Scheduler", step: "SchedulerOutput") -> None:
 
 
 def arrive(scheduler: "Scheduler", step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
-    """Take in a step's output, less what is dropped."""
+    """Remove dropped results from a step's output before the scheduler processes it."""
     loads = _of(scheduler)
     if loads.on:
         loads.arrived = step
@@ -140,18 +137,18 @@ def arrive(scheduler: "Scheduler", step: "SchedulerOutput", output: "ModelRunner
 
 
 def preempt(scheduler: "Scheduler", preempted: "list[Request]", timestamp: float) -> None:
-    """Preempt the requests that lose what they have computed, before a step is scheduled.
+    """Preempt the requests to be recomputed, before a step is scheduled.
 
     Args:
-        scheduler: is about to schedule.
-        preempted: the step's preempted requests; added to.
+        scheduler: the scheduler.
+        preempted: the step's preempted requests; extended in place.
         timestamp: of the step.
     """
     loads = _of(scheduler)
     if not loads.to_preempt:
         return
-    # Each is put in front of those that wait: the last first, so that their order stays.
-    for request in [each for each in reversed(scheduler.running) if each in loads.to_preempt]:
+    # Each is prepended to the waiting queue: in reverse, to keep their order.
+    for request in [item for item in reversed(scheduler.running) if item in loads.to_preempt]:
         scheduler.running.remove(request)
         scheduler._preempt_request(request, timestamp)
         preempted.append(request)
@@ -162,12 +159,12 @@ def handle(scheduler: "Scheduler", invalid: set[int]) -> set[str] | None:
     """Handle blocks that a connector failed to load.
 
     Args:
-        scheduler: is taking in the output of the step that reports them.
+        scheduler: is processing the output that reports them.
         invalid: ids of these blocks.
 
     Returns:
-        The requests whose output in that step is skipped, and which end if the policy is "fail";
-        None to fall back to upstream.
+        Requests whose output in that step is skipped, and which end if the policy is "fail"; None
+        to fall back to upstream.
     """
     loads = _of(scheduler)
     if not loads.on:
@@ -204,13 +201,12 @@ def handle(scheduler: "Scheduler", invalid: set[int]) -> set[str] | None:
 
 
 def _recompute(scheduler: "Scheduler", request: "Request", position: int | None) -> None:
-    """Have a request computed again, and drop what was computed from the failed load.
+    """Schedule a request for recomputation, and drop its output in flight.
 
     Args:
         scheduler: the scheduler.
-        request: has not ended.
-        position: of its first token whose KV is wrong in the blocks that it has now; None if
-            these are right.
+        request: an unfinished request.
+        position: first token with wrong KV in its current blocks; None if there is none.
     """
     loads = _of(scheduler)
     loads.recomputed.add(request)
@@ -220,36 +216,34 @@ def _recompute(scheduler: "Scheduler", request: "Request", position: int | None)
     if request.status == RequestStatus.RUNNING:
         loads.to_preempt.append(request)
     elif request.status == RequestStatus.WAITING_FOR_REMOTE_KVS and position is not None:
-        # The rest may still be on its way: upstream lets it go on when all has come.
+        # Other blocks may still be loading: upstream resumes the request after them.
         alone = len(scheduler.kv_cache_config.kv_cache_groups) == 1
         request.num_computed_tokens = position if alone else 0
         scheduler.failed_recving_kv_req_ids.add(request.request_id)
 
 
 def _affected(holders: list[_Holder], bad: set[int]) -> dict[str, int | None]:
-    """Find the requests that computed from blocks with wrong content.
+    """Find the requests that computed from blocks with wrong KV.
 
     Args:
-        holders: all stays in the KV cache since the load.
-        bad: ids of these blocks; those that were computed from them are added.
+        holders: all holders since the load.
+        bad: ids of these blocks; extended in place by blocks computed from them.
 
     Returns:
-        By request, the position of the first wrong token in the blocks that it has now; None if
-        these are right.
+        Request id to the first token with wrong KV in its current blocks; None if there is none.
     """
-    spreading = True
-    while spreading:
-        spreading = any(each.spread(bad) for each in holders)
-    found: dict[str, int | None] = {each.name: None for each in holders if each.bad is not None}
-    found.update((each.name, each.bad) for each in holders if each.current and each.bad is not None)
-    return found
+    while any(holder.spread(bad) for holder in holders):
+        pass
+    wrong = [holder for holder in holders if holder.bad is not None]
+    affected: dict[str, int | None] = {holder.name: None for holder in wrong}
+    affected.update((holder.name, holder.bad) for holder in wrong if holder.current)
+    return affected
 
 
 def _holders(scheduler: "Scheduler", steps: "Iterable[SchedulerOutput]") -> Iterator[_Holder]:
-    """Yield the stays in the KV cache that began in these steps, and those that last."""
+    """Yield the holders of blocks that were scheduled in these steps or hold blocks now."""
     manager = scheduler.kv_cache_manager
-    sizes = [each.block_size for each in manager.coordinator.single_type_managers]
-
+    sizes = [group.block_size for group in manager.coordinator.single_type_managers]
     null = manager.block_pool.null_block.block_id
 
     def holder(
@@ -285,7 +279,7 @@ def _holders(scheduler: "Scheduler", steps: "Iterable[SchedulerOutput]") -> Iter
 
 
 def _all_ours(kind: type) -> bool:
-    """Whether a scheduler's methods lead to our seams; logged if one does not."""
+    """Whether a scheduler class reaches all seams of the fix; logged if it does not."""
     if all(subclasses.ends_in_seam(kind, method) for method in _METHODS):
         return True
     gauges.fall_back(registry.FAILED_LOADS, gauges.OTHER_CLASS)

@@ -1,12 +1,12 @@
-"""Feature ``grammars``, in the scheduler: masks that take long are filled by several threads.
+"""Feature ``grammars``, in the scheduler: fill slow grammar masks in several threads.
 
-A grammar's mask takes from a few microseconds to a few tenths of a millisecond, by how many tokens
-xgrammar must look at, and it keeps the device waiting where it takes longer than the forward pass.
-Stock fills masks one after the other, up to 128 requests. xgrammar works without the
-interpreter's lock, and each mask depends on its own request alone.
+A mask takes from a few microseconds to a few tenths of a millisecond, depending on how many tokens
+xgrammar must check. The device idles if all masks take longer than the forward pass. Stock fills
+the masks of up to 128 requests serially, though xgrammar releases the GIL and masks are
+independent.
 
-Here the masks of a step are filled by the calling thread, and if the step before took long, by
-others beside it. Masks of drafts, and those of other backends, are left to upstream.
+Here helper threads join the calling thread if the masks of the previous step were slow. Masks of
+drafts and of other backends are left to upstream.
 """
 
 # mirrors: vllm.v1.structured_output:StructuredOutputManager.grammar_bitmask
@@ -35,13 +35,12 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-#: The attribute of upstream's manager that holds what fills its masks.
+#: The manager's attribute for its :class:`Filler`.
 _ATTRIBUTE = "readiness_filler"
-#: Upstream's methods that fill masks, and decide whether they apply.
 _METHODS = ("_fill_bitmasks", "should_fill_bitmask")
-#: Seconds of work that are worth another thread.
+#: Seconds of work per helper thread.
 _WORTH = 1e-3
-#: At most so many threads, as upstream has.
+#: Maximum number of helper threads, as upstream's.
 _THREADS = 8
 
 
@@ -54,13 +53,13 @@ def fill(
     """Fill the masks of a step, as ``grammar_bitmask`` does.
 
     Args:
-        manager: whose masks are allocated.
+        manager: its masks are allocated.
         requests: all requests, by id.
-        names: those that have a mask, in the order of the masks.
-        drafts: how many drafts a request may have.
+        names: ids of the requests with a mask, in the order of the masks.
+        drafts: maximum number of drafts per request.
 
     Returns:
-        The masks, int32 [masks, words]; None to fall back to upstream.
+        int32 [masks, words], or None to fall back to upstream.
     """
     filler: Filler = subclasses.remembered(manager, _ATTRIBUTE, lambda: Filler(manager))
     if drafts or not filler.serves(manager):
@@ -78,11 +77,7 @@ def fill(
 
 
 class Filler:
-    """Fills the masks of one manager.
-
-    Args:
-        manager: upstream's, or a subclass's.
-    """
+    """Fills the masks of one manager."""
 
     def __init__(self, manager: "StructuredOutputManager") -> None:
         from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend, XgrammarGrammar
@@ -91,19 +86,19 @@ class Filler:
         self._backend, self._grammar = XgrammarBackend, XgrammarGrammar
         self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self._threads: ThreadPoolExecutor | None = None
-        #: Seconds of work that a mask of the newest step was, on average.
+        #: Mean CPU seconds per mask of the newest step.
         self._each = 0.0
 
     def serves(self, manager: "StructuredOutputManager") -> bool:
-        """Whether the feature is on, and the manager and its backend are known."""
+        """Whether the feature is on, and supports the manager and its backend."""
         return self._on and type(manager.backend) is self._backend
 
     def knows(self, grammars: Sequence[object]) -> bool:
-        """Whether several threads may fill the masks of these grammars."""
+        """Whether the masks of these grammars may be filled in parallel."""
         return all(type(grammar) is self._grammar for grammar in grammars)
 
     def fill(self, manager: "StructuredOutputManager", masks: "list[Mask]") -> None:
-        """Fill masks, by as many threads as the step before makes worth while."""
+        """Fill masks with as many threads as the previous step's cost justifies."""
         helpers = int(min(len(masks) * self._each / _WORTH, self._cores // 2, _THREADS))
         if helpers < 1:
             began = time.thread_time()
@@ -117,7 +112,7 @@ class Filler:
 
         def work() -> float:
             began = time.thread_time()
-            with torch.inference_mode(inference):  # a thread does not inherit it
+            with torch.inference_mode(inference):  # not inherited by threads
                 while left:
                     try:
                         mask = left.pop()
@@ -134,15 +129,15 @@ class Filler:
             left.clear()
             raise
         finally:
-            wait(others)  # nobody fills masks of a step that is over
+            wait(others)  # no thread may write masks after the step
         self._each = (taken + sum(other.result() for other in others)) / count
 
     def _submit(self, work: Callable[[], float], count: int, others: "list[Future[float]]") -> None:
-        """Have threads do some work; none after a thread could not be started."""
+        """Start helpers; stop using them once a thread cannot be started."""
         assert self._threads is not None
         try:
             for _ in range(count):
                 others.append(self._threads.submit(work))
         except RuntimeError:
-            logger.warning("No further thread can be started: one fills the masks of grammars.")
+            logger.warning("Cannot start a thread: grammar masks are filled by one thread.")
             self._cores = 1

@@ -1,7 +1,7 @@
-"""The steps of a scheduler whose output has not arrived, and the outputs in them that are dropped.
+"""Steps of a scheduler in flight, and requests whose output in them is dropped.
 
-The fixes ``preemption`` and ``failed-loads`` share one record a scheduler. Each fills it by its own
-seams, so that either can be installed alone.
+The fixes ``preemption`` and ``failed-loads`` share one record per scheduler. Each fills it from its
+own seams, so that either can be installed alone.
 """
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.update_from_output
@@ -29,17 +29,17 @@ class InFlight:
         requests: the scheduler's requests, by id.
 
     Attributes:
-        steps: the steps whose output has not arrived, oldest first.
-        dropped: by the id of such a step, the requests whose output in it is dropped.
+        steps: steps without output yet, oldest first.
+        dropped: ``id()`` of such a step to the requests whose output in it is dropped.
     """
 
     def __init__(self, requests: "Mapping[str, Request]") -> None:
         self.steps: deque[SchedulerOutput] = deque()
         self.dropped: dict[int, set[str]] = {}
         self._requests = requests
-        #: By request, logprobs of its prompt that arrived with an output that was dropped.
+        #: Request to its prompt logprobs, saved from a dropped output.
         self._prompt_logprobs: dict[str, LogprobsTensors] = {}
-        #: Requests whose prompts are computed again, logprobs included.
+        #: Requests whose prompt logprobs are recomputed.
         self._stale_prompts: set[str] = set()
 
     def schedule(self, step: "SchedulerOutput") -> None:
@@ -48,19 +48,19 @@ class InFlight:
             self.steps.append(step)
 
     def awaits(self, name: str) -> bool:
-        """Whether a step in flight has an output for a request that is not dropped."""
+        """Whether a step in flight has output for a request that is not dropped."""
         return any(
             name in step.num_scheduled_tokens and name not in self.dropped.get(id(step), ())
             for step in self.steps
         )
 
     def drop(self, name: str, prompt_is_stale: bool = False) -> None:
-        """Drop the output that the steps in flight hold of a request.
+        """Drop a request's output in all steps in flight.
 
         Args:
             name: the request.
-            prompt_is_stale: logprobs of its prompt are dropped as well; without this they are
-                delivered with its next tokens.
+            prompt_is_stale: drop its prompt logprobs too; by default they are delivered with its
+                next tokens.
         """
         for step in self.steps:
             if name in step.num_scheduled_tokens:
@@ -71,11 +71,11 @@ class InFlight:
             self._prompt_logprobs.pop(name, None)
 
     def arrive(self, step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
-        """Take in a step's output, less what is dropped; the second call for a step is a no-op.
+        """Remove dropped results from a step's output; the second call for a step is a no-op.
 
-        Steps arrive in order, unless one was given up.
+        Steps arrive in order, except abandoned ones.
         """
-        if not any(each is step for each in self.steps):
+        if not any(known is step for known in self.steps):
             return
         while (first := self.steps.popleft()) is not step:
             self.dropped.pop(id(first), None)
@@ -89,7 +89,7 @@ class InFlight:
         self._deliver_prompt_logprobs(output)
 
     def _take_out(self, name: str, output: "ModelRunnerOutput") -> None:
-        """Take a request's tokens out of an output, and keep the logprobs of its prompt."""
+        """Remove a request from an output, and save its prompt logprobs."""
         row = output.req_id_to_index.get(name)
         if row is not None and output.sampled_token_ids:
             output.sampled_token_ids[row] = []
@@ -100,7 +100,7 @@ class InFlight:
             self._prompt_logprobs[name] = logprobs
 
     def _deliver_prompt_logprobs(self, output: "ModelRunnerOutput") -> None:
-        """Put logprobs that were kept beside the next tokens of their request."""
+        """Deliver saved prompt logprobs with the next tokens of their request."""
         for name in list(self._prompt_logprobs):
             row = output.req_id_to_index.get(name)
             if name not in self._requests:
@@ -110,5 +110,5 @@ class InFlight:
 
 
 def of(scheduler: "Scheduler") -> InFlight:
-    """Return a scheduler's record, made when it is first asked for."""
+    """Return a scheduler's record, created on first use."""
     return subclasses.remembered(scheduler, _ATTRIBUTE, lambda: InFlight(scheduler.requests))

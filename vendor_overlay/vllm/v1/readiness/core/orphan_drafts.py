@@ -1,14 +1,12 @@
-"""The fix ``orphan-drafts``: no step has drafts that nobody proposed.
+"""Fix ``orphan-drafts``: no placeholders for drafts that the worker no longer has.
 
-Under asynchronous scheduling the scheduler gives each request of a step placeholders (-1) for
-the drafts that the worker will propose in that step. The worker keeps them for its next step
-only. Stock 0.22.0 also schedules the placeholders of a request that was left out of that next
-step: because drafts in flight might have filled the model's length, or because others took the
-budget. The worker has no drafts to replace them by, and -1 reaches the embedding as a token,
-which ends the engine with an error of the device.
+Under asynchronous scheduling each scheduled request gets placeholders (-1) for the drafts that the
+worker will propose in that step. The worker keeps drafts for one step. A request can be skipped in
+that step, because drafts in flight might have filled the model's length, or for lack of token
+budget. Stock 0.22.0 schedules its placeholders later: -1 reaches the embedding, and the engine dies
+with a device error.
 
-Here a request that is left out of a step loses its placeholders, and goes on without drafts
-for one step.
+Here a skipped request loses its placeholders, and runs one step without drafts.
 """
 
 # mirrors: vllm.v1.core.sched.async_scheduler:AsyncScheduler._update_after_schedule
@@ -26,12 +24,7 @@ if TYPE_CHECKING:
 
 
 def forget(scheduler: "AsyncScheduler", step: "SchedulerOutput") -> None:
-    """Take the placeholders from running requests that are left out of a step.
-
-    Args:
-        scheduler: has drafts or not.
-        step: has just been scheduled.
-    """
+    """Clear the placeholders of running requests that a newly scheduled step skips."""
     scheduled = step.num_scheduled_tokens
     if len(scheduled) == len(scheduler.running) or not scheduler.num_spec_tokens:
         return

@@ -1,20 +1,19 @@
-"""The fix ``preemption``: tokens in flight of a request that is preempted.
+"""Fix ``preemption``: account for tokens in flight of a preempted request.
 
 Under asynchronous scheduling a request may be preempted while steps with its tokens are in
 flight. Stock 0.22.0 miscounts them in two cases:
 
 - ``reset_prefix_cache(reset_running_requests=True)`` drops as many outputs as there are tokens
-  in flight. With drafts one output holds several, so that tokens which the client never got
-  are dropped as well, and rejected drafts are subtracted from the request's new counts: an
-  assert ends the engine, or the request never ends. Where the output that is dropped carries
-  the logprobs of the prompt, another assert ends the engine.
-- With more than two steps in flight (a pipeline of three stages or more), a request whose
-  blocks were taken may come back before all its tokens have arrived. It then computes tokens
-  at the wrong places, from a wrong history.
+  in flight. With drafts one output holds several tokens: undelivered tokens are dropped as well,
+  and rejected drafts are subtracted from the request's new counts. An assert kills the engine, or
+  the request never ends. Another assert fails if a dropped output carries prompt logprobs.
+- With more than two steps in flight (three pipeline stages or more), a request preempted for lack
+  of blocks may resume before all its tokens have arrived. It computes tokens at wrong positions,
+  from a wrong history.
 
-Here the steps in flight are known, each with its requests. A reset drops what they hold of a
-request, and nothing else; a request that was preempted for want of blocks comes back when its
-tokens have been delivered. With at most two steps in flight they always have been.
+Here the steps in flight are recorded with their requests. A reset drops exactly their output. A
+request preempted for lack of blocks resumes after its tokens have been delivered, which is always
+so with at most two steps in flight.
 """
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.schedule
@@ -44,24 +43,23 @@ logger = init_logger(__name__)
 
 
 class StepsInFlight(Base):  # type: ignore[misc]
-    """A base of AsyncScheduler before Scheduler, which knows the steps in flight.
+    """A base class of AsyncScheduler, before Scheduler, that records the steps in flight.
 
-    With the fix off, each method only calls upstream's. So it does for a derived class that
-    replaces one of them, since that may keep its own count.
+    Each method only calls upstream's if the fix is off, or a derived class overrides one of them.
     """
 
     _pause_state: PauseState
-    #: Whether the fix is on; not if a derived class leaves our constructor out.
+    #: Stays False if a derived class skips our constructor.
     _mends_preemption = False
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self._mends_preemption = registry.PREEMPTION in switch.enabled() and _all_ours(self)
-        #: Requests that were preempted with tokens in flight.
+        #: Requests preempted with tokens in flight.
         self._preempted: list[Request] = []
 
     def schedule(self) -> "SchedulerOutput":
-        """Schedule a step; if a preempted request's tokens are due, no request joins it."""
+        """Schedule a step; no request joins it while a preempted request's tokens are due."""
         step: SchedulerOutput
         if not self._mends_preemption:
             step = super().schedule()
@@ -79,7 +77,7 @@ class StepsInFlight(Base):  # type: ignore[misc]
     def update_from_output(
         self, scheduler_output: "SchedulerOutput", model_runner_output: "ModelRunnerOutput"
     ) -> "dict[int, EngineCoreOutputs]":
-        """Update the requests of a step, except those whose output is dropped."""
+        """Update the requests of a step, without dropped output."""
         if self._mends_preemption:
             in_flight.of(self).arrive(scheduler_output, model_runner_output)
         outputs: dict[int, EngineCoreOutputs]
@@ -89,10 +87,10 @@ class StepsInFlight(Base):  # type: ignore[misc]
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, *more: bool, **named: bool
     ) -> bool:
-        """Reset the prefix cache; drop what is in flight of the requests that it preempts."""
+        """Reset the prefix cache; drop output in flight of the requests that it preempts."""
         running = []
         if self._mends_preemption and reset_running_requests:
-            running = [each for each in self.running if each.num_output_placeholders]
+            running = [item for item in self.running if item.num_output_placeholders]
         try:
             done: bool = super().reset_prefix_cache(reset_running_requests, *more, **named)
             return done
@@ -107,21 +105,21 @@ class StepsInFlight(Base):  # type: ignore[misc]
             self._preempted.append(request)
 
     def _awaits_tokens(self) -> bool:
-        """Whether tokens of a preempted request are in flight and will be delivered to it."""
+        """Whether tokens in flight will be delivered to a preempted request."""
         awaited = []
         for request in self._preempted:
             if request.status != RequestStatus.PREEMPTED or not request.num_output_placeholders:
                 continue
             if in_flight.of(self).awaits(request.request_id):
                 awaited.append(request)
-            else:  # nothing is left to arrive
+            else:  # nothing is in flight
                 request.num_output_placeholders = 0
         self._preempted = awaited
         return bool(awaited)
 
 
 def _all_ours(scheduler: StepsInFlight) -> bool:
-    """Whether no derived class replaces a method that the fix relies on; logged if one does."""
+    """Whether no derived class overrides a method of the fix; logged if one does."""
     kind = type(scheduler)
     names = ("schedule", "update_from_output", "reset_prefix_cache", "_preempt_request")
     if all(getattr(kind, name) is getattr(StepsInFlight, name) for name in names):

@@ -1,10 +1,10 @@
-"""Fix ``refused-grammars``: a grammar that cannot be compiled ends its own request alone.
+"""Fix ``refused-grammars``: a grammar that fails to compile ends only its own request.
 
-0.22.0 compiles a request's grammar in a thread. Not all that its front end lets through can be
-compiled: an empty ``json`` or ``structural_tag``, ``json_object`` set to false, a structural tag
-with a token id outside the vocabulary, or what another backend was meant to compile. The error
-is raised where the scheduler looks whether the grammar is ready, and ends the engine for all
-clients. Here the request ends with the finish reason "error", and the log says why.
+Stock 0.22.0 compiles grammars in a thread. Some that pass the front end's checks fail to compile:
+an empty ``json`` or ``structural_tag``, ``json_object`` set to false, a structural tag with a
+token id outside the vocabulary, or a grammar validated for another backend. The scheduler's poll
+of the future raises the error, and the engine dies for all clients. Here the request ends with
+the finish reason "error", and the log gives the cause.
 """
 
 # mirrors: vllm.v1.structured_output.request:StructuredOutputRequest
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-#: The scheduler's attribute for its refused requests, by id; absent while there are none.
+#: The scheduler's attribute for its refused requests, by id; absent if there are none.
 _REFUSED = "readiness_refused"
-#: Seconds to wait for a grammar, as upstream does.
+#: Seconds to wait for a grammar, as upstream.
 _PATIENCE = 1e-4
 
 
 def waits(scheduler: "Scheduler", request: "Request") -> bool:
-    """Whether a request stays in its queue, because its grammar is not compiled, or cannot be.
+    """Whether a request stays in its queue, as its grammar is not compiled or failed to compile.
 
-    If it cannot be, :func:`finish` ends the request. Upstream is not left to ask a grammar that
-    is not ready: it could fail in between.
+    :func:`finish` ends a request whose grammar failed. Upstream never polls a pending grammar,
+    which could fail between the two checks.
     """
     structured = request.structured_output_request
     grammar = None if structured is None else structured._grammar
@@ -52,8 +52,7 @@ def waits(scheduler: "Scheduler", request: "Request") -> bool:
     if request.request_id not in refused:
         refused[request.request_id] = request
         logger.error(
-            "Readiness overlay: request %s is ended, because its grammar could not be compiled: "
-            "%s: %s",
+            "Readiness overlay: request %s ends, because its grammar failed to compile: %s: %s",
             *(request.request_id, type(error).__name__, str(error).strip()),
         )
     return True
@@ -63,15 +62,15 @@ def finish(scheduler: "Scheduler", outputs: dict[int, list[EngineCoreOutput]]) -
     """End the refused requests.
 
     Args:
-        scheduler: is taking in the output of a step.
-        outputs: what each client is sent for the step; added to.
+        scheduler: is processing the output of a step.
+        outputs: the step's outputs by client; extended in place.
     """
     refused: dict[str, Request] | None = vars(scheduler).pop(_REFUSED, None)
     if refused is None:
         return
     for name, request in refused.items():
         if scheduler.requests.get(name) is not request or request.is_finished():
-            continue  # its client has aborted it
+            continue  # aborted by its client
         scheduler.finish_requests(name, RequestStatus.FINISHED_ERROR)
         output = EngineCoreOutput(
             trace_headers=request.trace_headers,
@@ -84,7 +83,7 @@ def finish(scheduler: "Scheduler", outputs: dict[int, list[EngineCoreOutput]]) -
 
 
 def _mends(scheduler: "Scheduler") -> bool:
-    """Whether the fix is on, and the scheduler's class calls :func:`finish`."""
+    """Whether the fix is on and the scheduler's class calls :func:`finish`."""
     return registry.REFUSED_GRAMMARS in switch.enabled() and subclasses.ends_in_seam(
         type(scheduler), "update_from_output"
     )

@@ -1,20 +1,20 @@
-"""Fix ``sessions``: the turns of a streaming session begin where the one before has ended.
+"""Fix ``sessions``: a streaming session resumes exactly at the end of its last answer.
 
-A session (streaming input) goes on with a new prompt when its answer has ended. It keeps its KV
-cache, and drops the last token of the answer. In 0.22.0 it goes on at once, though
+A session (streaming input) resumes with a new prompt when its answer has ended. It keeps its KV
+cache, and drops the last token of the answer. In stock 0.22.0 it resumes at once, but
 
-- under asynchronous scheduling a step with the session is still in flight. Its tokens are added
-  to the new turn, an assert or an unexpected status ends the engine for all clients
+- under asynchronous scheduling a step with the session is still in flight. Its tokens join the new
+  turn, an assert or an unexpected status kills the engine
   (https://github.com/vllm-project/vllm/issues/52693), or a turn is answered twice;
-- how much is kept is read from the number of computed tokens. That counts the step in flight, and
-  drafts behind the end of the answer, so that tokens of the new prompt are never computed. After
-  a preemption it is 0, and the session loses its whole history, or its place in the queue;
-- a block of tokens that ends with the dropped one keeps its hash. Other requests find it under
-  that hash in the prefix cache, with the keys and values of another token;
-- each turn has the first one's ``max_tokens``.
+- the length to keep is ``num_computed_tokens``. It counts the step in flight and drafts past the
+  end of the answer, so that tokens of the new prompt are never computed. After a preemption it is
+  0, and the session loses its history, or its place in the queue;
+- a block that ends with the dropped token keeps its hash. Other requests hit it in the prefix
+  cache, with the KV of another token;
+- each turn has the ``max_tokens`` of the first.
 
-Here a turn waits until no step with its session is in flight, and all but the answer's last
-token is kept.
+Here a turn waits until no step with its session is in flight, and keeps all but the answer's last
+token.
 """
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler._update_request_as_session
@@ -38,7 +38,7 @@ _TURNS = "readiness_turns"
 
 
 class _Turns:
-    """The sessions of one scheduler whose answer has ended in a step with others behind it."""
+    """Sessions of one scheduler that wait for steps in flight before their next turn."""
 
     def __init__(self, kind: "type[Scheduler]") -> None:
         self.on = registry.SESSIONS in switch.enabled() and subclasses.ends_in_seam(
@@ -46,9 +46,9 @@ class _Turns:
         )
         #: The newest step that has requests.
         self.newest: SchedulerOutput | None = None
-        #: Each session, and the step that is to arrive before it goes on.
+        #: Id to session, and the step that must arrive before it resumes.
         self.held: dict[str, tuple[Request, SchedulerOutput | None]] = {}
-        #: The session that is going on.
+        #: The session that is being resumed.
         self.resumed: Request | None = None
 
 
@@ -63,12 +63,12 @@ def scheduled(scheduler: "Scheduler", step: "SchedulerOutput") -> None:
 
 
 def hold(scheduler: "Scheduler", session: "Request") -> bool:
-    """Keep a session whose answer has ended from going on, if a step with it may be in flight.
+    """Hold a session whose answer has ended, if a step with it may be in flight.
 
-    It stays finished, so that the scheduler skips what arrives for it.
+    It stays finished, so that the scheduler skips its output.
 
     Returns:
-        True if it is held until :func:`resume`; False to fall back to upstream.
+        True if held until :func:`resume`; False to fall back to upstream.
     """
     turns = _of(scheduler)
     settled = not session.num_output_placeholders and session.num_computed_tokens
@@ -79,7 +79,7 @@ def hold(scheduler: "Scheduler", session: "Request") -> bool:
 
 
 def resume(scheduler: "Scheduler", step: "SchedulerOutput") -> None:
-    """Let the sessions go on that were held for a step which has arrived."""
+    """Resume the sessions that were held for a step, which has arrived."""
     turns = _of(scheduler)
     for name, (session, last) in [*turns.held.items()]:
         if last is not step:
@@ -93,18 +93,17 @@ def resume(scheduler: "Scheduler", step: "SchedulerOutput") -> None:
 
 
 def release(scheduler: "Scheduler", names: "Iterable[str]") -> None:
-    """Give up sessions that are held: they are being aborted."""
+    """Release held sessions that are being aborted."""
     turns = _of(scheduler)
     for name in [name for name in turns.held if name in names]:
         session, _ = turns.held.pop(name)
-        session.status = type(session.status).PREEMPTED  # else upstream takes it for finished
+        session.status = type(session.status).PREEMPTED  # else upstream skips it as finished
 
 
 def kept(scheduler: "Scheduler", session: "Request", update: "StreamingUpdate") -> int:
-    """How many of a session's tokens remain as it goes on.
+    """Number of tokens that a resuming session keeps.
 
-    Returns:
-        All but the last of its answer; upstream's number with the fix off.
+    All but the last token of its answer; upstream's number if the fix is off.
     """
     end: int = session.num_computed_tokens
     if not _of(scheduler).on:

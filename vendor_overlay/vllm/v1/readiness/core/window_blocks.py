@@ -1,12 +1,11 @@
-"""Fix ``window-blocks``: no block is given away that a request's attention window may need again.
+"""Fix ``window-blocks``: keep blocks that a request's attention window may need after a rejection.
 
-Layers with a sliding window, or with chunked local attention, give back the blocks that lie
-before the window. Under asynchronous scheduling 0.22.0 does so as if every draft in flight had
-been accepted. If they are rejected, the request goes back, and its window begins in a block that
-may be another request's by then: it attends to the other's keys and values.
-(https://github.com/vllm-project/vllm/pull/47728)
+Layers with a sliding window or chunked local attention free the blocks before the window. Under
+asynchronous scheduling stock 0.22.0 computes the window as if every draft in flight were accepted.
+If drafts are rejected, the window moves back into a freed block, and the request attends to the KV
+of another request. (https://github.com/vllm-project/vllm/pull/47728)
 
-Here those layers count the drafts in flight as rejected. Mamba layers do so in 0.22.0.
+Here those layers count drafts in flight as rejected, as Mamba layers do in 0.22.0.
 """
 
 # mirrors: vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots
@@ -28,7 +27,6 @@ from vllm.v1.readiness.engine import subclasses, switch
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-
 _WINDOWS = (SlidingWindowManager, ChunkedLocalAttentionManager)
 #: The coordinator's attribute for :func:`_mends`.
 _MENDS = "readiness_mends_windows"
@@ -37,14 +35,14 @@ _MENDS = "readiness_mends_windows"
 def remove_skipped_blocks(
     coordinator: KVCacheCoordinator, request: "Request", computed: int
 ) -> None:
-    """Give back the blocks that a request's attention windows have left behind.
+    """Free the blocks before a request's attention windows.
 
     Args:
         coordinator: of the KV cache.
         request: a request that is being scheduled.
-        computed: its tokens that are computed if all drafts in flight are accepted.
+        computed: number of computed tokens if all drafts in flight are accepted.
     """
-    # Of a step's placeholders, one is for the token that it surely samples.
+    # One placeholder per step is for the token that is always sampled.
     drafts = request.num_output_placeholders - 1
     if drafts <= 0 or not subclasses.remembered(coordinator, _MENDS, lambda: _mends(coordinator)):
         coordinator.remove_skipped_blocks(request.request_id, computed)
@@ -56,9 +54,9 @@ def remove_skipped_blocks(
 
 
 def _mends(coordinator: KVCacheCoordinator) -> bool:
-    """Whether the fix is on, and there are windows, which upstream's method gives blocks of."""
+    """Whether the fix is on, and upstream's method frees blocks of windows."""
     return (
         type(coordinator).remove_skipped_blocks is KVCacheCoordinator.remove_skipped_blocks
-        and any(isinstance(each, _WINDOWS) for each in coordinator.single_type_managers)
+        and any(isinstance(item, _WINDOWS) for item in coordinator.single_type_managers)
         and registry.WINDOW_BLOCKS in switch.enabled()
     )

@@ -1,7 +1,6 @@
-"""Fences: waits of the host for the device, each with the name of its owner.
+"""Fences: waits of the host for one event of the device.
 
-A fence is a wait for one event. Its owner is the consumer that needs a value on the host
-that the device has not delivered yet; nothing else may wait.
+Each has an owner: the consumer that needs the value on the host. Nothing else may wait.
 """
 
 # mirrors: nothing
@@ -15,7 +14,7 @@ from types import MappingProxyType
 import torch
 from vllm.v1.readiness import registry
 
-# The owners. A feature that waits in its own name has the feature's name.
+# The owners; a feature's wait has its name.
 HISTORY = registry.HISTORY
 PENALTIES = registry.PENALTIES
 BAD_WORDS = registry.BAD_WORDS
@@ -29,15 +28,14 @@ NAN_COUNTS = "nan-counts"
 WARM_UP = "warm-up"
 
 _counts: Counter[str] = Counter()
-#: Async outputs are waited for in a thread of their own.
+#: Async outputs are waited for in another thread.
 _lock = threading.Lock()
-#: Each is called for every fence with its owner, begin and end in nanoseconds of
-#: ``time.perf_counter_ns``. While there are none, no clock is read.
+#: Called per fence with its owner, begin and end (ns of ``time.perf_counter_ns``).
 listeners: list[Callable[[str, int, int], None]] = []
 
 
 def wait(event: torch.Event, owner: str) -> None:
-    """Wait for an event in the name of ``owner``; an event that has completed is no fence."""
+    """Wait for an event on behalf of ``owner``; no fence if it has completed."""
     if event.query():
         return
     with _lock:
@@ -53,5 +51,5 @@ def wait(event: torch.Event, owner: str) -> None:
 
 
 def counts() -> Mapping[str, int]:
-    """Return the fences of this process so far: owner to number of waits."""
+    """Return the number of fences in this process by owner."""
     return MappingProxyType(_counts)

@@ -1,26 +1,17 @@
-"""What an operator of the overlay fears, counted: upstream's path, and memory that is held.
-
-A feature that leaves something to upstream's path says so here, with the reason; what holds
-memory is asked for it when somebody looks. The probe's thread shows both on /metrics.
-"""
+"""Counters of fallbacks to upstream's path, and gauges of memory; the probe exports both."""
 
 # mirrors: nothing
 
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 
 class Metric(NamedTuple):
-    """One metric.
-
-    Attributes:
-        kind: as Prometheus names it: ``counter`` or ``gauge``.
-        description: for the help line.
-        labels: the names of its labels.
-    """
+    """A metric of kind ``counter`` or ``gauge``, with its help text and the names of its labels."""
 
     kind: str
     description: str
@@ -45,7 +36,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
     }
 )
 
-#: Why something is left to upstream.
+#: Reasons for a fallback.
 NO_ROOM = "no device memory"
 NO_SLOT = "more requests than slots"
 OTHER_BITS = "torch draws other numbers"
@@ -54,13 +45,7 @@ OTHER_INPUT = "an unusual request or step"
 
 
 class Value(NamedTuple):
-    """The value of one metric.
-
-    Attributes:
-        metric: of :data:`METRICS`.
-        labels: the values of its labels, in their order.
-        value: the number.
-    """
+    """The value of a metric in :data:`METRICS` for one set of label values."""
 
     metric: str
     labels: tuple[str, ...]
@@ -71,38 +56,38 @@ class Holder(Protocol):
     """An object that holds memory."""
 
     def held(self) -> Iterable[Value]:
-        """Return what it holds now; called by any thread."""
+        """Return its current values; called from any thread."""
 
 
-#: Re-entrant: the garbage collector may run anything while it is held.
+#: Re-entrant: the garbage collector may run any code while it is held.
 _lock = threading.RLock()
 _fallbacks: dict[tuple[str, str], int] = {}
 _holders: "weakref.WeakSet[Holder]" = weakref.WeakSet()
 
 
 def fall_back(feature: str, reason: str) -> None:
-    """Count something that is left to upstream's path although the feature is on.
+    """Count a fallback to upstream's path of a feature that is on.
 
     Args:
         feature: its name.
-        reason: one of those above.
+        reason: one of the constants above.
     """
     with _lock:
         _fallbacks[feature, reason] = _fallbacks.get((feature, reason), 0) + 1
 
 
 def watch(holder: Holder) -> None:
-    """Ask an object for what it holds, for as long as it lives."""
+    """Include an object's memory in :func:`collect` while the object lives."""
     with _lock:
         _holders.add(holder)
 
 
 def collect() -> list[Value]:
-    """Return all values of this process, in order; those of several objects are added up."""
+    """Return all values of this process, sorted, with the sums over all holders."""
     with _lock:
         counted = [Value(FALLBACKS, key, number) for key, number in _fallbacks.items()]
         holders = list(_holders)
     sums: dict[tuple[str, tuple[str, ...]], int] = {}
-    for metric, labels, value in (*counted, *(each for one in holders for each in one.held())):
+    for metric, labels, value in chain(counted, *(holder.held() for holder in holders)):
         sums[metric, labels] = sums.get((metric, labels), 0) + value
     return sorted(Value(*key, value) for key, value in sums.items())

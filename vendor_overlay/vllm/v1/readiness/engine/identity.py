@@ -1,4 +1,4 @@
-"""What is installed here: the identity of the overlay, and what of it was left out."""
+"""Identity of the installed overlay: its digest, and the words that `apply` left out."""
 
 # mirrors: nothing
 
@@ -6,30 +6,26 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-#: The VERSION_PIN and the patches that this installation was overlaid with.
+#: Holds the VERSION_PIN and the patches of this installation.
 PROVENANCE = Path(__file__).parents[1] / "provenance"
-
-#: Begins the line of VERSION_PIN that names what `apply` has left out.
+#: Prefix of the line of VERSION_PIN that names the words left out by `apply`.
 _WITHOUT = "without = "
-
 #: The site-packages directory that vLLM is imported from.
 SITE = Path(__file__).parents[4]
 
 
 def digest(provenance: Path = PROVENANCE, site: Path = SITE) -> str | None:
-    """Compute one SHA-256 over every file of the overlay that is installed here.
+    """Compute one SHA-256 over all installed files of the overlay.
 
-    It is the digest that ``scripts/overlay status`` prints: of the lines that ``sha256sum``
-    prints for the files listed under [result] in VERSION_PIN and for VERSION_PIN itself,
-    sorted by path. Ranks with the same digest run the same files.
+    The digest that ``scripts/overlay status`` prints: of the output of ``sha256sum`` for the files
+    listed under [result] in VERSION_PIN and for VERSION_PIN, sorted by path.
 
     Args:
-        provenance: the directory that VERSION_PIN is installed in.
-        site: the site-packages directory that the listed paths are relative to.
+        provenance: directory of VERSION_PIN.
+        site: site-packages directory of the listed paths.
 
     Returns:
-        The digest in lower-case hexadecimal; None if no VERSION_PIN is installed, because
-        the package is imported from a checkout.
+        Lower-case hexadecimal; None in a checkout, which has no VERSION_PIN.
     """
     pin = provenance / "VERSION_PIN"
     if not pin.is_file():
@@ -43,21 +39,17 @@ def digest(provenance: Path = PROVENANCE, site: Path = SITE) -> str | None:
 
 @cache
 def left_out(provenance: Path = PROVENANCE) -> frozenset[str]:
-    """The features and fixes whose patches `apply` was told to leave out; none in a checkout.
-
-    Args:
-        provenance: the directory that VERSION_PIN is installed in.
-    """
+    """Features and fixes that `apply` left out; empty in a checkout."""
     try:
         lines = (provenance / "VERSION_PIN").read_text().splitlines()
     except FileNotFoundError:
         return frozenset()
-    named = [line.removeprefix(_WITHOUT) for line in lines if line.startswith(_WITHOUT)]
-    return frozenset(name for names in named for name in names.split(","))
+    listed = [line.removeprefix(_WITHOUT) for line in lines if line.startswith(_WITHOUT)]
+    return frozenset(name for names in listed for name in names.split(","))
 
 
 def _sha256(file: Path) -> str:
-    """The file's digest; a dash if it is missing."""
+    """SHA-256 of a file; a dash if it is missing."""
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except FileNotFoundError:

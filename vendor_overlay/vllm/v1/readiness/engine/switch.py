@@ -1,27 +1,20 @@
-"""The overlay's environment variables: what each may hold, and how it is read.
+"""The overlay's environment variables: their values and readers.
 
-``VLLM_READINESS`` says which features and fixes are on, in the manner of ``TORCH_LOGS``:
+- ``VLLM_READINESS``: the features and fixes that are on, in the style of ``TORCH_LOGS``. ``on``
+  (default) or ``off``; ``-penalties,-fixes``: all but these; ``history,readback``: only these and
+  the words that they need. ``features`` and ``fixes`` name a group. vLLM's own code runs in place
+  of a word that is off.
+- ``VLLM_READINESS_SYNC_GUARD``: ``warn`` or ``error`` if a step waits for the device; ``off``
+  (default) installs no guard.
+- ``VLLM_READINESS_SLOTS``: maximum number of requests with penalties or bad words on the device;
+  by default all requests that vLLM runs at a time.
+- ``VLLM_READINESS_RANKS``: ``error`` (default) refuses to start an engine whose ranks run different
+  overlays, ``warn`` starts it, ``off`` does not compare.
+- ``VLLM_READINESS_GRAMMAR_SECONDS`` and ``VLLM_READINESS_GRAMMAR_MEMORY``: limits of CPU seconds
+  and MiB of memory for compiling one request's grammar; 30 and 1024 by default.
+- ``VLLM_READINESS_PROBE``: prefix of the probe's files; unset (default) records nothing.
 
-- ``on`` (the default) and ``off``: all, or none;
-- ``-penalties,-fixes``: all but these;
-- ``history,readback``: only these, and the features that they build on.
-
-``features`` and ``fixes`` name a whole group. Where something is off, vLLM's own code runs.
-
-``VLLM_READINESS_SYNC_GUARD`` says what happens to a step that waits for the device:
-``warn`` or ``error``; ``off`` (the default) installs no guard.
-
-``VLLM_READINESS_SLOTS`` limits how many requests at a time may keep penalties or bad words
-on the device; unset (the default), all requests that vLLM runs at a time may.
-
-``VLLM_READINESS_RANKS`` says what happens to an engine whose ranks run different overlays:
-``error`` (the default) refuses to start, ``warn`` starts all the same, ``off`` does not compare.
-
-``VLLM_READINESS_GRAMMAR_SECONDS`` and ``VLLM_READINESS_GRAMMAR_MEMORY`` limit the CPU time and the
-MiB of memory that compiling one request's grammar may take; unset, 30 and 1024.
-
-``VLLM_READINESS_PROBE`` names the file that the probe records into; the process's label is
-appended. Unset (the default), nothing is recorded.
+Each reader raises a :class:`VariableError` if its variable is invalid.
 """
 
 # mirrors: nothing
@@ -42,33 +35,26 @@ SLOTS = "VLLM_READINESS_SLOTS"
 GRAMMAR_SECONDS = "VLLM_READINESS_GRAMMAR_SECONDS"
 GRAMMAR_MEMORY = "VLLM_READINESS_GRAMMAR_MEMORY"
 PROBE = "VLLM_READINESS_PROBE"
-#: Longer numbers than this are refused: the kernel takes 64 bits.
+#: Numbers of this many digits or more are refused: the kernel takes 64 bits.
 _DIGITS = 10
 #: Set by the probe itself, for the other processes of an engine.
 PROBE_ENGINE = "VLLM_READINESS_PROBE_ENGINE"
 
 
 class VariableError(ValueError):
-    """A variable holds a value that it may not.
-
-    Attributes:
-        name: the variable.
-        value: the variable's value.
-    """
+    """A variable has an invalid value; the message names the next step."""
 
     def __init__(self, name: str, value: str, sentence: str) -> None:
-        """``sentence`` says what is wrong, and the next step to take."""
-        self.name = name
-        self.value = value
+        self.name, self.value = name, value
         super().__init__(f"{name}={value!r}: {sentence}")
 
 
 class SwitchError(VariableError):
-    """A variable holds a word that is not understood, or words that do not go together."""
+    """A variable holds an unknown word, or words that contradict each other."""
 
 
 class NumberError(VariableError):
-    """A variable holds no number, or one that is out of range."""
+    """A variable holds no number, or one out of range."""
 
 
 class PathError(VariableError):
@@ -80,10 +66,10 @@ def parse(value: str) -> frozenset[str]:
     """Parse a value of ``VLLM_READINESS``.
 
     Args:
-        value: the variable's value; an empty one means unset.
+        value: of the variable; empty if unset.
 
     Returns:
-        The names of the features and fixes that are on.
+        The features and fixes that are on.
 
     Raises:
         SwitchError: a word is unknown, or words with and without ``-`` are mixed.
@@ -107,12 +93,12 @@ def parse(value: str) -> frozenset[str]:
 
 
 def _members(name: str) -> frozenset[str]:
-    """The features and fixes that a word names, a group's or its own; empty if unknown."""
+    """The features and fixes of a group or single word; empty if unknown."""
     return registry.GROUPS.get(name, registry.ALL & {name})
 
 
 def _not_understood(value: str, problem: str) -> SwitchError:
-    """The error for a value, with the valid words and the line that was probably meant."""
+    """The error for a value, with the valid words and the closest valid value."""
     groups = "; ".join(
         f"{group} ({', '.join(sorted(members))})" for group, members in registry.GROUPS.items()
     )
@@ -127,7 +113,7 @@ def _not_understood(value: str, problem: str) -> SwitchError:
 
 
 def _probable(value: str) -> Iterator[str]:
-    """The words of a value that can be kept or corrected; of a mixture, those with ``-``."""
+    """Yield the words of a value, corrected; of a mixture only the words with ``-``."""
     excluding = ",-" in f",{value.replace(' ', '')}"
     known = [*registry.GROUPS, *sorted(registry.ALL), *(() if excluding else ("on", "off"))]
     words = [word.strip() for word in value.lower().split(",")]
@@ -142,37 +128,23 @@ def _probable(value: str) -> Iterator[str]:
 
 
 def enabled() -> frozenset[str]:
-    """Read which features and fixes are on in this process.
-
-    Those that are not installed are off, whatever the variable says.
-
-    Raises:
-        SwitchError: see :func:`parse`.
-    """
+    """Read the features and fixes that are on; words that `apply` left out are off."""
     return _installed(os.environ.get(NAME, ""))
 
 
 @cache
 def _installed(value: str) -> frozenset[str]:
-    """What a value turns on, less what `apply` has left out and what needs that."""
+    """The words that a value turns on, without words left out by `apply` and their dependents."""
     return registry.without(identity.left_out(), parse(value))
 
 
 def sync_guard() -> str:
-    """Read the guard's mode: ``warn``, ``error``, or ``off`` for no guard.
-
-    Raises:
-        SwitchError: the variable holds anything else.
-    """
+    """Read the guard's mode: ``warn``, ``error`` or ``off``."""
     return _mode(SYNC_GUARD, "off", "for no guard")
 
 
 def ranks() -> str:
-    """Read the mode of the comparison of ranks: ``error``, ``warn``, or ``off`` for none.
-
-    Raises:
-        SwitchError: the variable holds anything else.
-    """
+    """Read the mode of the comparison of ranks: ``error``, ``warn`` or ``off``."""
     return _mode(RANKS, "error", "to refuse ranks that differ")
 
 
@@ -187,11 +159,7 @@ def _mode(name: str, default: str, purpose: str) -> str:
 
 
 def slots() -> int | None:
-    """Read how many requests may have a slot on the device; None for all that vLLM runs.
-
-    Raises:
-        NumberError: the variable holds anything but a whole number, 0 or more.
-    """
+    """Read the maximum number of requests with a slot, 0 or more; None for no limit."""
     value = os.environ.get(SLOTS, "").strip()
     if not value:
         return None
@@ -206,25 +174,17 @@ def slots() -> int | None:
 
 
 def grammar_seconds() -> int:
-    """Read how many seconds of CPU time compiling one grammar may take.
-
-    Raises:
-        NumberError: the variable holds anything but a whole number, 1 or more.
-    """
+    """Read the limit of CPU seconds for compiling one grammar, 1 or more."""
     return _limit(GRAMMAR_SECONDS, 30, "seconds")
 
 
 def grammar_memory() -> int:
-    """Read how many MiB of memory compiling one grammar may take.
-
-    Raises:
-        NumberError: the variable holds anything but a whole number, 1 or more.
-    """
+    """Read the limit of MiB of memory for compiling one grammar, 1 or more."""
     return _limit(GRAMMAR_MEMORY, 1024, "MiB")
 
 
 def _limit(name: str, default: int, unit: str) -> int:
-    """Read a variable that holds a whole number, 1 or more; the default if it is unset."""
+    """Read a whole number, 1 or more; the default if unset."""
     value = os.environ.get(name, "").strip()
     if not value:
         return default
@@ -242,12 +202,7 @@ def _limit(name: str, default: int, unit: str) -> int:
 
 
 def probe() -> str | None:
-    """Read the absolute path of the file that the probe records into; None for no probe.
-
-    Raises:
-        PathError: the path is a directory, or the directory that it lies in does not exist
-            or cannot be written to by this user.
-    """
+    """Read the absolute path of the probe's files; None for no probe."""
     value = os.environ.get(PROBE, "")
     if not value.strip():
         return None
@@ -265,12 +220,11 @@ def probe() -> str | None:
 
 
 def shown(path: str) -> str:
-    """Escape what a log cannot hold: bytes of a path that are not text."""
+    """Escape bytes of a path that are not valid text."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
-#: The overlay's variables in the form of ``vllm.envs.environment_variables``: name to the
-#: function that reads it. None of them changes what torch.compile sees.
+#: Name to reader, as in ``vllm.envs.environment_variables``. No variable affects torch.compile.
 VARIABLES: Mapping[str, Callable[[], object]] = MappingProxyType(
     {
         NAME: enabled,
