@@ -1,24 +1,20 @@
-"""Fix ``bad-requests``: a request that the engine cannot serve harms nobody else.
+"""Fix ``bad-requests``: refuse requests in the front end that would break the engine for others.
 
-The front end of 0.22.0 lets some requests through that end the engine for all clients, or that
-never end:
+The checks of stock 0.22.0's front end pass requests that kill the engine, or never end:
 
-- ``min_tokens`` beyond what fits into the model's length. If ``max_tokens`` is left to the
-  server, it becomes smaller than ``min_tokens`` after both were checked. The engine checks them
-  again as it reads the request, in the thread that reads all requests: from then on it reads
-  none. If ``max_tokens`` is as large as ``min_tokens``, the request keeps its place and its
-  blocks until its client leaves (https://github.com/vllm-project/vllm/pull/51299);
-- stop strings, where the server detokenizes nothing: the same thread ends;
-- token ids outside the vocabulary in a prompt, in ``logprob_token_ids`` or in
-  ``allowed_token_ids``, and seeds of more than 64 bits, or of more than 63 with Model Runner V2:
-  the step fails;
-- ``routed_experts_prompt_start`` at or behind the prompt's end: the scheduler fails;
-- values of a wrong type, as ``max_tokens=16.0``
+- ``min_tokens`` beyond the model's length. A ``max_tokens`` set by the server becomes smaller than
+  ``min_tokens`` after both were checked. The engine core checks again in the input thread, which
+  dies: no further request is read. If ``max_tokens`` is as large, the request holds its blocks
+  until its client disconnects (https://github.com/vllm-project/vllm/pull/51299);
+- stop strings without detokenization: the input thread dies;
+- token ids outside the vocabulary in a prompt, ``logprob_token_ids`` or ``allowed_token_ids``, and
+  seeds of more than 64 bits (63 with Model Runner V2): the step fails;
+- ``routed_experts_prompt_start`` at or past the prompt's end: the scheduler fails;
+- values of a wrong type, such as ``max_tokens=16.0``
   (:mod:`~vllm.v1.readiness.frontend.request_types`);
 - NaN as temperature, penalty or bias: all logits of the request become NaN.
 
-Here ``min_tokens`` is lowered to what fits, as the length would end the request there, and the
-others are refused with an error of their own.
+Here ``min_tokens`` is lowered to the room that is left, and all others are refused with an error.
 """
 
 # mirrors: vllm.v1.engine.input_processor:InputProcessor.process_inputs
@@ -44,7 +40,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.engine.input_processor import InputProcessor
 
-#: Seeds that a torch.Generator takes, and those of Model Runner V2: from, and up to.
+#: The range of seeds of a torch.Generator, and the upper limit of Model Runner V2.
 _LEAST_SEED, _LARGEST_SEED, _LARGEST_SEED_MRV2 = -(1 << 63), (1 << 64) - 1, (1 << 63) - 1
 _FACTORS = (
     "temperature",
@@ -59,23 +55,23 @@ _FACTORS = (
 def check(
     processor: "InputProcessor", prompt: dict[str, Any], params: "SamplingParams | None"
 ) -> None:
-    """Make a request fit for the engine.
+    """Validate a request, and lower its ``min_tokens`` if needed.
 
     Args:
         processor: the front end's.
         prompt: of the decoder.
-        params: the request's own copy, complete, which may be changed; None to pool.
+        params: the request's own copy, changed in place; None for pooling.
 
     Raises:
         VLLMValidationError: the engine cannot serve the request.
-        ValueError: the same, from the checks that 0.22.0 has.
+        ValueError: the same, from upstream's checks.
     """
     if registry.BAD_REQUESTS not in switch.enabled():
         return
     model = processor.model_config
     last = model.get_vocab_size() - 1
     ids: Collection[int] | None = prompt.get("prompt_token_ids")
-    if ids and prompt["type"] == "token":  # a model may have placeholders of its own
+    if ids and prompt["type"] == "token":  # a multimodal prompt may hold placeholders
         largest = last if processor.tokenizer is None else None
         _require("prompt", min(ids), 0)
         _require("prompt", max(ids), 0, largest)
@@ -102,14 +98,10 @@ def check(
 
 
 def check_message(processor: "InputProcessor", request: "EngineCoreRequest") -> "EngineCoreRequest":
-    """Return a request that the engine core can read.
-
-    Args:
-        processor: the front end's.
-        request: complete, and changed in place.
+    """Convert a complete request in place, so that the engine core can decode it, and return it.
 
     Raises:
-        VLLMValidationError: the engine core cannot read it.
+        VLLMValidationError: it cannot be decoded.
     """
     if registry.BAD_REQUESTS in switch.enabled():
         request_types.convert(request)
@@ -121,7 +113,7 @@ def check_message(processor: "InputProcessor", request: "EngineCoreRequest") -> 
 
 
 def _check_types(params: "SamplingParams") -> None:
-    """Refuse values of types at which a step fails, wherever the engine core runs."""
+    """Refuse values whose types fail a step, also in an engine core in this process."""
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(params, name)
         if value is not None and not request_types.is_integer(value):
@@ -136,14 +128,14 @@ def _check_types(params: "SamplingParams") -> None:
 
 
 def _check_seed(processor: "InputProcessor", params: "SamplingParams") -> None:
-    """Refuse a seed that a step cannot take. V1 takes none for a request that it does not draw."""
+    """Refuse a seed out of range. V1 ignores the seed of a greedy request."""
     mrv2 = processor.vllm_config.use_v2_model_runner
     if not mrv2 and params.sampling_type != SamplingType.RANDOM_SEED:
         return
     if not request_types.is_integer(params.seed):
         request_types.refuse("seed", params.seed, int)
     largest = _LARGEST_SEED_MRV2 if mrv2 else _LARGEST_SEED
-    # Each of n requests has a seed of its own, from this one on.
+    # The n samples have consecutive seeds.
     _require("seed", params.seed, _LEAST_SEED, largest - (params.n - 1))
 
 
@@ -153,7 +145,7 @@ def _require_number(parameter: str, value: object) -> None:
 
 
 def _require(parameter: str, value: Any, least: int, largest: int | None = None) -> None:  # noqa: ANN401
-    """Refuse a number out of range; comparisons take numbers of any type, and no time."""
+    """Refuse a number of any type out of range."""
     try:
         fits = least <= value and (largest is None or value <= largest)
     except TypeError:

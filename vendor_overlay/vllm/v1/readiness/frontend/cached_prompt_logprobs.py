@@ -1,14 +1,14 @@
-"""Fix ``cached-prompt-logprobs``: positions of a prompt that were not computed have no logprobs.
+"""Fix ``cached-prompt-logprobs``: no logprobs for prompt positions that were not computed.
 
-A position from the prefix cache (``skip_reading_prefix_cache: false``) or from a KV connector
-has no logits. 0.22.0's runner allocates memory for all positions of a prompt and fills those
-that it computes; a client is given the whole: another request's logprobs, or token ids for which
-the front end ends. Model Runner V2 gives the computed positions alone, as if they were the
-prompt's first, or nothing. (https://github.com/vllm-project/vllm/issues/42019)
+A position from the prefix cache (``skip_reading_prefix_cache: false``) or a KV connector has no
+logits. Stock 0.22.0's runner allocates all positions of a prompt, fills the computed ones, and
+returns all: stale logprobs, or token ids that kill the front end. Model Runner V2 returns only the
+computed positions, as if they were the prompt's first, or nothing.
+(https://github.com/vllm-project/vllm/issues/42019)
 
-Here V1's runner marks each position, and what it computes replaces the mark. The front end gives
-None for a position without logprobs, as upstream does for the first: null in JSON, and no entry
-in FlatLogprobs. A front end without the fix shows a logprob of minus infinity.
+Here V1's runner marks each position before it is computed. The front end returns None for a
+position without logprobs, as upstream does for the first: null in JSON, no entry in FlatLogprobs.
+A front end without the fix shows a logprob of minus infinity.
 """
 
 # mirrors: vllm.v1.engine.output_processor:OutputProcessor.process_outputs
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.logprobs import LogprobsProcessor
     from vllm.v1.engine.output_processor import RequestState
 
-#: The rank of a position without logprobs. Ranks begin with 1; a target of NaN has 0.
+#: Rank of a position without logprobs. Ranks begin at 1; a NaN target has 0.
 _NO_RANK = -1
 
 
@@ -47,11 +47,11 @@ class CachedPromptLogprobs(Feature):
 
 
 def place(state: "RequestState", output: "EngineCoreOutput") -> None:
-    """Give a request None for each position of its prompt without logprobs.
+    """Set None for each prompt position without logprobs.
 
     Args:
-        state: the request's, before it takes the output.
-        output: keeps the logprobs of a prompt for upstream if no position is without them.
+        state: the request's, before it processes the output.
+        output: its prompt logprobs are left to upstream if all positions have some.
     """
     processor, prompt = state.logprobs_processor, state.prompt_token_ids
     if processor is None or processor.num_prompt_logprobs is None or prompt is None:
@@ -60,7 +60,7 @@ def place(state: "RequestState", output: "EngineCoreOutput") -> None:
         return
     tensors = output.new_prompt_logprobs_tensors
     if tensors is None:
-        # With the first token come the logprobs of the prompt, if any position has some.
+        # Prompt logprobs, if any, come with the first token at the latest.
         first = state.is_prefilling and output.new_token_ids
         if first and len(_container(processor)) == 1:
             _skip(processor, len(prompt) - 1)
@@ -73,9 +73,9 @@ def place(state: "RequestState", output: "EngineCoreOutput") -> None:
     _skip(processor, before)
     with _context(processor, prompt):
         start = 0
-        for there, run in groupby(computed):
+        for present, run in groupby(computed):
             end = start + len([*run])
-            if there:
+            if present:
                 part = (tensor[start:end] for tensor in tensors[:3])
                 processor._update_prompt_logprobs(LogprobsTensors(*part))
             else:
@@ -85,9 +85,9 @@ def place(state: "RequestState", output: "EngineCoreOutput") -> None:
 
 @contextmanager
 def _context(processor: "LogprobsProcessor", prompt: list[int]) -> Iterator[None]:
-    """Decode parts of characters by the prompt's tokens, also where these have no logprobs.
+    """Decode partial characters with up to four preceding prompt tokens, without the first.
 
-    As upstream does, by up to four tokens, and never by the prompt's first.
+    As upstream does, but also for tokens without logprobs.
     """
     name = "_get_sampled_context_ids"
     vars(processor)[name] = lambda shown, most=4: prompt[max(1, len(shown) - most) : len(shown)]
@@ -105,7 +105,7 @@ def _skip(processor: "LogprobsProcessor", positions: int) -> None:
 
 
 def _container(processor: "LogprobsProcessor") -> "PromptLogprobs":
-    """Return the logprobs of a prompt that asks for them; at first its first position's, None."""
+    """Return the container of a request's prompt logprobs; it begins with None."""
     container = processor.prompt_logprobs
     assert container is not None
     return container

@@ -1,14 +1,13 @@
-"""Fix ``grammar-limits``: a grammar is refused if to compile it takes too much time or memory.
+"""Fix ``grammar-limits``: refuse a grammar that takes too much time or memory.
 
-0.22.0 validates a request's grammar in its front end's event loop, compiles it in a thread of
-the engine core, and asks it for a mask at each token, all without a limit. A schema of 19 KB
-stalls the front end for many seconds, a regex of 43 characters the engine for seconds at each
-token, and a grammar of 400 KB may take all memory, after which the kernel ends the engine for all
-clients. A thread that compiles cannot be stopped.
+Stock 0.22.0 validates a grammar in the front end's event loop, compiles it in a thread of the
+engine core, and fills a mask per token, all without limits. A schema of 19 KB stalls the front end
+for many seconds, a regex of 43 characters stalls the engine for seconds per token, and a grammar of
+400 KB may exhaust memory, and the kernel kills the engine. A compiling thread cannot be stopped.
 
-Here each grammar is first validated, compiled and walked for a few tokens in a process of its
-own, under limits (:mod:`vllm.v1.readiness.frontend.grammar_trials`). One that exceeds a limit is
-refused, with an error that names it.
+Here each grammar is first validated, compiled and sampled for a few tokens in a forked process
+under limits (:mod:`vllm.v1.readiness.frontend.grammar_trials`). A grammar that exceeds a limit is
+refused with an error that names the limit.
 """
 
 # mirrors: vllm.v1.engine.input_processor:InputProcessor._validate_params
@@ -42,17 +41,17 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-#: The attribute of a front end's input processor for its trials.
+#: The input processor's attribute for its :class:`Trials`.
 _TRIALS = "readiness_grammar_trials"
-#: Verdicts that are kept, and the bytes that they may have together.
+#: Maximum number and bytes of cached verdicts.
 _VERDICTS, _BYTES = 1024, 64 << 20
-#: Starts of the program for one trial.
+#: Attempts per trial, each with a running program.
 _STARTS = 2
 _PROGRAM = "from vllm.v1.readiness.frontend import grammar_trials; grammar_trials.main({})"
 
 
 class ProgramError(RuntimeError):
-    """The program that tries grammars has ended, or could not be started."""
+    """The trial process has exited, or cannot be started."""
 
 
 def check(
@@ -60,18 +59,18 @@ def check(
 ) -> "StructuredOutputsConfig | None":
     """Validate the grammar of a request within the limits, if it has one.
 
-    Waits for the trial, unless :func:`prepare` did for the same grammar.
+    Waits for the trial, unless :func:`prepare` did.
 
     Args:
         processor: the front end's.
-        params: the request's; changed as upstream's validation changes it.
+        params: the request's; changed as by upstream's validation.
 
     Returns:
-        The configuration for upstream to validate the grammar by; None if nothing is left to it.
+        The configuration for upstream's validation; None if nothing is left to validate.
 
     Raises:
-        VLLMValidationError: the grammar exceeds a limit, which the message names.
-        ValueError: upstream's, of a grammar that is not valid.
+        VLLMValidationError: the grammar exceeds a limit.
+        ValueError: upstream's error for an invalid grammar.
     """
     structured = params.structured_outputs
     if structured is None or not _limits_apply(processor):
@@ -81,15 +80,15 @@ def check(
 
 
 async def prepare(processor: "InputProcessor", params: object) -> None:
-    """Have the grammar of a request tried, if it has one, while the event loop serves others.
+    """Run the trial of a request's grammar, if it has one, without blocking the event loop.
 
     Args:
         processor: the front end's.
         params: the request's, of any kind; not changed.
 
     Raises:
-        VLLMValidationError: the grammar exceeds a limit, which the message names.
-        ValueError: upstream's, of a grammar that is not valid.
+        VLLMValidationError: the grammar exceeds a limit.
+        ValueError: upstream's error for an invalid grammar.
     """
     structured = getattr(params, "structured_outputs", None)
     if structured is None or not _limits_apply(processor):
@@ -99,9 +98,9 @@ async def prepare(processor: "InputProcessor", params: object) -> None:
 
 
 def _limits_apply(processor: "InputProcessor") -> bool:
-    """Whether the fix is on, and the front end takes grammars.
+    """Whether the fix is on and the front end accepts grammars.
 
-    Ranks that each have a front end of their own (external_launcher) must not judge differently.
+    Not with external_launcher: its ranks have one front end each, whose verdicts might differ.
     """
     return (
         registry.GRAMMAR_LIMITS in switch.enabled()
@@ -113,7 +112,7 @@ def _limits_apply(processor: "InputProcessor") -> bool:
 
 
 def _apply(structured: "StructuredOutputsParams", verdict: Verdict) -> None:
-    """Change parameters as their validation did; raise if they are refused."""
+    """Apply the changes of the validation to parameters; raise if they are refused."""
     _raise(verdict)
     vars(structured).update(verdict.fields)
 
@@ -126,7 +125,7 @@ def _raise(verdict: Verdict) -> None:
 
 
 def _sentence(verdict: Verdict) -> str:
-    """The limit that a grammar exceeds, and the next step, for its client and its server."""
+    """The error text of a verdict: the exceeded limit, and the next step."""
     seconds, memory = switch.grammar_seconds(), switch.grammar_memory()
     token_seconds = seconds / grammar_trials.TOKEN_SECONDS_PART
     takes = {
@@ -136,24 +135,24 @@ def _sentence(verdict: Verdict) -> str:
     }
     if verdict.exceeded == grammar_trials.UNTRIED:
         return (
-            "The grammar of structured_outputs could not be tried: the program that tries grammars "
-            "has ended. Its server's log says why; send the request again."
+            "The grammar of structured_outputs was not tried: the trial process has exited. Check "
+            "the server's log, and retry the request."
         )
     if verdict.exceeded == grammar_trials.CRASH:
         return (
-            f"The grammar of structured_outputs ends its compiler by signal {verdict.signal}. "
+            f"The grammar of structured_outputs kills its compiler with signal {verdict.signal}. "
             "Simplify the grammar."
         )
     in_seconds = verdict.exceeded in (grammar_trials.SECONDS, grammar_trials.TOKEN_SECONDS)
     return (
         f"The grammar of structured_outputs {takes[str(verdict.exceeded)]}. Simplify the grammar, "
-        "or have the server started with a larger "
+        "or restart the server with a larger "
         f"{switch.GRAMMAR_SECONDS if in_seconds else switch.GRAMMAR_MEMORY}."
     )
 
 
 def _trials(processor: "InputProcessor") -> "Trials":
-    """The trials of a front end."""
+    """The trials of a front end, created on first use."""
     trials: Trials | None = vars(processor).get(_TRIALS)
     if trials is None:
         trials = vars(processor).setdefault(_TRIALS, Trials(processor.vllm_config))
@@ -161,10 +160,9 @@ def _trials(processor: "InputProcessor") -> "Trials":
 
 
 class Trials:
-    """Verdicts on the grammars of one front end, which may ask from several threads."""
+    """Verdicts on the grammars of one front end; thread-safe."""
 
     def __init__(self, config: "VllmConfig") -> None:
-        """Take the engine's configuration; the program starts with the first trial."""
         self._config = config
         self._lock, self._starting = threading.Lock(), threading.Lock()
         self._running: dict[str, Future[Verdict]] = {}
@@ -173,10 +171,7 @@ class Trials:
         self._program: Program | None = None
 
     def verdict(self, structured: "StructuredOutputsParams") -> "Future[Verdict]":
-        """The verdict on a grammar: kept, on its way, or of a trial that begins.
-
-        The future never fails.
-        """
+        """Return the verdict on a grammar: cached, pending, or of a new trial; it never fails."""
         params = pickle.dumps(structured)
         key = hashlib.sha256(params).hexdigest()
         with self._lock:
@@ -192,7 +187,7 @@ class Trials:
         return future
 
     def _try(self, key: str, params: bytes, future: "Future[Verdict]") -> None:
-        """Run a trial; a program that ends meanwhile is started again, once."""
+        """Run a trial; retry once if the program exits."""
         verdict = Verdict(grammar_trials.UNTRIED)
         for _ in range(_STARTS):
             with contextlib.suppress(ProgramError):
@@ -216,11 +211,7 @@ class Trials:
             self._bytes -= size
 
     def _running_program(self) -> "Program":
-        """The program, started if it does not run.
-
-        Raises:
-            ProgramError: it cannot be started.
-        """
+        """Return the program; start it if needed, or raise ProgramError."""
         with self._starting:
             if self._program is None or self._program.ended:
                 self._program = Program(self._config)
@@ -228,21 +219,17 @@ class Trials:
 
 
 class Program:
-    """The program that tries grammars, seen from the front end."""
+    """The front end's handle of the trial process."""
 
     def __init__(self, config: "VllmConfig") -> None:
-        """Start it; it loads while its first trial waits.
-
-        Raises:
-            ProgramError: it cannot be started.
-        """
+        """Start the process, or raise ProgramError; its first trial waits until it has loaded."""
         import cloudpickle  # type: ignore[import-untyped]
 
         self.ended = False
         self._lock = threading.Lock()
         self._asked: dict[str, Future[Verdict]] = {}
         ours, theirs = socket.socketpair()
-        # No device, no threads that a fork would lose, no logs of a second start of vLLM.
+        # No device, no threads (lost by a fork), no second set of start-up logs.
         environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         environment |= {"CUDA_VISIBLE_DEVICES": "", "VLLM_LOGGING_LEVEL": "ERROR"}
         environment |= {"MALLOC_ARENA_MAX": "2", "TOKENIZERS_PARALLELISM": "false"}
@@ -265,26 +252,26 @@ class Program:
         """Wait for the verdict on a grammar.
 
         Args:
-            key: names the trial.
+            key: of the trial.
             params: the request's StructuredOutputsParams, pickled.
             limits: of the trial.
 
         Raises:
-            ProgramError: the program has ended.
+            ProgramError: the program has exited.
         """
         future: Future[Verdict] = Future()
         try:
             with self._lock:
                 if self.ended:
-                    raise ProgramError("it has ended")
+                    raise ProgramError("it has exited")
                 self._asked[key] = future
                 self._connection.send((key, params, limits))
         except OSError as error:
-            raise ProgramError("it has ended") from error
+            raise ProgramError("it has exited") from error
         return future.result()
 
     def _read(self, config: bytes) -> None:
-        """Hand out the program's verdicts until it ends, or this process does."""
+        """Deliver the program's verdicts until it exits."""
         try:
             with self._process.stdin as stdin:  # type: ignore[union-attr]
                 stdin.write(config)
@@ -298,9 +285,9 @@ class Program:
             left = list(self._asked.values())
         self._connection.close()
         for future in left:
-            future.set_exception(ProgramError("it has ended"))
+            future.set_exception(ProgramError("it has exited"))
         logger.warning(
-            "Readiness overlay: the program that tries grammars has ended (%d); the next grammar "
-            "starts it again",
+            "Readiness overlay: the trial process of grammars has exited (%d); the next grammar "
+            "restarts it",
             self._process.wait(),
         )

@@ -1,8 +1,8 @@
-"""Trials of grammars: a program that compiles each in a child of its own, under limits.
+"""The trial process of grammars: compiles each grammar in a forked child under limits.
 
 Started by :mod:`vllm.v1.readiness.frontend.grammar_limits`, with a socket. It has one thread, and
-loads vLLM, the tokenizer and the backends once; each trial is a fork of it, so that one that takes
-all memory or ends by a signal ends nothing else.
+loads vLLM, the tokenizer and the backends once. A child that exhausts memory or crashes affects
+nothing else.
 """
 
 # mirrors: vllm.v1.structured_output:StructuredOutputManager.grammar_init
@@ -18,7 +18,6 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator
 from importlib import import_module
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
         StructuredOutputGrammar,
     )
 
-#: The limit that a grammar exceeds, or how its trial ended.
+#: Limits that a grammar may exceed, and abnormal ends of its trial.
 SECONDS, MEMORY, TOKEN_SECONDS = "seconds", "memory", "token seconds"
 CRASH, UNTRIED = "crash", "untried"
 
@@ -45,25 +44,20 @@ _BACKENDS = {
         ("lm-format-enforcer", "lm_format_enforcer", "LMFormatEnforcer"),
     )
 }
-#: The tokens of a trial's walk through its grammar.
+#: Number of tokens that a trial samples from a grammar.
 _WALK = 24
-#: The part of the limit of seconds that a token may take, on the mean over a walk.
+#: A token may take the limit of seconds divided by this, on average over a walk.
 TOKEN_SECONDS_PART = 100
-#: Bytes of address space beside the limit, for the stacks and arenas of a compiler's threads.
+#: Extra bytes of address space for the stacks and arenas of a compiler's threads.
 _ROOM = 256 << 20
-#: Bytes of address space below the limit in which an error is taken for a failed allocation.
+#: An error this many bytes of address space below the limit counts as a failed allocation.
 _NEAR = 128 << 20
-#: Wall time that a trial may take, in its limits of CPU time: it may also wait.
+#: Limit of wall time, as a multiple of the limit of CPU time.
 _PATIENCE = 4
 
 
 class Limits(NamedTuple):
-    """What compiling one grammar may take.
-
-    Attributes:
-        seconds: of CPU time, of all its threads together.
-        memory: MiB.
-    """
+    """Limits of one trial: CPU seconds of all threads together, and MiB of memory."""
 
     seconds: int
     memory: int
@@ -73,11 +67,11 @@ class Verdict(NamedTuple):
     """The result of a trial.
 
     Attributes:
-        exceeded: one of this module's names of limits; None if the grammar is within all.
-        signal: the number of the signal that ended the trial, if it is a :data:`CRASH`.
-        fields: the fields of the request's StructuredOutputsParams that validation changed.
-        error: the error of upstream's validation.
-        backend: the backend that validation chose.
+        exceeded: a limit or abnormal end named above; None if the grammar is within all limits.
+        signal: number of the signal of a :data:`CRASH`.
+        fields: the fields of the request's StructuredOutputsParams changed by validation.
+        error: of upstream's validation.
+        backend: chosen by validation.
     """
 
     exceeded: str | None = None
@@ -88,11 +82,11 @@ class Verdict(NamedTuple):
 
 
 class _ExceededError(Exception):
-    """A trial's grammar exceeds a limit."""
+    """A grammar exceeds a limit."""
 
 
 class Backends:
-    """The backends of an engine: made once, and given to each trial by the fork."""
+    """The backends of an engine; created once, inherited by the forks."""
 
     def __init__(self, config: "VllmConfig") -> None:
         """Load the tokenizer, as the engine core does."""
@@ -105,15 +99,15 @@ class Backends:
         self._made: dict[str, StructuredOutputBackend] = {}
 
     def get(self, name: str) -> "StructuredOutputBackend":
-        """The backend of a name, made if it is not there."""
+        """Return a backend by name, created on first use."""
         if name not in self._made:
             self._made[name] = self._make(name)
         return self._made[name]
 
     def candidates(self, name: str) -> list[str]:
-        """The backends by which the engine may compile what was validated for one of them.
+        """Return the backends that may compile a grammar validated for ``name``.
 
-        An engine keeps the backend of its first request. With "auto" that may be another.
+        An engine keeps the backend of its first request, which may be another with "auto".
         """
         if self.config.structured_outputs_config.backend != "auto":
             return [name]
@@ -129,14 +123,7 @@ class Backends:
 def attempt(params: "StructuredOutputsParams", backends: Backends, limits: Limits) -> Verdict:
     """Validate, compile and walk a grammar in this process, which is under ``limits``.
 
-    Args:
-        params: the request's, changed as upstream's validation changes it.
-        backends: the engine's.
-        limits: of this process.
-
-    Returns:
-        The verdict. An error of the compiler that is no lack of memory is left to the engine,
-        which meets it again.
+    Compiler errors other than lack of memory are no verdict: the engine reports them.
     """
     from vllm.sampling_params import SamplingParams
     from vllm.v1.structured_output.request import get_structured_output_key
@@ -165,11 +152,7 @@ def attempt(params: "StructuredOutputsParams", backends: Backends, limits: Limit
 
 
 def _walk(grammar: "StructuredOutputGrammar", backends: Backends, limits: Limits) -> None:
-    """Take tokens that a grammar allows, as a request would.
-
-    Raises:
-        _ExceededError: a token takes too large a part of the limits, on the mean.
-    """
+    """Sample allowed tokens; raise _ExceededError if they take too long on average."""
     import numpy as np
     import torch
 
@@ -192,10 +175,10 @@ def _walk(grammar: "StructuredOutputGrammar", backends: Backends, limits: Limits
 
 
 def _lacks_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one that it was raised from, is a failed allocation.
+    """Whether an error, or its cause, is a failed allocation.
 
-    Compilers name it in many ways (a thread that cannot be started is one), so that an error
-    near the limit is taken for one, too.
+    Compilers report one in many ways, such as a thread that cannot be started, so any error near
+    the limit counts.
     """
     while error is not None:
         if isinstance(error, MemoryError) or "bad_alloc" in str(error):
@@ -208,7 +191,7 @@ def _lacks_memory(error: BaseException | None) -> bool:
 
 
 def _portable(error: Exception) -> Exception:
-    """An error that another process can read: itself, or a ValueError of its text."""
+    """Return an error that can be pickled: itself, or a ValueError with its text."""
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
     except Exception:
@@ -217,7 +200,7 @@ def _portable(error: Exception) -> Exception:
 
 
 class _Trial(NamedTuple):
-    """A trial that runs."""
+    """A running trial."""
 
     key: str
     pid: int
@@ -225,18 +208,15 @@ class _Trial(NamedTuple):
 
 
 class TrialServer:
-    """Runs trials for one front end, until that closes its socket."""
+    """Runs up to ``at_a_time`` concurrent trials for one front end, until it closes its socket."""
 
     def __init__(self, front_end: Connection, backends: Backends, at_a_time: int) -> None:
-        """Take trials from ``front_end``, and run at most so many at a time."""
-        self._front_end = front_end
-        self._backends = backends
-        self._at_a_time = at_a_time
+        self._front_end, self._backends, self._at_a_time = front_end, backends, at_a_time
         self._queued: deque[tuple[str, bytes, Limits]] = deque()
         self._running: dict[Connection, _Trial] = {}
 
     def run(self) -> None:
-        """Serve until the front end is gone; then end all trials."""
+        """Serve until the front end exits; then kill all trials."""
         try:
             while True:
                 ready = wait([self._front_end, *self._running], 0.5 if self._running else None)
@@ -275,21 +255,17 @@ class TrialServer:
         self._running[reader] = _Trial(key, pid, deadline)
 
     def _finish(self, reader: Connection) -> None:
-        """Send a trial's verdict, or what its end says, to the front end."""
+        """Send a trial's verdict to the front end; without one, that of its exit status."""
         trial = self._running.pop(reader)
         verdict = None
-        try:
+        with reader, contextlib.suppress(EOFError):
             verdict = reader.recv()
-        except EOFError:
-            pass
-        finally:
-            reader.close()
         _, status = os.waitpid(trial.pid, 0)
         if verdict is None:
             verdict = _verdict(os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0)
         if verdict.backend is not None:
-            with contextlib.suppress(Exception):  # the engine meets it again
-                self._backends.get(verdict.backend)  # for the trials that follow
+            with contextlib.suppress(Exception):  # the engine reports it
+                self._backends.get(verdict.backend)  # for later forks
         self._front_end.send((trial.key, verdict))
 
     def _end_the_late(self) -> None:
@@ -300,7 +276,7 @@ class TrialServer:
 
 
 def _limit(limits: Limits) -> None:
-    """Put this process under limits; a signal, or a failed allocation, tells that one is met."""
+    """Limit this process; SIGXCPU or a failed allocation ends it at a limit."""
     with open("/proc/self/statm", encoding="ascii") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -309,7 +285,7 @@ def _limit(limits: Limits) -> None:
 
 
 def _verdict(number: int) -> Verdict:
-    """The verdict on a trial that a signal ended: 0 for an end without one."""
+    """Return the verdict on a trial that died of a signal; 0 for an exit without one."""
     if number == signal.SIGXCPU:
         return Verdict(SECONDS)
     if number in (signal.SIGABRT, signal.SIGKILL):  # an allocation that failed in C++ or Rust
@@ -318,21 +294,15 @@ def _verdict(number: int) -> Verdict:
 
 
 def trials_at_a_time() -> int:
-    """How many trials run at a time: as many as the engine compiles, and two at least."""
+    """Maximum number of concurrent trials: as many as the engine compiles, at least two."""
     return max(2, ((os.cpu_count() or 1) + 1) // 2)
 
 
-def _chosen(config: "VllmConfig") -> Iterator[str]:
-    """The backends that the engine is sure to need."""
-    backend = config.structured_outputs_config.backend
-    yield "xgrammar" if backend == "auto" else backend
-
-
 def main(descriptor: int) -> None:
-    """Read the engine's configuration from the standard input, and trials from a socket."""
+    """Read the engine's configuration from stdin, and trials from a socket's descriptor."""
     config = pickle.load(sys.stdin.buffer)  # noqa: S301 - of our front end
     backends = Backends(config)
-    for name in _chosen(config):
-        backends.get(name)
+    chosen = config.structured_outputs_config.backend
+    backends.get("xgrammar" if chosen == "auto" else chosen)
     TrialServer(Connection(descriptor), backends, trials_at_a_time()).run()
-    os._exit(0)  # to take vLLM's modules apart would last seconds
+    os._exit(0)  # skip the slow teardown of vLLM's modules

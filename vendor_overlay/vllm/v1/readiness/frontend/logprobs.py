@@ -1,18 +1,17 @@
-"""Feature ``logprobs``: a client's logprobs are made when they are given to the client.
+"""Feature ``logprobs``: create logprob objects when an output shows them.
 
-In 0.22.0 the front end makes a dict for each token and an object for each of its logprobs, and
-keeps them until the request is over. The garbage collector walks them all again and again, for
-hundreds of milliseconds: 128 requests of 1,000 tokens with 20 logprobs are 2.7 million objects.
-It decodes each of their tokens anew, also where another request in the batch asked for more
-logprobs than this one, and those are thrown away.
+Stock 0.22.0's front end creates a dict per token and an object per logprob at each step, and keeps
+them until the request ends. The garbage collector traverses them repeatedly, for hundreds of
+milliseconds: 128 requests of 1,000 tokens with 20 logprobs are 2.7 million objects. It also decodes
+every token each time, including logprobs that only another request in the batch asked for.
 
-Here a request's logprobs are three arrays until an output shows them. An output that streams
-gets the dicts of its own tokens; one that comes at the end gets all of them. Each token is
-decoded once for all requests. Outputs that hold everything up to the newest token share one
-growing list with the client, which is filled at every step as before, and so are FlatLogprobs.
+Here a request's logprobs are three arrays until an output shows them: a streamed output creates the
+dicts of its own tokens, a final output all of them. Each token is decoded once for all requests.
+Cumulative outputs share one growing list with the client, which is extended at every step as in
+stock; so are FlatLogprobs.
 
-What a client is given is the same, of the same types. Unknown processors, tokenizers and values
-are left to upstream.
+Clients get equal values of the same types. Unknown processors, tokenizers and values are left to
+upstream.
 """
 
 # mirrors: vllm.v1.engine.logprobs:LogprobsProcessor
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
-#: Of upstream's processor; with others the processor is somebody's own.
+#: Methods and functions of upstream's processor that must not be replaced.
 _METHODS = (
     "update_from_output",
     "pop_prompt_logprobs",
@@ -54,31 +53,31 @@ _METHODS = (
     "_verify_tokens",
 )
 _FUNCTIONS = ("append_logprobs_for_next_position", "convert_ids_list_to_tokens")
-#: Types of values that an array can hold.
+#: Supported types of values.
 _TYPES = frozenset("ilqfd")
 _DTYPES = frozenset({torch.int32, torch.int64, torch.float32, torch.float64})
-#: Tokens before an incomplete one that upstream looks at.
+#: Preceding tokens that upstream uses to decode an incomplete one.
 _CONTEXT = 4
-#: Logprobs of a position; with more, what a request's end would take is too long.
+#: Maximum logprobs per position; more would make a request's last step too long.
 _WIDEST = 128
-#: Objects that the collector would walk more than once while they are made.
+#: Number of new objects from which the garbage collector is paused.
 _MANY = 2000
-#: Objects at which a paused collector would walk: more than there can be, and no usual setting.
+#: Threshold of a paused collector: out of reach, and no usual setting.
 _NEVER = (1 << 31) - 1
 
 
 class Columns:
-    """Positions of one width that are in no list yet: three objects for the collector in all.
+    """Positions of equal width in three arrays, without an object per logprob.
 
     Args:
-        limit: logprobs of a position that are kept; None for all.
+        limit: maximum logprobs per position; None for all.
 
     Attributes:
         count: number of positions.
-        width: logprobs a position, once there is one.
+        width: logprobs per position, once there is one.
         ids, logprobs: [count * width].
         ranks: [count], of the sampled tokens.
-        texts: position to its texts, where they depend on the tokens before.
+        texts: position to its texts, if they depend on preceding tokens.
     """
 
     __slots__ = ("_limit", "_types", "count", "ids", "logprobs", "ranks", "texts", "width")
@@ -95,7 +94,7 @@ class Columns:
         self.texts: dict[int, tuple[str | None, ...]] = {}
 
     def take(self, ids: np.ndarray, logprobs: np.ndarray, ranks: np.ndarray) -> bool:
-        """Take in positions.
+        """Append positions.
 
         Args:
             ids: [positions, columns].
@@ -103,17 +102,17 @@ class Columns:
             ranks: [positions].
 
         Returns:
-            True if handled here; False if they are unlike those before, or no array holds them.
+            False if their width or types differ from the present ones, or are unsupported.
         """
         types = ids.dtype, logprobs.dtype, ranks.dtype
         width = columns = ids.shape[1]
         if self._limit is not None and self._limit < columns:
             width = self._limit
         if width != self.width or types != self._types:
-            if self.count or not all(one.isnative and one.char in _TYPES for one in types):
+            if self.count or not all(dtype.isnative and dtype.char in _TYPES for dtype in types):
                 return False
             self._types, self.width = types, width
-            self.ids, self.logprobs, self.ranks = (array(one.char) for one in types)
+            self.ids, self.logprobs, self.ranks = (array(dtype.char) for dtype in types)
         if width != columns:
             ids, logprobs = ids[:, :width], logprobs[:, :width]
         self.ids.frombytes(ids.tobytes())
@@ -124,11 +123,11 @@ class Columns:
 
 
 class Series:
-    """The logprobs of a request's output or of its prompt.
+    """The logprobs of a request's output or prompt.
 
     Attributes:
-        shown: upstream's container: what a client was given, or may look into at any time.
-        columns: the positions behind those; None if all are to be in ``shown`` at once.
+        shown: upstream's container, visible to the client.
+        columns: the positions after those in ``shown``; None to extend ``shown`` at every step.
     """
 
     __slots__ = ("columns", "shown")
@@ -140,12 +139,12 @@ class Series:
 
 
 class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
-    """Upstream's processor, with logprobs that are made when they are asked for.
+    """Upstream's processor with deferred logprobs.
 
     Args:
-        processor: that of a new request.
-        texts: of the request's tokenizer; None if it has none.
-        kind: which outputs the request has.
+        processor: of a new request.
+        texts: of the request's tokenizer; None without one.
+        kind: of the request's outputs.
     """
 
     def __init__(
@@ -164,7 +163,7 @@ class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
 
     @property
     def logprobs(self) -> "SampleLogprobs | None":
-        """All logprobs of the output up to now."""
+        """All logprobs of the output so far."""
         return self._all(self._sample)
 
     @logprobs.setter
@@ -173,7 +172,7 @@ class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
 
     @property
     def prompt_logprobs(self) -> "PromptLogprobs | None":
-        """All logprobs of the prompt up to now."""
+        """All logprobs of the prompt so far."""
         return self._all(self._prompt)
 
     @prompt_logprobs.setter
@@ -181,16 +180,12 @@ class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
         self._prompt = Series(shown, self._prompt_limit, self._deferred)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type, tuple[Any, ...]]:
-        """Stand in for the processor in pickles and deep copies: upstream's, with all logprobs."""
+        """Pickle and deep-copy as upstream's processor, with all logprobs."""
         values = (getattr(self, field.name) for field in fields(upstream.LogprobsProcessor))
         return upstream.LogprobsProcessor, tuple(values)
 
     def newest(self, count: int) -> "SampleLogprobs | None":
-        """Return logprobs that end with those of the newest positions.
-
-        Args:
-            count: positions that are needed; 0 for all, as a slice from -0 has it.
-        """
+        """Return at least the newest ``count`` positions; all for 0, like the slice [-0:]."""
         columns = self._sample.columns
         if columns is None or not 0 < count <= columns.count:
             return self.logprobs
@@ -221,11 +216,7 @@ class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
         logprobs: np.ndarray,
         ranks: np.ndarray,
     ) -> bool:
-        """Take positions into a series, or into its container at once.
-
-        Returns:
-            True if handled here; False to fall back to upstream.
-        """
+        """Append positions to a series; False to fall back to upstream."""
         if not _in_order(ids, logprobs, ranks):
             return False
         columns = series.columns
@@ -248,10 +239,9 @@ class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
         return True
 
     def _decode_parts(self, series: Series, count: int) -> None:
-        """Decode the newest positions where a token is a part of a character.
+        """Decode the newest positions with partial characters.
 
-        Such a token takes several calls of the tokenizer, as on stock; all those of a request
-        would hold up its last step.
+        They take several tokenizer calls, as on stock: too many to defer to the last step.
         """
         columns, known = series.columns, self._texts
         if known is None or columns is None:
@@ -266,7 +256,7 @@ class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
                     columns.texts[position] = texts
 
     def _all(self, series: Series) -> Any:  # noqa: ANN401
-        """Move all positions of a series into its container, and return that."""
+        """Move all positions of a series into its container, and return it."""
         columns = series.columns
         if columns is not None and columns.count:
             series.shown.extend(self._made(series, 0))
@@ -274,7 +264,7 @@ class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
         return series.shown
 
     def _made(self, series: Series, first: int) -> "list[LogprobsOnePosition]":
-        """Make what a client is shown of the positions from ``first`` on."""
+        """Create the dicts of the positions from ``first`` on."""
         columns = series.columns
         assert columns is not None
         width = columns.width
@@ -293,7 +283,7 @@ class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
                         texts[start : start + width] = parts
             objects = map(containers.Logprob, logprobs, places, texts or repeat(None))
             pairs = zip(ids, objects, strict=True)
-            # The sampled token comes first, and may come again among the likeliest.
+            # The sampled token comes first, and may recur among the top tokens.
             return list(map(dict, zip(*[pairs] * width, strict=True)))
 
     def _decoded(self, row: list[int], series: Series, position: int) -> Iterable[str | None]:
@@ -308,7 +298,7 @@ class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
         return shown
 
     def _context(self, series: Series, position: int) -> list[int]:
-        """Return the tokens of the output just before a position that is in no list yet."""
+        """Return the tokens before a position of ``columns``."""
         columns = series.columns
         if columns is None:
             return list(self._get_sampled_context_ids(series.shown))
@@ -323,7 +313,7 @@ class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
 def defer(
     processor: upstream.LogprobsProcessor, params: "SamplingParams"
 ) -> upstream.LogprobsProcessor:
-    """Return the processor of a new request's logprobs; the one given to fall back to upstream."""
+    """Return a deferring processor for a new request; the given one to fall back to upstream."""
     if processor.num_logprobs is None and processor.num_prompt_logprobs is None:
         return processor
     if registry.LOGPROBS not in switch.enabled() or not _is_upstreams(processor):
@@ -344,7 +334,7 @@ def shown(
     Args:
         processor: of any class.
         count: tokens of the output.
-        delta: whether the caller takes the logprobs of these tokens, from the end.
+        delta: whether only the logprobs of these tokens are needed, at the end.
     """
     if delta and isinstance(processor, DeferredLogprobs):
         return processor.newest(count)
@@ -352,7 +342,7 @@ def shown(
 
 
 def _is_upstreams(processor: upstream.LogprobsProcessor) -> bool:
-    """Whether nobody has replaced the processor's class, or what it calls."""
+    """Whether the processor, and all that it calls, is upstream's."""
     return (
         type(processor) is upstream.LogprobsProcessor
         and subclasses.all_vllms(processor, _METHODS)
@@ -365,10 +355,7 @@ def _is_upstreams(processor: upstream.LogprobsProcessor) -> bool:
 
 
 class _Collector:
-    """Pauses the garbage collector of the process, for all threads that ask.
-
-    By its threshold, so that whoever disables or enables it in a pause is obeyed.
-    """
+    """Pauses the garbage collector by its threshold; ``gc.disable`` and ``enable`` still work."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -377,12 +364,12 @@ class _Collector:
 
     @contextmanager
     def paused(self, objects: int) -> Iterator[None]:
-        """Keep the collector from walking objects while many are made, none of them garbage.
+        """Pause the collector while many objects are created, none of them garbage.
 
-        Where all requests of a batch end in one step, it would take three quarters of that step.
+        Otherwise it takes three quarters of a step in which all requests of a batch end.
 
         Args:
-            objects: number of objects that the caller makes; for few there is no pause.
+            objects: number of objects to create; no pause for few.
         """
         if objects < _MANY:
             yield
@@ -397,7 +384,7 @@ class _Collector:
         finally:
             with self._lock:
                 self._pauses -= 1
-                # Unless another thread has set one of its own since.
+                # Unless another thread has changed it.
                 if not self._pauses and gc.get_threshold()[0] == _NEVER:
                     gc.set_threshold(*self._thresholds)
 
@@ -406,17 +393,17 @@ _collector = _Collector()
 
 
 def _limit(number: int | None) -> int | None:
-    """Logprobs of a position that a request is shown, the sampled token's included."""
+    """Maximum logprobs per position, with the sampled token's; None for all."""
     return None if number is None or number < 0 else 1 + number
 
 
 def _is_readable(tensor: torch.Tensor) -> bool:
-    """Whether numpy can look into a tensor."""
+    """Whether a tensor shares memory with numpy."""
     return type(tensor) is torch.Tensor and tensor.is_cpu and tensor.dtype in _DTYPES
 
 
 def _in_order(ids: object, logprobs: object, ranks: object) -> bool:
-    """Whether these are arrays as the engine makes them, of as many positions each."""
+    """Whether these are arrays of the expected shapes, with at least one column."""
     return (
         type(ids) is type(logprobs) is type(ranks) is np.ndarray
         and ids.ndim == 2

@@ -1,15 +1,12 @@
 """Types of a request's fields, for the fix ``bad-requests``.
 
-No front end of 0.22.0 checks them. A message takes most values: an engine core in a process of its
-own then decodes it by the declared types, in the thread that reads all requests, and a value of
-another type ends that thread. A message does not take numpy's numbers: the request fails after its
-front end has counted it, and waits for it from then on.
+No front end of stock 0.22.0 checks them. Most values can be encoded, but the engine core decodes by
+the declared types in its input thread, which dies at a value of another type. Numbers of numpy
+cannot be encoded: the request fails after the front end has registered it, and stays registered.
 
-Here a number of a library's type becomes Python's own (:func:`convert`), and a request that the
-engine core cannot decode is refused before it is counted (:func:`check`).
-
-An engine core in the front end's own process reads no messages, and serves most values of other
-types. What it serves is left to it.
+Here numbers of other libraries become Python's own (:func:`convert`), and a request that the engine
+core cannot decode is refused before it is registered (:func:`check`). An engine core in the front
+end's process decodes no messages, and may serve values of other types.
 """
 
 # mirrors: vllm.v1.serial_utils:MsgpackEncoder.enc_hook
@@ -38,13 +35,13 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.engine.core import EngineCore
 
-#: Types that :func:`convert` knows; None is allowed beside each.
+#: Types that :func:`convert` handles, also as optional types.
 _NUMBERS = (int, float, bool, list[int], list[list[int]], list[bool], set[int], dict[int, float])
-#: Containers that a list of numbers may be made of. A dict or a text is none.
+#: Containers that convert to a list of numbers.
 _CONTAINERS = (list, tuple, set, frozenset, range, np.ndarray, torch.Tensor)
-#: Fields of a request that vLLM makes, or that are long: they have no part in a trial.
+#: Fields left out of a trial: made by vLLM, or long.
 _LEFT_OUT = ("prompt_token_ids", "mm_features", "prompt_embeds", "prompt_is_token_ids")
-#: Stands in a trial for a value that upstream's encoder has a form of its own for.
+#: Replaces, in a trial, a value with a custom encoding upstream.
 _OPAQUE = msgspec.msgpack.Ext(0, b"")
 
 _in_process: "WeakSet[EngineCore]" = WeakSet()
@@ -52,25 +49,24 @@ _lock = threading.Lock()
 
 
 def serve_in_process(core: "EngineCore") -> None:
-    """Note that an engine core serves the front end of its own process, without messages."""
+    """Register an engine core that runs in its front end's process."""
     with _lock:
         _in_process.add(core)
 
 
 def is_in_process(config: "VllmConfig") -> bool:
-    """Whether the engine core of a front end's config reads no messages."""
+    """Whether the engine core of a config runs in this process."""
     with _lock:
         return any(core.vllm_config is config for core in _in_process)
 
 
 def convert(struct: msgspec.Struct) -> None:
-    """Replace numbers of other libraries by Python's that are equal.
+    """Replace numbers of other libraries by equal Python numbers.
 
-    Integers are those that Python takes as an index, so that 16.0 is none. Lists of integers may
-    be any container of them.
+    Integers are values with ``__index__``, so 16.0 is none. Lists of integers may be any container.
 
     Args:
-        struct: the request's own; its fields are replaced, not the values.
+        struct: its fields are replaced, not their values.
     """
     for name, kind in _numbers(type(struct)):
         value = getattr(struct, name)
@@ -81,10 +77,10 @@ def convert(struct: msgspec.Struct) -> None:
 
 
 def check(request: EngineCoreRequest) -> None:
-    """Refuse a request that an engine core in a process of its own cannot decode.
+    """Refuse a request that an engine core in another process cannot decode.
 
     Raises:
-        VLLMValidationError: it cannot; the error names the field.
+        VLLMValidationError: names the field.
     """
     try:
         msgspec.convert(request.prompt_token_ids, list[int] | None)
@@ -98,7 +94,7 @@ def check(request: EngineCoreRequest) -> None:
 
 
 def is_integer(value: object) -> bool:
-    """Whether a value, once converted, is an integer. A bool is none."""
+    """Whether a converted value is an integer and no bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -107,9 +103,9 @@ def refuse(parameter: str, value: object, kind: object, why: str | None = None) 
 
     Args:
         parameter: name of the field.
-        value: what a client gave.
+        value: the client's.
         kind: the declared type.
-        why: the decoder's words; None for the type's name.
+        why: the decoder's message; None for the name of the value's type.
     """
     expected = kind.__name__ if type(kind) is type else kind
     raise VLLMValidationError(
@@ -122,18 +118,18 @@ def refuse(parameter: str, value: object, kind: object, why: str | None = None) 
 
 @cache
 def _numbers(struct: type[msgspec.Struct]) -> tuple[tuple[str, Any], ...]:
-    """Return the fields of a struct that hold numbers, and the type of each without None."""
+    """Return the numeric fields of a struct, with their types without None."""
     plain = ((field.name, _without_none(field.type)) for field in msgspec.structs.fields(struct))
     return tuple((name, kind) for name, kind in plain if kind in _NUMBERS)
 
 
 def _without_none(kind: Any) -> Any:  # noqa: ANN401
-    rest = [each for each in get_args(kind) if each is not NoneType]
+    rest = [item for item in get_args(kind) if item is not NoneType]
     return rest[0] if NoneType in get_args(kind) and len(rest) == 1 else kind
 
 
 def _converted(value: Any, kind: Any) -> Any:  # noqa: ANN401
-    """Return an equal value of the declared type; the value itself if there is none."""
+    """Convert a value to an equal one of the declared type; itself if impossible."""
     if (scalar := _SCALARS.get(kind)) is not None:
         return scalar(value)
     first, *others = get_args(kind)
@@ -141,28 +137,28 @@ def _converted(value: Any, kind: Any) -> Any:  # noqa: ANN401
         if not isinstance(value, dict):
             return value
         pairs = value.items()
-        return {_converted(key, first): _converted(each, others[0]) for key, each in pairs}
+        return {_converted(key, first): _converted(item, others[0]) for key, item in pairs}
     if not isinstance(value, _CONTAINERS) or getattr(value, "ndim", 1) == 0:
         return value
-    try:  # much faster than one by one, and a prompt is long
+    try:  # fast path for long prompts
         return msgspec.convert(value, kind)
     except msgspec.ValidationError:
-        made = set if get_origin(kind) is set else list
-        return made(_converted(each, first) for each in value)
+        container = set if get_origin(kind) is set else list
+        return container(_converted(item, first) for item in value)
 
 
 def _integer(value: Any) -> Any:  # noqa: ANN401
     if type(value) is int or isinstance(value, bool):
         return value
     try:
-        # A message carries the value of an enum's member.
+        # Messages carry the value of an enum member.
         return int(operator.index(value.value if isinstance(value, Enum) else value))
     except TypeError:
         return value
 
 
 def _float(value: Any) -> Any:  # noqa: ANN401
-    """Convert a number; ints are left, since the engine core reads them as floats."""
+    """Convert a number to float, except an int, which the engine core decodes as one."""
     if isinstance(value, (bool, np.bool_)) or type(value) in (int, float):
         return value
     if not hasattr(value, "__float__") or getattr(value, "ndim", 0) > 0:
@@ -178,13 +174,13 @@ _SCALARS: "Mapping[type, Callable[[Any], Any]]" = {int: _integer, float: _float,
 
 
 def _encode(value: object) -> object:
-    """Stand in for upstream's encoder, whose tensors would be sent."""
+    """Replace upstream's encoder hook, without copying tensors."""
     if (
         isinstance(value, (torch.Tensor, np.ndarray, slice))
         or envs.VLLM_ALLOW_INSECURE_SERIALIZATION
     ):
         return _OPAQUE
-    raise TypeError(f"no message takes a {type(value).__name__}")
+    raise TypeError(f"cannot encode a {type(value).__name__}")
 
 
 @cache
@@ -195,7 +191,7 @@ def _decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":  # noqa: ANN401
 
 
 def _failure(value: object, kind: Any) -> str | None:  # noqa: ANN401
-    """Return why a value does not arrive as its declared type; None if it does."""
+    """Return why a value cannot be decoded as its declared type; None if it can."""
     try:
         _decoder(kind).decode(msgspec.msgpack.encode(value, enc_hook=_encode))
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -204,7 +200,7 @@ def _failure(value: object, kind: Any) -> str | None:  # noqa: ANN401
 
 
 def _refuse_field_of(struct: msgspec.Struct) -> None:
-    """Refuse the first field, here or in a struct here, that does not arrive."""
+    """Refuse the first field that cannot be decoded, also in nested structs."""
     for field in msgspec.structs.fields(type(struct)):
         value = getattr(struct, field.name)
         failure = _failure(value, field.type)

@@ -1,7 +1,7 @@
-"""The text of each token of a tokenizer, decoded once, for the feature ``logprobs``.
+"""Cache of the text of each token of a tokenizer, for the feature ``logprobs``.
 
-Stock decodes the tokens of all logprobs anew, with a call of the tokenizer for each. vLLM takes
-a tokenizer's vocabulary for unchanging (``get_cached_tokenizer``): a token alone has one text.
+Stock calls the tokenizer for each token of all logprobs. vLLM assumes that a tokenizer's vocabulary
+never changes (``get_cached_tokenizer``), so a single token has one text.
 """
 
 # mirrors: vllm.tokenizers.detokenizer_utils:convert_ids_list_to_tokens
@@ -15,22 +15,18 @@ from vllm.tokenizers.detokenizer_utils import convert_ids_list_to_tokens
 if TYPE_CHECKING:
     from vllm.tokenizers import TokenizerLike
 
-#: What a tokenizer writes for bytes that are no whole character.
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-#: Where the classes of a known tokenizer are from. Others may decode by more than the token.
+#: Packages whose tokenizer classes decode a token independently of its context.
 _HOMES = frozenset({"vllm", "transformers", "tokenizers", "builtins", "typing", "abc"})
 
 
 class TokenTexts(dict[int, str]):
-    """Token to its text; a token that is not there yet is decoded.
-
-    Args:
-        tokenizer: is not kept alive.
+    """Token to text; decodes missing tokens, and does not keep the tokenizer alive.
 
     Attributes:
-        whole: tokens whose text is kept.
-        incomplete: tokens whose text ends in a replacement character. What is shown for one
-            depends on the tokens before it.
+        whole: cached tokens of whole characters.
+        incomplete: cached tokens whose text ends in a replacement character; the text shown for
+            one depends on the preceding tokens.
     """
 
     def __init__(self, tokenizer: "TokenizerLike") -> None:
@@ -48,7 +44,7 @@ class TokenTexts(dict[int, str]):
         elif text:
             self.whole.add(token)
         else:
-            return text  # vLLM itself may give the token a meaning later (prompt embeddings)
+            return text  # vLLM may assign the token later (prompt embeddings)
         self[token] = text
         return text
 
@@ -57,9 +53,9 @@ _texts: "WeakKeyDictionary[TokenizerLike, TokenTexts]" = WeakKeyDictionary()
 
 
 def of(tokenizer: "TokenizerLike") -> TokenTexts | None:
-    """Return the texts of a tokenizer; None if it is not known to decode a token always alike."""
+    """Return the texts of a tokenizer; None if its class may decode by context."""
     kind = type(tokenizer)
-    homes = {one.__module__.partition(".")[0] for one in kind.__mro__}
+    homes = {base.__module__.partition(".")[0] for base in kind.__mro__}
     decode = getattr(kind, "decode", None)
     homes.add(str(getattr(decode, "__module__", "")).partition(".")[0])
     if not homes <= _HOMES or hasattr(decode, "__wrapped__"):
@@ -70,6 +66,6 @@ def of(tokenizer: "TokenizerLike") -> TokenTexts | None:
         texts = _texts.get(tokenizer)
         if texts is None:
             texts = _texts[tokenizer] = TokenTexts(tokenizer)
-    except TypeError:  # it has no hash, or there are no weak references to it
+    except TypeError:  # not hashable, or no weak references
         return None
     return texts
