@@ -80,7 +80,7 @@ def test_a_part_equals_stock_and_logs_what_is_not_installed(engine: Engine, pris
     on = ", ".join(sorted(registry.FEATURES.keys() - {registry.PENALTIES}))
     text = part.text()
     assert f"digest {report['digest']}, features: {on}; fixes: none" in text
-    assert f"Readiness overlay: not installed, because `apply` was told so: {names}" in text
+    assert f"Readiness overlay: left out by `apply`: {names}" in text
 
 
 def test_demo_serves_over_http_from_an_overlaid_engine(engine: Engine) -> None:

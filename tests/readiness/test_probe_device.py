@@ -16,8 +16,8 @@ from support.device import Device, installed
 from vllm.v1.core.sched import scheduler
 from vllm.v1.readiness.engine import fences, switch
 from vllm.v1.readiness.outputs import model_outputs as outputs
-from vllm.v1.readiness.watch import probe
-from vllm.v1.readiness.watch.probe import events, imports, methods, recorder
+from vllm.v1.readiness.watch import probe, wrapping
+from vllm.v1.readiness.watch.probe import events, methods, recorder
 from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.gpu import async_utils
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -78,7 +78,7 @@ def device(file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Timed]:
     monkeypatch.setattr(events, "_has_device", lambda: True)
     monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
     monkeypatch.setattr(torch.cuda, "set_stream", lambda _: None)
-    monkeypatch.setattr(imports, "_hook", imports.ImportHook())
+    monkeypatch.setattr(wrapping, "_hook", wrapping.ImportHook())
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     owners: list[type] = [
         *(GPUModelRunner, gpu_model_runner.AsyncGPUModelRunnerOutput),

@@ -11,8 +11,8 @@ import pytest
 import torch
 from vllm.v1.core.sched import scheduler
 from vllm.v1.readiness.engine import fences, switch
-from vllm.v1.readiness.watch import probe
-from vllm.v1.readiness.watch.probe import imports, recorder
+from vllm.v1.readiness.watch import probe, wrapping
+from vllm.v1.readiness.watch.probe import recorder
 from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.gpu import async_utils
 
@@ -46,7 +46,7 @@ def test_modules_imported_before_and_after_are_watched_once(
         (tmp_path / f"watched_{name}.py").write_text(f"VALUE = {name!r}")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-    monkeypatch.setattr(imports, "_hook", imports.ImportHook())
+    monkeypatch.setattr(wrapping, "_hook", wrapping.ImportHook())
     watched: list[str] = []
 
     def watch(module: ModuleType) -> None:
@@ -54,7 +54,7 @@ def test_modules_imported_before_and_after_are_watched_once(
 
     __import__("watched_before")
     for name in ("watched_before", "watched_after", "watched_missing"):
-        imports.when_imported(name, watch)
+        wrapping.when_imported(name, watch)
     assert watched == ["before"]
     __import__("watched_after")
     __import__("watched_after")

@@ -1,8 +1,7 @@
-"""Functions that the overlay is in, and that somebody else has replaced in this process.
+"""Report of patched functions that other code has replaced in this process.
 
-Frameworks that embed vLLM (NeMo-RL and prime-rl, for instance) put functions of their own in place
-of vLLM's when they are imported. What the overlay does in such a function is then gone, and nothing
-else says so.
+Frameworks that embed vLLM, such as NeMo-RL and prime-rl, replace functions of vLLM when they are
+imported. The overlay is then inactive in them, without any other sign.
 """
 
 # mirrors: nothing
@@ -19,40 +18,39 @@ from vllm.logger import init_logger
 logger = init_logger(__name__)
 
 _OURS = "vllm.v1.readiness"
-#: Patched files call the overlay by names that begin with this.
+#: Prefix of the names by which patched files call the overlay.
 _SEAM = "readiness"
-#: The functions that one message names.
+#: Maximum number of functions named in the message.
 _NAMED = 8
 
-#: Where a function was defined: name, first line, file.
+#: A function's name, first line and file.
 _Origin = tuple[str, int, str]
 
 
 def report() -> None:
-    """Log the replaced functions of the modules that are loaded, once. Never raises."""
+    """Log the replaced functions of the loaded modules, once. Never raises."""
     try:
         modules = [m for name, m in sys.modules.copy().items() if name.startswith("vllm.") and m]
-        found = [f"{name} (by {by})" for name, by in replacements(modules)]
-    except Exception:  # other people's objects may do anything when they are looked at
-        logger.debug("Readiness overlay: replaced functions are not known", exc_info=True)
+        names = [f"{name} (by {by})" for name, by in replacements(modules)]
+    except Exception:  # third-party objects may raise on any access
+        logger.debug("Readiness overlay: cannot check for replaced functions", exc_info=True)
         return
-    if found:
-        more = f", and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    if names:
+        more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         logger.warning_once(
-            "Readiness overlay: somebody has replaced functions that it is in, and what it does "
-            "there is gone: %s",
-            ", ".join(found[:_NAMED]) + more,
+            "Readiness overlay: patched functions were replaced; the overlay is inactive in: %s",
+            ", ".join(names[:_NAMED]) + more,
         )
 
 
 def replacements(modules: Iterable[ModuleType]) -> Iterator[tuple[str, str]]:
-    """Yield the dotted name of each replaced function, and where what replaces it was defined.
+    """Yield each replaced function's dotted name, and the place of its replacement.
 
-    A function is ours if its module is, or if it calls a module of ours that its own has imported.
-    One that is wrapped, as functools.wraps does it, still runs, and is not yielded.
+    A function counts if it is the overlay's or calls the overlay. A function wrapped as by
+    functools.wraps still runs, and is not yielded.
 
     Args:
-        modules: of any kind; those without seams, and those whose code is not known, have none.
+        modules: any; skipped without seams or without known code.
     """
     for module in modules:
         ours = module.__name__.startswith(_OURS)
@@ -64,14 +62,14 @@ def replacements(modules: Iterable[ModuleType]) -> Iterator[tuple[str, str]]:
                 defined.setdefault(name, set()).add(_origin(code))
         for name, origins in defined.items():
             layers = list(_layers(module, name))
-            if layers and not any(_origin(each.__code__) in origins for each in layers):
+            if layers and not any(_origin(layer.__code__) in origins for layer in layers):
                 outer = layers[0]
                 where = f"{outer.__code__.co_filename}:{outer.__code__.co_firstlineno}"
                 yield f"{module.__name__}.{name}", f"{outer.__module__}, {where}"
 
 
 def _code_of(module: ModuleType) -> CodeType | None:
-    """Return a module's code as its file has it; None if its loader does not give it."""
+    """Return a module's original code; None if its loader has none."""
     loader = getattr(module.__spec__, "loader", None)
     try:
         code = loader.get_code(module.__name__) if loader else None
@@ -81,7 +79,7 @@ def _code_of(module: ModuleType) -> CodeType | None:
 
 
 def _functions(code: CodeType | None, prefix: str = "") -> Iterator[tuple[str, CodeType]]:
-    """Yield the functions of a module and of its classes, with their dotted names."""
+    """Yield the dotted names and code of a module's functions and methods."""
     for inner in code.co_consts if code else ():
         if isinstance(inner, CodeType) and not inner.co_name.startswith("<"):
             if inner.co_flags & inspect.CO_OPTIMIZED:
@@ -91,7 +89,7 @@ def _functions(code: CodeType | None, prefix: str = "") -> Iterator[tuple[str, C
 
 
 def _has_seam(code: CodeType) -> bool:
-    """Return whether a function, or one inside it, calls one of our modules."""
+    """Whether a function, or one nested in it, calls the overlay."""
     if any(name.startswith(_SEAM) for name in code.co_names):
         return True
     return any(_has_seam(inner) for inner in code.co_consts if isinstance(inner, CodeType))
@@ -102,29 +100,29 @@ def _origin(code: CodeType) -> _Origin:
 
 
 def _layers(module: ModuleType, name: str) -> Iterator[FunctionType]:
-    """Yield what has a dotted name now, and what that wraps, as far as these are functions."""
+    """Yield the functions under a dotted name: the current one, and those that it wraps."""
     current: Any = module
     for part in name.split("."):
         current = inspect.getattr_static(current, part, None)
     waiting, seen = [current], set[int]()
     while waiting:
-        each = waiting.pop()
-        if each is None or id(each) in seen:
+        layer = waiting.pop()
+        if layer is None or id(layer) in seen:
             continue
-        seen.add(id(each))
-        if isinstance(each, FunctionType):
-            yield each
-        waiting += _wrapped(each)
+        seen.add(id(layer))
+        if isinstance(layer, FunctionType):
+            yield layer
+        waiting += _wrapped(layer)
 
 
-def _wrapped(each: object) -> Iterable[object]:
-    """Return what an object of a known kind wraps."""
-    if isinstance(each, staticmethod | classmethod):
-        return (each.__func__,)
-    if isinstance(each, property):
-        return each.fget, each.fset, each.fdel
-    if isinstance(each, functools.cached_property):
-        return (each.func,)
-    # A wrapper, and a kernel of Triton's. A mock would have any attribute.
-    held = getattr(each, "__dict__", {})
-    return held.get("__wrapped__"), held.get("fn")
+def _wrapped(layer: object) -> Iterable[object]:
+    """Return the objects that an object wraps, None included."""
+    if isinstance(layer, staticmethod | classmethod):
+        return (layer.__func__,)
+    if isinstance(layer, property):
+        return layer.fget, layer.fset, layer.fdel
+    if isinstance(layer, functools.cached_property):
+        return (layer.func,)
+    # A wrapper or Triton kernel; not by getattr, since a mock has any attribute.
+    attributes = getattr(layer, "__dict__", {})
+    return attributes.get("__wrapped__"), attributes.get("fn")

@@ -1,7 +1,7 @@
-"""Scopes of the overlay's parts in traces, where vLLM's own scopes are asked for.
+"""Scopes of the overlay's parts in traces, if vLLM's own scopes are on.
 
-``VLLM_CUSTOM_SCOPES_FOR_PROFILING`` makes them with ``torch.profiler.record_function``, and
-``VLLM_NVTX_SCOPES_FOR_PROFILING`` with nvtx, for nsys. With neither, nothing is wrapped.
+``VLLM_CUSTOM_SCOPES_FOR_PROFILING`` uses ``torch.profiler.record_function``,
+``VLLM_NVTX_SCOPES_FOR_PROFILING`` nvtx. With neither, nothing is wrapped.
 """
 
 # mirrors: nothing
@@ -14,7 +14,7 @@ from vllm.v1.readiness.watch.wrapping import Function, wrap_once
 
 
 def install() -> None:
-    """Wrap the parts of a step, once a process, if vLLM's own scopes are on."""
+    """Wrap the parts of a step, once per process, if vLLM's own scopes are on."""
     if not (envs.VLLM_CUSTOM_SCOPES_FOR_PROFILING or envs.VLLM_NVTX_SCOPES_FOR_PROFILING):
         return
     for part, owner, names in _parts():
@@ -23,7 +23,7 @@ def install() -> None:
 
 
 def _parts() -> Iterator[tuple[str, object, tuple[str, ...]]]:
-    """Yield each part: its name in a trace, its class or module, and its functions."""
+    """Yield each part's name in traces, class or module, and functions."""
     from vllm.v1.readiness.engine import fences
     from vllm.v1.readiness.inputs.block_tables import BlockTables
     from vllm.v1.readiness.inputs.input_ids import InputIds

@@ -1,4 +1,4 @@
-"""Start-up of an engine: check the switches, log the overlay, compare ranks, guard the runner."""
+"""Start-up of a model runner: checks, logs, comparison of ranks, sync guard."""
 
 # mirrors: nothing
 
@@ -15,18 +15,18 @@ _V2, _CHOICE = "vllm.v1.worker.gpu.", "VLLM_USE_V2_MODEL_RUNNER"
 
 
 def start(runner: object) -> None:
-    """Check the switches, log version, digest, features and fixes, compare the ranks, guard.
+    """Check the variables, log the overlay, compare the ranks, install scopes and sync guard.
 
-    Called first in each model runner's constructor, where the process groups are there and
-    nothing has run. Logs one line per node with all that acts under this runner; further ones
-    for what is on and does nothing here, for what is not installed, and for the guard.
+    Called first in each model runner's constructor: the process groups exist, and nothing has run.
+    Logs one line per node with the active features and fixes, and further lines for words without
+    effect under this runner and words that are not installed.
 
     Args:
-        runner: the model runner, which need not be constructed yet.
+        runner: the model runner, not constructed yet.
 
     Raises:
-        VariableError: one of the overlay's variables holds a value that it may not.
-        RanksError: the ranks of the engine run different overlays, or a rank runs none.
+        VariableError: one of the overlay's variables is invalid.
+        RanksError: the ranks run different overlays, or a rank runs none.
     """
     on = switch.enabled()
     idle = on - registry.ON_V2 if _is_v2(type(runner)) else frozenset()
@@ -40,16 +40,11 @@ def start(runner: object) -> None:
     )
     if idle:
         logger.info_once(
-            "Readiness overlay: Model Runner V2 serves, under which these do nothing: %s. "
-            "%s=0 takes V1",
-            ", ".join(sorted(idle)),
-            _CHOICE,
+            "Readiness overlay: no effect under Model Runner V2: %s. Set %s=0 to use V1",
+            *(", ".join(sorted(idle)), _CHOICE),
         )
     if left_out := identity.left_out():
-        logger.info_once(
-            "Readiness overlay: not installed, because `apply` was told so: %s",
-            ", ".join(sorted(left_out)),
-        )
+        logger.info_once("Readiness overlay: left out by `apply`: %s", ", ".join(sorted(left_out)))
     for limit in (switch.slots, switch.grammar_seconds, switch.grammar_memory):
         limit()
     replaced.report()
@@ -59,5 +54,5 @@ def start(runner: object) -> None:
 
 
 def _is_v2(kind: type) -> bool:
-    """Whether a runner's class is Model Runner V2's, or derived from it."""
+    """Whether a class is Model Runner V2's or derived from it."""
     return any(base.__module__.startswith(_V2) for base in kind.__mro__)

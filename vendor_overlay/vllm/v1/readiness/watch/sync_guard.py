@@ -1,30 +1,24 @@
-"""The sync guard: report a step that waits for the device, with the stack that waits.
+"""Sync guard: report steps that wait for the device, with a stack trace.
 
-A sync that was added by accident breaks nothing. It costs throughput, and nobody notices.
-With ``VLLM_READINESS_SYNC_GUARD`` set, a model runner's ``execute_model`` and
-``sample_tokens`` run under torch's CUDA sync debug mode. ``warn`` logs each stack that waits,
-once; ``error`` raises. If it is unset, nothing is installed, neither here nor in torch.
+With ``VLLM_READINESS_SYNC_GUARD`` set, a model runner's ``execute_model`` and ``sample_tokens`` run
+under torch's CUDA sync debug mode. ``warn`` logs each stack that waits, once; ``error`` raises.
+Unset, nothing is installed.
 
-torch's mode misses some waits. These are observed by wrapping the functions that Python
-calls: ``torch.cuda.synchronize`` and ``torch.accelerator.synchronize`` (called through their
-modules), and non-blocking copies to the host by ``Tensor.copy_`` and ``Tensor.to`` that block
-nevertheless. Outside of a step a wrapper only reads a thread-local flag.
+torch's mode misses some waits. The guard wraps ``torch.cuda.synchronize``,
+``torch.accelerator.synchronize`` (called through their modules), and ``Tensor.copy_`` and
+``Tensor.to``, whose non-blocking copies to the host may block. Outside of a step a wrapper only
+reads a thread-local flag. Waits during a compilation by torch.compile are ignored: they are
+inevitable, and occur once. Not reported are
 
-The waits of torch.compile when it compiles a function are not reported: they cannot be
-avoided, and occur once.
+- ``Event.synchronize``: the overlay waits by it, and each fence has an owner;
+- non-blocking copies of more than 64 KiB from pageable memory to the device;
+- waits in C++ extensions that bypass torch, and in ``torch.distributed``;
+- waits in operators called through ``torch.ops``: torch's warning goes to stderr;
+- waits while another filter silences Python's warnings.
 
-Still missed are
-
-- ``Event.synchronize``, on purpose: it is how the overlay waits, and a fence has an owner;
-- a non-blocking copy of more than 64 KiB from pageable memory to the device;
-- a wait in a C++ extension that does not go through torch, or in ``torch.distributed``;
-- a wait in an operator that is called through ``torch.ops``: torch's warning goes to stderr;
-- a wait while another filter silences Python's warnings.
-
-torch's mode belongs to the process, not to a thread (vLLM issue 51455). So it is ``warn`` while
-any thread is in a step, under either word, and each warning is judged in the thread that waits:
-there a step's wait is logged or raised, after it was waited; one in another thread is treated by
-the mode that the process had before.
+torch's mode is per process, not per thread (vLLM issue 51455). So it is ``warn`` while any thread
+is in a step, and each warning is handled in the thread that waits: in a step it is logged or raised
+after the wait; elsewhere the previous mode of the process applies.
 """
 
 # mirrors: nothing
@@ -47,16 +41,15 @@ logger = init_logger(__name__)
 
 Function = Callable[..., object]
 
-#: The guarded methods of a runner; together they are a step.
+#: The guarded methods of a runner, which make up a step.
 FUNCTIONS = ("execute_model", "sample_tokens")
-
-#: How torch's warning begins.
+#: Prefix of torch's warning of a wait.
 _SYNC = "called a synchronizing CUDA operation"
-#: torch's number of the mode that raises.
+#: torch's mode that raises.
 _ERROR = 2
-#: How torch's warning about the mode itself begins.
+#: Prefix of torch's warning about the mode itself.
 _PROTOTYPE = "Synchronization debug mode is a prototype feature"
-#: The code that benchmarks kernels at their first launch, which torch does not announce.
+#: Code that benchmarks kernels at their first launch, without a callback of torch.
 _AUTOTUNERS = tuple(
     os.path.join(*path)
     for path in (("torch", "_inductor", "runtime", ""), ("triton", "runtime", "autotuner.py"))
@@ -68,19 +61,18 @@ class DeviceSyncError(RuntimeError):
 
     Attributes:
         function: the model runner's method.
-        operation: the operation that waits, as far as it is known.
+        operation: the waiting operation, as far as known.
     """
 
     def __init__(self, function: str, operation: str) -> None:
         super().__init__(function, operation)
-        self.function = function
-        self.operation = operation
+        self.function, self.operation = function, operation
 
     def __str__(self) -> str:
         return (
-            f"{self.function} waits for the device: {self.operation}. The traceback says where. "
-            f"Keep the value on the device, or read it back later, through pinned memory and an "
-            f"event. {switch.SYNC_GUARD}=warn lists every such place; unset it to go on."
+            f"{self.function} waits for the device: {self.operation}. See the traceback. Keep the "
+            f"value on the device, or read it back later through pinned memory and an event. "
+            f"{switch.SYNC_GUARD}=warn lists every such place; unset it to continue."
         )
 
 
@@ -90,12 +82,10 @@ class _Step(threading.local):
     Attributes:
         function: the model runner's method; empty outside of a step.
         word: ``warn`` or ``error``.
-        compiling: whether torch.compile is compiling within the step, and waits are ignored.
+        compiling: whether torch.compile is running, and waits are ignored.
     """
 
-    function = ""
-    word = ""
-    compiling = False
+    function, word, compiling = "", "", False
 
 
 def _wrap(owner: object, name: str, wrapper: Callable[[Function], Function]) -> None:
@@ -103,19 +93,15 @@ def _wrap(owner: object, name: str, wrapper: Callable[[Function], Function]) -> 
 
 
 class _Mode:
-    """torch's sync debug mode: ``warn`` while any thread is in a step.
-
-    The mode that the process had comes back when the last step returns.
-    """
+    """torch's sync debug mode: ``warn`` while any thread is in a step, then restored."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._steps = 0
-        self._before = 0
+        self._steps = self._before = 0
 
     @property
     def own(self) -> int:
-        """The mode that the process has without us: 0, 1 or 2, for nothing, warn or error."""
+        """The mode without the guard: 0, 1 or 2 for default, warn or error."""
         with self._lock:
             return self._before if self._steps else torch.cuda.get_sync_debug_mode()
 
@@ -137,16 +123,15 @@ class _Mode:
 
 _step = _Step()
 _mode = _Mode()
-#: The stacks that have been logged.
+#: The logged stacks.
 _reported: set[str] = set()
 
 
 def install(runner: object) -> None:
-    """Guard the steps of ``runner`` if VLLM_READINESS_SYNC_GUARD asks for it.
+    """Guard the steps of ``runner`` if VLLM_READINESS_SYNC_GUARD is set.
 
     Args:
-        runner: an object with the methods of :data:`FUNCTIONS`, which are wrapped on this
-            instance.
+        runner: an instance whose methods :data:`FUNCTIONS` are wrapped.
 
     Raises:
         SwitchError: the variable holds an unknown word.
@@ -155,34 +140,30 @@ def install(runner: object) -> None:
     if word == "off":
         return
     if not (current_platform.is_cuda_alike() and torch.cuda.is_available()):
-        logger.warning_once(
-            "%s=%s: there is no CUDA device, and nothing to guard", switch.SYNC_GUARD, word
-        )
+        logger.warning_once("%s=%s: no CUDA device, nothing to guard", switch.SYNC_GUARD, word)
         return
     warnings.filterwarnings("ignore", message=_PROTOTYPE)
     warnings.filterwarnings("always", message=_SYNC)
     _wrap(warnings, "showwarning", _show_warning)
     _exempt_compilation()
-    _wrap(torch.cuda, "synchronize", partial(_synchronize, name="torch.cuda.synchronize"))
-    _wrap(
-        *(torch.accelerator, "synchronize"),
-        partial(_synchronize, name="torch.accelerator.synchronize"),
-    )
+    for module in (torch.cuda, torch.accelerator):
+        name = f"{module.__name__}.synchronize"
+        _wrap(module, "synchronize", partial(_synchronize, name=name))
     _wrap(torch.Tensor, "copy_", _copy)
     _wrap(torch.Tensor, "to", _to)
     for name in FUNCTIONS:
         _wrap(runner, name, partial(_guarded, name=name, word=word))
     logger.info_once(
-        "Sync guard on (%s=%s): it reports each wait for the device in %s",
+        "Sync guard on (%s=%s): it reports waits for the device in %s",
         *(switch.SYNC_GUARD, word, " and ".join(FUNCTIONS)),
     )
 
 
 def _guarded(function: Function, name: str, word: str) -> Function:
-    """Wrap ``function``: set torch's mode and this thread's flag until it returns."""
+    """Run ``function`` with torch's mode and this thread's flag set."""
 
     def guarded(*args: object, **kwargs: object) -> object:
-        if kwargs.get("dummy_run"):  # runner V2 profiles and warms up by steps
+        if kwargs.get("dummy_run"):  # runner V2 profiles and warms up with steps
             return function(*args, **kwargs)
         outer = _step.function, _step.word
         _exempt_compilation()  # torch._dynamo.reset() drops callbacks
@@ -198,7 +179,7 @@ def _guarded(function: Function, name: str, word: str) -> Function:
 
 
 def _exempt_compilation() -> None:
-    """Register callbacks for the begin and the end of a compilation."""
+    """Register callbacks that ignore waits during a compilation."""
     from torch._dynamo.callback import callback_handler  # slow to import
 
     if _on_compile_start not in callback_handler.start_callbacks:
@@ -215,11 +196,7 @@ def _on_compile_end(_: object) -> None:
 
 
 def _report(operation: str) -> None:
-    """Raise, or log the stack unless it has been logged: this thread is in a step.
-
-    Raises:
-        DeviceSyncError: this thread's step runs under ``error``.
-    """
+    """Report a wait of this thread's step: log a new stack, or raise DeviceSyncError."""
     if _step.compiling or _is_autotuning():
         return
     if _step.word == "error":
@@ -241,20 +218,18 @@ def _is_autotuning() -> bool:
 
 
 def _stack() -> str:
-    """Format this thread's stack from the step on, without the guard's own frames."""
+    """Format this thread's stack within the step, without the guard's own frames."""
     frames = traceback.extract_stack()
     own = [index for index, frame in enumerate(frames) if frame.filename == __file__]
-    # The outermost of them is the wrapper of the step.
+    # The outermost is the wrapper of the step.
     shown = [frame for index, frame in enumerate(frames) if index > own[0] and index not in own]
     return "".join(traceback.format_list(shown)).rstrip()
 
 
 def _show_warning(original: Function) -> Function:
-    """Report torch's warnings of a step's wait; show the others as before.
+    """Report torch's warnings of waits in a step; show others as before.
 
-    Raises:
-        RuntimeError: the process itself has torch's mode ``error``, and this thread, in no step,
-            waits.
+    Outside of a step, raise RuntimeError if the process has set torch's mode to ``error``.
     """
 
     def showwarning(message: Warning | str, *args: object, **kwargs: object) -> None:
@@ -295,7 +270,7 @@ def _copy(original: Function) -> Function:
 def _to(original: Function) -> Function:
     def to(self: torch.Tensor, *args: object, **kwargs: object) -> object:
         result = original(self, *args, **kwargs)
-        # It allocates its destination itself, which is the result.
+        # It allocates its destination, the result.
         if _step.function and _non_blocking(args, kwargs) and _blocks(result, self):
             _report("Tensor.to, though non_blocking")
         return result
@@ -304,15 +279,15 @@ def _to(original: Function) -> Function:
 
 
 def _non_blocking(args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
-    """Whether a copy was asked not to block; torch's mode reports the others."""
+    """Whether a copy is non-blocking; torch's mode reports blocking ones."""
     return bool(kwargs.get("non_blocking")) or any(arg is True for arg in args)
 
 
 def _blocks(destination: torch.Tensor, source: torch.Tensor) -> bool:
-    """Whether a non-blocking copy to the host blocks nevertheless.
+    """Whether a non-blocking copy to the host blocks.
 
-    It does if ``destination`` is pageable, or if either side is not one contiguous piece:
-    then torch copies through a temporary, which is pageable.
+    It does if ``destination`` is pageable, or if either side is not contiguous in memory: torch
+    then copies through a pageable temporary.
     """
     if not source.is_cuda or destination.device.type != "cpu" or destination.numel() == 0:
         return False

@@ -1,25 +1,31 @@
-"""One way to wrap other people's functions, for the probe and the sync guard."""
+"""Wrapping of functions of vLLM and torch, also once their module is imported."""
 
 # mirrors: nothing
 
-from collections.abc import Callable
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Sequence
 from functools import wraps
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 Function = Callable[..., Any]
+Callback = Callable[[ModuleType], None]
 
-#: A wrapper's attribute: the names of those who have wrapped the function.
+#: A wrapper's attribute: the names of its callers.
 _WRAPPED_BY = "_readiness_wrapped_by"
 
 
 def wrap_once(owner: object, name: str, wrapper: Callable[[Function], Function], by: str) -> None:
-    """Replace ``owner.name`` by a wrapper that has its name, module and docstring.
+    """Replace ``owner.name`` by a wrapper with its name, module and docstring.
 
     Args:
         owner: a class, module or instance whose attributes can be set.
-        name: a function's or method's name.
-        wrapper: takes the original and returns what replaces it.
-        by: the caller's name; a function that the same caller has wrapped is left as it is.
+        name: of a function or method.
+        wrapper: takes the original and returns the replacement.
+        by: the caller's name; a second call by the same caller is a no-op.
     """
     original = getattr(owner, name)
     before: frozenset[str] = getattr(original, _WRAPPED_BY, frozenset())
@@ -28,3 +34,46 @@ def wrap_once(owner: object, name: str, wrapper: Callable[[Function], Function],
     replacement = wraps(original)(wrapper(original))
     setattr(replacement, _WRAPPED_BY, before | {by})
     setattr(owner, name, replacement)
+
+
+class ImportHook(importlib.abc.MetaPathFinder):
+    """A finder that adds callbacks to the loaders of chosen modules.
+
+    Attributes:
+        callbacks: by module name; each is called once, after the module has been executed.
+    """
+
+    def __init__(self) -> None:
+        self.callbacks: dict[str, Callback] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the module's own spec, with a loader that calls back."""
+        callback = self.callbacks.pop(fullname, None)
+        if callback is None:
+            return None
+        spec = find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            callback(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+_hook = ImportHook()
+
+
+def when_imported(name: str, callback: Callback) -> None:
+    """Call ``callback`` with a module, now or once it is imported."""
+    if (module := sys.modules.get(name)) is not None:
+        callback(module)
+        return
+    if _hook not in sys.meta_path:
+        sys.meta_path.insert(0, _hook)
+    _hook.callbacks[name] = callback

@@ -1,29 +1,26 @@
-"""The host time at which the device reached an event, without waiting for the event.
+"""Conversion of the device's clock to the host's, without waits.
 
-A completed CUDA event with timing gives the time since another event, on the device's clock.
-To place it on the host's clock, one moment must be known on both. Each time the host
-really waits for an event, the end of the wait is such a moment: the event completed then,
-except for the time that a wait takes to return. Between two such moments the device's clock is
-trusted within what is certain: nothing completes before it was launched, or after it was seen
-to be complete. A result outside these limits shows that the known moment was inaccurate, and
-the limit becomes the new known moment.
+Two completed CUDA events with timing give a duration on the device's clock. A reference, a moment
+known on both clocks, is the end of each actual wait of the host for an event. Between references
+the device's clock is trusted within limits: nothing completes before its launch, or after it was
+seen complete. A result outside these limits shows an inaccurate reference, and the limit becomes
+the new one.
 """
 
 # mirrors: nothing
 
 from typing import Any
 
-#: ``elapsed_time`` is a 32-bit float of milliseconds: beyond this many nanoseconds it is
-#: coarser than a microsecond, and a new reference is taken.
+#: Nanoseconds from which ``elapsed_time``, a 32-bit float of milliseconds, is coarser than a
+#: microsecond, and a new reference is taken.
 _HORIZON = 8_000_000_000
 
 
 class DeviceClock:
-    """Converts completed events into ``time.perf_counter_ns``. For one thread at a time.
+    """Converts completed events into ``time.perf_counter_ns``. Not thread-safe.
 
-    ``elapsed_time`` accepts as its argument only torch's own type of event, not a subclass.
-    So it is called on ``ready``, which may be of a subclass, with an earlier event as
-    argument, and returns a negative time.
+    The argument of ``elapsed_time`` must be of torch's own type, no subclass. So it is called on
+    ``ready`` with the earlier event, and returns a negative time.
     """
 
     def __init__(self) -> None:
@@ -37,14 +34,13 @@ class DeviceClock:
 
         Args:
             started: a completed event with timing, of torch's own type.
-            ready: the same, and later than ``started``; it may be of a subclass.
-            launched: when the host launched the work that ``ready`` follows.
-            seen: when the host saw that ``ready`` is complete.
+            ready: a later one, maybe of a subclass.
+            launched: when the host launched the work before ``ready``.
+            seen: when the host saw ``ready`` complete.
             waited: whether the host waited for it until then.
 
         Returns:
-            Both times, in nanoseconds of ``time.perf_counter_ns``; that of ``ready`` lies
-            between ``launched`` and ``seen``.
+            Both times in ns; that of ``ready`` lies between ``launched`` and ``seen``.
 
         Raises:
             RuntimeError: an event has no timing, or has not completed.
@@ -63,6 +59,6 @@ class DeviceClock:
 
 
 def _between(earlier: Any, later: Any) -> int:
-    """Nanoseconds of the device from one event to a later one."""
+    """Device time from one event to a later one, in nanoseconds."""
     milliseconds: float = later.elapsed_time(earlier)
     return -round(milliseconds * 1e6)

@@ -1,4 +1,4 @@
-"""torch events that report who waits for them, and that have timing where it is needed."""
+"""torch events that record waits, and have timing where the probe needs it."""
 
 # mirrors: nothing
 
@@ -11,9 +11,9 @@ from vllm.v1.readiness.engine import fences
 from vllm.v1.readiness.watch.probe.recorder import now, record_fence, this_thread
 from vllm.v1.readiness.watch.wrapping import wrap_once
 
-#: Marks a class whose attributes can be set (Py_TPFLAGS_HEAPTYPE).
+#: Flag of a class with settable attributes (Py_TPFLAGS_HEAPTYPE).
 _HEAP_TYPE = 1 << 9
-#: ``torch.Event`` as torch defines it; set by :func:`watch`.
+#: The original ``torch.Event``; set by :func:`watch`.
 _torch_event: Callable[..., Any]
 
 
@@ -24,17 +24,17 @@ def watch() -> None:
 
     _torch_event = torch.Event
     if not isinstance(_torch_event, type) or not hasattr(_torch_event, "synchronize"):
-        return  # vLLM's CPU runner is under construction, and has put a placeholder there
+        return  # the placeholder of vLLM's CPU runner during its construction
     original: Any = _torch_event
     create = original.__new__
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs.get("enable_timing"):
-            # The caller wants to read the time, for which torch takes only its own type.
+            # ``elapsed_time`` takes only torch's own type.
             return original(*args, **kwargs)
         return create(cls, **_with_timing(kwargs))
 
-    # A C type, whose attributes cannot be set: a subclass takes its place.
+    # A C type without settable attributes: replaced by a subclass.
     methods = {
         "__new__": new,
         "query": _query(original.query),
@@ -43,7 +43,7 @@ def watch() -> None:
     torch.Event = _Replacement("Event", (original,), methods)
     event: Any = torch.cuda.Event
     if not event.__flags__ & _HEAP_TYPE:
-        return  # XPU has put the C type there
+        return  # on XPU, the C type
     create_on_cuda = event.__new__
 
     def new_on_cuda(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -55,13 +55,10 @@ def watch() -> None:
 
 
 def recorded_now(event_type: Callable[..., Any] | None = None) -> Any:
-    """Record an event with timing in the current stream.
+    """Record an event with timing in the current stream; None without a CUDA device.
 
     Args:
-        event_type: the event's class; None: torch's own ``torch.Event``.
-
-    Returns:
-        The event; None where there is no CUDA device.
+        event_type: its class; None for the original ``torch.Event``.
     """
     if not _has_device():
         return None
@@ -71,7 +68,7 @@ def recorded_now(event_type: Callable[..., Any] | None = None) -> Any:
 
 
 class _Replacement(type):
-    """The type of a class whose base's instances and subclasses count as its own."""
+    """Metaclass of a class for which instances and subclasses of its base pass as its own."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, cls.__base__ or object)
@@ -104,7 +101,7 @@ def _synchronize(original: Callable[..., Any]) -> Callable[..., Any]:
         ended = now()
         this_thread.event, this_thread.seen, this_thread.waited = event, ended, True
         caller = sys._getframe(1)
-        if caller.f_globals.get("__name__") != fences.__name__:  # it tells its listeners itself
+        if caller.f_globals.get("__name__") != fences.__name__:  # it calls its listeners
             record_fence(caller.f_code.co_name, began, ended)
 
     return synchronize

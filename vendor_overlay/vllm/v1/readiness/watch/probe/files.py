@@ -1,9 +1,8 @@
-"""The file that a process's records are written to: blocks, one for each time it is written.
+"""A process's file of records: a sequence of blocks, one per write.
 
-A block is one line of JSON, followed by the records as they are in memory, oldest first. The
-first block begins a new file; later ones are appended, and hold what came since. So a write costs
-what is new, and not the whole ring. A file that would hold more than :data:`_ROOM` rings is begun
-anew with the newest.
+A block is one line of JSON, followed by the records in memory order, oldest first. The first block
+replaces the file; later ones append new records only. A file that would exceed :data:`_ROOM` rings
+is replaced with the newest ring.
 """
 
 # mirrors: nothing
@@ -19,31 +18,25 @@ _ROOM = 2
 
 
 class RecordFile:
-    """One file. For one thread at a time.
-
-    Args:
-        ring: the records.
-        path: in an existing directory.
-    """
+    """A file of a ring's records, in an existing directory. Not thread-safe."""
 
     def __init__(self, ring: Ring, path: str) -> None:
         self.ring = ring
         self.path = path
         self._cursor = 0
         self._records = 0
-        # Device, inode and size of what was written; None: nothing yet.
+        # Device, inode and size after the last write; None before the first.
         self._state: tuple[int, int, int] | None = None
 
     def write(self, header: Callable[[], Mapping[str, object]]) -> None:
-        """Write the records that are not in the file yet, or all.
+        """Append the new records, or replace the file.
 
         Args:
-            header: returns what the line of JSON holds beside the format, the fields and the
-                kinds; called after the records have been copied, so that it knows every
-                owner that they refer to.
+            header: returns further fields of the line of JSON. Called after the records have been
+                copied, so that it includes all their owners.
 
         Raises:
-            OSError: the file cannot be written; what it held is unchanged.
+            OSError: the file cannot be written; its content is unchanged.
         """
         expected = self._records + self.ring.count - self._cursor
         known = self._state is not None and self._state == _state(self.path)
@@ -68,10 +61,10 @@ class RecordFile:
 
 def _state(path: str) -> tuple[int, int, int] | None:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_size
+    return status.st_dev, status.st_ino, status.st_size
 
 
 def _append(path: str, line: bytes, parts: list[bytes]) -> None:
@@ -79,7 +72,7 @@ def _append(path: str, line: bytes, parts: list[bytes]) -> None:
         size = file.tell()
         try:
             file.write(line)
-            for part in parts:  # joining them would hold the GIL for long
+            for part in parts:  # joining them would hold the GIL
                 file.write(part)
             file.flush()
         except OSError:
@@ -88,7 +81,7 @@ def _append(path: str, line: bytes, parts: list[bytes]) -> None:
 
 
 def _replace(path: str, line: bytes, parts: list[bytes]) -> None:
-    """Replace the file as a whole: a reader of the earlier one reads on in that."""
+    """Replace the file atomically; readers of the old one are unaffected."""
     staged = f"{path}.{os.getpid()}.tmp"
     try:
         with open(staged, "wb") as file:

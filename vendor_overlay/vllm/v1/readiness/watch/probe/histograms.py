@@ -1,9 +1,11 @@
-"""Histograms of one process's records, and the small file that carries them to the server.
+"""Histograms of one process's records, and the file that carries them to the API server.
 
-Each process that records counts in :class:`Histograms`, and writes them to a file beside its
-record file every few seconds: ``FILE.rank0.metrics`` for the process labelled ``rank0``. The
-values of :mod:`~vllm.v1.readiness.engine.gauges` travel with them. The file names the process that
-wrote it; :func:`read` returns nothing for one that has ended.
+Every few seconds each recording process writes its :class:`Histograms` and the values of
+:mod:`~vllm.v1.readiness.engine.gauges` to ``FILE.rank0.metrics``, for the label ``rank0``. The file
+identifies its process; :func:`read` ignores files of ended processes.
+
+The multiprocess mode of prometheus_client does not serve: its counters outlive their process, it
+needs PROMETHEUS_MULTIPROC_DIR at import, and a full disk kills the writer of an mmap by SIGBUS.
 """
 
 # mirrors: nothing
@@ -24,15 +26,12 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-#: How the name of a process's file ends.
 SUFFIX = ".metrics"
-#: The version of the file's format. A file of another version is not read.
+#: Version of the file's format; other versions are not read.
 FORMAT = 2
-
-#: The buckets' upper bounds in nanoseconds, inclusive: 1 us to 10 s.
+#: Inclusive upper bounds of the buckets in nanoseconds: 1 us to 10 s.
 BOUNDS = (*(step * 10**power for power in range(2, 9) for step in (10, 25, 50)), 10**10)
-
-#: Kind of record to its metric's name and description.
+#: Kind of record to the metric's name and description.
 METRICS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "execute_model": ("execute_model", "Host time in the worker's execute_model."),
@@ -48,17 +47,13 @@ METRICS: Mapping[str, tuple[str, str]] = MappingProxyType(
         ),
     }
 )
-#: The kind whose histograms are counted by owner.
+#: The kind with one histogram per owner.
 OWNED = "fence"
 _UNKNOWN_OWNER = "unknown"
-#: The kind whose ``owner`` is the number of requests that its step continues. A step that
-#: continues none follows a pause, which no request has waited for.
+#: The kind whose ``owner`` is the number of requests that its step continues; 0 after a pause.
 _INTERVAL = "output"
-
-#: The largest file and number that are read; some hundred times what is ever written.
-_LARGEST_FILE = 1 << 20
-_LARGEST_NUMBER = 1 << 80
-
+#: Maximum file size and number that are read, far above what is written.
+_LARGEST_FILE, _LARGEST_NUMBER = 1 << 20, 1 << 80
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 #: A kind of record, and the owner if the kind is :data:`OWNED`.
@@ -66,35 +61,24 @@ Key = tuple[str, str | None]
 
 
 class Series(NamedTuple):
-    """One histogram of one process.
-
-    Attributes:
-        counts: of each bucket alone, not cumulative; the last one is above all bounds.
-        total: the sum of the durations counted, in nanoseconds.
-    """
+    """One histogram: counts per bucket, not cumulative, the last above all bounds; sum in ns."""
 
     counts: list[int]
     total: int
 
 
 class Contents(NamedTuple):
-    """What a process's file holds.
-
-    Attributes:
-        histograms: by kind and owner.
-        values: of gauges and counters.
-    """
+    """The content of a process's file: histograms by key, and values of gauges and counters."""
 
     histograms: dict[Key, Series]
     values: list[gauges.Value]
 
 
 class Histograms:
-    """The durations that one process has recorded since it began. For one thread.
+    """Durations that one process has recorded. Not thread-safe.
 
     Args:
-        kinds: the names that a record's ``kind`` is an index into; those that
-            :data:`METRICS` lacks are not counted.
+        kinds: names of the kinds by index; only those in :data:`METRICS` count.
     """
 
     def __init__(self, kinds: Sequence[str]) -> None:
@@ -107,13 +91,11 @@ class Histograms:
         self._failed = False
 
     def update(self, records: "npt.NDArray[np.int64]", owners: Sequence[str]) -> None:
-        """Count new records.
+        """Count new records, except negative durations, and outputs after a pause.
 
         Args:
-            records: int64 [records, 6]: kind, began, ended, step, owner, extra. Left out are
-                records that ended before they began, and outputs of steps that continue no
-                request.
-            owners: the names that the owner of a fence is an index into.
+            records: int64 [records, 6]: kind, began, ended, step, owner, extra.
+            owners: names of the owners of fences by index.
         """
         kinds, began, ended, owner = records[:, 0], records[:, 1], records[:, 2], records[:, 4]
         durations = ended - began
@@ -141,13 +123,12 @@ class Histograms:
         self.series[key] = Series(counts, before.total + int(durations.sum()))
 
     def write(self, path: str, values: Sequence[gauges.Value] = ()) -> None:
-        """Write the file, replacing it as a whole; an error is logged once, and not raised.
+        """Replace the file atomically; an error is logged once, and not raised.
 
-        A file that was written to another path is removed: a process that turns out to run
-        a worker changes its label.
+        The file at a previous path is removed: a process that starts a worker changes its label.
 
         Args:
-            path: FILE.label.metrics, where the label, such as ``rank0``, has no dot.
+            path: FILE.label.metrics; the label, such as ``rank0``, has no dot.
             values: of gauges and counters.
         """
         if path != self._path:
@@ -182,7 +163,7 @@ class Histograms:
             self._path = path
 
     def remove(self) -> None:
-        """Remove the file, when the process ends."""
+        """Remove the file."""
         if self._path is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
@@ -190,41 +171,32 @@ class Histograms:
 
 
 def read(path: str, label: str) -> Contents:
-    """Read the file of a living process.
-
-    Args:
-        path: the file's.
-        label: the process's, as the file's name gives it.
+    """Read a file, given the process's label in its name.
 
     Returns:
-        The contents; empty if the process has ended, or the file is another server's.
+        Its contents; empty if its process has ended, or belongs to another server.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError, TypeError, LookupError, RecursionError: its content is not valid.
+        ValueError, TypeError, LookupError, RecursionError: its content is invalid.
     """
     try:
         with open(path, "rb") as file:
             content = json.loads(file.read(_LARGEST_FILE))
     except FileNotFoundError:
-        return Contents({}, [])  # its process has just ended
+        return Contents({}, [])  # its process has exited
     if (
-        content["label"] != label  # of a server whose FILE begins like ours
+        content["label"] != label  # of another FILE with our FILE as prefix
         or content["instance"] is None
         or content["instance"] != process_instance(content["pid"])
     ):
         return Contents({}, [])
-    label.encode()  # raises if its bytes are not text, which cannot be shown
+    label.encode()  # raises for bytes that are not valid text
     return _validated(content)
 
 
 def _validated(content: dict[str, object]) -> Contents:
-    """Return the histograms and values of a file.
-
-    Raises:
-        ValueError, TypeError, LookupError: the content is not what :meth:`Histograms.write`
-            writes.
-    """
+    """Return a file's histograms and values; raises as :func:`read` for invalid content."""
     if content["form"] != FORMAT or content["bounds"] != list(BOUNDS):
         raise ValueError("it was written by another version")
     histograms: dict[Key, Series] = {}
@@ -235,27 +207,27 @@ def _validated(content: dict[str, object]) -> Contents:
         kind, owner = entry["kind"], entry["owner"]
         counts, total = entry["counts"], entry["total"]
         if kind not in METRICS or isinstance(owner, str) != (kind == OWNED):
-            raise ValueError(f"{kind!r} by {owner!r} is not a kind that is recorded")
+            raise ValueError(f"unknown kind {kind!r} by {owner!r}")
         if len(counts) != len(BOUNDS) + 1 or not all(map(_is_count, (*counts, total))):
-            raise ValueError(f"{kind!r} does not have one whole number for each bucket")
-        str(owner).encode()  # raises for half a surrogate pair, which cannot be shown
+            raise ValueError(f"{kind!r} does not have one integer per bucket")
+        str(owner).encode()  # raises for a lone surrogate
         if (kind, owner) in histograms:
-            raise ValueError(f"{kind!r} by {owner!r} occurs twice")
+            raise ValueError(f"duplicate {kind!r} by {owner!r}")
         histograms[kind, owner] = Series(counts, total)
     return Contents(histograms, _values(content["values"]))
 
 
 def _values(entries: object) -> list[gauges.Value]:
-    """Return the values of gauges and counters; raises as :func:`_validated` does."""
+    """Return the values of gauges and counters; raises as :func:`read`."""
     if not isinstance(entries, list):
         raise TypeError("its values are not a list")
     values = [gauges.Value(metric, tuple(labels), value) for metric, labels, value in entries]
     for metric, labels, value in values:
         if len(labels) != len(gauges.METRICS[metric].labels) or not _is_count(value):
-            raise ValueError(f"{metric!r} has other labels, or no whole number")
-        "".join(labels).encode()  # raises for what is no text, and for half a surrogate pair
+            raise ValueError(f"{metric!r} has other labels, or no integer")
+        "".join(labels).encode()  # raises for non-strings and lone surrogates
     if len({value[:2] for value in values}) < len(values):
-        raise ValueError("a value occurs twice")
+        raise ValueError("duplicate value")
     return values
 
 
@@ -264,17 +236,17 @@ def _is_count(value: object) -> bool:
 
 
 def boot_id() -> str:
-    """Identify this boot of this host, and with it the clock; empty if unknown."""
+    """Return the id of this host's boot, and so of its clock; empty if unknown."""
     with contextlib.suppress(OSError), open(_BOOT_ID, encoding="ascii") as file:
         return file.read().strip()
     return ""
 
 
 def process_instance(pid: int) -> str | None:
-    """Identify a running process among those of all hosts and times; None: it has ended."""
+    """Return a globally unique id of a running process; None if it has ended."""
     try:
         with open(f"/proc/{int(pid)}/stat", "rb") as file:
-            # The name before the last parenthesis may contain anything.
+            # The name before the last parenthesis may contain any character.
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None

@@ -1,4 +1,4 @@
-"""Wrappers for the observed methods: of runners, their outputs, schedulers and engine cores."""
+"""Wrappers of the observed methods of runners, their outputs, schedulers and engine cores."""
 
 # mirrors: nothing
 
@@ -22,7 +22,7 @@ from vllm.v1.readiness.watch.wrapping import wrap_once
 
 Function = Callable[..., Any]
 
-#: How the ids of the requests begin with which runner V2 warms its kernels up.
+#: Prefix of the request ids of runner V2's warm-up.
 _WARM_UP = "_warmup_"
 
 
@@ -31,7 +31,7 @@ def _wrap(owner: object, name: str, wrapper: Callable[[Function], Function]) -> 
 
 
 def watch_runner(module: ModuleType) -> None:
-    """Observe a module's ``GPUModelRunner``, and V1's asynchronous output if it is there."""
+    """Observe a module's ``GPUModelRunner``, and V1's asynchronous output if present."""
     runner = module.GPUModelRunner
     _wrap(runner, "execute_model", _execute_model)
     _wrap(runner, "sample_tokens", _sample_tokens)
@@ -56,12 +56,12 @@ def watch_scheduler(module: ModuleType) -> None:
 
 
 def watch_core(module: ModuleType) -> None:
-    """Write the file of an engine core before it shuts down."""
+    """Write an engine core's file before it shuts down."""
     _wrap(module.EngineCore, "shutdown", _shutdown)
 
 
 def watch_overlay_outputs(module: ModuleType) -> None:
-    """Observe the overlay's readback where stock vLLM calls ``_to_list``."""
+    """Observe the overlay's replacement of ``_to_list``."""
     _wrap(module.Outputs, "show", _to_list)
 
 
@@ -79,19 +79,14 @@ WATCHED: Mapping[str, Callable[[ModuleType], None]] = MappingProxyType(
 
 
 def _watch_output(output: type, event_type: Function | None = None) -> None:
-    """Observe an asynchronous output.
-
-    Args:
-        output: its class.
-        event_type: the class of its event; None: ``torch.Event``.
-    """
+    """Observe an asynchronous output's class; its event is a ``torch.Event`` by default."""
     _wrap(output, "__init__", partial(_output_init, event_type=event_type))
     _wrap(output, "get_output", _get_output)
 
 
 def _execute_model(original: Function) -> Function:
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        # Runner V2 profiles and warms up by steps, and a step may only remove requests.
+        # Runner V2 profiles and warms up with steps; a step may only remove requests.
         this_thread.idle = (
             not scheduler_output.total_num_scheduled_tokens
             or bool(kwargs.get("dummy_run"))
@@ -154,7 +149,7 @@ def _output_init(original: Function, event_type: Function | None) -> Function:
 def _get_output(original: Function) -> Function:
     def get_output(self: Any) -> Any:
         step, continuing, started, launched = getattr(self, "_probe", (0, 0, None, 0))
-        if not step:  # created before the probe was installed, or in an idle step
+        if not step:  # created before the probe, or in an idle step
             return original(self)
         current = recorder()
         this_thread.output_step, this_thread.event = step, None
@@ -171,10 +166,10 @@ def _get_output(original: Function) -> Function:
 
 
 def _to_list(original: Function) -> Function:
-    """Wrap the readback of sampled ids under synchronous scheduling: a copy and a wait."""
+    """Wrap the synchronous readback of sampled ids: a copy and a wait."""
 
     def to_list(self: Any, sampled: Any) -> Any:
-        # The overlaid runner calls _to_list with ids that are on the host already, too.
+        # The overlaid runner may pass ids on the host.
         started = None if getattr(sampled, "is_cpu", False) else events.recorded_now()
         if started is None:
             return original(self, sampled)
@@ -182,7 +177,7 @@ def _to_list(original: Function) -> Function:
         this_thread.event, this_thread.timing = None, True
         try:
             if getattr(self, "transfer_event", None) is not getattr(self, "_probe_event", None):
-                # Upstream's runner reuses one event, which it created without timing.
+                # Upstream's runner reuses one event without timing.
                 self.transfer_event = self._probe_event = sys.modules["torch"].Event()
             return original(self, sampled)
         finally:
@@ -215,7 +210,7 @@ def _schedule(original: Function) -> Function:
             return output
         finally:
             ended = current.record(SCHEDULE, began)
-            # The step is sampled when the tokens of the one before have been taken in.
+            # The step waits for the tokens of the previous step.
             waits = getattr(output, "pending_structured_output_tokens", False)
             this_thread.pending = ended if waits else 0
 
@@ -226,7 +221,7 @@ def _update_from_output(original: Function) -> Function:
     def update_from_output(self: Any, *args: Any, **kwargs: Any) -> Any:
         current = recorder()
         began = now()
-        if this_thread.pending:  # the output came from another process
+        if this_thread.pending:  # the worker is another process
             record_fence(registry.GRAMMARS, this_thread.pending, began)
             this_thread.pending = 0
         try:
@@ -238,7 +233,7 @@ def _update_from_output(original: Function) -> Function:
 
 
 def _shutdown(original: Function) -> Function:
-    """Wrap an engine core's shutdown: it waits for its workers, and may be killed meanwhile."""
+    """Wrap an engine core's shutdown, which may be killed while it waits for its workers."""
 
     def shutdown(*args: Any, **kwargs: Any) -> Any:
         if (current := existing()) is not None:

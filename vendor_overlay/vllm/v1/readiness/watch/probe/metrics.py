@@ -1,11 +1,10 @@
-"""The probe's durations as Prometheus histograms, and gauges, on vLLM's own /metrics.
+"""Export of the probe's histograms and gauges on vLLM's own /metrics.
 
-Workers and engine cores record; the server, which is another process, answers scrapes. Each
-process that records writes its histograms to a small file (``histograms``), and the server's
-:class:`ProbeCollector` reads these files when it is scraped. A step is not involved.
+Each recording process writes its histograms to a small file (``histograms``). The API server's
+:class:`ProbeCollector` reads these files at each scrape. No step is involved.
 
-``expose`` is called by ``vllm.v1.metrics.prometheus`` where the overlay is installed, and
-``install`` by a plugin where it is not. Without VLLM_READINESS_PROBE neither does anything.
+``vllm.v1.metrics.prometheus`` calls ``expose`` if the overlay is installed; otherwise a plugin
+calls ``install``. Both are no-ops without VLLM_READINESS_PROBE.
 """
 
 # mirrors: vllm.v1.metrics.prometheus:get_prometheus_registry
@@ -35,13 +34,12 @@ logger = init_logger(__name__)
 
 
 class ProbeCollector:
-    """A Prometheus collector of the histograms and gauges of this host's living processes.
+    """A Prometheus collector of the histograms and gauges of running processes of this host.
 
-    An invalid file is left out, and logged once. It does not fail the scrape, which carries
-    vLLM's own metrics.
+    An invalid file is skipped and logged once; it does not fail the scrape.
 
     Args:
-        file: the path that VLLM_READINESS_PROBE names.
+        file: the path in VLLM_READINESS_PROBE.
     """
 
     def __init__(self, file: str) -> None:
@@ -53,8 +51,8 @@ class ProbeCollector:
         yield from _gauges().values()
 
     def collect(self) -> "Iterator[Metric]":
-        """Yield the metrics with the values that the files hold now."""
-        from prometheus_client import utils  # not needed in a worker
+        """Yield the metrics with the current values of the files."""
+        from prometheus_client import utils  # not imported in a worker
 
         families, others = _families(), _gauges()
         seconds = [*(bound / 1e9 for bound in BOUNDS), float("inf")]
@@ -75,7 +73,7 @@ class ProbeCollector:
         yield from others.values()
 
     def _files(self) -> list[tuple[str, str]]:
-        """List the processes' files: each one's label, and its path."""
+        """List label and path of the processes' files."""
         folder, name = os.path.split(self.file)
         prefix = f"{name}."
         try:
@@ -93,10 +91,7 @@ class ProbeCollector:
 
 
 def expose(registry: "CollectorRegistry") -> "CollectorRegistry":
-    """Add the probe's histograms to ``registry`` if the probe is on.
-
-    Args:
-        registry: the one that /metrics shows; one that has the histograms is left unchanged.
+    """Add the probe's collector to the registry of /metrics, once, if the probe is on.
 
     Returns:
         ``registry``.
@@ -113,10 +108,10 @@ def expose(registry: "CollectorRegistry") -> "CollectorRegistry":
 
 
 def install() -> None:
-    """Add the probe's histograms to /metrics where ``expose`` is not called: on stock vLLM.
+    """Export the probe's metrics on stock vLLM, which does not call ``expose``.
 
-    Call it before the server makes its routes; in other processes, on a second call, and
-    where the overlay is installed it changes nothing.
+    Call it before the server creates its routes. A no-op on a second call, in other processes, and
+    on an overlaid vLLM.
 
     Raises:
         PathError: VLLM_READINESS_PROBE names a file that cannot be written.
@@ -132,17 +127,17 @@ def install() -> None:
     def get_prometheus_registry() -> "CollectorRegistry":
         return expose(original())
 
-    # The module that makes the routes may have imported the function by name.
+    # The module of the routes may have imported the function by name.
     for name, module in list(sys.modules.items()):
         namespace = getattr(module, "__dict__", {})
         if name.startswith("vllm.") and namespace.get("get_prometheus_registry") is original:
             namespace["get_prometheus_registry"] = get_prometheus_registry
 
 
-#: The registries that have the probe's histograms.
+#: Registries with the probe's collector.
 _registries: "weakref.WeakSet[CollectorRegistry]" = weakref.WeakSet()
 _lock = threading.Lock()
-#: The paths that have been warned of.
+#: Paths with a logged warning.
 _warned: set[str] = set()
 
 
@@ -158,12 +153,11 @@ def _register(registry: "CollectorRegistry", file: str) -> None:
 
 
 def _register_with_multiprocess(file: str) -> None:
-    """Add the histograms to every registry that combines the metrics of several API servers.
+    """Register with every registry that combines the metrics of several API servers.
 
-    With several API servers the route of /metrics (prometheus_fastapi_instrumentator's) does
-    not show the registry that it was given. It makes a new one for each scrape, and puts
-    only a ``prometheus_client.multiprocess.MultiProcessCollector`` into it, which it looks
-    up in that module.
+    With several API servers the route of /metrics (prometheus_fastapi_instrumentator) ignores its
+    registry. It creates one per scrape, with only a ``MultiProcessCollector``, which it looks up in
+    ``prometheus_client.multiprocess``.
     """
     from prometheus_client import multiprocess
 
@@ -181,7 +175,7 @@ def _register_with_multiprocess(file: str) -> None:
 
 
 def _families() -> "dict[str, HistogramMetricFamily]":
-    """Return each kind's metric, without values."""
+    """Return the histograms by kind, without values."""
     from prometheus_client.core import HistogramMetricFamily
 
     return {
@@ -195,7 +189,7 @@ def _families() -> "dict[str, HistogramMetricFamily]":
 
 
 def _gauges() -> "dict[str, CounterMetricFamily | GaugeMetricFamily]":
-    """Return each metric of :mod:`~vllm.v1.readiness.engine.gauges`, without values."""
+    """Return the metrics of :mod:`~vllm.v1.readiness.engine.gauges`, without values."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
@@ -208,7 +202,7 @@ def _gauges() -> "dict[str, CounterMetricFamily | GaugeMetricFamily]":
 
 
 def _warn_once(path: str, reason: Exception | str) -> None:
-    """Log, once for each path, that a file or directory is left out."""
+    """Log once per path that a file or directory is skipped."""
     if path not in _warned:
         _warned.add(path)
         if isinstance(reason, Exception):

@@ -1,4 +1,4 @@
-"""The recorder: what one process records, the thread that writes it, and when."""
+"""The recorder of a process, and its thread that writes files."""
 
 # mirrors: nothing
 
@@ -27,27 +27,26 @@ from vllm.v1.readiness.watch.probe.ring import FENCE, KINDS, OUTPUT, READBACK, R
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two updates of the histograms on /metrics.
+#: Seconds between updates of the histograms on /metrics.
 PERIOD = 2.0
-#: The signal that makes a process write its file.
+#: Signal on which a process writes its file.
 SIGNAL = signal.SIGUSR2
 
 now = time.perf_counter_ns
 
 
 class ThreadState(threading.local):
-    """What the current thread is doing.
+    """The state of the current thread; times are on the records' clock.
 
     Attributes:
-        output_step: the step whose output the thread is fetching; 0: none, and its fences
-            count for the newest step.
-        event: the event that the thread has last seen complete.
-        seen: when that was, on the records' clock.
-        waited: whether the thread waited for ``event`` until then.
-        timing: whether events created now are made with timing.
-        idle: whether the thread's runner is in a step that serves no request.
-        pending: since when the thread's engine core can but wait for tokens that a grammar needs,
-            on the records' clock; 0: it has something to do.
+        output_step: the step whose output is being fetched; 0 for none: fences count for the newest
+            step.
+        event: the event last seen complete.
+        seen: when it was seen.
+        waited: whether the thread waited for it.
+        timing: whether new events get timing.
+        idle: whether the runner is in a step without requests.
+        pending: since when the engine core waits for tokens that a grammar needs; 0 if it does not.
     """
 
     output_step = 0
@@ -67,23 +66,20 @@ class Recorder:
 
     Attributes:
         ring: the records.
-        names: the owners of fences; a fence's ``owner`` is an index into this list.
-        step: the number of the worker's newest step.
-        continuing: how many requests that step continues.
+        names: owners of fences by index.
+        step: number of the worker's newest step.
+        continuing: number of requests that this step continues.
     """
 
     def __init__(self, path: str, ring: Ring | None = None) -> None:
-        self.path = path
-        self.ring = ring or Ring()
+        self.path, self.ring = path, ring or Ring()
         self.names: list[str] = []
-        self.step = 0
-        self.continuing = 0
+        self.step = self.continuing = 0
         self.started = _started
         self._clock = DeviceClock()
         self._device = "CPU"
         self._owners: dict[str, int] = {}
-        self._last_output = 0
-        self._last_output_step = 0
+        self._last_output = self._last_output_step = 0
         self._worker_config: Any = None
         self._engine_config: Any = None
         self._owners_lock = threading.Lock()
@@ -91,16 +87,15 @@ class Recorder:
         self._wake: int | None = None
         self._histograms: Histograms | None = None
         self._values: list[gauges.Value] = []
-        self._cursor = 0
-        self._written = 0
+        self._cursor = self._written = 0
         self._file: RecordFile | None = None
 
     def label(self) -> str:
-        """Name this process as its files do: ``rank0``, ``dp1-rank0``, ``engine0``."""
+        """Return the label in file names: ``rank0``, ``dp1-rank0``, ``engine0``."""
         config = self._worker_config or self._engine_config
         parallel = getattr(config, "parallel_config", None)
         rank = getattr(parallel, "rank", 0)
-        # Independent replicas differ in this number alone.
+        # Independent replicas differ only in this number.
         replica = getattr(parallel, "data_parallel_index", 0)
         if self._worker_config is None:
             return f"engine{replica}"
@@ -108,7 +103,7 @@ class Recorder:
         return f"dp{replica}-rank{rank}" if replicated else f"rank{rank}"
 
     def _workers(self) -> list[str]:
-        """The labels of all workers of the engine, on all hosts."""
+        """Return the labels of all workers of the engine, on all hosts."""
         parallel = getattr(self._worker_config or self._engine_config, "parallel_config", None)
         ranks = range(getattr(parallel, "world_size", 1))
         replicas = getattr(parallel, "data_parallel_size", 1)
@@ -117,16 +112,13 @@ class Recorder:
         return [f"dp{replica}-rank{rank}" for replica in range(replicas) for rank in ranks]
 
     def identified(self) -> bool:
-        """Whether this process is known to run a worker or an engine core.
-
-        It is not while an engine starts.
-        """
+        """Whether a worker or an engine core has begun a step in this process."""
         return self._worker_config is not None or self._engine_config is not None
 
     def begin_step(self, config: Any, continuing: int) -> int:
         """Begin a worker's step, and return its number."""
         if self._worker_config is None:
-            with _errors_logged("the device has no name"):
+            with _errors_logged("cannot read the device's name"):
                 self._device = _device_name()
         self._worker_config = config
         self.step += 1
@@ -138,16 +130,13 @@ class Recorder:
         self._engine_config = config
 
     def record(self, kind: int, began: int, step: int | None = None, owner: int = 0) -> int:
-        """Record something that this thread did from ``began`` until now.
+        """Record work of this thread from ``began`` until now; return the end.
 
         Args:
             kind: see :data:`ring.KINDS`.
             began: in nanoseconds of ``time.perf_counter_ns``.
-            step: its number; None: the newest step.
+            step: None for the newest.
             owner: see :data:`ring.FIELDS`.
-
-        Returns:
-            When it ended.
         """
         ended = now()
         step = self.step if step is None else step
@@ -155,7 +144,7 @@ class Recorder:
         return ended
 
     def record_output(self, ended: int, step: int, continuing: int) -> None:
-        """Record that an output was delivered; a second call for one step does nothing."""
+        """Record the delivery of an output; a second call for a step is a no-op."""
         if step == self._last_output_step:
             return
         self._last_output_step = step
@@ -167,9 +156,9 @@ class Recorder:
         """Record a readback whose event this thread has just seen complete.
 
         Args:
-            started: an event with timing before the copy; None: there is no device.
+            started: an event with timing before the copy; None without a device.
             launched: when the host launched the copy.
-            step: the number of the step that it belongs to.
+            step: number of its step.
         """
         ready, seen = this_thread.event, this_thread.seen
         if started is None or ready is None:
@@ -177,7 +166,7 @@ class Recorder:
         try:
             began, ended = self._clock.times(started, ready, launched, seen, this_thread.waited)
         except RuntimeError as error:
-            log_once(f"events have no timing, and readbacks are left out: {error}")
+            log_once(f"readbacks are not recorded, as events have no timing: {error}")
             return
         self.ring.put(READBACK, began, ended, step, 0, seen)
 
@@ -187,7 +176,7 @@ class Recorder:
         self.ring.put(FENCE, began, ended, step, self.owner(owner), threading.get_ident())
 
     def owner(self, name: str) -> int:
-        """The index of a fence owner's name; a new name is added."""
+        """Return the index of an owner's name, added if new."""
         index = self._owners.get(name)
         if index is None:
             with self._owners_lock:
@@ -197,7 +186,7 @@ class Recorder:
         return index
 
     def start_thread(self) -> None:
-        """Start the thread that updates /metrics, and writes files on request."""
+        """Start the thread that updates /metrics and writes files."""
         receiver, sender = os.pipe()
         os.set_blocking(sender, False)
         self._wake = sender
@@ -205,7 +194,7 @@ class Recorder:
             target=self._serve, args=(receiver,), name="readiness-probe", daemon=True
         )
         thread.start()
-        # Also runs in processes that multiprocessing ends without atexit.
+        # Also runs at the end of multiprocessing's processes, which skip atexit.
         util.Finalize(None, self.close, exitpriority=100)
 
     def write(self) -> None:
@@ -216,8 +205,8 @@ class Recorder:
             self._written = self.ring.count
             if not claims.claim(self.path):
                 log_once(
-                    f"another engine records to {switch.shown(self.path)}, and this one is not "
-                    "written anywhere; name another file"
+                    f"another engine records to {switch.shown(self.path)}; nothing of this engine "
+                    "is written. Name another file"
                 )
                 return
             before = self._file
@@ -226,7 +215,7 @@ class Recorder:
             assert self._file is not None
             self._file.write(lambda: self._header(label))
             if before is not None and before.path != path:
-                # An engine core that had not run its worker's first step when it wrote that.
+                # Written as an engine core, before the first step of its worker.
                 _remove_own_file(before.path)
 
     def close(self) -> None:
@@ -237,9 +226,9 @@ class Recorder:
                 self._histograms.remove()
 
     def request_write(self) -> None:
-        """Let the probe's thread write the file soon; safe in a signal handler."""
+        """Make the probe's thread write the file; safe in a signal handler."""
         if self._wake is not None:
-            with suppress(BlockingIOError):  # enough requests are waiting
+            with suppress(BlockingIOError):  # the pipe is full of requests
                 os.write(self._wake, b"!")
 
     def _serve(self, receiver: int) -> None:
@@ -251,8 +240,8 @@ class Recorder:
                 os.read(receiver, 4096)
                 self.write()
             elif count == self.ring.count != self._written:
-                self.write()  # nobody is served now; vLLM may end this process by SIGKILL
-            with _errors_logged("the histograms on /metrics are not up to date"):
+                self.write()  # idle; vLLM may SIGKILL this process
+            with _errors_logged("cannot update the histograms on /metrics"):
                 self._update_histograms()
 
     def _update_histograms(self) -> None:
@@ -262,7 +251,7 @@ class Recorder:
             return
         with self._write_lock:
             if not claims.claim(self.path):
-                return  # the file is another engine's
+                return  # of another engine
             if self._histograms is None:
                 self._histograms = Histograms(KINDS)
             self._histograms.update(records, list(self.names))
@@ -296,18 +285,14 @@ class Recorder:
 
 _recorder: Recorder | None = None
 _recorder_lock = threading.Lock()
-#: The file that VLLM_READINESS_PROBE names; None: the probe is off.
+#: The path in VLLM_READINESS_PROBE; None if the probe is off.
 _path: str | None = None
-#: When this process began to be observed: Unix time, and time on the records' clock.
+#: Start of the observation: Unix time, and time on the records' clock.
 _started = (time.time_ns(), now())
 
 
 def enable(path: str) -> bool:
-    """Let this process, and its forks, record to ``path``.
-
-    Returns:
-        True if enabled now; False if it was enabled before.
-    """
+    """Make this process and its forks record to ``path``; False if already enabled."""
     global _path, _started  # noqa: PLW0603
     if _path is not None:
         return False
@@ -318,7 +303,7 @@ def enable(path: str) -> bool:
 
 
 def recorder() -> Recorder:
-    """Return this process's recorder; the first call creates it, and starts its thread."""
+    """Return this process's recorder; created with its thread on first use."""
     global _recorder  # noqa: PLW0603
     if _recorder is None:
         with _recorder_lock:
@@ -331,27 +316,27 @@ def recorder() -> Recorder:
 
 
 def existing() -> Recorder | None:
-    """Return this process's recorder; None: nothing has been recorded."""
+    """Return this process's recorder, or None."""
     return _recorder
 
 
 def record_fence(owner: str, began: int, ended: int) -> None:
-    """Record a wait; one while an engine starts belongs to no step, and is left out."""
+    """Record a wait, except during the engine's start-up."""
     if _recorder is not None and _recorder.identified():
         _recorder.record_fence(registry.GRAMMARS if this_thread.pending else owner, began, ended)
 
 
 def listen() -> None:
-    """Write this process's file on SIGUSR2; ignore the signal if there are no records.
+    """Write this process's file on SIGUSR2, which kills a process without a handler.
 
-    Unhandled, the signal would end a process, and not every process of a server records.
+    Not every process of a server records; the others ignore the signal.
     """
     if threading.current_thread() is not threading.main_thread():
         return
     if signal.getsignal(SIGNAL) in (signal.SIG_DFL, _on_signal):
         signal.signal(SIGNAL, _on_signal)
     else:
-        log_once("SIGUSR2 is taken; files are written at exit alone")
+        log_once("SIGUSR2 has a handler; files are written only at exit and when idle")
 
 
 def _on_signal(*_: object) -> None:
@@ -360,7 +345,7 @@ def _on_signal(*_: object) -> None:
 
 
 def _reset_after_fork() -> None:
-    """Forget the parent's recorder; a child that has something to record creates its own."""
+    """Drop the parent's recorder; a recording child creates its own."""
     global _recorder, _recorder_lock, _started  # noqa: PLW0603
     _recorder, _recorder_lock = None, threading.Lock()
     _started = (time.time_ns(), now())
@@ -368,7 +353,7 @@ def _reset_after_fork() -> None:
 
 def _device_name() -> str:
     torch = sys.modules.get("torch")
-    # A name is not worth a context on a device that this process does not use.
+    # The name is not worth a context on an unused device.
     if torch is None or not torch.cuda.is_initialized():
         return "CPU"
     return str(torch.cuda.get_device_name())
@@ -385,7 +370,7 @@ def _remove_own_file(path: str) -> None:
 
 @contextmanager
 def _errors_logged(failure: str) -> Iterator[None]:
-    """Log an error in the body once; it ends neither a thread nor an engine."""
+    """Log an error in the body once, and suppress it."""
     try:
         yield
     except Exception as error:
@@ -394,5 +379,5 @@ def _errors_logged(failure: str) -> Iterator[None]:
 
 @lru_cache
 def log_once(sentence: str) -> None:
-    """Log a warning, unless it has been logged."""
+    """Log a warning once."""
     logger.warning("%s: %s", switch.PROBE, sentence)

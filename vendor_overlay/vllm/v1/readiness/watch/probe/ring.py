@@ -1,8 +1,4 @@
-"""The ring buffer that holds a process's newest records.
-
-A record is six 64-bit integers. Adding one takes a lock and a ``struct.pack_into``, and
-creates no garbage.
-"""
+"""Ring buffer of a process's newest records, six 64-bit integers each."""
 
 # mirrors: nothing
 
@@ -11,16 +7,13 @@ from struct import Struct
 
 import numpy as np
 
-#: The fields of a record. ``began`` and ``ended`` are nanoseconds of ``time.perf_counter_ns``.
-#:
-#: ``step`` counts the worker's steps from 1. ``owner`` is the index of a fence's owner; for
-#: ``execute_model`` and ``output`` it is the number of requests that the step continues.
-#: ``extra`` is the thread's ident; for a readback it is when the host saw it complete.
+#: The fields of a record. ``began`` and ``ended`` are ns of ``time.perf_counter_ns``. ``step``
+#: counts the worker's steps from 1. ``owner`` is the index of a fence's owner; for
+#: ``execute_model`` and ``output``, the number of requests that the step continues. ``extra`` is
+#: the thread's ident; for a readback, when the host saw it complete.
 FIELDS = ("kind", "began", "ended", "step", "owner", "extra")
-#: The kinds of records; a record's ``kind`` is an index into this tuple.
-#:
-#: ``output`` lasts from the previous output to this one. ``readback`` lasts from the moment
-#: when the device could start the copy until the host may read it.
+#: The kinds of records; ``kind`` is an index. ``output`` lasts from the previous output to this
+#: one, ``readback`` from the possible start of the copy until the host may read it.
 KINDS = (
     "execute_model",
     "sample_tokens",
@@ -34,13 +27,12 @@ KINDS = (
 EXECUTE, SAMPLE, GET_OUTPUT, FENCE, READBACK, OUTPUT, SCHEDULE, UPDATE = range(len(KINDS))
 
 FORMAT = "vllm-readiness-probe"
-#: 1 had no engine, no list of workers, and one block.
 VERSION = 2
 
 _RECORD = Struct(f"={len(FIELDS)}q")
 _SIZE = _RECORD.size
 _pack = _RECORD.pack_into
-#: Records copied at a time, so that no thread waits long for the lock.
+#: Maximum records copied under the lock.
 _CHUNK = 4096
 
 
@@ -48,17 +40,16 @@ class Ring:
     """The newest records of one process. Thread-safe.
 
     Args:
-        capacity: how many records it holds, a power of two; then the oldest are overwritten.
+        capacity: maximum number of records, a power of two; then the oldest are overwritten.
 
     Attributes:
-        count: how many records were added, including those that were overwritten.
+        count: number of records added, overwritten ones included.
         size: of a record, in bytes.
     """
 
     size = _SIZE
 
-    # At a thousand steps a second, with eight records each, four minutes and 100 MB. Memory that
-    # no record has reached is not taken.
+    # Four minutes at a thousand steps per second with eight records each; 100 MB when full.
     def __init__(self, capacity: int = 1 << 21) -> None:
         assert capacity & (capacity - 1) == 0
         self.capacity = capacity
@@ -77,10 +68,10 @@ class Ring:
             _pack(self._memory, offset, kind, began, ended, step, owner, extra)
 
     def since(self, cursor: int) -> tuple[np.ndarray, int]:
-        """Return the records that were added after ``cursor``, except overwritten ones.
+        """Return the records added after ``cursor``, except overwritten ones.
 
         Args:
-            cursor: 0 for all records, or the cursor that the last call returned.
+            cursor: returned by the last call; 0 for all records.
 
         Returns:
             int64 [records, fields], and the cursor for the next call.
@@ -90,7 +81,7 @@ class Ring:
         return records, end
 
     def parts(self, cursor: int) -> tuple[list[bytes], int]:
-        """As :meth:`since`, in parts of at most ``_CHUNK`` records."""
+        """Like :meth:`since`, as parts of at most ``_CHUNK`` records in bytes."""
         parts: list[bytes] = []
         with self._lock:
             end = self.count
