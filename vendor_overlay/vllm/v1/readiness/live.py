@@ -211,6 +211,11 @@ class LiveBatch(Feature):
         if self._samplers_plan_copies:
             metadata.copies = sampler_copies.plan(self.batch, metadata)
 
+    def observe_sampled(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
+        """See :meth:`Feature.observe_sampled`; has a scope in traces."""
+        for observe in self._methods["observe_sampled"]:
+            observe(sampled, discarded)
+
     def begin_step(self) -> None:
         """See :meth:`History.begin_step`."""
         if self.history is not None:
