@@ -5,13 +5,6 @@
 from vllm.v1.readiness import door
 
 __getattr__ = door(
-    __name__,
-    "block_ids",
-    "failed_loads",
-    "grammar_masks",
-    "orphan_drafts",
-    "preemption",
-    "refused_grammars",
-    "sessions",
-    "window_blocks",
+    *(__name__, "block_ids", "failed_loads", "grammar_masks", "orphan_drafts", "preemption"),
+    *("refused_grammars", "sessions", "window_blocks"),
 )

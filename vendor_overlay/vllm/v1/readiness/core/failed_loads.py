@@ -87,13 +87,10 @@ class _Holder:
     bad: int | None = None
 
     def spread(self, bad: set[int]) -> bool:
-        """Find the first token with wrong KV, and mark the blocks computed from it.
-
-        Args:
-            bad: ids of blocks with wrong KV; extended in place.
+        """Find the first token with wrong KV, and add the blocks computed from it to ``bad``.
 
         Returns:
-            True if the position moved forward in the request.
+            True if it is the first such token, or an earlier one.
         """
         positions = [
             size * index
@@ -137,13 +134,7 @@ def arrive(scheduler: "Scheduler", step: "SchedulerOutput", output: "ModelRunner
 
 
 def preempt(scheduler: "Scheduler", preempted: "list[Request]", timestamp: float) -> None:
-    """Preempt the requests to be recomputed, before a step is scheduled.
-
-    Args:
-        scheduler: the scheduler.
-        preempted: the step's preempted requests; extended in place.
-        timestamp: of the step.
-    """
+    """Preempt the requests to be recomputed, before a step is scheduled; extend ``preempted``."""
     loads = _of(scheduler)
     if not loads.to_preempt:
         return
@@ -158,13 +149,9 @@ def preempt(scheduler: "Scheduler", preempted: "list[Request]", timestamp: float
 def handle(scheduler: "Scheduler", invalid: set[int]) -> set[str] | None:
     """Handle blocks that a connector failed to load.
 
-    Args:
-        scheduler: is processing the output that reports them.
-        invalid: ids of these blocks.
-
     Returns:
-        Requests whose output in that step is skipped, and which end if the policy is "fail"; None
-        to fall back to upstream.
+        Requests whose output in the reporting step is skipped, and which end if the policy is
+        "fail"; None to fall back to upstream.
     """
     loads = _of(scheduler)
     if not loads.on:
@@ -203,10 +190,7 @@ def handle(scheduler: "Scheduler", invalid: set[int]) -> set[str] | None:
 def _recompute(scheduler: "Scheduler", request: "Request", position: int | None) -> None:
     """Schedule a request for recomputation, and drop its output in flight.
 
-    Args:
-        scheduler: the scheduler.
-        request: an unfinished request.
-        position: first token with wrong KV in its current blocks; None if there is none.
+    ``position`` is the first token with wrong KV in its current blocks; None if there is none.
     """
     loads = _of(scheduler)
     loads.recomputed.add(request)
@@ -223,11 +207,7 @@ def _recompute(scheduler: "Scheduler", request: "Request", position: int | None)
 
 
 def _affected(holders: list[_Holder], bad: set[int]) -> dict[str, int | None]:
-    """Find the requests that computed from blocks with wrong KV.
-
-    Args:
-        holders: all holders since the load.
-        bad: ids of these blocks; extended in place by blocks computed from them.
+    """Find the requests that computed from bad blocks, and add all blocks computed from them.
 
     Returns:
         Request id to the first token with wrong KV in its current blocks; None if there is none.

@@ -55,7 +55,7 @@ def fill(
     Args:
         manager: its masks are allocated.
         requests: all requests, by id.
-        names: ids of the requests with a mask, in the order of the masks.
+        names: ids of the requests with a mask, in order.
         drafts: maximum number of drafts per request.
 
     Returns:

@@ -57,10 +57,7 @@ class InFlight:
     def drop(self, name: str, prompt_is_stale: bool = False) -> None:
         """Drop a request's output in all steps in flight.
 
-        Args:
-            name: the request.
-            prompt_is_stale: drop its prompt logprobs too; by default they are delivered with its
-                next tokens.
+        Its prompt logprobs are delivered with its next tokens, or dropped if stale.
         """
         for step in self.steps:
             if name in step.num_scheduled_tokens:

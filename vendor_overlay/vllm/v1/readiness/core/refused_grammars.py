@@ -59,12 +59,7 @@ def waits(scheduler: "Scheduler", request: "Request") -> bool:
 
 
 def finish(scheduler: "Scheduler", outputs: dict[int, list[EngineCoreOutput]]) -> None:
-    """End the refused requests.
-
-    Args:
-        scheduler: is processing the output of a step.
-        outputs: the step's outputs by client; extended in place.
-    """
+    """End the refused requests, and add their outputs to a step's outputs by client."""
     refused: dict[str, Request] | None = vars(scheduler).pop(_REFUSED, None)
     if refused is None:
         return

@@ -37,12 +37,9 @@ def remove_skipped_blocks(
 ) -> None:
     """Free the blocks before a request's attention windows.
 
-    Args:
-        coordinator: of the KV cache.
-        request: a request that is being scheduled.
-        computed: number of computed tokens if all drafts in flight are accepted.
+    ``computed`` is the number of computed tokens if all drafts in flight are accepted.
     """
-    # One placeholder per step is for the token that is always sampled.
+    # One placeholder is for the token that a step always samples.
     drafts = request.num_output_placeholders - 1
     if drafts <= 0 or not subclasses.remembered(coordinator, _MENDS, lambda: _mends(coordinator)):
         coordinator.remove_skipped_blocks(request.request_id, computed)

@@ -66,12 +66,7 @@ _holders: "weakref.WeakSet[Holder]" = weakref.WeakSet()
 
 
 def fall_back(feature: str, reason: str) -> None:
-    """Count a fallback to upstream's path of a feature that is on.
-
-    Args:
-        feature: its name.
-        reason: one of the constants above.
-    """
+    """Count a fallback of a feature that is on, for a reason named above."""
     with _lock:
         _fallbacks[feature, reason] = _fallbacks.get((feature, reason), 0) + 1
 

@@ -20,10 +20,6 @@ def digest(provenance: Path = PROVENANCE, site: Path = SITE) -> str | None:
     The digest that ``scripts/overlay status`` prints: of the output of ``sha256sum`` for the files
     listed under [result] in VERSION_PIN and for VERSION_PIN, sorted by path.
 
-    Args:
-        provenance: directory of VERSION_PIN.
-        site: site-packages directory of the listed paths.
-
     Returns:
         Lower-case hexadecimal; None in a checkout, which has no VERSION_PIN.
     """

@@ -40,11 +40,7 @@ _DIGITS = 12
 
 
 class RanksError(RuntimeError):
-    """The ranks of an engine run different overlays, or a rank runs none.
-
-    Attributes:
-        ranks: ranks that differ from the majority, and silent ranks.
-    """
+    """Ranks of an engine run different overlays; ``ranks`` are off the majority, or silent."""
 
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
@@ -53,15 +49,9 @@ class RanksError(RuntimeError):
 
 @dataclass(frozen=True)
 class Announcement:
-    """The overlay of one rank.
+    """The overlay of one rank; ``value`` is that of VLLM_READINESS, ``on`` the sorted words.
 
-    Attributes:
-        host: its host name.
-        site: its site-packages directory.
-        version: of the overlay.
-        digest: of the installed files; empty in a checkout.
-        value: of VLLM_READINESS; empty if unset.
-        on: the features and fixes that are on, sorted.
+    ``site`` is its site-packages directory. ``digest`` is empty in a checkout.
     """
 
     host: str
@@ -193,11 +183,7 @@ class _Meeting:
 
 
 def refusal(announced: Mapping[int, Announcement], size: int) -> RanksError | None:
-    """Compare the ranks of an engine.
-
-    Args:
-        announced: announcement by rank, without silent ranks.
-        size: number of ranks.
+    """Compare the announcements of an engine's ranks, which lack silent ranks.
 
     Returns:
         The error, with a table and repair commands; None if all ranks agree.

@@ -62,13 +62,7 @@ def attached(owner: object, kind: type[T], off: Callable[[], T]) -> T:
 
 
 def remembered(owner: object, name: str, make: Callable[[], T]) -> T:
-    """Return our attribute ``name`` of an object whose constructor has no seam; made on first use.
-
-    Args:
-        owner: of any class with a ``__dict__``.
-        name: of the attribute.
-        make: makes the value, which is not None.
-    """
+    """Return our attribute of an object whose constructor has no seam; made on first use."""
     known: T | None = vars(owner).get(name)
     if known is None:
         known = vars(owner)[name] = make()
@@ -76,12 +70,7 @@ def remembered(owner: object, name: str, make: Callable[[], T]) -> T:
 
 
 def all_have_seam(samplers: Iterable[object], called: ModuleType) -> bool:
-    """Whether the class of every sampler calls one of our modules; logged once if one does not.
-
-    Args:
-        samplers: objects of any classes; None is skipped.
-        called: the module.
-    """
+    """Whether every sampler's class calls one of our modules, logged if not; None is skipped."""
     for sampler in samplers:
         if sampler is not None and not _has_seam(sampler, called):
             gauges.fall_back(called.__name__.rpartition(".")[2], gauges.OTHER_CLASS)
@@ -108,12 +97,7 @@ def has_door(module: ModuleType | None) -> bool:
 
 
 def ends_in_seam(kind: type, method: str) -> bool:
-    """Whether a method is patched, or overridden only by classes of vLLM, which call super.
-
-    Args:
-        kind: a class that may be derived from vLLM's.
-        method: its name.
-    """
+    """Whether a method is patched, or overridden only by classes of vLLM, which call super."""
     for base in kind.__mro__:
         if method in vars(base):
             if has_door(sys.modules.get(base.__module__)):
@@ -129,19 +113,14 @@ def full_name(kind: type) -> str:
 
 
 def all_vllms(owner: object, methods: Iterable[str]) -> bool:
-    """Whether an object's methods are vLLM's own: neither overridden nor replaced.
-
-    Args:
-        owner: of a class that may be derived from vLLM's.
-        methods: their names.
-    """
-    return all(_is_vllms(owner, name) for name in methods)
+    """Whether an object's methods are vLLM's own: neither overridden nor replaced."""
+    return all(
+        name not in vars(owner) and is_vllms(getattr(type(owner), name, None)) for name in methods
+    )
 
 
-def _is_vllms(owner: object, name: str) -> bool:
-    function = getattr(type(owner), name, None)
-    return (
-        name not in vars(owner)
-        and str(getattr(function, "__module__", "")).startswith("vllm.")
-        and not hasattr(function, "__wrapped__")
+def is_vllms(function: object) -> bool:
+    """Whether a function is vLLM's own, not wrapped."""
+    return str(getattr(function, "__module__", "")).startswith("vllm.") and not hasattr(
+        function, "__wrapped__"
     )

@@ -5,11 +5,6 @@
 from vllm.v1.readiness import door
 
 __getattr__ = door(
-    __name__,
-    "bad_requests",
-    "cached_prompt_logprobs",
-    "grammar_limits",
-    "logprob_messages",
-    "logprobs",
-    "request_types",
+    *(__name__, "bad_requests", "cached_prompt_logprobs", "grammar_limits", "logprob_messages"),
+    *("logprobs", "request_types"),
 )

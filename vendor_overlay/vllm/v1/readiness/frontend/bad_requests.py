@@ -43,24 +43,20 @@ if TYPE_CHECKING:
 #: The range of seeds of a torch.Generator, and the upper limit of Model Runner V2.
 _LEAST_SEED, _LARGEST_SEED, _LARGEST_SEED_MRV2 = -(1 << 63), (1 << 64) - 1, (1 << 63) - 1
 _FACTORS = (
-    "temperature",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "top_p",
-    "min_p",
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("temperature", "top_p", "min_p"),
 )
 
 
 def check(
     processor: "InputProcessor", prompt: dict[str, Any], params: "SamplingParams | None"
 ) -> None:
-    """Validate a request, and lower its ``min_tokens`` if needed.
+    """Validate a request, and convert its parameters in place.
 
     Args:
         processor: the front end's.
         prompt: of the decoder.
-        params: the request's own copy, changed in place; None for pooling.
+        params: the request's own copy; None for pooling.
 
     Raises:
         VLLMValidationError: the engine cannot serve the request.
@@ -121,10 +117,10 @@ def _check_types(params: "SamplingParams") -> None:
     if not isinstance(params.extra_args, (Mapping, NoneType)):
         request_types.refuse("extra_args", params.extra_args, dict)
     for name in _FACTORS:
-        _require_number(name, getattr(params, name))
+        _refuse_nan(name, getattr(params, name))
     if isinstance(params.logit_bias, dict):
         for bias in params.logit_bias.values():
-            _require_number("logit_bias", bias)
+            _refuse_nan("logit_bias", bias)
 
 
 def _check_seed(processor: "InputProcessor", params: "SamplingParams") -> None:
@@ -139,7 +135,7 @@ def _check_seed(processor: "InputProcessor", params: "SamplingParams") -> None:
     _require("seed", params.seed, _LEAST_SEED, largest - (params.n - 1))
 
 
-def _require_number(parameter: str, value: object) -> None:
+def _refuse_nan(parameter: str, value: object) -> None:
     if isinstance(value, float) and math.isnan(value):
         _refuse(parameter, value)
 

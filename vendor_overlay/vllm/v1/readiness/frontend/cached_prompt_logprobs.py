@@ -47,11 +47,9 @@ class CachedPromptLogprobs(Feature):
 
 
 def place(state: "RequestState", output: "EngineCoreOutput") -> None:
-    """Set None for each prompt position without logprobs.
+    """Set None for prompt positions without logprobs, before a request processes an output.
 
-    Args:
-        state: the request's, before it processes the output.
-        output: its prompt logprobs are left to upstream if all positions have some.
+    The prompt logprobs are left to upstream if all positions have some.
     """
     processor, prompt = state.logprobs_processor, state.prompt_token_ids
     if processor is None or processor.num_prompt_logprobs is None or prompt is None:

@@ -59,11 +59,7 @@ def check(
 ) -> "StructuredOutputsConfig | None":
     """Validate the grammar of a request within the limits, if it has one.
 
-    Waits for the trial, unless :func:`prepare` did.
-
-    Args:
-        processor: the front end's.
-        params: the request's; changed as by upstream's validation.
+    Waits for the trial, unless :func:`prepare` did. Changes ``params`` as upstream's validation.
 
     Returns:
         The configuration for upstream's validation; None if nothing is left to validate.
@@ -81,10 +77,6 @@ def check(
 
 async def prepare(processor: "InputProcessor", params: object) -> None:
     """Run the trial of a request's grammar, if it has one, without blocking the event loop.
-
-    Args:
-        processor: the front end's.
-        params: the request's, of any kind; not changed.
 
     Raises:
         VLLMValidationError: the grammar exceeds a limit.
@@ -126,13 +118,6 @@ def _raise(verdict: Verdict) -> None:
 
 def _sentence(verdict: Verdict) -> str:
     """The error text of a verdict: the exceeded limit, and the next step."""
-    seconds, memory = switch.grammar_seconds(), switch.grammar_memory()
-    token_seconds = seconds / grammar_trials.TOKEN_SECONDS_PART
-    takes = {
-        grammar_trials.SECONDS: f"takes more than {seconds} s of CPU time to compile and try",
-        grammar_trials.TOKEN_SECONDS: f"takes more than {token_seconds:g} s of CPU time per token",
-        grammar_trials.MEMORY: f"takes more than {memory} MiB of memory to compile and try",
-    }
     if verdict.exceeded == grammar_trials.UNTRIED:
         return (
             "The grammar of structured_outputs was not tried: the trial process has exited. Check "
@@ -143,11 +128,16 @@ def _sentence(verdict: Verdict) -> str:
             f"The grammar of structured_outputs kills its compiler with signal {verdict.signal}. "
             "Simplify the grammar."
         )
-    in_seconds = verdict.exceeded in (grammar_trials.SECONDS, grammar_trials.TOKEN_SECONDS)
+    variable, limit = switch.GRAMMAR_SECONDS, f"{switch.grammar_seconds()} s of CPU time"
+    purpose = "to compile and try"
+    if verdict.exceeded == grammar_trials.MEMORY:
+        variable, limit = switch.GRAMMAR_MEMORY, f"{switch.grammar_memory()} MiB of memory"
+    elif verdict.exceeded == grammar_trials.TOKEN_SECONDS:
+        seconds = switch.grammar_seconds() / grammar_trials.TOKEN_SECONDS_PART
+        limit, purpose = f"{seconds:g} s of CPU time", "per token"
     return (
-        f"The grammar of structured_outputs {takes[str(verdict.exceeded)]}. Simplify the grammar, "
-        "or restart the server with a larger "
-        f"{switch.GRAMMAR_SECONDS if in_seconds else switch.GRAMMAR_MEMORY}."
+        f"The grammar of structured_outputs takes more than {limit} {purpose}. Simplify the "
+        f"grammar, or restart the server with a larger {variable}."
     )
 
 
@@ -249,12 +239,7 @@ class Program:
         threading.Thread(target=self._read, args=(cloudpickle.dumps(config),), daemon=True).start()
 
     def verdict(self, key: str, params: bytes, limits: Limits) -> Verdict:
-        """Wait for the verdict on a grammar.
-
-        Args:
-            key: of the trial.
-            params: the request's StructuredOutputsParams, pickled.
-            limits: of the trial.
+        """Wait for the verdict on pickled StructuredOutputsParams.
 
         Raises:
             ProgramError: the program has exited.

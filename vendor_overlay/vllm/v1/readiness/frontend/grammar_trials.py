@@ -36,13 +36,10 @@ CRASH, UNTRIED = "crash", "untried"
 
 #: Backend to its module and class.
 _BACKENDS = {
-    name: (f"vllm.v1.structured_output.backend_{module}", f"{kind}Backend")
-    for name, module, kind in (
-        ("xgrammar", "xgrammar", "Xgrammar"),
-        ("guidance", "guidance", "Guidance"),
-        ("outlines", "outlines", "Outlines"),
-        ("lm-format-enforcer", "lm_format_enforcer", "LMFormatEnforcer"),
-    )
+    "xgrammar": ("backend_xgrammar", "XgrammarBackend"),
+    "guidance": ("backend_guidance", "GuidanceBackend"),
+    "outlines": ("backend_outlines", "OutlinesBackend"),
+    "lm-format-enforcer": ("backend_lm_format_enforcer", "LMFormatEnforcerBackend"),
 }
 #: Number of tokens that a trial samples from a grammar.
 _WALK = 24
@@ -115,7 +112,8 @@ class Backends:
 
     def _make(self, name: str) -> "StructuredOutputBackend":
         module, kind = _BACKENDS[name]
-        backend: type[StructuredOutputBackend] = getattr(import_module(module), kind)
+        home = import_module(f"vllm.v1.structured_output.{module}")
+        backend: type[StructuredOutputBackend] = getattr(home, kind)
         size = self.config.model_config.get_vocab_size()
         return backend(self.config, tokenizer=self.tokenizer, vocab_size=size)
 

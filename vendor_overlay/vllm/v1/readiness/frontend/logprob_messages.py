@@ -39,12 +39,7 @@ _DECODER_METHODS = ("decode", "dec_hook", "_decode_ndarray", "ext_hook")
 
 
 def packed(outputs: EngineCoreOutputs, encoder: MsgpackEncoder) -> EngineCoreOutputs:
-    """Return a copy of a step's outputs with encoded logprobs, or the outputs themselves.
-
-    Args:
-        outputs: not changed.
-        encoder: of any class.
-    """
+    """Return a copy of a step's outputs with encoded logprobs, or the outputs themselves."""
     if (
         not any(output.new_logprobs for output in outputs.outputs)
         or registry.LOGPROBS not in switch.enabled()

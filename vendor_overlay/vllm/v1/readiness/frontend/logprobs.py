@@ -44,13 +44,8 @@ if TYPE_CHECKING:
 
 #: Methods and functions of upstream's processor that must not be replaced.
 _METHODS = (
-    "update_from_output",
-    "pop_prompt_logprobs",
-    "_update_sample_logprobs",
-    "_update_prompt_logprobs",
-    "_get_sampled_context_ids",
-    "_correct_decoded_token",
-    "_verify_tokens",
+    *("update_from_output", "pop_prompt_logprobs", "_get_sampled_context_ids", "_verify_tokens"),
+    *("_update_sample_logprobs", "_update_prompt_logprobs", "_correct_decoded_token"),
 )
 _FUNCTIONS = ("append_logprobs_for_next_position", "convert_ids_list_to_tokens")
 #: Supported types of values.
@@ -94,12 +89,7 @@ class Columns:
         self.texts: dict[int, tuple[str | None, ...]] = {}
 
     def take(self, ids: np.ndarray, logprobs: np.ndarray, ranks: np.ndarray) -> bool:
-        """Append positions.
-
-        Args:
-            ids: [positions, columns].
-            logprobs: [positions, columns].
-            ranks: [positions].
+        """Append positions: ids and logprobs of [positions, columns], ranks of [positions].
 
         Returns:
             False if their width or types differ from the present ones, or are unsupported.
@@ -139,13 +129,7 @@ class Series:
 
 
 class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
-    """Upstream's processor with deferred logprobs.
-
-    Args:
-        processor: of a new request.
-        texts: of the request's tokenizer; None without one.
-        kind: of the request's outputs.
-    """
+    """Upstream's processor of a new request, with deferred logprobs."""
 
     def __init__(
         self,
@@ -329,12 +313,9 @@ def defer(
 def shown(
     processor: upstream.LogprobsProcessor, count: int, delta: bool
 ) -> "SampleLogprobs | None":
-    """Return a request's logprobs for an output.
+    """Return a request's logprobs for an output of ``count`` tokens.
 
-    Args:
-        processor: of any class.
-        count: tokens of the output.
-        delta: whether only the logprobs of these tokens are needed, at the end.
+    With ``delta`` they need only end with the logprobs of these tokens.
     """
     if delta and isinstance(processor, DeferredLogprobs):
         return processor.newest(count)
@@ -346,11 +327,7 @@ def _is_upstreams(processor: upstream.LogprobsProcessor) -> bool:
     return (
         type(processor) is upstream.LogprobsProcessor
         and subclasses.all_vllms(processor, _METHODS)
-        and all(
-            str(getattr(function, "__module__", "")).startswith("vllm.")
-            and not hasattr(function, "__wrapped__")
-            for function in map(vars(upstream).get, _FUNCTIONS)
-        )
+        and all(map(subclasses.is_vllms, map(vars(upstream).get, _FUNCTIONS)))
     )
 
 
@@ -367,9 +344,6 @@ class _Collector:
         """Pause the collector while many objects are created, none of them garbage.
 
         Otherwise it takes three quarters of a step in which all requests of a batch end.
-
-        Args:
-            objects: number of objects to create; no pause for few.
         """
         if objects < _MANY:
             yield

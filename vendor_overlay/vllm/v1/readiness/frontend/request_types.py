@@ -64,9 +64,7 @@ def convert(struct: msgspec.Struct) -> None:
     """Replace numbers of other libraries by equal Python numbers.
 
     Integers are values with ``__index__``, so 16.0 is none. Lists of integers may be any container.
-
-    Args:
-        struct: its fields are replaced, not their values.
+    Fields of ``struct`` are replaced, not their values.
     """
     for name, kind in _numbers(type(struct)):
         value = getattr(struct, name)
@@ -103,9 +101,9 @@ def refuse(parameter: str, value: object, kind: object, why: str | None = None) 
 
     Args:
         parameter: name of the field.
-        value: the client's.
+        value: its value.
         kind: the declared type.
-        why: the decoder's message; None for the name of the value's type.
+        why: the decoder's message; by default the name of the value's type.
     """
     expected = kind.__name__ if type(kind) is type else kind
     raise VLLMValidationError(
@@ -166,11 +164,11 @@ def _float(value: Any) -> Any:  # noqa: ANN401
     return float(value)
 
 
-def _bool(value: Any) -> Any:  # noqa: ANN401
-    return bool(value) if isinstance(value, np.bool_) else value
-
-
-_SCALARS: "Mapping[type, Callable[[Any], Any]]" = {int: _integer, float: _float, bool: _bool}
+_SCALARS: "Mapping[type, Callable[[Any], Any]]" = {
+    int: _integer,
+    float: _float,
+    bool: lambda value: bool(value) if isinstance(value, np.bool_) else value,
+}
 
 
 def _encode(value: object) -> object:

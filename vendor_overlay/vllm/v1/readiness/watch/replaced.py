@@ -47,10 +47,7 @@ def replacements(modules: Iterable[ModuleType]) -> Iterator[tuple[str, str]]:
     """Yield each replaced function's dotted name, and the place of its replacement.
 
     A function counts if it is the overlay's or calls the overlay. A function wrapped as by
-    functools.wraps still runs, and is not yielded.
-
-    Args:
-        modules: any; skipped without seams or without known code.
+    functools.wraps still runs, and is not yielded. Modules may be of any kind.
     """
     for module in modules:
         ours = module.__name__.startswith(_OURS)

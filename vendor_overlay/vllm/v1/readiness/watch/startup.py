@@ -21,9 +21,6 @@ def start(runner: object) -> None:
     Logs one line per node with the active features and fixes, and further lines for words without
     effect under this runner and words that are not installed.
 
-    Args:
-        runner: the model runner, not constructed yet.
-
     Raises:
         VariableError: one of the overlay's variables is invalid.
         RanksError: the ranks run different overlays, or a rank runs none.

@@ -35,11 +35,9 @@ import torch
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.readiness.engine import switch
-from vllm.v1.readiness.watch.wrapping import wrap_once
+from vllm.v1.readiness.watch.wrapping import Function, wrap_once
 
 logger = init_logger(__name__)
-
-Function = Callable[..., object]
 
 #: The guarded methods of a runner, which make up a step.
 FUNCTIONS = ("execute_model", "sample_tokens")
@@ -57,12 +55,7 @@ _AUTOTUNERS = tuple(
 
 
 class DeviceSyncError(RuntimeError):
-    """A step waited for the device, or was about to.
-
-    Attributes:
-        function: the model runner's method.
-        operation: the waiting operation, as far as known.
-    """
+    """A step waits for the device: the runner's method ``function``, by ``operation``."""
 
     def __init__(self, function: str, operation: str) -> None:
         super().__init__(function, operation)
@@ -77,12 +70,9 @@ class DeviceSyncError(RuntimeError):
 
 
 class _Step(threading.local):
-    """The guarded method that the current thread is in.
+    """The guarded method of the current thread, if any, and ``warn`` or ``error``.
 
-    Attributes:
-        function: the model runner's method; empty outside of a step.
-        word: ``warn`` or ``error``.
-        compiling: whether torch.compile is running, and waits are ignored.
+    Waits are ignored while torch.compile is ``compiling``.
     """
 
     function, word, compiling = "", "", False
@@ -128,10 +118,7 @@ _reported: set[str] = set()
 
 
 def install(runner: object) -> None:
-    """Guard the steps of ``runner`` if VLLM_READINESS_SYNC_GUARD is set.
-
-    Args:
-        runner: an instance whose methods :data:`FUNCTIONS` are wrapped.
+    """Wrap the methods :data:`FUNCTIONS` of a runner if VLLM_READINESS_SYNC_GUARD is set.
 
     Raises:
         SwitchError: the variable holds an unknown word.
@@ -154,7 +141,7 @@ def install(runner: object) -> None:
     for name in FUNCTIONS:
         _wrap(runner, name, partial(_guarded, name=name, word=word))
     logger.info_once(
-        "Sync guard on (%s=%s): it reports waits for the device in %s",
+        "Sync guard on (%s=%s): it reports each wait for the device in %s",
         *(switch.SYNC_GUARD, word, " and ".join(FUNCTIONS)),
     )
 

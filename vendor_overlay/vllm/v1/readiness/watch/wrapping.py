@@ -21,11 +21,7 @@ _WRAPPED_BY = "_readiness_wrapped_by"
 def wrap_once(owner: object, name: str, wrapper: Callable[[Function], Function], by: str) -> None:
     """Replace ``owner.name`` by a wrapper with its name, module and docstring.
 
-    Args:
-        owner: a class, module or instance whose attributes can be set.
-        name: of a function or method.
-        wrapper: takes the original and returns the replacement.
-        by: the caller's name; a second call by the same caller is a no-op.
+    A second call ``by`` the same caller is a no-op.
     """
     original = getattr(owner, name)
     before: frozenset[str] = getattr(original, _WRAPPED_BY, frozenset())

@@ -31,9 +31,7 @@ class RecordFile:
     def write(self, header: Callable[[], Mapping[str, object]]) -> None:
         """Append the new records, or replace the file.
 
-        Args:
-            header: returns further fields of the line of JSON. Called after the records have been
-                copied, so that it includes all their owners.
+        ``header`` returns further fields of the line of JSON, after the records have been copied.
 
         Raises:
             OSError: the file cannot be written; its content is unchanged.

@@ -75,11 +75,7 @@ class Contents(NamedTuple):
 
 
 class Histograms:
-    """Durations that one process has recorded. Not thread-safe.
-
-    Args:
-        kinds: names of the kinds by index; only those in :data:`METRICS` count.
-    """
+    """Durations that one process has recorded, of kinds in :data:`METRICS`. Not thread-safe."""
 
     def __init__(self, kinds: Sequence[str]) -> None:
         self.kinds = tuple(kinds)

@@ -18,9 +18,7 @@ from vllm.v1.readiness.watch.probe.recorder import (
     this_thread,
 )
 from vllm.v1.readiness.watch.probe.ring import EXECUTE, GET_OUTPUT, SAMPLE, SCHEDULE, UPDATE
-from vllm.v1.readiness.watch.wrapping import wrap_once
-
-Function = Callable[..., Any]
+from vllm.v1.readiness.watch.wrapping import Function, wrap_once
 
 #: Prefix of the request ids of runner V2's warm-up.
 _WARM_UP = "_warmup_"

@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 from vllm.v1.readiness.engine import gauges, switch
@@ -23,12 +23,7 @@ from vllm.v1.readiness.watch.probe.histograms import BOUNDS, METRICS, OWNED, SUF
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
-    from prometheus_client.core import (
-        CounterMetricFamily,
-        GaugeMetricFamily,
-        HistogramMetricFamily,
-        Metric,
-    )
+    from prometheus_client.core import Metric
 
 logger = init_logger(__name__)
 
@@ -37,9 +32,6 @@ class ProbeCollector:
     """A Prometheus collector of the histograms and gauges of running processes of this host.
 
     An invalid file is skipped and logged once; it does not fail the scrape.
-
-    Args:
-        file: the path in VLLM_READINESS_PROBE.
     """
 
     def __init__(self, file: str) -> None:
@@ -48,13 +40,12 @@ class ProbeCollector:
     def describe(self) -> "Iterator[Metric]":
         """Yield the metrics without values."""
         yield from _families().values()
-        yield from _gauges().values()
 
     def collect(self) -> "Iterator[Metric]":
         """Yield the metrics with the current values of the files."""
         from prometheus_client import utils  # not imported in a worker
 
-        families, others = _families(), _gauges()
+        families = _families()
         seconds = [*(bound / 1e9 for bound in BOUNDS), float("inf")]
         limits: list[str] = list(map(utils.floatToGoString, seconds))
         for label, path in self._files():
@@ -68,9 +59,8 @@ class ProbeCollector:
                 buckets = list(zip(limits, map(float, accumulate(counts)), strict=True))
                 families[kind].add_metric(labels, buckets, total / 1e9)
             for metric, named, value in values:
-                others[metric].add_metric([label, *named], value)
+                families[metric].add_metric([label, *named], value)
         yield from families.values()
-        yield from others.values()
 
     def _files(self) -> list[tuple[str, str]]:
         """List label and path of the processes' files."""
@@ -174,31 +164,23 @@ def _register_with_multiprocess(file: str) -> None:
     multiprocess.MultiProcessCollector = MultiProcessCollector  # type: ignore[misc]
 
 
-def _families() -> "dict[str, HistogramMetricFamily]":
-    """Return the histograms by kind, without values."""
-    from prometheus_client.core import HistogramMetricFamily
+def _families() -> dict[str, Any]:
+    """Return the histograms by kind, then counters and gauges by name, without values."""
+    from prometheus_client import core
 
-    return {
-        kind: HistogramMetricFamily(
+    families: dict[str, Any] = {}
+    for kind, (name, description) in METRICS.items():
+        families[kind] = core.HistogramMetricFamily(
             f"vllm:readiness_{name}_seconds",
             description,
-            labels=["process", "owner"] if kind == OWNED else ["process"],
+            labels=["process", *["owner"] * (kind == OWNED)],
         )
-        for kind, (name, description) in METRICS.items()
-    }
-
-
-def _gauges() -> "dict[str, CounterMetricFamily | GaugeMetricFamily]":
-    """Return the metrics of :mod:`~vllm.v1.readiness.engine.gauges`, without values."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-    kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
-    return {
-        name: kinds[metric.kind](
+    types = {"counter": core.CounterMetricFamily, "gauge": core.GaugeMetricFamily}
+    for name, metric in gauges.METRICS.items():
+        families[name] = types[metric.kind](
             f"vllm:readiness_{name}", metric.description, labels=["process", *metric.labels]
         )
-        for name, metric in gauges.METRICS.items()
-    }
+    return families
 
 
 def _warn_once(path: str, reason: Exception | str) -> None:

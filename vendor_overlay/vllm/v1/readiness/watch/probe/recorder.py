@@ -49,13 +49,9 @@ class ThreadState(threading.local):
         pending: since when the engine core waits for tokens that a grammar needs; 0 if it does not.
     """
 
-    output_step = 0
     event: Any = None
-    seen = 0
-    waited = False
-    timing = False
-    idle = False
-    pending = 0
+    output_step = seen = pending = 0
+    waited = timing = idle = False
 
 
 this_thread = ThreadState()
@@ -130,13 +126,10 @@ class Recorder:
         self._engine_config = config
 
     def record(self, kind: int, began: int, step: int | None = None, owner: int = 0) -> int:
-        """Record work of this thread from ``began`` until now; return the end.
+        """Record work of this thread in the newest or another step, from ``began`` until now.
 
-        Args:
-            kind: see :data:`ring.KINDS`.
-            began: in nanoseconds of ``time.perf_counter_ns``.
-            step: None for the newest.
-            owner: see :data:`ring.FIELDS`.
+        Returns:
+            Its end. See :data:`ring.FIELDS` for all values.
         """
         ended = now()
         step = self.step if step is None else step
@@ -155,10 +148,8 @@ class Recorder:
     def record_readback(self, started: Any, launched: int, step: int) -> None:
         """Record a readback whose event this thread has just seen complete.
 
-        Args:
-            started: an event with timing before the copy; None without a device.
-            launched: when the host launched the copy.
-            step: number of its step.
+        ``started`` is an event with timing before the copy, launched at ``launched``; None without
+        a device.
         """
         ready, seen = this_thread.event, this_thread.seen
         if started is None or ready is None:

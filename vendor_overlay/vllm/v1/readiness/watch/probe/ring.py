@@ -37,14 +37,9 @@ _CHUNK = 4096
 
 
 class Ring:
-    """The newest records of one process. Thread-safe.
+    """The newest records of one process, ``size`` bytes each. Thread-safe.
 
-    Args:
-        capacity: maximum number of records, a power of two; then the oldest are overwritten.
-
-    Attributes:
-        count: number of records added, overwritten ones included.
-        size: of a record, in bytes.
+    ``capacity`` is a power of two; ``count`` includes overwritten records.
     """
 
     size = _SIZE
@@ -70,11 +65,8 @@ class Ring:
     def since(self, cursor: int) -> tuple[np.ndarray, int]:
         """Return the records added after ``cursor``, except overwritten ones.
 
-        Args:
-            cursor: returned by the last call; 0 for all records.
-
         Returns:
-            int64 [records, fields], and the cursor for the next call.
+            int64 [records, fields], and the cursor for the next call; the first is 0.
         """
         parts, end = self.parts(cursor)
         records = np.frombuffer(b"".join(parts), np.int64).reshape(-1, len(FIELDS))
