@@ -29,8 +29,8 @@ def unpin() -> None:
     """
     from vllm.utils import torch_utils
 
-    pinning = getattr(torch_utils, "readiness_pinning", None)
-    if pinning is None or not pinning.lacking():
+    readiness = getattr(torch_utils, "readiness", None)
+    if readiness is None or not readiness.pinning.lacking():
         torch_utils.async_tensor_h2d.__defaults__ = (False,)
 
 

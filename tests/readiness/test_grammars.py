@@ -296,7 +296,7 @@ def test_the_runner_asks_the_feature_first() -> None:
             raise Stop
 
         state = SimpleNamespace()
-        vars(live.of(state))["grammars"] = SimpleNamespace(apply=apply)
+        vars(live.of(state))["apply_grammars"] = apply
         one = SimpleNamespace(
             execute_model_state=(*[None] * 10,), input_batch=state, _sample=sample
         )

@@ -128,7 +128,7 @@ def sandbox(tmp_path: Path) -> Sandbox:
         programs / "vllm",
         f"#!{sys.executable} -S\n"
         f"import sys; sys.path.insert(0, {str(REPO / 'vendor_overlay')!r})\n"
-        "from vllm.v1.readiness import switch\n"
+        "from vllm.v1.readiness.engine import switch\n"
         "assert sys.argv[1:2] == ['serve'], sys.argv\n"
         "for read in switch.VARIABLES.values(): read()\n",
     )

@@ -77,7 +77,7 @@ def interpreted() -> Iterator[Sides]:
         buffers.UvaBuffer = _Shared  # type: ignore[attr-defined]
         stock = importlib.import_module(f"{GPU}.sample.sampler")
         ours = modules.overlaid.__wrapped__(modules.MRV2_SAMPLER)
-        copies = ours.readiness_sampler_copies_mrv2
+        copies = ours.readiness.sampler_copies_mrv2
         rejection = importlib.import_module(f"{GPU}.spec_decode.rejection_sampler")
         yield Sides(stock, ours, copies, rejection)
 

@@ -64,7 +64,7 @@ class InputIds(Feature):
         if rows < _FEW:
             return None
         if self._holds_outputs is None:
-            self._holds_outputs = _holds_outputs(type(runner), type(batch))
+            self._holds_outputs = _holds_outputs(type(runner), type(runner.input_batch))
         if not self._holds_outputs:
             return None
         outputs = np.fromiter(map(len, batch.req_output_token_ids), np.int32, rows)
