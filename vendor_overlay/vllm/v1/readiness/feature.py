@@ -1,10 +1,8 @@
-"""The base class of the features and fixes of a batch, and their verbs.
+"""Base class of a batch's features and fixes: all verbs, in the order of a step.
 
-A verb means the same in every module. The live batch has the same verbs: it calls those of the
-features that are on (:mod:`~vllm.v1.readiness.live`).
-
-A verb that stands in for upstream's code returns a value, or None to fall back to upstream. Only
-one feature answers such a verb. All other verbs return None.
+A verb means the same in every module. The live batch (:mod:`~vllm.v1.readiness.live`) has the same
+verbs, and calls those of the features that are on. A verb that replaces upstream's code returns a
+value, or None to fall back to upstream; only one feature answers it. All other verbs return None.
 """
 
 # mirrors: nothing
@@ -29,11 +27,7 @@ if TYPE_CHECKING:
 
 
 class Feature:
-    """A feature or fix of one InputBatch; each verb is a no-op by default.
-
-    Args:
-        batch: the batch.
-    """
+    """Feature or fix of one InputBatch; each verb is a no-op by default."""
 
     #: Whether the feature also serves pooling models, which sample nothing.
     pooling: ClassVar[bool] = False
@@ -43,77 +37,60 @@ class Feature:
 
     @classmethod
     def make(cls, live: "LiveBatch") -> "Self | None":
-        """Make the feature for a live batch; None where it has nothing to do.
-
-        Args:
-            live: has made what this one needs.
-        """
+        """Create the feature, after the features that it needs; None where it does not apply."""
         return cls(live.batch)
 
     # At start-up
 
     def reserve(self, cache: "CacheConfig") -> None:
-        """Allocate device memory that may not be free later, before vLLM profiles memory.
-
-        Args:
-            cache: states how much of the device's memory vLLM takes.
-        """
+        """Allocate device memory that may not be free later, before vLLM profiles memory."""
 
     def warm_up(self) -> None:
         """Compile kernels and pin memory, which would otherwise stall the first request."""
 
     def choose_slots(self, runner: "GPUModelRunner") -> None:
-        """Choose the KV cache groups whose slot mapping is computed; the groups are known."""
+        """Choose the KV cache groups whose slot mapping is computed, once the groups are known."""
 
     # As the batch changes for a step
 
     def add_request(self, request: "CachedRequestState") -> None:
-        """Take in a request that has been given a row."""
+        """Follow a request that was given a row."""
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
-        """Let go of a request that is leaving its row.
+        """Follow a request that is leaving ``row``, which still holds its state.
 
-        Args:
-            request: the request, which may come back (preempted, or left out of a step).
-            row: its row, which still holds what the request had there.
+        It may come back: it was preempted, or left out of a step.
         """
 
     def idle(self) -> None:
-        """Release what is held for requests: the batch is empty."""
+        """Release all state held for requests: the batch is empty."""
 
     def move_row(self, source: int, target: int) -> None:
-        """Clean up after ``condense`` has moved one row into an empty one."""
+        """Follow ``condense``, which has moved a row into an empty one."""
 
     def swap_rows(self, one: int, other: int) -> None:
-        """Complete an exchange of two rows by ``swap_states``."""
+        """Follow ``swap_states``, which has exchanged two rows."""
 
     def clear_mask(self, row: int) -> None:
-        """Clear the mask of allowed tokens that ``condense`` has copied into another row."""
+        """Clear a mask of allowed tokens that ``condense`` has copied into another row."""
 
     def swap_masks(self, one: int, other: int) -> bool | None:
         """Swap two rows' masks of allowed tokens, in place of upstream; True if done."""
 
     def cut(self, req_id: str, length: int) -> None:
-        """Follow a cut: the runner is about to drop the end of an output.
+        """Follow a truncation of the output of a request in the batch, just before it happens.
 
-        Args:
-            req_id: a request in the batch.
-            length: number of its output tokens and placeholders that are kept.
+        ``length`` is the number of output tokens and placeholders that are kept.
         """
 
     def advance(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> bool | None:
-        """Update the runner's requests and its batch for a step, in place of upstream.
+        """Update the runner's requests and batch for a step, in place of upstream; True if done.
 
-        Args:
-            runner: has removed the requests that have finished.
-            scheduled: the step.
-
-        Returns:
-            True if done.
+        Finished requests have been removed.
         """
 
     def rejoin(self, runner: "GPUModelRunner", request: "CachedRequestState") -> None:
-        """Restore the state of a request that is about to join the batch again."""
+        """Restore the state of a request that is about to rejoin the batch."""
 
     # As a step's inputs are prepared
 
@@ -123,29 +100,25 @@ class Feature:
         """Prepare the inputs of a step, in place of upstream.
 
         Args:
-            runner: its batch is updated.
+            runner: the model runner; its batch is updated.
             scheduled: the step.
-            lengths: int32 [requests], each one's number of tokens.
+            lengths: int32 [requests], tokens per request.
 
         Returns:
-            What ``_prepare_inputs`` returns; None to fall back to upstream.
+            The result of ``_prepare_inputs``, or None to fall back to upstream.
         """
 
     def forget_step(self) -> None:
-        """Have upstream prepare the next step: buffers may not hold what the last one left."""
+        """Leave the next step to upstream: buffers may not hold the last step's values."""
 
     def find_previous(self, previous: "np.ndarray") -> bool | None:
-        """Find each request's row in the step before, in place of upstream.
+        """Find each request's row in the previous step, in place of upstream; True if done.
 
-        Args:
-            previous: [rows] row of each request; -1 for one without. Written here.
-
-        Returns:
-            True if done.
+        The rows are written into ``previous`` [rows]; -1 for a request without one.
         """
 
     def count_tokens(self, runner: "GPUModelRunner") -> "np.ndarray | None":
-        """Count the tokens that each request has; int [rows], or None to fall back to upstream."""
+        """Count each request's tokens, int [rows]; None to fall back to upstream."""
 
     def fill_input_ids(
         self,
@@ -155,14 +128,14 @@ class Feature:
         tokens: int,
         ends: "np.ndarray",
     ) -> bool | None:
-        """Put a step's tokens and drafts into ``input_ids`` on the device, in place of upstream.
+        """Fill ``input_ids`` on the device with tokens and drafts, in place of upstream.
 
         Args:
-            runner: has sampled tokens on the device.
+            runner: the model runner, with sampled tokens on the device.
             scheduled: the step.
             rows: number of requests.
             tokens: number of tokens.
-            ends: [rows] where each request's tokens end.
+            ends: [rows], the end of each request's tokens.
 
         Returns:
             True if done.
@@ -171,160 +144,125 @@ class Feature:
     def count_drafts(
         self, drafts: "Drafts", counts: "np.ndarray", decoding: "np.ndarray"
     ) -> bool | None:
-        """Count each request's drafts, in place of upstream.
+        """Count each request's drafts, in place of upstream; True if done.
 
         Args:
-            drafts: of the step; each request is in the batch.
-            counts: [rows] zeros; the number of drafts is written here,
-            decoding: [rows] and here, where the prompt is computed.
-
-        Returns:
-            True if done.
+            drafts: the step's drafts, of requests in the batch.
+            counts: [rows] zeros; receives the numbers of drafts.
+            decoding: [rows]; receives the numbers of drafts of rows past their prompt.
         """
 
     def draft_metadata(
         self, runner: "GPUModelRunner", counts: "np.ndarray", ends: "np.ndarray"
     ) -> "SpecDecodeMetadata | None":
-        """Make the metadata of a step's drafts.
+        """Build the metadata of a step's drafts; None to fall back to upstream.
 
         Args:
-            runner: its ``input_ids`` on the device are complete.
-            counts: [rows] number of drafts.
-            ends: [rows] where each request's tokens end.
-
-        Returns:
-            The metadata, or None to fall back to upstream.
+            runner: the model runner; its ``input_ids`` on the device are complete.
+            counts: [rows], drafts per row.
+            ends: [rows], the end of each request's tokens.
         """
 
     def reuse_slots(self, shape: object, split: object) -> tuple[Any, Any] | None:
-        """Return the slot mappings of a step, by KV cache group and by layer.
+        """Return a step's slot mappings, by KV cache group and by layer; None to fall back.
 
         Args:
-            shape: of the step.
-            split: how the step is split in two, if it is.
-
-        Returns:
-            The mappings, or None to fall back to upstream.
+            shape: shape of the step.
+            split: the ubatch split of the step, if any.
         """
 
     def keep_slots(self, shape: object, slots: tuple[Any, Any]) -> None:
-        """Keep the slot mappings that upstream has made of a step that is not split."""
+        """Keep the slot mappings that upstream computed for an unsplit step."""
 
     def build_metadata(
         self, runner: "GPUModelRunner", shape: object, *special: object
     ) -> dict[str, Any] | None:
-        """Build the attention metadata of a step.
+        """Build the attention metadata of a step, by layer; None to fall back to upstream.
 
         Args:
-            runner: the runner.
-            shape: of the step: what the description depends on, except the batch.
-            special: reasons for upstream's code; each is None or False in a plain step.
-
-        Returns:
-            Metadata of each layer; None to fall back to upstream.
+            runner: the model runner.
+            shape: the step's parameters that the metadata depends on, except the batch.
+            special: parameters that only upstream handles; each is None or False in a plain step.
         """
 
     def keep_metadata(self, common: "CommonAttentionMetadata") -> None:
-        """Keep upstream's description of a step for the next KV cache group."""
+        """Keep upstream's common metadata of a step for the next KV cache group."""
 
     def mark_tokens(self, flags: "np.ndarray", rows: "np.ndarray", positions: "np.ndarray") -> None:
-        """Mark the positions behind a prompt of embeddings as tokens.
+        """Mark the positions after a prompt of embeddings as tokens.
 
         Args:
-            flags: [tokens] bool, whether the model is given a token; changed in place.
-            rows: [tokens] row of each token.
-            positions: [tokens] position of each token in its request.
+            flags: bool [tokens], whether the model reads a token id; changed in place.
+            rows: [tokens], row of each token.
+            positions: [tokens], position of each token in its request.
         """
 
     def gather_accepted(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> None:
-        """Put each request's count of accepted drafts into its row.
-
-        Args:
-            runner: the counts of its last step have arrived.
-            scheduled: the step.
-        """
+        """Gather accepted-draft counts into their rows; the last step's counts have arrived."""
 
     def include_undrafted(
         self, runner: "GPUModelRunner", drafted: bool, requests: int
     ) -> bool | None:
-        """Count decoding rows without drafts as rows with drafts, where their state depends on it.
+        """Count decoding rows without drafts as drafted, where their recurrent state depends on it.
 
         Args:
-            runner: its attention metadata is about to be built; not of a dummy run.
+            runner: the model runner, about to build attention metadata; not of a dummy run.
             drafted: whether the step has drafts.
             requests: number of rows, without padding.
 
         Returns:
-            True if the metadata is to be built as that of a step with drafts.
+            True to build the metadata of a step with drafts.
         """
 
     def empty_states(self, runner: "GPUModelRunner", lengths: "np.ndarray") -> None:
         """Zero the recurrent states of requests that begin with one token.
 
-        Args:
-            runner: its inputs are prepared.
-            lengths: [requests] each one's number of tokens in the step.
+        ``lengths`` is [requests], tokens per request in the step, whose inputs are prepared.
         """
 
     def force_uniform_decode(
         self, runner: "GPUModelRunner", longest: int, drafts: "SpecDecodeMetadata | None"
     ) -> bool | None:
-        """Decide whether a step is a uniform decode, in place of its shape.
+        """Return False if a step is no uniform decode; None to decide by its shape.
 
         Args:
-            runner: its inputs are prepared.
-            longest: number of tokens of the longest request in the step.
-            drafts: the step's drafts, if it has any.
-
-        Returns:
-            False if it is none; None if its shape decides.
+            runner: the model runner; its inputs are prepared.
+            longest: tokens of the longest request in the step.
+            drafts: the step's drafts, if any.
         """
 
     def send_positions(self, runner: "GPUModelRunner", tokens: int) -> bool | None:
-        """Send the positions of M-RoPE or XD-RoPE, in place of upstream; True if done.
-
-        Args:
-            runner: the model runner.
-            tokens: number of tokens of the step.
-        """
+        """Send a step's M-RoPE or XD-RoPE positions, in place of upstream; True if done."""
 
     def lose_block_tables(self) -> None:
-        """Note that the device has lost its block tables, as after it was asleep."""
+        """Invalidate the device's block tables, which sleep mode discards."""
 
     # As a step is sampled
 
     def apply_grammars(
         self, scheduled: "SchedulerOutput", grammars: "GrammarOutput", logits: "torch.Tensor"
     ) -> bool | None:
-        """Mask the logits of rows that have a grammar, in place of upstream.
+        """Mask the logits of rows with a grammar, in place of upstream; True if done.
 
         Args:
             scheduled: the step.
-            grammars: the masks of its requests.
+            grammars: bitmasks of its requests.
             logits: [positions, vocab], changed in place.
-
-        Returns:
-            True if done.
         """
 
     def observe_sampled(self, sampled: "torch.Tensor", discarded: "torch.Tensor") -> None:
-        """Follow the tokens that a step has sampled, on the device.
+        """Follow the tokens sampled in a step, on the device.
 
         Args:
-            sampled: [requests, 1 + drafts] token ids on the device; -1 stands for a rejected
-                draft, and everything behind a -1 is rejected.
-            discarded: [at least requests] bool on the device: rows whose samples are dropped.
+            sampled: [requests, 1 + drafts] token ids on the device; a row ends at its first -1.
+            discarded: bool [at least requests] on the device, rows whose samples are dropped.
         """
 
     def rewind_generator(self, row: int) -> bool | None:
         """Restore the generator of a row whose sample is dropped; True if done."""
 
     def prompt_scores(self, sampler: "Sampler", logits: "torch.Tensor") -> "torch.Tensor | None":
-        """Compute the scores of a prompt, in place of logprobs.
-
-        Args:
-            sampler: the runner's.
-            logits: [positions, vocab].
+        """Compute a prompt's scores from logits [positions, vocab], in place of logprobs.
 
         Returns:
             float32 [positions, vocab], or None for logprobs.
@@ -333,15 +271,13 @@ class Feature:
     def mark_prompt(self, room: "LogprobsTensors") -> None:
         """Mark all positions of a prompt as not computed, before its first chunk.
 
-        Args:
-            room: on the host, ids and logprobs of [positions, width] and ranks of [positions].
+        ``room`` is on the host: ids and logprobs of [positions, width], ranks of [positions].
         """
 
     def take_part(self, runner: "GPUModelRunner") -> None:
-        """Run the drafter of a rank that does not draft in this step, if others may.
+        """Run the drafter on a rank that does not draft in this step, if other ranks may.
 
-        Args:
-            runner: of the pipeline's last rank, with a drafter of any kind.
+        The runner is one of the pipeline's last rank, with a drafter of any kind.
         """
 
 

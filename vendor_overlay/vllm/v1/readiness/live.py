@@ -1,28 +1,17 @@
-"""The live batch: the door through which vLLM's V1 runner and its batch call the overlay.
+"""Live batch: the overlay's entry point for vLLM's V1 model runner and its InputBatch.
 
-The live batch has the verbs of :class:`~vllm.v1.readiness.feature.Feature`, which says what each
-means and what it returns, and these:
+The live batch has the verbs of :class:`~vllm.v1.readiness.feature.Feature`, and these:
 
-=====================  ============================  =======================================
-verb                   called by                     moment
-=====================  ============================  =======================================
-attach                 InputBatch.__init__           the batch is being constructed
-plan                   InputBatch, sampling metadata the batch has changed
-begin_step             runner._update_states         before the batch changes for a step
-check_inputs           runner._prepare_inputs        before tokens are gathered on the host
-prepare                runner._sample                before a step is sampled
-settle_for_sampling    InputBatch, output tokens     in its place, before sampling
-host_needs_drafts      runner._sample                before draft tokens are waited for
-place                  runner._bookkeeping_sync      in place of writing placeholders
-expect                 InputBatch, async tokens      a step's tokens are on their way
-=====================  ============================  =======================================
+- called by InputBatch: ``attach`` in its constructor, ``plan`` for new sampling metadata,
+  ``settle_for_sampling`` before sampling, ``expect`` for tokens on their way to the host;
+- called by the runner: ``begin_step`` in ``_update_states``, ``check_inputs`` in
+  ``_prepare_inputs``, ``prepare`` and ``host_needs_drafts`` in ``_sample``, ``place`` in
+  ``_bookkeeping_sync``.
 
-The samplers find the live batch by the metadata that they are given, and call the modules of
-their features: ``penalties.take``, ``bad_words.take``, ``thinking_budget.reads_lists`` and
-``sampler_copies``; ``seeds`` knows the batch by its generators. The runner has a second door,
-:mod:`~vllm.v1.readiness.outputs.model_outputs`: values that are only shown to people pass through
-it, under any schedule, and for pooling models, which have no history. Model Runner V2 has one
-seam, in its sampler, for :mod:`~vllm.v1.readiness.sample.sampler_copies_mrv2`.
+The samplers reach the live batch through their metadata, and call the modules of features directly:
+``penalties``, ``bad_words``, ``thinking_budget``, ``sampler_copies``, ``seeds``. The runner's
+outputs go through :mod:`~vllm.v1.readiness.outputs.model_outputs`, also for pooling models. Model
+Runner V2 has one seam, in its sampler, for :mod:`~vllm.v1.readiness.sample.sampler_copies_mrv2`.
 """
 
 # mirrors: nothing
@@ -61,16 +50,7 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-__all__ = [
-    "LiveBatch",
-    "Outputs",
-    "attach",
-    "detached_state",
-    "keep_inputs",
-    "of",
-    "start",
-    "wait",
-]
+__all__ = ["LiveBatch", "Outputs", "attach", "detached_state", "keep_inputs", "of", "start", "wait"]
 
 logger = init_logger(__name__)
 
@@ -78,15 +58,12 @@ T = TypeVar("T", bound=Feature)
 
 
 def attach(batch: "InputBatch", num_spec_tokens: int) -> None:
-    """Attach a live batch to a batch that is being constructed."""
+    """Attach a live batch to a batch under construction."""
     setattr(batch, subclasses.ATTRIBUTE, LiveBatch(batch, num_spec_tokens))
 
 
 def detached_state(batch: "InputBatch") -> dict[str, Any]:
-    """Return the attributes of a copy of a batch, which has a live batch with everything off.
-
-    Serves as the batch's ``__getstate__``: upstream serves copies.
-    """
+    """Return a batch's ``__getstate__``, in which everything of the overlay is off."""
     state: dict[str, Any] = vars(batch)
     if isinstance(live := state.get(subclasses.ATTRIBUTE), LiveBatch):
         live.settle_older()
@@ -95,7 +72,6 @@ def detached_state(batch: "InputBatch") -> dict[str, Any]:
 
 
 def _off() -> "LiveBatch":
-    """Return a live batch with everything off, which uses no batch."""
     return LiveBatch(None, 0, frozenset())
 
 
@@ -105,22 +81,19 @@ def of(batch: "InputBatch") -> "LiveBatch":
 
 
 class LiveBatch(Feature):
-    """The features and fixes of one InputBatch.
-
-    Nothing here keeps the batch alive, so that a batch that is replaced is freed at once.
+    """Features and fixes of one InputBatch, which it refers to weakly.
 
     Args:
-        batch: the batch; not used if nothing is on.
+        batch: the batch; unused if nothing is on.
         num_spec_tokens: draft tokens per request and step.
-        on: the features and fixes that are on; None for those of the environment.
+        on: enabled features and fixes; None to read the environment.
 
     Attributes:
-        rows: the output lists of the batch's rows, if History is on.
-        requests: the requests in the batch, by id.
-        outputs: the runner's outputs; the second door.
+        rows: output lists of the batch's rows, if History is on.
+        requests: requests in the batch, by id.
+        outputs: the runner's outputs.
         history, thinking, penalties, bad_words, seeds: None if off.
-        serving: the features and fixes that are on, without those that a logits processor of the
-            user's rules out.
+        serving: ``on`` without the features that a user's logits processor disables.
     """
 
     def __init__(
@@ -140,7 +113,7 @@ class LiveBatch(Feature):
             readers.check_declarations(batch)
             on = readers.count_plugin_processors(batch, on)
         self.serving = on
-        #: The runner's samplers when they were last checked for seams; None: never.
+        #: Samplers that were last checked for seams; None before the first check.
         self._samplers: list[object] | None = None
         self._plans_copies = registry.SAMPLER_COPIES in on and not pooling
         self._samplers_plan_copies = False
@@ -157,14 +130,14 @@ class LiveBatch(Feature):
         self._step_inputs = self.find(StepInputs)
         self.slots = [slots for slots in (self.penalties, self.bad_words) if slots is not None]
         self._slots_with_seams: list[Slots] = []
-        #: Verb to the methods of the features that have one of their own.
+        #: Verb to the methods of the features that override it.
         self._methods = {verb: self._of(verb) for verb in VERBS}
         for verb in VERBS - vars(LiveBatch).keys():
             if methods := self._methods[verb]:
                 setattr(self, verb, methods[0] if len(methods) == 1 else partial(_all, methods))
 
     def _of(self, verb: str) -> list[Callable[..., Any]]:
-        """The methods of the features that have one of their own for a verb."""
+        """Return the methods of the features that override a verb."""
         return [
             getattr(feature, verb)
             for feature in self._features
@@ -172,32 +145,32 @@ class LiveBatch(Feature):
         ]
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> "tuple[Callable[[], LiveBatch], tuple[()]]":
-        """Stand in for the live batch in pickles and deep copies."""
+        """Pickle and copy as a live batch with everything off."""
         return _off, ()
 
     def __eq__(self, other: object) -> bool:
-        """Compare what is on, for callers that compare whole batches."""
+        """Compare the enabled features, for callers that compare whole batches."""
         return isinstance(other, LiveBatch) and self.on == other.on
 
     __hash__ = None  # type: ignore[assignment]
 
     def find(self, kind: type[T]) -> T | None:
-        """Return the feature of this class, or None if it is off."""
+        """Return the feature of this class; None if it is off."""
         return next((feature for feature in self._features if type(feature) is kind), None)
 
     def warm_up(self) -> None:
-        """See :meth:`Feature.warm_up`; for ranks that sample."""
+        """Warm up the features; called on ranks that sample."""
         for warm_up in self._methods["warm_up"]:
             warm_up()
 
     def add_request(self, request: "CachedRequestState") -> None:
-        """See :meth:`Feature.add_request`."""
+        """Follow a request that was given a row."""
         self.requests[request.req_id] = request
         for add in self._methods["add_request"]:
             add(request)
 
     def remove_request(self, req_id: str, row: int) -> None:
-        """See :meth:`Feature.remove_request` and :meth:`Feature.idle`."""
+        """Follow a request that is leaving its row; go idle if it was the last."""
         if (request := self.requests.pop(req_id, None)) is None:
             return
         for remove in self._methods["remove_request"]:
@@ -207,7 +180,7 @@ class LiveBatch(Feature):
             self.idle()
 
     def plan(self, metadata: "SamplingMetadata") -> None:
-        """Attach a plan of the samplers' copies to metadata that has just been made."""
+        """Attach a plan of the samplers' copies to new sampling metadata."""
         if self._samplers_plan_copies:
             metadata.copies = sampler_copies.plan(self.batch, metadata)
 
@@ -223,7 +196,7 @@ class LiveBatch(Feature):
             self.history.begin_step(inputs is not None and inputs.unchanged)
 
     def cut(self, req_id: str, length: int) -> None:
-        """See :meth:`Feature.cut`; the request need not be in the batch."""
+        """Follow a truncated output; no-op if the request is not in the batch."""
         if self._features and req_id in self.batch.req_id_to_index:
             for cut in self._methods["cut"]:
                 cut(req_id, length)
@@ -231,7 +204,7 @@ class LiveBatch(Feature):
     def check_inputs(
         self, runner: "GPUModelRunner", scheduled: "SchedulerOutput", counts: "np.ndarray"
     ) -> None:
-        """See :meth:`History.check_inputs`; in a pipeline no stage that samples embeds tokens."""
+        """See :meth:`History.check_inputs`; in a pipeline, no stage that samples embeds tokens."""
         alone = runner.parallel_config.pipeline_parallel_size == 1
         if self.history is not None and runner.use_async_scheduling and alone:
             self.history.check_inputs(counts, scheduled.scheduled_spec_decode_tokens)
@@ -242,11 +215,11 @@ class LiveBatch(Feature):
         drafts: "SpecDecodeMetadata | None",
         runner: "GPUModelRunner | None" = None,
     ) -> None:
-        """Decide how the next step is served, and make ready what serves it.
+        """Decide how the next step is served, and prepare the features that serve it.
 
         Args:
             logits: [positions, vocab].
-            drafts: the step's drafts, if it has any.
+            drafts: the step's drafts, if any.
             runner: the model runner; None for one with vLLM's own samplers.
         """
         self._check_samplers(runner)
@@ -259,7 +232,7 @@ class LiveBatch(Feature):
         begun = self.history.prepare()
         if not begun:
             self._leave_to_upstream(runner)
-        # A derived batch may have lists of its own, which the samplers do not recognise.
+        # A derived batch may keep other lists, which the samplers do not recognise.
         live = begun and self.batch.req_output_token_ids is self.rows
         for slots in self.slots:
             if live and slots in self._slots_with_seams:
@@ -268,7 +241,7 @@ class LiveBatch(Feature):
                 slots.leave_step()
 
     def _check_samplers(self, runner: "GPUModelRunner | None") -> None:
-        """Find out which seams the runner's samplers have, if they have been replaced."""
+        """Check the runner's samplers for seams, if they were replaced."""
         if not (self.slots or self._plans_copies):
             return
         samplers = [getattr(runner, name, None) for name in ("sampler", "rejection_sampler")]
@@ -286,22 +259,18 @@ class LiveBatch(Feature):
         self.plan(self.batch.sampling_metadata)
 
     def _leave_to_upstream(self, runner: "GPUModelRunner | None") -> None:
-        """Take into account that the runner may have cut outputs without calling :meth:`cut`."""
+        """Fall back to upstream; the runner may have cut outputs without calling :meth:`cut`."""
         gauges.fall_back(registry.HISTORY, gauges.OTHER_CLASS)
         logger.warning_once(
-            "Readiness overlay: %s does not call GPUModelRunner._update_states. vLLM's own paths "
-            "serve its penalties, bad words and thinking budgets, which wait on every step.",
+            "Readiness overlay: %s does not call GPUModelRunner._update_states. Falling back to "
+            "vLLM for penalties, bad words and thinking budgets, which wait on every step.",
             "the runner" if runner is None else subclasses.full_name(type(runner)),
         )
         if self.thinking is not None:
             self.thinking.begin_anew()
 
     def settle_for_sampling(self) -> bool:
-        """Settle the rows that a consumer on the host needs to sample this step.
-
-        Returns:
-            True if handled here; False to fall back to upstream.
-        """
+        """Settle the rows that readers on the host need; False to fall back to upstream."""
         if self.history is None:
             return False
         self.history.batch_updated()
@@ -310,39 +279,32 @@ class LiveBatch(Feature):
         return True
 
     def settle_older(self) -> None:
-        """Settle every step but the newest, as the host's code without a part in the batch sees."""
+        """Settle every step but the newest."""
         if self.history is not None:
             self.history.settle_older(fences.HISTORY)
 
     def settle_all(self, owner: str) -> None:
-        """Settle every row, waiting in the name of ``owner``."""
+        """Settle every row; ``owner`` names the fence."""
         if self.history is not None:
             self.history.settle_rows(range(len(self.rows)), owner)
 
     def host_needs_drafts(self) -> bool:
-        """Whether a consumer on the host needs this step's draft tokens."""
+        """Return whether a reader on the host needs this step's draft tokens."""
         return self.history is None or any(True for _ in readers.readers(self))
 
     def place(self, max_model_len: int) -> bool:
-        """See :meth:`History.place`.
-
-        Returns:
-            True if handled here; False to fall back to upstream.
-        """
+        """See :meth:`History.place`; False to fall back to upstream."""
         if self.history is None:
             return False
         self.history.place(max_model_len)
         return True
 
     def expect(self, tokens: torch.Tensor, event: torch.Event) -> bool:
-        """See :meth:`History.expect`.
+        """See :meth:`History.expect`; False to fall back to upstream.
 
         Args:
             tokens: [rows, 1 + drafts] on the host, valid once ``event`` has completed.
-            event: recorded behind the copy.
-
-        Returns:
-            True if handled here; False to fall back to upstream.
+            event: recorded after the copy.
         """
         if self.history is None:
             return False
@@ -351,7 +313,7 @@ class LiveBatch(Feature):
 
 
 def _all(methods: list[Callable[..., Any]], *arguments: Any) -> Any:  # noqa: ANN401
-    """Call a verb's methods; return the one answer that is not None."""
+    """Call a verb's methods; return the first result that is not None."""
     answer = None
     for method in methods:
         result = method(*arguments)

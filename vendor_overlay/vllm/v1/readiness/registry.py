@@ -1,10 +1,10 @@
 """Registry: every word of VLLM_READINESS, declared once.
 
-A *feature* gives the outputs that stock gives, bit for bit. A *fix* changes outputs only where
-stock's are wrong. The switch, the live batch, the overlay tool, the review and the tests of the
-documents read the words here. The patches that a word needs name it under ``Serves:``.
+A *feature* keeps stock's outputs, bit for bit. A *fix* changes outputs only where stock's are
+wrong. The switch, the live batch, the overlay tool, the review and the documentation's tests read
+the words here. A patch names the words that need it under ``Serves:``.
 
-The module imports nothing of vLLM: the overlay tool runs it on its own.
+The module imports nothing of vLLM: the overlay tool runs it separately.
 """
 
 # mirrors: nothing
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 class Word(str):
-    """The name of a feature or fix in VLLM_READINESS, with its declaration.
+    """Name of a feature or fix in VLLM_READINESS, with its declaration.
 
     Args:
         name: lower-case with dashes.
-        summary: one line on its purpose.
-        homes: its modules below ``vllm.v1.readiness``, whose folder names the process;
-            ``module:Class`` where a live batch makes an object of that class for itself.
+        summary: purpose, in one line.
+        homes: modules below ``vllm.v1.readiness``; the folder names the process. ``module:Class``
+            for a class that a live batch instantiates.
         is_fix: whether it may change outputs.
         needs: words that it builds on; it is off where one of them is.
-        before: words whose objects a live batch makes and calls later.
-        on_v2: whether it acts under Model Runner V2: its seams, or a part of them that acts alone,
-            are in V2's own files, in the scheduler or in the front end.
+        before: words whose objects a live batch creates and calls later.
+        on_v2: whether it acts under Model Runner V2: at least some of its seams are in V2's files,
+            the scheduler or the front end, and act alone.
     """
 
     __slots__ = ("before", "homes", "is_fix", "needs", "on_v2", "summary")
@@ -54,14 +54,14 @@ class Word(str):
         before: "tuple[Word, ...]" = (),
         on_v2: bool = False,
     ) -> "Word":
-        """Make the string."""
+        """Create the string."""
         word = super().__new__(cls, name)
         word.summary, word.homes, word.is_fix = summary, homes, is_fix
         word.needs, word.before, word.on_v2 = needs, before, on_v2
         return word
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        """Pickle the name alone."""
+        """Pickle as a plain string."""
         return str, (str(self),)
 
 
@@ -70,12 +70,12 @@ _fix = partial(Word, is_fix=True)
 
 HISTORY = _feature(
     "history",
-    "token_ids_cpu holds each sampled token that has arrived; waits only by name",
+    "token_ids_cpu receives sampled tokens as they arrive; each wait has an owner",
     "outputs.history:History",
 )
 READBACK = _feature(
     "readback",
-    "outputs come by one pinned copy and its event; no blocking copy",
+    "outputs arrive by one pinned copy with an event; no blocking copy",
     "outputs.model_outputs:Outputs",
 )
 THINKING_BUDGET = _feature(
@@ -92,7 +92,7 @@ PENALTIES = _feature(
 )
 BAD_WORDS = _feature(
     "bad-words",
-    "bad words matched and masked on the device; nothing waits",
+    "bad words matched and masked on the device, without a wait",
     "sample.bad_words:BadWords",
     "sample.bad_words_torch",
     needs=(HISTORY,),
@@ -113,7 +113,7 @@ STEP_INPUTS = _feature(
 )
 BLOCK_TABLES = _feature(
     "block-tables",
-    "a step sends the block ids that have changed, and maps no slots in vain",
+    "a step sends changed block ids only, and skips slot mappings that nothing reads",
     "inputs.block_tables:BlockTables",
     "inputs.slot_mappings",
 )
@@ -134,7 +134,7 @@ SEEDS = _feature(
 )
 LOGPROBS = _feature(
     "logprobs",
-    "logprobs are made for the output that shows them; tokens decoded once",
+    "logprobs are built only for outputs that return them; tokens decoded once",
     "frontend.logprobs",
     "frontend.logprob_messages",
     "frontend.token_texts",
@@ -142,7 +142,7 @@ LOGPROBS = _feature(
 )
 GRAMMARS = _feature(
     "grammars",
-    "masks of rows with a grammar alone are sent, and nothing waits",
+    "only masks of rows with a grammar are sent, without a wait",
     "sample.grammars:Grammars",
     "core.grammar_masks",
     on_v2=True,
@@ -155,7 +155,7 @@ ACCEPTED_COUNTS = _fix(
 )
 ALLOWED_TOKENS = _fix(
     "allowed-tokens",
-    "a request's allowed tokens bind no other request",
+    "a request's allowed tokens do not restrict other requests",
     "sample.allowed_tokens:AllowedTokens",
 )
 CLOSED_GRAMMARS = _fix(
@@ -203,7 +203,7 @@ PLUGIN_PROCESSORS = _fix(
 )
 REFUSED_GRAMMARS = _fix(
     "refused-grammars",
-    "a grammar that cannot be compiled ends its own request alone",
+    "a grammar that cannot be compiled ends only its own request",
     "core.refused_grammars",
     on_v2=True,
 )
@@ -216,7 +216,7 @@ GRAMMAR_LIMITS = _fix(
 )
 PREEMPTION = _fix(
     "preemption",
-    "a preempted request is given each token in flight once and in order",
+    "a preempted request receives each token in flight once and in order",
     "core.preemption",
     on_v2=True,
 )
@@ -227,11 +227,11 @@ PINNED_INPUTS = _fix(
 )
 PROMPT_EMBEDS = _fix(
     "prompt-embeds",
-    "with drafts in flight, a prompt of embeddings may share the server",
+    "prompts of embeddings work with drafts in flight",
     "inputs.prompt_embeds:PromptEmbeds",
 )
 ROW_STATE = _fix(
-    "row-state", "a request finds no other request's state in its row", "inputs.row_state:RowState"
+    "row-state", "a row keeps no state of an earlier request", "inputs.row_state:RowState"
 )
 RECOVERED_TOKENS = _fix(
     "recovered-tokens",
@@ -240,12 +240,12 @@ RECOVERED_TOKENS = _fix(
 )
 STOP_TOKENS = _fix(
     "stop-tokens",
-    "stop tokens outside the vocabulary do not take part in min_tokens",
+    "min_tokens ignores stop tokens outside the vocabulary",
     "sample.stop_tokens:StopTokens",
 )
 CPU_SEEDS = _fix(
     "cpu-seeds",
-    "on the CPU, a seed decides its request's tokens, in chunks and beside others",
+    "on the CPU, a seed applies with chunked prompts and in mixed batches",
     "sample.cpu_seeds:CpuSeeds",
 )
 CPU_DRAFTS = _fix(
@@ -276,12 +276,12 @@ UNIFORM_DECODE = _fix(
 )
 LOGPROB_TOKENS = _fix(
     "logprob-tokens",
-    "a request that names tokens for logprobs leaves others theirs",
+    "logprob_token_ids of a request do not change other requests' logprobs",
     "sample.logprob_tokens",
 )
 WINDOW_BLOCKS = _fix(
     "window-blocks",
-    "a window's blocks stay its request's while drafts may be rejected",
+    "a sliding window keeps its blocks while drafts may be rejected",
     "core.window_blocks",
     on_v2=True,
 )
@@ -293,7 +293,7 @@ BLOCK_IDS = _fix(
 )
 BAD_REQUESTS = _fix(
     "bad-requests",
-    "a request that the engine cannot serve is refused, and harms no other",
+    "a request that the engine cannot serve is refused before it can fail the engine",
     "frontend.bad_requests",
     "frontend.request_types",
     on_v2=True,
@@ -319,7 +319,7 @@ THINKING_UNLIMITED = _fix(
 )
 SESSIONS = _fix(
     "sessions",
-    "a streaming session's turns begin where the one before has ended",
+    "a streaming session's turn begins after the previous one has ended",
     "core.sessions",
     on_v2=True,
 )
@@ -341,18 +341,18 @@ GROUPS: Mapping[str, frozenset[str]] = MappingProxyType(
     {"features": frozenset(FEATURES), "fixes": frozenset(FIXES)}
 )
 ALL = frozenset(WORDS)
-#: The words that act under Model Runner V2. Of ``grammars`` it is the filling of masks.
+#: Words that act under Model Runner V2; of ``grammars``, only the filling of masks.
 ON_V2 = frozenset(word for word in WORDS.values() if word.on_v2)
 
 
 def with_needs(names: Iterable[str]) -> frozenset[str]:
-    """Add the words that these build on."""
+    """Add the words that ``names`` build on."""
     names = frozenset(names)
     return names.union(*(WORDS[name].needs for name in names))
 
 
 def without(names: Iterable[str], on: frozenset[str]) -> frozenset[str]:
-    """Remove words from ``on``, and every word that needs one of them."""
+    """Remove words from ``on``, and all words that need them."""
     left, gone = on - frozenset(names), frozenset(names)
     while gone:
         gone = frozenset(name for name in left if not left.issuperset(WORDS[name].needs))
@@ -361,7 +361,7 @@ def without(names: Iterable[str], on: frozenset[str]) -> frozenset[str]:
 
 
 def classes(on: Iterable[str]) -> Iterator[type["Feature"]]:
-    """Import the classes that a live batch makes for these words, each once, in order."""
+    """Import each class that a live batch instantiates for these words, in order."""
     graph: dict[str, set[str]] = {name: {*word.needs} for name, word in WORDS.items()}
     for word in WORDS.values():
         for later in word.before:

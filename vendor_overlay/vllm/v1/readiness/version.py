@@ -1,3 +1,3 @@
-"""The overlay's version. `make refresh` carries it into VERSION_PIN."""
+"""Version of the overlay; `make refresh` copies it into VERSION_PIN."""
 
 __version__ = "0.9.0"

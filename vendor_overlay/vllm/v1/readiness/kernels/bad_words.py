@@ -2,11 +2,10 @@
 
 A request's tail is the newest part of its output, as long as its longest word needs.
 
-A slot is int32, and holds in this order: the number of words W; the length T of the tail;
-the tail [T], the newest token last, padded with -1 in front if the output is shorter; each
-word's last token [W]; the length of each word's prefix, which is the tokens before that [W];
-the offset of each prefix in the slot [W]; and the prefixes. A request's slot is given by its
-address, 0 for a request without bad words.
+A slot is int32 and holds, in this order: the number of words W; the length T of the tail; the tail
+[T], newest token last, padded with -1 in front; the last token of each word [W]; the length of each
+word's prefix, the tokens before its last [W]; the offset of each prefix in the slot [W]; and the
+prefixes. A slot is passed by its address, 0 for a request without bad words.
 """
 
 # mirrors: vllm.v1.sample.ops.bad_words:apply_bad_words
@@ -20,7 +19,7 @@ from vllm.v1.readiness.kernels.drafts import BONUS, NO_DRAFTS, TARGET, locate
 
 __all__ = ["BONUS", "NO_DRAFTS", "TARGET", "append_kernel", "mask_kernel"]
 
-#: The offset of the tail in a slot.
+#: Offset of the tail in a slot.
 _TAIL = tl.constexpr(2)
 
 
@@ -38,7 +37,7 @@ def mask_kernel(
 ):
     """Mask the tokens that would complete one block of one request's words, in one row.
 
-    Launch with grid [requests, blocks of words, positions a request].
+    Launch with grid [requests, blocks of words, positions per request].
     """
     request = tl.program_id(0)
     address = tl.load(slots + request)
@@ -79,7 +78,7 @@ def append_kernel(
     row_stride,
     column_stride,
     width,
-    discarded,  # bool [requests]: whose tokens are discarded
+    discarded,  # bool [requests]
     slots,  # int64 [requests]: addresses
     BLOCK: tl.constexpr,
 ):
@@ -109,11 +108,9 @@ def append_kernel(
         source = index + count
         shifted = tl.load(tail + source, mask=source < longest, other=0)
         new = tl.load(
-            row + (source - longest) * column_stride,
-            mask=inside & (source >= longest),
-            other=0,
+            row + (source - longest) * column_stride, mask=inside & (source >= longest), other=0
         )
-        # No thread may write before all have read; a later block reads what lies behind.
+        # No thread may write before all have read; later blocks read only higher indices.
         tl.debug_barrier()
         tokens = tl.where(source < longest, shifted, new.to(tl.int32))
         tl.store(tail + index, tokens, mask=inside)

@@ -1,9 +1,8 @@
-"""What the kernels of penalties and bad words have in common: drafts within a step.
+"""Drafts of a step, for the kernels of penalties and bad words.
 
-The drafts of all requests are in one tensor, one request's after another's. In a grid of
-[requests, blocks, positions a request], a program's row of the logits follows some of its
-request's drafts, whose tokens count as if they had been generated. Which ones is the kernel's
-MODE.
+The drafts of all requests are concatenated in one tensor. In a grid of [requests, blocks, positions
+per request], a program's row of the logits follows some of its request's drafts, whose tokens count
+as generated. The kernel's MODE selects these drafts.
 """
 
 # mirrors: vllm.v1.spec_decode.metadata:SpecDecodeMetadata
@@ -11,11 +10,11 @@ MODE.
 import triton
 import triton.language as tl
 
-#: A row for each request, which follows none of the step's drafts.
+#: One row per request, before all drafts of the step.
 NO_DRAFTS = tl.constexpr(0)
-#: A row for each draft, which follows the request's drafts before that one.
+#: One row per draft, after the request's earlier drafts.
 TARGET = tl.constexpr(1)
-#: A row for each request, which follows all of its drafts.
+#: One row per request, after all of its drafts.
 BONUS = tl.constexpr(2)
 
 
@@ -27,8 +26,8 @@ def locate(
     """Locate the row of the logits that this program works on, and the drafts before it.
 
     Returns:
-        Scalars: the row, int64; whether there is such a row; the index of the request's
-        first draft; and how many of its drafts precede the row.
+        Scalars: the row, int64; whether it exists; the index of the request's first draft; and the
+        number of its drafts before the row.
     """
     request = tl.program_id(0)
     row = request.to(tl.int64)

@@ -1,8 +1,8 @@
-"""Triton kernels for penalties: one pass over the logits, and one increment a token.
+"""Triton kernels for penalties: one pass over the logits, and one increment per token.
 
-A slot is int32 [vocab]: the low 31 bits count how often the request has generated the
-token, and the sign bit is set if its prompt contains it. A request's slot is given by its
-address, 0 for a request without penalties, so that slots need not be adjacent in memory.
+A slot is int32 [vocab]: the low 31 bits count how often the request has generated the token, and
+the sign bit is set if its prompt contains it. A slot is passed by its address, 0 for a request
+without penalties, so that slots need not be adjacent in memory.
 """
 
 # mirrors: vllm.v1.sample.ops.penalties:apply_all_penalties
@@ -37,7 +37,7 @@ def apply_kernel(
 ):
     """Apply one request's penalties to one block of one of its rows.
 
-    Launch with grid [requests, blocks, positions a request], and with enable_fp_fusion=False:
+    Launch with grid [requests, blocks, positions per request], and with enable_fp_fusion=False:
     each product must be rounded before it is subtracted.
     """
     request = tl.program_id(0)
@@ -77,7 +77,7 @@ def count_kernel(
     sampled,  # int32 or int64 [requests, width]
     sampled_stride,
     width,
-    discarded,  # bool [requests]: whose tokens are discarded
+    discarded,  # bool [requests]
     slots,  # int64 [requests]: addresses
     vocab,
 ):

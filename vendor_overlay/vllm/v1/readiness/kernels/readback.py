@@ -1,8 +1,8 @@
-"""A Triton kernel that stores device tensors into pinned host memory.
+"""Triton kernel that stores device tensors into pinned host memory.
 
-The driver maps pinned memory into the device's address space (CUDA's unified virtual
-addressing), so that a kernel can write to it. The host sees the result once an event that
-was recorded after the launch has completed.
+The driver maps pinned memory into the device's address space (CUDA's unified virtual addressing),
+so that a kernel can write to it. The host sees the result once an event recorded after the launch
+has completed.
 """
 
 # mirrors: nothing
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 _BLOCK = 1024
-#: How many tensors one launch stores.
+#: Tensors per launch.
 _TENSORS = 4
 
 
@@ -34,7 +34,7 @@ def store_kernel(
     target1,
     target2,
     target3,
-    size0,  # int32: words of four bytes; 0 if there is no such tensor
+    size0,  # int32: 4-byte words; 0 if there is no such tensor
     size1,
     size2,
     size3,
@@ -42,8 +42,7 @@ def store_kernel(
 ):
     """Store one block of one tensor; launch with grid [tensors, blocks of the largest].
 
-    Addresses are passed as integers, and no argument is specialised, so that the kernel is
-    compiled once.
+    Addresses are integers and no argument is specialised, so that the kernel is compiled once.
     """
     which = tl.program_id(0)
     source = tl.where(which < 2, tl.where(which < 1, source0, source1), source2)
@@ -58,13 +57,9 @@ def store_kernel(
 
 
 def store(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
-    """Store contiguous tensors into contiguous pinned ones of the same shapes and dtypes.
+    """Store contiguous device tensors into contiguous pinned ones of the same shapes and dtypes.
 
-    A tensor that does not consist of aligned words of four bytes is copied instead.
-
-    Args:
-        sources: on the device.
-        targets: on the host, one for each source.
+    Tensors that are not made of aligned 4-byte words are copied instead.
     """
     jobs = []
     for source, target in zip(sources, targets, strict=True):

@@ -1,15 +1,15 @@
-"""Triton kernels that draw a seeded request's random numbers with torch's very bits.
+"""Triton kernels that draw a seeded request's random numbers with the same bits as torch.
 
-On CUDA, torch fills n elements with a number G of threads, at most n rounded up to 256 and at
-most what the device holds at once. Each thread computes Philox4x32-10, keyed with the seed, of
-a counter: the low half counts draws, and begins at a quarter of the generator's offset; the
-high half is the number of the thread. Of a thread's four words the first belongs to its own
-element, the next to the one G further on, and so on; then the thread draws again. The
-generator's offset grows by four for each draw of a thread.
+On CUDA, torch fills n elements with G threads, at most n rounded up to 256 and at most the number
+that the device can hold at once. Each thread computes Philox4x32-10, keyed with the seed, of a
+counter: the low half counts draws, and begins at a quarter of the generator's offset; the high half
+is the thread's number. Of a thread's four words the first belongs to the element of the same
+number, the next to the element G further on, and so on; then the thread draws again. The
+generator's offset grows by four per draw of a thread.
 
-A draw of exponential_ (float32) uses each word; one of uniform_ (float64) makes two numbers of
-the four words. This is what PyTorch 2.11's DistributionTemplates.h and cuRAND's headers do.
-:func:`agree` finds out whether the installed torch does so on this device.
+exponential_ (float32) uses one word per element; uniform_ (float64) makes two numbers of the four
+words. PyTorch 2.11's DistributionTemplates.h and cuRAND's headers define this. :func:`agree` checks
+it for the installed torch and device.
 """
 
 # mirrors: vllm.v1.sample.ops.topk_topp_sampler:random_sample
@@ -24,10 +24,10 @@ import triton
 import triton.language as tl
 from vllm.v1.readiness.inputs import uploads
 
-#: Threads that torch has in a block, and elements of a kernel's program.
+#: Threads in a block of torch's, and elements per program of a kernel.
 _BLOCK = 256
 _LANES = 1024
-#: Most drafts of a request that a program draws for: as many as vLLM allows.
+#: Maximum number of drafts per request: vLLM's limit.
 _MOST_DRAFTS = 128
 
 _TWO_POW_M24 = tl.constexpr(2.0**-24)
@@ -37,14 +37,14 @@ _TWO_POW_M53 = tl.constexpr(2.0**-53)
 _TWO_POW_M54 = tl.constexpr(2.0**-54)
 _LN_2 = tl.constexpr(0.693147182464599609375)  # as a float32
 
-#: Seeds and offsets for which :func:`agree` compares: small, and beyond 32 bits each.
+#: Seeds and offsets that :func:`agree` compares: small, and beyond 32 bits each.
 _CASES = ((0, 0), (10**14 + 7, 4 * 1000), (2**63 + 12345, 4 * (2**32 - 1)))
 _ARGUMENTS = ["behind", "size", "threads"]
 
 
 @triton.jit
 def lg2(value):
-    """Return the logarithm to base 2, as the GPU approximates it."""
+    """Compute the logarithm to base 2, as the GPU approximates it."""
     return tl.inline_asm_elementwise(
         "lg2.approx.f32 $0, $1;", "=f,f", [value], dtype=tl.float32, is_pure=True, pack=1
     )
@@ -52,15 +52,12 @@ def lg2(value):
 
 @triton.jit
 def philox(seed, counter, thread):
-    """Compute Philox4x32-10.
+    """Compute Philox4x32-10; returns four uint32 blocks.
 
     Args:
         seed: int64, the key.
         counter: int64, the low half of the counter.
         thread: int32 block, the high half.
-
-    Returns:
-        Four uint32 blocks.
     """
     c = thread.to(tl.uint32)
     d = c & 0
@@ -84,7 +81,7 @@ def philox(seed, counter, thread):
 
 @triton.jit
 def _store_exponential(noise, first, lane, word, size, threads):
-    """Store the values of one word of each thread, whose first element is ``first``."""
+    """Store the values of one word of each thread; ``first`` is the first thread's element."""
     if first < size:
         uniform = word.to(tl.float32) * _TWO_POW_M32 + _TWO_POW_M33
         near_one = uniform >= 1.0 - _TWO_POW_M24
@@ -96,10 +93,10 @@ def _store_exponential(noise, first, lane, word, size, threads):
 @triton.jit(do_not_specialize=_ARGUMENTS)
 def exponential_kernel(
     noise,  # float32 [at least the largest row + 1, size]
-    rows,  # int64 [requests]: where each request's values go
+    rows,  # int64 [requests]: row of each request in noise
     seeds,  # int64 [requests]
     counters,  # int64 [requests]
-    behind,  # draws of a thread since the counters were sent
+    behind,  # draws per thread since the counters were sent
     size,
     threads,
     LANES: tl.constexpr,
@@ -128,7 +125,7 @@ def uniform_kernel(
     behind,
     LANES: tl.constexpr,
 ):
-    """Draw a number in [0, 1) for each draft of each request; launch with grid [requests]."""
+    """Draw a number in [0, 1) per draft of each request; launch with grid [requests]."""
     request = tl.program_id(0)
     lane = tl.arange(0, LANES)
     counter = tl.load(counters + request) + behind
@@ -141,13 +138,13 @@ def uniform_kernel(
 
 
 class Draws:
-    """How torch draws on one device.
+    """Torch's drawing on one device.
 
     Args:
-        most_threads: most threads that fill a tensor.
+        most_threads: maximum number of threads that fill a tensor.
 
     Attributes:
-        most_drafts: most drafts of a request that :meth:`uniform` draws for.
+        most_drafts: maximum number of drafts per request in :meth:`uniform`.
     """
 
     most_drafts = _MOST_DRAFTS
@@ -157,42 +154,36 @@ class Draws:
 
     @classmethod
     def on(cls, device: torch.device) -> "Draws":
-        """Return how torch draws on this CUDA device."""
+        """Return torch's drawing on a CUDA device."""
         traits = torch.cuda.get_device_properties(device)
         blocks = traits.max_threads_per_multi_processor // _BLOCK
         return cls(_BLOCK * traits.multi_processor_count * blocks)
 
     def exponential(self, noise: torch.Tensor, sent: Sequence[torch.Tensor], behind: int) -> int:
-        """Fill rows as exponential_ does.
+        """Fill rows as exponential_ does; return the draws per thread, by which counters grow.
 
         Args:
             noise: float32 [rows, size], contiguous.
             sent: int64 [requests] each: rows, seeds, counters.
-            behind: draws of a thread since the counters were sent.
-
-        Returns:
-            Draws of a thread: by how much each counter has grown.
+            behind: draws per thread since the counters were sent.
         """
         size = noise.shape[1]
         threads = min(self.most_threads, _BLOCK * triton.cdiv(size, _BLOCK))
         draws: int = triton.cdiv(size, 4 * threads)
         grid = (len(sent[0]), triton.cdiv(threads, _LANES), draws)
-        # Nothing may be fused: each product is rounded.
+        # No fusion: each product is rounded.
         exponential_kernel[grid](
             *(noise, *sent[:3], behind, size, threads), LANES=_LANES, enable_fp_fusion=False
         )
         return draws
 
     def uniform(self, values: torch.Tensor, sent: Sequence[torch.Tensor], behind: int) -> int:
-        """Fill each request's part as uniform_ does.
+        """Fill each request's part as uniform_ does; return the draws per thread.
 
         Args:
             values: float64 [drafts of all requests], contiguous.
             sent: int64 [requests] each: rows, seeds, counters, first draft, number of drafts.
-            behind: draws of a thread since the counters were sent.
-
-        Returns:
-            Draws of a thread: by how much each counter has grown.
+            behind: draws per thread since the counters were sent.
         """
         _, seeds, counters, firsts, counts = sent
         arguments = (values, firsts, counts, seeds, counters, behind)
@@ -201,13 +192,10 @@ class Draws:
 
 
 def agree(draws: Draws, device: torch.device, sizes: Iterable[int]) -> bool:
-    """Whether torch draws the same bits on this device; waits for it, and compiles the kernels.
+    """Return whether torch draws the same bits; compiles the kernels, and waits for the device.
 
-    Args:
-        draws: the recipe.
-        device: a CUDA device.
-        sizes: of the rows to compare, beside some that a few threads fill, and all threads
-            more than once.
+    ``sizes`` are row lengths to compare. Lengths that a few threads fill, and that all threads fill
+    more than once, are added.
     """
     sizes = {*sizes, 997, 4 * draws.most_threads + 1}
     return all(_agrees(draws, device, size) for size in sizes) and _uniforms_agree(draws, device)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-#: Rows that one program advances.
+#: Rows per program.
 _BLOCK = 128
 
 
@@ -31,7 +31,7 @@ def advance_kernel(
     SAMPLED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Give each row its next position; launch with grid [blocks of rows]."""
+    """Advance each row by one position; launch with grid [blocks of rows]."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < rows
     position = tl.load(computed + row, mask=inside, other=0) + 1
@@ -53,13 +53,13 @@ def advance_kernel(
 def advance(
     runner: "GPUModelRunner", rows: int, sampled: "torch.Tensor | None", tables: "torch.Tensor"
 ) -> None:
-    """Advance the buffers of a runner that live on the device.
+    """Advance the runner's buffers on the device.
 
     Args:
-        runner: the runner.
+        runner: the model runner.
         rows: number of rows.
         sampled: [rows, 1] on the device, the last step's tokens; None if they are uploaded.
-        tables: int64 [groups, 4] on the device, as ``step_inputs.addresses`` makes it.
+        tables: int64 [groups, 4] on the device, from ``step_inputs.addresses``.
     """
     ids = runner.input_ids.gpu
     advance_kernel[(triton.cdiv(rows, _BLOCK),)](

@@ -1,25 +1,22 @@
 """Feature ``history``: sampled tokens on the host, with ``token_ids_cpu`` as the authority.
 
-Under async scheduling the runner writes a placeholder for each token that it has sampled and
-not read. Upstream replaces placeholders in the Python lists only, only for batches that need
-them, and waits for the copy each time; ``token_ids_cpu`` keeps its placeholders for good.
+Under async scheduling the runner writes a placeholder for each token that it has sampled and not
+read. Upstream replaces placeholders in the Python lists only, only for batches that need them, and
+waits for the copy each time; ``token_ids_cpu`` keeps its placeholders for good.
 
-Here all steps but the newest are settled as the next one begins: their tokens are written
-into ``token_ids_cpu`` and the lists, whether or not anybody needs them. By then the scheduler
-has usually seen those tokens, so that the copies are complete; a rank that lags waits. The
-newest step is settled only for a consumer that needs its tokens on the host, which waits for
-them by name. What the host can read thus depends on the schedule alone, never on when a copy
-arrives.
+Here all steps but the newest are settled when the next one begins: their tokens are written into
+``token_ids_cpu`` and the lists in any case. The scheduler has usually seen those tokens by then, so
+that the copies are complete; a rank that lags waits. The newest step is settled only for a reader,
+which waits under its owner's name. The tokens that the host sees thus depend only on the schedule,
+never on the time at which a copy arrives. While a batch decodes unchanged (see ``step_inputs``) and
+has no reader, several steps are settled at once, at the latest when the batch changes.
 
-While a batch decodes unchanged (see ``step_inputs``) and nothing on the host reads its tokens,
-several steps are settled at once: at the latest when the batch changes.
+A request that leaves the batch loses its tokens in flight, as in upstream: if it comes back, the
+scheduler sends its output along.
 
-A request that leaves the batch takes its tokens in flight with it, as in upstream: if it
-comes back, the scheduler sends its output along.
-
-A request that stays is never computed from a token that was sampled meanwhile, except the newest,
-which the device has. Upstream would embed the placeholder there, and end. Here the token may have
-been read back by then, and have no place in the reply: see :meth:`History.check_inputs`.
+A request in the batch is never computed from a token that was sampled after it joined, except the
+newest, which the device has. Upstream would embed the placeholder there, and fail. Here the token
+may have arrived without belonging to the reply: see :meth:`History.check_inputs`.
 """
 
 # mirrors: vllm.v1.worker.gpu_input_batch:InputBatch.update_async_output_token_ids
@@ -44,17 +41,17 @@ if TYPE_CHECKING:
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
-#: Stands for a token that has been sampled and not read back.
+#: A token that has been sampled and not read back.
 PLACEHOLDER = -1
-#: Steps of an unchanged batch that are settled at once.
+#: Steps in flight beyond which an unchanged batch settles.
 LAG = 16
 
 
 class LiveRows(list["list[int] | None"]):
-    """The output lists of the live batch's rows.
+    """Output lists of the live batch's rows.
 
-    Sampling metadata that holds this very object describes the live batch; metadata with any
-    other list, whatever its content, does not.
+    Sampling metadata describes the live batch if it holds this object; an equal list does not
+    count.
     """
 
     def __init__(self, live: "LiveBatch") -> None:
@@ -67,25 +64,25 @@ class LiveRows(list["list[int] | None"]):
         return self._live()
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type[list[Any]], tuple[list[Any]]]:
-        """Stand in for the rows in pickles and deep copies: upstream's list, without a batch."""
+        """Pickle and copy as a plain list, without a batch."""
         if (live := self.live) is not None:
             live.settle_older()
         return list, (list(self),)
 
 
 class Step:
-    """The tokens that one step sampled, on their way to the host.
+    """Tokens that one step sampled, on their way to the host.
 
     Attributes:
-        tokens: [rows, 1 + drafts] int32 on the host, valid once ``event`` has completed;
-            a row ends at its first placeholder.
-        event: recorded behind the copy.
-        rows: request id to row in ``tokens``, of the requests that have stayed since.
+        tokens: int32 [rows, 1 + drafts] on the host, valid once ``event`` has completed; a row ends
+            at its first placeholder.
+        event: recorded after the copy.
+        rows: request id to row in ``tokens``, of requests still in the batch.
         metadata: the batch's sampling metadata, which is replaced when a row moves.
-        drafted: whether the batch assumes more than one token for a request: drafts were
-            scheduled for it, even if the runner has dropped them.
-        columns: [rows] column of each request's placeholder in ``token_ids_cpu``; None
-            if it depends on how many drafts are accepted, in this step or an earlier one.
+        drafted: whether the batch assumes more than one token for a request: drafts were scheduled
+            for it, even if the runner has dropped them.
+        columns: [rows], column of each request's placeholder in ``token_ids_cpu``; None if it
+            depends on the drafts accepted in this step or an earlier one.
     """
 
     __slots__ = ("columns", "drafted", "event", "metadata", "rows", "tokens")
@@ -109,17 +106,17 @@ class Step:
 
 
 class History(Feature):
-    """The steps in flight of one batch, oldest first.
+    """Steps in flight of one batch, oldest first.
 
     Args:
         batch: the batch.
-        num_spec_tokens: draft tokens a request and step.
-        requests: the requests in the batch, by id; kept up to date by the caller.
+        num_spec_tokens: draft tokens per request and step.
+        requests: requests in the batch, by id; updated by the caller.
 
     Attributes:
-        in_flight: the steps that have been sampled and not settled.
-        arrived: called for each step that is settled, with the rows that got tokens and the
-            one token of each (None if there may be more than one); None if nobody listens.
+        in_flight: steps that have been sampled and not settled.
+        arrived: callback per settled step, with the rows that got tokens and the token of each
+            (None if there may be more than one); None for no callback.
     """
 
     def __init__(
@@ -133,23 +130,22 @@ class History(Feature):
         self.in_flight: deque[Step] = deque()
         self.arrived: Callable[[list[int], list[int] | None], None] | None = None
         self._requests = requests
-        #: By request, its number of tokens as it joined the batch; no placeholder is among them.
+        #: Number of tokens, none a placeholder, that each request joined the batch with.
         self._joined: dict[str, int] = {}
         self._all_rows = np.arange(batch.max_num_reqs)
-        #: See :meth:`_whole`.
         self._lists: list[list[int]] = []
         self._lists_of: SamplingMetadata | None = None
         #: Whether the batch is updated for the step after the newest in flight.
         self._updated = False
         #: Whether :meth:`begin_step` was called for the step that is not prepared yet, and
-        #: for the one that is prepared and not expected yet.
+        #: for the step that is prepared and not expected yet.
         self._begun = self._prepared = False
-        #: Whether outputs may have been cut without a call of :meth:`cut`.
+        #: Whether outputs may have been cut without calling :meth:`cut`.
         self._cuts_may_be_missed = False
 
     @classmethod
     def make(cls, live: "LiveBatch") -> "History":
-        """Make the history of a batch, whose output lists become those of the live batch."""
+        """Create the history; its rows become the batch's output lists."""
         history = cls(live.batch, live.num_spec_tokens, live.requests)
         if (step_inputs := live.find(StepInputs)) is not None:
             step_inputs.changing = partial(history.settle_older, fences.HISTORY)
@@ -159,20 +155,20 @@ class History(Feature):
     def begin_step(self, unchanged: bool = False) -> None:
         """Settle all steps but the newest, before the batch changes for a step.
 
-        The scheduler usually asks for a step when it has seen the tokens of the one before the
-        last. Only ranks that return no tokens, and pipelines of three or more stages whose
-        requests run in every step, may have to wait.
+        The scheduler usually requests a step once it has the tokens of the second-last. Only ranks
+        that return no tokens, and pipelines of three or more stages whose requests run in every
+        step, may wait.
 
         Args:
-            unchanged: steps may be settled later; :meth:`settle_older` is called before the
-                batch changes.
+            unchanged: steps may be settled later; :meth:`settle_older` is called before the batch
+                changes.
         """
         if not unchanged or len(self.in_flight) > LAG or not self._may_lag():
             self.settle_older(fences.HISTORY)
         self._begun = True
 
     def _may_lag(self) -> bool:
-        """Whether nothing reads tokens on the host, and what is in flight takes little memory."""
+        """Return whether no reader exists and the steps in flight take little memory."""
         metadata = self.batch.sampling_metadata
         return not (
             self.num_spec_tokens
@@ -183,37 +179,30 @@ class History(Feature):
         )
 
     def prepare(self) -> bool:
-        """Note that the runner is about to sample a step.
+        """Prepare for sampling a step; return whether :meth:`begin_step` was called for it.
 
-        Returns:
-            Whether the runner called :meth:`begin_step` for it. A runner with an
-            ``_update_states`` of its own does not, and may have cut outputs.
+        A runner that overrides ``_update_states`` does not call it, and may have cut outputs.
         """
         self.batch_updated()
         self._prepared, self._begun = self._begun, False
         return self._prepared
 
     def batch_updated(self) -> None:
-        """Note that the batch has been updated for the step that is sampled next."""
+        """Note that the batch has been updated for the next step to be sampled."""
         self._updated = True
 
     def place(self, max_model_len: int) -> None:
-        """Write a placeholder for each token that has been sampled.
-
-        Args:
-            max_model_len: number of tokens that a request may have.
-        """
+        """Write a placeholder for each sampled token."""
         batch = self.batch
         indices = batch.prev_req_id_to_index or {}
         rows = self._rows(indices, batch.num_reqs)
         columns = batch.num_tokens_no_spec[rows]
         assert not len(rows) or columns.max() < max_model_len, (
-            f"A sampled token would be number {columns.max() + 1} of its request, which may "
-            f"have {max_model_len}."
+            f"Request would get {columns.max() + 1} tokens; max_model_len is {max_model_len}."
         )
         if self.num_spec_tokens:
-            # Where the scheduler has corrected a guess, upstream corrects it again (ngram_gpu),
-            # and the column may be that of a token that is known.
+            # Upstream corrects a guess again that the scheduler has corrected (ngram_gpu), so
+            # that a column may hold a known token.
             ends = batch.num_prompt_tokens[rows] + list(map(self.known, indices.values()))
             guessed = columns >= ends
             batch.token_ids_cpu[rows[guessed], columns[guessed]] = PLACEHOLDER
@@ -226,34 +215,34 @@ class History(Feature):
             output.append(PLACEHOLDER)
 
     def expect(self, tokens: torch.Tensor, event: torch.Event) -> None:
-        """Note the tokens of a step that are on their way; see :class:`Step`."""
+        """Enqueue a step whose tokens are on their way; see :class:`Step`."""
         drafted = self.num_spec_tokens > 0 and any(
             self._requests[req_id].prev_num_draft_len for req_id in self.batch.req_ids
         )
         self.in_flight.append(Step(tokens, event, self.batch, drafted, guessed=self.drafted))
         if not (self._begun or self._prepared):
-            # The runner updates its batch by code of its own: nothing else bounds the steps
-            # in flight, and its next update must find the older tokens in place.
+            # The runner overrides _update_states: nothing else bounds the steps in flight, and
+            # its next update reads the older tokens.
             self._cuts_may_be_missed = True
             self.settle_older(fences.HISTORY)
         self._begun = self._prepared = self._updated = False
 
     def add_request(self, request: "CachedRequestState") -> None:
-        """Note how many tokens a request joins the batch with."""
+        """Record the number of tokens that a request joins the batch with."""
         self._joined[request.req_id] = request.num_tokens
 
     def check_inputs(self, counts: np.ndarray, drafts: Mapping[str, Sequence[int]]) -> None:
-        """Stop where upstream would embed a placeholder.
+        """Raise where upstream would embed a placeholder.
 
-        Call it under asynchronous scheduling, before a step's tokens are gathered on the host.
+        Called under async scheduling, before a step's tokens are gathered on the host.
 
         Args:
-            counts: [rows] number of tokens that are computed, drafts included.
-            drafts: of the step, by request.
+            counts: [rows], tokens computed per row, drafts included.
+            drafts: the step's drafts, by request.
 
         Raises:
-            IndexError: a request is computed from a token that was sampled since it joined the
-                batch, and is not its newest. The scheduler has cut it back by then.
+            IndexError: a request would be computed from a token that was sampled since it joined
+                the batch and is not its newest. The scheduler has cut it back by then.
         """
         if counts.max() == 1:
             return
@@ -265,42 +254,41 @@ class History(Feature):
         suspects = (computed < newest) & (newest > batch.num_prompt_tokens[:rows])
         for row in np.flatnonzero(suspects).tolist():
             req_id = batch.req_ids[row]
-            # A derived batch may have taken the request in by code of its own.
+            # A derived batch may have added the request without calling add_request.
             first = max(int(computed[row]), self._joined.get(req_id, int(newest[row])))
             if first < newest[row]:
                 raise IndexError(
-                    f"index out of range: request {req_id} is to be computed from its token "
-                    f"{first}, for which vLLM has -1: it was sampled ahead of the scheduler, and "
-                    "the request was cut back. Where a KV connector failed to load blocks, the fix "
-                    "failed-loads mends that."
+                    f"index out of range: token {first} of request {req_id} is still -1: it was "
+                    "sampled ahead of the scheduler, which then cut the request back. The fix "
+                    "failed-loads prevents this where a KV connector failed to load blocks."
                 )
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
-        """Drop the tokens in flight of a request that is leaving its row."""
+        """Drop the request's tokens in flight."""
         self._joined.pop(request.req_id, None)
         for step in self.in_flight:
             step.rows.pop(request.req_id, None)
 
     def cut(self, req_id: str, length: int) -> None:
-        """Drop the tokens in flight for which a cut leaves no place."""
+        """Drop tokens in flight that a cut leaves no room for."""
         row = self.batch.req_id_to_index[req_id]
         end = int(self.batch.num_prompt_tokens[row]) + length
         for step in self.in_flight:
-            # With drafts, _write_guessed finds out how much room there is.
+            # With drafts, _write_guessed computes the room.
             columns, source = step.columns, step.rows.get(req_id)
             if columns is not None and source is not None and columns[source] >= end:
                 del step.rows[req_id]
 
     def loses_tokens(self, req_id: str, length: int, owner: str) -> bool:
-        """Decide whether a cut may lose a token that was sampled, or placeholders only.
+        """Return whether a cut may lose a sampled token, rather than placeholders only.
 
-        Placeholders are lost for drafts that the scheduler already knows to be rejected. The
-        step in flight has then arrived, or nearly so on a rank that lags.
+        Placeholders are lost for drafts that the scheduler already knows to be rejected. The step
+        in flight has then arrived, or nearly so on a rank that lags.
 
         Args:
             req_id: a request in the batch that has just been cut.
-            length: number of its output tokens and placeholders that are kept.
-            owner: of the fence, if the step in flight is waited for.
+            length: number of output tokens and placeholders that are kept.
+            owner: owner of the fence, if the step in flight is waited for.
         """
         row = self.batch.req_id_to_index[req_id]
         (*older, newest) = self.in_flight or (None,)
@@ -311,16 +299,16 @@ class History(Feature):
         return length < self.known(row) + sampled
 
     def settle_now(self, owner: str) -> None:
-        """Settle every step, waiting in the name of ``owner``.
+        """Settle every step; ``owner`` names the fence.
 
-        Call it when the batch has been updated for a step and before that is sampled. Before
-        the update, a newest step with drafts is left out: its requests lack the placeholders
-        of their drafts.
+        Call it between the batch's update for a step and the sampling of that step. Before the
+        update, a newest step with drafts is left out: its requests lack the placeholders of their
+        drafts.
         """
         self._settle_to(self._held(), owner)
 
     def settle_older(self, owner: str) -> None:
-        """Settle all steps but the newest, waiting in the name of ``owner``."""
+        """Settle all steps but the newest; ``owner`` names the fence."""
         self._settle_to(1, owner)
 
     def _settle_to(self, left: int, owner: str) -> None:
@@ -341,7 +329,7 @@ class History(Feature):
         return any(step.drafted for step in self.in_flight)
 
     def unsettled(self, row: int) -> bool:
-        """Whether the request in this row has tokens in flight."""
+        """Return whether the request in this row has tokens in flight."""
         output = self.batch.req_output_token_ids[row]
         return bool(output) and output[-1] == PLACEHOLDER
 
@@ -351,7 +339,7 @@ class History(Feature):
             self.settle_now(owner)
 
     def _held(self) -> int:
-        """How many of the steps in flight cannot be settled yet."""
+        """Return the number of steps in flight that cannot be settled yet."""
         return int(bool(self.in_flight) and self.in_flight[-1].drafted and not self._updated)
 
     def _write(self, step: Step) -> None:
@@ -398,11 +386,10 @@ class History(Feature):
         return True
 
     def _outputs(self, rows: Iterable[int]) -> Iterable[list[int]]:
-        """Return the output lists of some rows."""
         return map(self.batch.req_output_token_ids.__getitem__, rows)
 
     def _whole(self) -> list[list[int]]:
-        """Return the output list of each row; kept until a row gets another request."""
+        """Return the output list of each row, cached until a row gets another request."""
         metadata = self.batch.sampling_metadata
         if metadata is not self._lists_of:
             self._lists_of = metadata
@@ -410,13 +397,13 @@ class History(Feature):
         return self._lists
 
     def _rows(self, named: Mapping[str, int], count: int) -> np.ndarray:
-        """Return these rows out of ``count``, which are in order."""
+        """Return these rows out of ``count``, in order."""
         if len(named) == count:
             return self._all_rows[:count]
         return np.fromiter(named.values(), np.intp, len(named))
 
     def _drop_cut(self, step: Step, columns: np.ndarray) -> None:
-        """Drop the tokens whose placeholders are gone, because an output was cut."""
+        """Drop tokens whose placeholders are gone, because an output was cut."""
         for req_id, source in list(step.rows.items()):
             row = self.batch.req_id_to_index[req_id]
             output = self.batch.req_output_token_ids[row]
@@ -426,7 +413,7 @@ class History(Feature):
                 del step.rows[req_id]
 
     def known(self, row: int) -> int:
-        """Length of a row's output without its trailing placeholders."""
+        """Return the length of a row's output without trailing placeholders."""
         output = self.batch.req_output_token_ids[row]
         end = len(output)
         while end and output[end - 1] == PLACEHOLDER:
@@ -436,8 +423,8 @@ class History(Feature):
     def _write_guessed(self, step: Step) -> None:
         """Settle a step in which a request may have got fewer tokens than placeholders.
 
-        The placeholders of a request that newer steps do not account for belong to this step:
-        one for its token and one for each draft.
+        Placeholders that newer steps do not account for belong to this step: one for the request's
+        token and one per draft.
         """
         batch = self.batch
         tokens = step.tokens.tolist()

@@ -1,12 +1,9 @@
-"""Feature ``readback``: the outputs that the host is shown, brought there by readbacks.
+"""Feature ``readback``: a step's outputs reach the host by readbacks.
 
-Under synchronous scheduling upstream waits for the sampled ids and then makes three blocking
-copies of the logprobs; with drafts it picks the accepted ones by a mask on the device, for
-which it waits as well; and it ends a prompt's logprobs with a wait for the whole device. Here
-each of these is one readback with one event.
-
-This is the second door of the seams, beside :mod:`~vllm.v1.readiness.live`: it serves the
-model runner itself, also for pooling models, and decoding depends on none of it.
+Under synchronous scheduling upstream waits for the sampled ids, then makes three blocking copies of
+the logprobs. With drafts it selects the accepted ids by a mask on the device, which also waits. A
+prompt's logprobs end with a wait for the whole device. Here each of these is one readback with one
+event. The model runner calls this module also for pooling models.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:AsyncGPUModelRunnerOutput.__init__
@@ -45,28 +42,28 @@ if TYPE_CHECKING:
         AsyncGPUPoolingModelRunnerOutput,
     )
 
-#: Default of vLLM's max_logprobs: how many logprobs a request may ask for.
+#: Default of vLLM's max_logprobs.
 _LOGPROBS = 20
-#: Bytes of one position: the sampled id, the id and value of each logprob, and a rank.
+#: Bytes per position: the sampled id, the id and value of each logprob, and a rank.
 _BYTES = 4 + (_LOGPROBS + 1) * (4 + 4) + 8
-#: Async scheduling: one step is computed, one is handed out and one is settled.
+#: Async scheduling: one step is computed, one is returned and one is settled.
 _STEPS = 3
 #: Limit of pinned memory for prompt logprobs, in bytes.
 _MOST = 1 << 28
 
 
 class Outputs(Feature):
-    """The outputs of one model runner.
+    """Outputs of one model runner.
 
     Args:
-        batch: the runner's; not used if the feature is off.
-        num_spec_tokens: draft tokens a request and step.
+        batch: the runner's batch; unused if the feature is off.
+        num_spec_tokens: draft tokens per request and step.
         on: whether the feature is on.
 
     Attributes:
-        readbacks: None if the feature is off, or the platform has no events or pinned
-            memory. Upstream's copies are made then.
-        pin_memory: whether uploads are to be pinned.
+        readbacks: None to fall back to upstream's copies: the feature is off, or the platform has
+            no events or pinned memory.
+        pin_memory: whether to pin uploads.
     """
 
     def __init__(self, batch: "InputBatch", num_spec_tokens: int, on: bool) -> None:
@@ -83,22 +80,19 @@ class Outputs(Feature):
 
     @classmethod
     def make(cls, live: "LiveBatch") -> "Outputs":
-        """Make the outputs of a batch's runner."""
+        """Create the outputs of a batch's runner."""
         return cls(live.batch, live.num_spec_tokens, True)
 
     def warm_up(self) -> None:
-        """Pin memory and compile kernels, which would otherwise stall the first requests."""
+        """Pin memory and compile kernels."""
         if self.readbacks is not None:
             self.readbacks.warm_up(_STEPS if self._drafts else _STEPS + LAG)
 
     def show(self, sampled: "SamplerOutput") -> tuple[torch.Tensor, LogprobsTensors | None]:
-        """Bring the samples of a synchronous step to the host.
+        """Copy a synchronous step's sampled ids and logprobs to the host.
 
-        Waits for all work on the current stream: upstream has issued copies of its own by
-        now, and relies on this wait to cover them.
-
-        Returns:
-            Sampled ids and logprobs; unchanged to fall back to upstream.
+        Waits for all work on the current stream: upstream has issued copies by now, and relies on
+        this wait to cover them. Returns the device's tensors to fall back to upstream.
         """
         logprobs = sampled.logprobs_tensors
         if self.readbacks is None:
@@ -108,14 +102,11 @@ class Outputs(Feature):
         return ids, _joined(logprobs, parts)
 
     def start_async(self, output: "AsyncGPUModelRunnerOutput", stream: torch.cuda.Stream) -> bool:
-        """Start the readback of an asynchronous step's samples.
+        """Start the readback of an asynchronous step's samples; False to fall back to upstream.
 
         Args:
-            output: is given the tensors on the host and the event to wait for.
+            output: receives the tensors on the host and the event to wait for.
             stream: for copies that the device's next step need not wait for.
-
-        Returns:
-            True if handled here; False to fall back to upstream.
         """
         if self.readbacks is None:
             return False
@@ -136,25 +127,22 @@ class Outputs(Feature):
         pooled: "PoolerOutput",
         finished: Sequence[bool],
     ) -> bool:
-        """Start the readback of a step's pooled outputs, for the requests that have finished.
+        """Start the readback of finished requests' pooled outputs; False to fall back to upstream.
 
-        The copies are on the current stream, ahead of the next step: a pooled output may be a
-        view of the model's output, which that step overwrites.
+        The copies are on the current stream, ahead of the next step: a pooled output may be a view
+        of the model's output, which that step overwrites. Upstream rejects outputs that do not
+        match the mask.
 
         Args:
-            output: is given a tensor or None for each request, and the event to wait for.
-            pooled: [requests, width], or a tensor or None for each request.
+            output: receives a tensor or None per request, and the event to wait for.
+            pooled: [requests, width], or a tensor or None per request.
             finished: [requests].
-
-        Returns:
-            True if handled here; False to fall back to upstream, which also rejects outputs
-            that do not match the mask.
         """
         if self.readbacks is None or len(pooled) != len(finished):
             return False
         rows: list[torch.Tensor | None] = [None] * len(finished)
         if isinstance(pooled, torch.Tensor):
-            # Runs of neighbours are views; picking rows by index would wait for the index.
+            # Slices are views; indexing by rows would wait for the index.
             runs = [
                 list(run) for done, run in groupby(range(len(rows)), finished.__getitem__) if done
             ]
@@ -171,15 +159,9 @@ class Outputs(Feature):
         return True
 
     def empty_prompt_logprobs(self, positions: int, width: int) -> LogprobsTensors:
-        """Allocate room on the host for a prompt's logprobs.
+        """Allocate uninitialised host tensors for a prompt's logprobs, ``width`` per position.
 
-        Args:
-            positions: number of the prompt's positions.
-            width: logprobs a position.
-
-        Returns:
-            Pinned tensors, or pageable ones beyond the limit, to which upstream's code copies.
-            They hold anything until a chunk is copied there, as upstream's do.
+        They are pinned; beyond the limit they are pageable, and upstream's code copies into them.
         """
         shape = (positions, width)
         tensors = self.readbacks and self.readbacks.reserve(
@@ -190,28 +172,22 @@ class Outputs(Feature):
     def start_prompt_logprobs(
         self, tensors: LogprobsTensors, rows: slice, *sources: torch.Tensor
     ) -> bool:
-        """Start the readback of one chunk of a prompt's logprobs.
+        """Start the readback of one chunk of a prompt's logprobs; False to fall back to upstream.
 
         Args:
-            tensors: of :meth:`empty_prompt_logprobs`.
-            rows: the chunk's positions.
-            sources: on the device, the chunk's ids, logprobs and ranks.
-
-        Returns:
-            True if handled here; False to fall back to upstream.
+            tensors: from :meth:`empty_prompt_logprobs`.
+            rows: positions of the chunk.
+            sources: the chunk's ids, logprobs and ranks on the device.
         """
         return self.readbacks is not None and self.readbacks.fill(tensors[:3], rows, sources)
 
     def finish_prompt_logprobs(
         self, finished: Sequence[LogprobsTensors], asynchronous: bool
     ) -> bool:
-        """Wait for the logprobs of the prompts that end with this step.
+        """Wait for the logprobs of prompts that end with this step; False to fall back to upstream.
 
-        Under async scheduling nothing waits here: these copies were started before the
-        step's output, and are complete when that is.
-
-        Returns:
-            True if handled here; False to fall back to upstream.
+        Under async scheduling this does not wait: these copies were started before the step's
+        output, and complete before it.
         """
         if self.readbacks is None:
             return False
@@ -226,25 +202,25 @@ class Outputs(Feature):
         return True
 
     def pinned(self, values: Sequence[int]) -> torch.Tensor:
-        """Make an int64 tensor [n] on the host, pinned where uploads are to be pinned."""
+        """Create an int64 tensor [n] on the host, pinned if uploads are."""
         return uploads.pinned(values, self.pin_memory)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Start a copy into pinned memory of upstream's, which records an event behind it."""
+        """Start a copy into upstream's pinned memory; upstream records the event after it."""
         if self.readbacks is None:
             target.copy_(source, non_blocking=True)
         else:
             self.readbacks.copy(target, source)
 
     def read_nan_counts(self, counts: torch.Tensor) -> torch.Tensor:
-        """Bring NaN counts to the host and wait for them; unchanged to fall back to upstream."""
+        """Copy NaN counts to the host and wait for them; unchanged to fall back to upstream."""
         if self.readbacks is None:
             return counts
         return self.readbacks.start([counts]).wait(fences.NAN_COUNTS)[0]
 
 
 def wait(event: torch.Event) -> None:
-    """Wait for the event behind an asynchronous output."""
+    """Wait for the event of an asynchronous output."""
     fences.wait(event, fences.OUTPUT)
 
 
@@ -256,7 +232,7 @@ def _parts(logprobs: LogprobsTensors | None) -> list[torch.Tensor]:
 def _joined(
     logprobs: LogprobsTensors | None, parts: Sequence[torch.Tensor]
 ) -> LogprobsTensors | None:
-    """Put logprobs together again from the parts that were read back."""
+    """Rebuild logprobs from the parts that were read back."""
     if logprobs is None:
         return None
     return LogprobsTensors(*parts, logprobs.cu_num_generated_tokens)

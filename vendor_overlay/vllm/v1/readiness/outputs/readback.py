@@ -1,16 +1,15 @@
 """Readbacks: copies from the device to the host, each with one event to wait for.
 
-The tensors that the host reads travel together into one pinned buffer, and the host waits
-for the event behind them. It waits neither for the rest of the stream nor for other streams
-(the idea of vLLM pull request 22760, which does so for sampled ids).
+The tensors of a step share one pinned buffer, and the host waits for the event after them. It waits
+neither for the rest of the stream nor for other streams (the idea of vLLM pull request 22760, which
+does so for sampled ids).
 
-On CUDA, small tensors are not copied but stored into the pinned buffer by a kernel. The
-copy engine serves one direction in order, whatever the streams and their priorities, so that a
-copy of a few kilobytes waits for every gigabyte that a KV connector is moving at the time. A
-store does not use the copy engine.
+On CUDA, a kernel stores small tensors into the pinned buffer. The copy engine serves one direction
+in order, whatever the streams and their priorities, so that a copy of a few kilobytes waits for
+every gigabyte that a KV connector is moving. A store does not use the copy engine.
 
-A buffer is free again when the copy into it has completed and nothing on the host refers to
-its content. There are as many buffers as are in use at a time.
+A buffer is free again when the copy into it has completed and the host holds no reference to its
+content. Buffers are added on demand.
 """
 
 # mirrors: nothing
@@ -27,17 +26,11 @@ from vllm.utils.platform_utils import is_pin_memory_available
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import fences, gauges
 
-#: Offsets in a buffer are multiples of this many bytes: whole cache lines.
+#: Alignment of offsets in a buffer, in bytes: a cache line.
 _ALIGNMENT = 64
-#: A kernel stores at most this many bytes; more would occupy the device for too long.
+#: Maximum number of bytes stored by a kernel; more would occupy the device for too long.
 _MAX_STORED = 1 << 20
-
-#: The dtypes that occur and that numpy has.
-_NUMPY_TYPES = {
-    torch.int32: np.int32,
-    torch.int64: np.int64,
-    torch.float32: np.float32,
-}
+_NUMPY_TYPES = {torch.int32: np.int32, torch.int64: np.int64, torch.float32: np.float32}
 
 #: Shape and dtype of each tensor.
 Layout = tuple[tuple[tuple[int, ...], torch.dtype], ...]
@@ -46,7 +39,7 @@ Copy = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
 
 
 def has_events(device: torch.device) -> bool:
-    """Whether copies from ``device`` can be non-blocking, with events to wait for."""
+    """Return whether copies from ``device`` can be non-blocking, with events to wait for."""
     supported = current_platform.is_cuda_alike() or current_platform.is_xpu()
     return supported and device.type != "cpu" and bool(is_pin_memory_available())
 
@@ -57,12 +50,12 @@ def allocate(size: int) -> torch.Tensor:
 
 
 class Readback:
-    """The result of :meth:`Readbacks.start`: tensors on their way to the host.
+    """Tensors on their way to the host.
 
     Attributes:
-        tensors: on the host, with the sources' shapes and dtypes. They are valid once the
-            readback is ready, and as long as they or views of them are referred to.
-        event: recorded behind the copies.
+        tensors: on the host, with the sources' shapes and dtypes. They are valid once the readback
+            is ready, and as long as they or views of them are referenced.
+        event: recorded after the copies.
     """
 
     __slots__ = ("event", "tensors")
@@ -72,34 +65,34 @@ class Readback:
         self.event = event
 
     def ready(self) -> bool:
-        """Whether all tensors have arrived; does not wait."""
+        """Return whether all tensors have arrived, without waiting."""
         return bool(self.event.query())
 
     def wait(self, owner: str) -> list[torch.Tensor]:
-        """Wait for the tensors in the name of ``owner``, and return them."""
+        """Wait for the tensors and return them; ``owner`` names the fence."""
         fences.wait(self.event, owner)
         return self.tensors
 
 
 class _Buffer:
-    """Pinned memory, and the event behind the newest copy into it."""
+    """Pinned memory, and the event after the newest copy into it."""
 
     __slots__ = ("event", "lease", "memory")
 
     def __init__(self, size: int) -> None:
         self.memory = allocate(size)
         self.event: torch.Event | None = None
-        #: Frees the buffer when nothing refers to its content any more.
+        #: Frees the buffer when its content is no longer referenced.
         self.lease: weakref.ref[np.ndarray] | None = None
 
     def arrived(self) -> bool:
-        """Whether the newest copy has completed."""
+        """Return whether the newest copy has completed."""
         return self.event is None or bool(self.event.query())
 
 
 @lru_cache(maxsize=256)
 def _offsets(layout: Layout) -> tuple[int, tuple[int, ...]]:
-    """The size of a layout, and the offset of each tensor, in bytes."""
+    """Return the size of a layout and the offset of each tensor, in bytes."""
     offsets = []
     size = 0
     for shape, dtype in layout:
@@ -109,14 +102,14 @@ def _offsets(layout: Layout) -> tuple[int, tuple[int, ...]]:
 
 
 class Readbacks:
-    """The buffers of one runner, and the copies into them.
+    """Buffers of one runner, and the copies into them.
 
     Not thread-safe, except that any thread may drop its references to tensors.
 
     Args:
-        device: the device of the tensors; see :func:`has_events`.
-        least: the size of the smallest buffer in bytes; what a step is expected to need.
-        most: the size of all buffers in bytes beyond which :meth:`reserve` allocates none.
+        device: device of the tensors; see :func:`has_events`.
+        least: size of the smallest buffer in bytes; the expected need of a step.
+        most: total bytes beyond which :meth:`reserve` does not allocate.
     """
 
     def __init__(self, device: torch.device, least: int = 4096, most: int = 1 << 30) -> None:
@@ -125,7 +118,7 @@ class Readbacks:
         self.most = most
         self._pinned = 0
         self._free: dict[int, list[_Buffer]] = {}
-        #: All buffers, by the address of their memory.
+        #: All buffers, by address.
         self._buffers: dict[int, _Buffer] = {}
         self._store: Copy | None = None
         if current_platform.is_cuda():
@@ -135,31 +128,27 @@ class Readbacks:
         gauges.watch(self)
 
     def held(self) -> Iterator[gauges.Value]:
-        """Yield the pinned memory of all buffers, in use or not; see `gauges`."""
+        """Yield the pinned memory of all buffers; see ``gauges``."""
         yield gauges.Value(gauges.PINNED_BYTES, (registry.READBACK,), self._pinned)
 
     def warm_up(self, buffers: int) -> None:
-        """Pin the first buffers and compile the kernel; otherwise the first step would stall.
-
-        Args:
-            buffers: how many buffers of the smallest size.
-        """
+        """Pin buffers of the smallest size and compile the kernel."""
         reserved = [self.reserve((((self.least,), torch.uint8),)) for _ in range(buffers)]
-        del reserved  # only now, so that each has a buffer of its own
+        del reserved  # only now, so that the buffers are distinct
         zeros = torch.zeros(1, dtype=torch.int32, device=self.device)
         self.start([zeros]).wait(fences.WARM_UP)
 
     def start(
         self, sources: Sequence[torch.Tensor], stream: torch.cuda.Stream | None = None
     ) -> Readback:
-        """Start the copies of some tensors, behind the work of the current stream.
+        """Start copies of tensors, after the work of the current stream.
 
         Args:
-            sources: on the device, of any shapes and dtypes. The caller need not keep them:
-                their memory is not reused before the copies have completed.
-            stream: a stream for copies that are too large to be stored, so that the
-                current stream does not wait for them; the caller must then leave the
-                sources unchanged until they have completed. None: the current stream.
+            sources: on the device, of any shapes and dtypes. The caller may drop them: their memory
+                is not reused before the copies have completed.
+            stream: stream for copies that are too large to be stored, so that the current stream
+                does not wait for them; the sources must not change until the copies complete. None:
+                the current stream.
         """
         contiguous = [source.contiguous() for source in sources]
         layout = tuple([(source.shape, source.dtype) for source in contiguous])
@@ -179,36 +168,22 @@ class Readbacks:
         return Readback(tensors, buffer.event)
 
     def reserve(self, layout: Layout) -> list[torch.Tensor] | None:
-        """Reserve tensors on the host, which :meth:`fill` copies piece by piece.
-
-        Args:
-            layout: shape and dtype of each.
-
-        Returns:
-            The tensors; None if the limit of pinned memory is reached.
-        """
+        """Reserve host tensors for :meth:`fill`; None if the limit of pinned memory is reached."""
         size = self._buffer_size(_offsets(layout)[0])
         if not self._free.get(size) and self._pinned + size > self.most:
             return None
         return self._allocate(layout)[0]
 
     def fill(
-        self,
-        tensors: Sequence[torch.Tensor],
-        rows: slice,
-        sources: Sequence[torch.Tensor],
+        self, tensors: Sequence[torch.Tensor], rows: slice, sources: Sequence[torch.Tensor]
     ) -> bool:
-        """Start copies into some rows of reserved tensors.
+        """Start copies into rows of reserved tensors; False if the tensors were not reserved here.
 
         Args:
-            tensors: all tensors that a call of :meth:`reserve` returned, in their order;
-                the first is not empty.
-            rows: the rows of each to copy into.
-            sources: on the device, as many rows for each; converted where dtypes differ.
-                They belong to the current stream.
-
-        Returns:
-            True if the copies were started; False if the tensors were not reserved here.
+            tensors: all tensors of one call of :meth:`reserve`, in order; the first is not empty.
+            rows: rows of each tensor to copy into.
+            sources: on the device and of the current stream, one per tensor; converted if dtypes
+                differ.
         """
         buffer = self._buffers.get(tensors[0].data_ptr())
         if buffer is None:
@@ -220,20 +195,16 @@ class Readbacks:
         return True
 
     def event_of(self, tensors: Sequence[torch.Tensor]) -> torch.Event | None:
-        """The event behind the newest copy into a readback's tensors.
-
-        Returns:
-            The event; None if the tensors are not a readback's, or nothing was copied.
-        """
+        """Return the event after the newest copy into reserved tensors; None if there is none."""
         buffer = self._buffers.get(tensors[0].data_ptr())
         return None if buffer is None else buffer.event
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Start one copy into the caller's own pinned memory; the caller records the event.
+        """Start one copy into the caller's pinned memory; the caller records the event.
 
         Args:
             target: contiguous, on the host.
-            source: on the device, and of the current stream; converted if dtypes differ.
+            source: on the device and of the current stream; converted if dtypes differ.
         """
         sources, targets = [source.to(target.dtype).contiguous()], [target]
         self._choose_copy(sources, targets)(sources, targets)
@@ -241,7 +212,7 @@ class Readbacks:
     def _choose_copy(
         self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
     ) -> Copy:
-        """The store kernel if it is to copy these tensors; otherwise torch, or its error."""
+        """Return the store kernel where it can copy these tensors, else torch's copy."""
         if (
             self._store is not None
             and sum(source.nbytes for source in sources) <= _MAX_STORED
@@ -258,16 +229,16 @@ class Readbacks:
         targets: Sequence[torch.Tensor],
         buffer: _Buffer,
     ) -> None:
-        """Start the copies in the current stream, and record the buffer's event behind them."""
+        """Start copies in the current stream, and record the buffer's event after them."""
         copy(sources, targets)
         buffer.event = torch.Event()
         buffer.event.record()
 
     def _allocate(self, layout: Layout) -> tuple[list[torch.Tensor], _Buffer]:
-        """Take a buffer, and make tensors in it; it is in use while one is referred to."""
+        """Take a buffer and create tensors in it; it is in use while one is referenced."""
         size, offsets = _offsets(layout)
         buffer, free = self._take(size)
-        # Every tensor and view made here refers to this array, and nothing else does.
+        # Only the tensors and views created here reference this array.
         root = buffer.memory.numpy()
         buffer.lease = weakref.ref(root, lambda _: free.append(buffer))
         tensors = []
@@ -281,15 +252,11 @@ class Readbacks:
         return tensors, buffer
 
     def _buffer_size(self, size: int) -> int:
-        """The size of the buffers that hold ``size`` bytes: a power of two."""
+        """Return the size of buffers that hold ``size`` bytes: a power of two."""
         return 1 << (max(size, self.least) - 1).bit_length()
 
     def _take(self, size: int) -> tuple[_Buffer, list[_Buffer]]:
-        """Take a free buffer of ``size`` bytes or more, or allocate one.
-
-        Returns:
-            The buffer, and the list that it goes back to when it is free again.
-        """
+        """Take or allocate a buffer of at least ``size`` bytes; return it and its free list."""
         size = self._buffer_size(size)
         free = self._free.get(size)
         if free is None:
