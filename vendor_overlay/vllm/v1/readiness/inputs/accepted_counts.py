@@ -1,17 +1,17 @@
 """Fix ``accepted-counts``: a request of a hybrid model reads its own count of accepted drafts.
 
-A recurrent layer keeps a state for each draft. The next step goes on from the state behind the
-last accepted one, so that a wrong count makes every token after it wrong. 0.22.0 keeps the
-counts by row, in one array that the device writes into and that rows are moved in:
+A recurrent layer keeps a state per draft. The next step continues from the state after the last
+accepted draft, so that a wrong count corrupts every later token. 0.22.0 keeps the counts by row, in
+one array that the device writes into and whose rows are moved:
 
-- under async scheduling a step's counts are mapped from the rows of the step before. If they
-  have arrived before rows are exchanged, they are moved with the rows, and then mapped again;
-- if no request of the step before is left, the counts are taken by row: a new request that
-  was given its row before they arrived reads the count of one that has left;
-- a request that is left out of a step, because of the token budget or because drafts had filled
-  the context, comes back with a count of 1.
+- under async scheduling a step's counts are mapped from the previous step's rows. Counts that
+  arrive before rows are exchanged are moved with the rows, and then mapped again;
+- if no request of the previous step is left, the counts are taken by row: a new request reads the
+  count of the request that left its row;
+- a request left out of a step, because of the token budget or because drafts filled the context,
+  comes back with a count of 1.
 
-Here the device has an array of its own, and the count of a request that is left out is kept.
+Here the device writes into a separate array, and the count of a request that is left out is kept.
 (https://github.com/vllm-project/vllm/issues/45100, 51571)
 """
 
@@ -34,29 +34,29 @@ if TYPE_CHECKING:
 
 
 class AcceptedCounts(Feature):
-    """The counts of one batch."""
+    """Accepted-draft counts of one batch."""
 
     pooling = True
 
     def __init__(self, batch: "InputBatch") -> None:
         super().__init__(batch)
-        #: Whether the runner counts; None until its first step.
+        #: Whether the runner counts accepted drafts; None before its first step.
         self._serving: bool | None = None
-        #: Where the device writes a step's counts, by that step's rows; None if rows are
-        #: moved in the same array, as without async scheduling.
+        #: A step's counts by that step's rows, written by the device; None if rows are moved in
+        #: the same array, as without async scheduling.
         self._arrived: np.ndarray | None = None
-        #: Rows of requests that have left since the last step, in ``_arrived``.
+        #: Request id to row in ``_arrived``, of requests that have left since the last step.
         self._leaving: dict[str, int] = {}
         #: Counts of requests that may come back.
         self._left: dict[str, int] = {}
 
     @classmethod
     def make(cls, live: "LiveBatch") -> "AcceptedCounts | None":
-        """Make the counts of a batch with drafts."""
+        """Create the counts of a batch with drafts."""
         return cls(live.batch) if live.num_spec_tokens else None
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
-        """Keep the count of a request that is leaving, and may come back."""
+        """Keep the count of a request that may come back."""
         if not self._serving:
             return
         if self._arrived is None:
@@ -65,12 +65,7 @@ class AcceptedCounts(Feature):
             self._leaving[request.req_id] = before
 
     def gather_accepted(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> None:
-        """Put each request's count into its row.
-
-        Args:
-            runner: the counts of its last step have arrived.
-            scheduled: what it is about to compute.
-        """
+        """Gather the counts into their rows, and restore those of requests that came back."""
         if self._serving is None:
             self._begin(runner)
         if not self._serving:
@@ -88,7 +83,7 @@ class AcceptedCounts(Feature):
         runner.num_accepted_tokens.np[:count] = rows
 
     def _begin(self, runner: "GPUModelRunner") -> None:
-        """Give the device an array of its own if the next step is scheduled before it writes."""
+        """Give the device a separate array if steps are scheduled before it has written."""
         # A derived class may write its counts elsewhere.
         ours = subclasses.ends_in_seam(type(runner), "_update_states_after_model_execute")
         self._serving = ours and runner.model_config.is_hybrid
@@ -97,7 +92,7 @@ class AcceptedCounts(Feature):
             self.batch.num_accepted_tokens_cpu = self._arrived.copy()
 
     def _restore(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> None:
-        """Give back the counts of requests that were left out and still have their states."""
+        """Restore the counts of requests that were left out and still have their states."""
         cached = scheduled.scheduled_cached_reqs
         for name in [name for name in self._left if name in self.batch.req_id_to_index]:
             kept = self._left.pop(name)

@@ -1,24 +1,22 @@
-"""Feature ``block-tables``: a step sends the block ids that have changed.
+"""Feature ``block-tables``: a step sends changed block ids only.
 
 Stock copies each row of each KV cache group to the device in every step, as wide as the longest
-request may be: 4 MiB a step for 128 requests of up to 131,072 tokens, in a decode step in which
-about eight block ids are new.
+request may be: 4 MiB per step for 128 requests of up to 131,072 tokens, in a decode step with about
+eight new block ids. Here a commit of the block tables sends only the difference:
 
-Here a commit of the block tables sends what the device does not hold yet:
+- block ids appended to a row: all of them by one pinned buffer, one copy, and one scatter per
+  group;
+- rows written otherwise (a request came, left or moved), and rows that the last commit left out,
+  which the runner fills with the null block: whole, by one copy per run of rows;
+- nothing if nothing has changed.
 
-- block ids that were appended to a row: all of them by one pinned buffer, one copy, and one
-  scatter for each group;
-- rows that were written otherwise (a request came, left or moved), and rows that the last commit
-  left out, which the runner fills with the null block: whole, by a copy for each run of them;
-- nothing at all if nothing has changed.
+Where little would be saved, because the tables are small or many rows have changed, the whole table
+is copied as in stock. On CPU engines the device's table is the host's, and nothing is sent.
 
-Where little would be saved, because the tables are small or many rows have changed, the whole is
-copied as stock copies it. On CPU engines the device's table is the host's, and nothing is sent.
-
-What was appended is seen by how many block ids each row holds; of what is written otherwise the
-table notes the rows. Contents are not compared, and the device is never read. No pinned buffer is
-written while the device may still read it: under asynchronous scheduling the runner waits for the
-copies of the step before, and otherwise there are more buffers than steps in flight.
+Appended ids are detected by the number of block ids per row; the table records rows written
+otherwise. Contents are not compared, and the device is never read. No pinned buffer is written
+while the device may still read it: under async scheduling the runner waits for the previous step's
+copies, and otherwise there are more buffers than steps in flight.
 """
 
 # mirrors: vllm.v1.worker.block_table:BlockTable.commit_block_table
@@ -48,37 +46,31 @@ if TYPE_CHECKING:
     from vllm.v1.worker.block_table import BlockTable, MultiGroupBlockTable
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-#: A table of at most this many bytes is copied whole: a copy takes no longer than its launch.
+#: Bytes up to which a table is copied whole: the copy takes no longer than its launch.
 SMALL = 256 << 10
-#: At most this many runs of rows are copied one by one, and this many block ids scattered.
+#: Maximum number of runs of rows copied one by one, and of block ids scattered.
 RUNS = 4
 CELLS = 1024
-#: An entry of a pinned buffer: an int64 index and an int32 block id, in words of 4 bytes.
+#: 4-byte words per entry of a pinned buffer: an int64 index and an int32 block id.
 _WORDS = 3
 
 
 class ChangedRows(set[int]):
-    """Rows that were written otherwise than by appending; a table is equal whatever they are."""
+    """Rows written otherwise than by appending; ignored when tables are compared."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type[set[int]], tuple[list[int]]]:
-        """Stand in for the rows in copies of a table, which upstream serves."""
+        """Pickle and copy as a plain set."""
         return set, (list(self),)
 
     def __eq__(self, other: object) -> bool:
-        """Compare with another table's, for callers that compare whole batches."""
+        """Compare equal, for callers that compare whole batches."""
         return isinstance(other, set)
 
     __hash__ = None
 
 
 class Cells(NamedTuple):
-    """Block ids that were appended to rows of one group; arrays of one length.
-
-    Attributes:
-        group: the KV cache group.
-        rows, columns: where they are in its table.
-        values: the block ids.
-    """
+    """Block ids appended to rows of one KV cache group; arrays of one length."""
 
     group: int
     rows: np.ndarray
@@ -87,10 +79,9 @@ class Cells(NamedTuple):
 
 
 def attach(tables: "MultiGroupBlockTable | None") -> "BlockTables | None":
-    """Attach the feature to the tables of a batch that is being constructed.
+    """Attach the feature to the tables of a batch under construction.
 
-    Returns:
-        None if the tables are left to upstream: they are of other classes, or cannot be pinned.
+    Returns None to fall back to upstream: for tables of other classes, or that cannot be pinned.
     """
     if "readiness" not in vars(type(tables)):
         return None
@@ -106,7 +97,7 @@ def attach(tables: "MultiGroupBlockTable | None") -> "BlockTables | None":
 
 
 def _stages() -> int:
-    """How many pinned buffers take turns."""
+    """Return the number of pinned buffers to rotate."""
     try:
         return 2 * int(get_pp_group().world_size)
     except AssertionError:  # not initialised
@@ -114,11 +105,7 @@ def _stages() -> int:
 
 
 class BlockTables(subclasses.Uncopied, Feature):
-    """What the device holds of the block tables of one batch.
-
-    Args:
-        tables: one for each KV cache group.
-    """
+    """Block tables of one batch on the device, one per KV cache group."""
 
     pooling = True
 
@@ -134,7 +121,7 @@ class BlockTables(subclasses.Uncopied, Feature):
             table.changed_rows = self._changed
         #: Number of block ids in each row when it was last sent.
         self._counts = [table.num_blocks_per_row.copy() for table in tables]
-        #: Rows that the last commit has sent; the device may hold anything in those behind.
+        #: Number of rows in the last commit; later rows on the device are undefined.
         self._sent = 0
         self._given_up = False
         self._targets = [torch.empty(0) for _ in tables]
@@ -151,26 +138,19 @@ class BlockTables(subclasses.Uncopied, Feature):
         ]
         gauges.watch(self)
         self._turn = 0
-        #: Views of a pinned buffer and of the device's, by the buffer and how many cells it holds.
+        #: Views of a pinned buffer and of the device's, by buffer and number of cells.
         self._views: dict[tuple[int, int], _Entries] = {}
         # A kernel's first launch may block.
-        nothing = _Entries.of(torch.zeros_like(self._stages[0]), self._staged, 1)
-        torch.zeros(1, dtype=torch.int32, device=device).scatter_(0, nothing.where, nothing.what)
+        dummy = _Entries.of(torch.zeros_like(self._stages[0]), self._staged, 1)
+        torch.zeros(1, dtype=torch.int32, device=device).scatter_(0, dummy.where, dummy.what)
 
     def held(self) -> Iterator[gauges.Value]:
-        """Yield the pinned memory of the buffers; see `gauges`."""
+        """Yield the pinned memory of the buffers; see ``gauges``."""
         pinned = sum(stage.nbytes for stage in self._stages if stage.is_pinned())
         yield gauges.Value(gauges.PINNED_BYTES, (registry.BLOCK_TABLES,), pinned)
 
     def commit(self, requests: int) -> bool:
-        """Bring the device's tables up to date, as ``commit_block_table`` does.
-
-        Args:
-            requests: number of rows from the first.
-
-        Returns:
-            True if handled here; False to fall back to upstream.
-        """
+        """Update the first ``requests`` rows on the device; False to fall back to upstream."""
         if self._given_up:
             return False
         if self._follow():
@@ -204,19 +184,19 @@ class BlockTables(subclasses.Uncopied, Feature):
         slot_mappings.choose(runner)
 
     def lose_block_tables(self) -> None:
-        """Note that the device has lost its tables, as after it was asleep."""
+        """Invalidate the device's tables, which sleep mode discards."""
         self.lose()
 
     def lose(self) -> None:
-        """Note that the device may hold anything, as after it was asleep."""
+        """Invalidate all rows on the device."""
         self._sent = 0
 
     def give_up(self) -> None:
-        """Leave the tables to upstream, as somebody is about to write them by other means."""
+        """Fall back to upstream for good: a caller is about to write the tables by other means."""
         self._given_up = True
 
     def _follow(self) -> bool:
-        """Follow replaced tensors; whether the device's tables are the host's."""
+        """Follow replaced tensors; return whether the device's tables are the host's."""
         targets = [table.block_table.gpu for table in self._tables]
         if not all(map(is_, targets, self._targets)):
             self._targets = targets
@@ -227,7 +207,7 @@ class BlockTables(subclasses.Uncopied, Feature):
         return self._on_host
 
     def _take_rows(self, requests: int) -> list[int]:
-        """The rows that the device lacks as a whole, which count as sent from now on."""
+        """Take the rows to send as a whole; they count as sent from now on."""
         rows = self._changed
         if requests > self._sent:
             rows.update(range(self._sent, min(requests, len(self._counts[0]))))
@@ -237,7 +217,7 @@ class BlockTables(subclasses.Uncopied, Feature):
         return taken
 
     def _grown(self, group: int, requests: int) -> Cells | None:
-        """What was appended to rows since they were sent; None if a row is shorter than then."""
+        """Return the cells appended since rows were sent; None if a row has become shorter."""
         table, counts = self._tables[group], self._counts[group]
         now, sent = table.num_blocks_per_row[:requests], counts[:requests]
         rows = np.flatnonzero(now != sent)
@@ -253,7 +233,6 @@ class BlockTables(subclasses.Uncopied, Feature):
         return Cells(group, rows, columns, table.block_table.np[rows, columns])
 
     def _copy_runs(self, group: int, runs: list[tuple[int, int]]) -> None:
-        """Copy whole rows."""
         source = self._tables[group].block_table.cpu
         for begin, end in runs:
             self._targets[group][begin:end].copy_(source[begin:end], non_blocking=True)
@@ -262,15 +241,15 @@ class BlockTables(subclasses.Uncopied, Feature):
         """Send appended block ids."""
         for group, rows, _, _ in cells:
             self._counts[group][rows] = self._tables[group].num_blocks_per_row[rows]
-        total = sum(len(each.values) for each in cells)
+        total = sum(len(grown.values) for grown in cells)
         if total > CELLS:
-            for each in cells:
-                self._tables[each.group].commit_block_table(requests)
+            for grown in cells:
+                self._tables[grown.group].commit_block_table(requests)
         elif total:
             self._upload(cells, total)
 
     def _upload(self, cells: list[Cells], total: int) -> None:
-        """Send block ids by way of a pinned buffer."""
+        """Send block ids through a pinned buffer."""
         turn, self._turn = self._turn, (self._turn + 1) % len(self._stages)
         entries = self._views.get((turn, total))
         if entries is None:
@@ -284,20 +263,20 @@ class BlockTables(subclasses.Uncopied, Feature):
             entries.values[begin:end] = ids
         entries.target.copy_(entries.source, non_blocking=True)
         end = 0
-        for each in cells:
-            begin, end = end, end + len(each.values)
+        for group, _, _, ids in cells:
+            begin, end = end, end + len(ids)
             where, what = entries.where, entries.what
             if end - begin < total:
                 where, what = where[begin:end], what[begin:end]
-            self._flat[each.group].scatter_(0, where, what)
+            self._flat[group].scatter_(0, where, what)
 
 
 class _Entries(NamedTuple):
-    """Cells in a pinned buffer and on the device: all indices first, then all block ids.
+    """Views of cells in a pinned buffer and on the device: all indices, then all block ids.
 
     Attributes:
-        indices, values: to be written on the host.
-        source, target: of the copy.
+        indices, values: views to write, on the host.
+        source, target: operands of the copy.
         where, what: indices and block ids on the device.
     """
 
@@ -310,7 +289,7 @@ class _Entries(NamedTuple):
 
     @classmethod
     def of(cls, stage: torch.Tensor, staged: torch.Tensor, total: int) -> "_Entries":
-        """The views for so many cells."""
+        """Create the views for ``total`` cells."""
         words = stage.numpy()
         begin, end = 2 * total, _WORDS * total
         return cls(
@@ -321,7 +300,7 @@ class _Entries(NamedTuple):
 
 
 def _runs(rows: list[int]) -> list[tuple[int, int]] | None:
-    """Begin and end of each run of rows; None if there are too many."""
+    """Return begin and end of each run of rows; None if there are too many."""
     runs: list[tuple[int, int]] = []
     for row in sorted(rows):
         if runs and runs[-1][1] == row:

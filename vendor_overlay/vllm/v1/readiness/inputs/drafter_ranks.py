@@ -1,9 +1,9 @@
-"""The fix ``drafter-ranks``: each data-parallel rank takes part when others draft.
+"""Fix ``drafter-ranks``: every data-parallel rank runs its drafter when others draft.
 
-A drafter that is a model runs collective operations with the other data-parallel ranks, which
-agree on the size of the batch and exchange the tokens of experts. Stock 0.22.0 skips the
-drafter on a rank whose longest request and its drafts exceed the drafter's length, while other
-ranks draft, or run the drafter in a dummy batch. They wait for ever.
+A drafter that is a model runs collective operations with the other data-parallel ranks, which agree
+on the batch size and exchange tokens of experts. Stock 0.22.0 skips the drafter on a rank whose
+longest request with its drafts exceeds the drafter's length, while other ranks draft, or run the
+drafter in a dummy batch. Those ranks hang.
 
 Here a rank that does not draft runs the drafter once on a dummy token, as idle ranks do.
 """
@@ -20,19 +20,15 @@ if TYPE_CHECKING:
 
 
 class DrafterRanks(Feature):
-    """The drafter of one rank."""
+    """Drafter of one rank."""
 
     pooling = True
 
     def take_part(self, runner: "GPUModelRunner") -> None:
-        """Run the drafter of a rank that does not draft in this step, if others may.
-
-        Args:
-            runner: of the pipeline's last rank, with a drafter of any kind.
-        """
+        """Run the drafter on a dummy token."""
         config = runner.speculative_config
         if config is None or runner.parallel_config.data_parallel_size == 1:
             return
-        # The conditions under which the runner's own dummy runs include the drafter.
+        # Conditions under which the runner's dummy runs include the drafter.
         if config.use_eagle() or config.uses_draft_model() or config.uses_extract_hidden_states():
             runner.drafter.dummy_run(num_tokens=1)

@@ -1,12 +1,9 @@
-"""Fix ``empty-states``: a prompt of one token does not go on from another request's state.
+"""Fix ``empty-states``: a prompt of one token starts from an empty recurrent state.
 
 In 0.22.0 gated delta nets (Qwen3-Next, Qwen3.5, Kimi-Linear) and linear attention (MiniMax,
-Bailing) take every row of one token for a decode, which goes on from the recurrent state in its
-block. For a prompt of one token, or a first chunk of one, that is the state of the request that
-had the block before. (https://github.com/vllm-project/vllm/issues/51562)
-
-Here such a request's state is zeroed first, as it is where nobody has had the block: upstream
-then computes what it should.
+Bailing) take every row of one token for a decode, which continues from the recurrent state in its
+block. For a prompt or first chunk of one token, that is the state of the request that had the block
+before. Here the state is zeroed first. (https://github.com/vllm-project/vllm/issues/51562)
 """
 
 # mirrors: vllm.v1.attention.backends.gdn_attn:GDNAttentionMetadataBuilder.build
@@ -26,22 +23,17 @@ if TYPE_CHECKING:
 
 
 class EmptyStates(Feature):
-    """Zeroes the states of requests that begin with a single token."""
+    """Zeroed states of requests that begin with a single token."""
 
     pooling = True
 
     def __init__(self, batch: "InputBatch") -> None:
         super().__init__(batch)
-        #: KV cache groups whose builders take such requests for decodes; None: not looked for.
+        #: KV cache groups whose builders take such requests for decodes; None before a step.
         self._groups: list[int] | None = None
 
     def empty_states(self, runner: "GPUModelRunner", lengths: np.ndarray) -> None:
-        """Zero the states of the requests that begin with one token.
-
-        Args:
-            runner: its inputs are prepared.
-            lengths: [requests], each one's number of tokens in the step.
-        """
+        """Zero the states of the requests that begin with one token."""
         if self._groups is None:
             hybrid = runner.kv_cache_config.has_mamba_layers
             self._groups = list(_groups(runner)) if hybrid else []

@@ -1,13 +1,12 @@
-"""Feature ``input-ids``: a step's tokens are put in their places for the whole batch at once.
+"""Feature ``input-ids``: a step's input ids are placed for the whole batch at once.
 
-Under async scheduling the newest tokens and drafts are on the device. 0.22.0 finds where each
-comes from and where it goes in a Python loop over the rows, and sends two lists to the device
-for tokens and two for drafts. With drafts, another loop counts them, and five arrays of their
-metadata are sent one by one, from memory that is not pinned.
+Under async scheduling the newest tokens and drafts are on the device. 0.22.0 computes their sources
+and targets in a Python loop over rows, and sends two lists to the device for tokens and two for
+drafts. With drafts, another loop counts them, and five arrays of their metadata are sent one by
+one, from pageable memory.
 
-Here each is a few operations of numpy on all rows, and what goes to the device goes in one
-upload, from pinned memory that is used once. The results are the same, bit for bit, and so is
-the choice of what is sent.
+Here numpy operations process all rows, and one upload carries everything, from pinned memory that
+is used once. The results and the choice of uploaded values are the same, bit for bit.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._compute_prev_positions
@@ -31,24 +30,22 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_input_batch import InputBatch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-#: Drafts by request id, as a step schedules them.
+#: A step's drafts, by request id.
 Drafts = Mapping[str, Sequence[int]]
-
-
-#: With fewer rows or drafts upstream's loops cost as little.
+#: Number of rows or drafts below which upstream's loops are as fast.
 _FEW = 16
 
 
 class InputIds(Feature):
-    """The feature for one batch."""
+    """Input ids of one batch."""
 
     def __init__(self, batch: "InputBatch") -> None:
         super().__init__(batch)
-        #: Whether the batch's lists are its requests' own; None: not looked at.
+        #: Whether the batch's lists are its requests' own; None before the first check.
         self._holds_outputs: bool | None = None
 
     def find_previous(self, previous: np.ndarray) -> bool:
-        """Find them by one pass over the names."""
+        """Find previous rows in one pass over the request ids."""
         if len(previous) < _FEW:
             return False
         known, names = self.batch.prev_req_id_to_index, self.batch.req_ids
@@ -58,7 +55,7 @@ class InputIds(Feature):
         return True
 
     def count_tokens(self, runner: "GPUModelRunner") -> np.ndarray | None:
-        """Add the lengths of the batch's lists to those of the prompts."""
+        """Add the lengths of the output lists to those of the prompts."""
         batch = self.batch
         rows = batch.num_reqs
         if rows < _FEW:
@@ -79,7 +76,7 @@ class InputIds(Feature):
         tokens: int,
         ends: np.ndarray,
     ) -> bool:
-        """Fill them with one upload."""
+        """Fill ``input_ids`` with one upload."""
         proposed = runner._draft_token_ids
         drafts = scheduled.scheduled_spec_decode_tokens
         if drafts and isinstance(proposed, list):
@@ -105,7 +102,7 @@ class InputIds(Feature):
         return True
 
     def count_drafts(self, drafts: Drafts, counts: np.ndarray, decoding: np.ndarray) -> bool:
-        """Count them by one pass over the drafts."""
+        """Count drafts in one pass."""
         if len(drafts) < _FEW:
             return False
         batch = self.batch
@@ -118,7 +115,7 @@ class InputIds(Feature):
     def draft_metadata(
         self, runner: "GPUModelRunner", counts: np.ndarray, ends: np.ndarray
     ) -> SpecDecodeMetadata | None:
-        """Make it from one upload."""
+        """Build the metadata with one upload."""
         if counts.dtype != np.int32 or ends.dtype != np.int64:
             return None
         rows, numbers = len(counts), runner.arange_np
@@ -127,7 +124,7 @@ class InputIds(Feature):
         sampled_ends = draft_ends + numbers[1 : rows + 1]
         sampled = drafted + rows
         logits = numbers[:sampled] + (ends - sampled_ends).repeat(counts + 1)
-        # Behind the drafts of the rows before there is one bonus token for each of these rows.
+        # Each earlier row has one bonus token after its drafts.
         targets = numbers[:drafted] + numbers[:rows].repeat(counts)
         wide, narrow = uploads.together(
             [logits, logits[targets + 1]],
@@ -140,15 +137,15 @@ class InputIds(Feature):
 
 
 def _copy_in_order(runner: "GPUModelRunner", sources: np.ndarray, ends: np.ndarray) -> bool:
-    """Copy the newest tokens, if they are the step's first and in the order of the step before.
+    """Copy the newest tokens if they are the step's first, in the previous step's order.
 
     Args:
-        runner: the runner.
-        sources: [n] row of each request in the step before, at least one.
-        ends: [n] where each request's tokens end.
+        runner: the model runner.
+        sources: [n], row of each request in the previous step; at least one.
+        ends: [n], the end of each request's tokens.
 
     Returns:
-        Whether they are.
+        Whether they were copied.
     """
     count = len(ends)
     # Comparing the bytes costs less than comparing the arrays.
@@ -166,16 +163,16 @@ def _scatter(
     counts: np.ndarray,
     totals: np.ndarray,
 ) -> None:
-    """Put the newest tokens and the drafts behind them in their places.
+    """Scatter the newest tokens, and the drafts after them.
 
-    The memory that is uploaded is new each time: no copy in flight reads what is written later.
+    The host memory is new each time: no copy in flight reads later writes.
 
     Args:
-        runner: the runner.
-        sources: [n] row of each request in the step before.
-        ends: [n] where each request's tokens end.
-        counts: [n] number of drafts, its last tokens.
-        totals: [n] sums of ``counts`` up to each.
+        runner: the model runner.
+        sources: [n], row of each request in the previous step.
+        ends: [n], the end of each request's tokens.
+        counts: [n], number of drafts, which are the request's last tokens.
+        totals: [n], inclusive sums of ``counts``.
     """
     drafts = runner._draft_token_ids
     drafted = 0 if drafts is None else int(totals[-1])
@@ -186,7 +183,7 @@ def _scatter(
     np.subtract(ends, counts + 1, out=indices[:first])
     indices[first:second] = sources
     if drafted:
-        # A request's drafts are consecutive, in the step and among those that were proposed.
+        # A request's drafts are consecutive, both in the step and as proposed.
         numbers = runner.arange_np[:drafted]
         np.add(numbers, (ends - totals).repeat(counts), out=indices[second:third])
         proposed = sources * runner.num_spec_tokens + counts
@@ -202,8 +199,8 @@ def _scatter(
 
 
 def count(batch: "InputBatch", drafts: Drafts, rows: int) -> np.ndarray:
-    """Count each row's drafts, int64 [rows]; requests that are not in the batch are left out."""
-    counts = np.zeros(rows + 1, np.int64)  # the last is nobody's
+    """Count each row's drafts, int64 [rows]; skip requests that are not in the batch."""
+    counts = np.zeros(rows + 1, np.int64)  # the last is for requests not in the batch
     if drafts:
         drafted = map(batch.req_id_to_index.get, drafts, repeat(rows))
         counts[np.fromiter(drafted, np.intp, len(drafts))] = np.fromiter(
@@ -213,6 +210,6 @@ def count(batch: "InputBatch", drafts: Drafts, rows: int) -> np.ndarray:
 
 
 def _holds_outputs(runner: type, batch: type) -> bool:
-    """Whether a batch's lists are its requests' own, as vLLM's classes keep them."""
+    """Return whether a batch's lists are its requests' own, as in vLLM's classes."""
     updates = subclasses.ends_in_seam(runner, "_update_states")
     return updates and subclasses.ends_in_seam(batch, "add_request")

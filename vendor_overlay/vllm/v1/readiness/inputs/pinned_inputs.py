@@ -1,11 +1,11 @@
-"""Fix ``pinned-inputs``: a step's inputs stay as they are until the device has read them.
+"""Fix ``pinned-inputs``: a step's pinned inputs stay unchanged until the device has read them.
 
-Copies of a step's inputs to the device read pinned tensors that the next step fills anew. With
+Copies of a step's inputs to the device read pinned tensors that the next step overwrites. With
 asynchronous scheduling the runner waits for the copies first. With synchronous scheduling stock
-0.22.0 has no event for that, since a step that samples has been waited for. Two kinds do not
-sample: steps of all pipeline stages but the last, and steps of a pooling model in which no
-prompt ends. The next step, even one without any request, then changes inputs that the device may
-not have come to yet. (https://github.com/vllm-project/vllm/pull/47644, 48214)
+0.22.0 has no event for that, since the host waits for a step that samples. Two kinds do not sample:
+steps of all pipeline stages but the last, and steps of a pooling model in which no prompt ends. The
+next step, even one without requests, then changes inputs that the device may not have read yet.
+(https://github.com/vllm-project/vllm/pull/47644, 48214)
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner.synchronize_input_prep
@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 def keep(runner: "GPUModelRunner") -> None:
-    """Give a runner the event if it needs one, and has none.
-
-    Args:
-        runner: under construction; upstream has decided whether it has an event.
-    """
+    """Give a runner under construction the event if it needs one and upstream made none."""
     if runner.prepare_inputs_event is not None or registry.PINNED_INPUTS not in switch.enabled():
         return
     if runner.parallel_config.pipeline_parallel_size > 1 or runner.is_pooling_model:

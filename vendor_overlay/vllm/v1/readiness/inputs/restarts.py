@@ -1,10 +1,9 @@
-"""The worker's part of the fix ``failed-loads``: requests that return as they came.
+"""Worker part of the fix ``failed-loads``: requests restart in their initial state.
 
 A request whose KV load failed joins the batch again without the tokens that were sampled from it.
-The worker has drawn these with the request's generator, and has computed the logprobs of its
-prompt, which it does once. Here a request that joins with as many tokens as it joined with before
-has its generator set back to that moment, and the logprobs of a prompt are computed whenever the
-prompt is.
+The worker has drawn these with the request's generator, and has computed the prompt's logprobs,
+which it does once. Here a request that joins again with the same number of tokens gets its
+generator's earlier state back, and the logprobs of a prompt are computed whenever the prompt is.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states
@@ -19,18 +18,17 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_input_batch import CachedRequestState
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-#: The attribute of a request's state that holds its number of tokens as it joined the batch, and
-#: the state of its generator.
+#: Attribute of a request: its number of tokens and its generator's state when it joined the batch.
 _JOINED = "readiness_joined"
 
 
 class Restarts(Feature):
-    """The worker's part of the fix, for one batch."""
+    """Restarted requests of one batch."""
 
     pooling = True
 
     def rejoin(self, runner: "GPUModelRunner", request: "CachedRequestState") -> None:
-        """Set back the generator and the prompt logprobs; no-op without a KV connector."""
+        """Reset the generator and the prompt logprobs; no-op without a KV connector."""
         if not has_kv_transfer_group():
             return
         generator = request.generator
@@ -44,7 +42,7 @@ class Restarts(Feature):
         if params is None or params.prompt_logprobs is None or request.output_token_ids:
             return
         if request.num_computed_tokens < request.num_prompt_tokens:
-            every = params.prompt_logprobs == -1
-            vocab_size = runner.input_batch.vocab_size
-            count = vocab_size if every else params.prompt_logprobs
-            runner.num_prompt_logprobs[request.req_id] = count
+            count = params.prompt_logprobs
+            runner.num_prompt_logprobs[request.req_id] = (
+                runner.input_batch.vocab_size if count == -1 else count
+            )

@@ -1,9 +1,9 @@
-"""Feature ``rope-positions``: positions of several dimensions are sent without a wait.
+"""Feature ``rope-positions``: M-RoPE and XD-RoPE positions are sent without a wait.
 
 M-RoPE and XD-RoPE give a token a position in each of several dimensions. Stock keeps them in a
-pinned buffer, one row for each dimension, and copies the first columns of all rows to the device
-at once. Those are not contiguous, so that the copy goes through pageable memory. CUDA promises
-not to wait for the device there for up to 64 KiB; beyond that, it depends on the driver.
+pinned buffer, one row per dimension, and copies the first columns of all rows to the device at
+once. Those are not contiguous, so that the copy goes through pageable memory. CUDA guarantees not
+to wait for the device there up to 64 KiB; beyond that, it depends on the driver.
 
 Here the rows of a larger step are copied one by one: the first columns of each are contiguous.
 """
@@ -17,26 +17,17 @@ from vllm.v1.readiness.feature import Feature
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-#: Bytes that CUDA copies from pageable memory without a wait.
+#: Bytes that CUDA copies from pageable memory without waiting.
 _STAGED = 64 << 10
 
 
 class RopePositions(Feature):
-    """The positions of one runner's steps."""
+    """Positions of one runner's steps."""
 
     pooling = True
 
     def send_positions(self, runner: "GPUModelRunner", tokens: int) -> bool | None:
-        """Send the positions of a step's tokens.
-
-        Args:
-            runner: the model runner.
-            tokens: number of tokens of the step.
-
-        Returns:
-            True if sent; None where the model has none, they are few, or they are not in pinned
-            memory.
-        """
+        """Send a step's positions, unless they are few or not in pinned memory."""
         if runner.uses_mrope:
             positions = runner.mrope_positions
         elif runner.uses_xdrope_dim > 0:

@@ -1,18 +1,17 @@
-"""Fix ``row-state``: a request finds nothing in its row that another request left there.
+"""Fix ``row-state``: a row keeps no state of an earlier request.
 
 In 0.22.0's InputBatch
 
-- block ids stay in the row that ``condense`` has moved. Only dummy runs read them there, and
-  for those a Mamba layer writes its state into blocks that another request has by now;
+- block ids stay in a row that ``condense`` has moved. Only dummy runs read them there; for those a
+  Mamba layer writes its state into blocks that now belong to another request;
 - the prompt embeddings of a request that left stay with its row, or move with it. The next
-  request's tokens are embedded over them, so they only cost memory and time;
-- a request whose prompt is embeddings inherits the token ids of its row, and is penalised for
-  them. Here it gets zeros, as in a row that nobody has had;
-- the flag that a pooled request needs its prompt's tokens stays behind when its row moves,
-  and prompts do so when rows are swapped and nothing else has changed;
-- a request to pool every token that is preempted between two chunks of its prompt keeps the
-  hidden states of the first, and returns them twice
-  (https://github.com/vllm-project/vllm/pull/55192).
+  request's tokens are embedded over them, so that they only cost memory and time;
+- a request whose prompt is embeddings inherits the token ids of its row, and is penalised for them.
+  Here the row is zeroed, as a fresh row is;
+- the flag that a pooled request needs its prompt's tokens stays when its row moves, and prompts
+  stay when rows are swapped and nothing else has changed;
+- a request to pool every token that is preempted between two chunks of its prompt keeps the hidden
+  states of the first, and returns them twice (https://github.com/vllm-project/vllm/pull/55192).
 """
 
 # mirrors: vllm.v1.worker.gpu_input_batch:InputBatch.add_request
@@ -30,12 +29,12 @@ if TYPE_CHECKING:
 
 
 class RowState(Feature):
-    """The rows of one batch."""
+    """Rows of one batch."""
 
     pooling = True
 
     def add_request(self, request: "CachedRequestState") -> None:
-        """Zero the row for a prompt of embeddings; pool a prompt that begins anew from there."""
+        """Zero the row for a prompt of embeddings; drop pooled states if the prompt restarts."""
         if request.prompt_token_ids is None:
             row = self.batch.req_id_to_index[request.req_id]
             self.batch.token_ids_cpu[row, : self.batch.num_prompt_tokens[row]] = 0
@@ -47,14 +46,14 @@ class RowState(Feature):
         self.batch.req_prompt_embeds.pop(row, None)
 
     def move_row(self, source: int, target: int) -> None:
-        """Move the flag of a pooled request, and clear the blocks of the row that it left."""
+        """Move the flag of a pooled request, and clear the blocks of its old row."""
         needs = self.batch.logits_processing_needs_token_ids
         needs[target] = needs[source]
         self.batch.block_table.clear_row(source)
 
     def swap_rows(self, one: int, other: int) -> None:
-        """Swap the flags of pooled requests, and have their prompts gathered again."""
+        """Swap the flags of pooled requests, and gather their prompts again."""
         needs = self.batch.logits_processing_needs_token_ids
         needs[[one, other]] = needs[[other, one]]
-        # A pooling model has no other record of the swap; others read the builder's moves.
+        # A pooling model records the swap nowhere else; other models read the builder's moves.
         self.batch.batch_update_builder.batch_changed = True

@@ -1,12 +1,12 @@
-"""Feature ``block-tables``, the slots of tokens: none are computed for recurrent layers.
+"""Feature ``block-tables``, slot mappings: none are computed for recurrent layers.
 
-A slot says where the key and value of a token go. Stock computes the slots of each KV cache
-group, by one kernel each, in every step. A layer with a recurrent state finds it by the block
-table, and its metadata and its kernels read no slots.
+A slot is the place of a token's key and value. Stock computes the slots of each KV cache group in
+every step, by one kernel per group. A layer with a recurrent state locates it by the block table,
+and its metadata and kernels read no slots.
 
-Slots may be read elsewhere: by a KV connector, by a drafter that is given the metadata of the
-first group, by the recording of routed experts, and by layers and metadata builders of other
-people. Where any of these is there, every group's slots are computed.
+Other readers of slots are KV connectors, drafters that use the metadata of the first group, the
+recording of routed experts, and third-party layers and metadata builders. With any of these, every
+group's slots are computed.
 """
 
 # mirrors: vllm.v1.worker.block_table:MultiGroupBlockTable.compute_slot_mapping
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _BACKENDS = "vllm.v1.attention.backends."
 _DRAFTERS = "vllm.v1.spec_decode."
-#: Metadata builders that read no slots. Classes are named: few engines import them all.
+#: Metadata builders that read no slots, by name: few engines import them all.
 BUILDERS = {
     _BACKENDS + "gdn_attn.GDNAttentionMetadataBuilder",
     _BACKENDS + "linear_attn.LinearAttentionMetadataBuilder",
@@ -40,7 +40,7 @@ BUILDERS = {
     _BACKENDS + "mamba2_attn.Mamba2AttentionMetadataBuilder",
     _BACKENDS + "short_conv_attn.ShortConvAttentionMetadataBuilder",
 }
-#: Drafters that read no slots, or those of their own group only.
+#: Drafters that read no slots, or only slots of their group.
 DRAFTERS = {
     "builtins.NoneType",
     _DRAFTERS + "eagle.EagleProposer",
@@ -51,7 +51,7 @@ DRAFTERS = {
 
 
 def choose(runner: "GPUModelRunner") -> None:
-    """Choose the block tables whose slots are computed, when the KV cache groups are known."""
+    """Choose the block tables whose slots are computed, once the KV cache groups are known."""
     others = (
         has_kv_transfer_group()
         or runner.model_config.enable_return_routed_experts
@@ -62,7 +62,7 @@ def choose(runner: "GPUModelRunner") -> None:
 
 
 def _may_be_read(runner: "GPUModelRunner", group: int) -> bool:
-    """Whether layers, builders or the drafter may read the slots of a group."""
+    """Return whether layers, builders or the drafter may read the slots of a group."""
     groups = runner.kv_cache_config.kv_cache_groups
     if group >= len(groups) or type(groups[group].kv_cache_spec) is not MambaSpec:
         return True

@@ -1,16 +1,15 @@
-"""Feature ``step-inputs``: the inputs of a decode step whose batch has not changed.
+"""Feature ``step-inputs``: decode steps of an unchanged batch are advanced in place.
 
-For each step 0.22.0's runner looks up each request, computes where its tokens are, fills about
-ten buffers and uploads them. While a batch decodes, nearly all of that is what it was a step
-before: each request is one token further, and some have a new block.
+For each step 0.22.0's runner looks up each request, computes its token positions, fills about ten
+buffers and uploads them. While a batch decodes, nearly all of that repeats the previous step: each
+request is one token further, and some have a new block.
 
-Here such a step is recognised by what the scheduler says and by the verbs of
-:class:`~vllm.v1.readiness.feature.Feature`, none of which was called since the step before.
-Buffers whose content is the same are left as they are. What grows by one is advanced in place:
-on the host by numpy, on the device by one kernel, which also takes the sampled tokens over and
-finds each token's slot. The host uploads new blocks alone, and, under synchronous scheduling,
-the tokens. Any other step, and any runner that this does not know, is upstream's, which
-also fills the buffers that the next steps advance.
+Here such a step is recognised by the scheduler's output and by the verbs of
+:class:`~vllm.v1.readiness.feature.Feature`, none of which was called since the previous step.
+Unchanged buffers are reused. Values that grow by one are advanced in place: on the host by numpy,
+on the device by one kernel, which also copies the sampled tokens and computes each token's slot.
+The host uploads only new blocks and, under synchronous scheduling, the tokens. All other steps and
+unrecognised runners fall back to upstream, which also fills the buffers that later steps advance.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-#: What a step that is served here does not call, of the runner, the batch and its block tables.
+#: Methods of the runner, the batch and its block tables that a step served here does not call.
 _RUNNERS = (
     "_prepare_input_ids",
     "_compute_prev_positions",
@@ -61,15 +60,15 @@ _TABLES = ("append_row", "commit_block_table", "compute_slot_mapping")
 
 
 class Decoding:
-    """The requests of a batch that decodes.
+    """Requests of a batch that decodes, in the scheduler's order.
 
     Attributes:
-        ids: their ids, in the scheduler's order.
-        rows: [requests] their rows, in that order.
-        states: in that order.
-        computed: number of computed tokens of each, in that order.
-        outputs: the output list of each, in that order.
-        logits_indices: int32 [requests] on the device: each row's position in the logits.
+        ids: request ids.
+        rows: their rows.
+        states: their states.
+        computed: number of computed tokens per request.
+        outputs: output list per request.
+        logits_indices: int32 [requests] on the device, by row: each row's position in the logits.
     """
 
     __slots__ = ("computed", "ids", "logits_indices", "outputs", "rows", "states")
@@ -84,7 +83,7 @@ class Decoding:
         self.logits_indices: torch.Tensor = runner.query_start_loc.gpu[1 : len(ids) + 1] - 1
 
     def continues(self, cached: "CachedRequestData") -> bool:
-        """Whether the scheduler continues each request by one token, and cuts no output."""
+        """Return whether the step adds one token to each request, and cuts no output."""
         lengths = list(map(len, self.outputs))
         return (
             cached.req_ids == self.ids
@@ -97,29 +96,26 @@ class Decoding:
 
 
 class StepInputs(Feature):
-    """The inputs of one runner's decode steps.
-
-    Args:
-        batch: the runner's.
+    """Inputs of one runner's decode steps.
 
     Attributes:
-        changing: called before the batch changes.
+        changing: callback before the batch changes.
     """
 
     def __init__(self, batch: "InputBatch") -> None:
         super().__init__(batch)
         self._metadata = StepMetadata()
-        self.changing: Callable[[], None] = _nothing
-        #: The requests of the last step, which upstream prepared, if each decoded one token.
+        self.changing: Callable[[], None] = lambda: None
+        #: Requests of the last step, if upstream prepared it and each decoded one token.
         self._last: list[str] | None = None
         self._decoding: Decoding | None = None
-        #: Whether the batch has been updated here for the step that is not prepared yet.
+        #: Whether the batch was advanced for a step that is not prepared yet.
         self._advanced = False
         self._new_blocks = False
-        #: The runner's KV cache when it was last looked at, and whether the runner suits us.
+        #: The runner's KV cache when last checked, and whether the runner is supported.
         self._cache: object = None
         self._suits = self._small = False
-        #: int64 [groups, 4] on the device, as the kernel reads it.
+        #: int64 [groups, 4] on the device; see :func:`addresses`.
         self._addresses: torch.Tensor | None = None
         self._tables: list[BlockTable] = []
 
@@ -128,7 +124,7 @@ class StepInputs(Feature):
         self.forget_step()
 
     def warm_up(self) -> None:
-        """Compile the kernel, for tokens on the device and for those that are uploaded."""
+        """Compile the kernel, for tokens on the device and for uploaded tokens."""
         device = self.batch.device
         if device.type == "cpu":
             return
@@ -146,27 +142,27 @@ class StepInputs(Feature):
             advance(buffers, 1, sampled, longs.view(1, 4)[:0])
 
     def add_request(self, request: "CachedRequestState") -> None:
-        """Forget the last step: a row has got another request."""
+        """Leave the next step to upstream."""
         self.forget_step()
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
-        """Forget the last step: a row has lost its request."""
+        """Leave the next step to upstream."""
         self.forget_step()
 
     def move_row(self, source: int, target: int) -> None:
-        """Forget the last step: its rows are elsewhere."""
+        """Leave the next step to upstream."""
         self.forget_step()
 
     def swap_rows(self, one: int, other: int) -> None:
-        """Forget the last step: its rows are elsewhere."""
+        """Leave the next step to upstream."""
         self.forget_step()
 
     def cut(self, req_id: str, length: int) -> None:
-        """Forget the last step: a request goes back."""
+        """Leave the next step to upstream."""
         self.forget_step()
 
     def forget_step(self) -> None:
-        """Have upstream prepare the next step."""
+        """Leave the next step to upstream."""
         if self._decoding is not None:
             self.changing()
         self._last = self._decoding = None
@@ -179,7 +175,7 @@ class StepInputs(Feature):
         return self._decoding is not None and self._small
 
     def advance(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> bool:
-        """Advance a batch that decodes, and has not changed."""
+        """Advance a decoding batch that has not changed."""
         last, self._last = self._last, None
         if self._advanced:  # the last step ended before its inputs were prepared
             self.forget_step()
@@ -212,7 +208,7 @@ class StepInputs(Feature):
         return True
 
     def reuse_slots(self, shape: object, split: object) -> tuple[Any, Any] | None:
-        """Return the slot mappings that were kept for a step of this shape."""
+        """Return the slot mappings kept for a step of this shape."""
         return self._metadata.reuse_slots(shape, split)
 
     def keep_slots(self, shape: object, slots: tuple[Any, Any]) -> None:
@@ -222,15 +218,15 @@ class StepInputs(Feature):
     def build_metadata(
         self, runner: "GPUModelRunner", shape: object, *special: object
     ) -> dict[str, Any] | None:
-        """Build the metadata from the description that was kept."""
+        """Build the metadata from the kept common metadata."""
         return self._metadata.build(runner, shape, *special)
 
     def keep_metadata(self, common: "CommonAttentionMetadata") -> None:
-        """Keep the description."""
+        """Keep the common metadata."""
         self._metadata.keep(common)
 
     def _suit(self, runner: "GPUModelRunner") -> bool:
-        """Whether the runner and its batch are of a kind that is known here."""
+        """Return whether the runner and its batch are supported; update the tables to advance."""
         if runner.kv_cache_config is not self._cache:
             self._cache = runner.kv_cache_config
             self._suits = _suits(runner)
@@ -303,23 +299,19 @@ class StepInputs(Feature):
         return decoding.logits_indices, None
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 def advance(
     runner: "GPUModelRunner",
     count: int,
     sampled: torch.Tensor | None,
     tables: "Sequence[BlockTable]",
 ) -> None:
-    """Advance the buffers of a runner whose device is the CPU; see ``kernels.step_inputs``.
+    """Advance the buffers of a runner on the CPU; see ``kernels.step_inputs``.
 
     Args:
-        runner: the runner.
+        runner: the model runner.
         count: number of rows.
         sampled: [rows, 1], the last step's tokens; None if they are in place.
-        tables: block tables whose slots are wanted.
+        tables: block tables whose slots are computed.
     """
     computed, positions = runner.num_computed_tokens[:count], runner.positions[:count]
     computed += 1
@@ -335,10 +327,10 @@ def advance(
 
 
 def addresses(tables: "Sequence[BlockTable]") -> torch.Tensor:
-    """Return what the kernel reads of block tables: int64 [groups, 4] on the host.
+    """Return the kernel's view of block tables, int64 [groups, 4] on the host.
 
-    Each row has the address of the table on the device, its stride, the size of a block in
-    tokens, and the address of the slot mapping.
+    Columns: address of the table on the device, its stride, block size in tokens, and address of
+    the slot mapping.
     """
     values = [
         (
@@ -353,9 +345,9 @@ def addresses(tables: "Sequence[BlockTable]") -> torch.Tensor:
 
 
 def _all_decoded(runner: "GPUModelRunner", count: int) -> bool:
-    """Whether each row got a token in the last step, and was past its prompt by then.
+    """Return whether each row got a token in the last step, after its prompt.
 
-    The positions of a prompt and of an output are made in two ways by models with M-RoPE.
+    Models with M-RoPE compute positions of prompts and of outputs differently.
     """
     batch = runner.input_batch
     return (

@@ -1,9 +1,9 @@
 """Attention metadata of decode steps whose batch has not changed; see ``step_inputs``.
 
-Upstream describes the batch anew for each step, though the description holds views of buffers
-that stay, and the length of the longest sequence, which grows by one. Here the description of
-the first such step is kept. The builders of each attention group are called with it as
-upstream calls them, so that what they compute on the device is computed in every step.
+Upstream builds the common metadata for each step, though it consists of views of persistent buffers
+and of the longest sequence's length, which grows by one. Here the first such step's common metadata
+is kept. The builders of each attention group are called with it as in upstream, so that their
+computation on the device runs in every step.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._build_attention_metadata
@@ -25,11 +25,10 @@ class Part:
     """One attention group's share of a step's metadata.
 
     Attributes:
-        builder: the group's.
+        builder: the group's builder.
         layers: names of its layers.
-        common: the description of the batch for the group's KV cache.
-        twin: number of an earlier part whose metadata differs in its blocks alone; None if
-            there is none.
+        common: common metadata for the group's KV cache.
+        twin: index of an earlier part whose metadata differs in its blocks only; None without one.
     """
 
     __slots__ = ("builder", "common", "layers", "twin")
@@ -48,18 +47,18 @@ class Part:
 
 
 class StepMetadata:
-    """What is kept of the metadata of one batch that decodes."""
+    """Kept metadata of one decoding batch."""
 
     def __init__(self) -> None:
-        #: Number of this step among those since the batch has changed.
+        #: Number of steps since the batch has changed.
         self._step = 0
         #: Whether a step's inputs are prepared, and its metadata is not built yet.
         self._open = False
-        #: Of the kept slot mappings, and the slot mappings.
+        #: The kept slot mappings, and the shape of their step.
         self._slots_shape: object = None
         self._slots: Any = None
-        #: Of the kept description; the step in which it was made; for each KV cache group,
-        #: the description, to which ``keep`` adds if it is being made.
+        #: Shape and number of the step whose common metadata is kept, by KV cache group; ``keep``
+        #: appends to it while ``_keeping``.
         self._shape: object = None
         self._kept = 0
         self._common: list[CommonAttentionMetadata] = []
@@ -67,45 +66,31 @@ class StepMetadata:
         self._parts: list[Part] = []
 
     def forget(self) -> None:
-        """Forget the batch: it has changed."""
+        """Drop everything: the batch has changed."""
         self._open = self._keeping = False
         if self._step:
             self.__init__()  # type: ignore[misc]
 
     def begin_step(self) -> None:
-        """Note that the inputs of a step are prepared, whose batch has not changed."""
+        """Begin a step whose inputs are prepared and whose batch has not changed."""
         self._step += 1
         self._open = True
 
     def reuse_slots(self, shape: object, split: object) -> tuple[Any, Any] | None:
-        """Return the slot mappings of a step; None to fall back to upstream.
-
-        Args:
-            shape: of the step.
-            split: how the step is split in two, if it is.
-        """
+        """Return a step's slot mappings; None to fall back, also if ``split`` in ubatches."""
         if not self._open or split is not None:
             return None
         return self._slots if shape == self._slots_shape else None
 
     def keep_slots(self, shape: object, slots: tuple[Any, Any]) -> None:
-        """Keep the slot mappings that upstream has made of a step that is not split."""
+        """Keep the slot mappings that upstream computed for an unsplit step."""
         if self._open:
             self._slots_shape, self._slots = shape, slots
 
     def build(
         self, runner: "GPUModelRunner", shape: object, *special: object
     ) -> dict[str, Any] | None:
-        """Build the attention metadata of a step.
-
-        Args:
-            runner: the runner.
-            shape: of the step: what the description depends on, beside the batch.
-            special: what makes a step upstream's; each is None or False in a plain one.
-
-        Returns:
-            Metadata of each layer; None to fall back to upstream.
-        """
+        """Build a step's attention metadata, by layer; see :meth:`Feature.build_metadata`."""
         self._keeping, step, self._open = False, self._open, False
         if not step or any(special):
             return None
@@ -118,26 +103,26 @@ class StepMetadata:
         if not self._parts:
             self._divide(runner)
         metadata: dict[str, Any] = {}
-        made: list[Any] = []
+        built: list[Any] = []
         for part in self._parts:
             common = copy(part.common)
             common.max_seq_len += self._step - self._kept
             if part.twin is None:
-                one = part.builder.build(common_prefix_len=0, common_attn_metadata=common)
+                group = part.builder.build(common_prefix_len=0, common_attn_metadata=common)
             else:
                 blocks, slots = common.block_table_tensor, common.slot_mapping
-                one = part.builder.update_block_table(made[part.twin], blocks, slots)
-            made.append(one)
-            metadata.update(dict.fromkeys(part.layers, one))
+                group = part.builder.update_block_table(built[part.twin], blocks, slots)
+            built.append(group)
+            metadata.update(dict.fromkeys(part.layers, group))
         return metadata
 
     def keep(self, common: "CommonAttentionMetadata") -> None:
-        """Keep upstream's description of a step for the next KV cache group."""
+        """Keep upstream's common metadata of a step for the next KV cache group."""
         if self._keeping:
             self._common.append(copy(common))
 
     def _divide(self, runner: "GPUModelRunner") -> None:
-        """Find out which builders upstream calls, with what, for which layers."""
+        """List the builders that upstream calls, with their common metadata and layers."""
         config = runner.kv_cache_config.kv_cache_groups
         firsts: dict[tuple[object, type], int] = {}
         for number, (common, groups) in enumerate(
@@ -157,7 +142,7 @@ class StepMetadata:
 
 
 def _is_plain(runner: "GPUModelRunner") -> bool:
-    """Whether upstream does nothing else for a step's metadata, of a plain step."""
+    """Return whether upstream does nothing else for the metadata of a plain step."""
     return not (
         runner.routed_experts_initialized
         or runner.dcp_world_size > 1

@@ -1,15 +1,14 @@
 """Fix ``undrafted-rows``: a hybrid model's row without drafts continues from its own state.
 
-With drafts, a recurrent layer (Mamba 2, gated delta net) keeps one state for each token that
-was verified, and a row's next step continues from that of its last accepted token. 0.22.0
-tells the layers which one that is only if the step has drafts, and gated delta nets only for
-the rows that do. Where a drafter has none to offer (n-grams without a match, an output close
-to its limit), the row continues from the state behind its first token of the step before, and
-stays wrong.
+With drafts, a recurrent layer (Mamba 2, gated delta net) keeps one state per verified token, and a
+row's next step continues from the state of its last accepted token. 0.22.0 passes that index to the
+layers only if the step has drafts, and gated delta nets only for rows with drafts. A row without
+drafts (n-grams without a match, an output close to its limit) then continues from the state after
+its first token of the previous step, and stays wrong.
 
-Here such rows count as rows with drafts. The layers ask for no more than that: they take as
-many tokens as the row has. Only a step with a row that accepted a draft before is changed, and
-not if it also recomputes the output of a preempted request in a part as short as that.
+Here such rows count as rows with drafts; the layers still take as many tokens as the row has. Only
+steps with a row that accepted a draft before are changed, except those that also recompute the
+output of a preempted request in a part as short as a decode.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._build_attention_metadata
@@ -24,29 +23,19 @@ from vllm.v1.readiness.feature import Feature
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-#: What stands for a row without drafts. Zero would do, if a step of zeros did not count as one
-#: without drafts.
+#: Draft count of a row without drafts; a step of zeros would count as a step without drafts.
 _NONE = 1
 
 
 class UndraftedRows(Feature):
-    """The rows without drafts of one batch."""
+    """Rows without drafts of one batch."""
 
     pooling = True
 
     def include_undrafted(
         self, runner: "GPUModelRunner", drafted: bool, requests: int
     ) -> bool | None:
-        """Count decoding rows without drafts as rows with drafts, where their state depends on it.
-
-        Args:
-            runner: its attention metadata is about to be built; not of a dummy run.
-            drafted: whether the step has drafts.
-            requests: number of rows, without padding.
-
-        Returns:
-            True if the metadata is to be built as that of a step with drafts.
-        """
+        """Count decoding rows without drafts as drafted, where their state depends on it."""
         if not (runner.speculative_config and runner.model_config.is_hybrid):
             return None
         batch, counts = runner.input_batch, runner.num_decode_draft_tokens.np
@@ -62,6 +51,6 @@ class UndraftedRows(Feature):
             # with drafts would be taken for one.
             if (decoding & (lengths > 1) & (lengths <= runner.uniform_decode_query_len)).any():
                 return None
-            counts.fill(-1)  # they are an earlier step's
+            counts.fill(-1)  # drop an earlier step's
         counts[:requests][undrafted] = _NONE
         return True

@@ -1,10 +1,10 @@
-"""Fix ``uniform-decode``: no part of a prompt takes the CUDA graph of uniform decodes.
+"""Fix ``uniform-decode``: no part of a prompt runs in the CUDA graph of uniform decodes.
 
-0.22.0 calls a step a uniform decode if each request has as many tokens as a decode has: one,
-or one and its drafts. A prompt, or a part of one, of that length looks the same. For attention
-it is the same. A recurrent layer computes a prompt another way: its metadata counts a prefill,
-so the tensors that the full CUDA graph reads are left as an earlier step filled them. The
-prompt is then never read, and the graph writes into the states of that earlier step's requests.
+0.22.0 calls a step a uniform decode if each request has as many tokens as a decode: one, or one and
+its drafts. A prompt, or a part of one, of that length looks the same, and for attention it is. A
+recurrent layer computes a prompt differently: its metadata counts a prefill, so that the tensors
+that the full CUDA graph reads keep an earlier step's values. The prompt is then never read, and the
+graph writes into the states of that earlier step's requests.
 (https://github.com/vllm-project/vllm/issues/49918, 53051)
 """
 
@@ -22,30 +22,22 @@ if TYPE_CHECKING:
 
 
 class UniformDecode(Feature):
-    """Decides which steps of a model with recurrent layers are no uniform decodes."""
+    """Detection of steps of recurrent models that are no uniform decodes."""
 
     pooling = True
 
     def __init__(self, batch: "InputBatch") -> None:
         super().__init__(batch)
-        #: Whether the model has recurrent layers; None: not looked for.
+        #: Whether the model has recurrent layers; None before the first check.
         self._recurrent: bool | None = None
 
     def force_uniform_decode(
         self, runner: "GPUModelRunner", longest: int, drafts: "SpecDecodeMetadata | None"
     ) -> bool | None:
-        """Decide whether a step is a uniform decode, in place of its shape.
+        """Return False if a step is no uniform decode; None to decide by its shape.
 
-        Without drafts, one token of a prompt that goes on from a state is computed as a decode
-        is: only a request that has no state yet is a prefill.
-
-        Args:
-            runner: its inputs are prepared.
-            longest: number of tokens of the longest request in the step.
-            drafts: the step's drafts, if it has any.
-
-        Returns:
-            False, or None to fall back to upstream, which looks at the shape.
+        Without drafts, one token of a prompt that continues from a state is computed like a decode:
+        only a request without a state is a prefill.
         """
         if longest != runner.uniform_decode_query_len:
             return None

@@ -9,40 +9,27 @@ import torch
 
 
 def pinned(values: Sequence[int], pin_memory: bool) -> torch.Tensor:
-    """Make an int64 tensor on the host whose non-blocking upload does not block.
-
-    Args:
-        values: [n].
-        pin_memory: whether the platform can pin memory; pageable memory is used if not.
-    """
+    """Create an int64 tensor on the host from values [n], pinned or pageable."""
     return torch.tensor(values, pin_memory=pin_memory)
 
 
 def upload(
     values: np.ndarray, dtype: torch.dtype, device: torch.device, pin_memory: bool
 ) -> torch.Tensor:
-    """Upload an array [n], without waiting for the device if memory can be pinned."""
+    """Upload an array [n]; does not wait for the device if memory can be pinned."""
     staged = torch.empty(values.size, dtype=dtype, pin_memory=pin_memory)
     staged.numpy()[:] = values
     return staged.to(device, non_blocking=True)
 
 
 def together(
-    wide: Sequence[np.ndarray],
-    narrow: Sequence[np.ndarray],
-    device: torch.device,
-    pin_memory: bool,
+    wide: Sequence[np.ndarray], narrow: Sequence[np.ndarray], device: torch.device, pin_memory: bool
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Upload arrays in one copy, without waiting for the device if memory can be pinned.
+    """Upload arrays [n] in one copy; does not wait for the device if memory can be pinned.
 
-    The memory on the host is new each time: no copy in flight reads what is written later. On
-    the device each array begins at a multiple of 16 bytes, as Triton's kernels are compiled for.
-
-    Args:
-        wide: arrays [n] that become int64.
-        narrow: arrays [n] that become int32.
-        device: where they go.
-        pin_memory: whether the platform can pin memory.
+    ``wide`` arrays become int64, ``narrow`` ones int32. The host memory is new each time: no copy
+    in flight reads later writes. On the device each array is aligned to 16 bytes, as Triton's
+    kernels assume.
     """
     split = 2 * sum(_padded(array.size, 2) for array in wide)
     size = split + sum(_padded(array.size, 4) for array in narrow)
@@ -52,11 +39,11 @@ def together(
     narrow_slices = _lay_out(narrow, host[split:], 4)
     sent = staged.to(device, non_blocking=True)
     widened, rest = sent[:split].view(torch.int64), sent[split:]
-    return [widened[each] for each in wide_slices], [rest[each] for each in narrow_slices]
+    return [widened[part] for part in wide_slices], [rest[part] for part in narrow_slices]
 
 
 def _lay_out(arrays: Sequence[np.ndarray], memory: np.ndarray, unit: int) -> list[slice]:
-    """Write arrays into memory, each at a multiple of ``unit``, and return where they are."""
+    """Write arrays into memory, aligned to ``unit``, and return their slices."""
     slices, start = [], 0
     for array in arrays:
         slices.append(slice(start, start + array.size))
