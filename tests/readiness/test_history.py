@@ -105,7 +105,7 @@ def test_a_processor_reads_every_token_whenever_copies_arrive(processor: str) ->
 def test_a_processor_must_say_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processors.OlderSpy, "readiness_reads", "oldest")
     with pytest.raises(
-        ValueError, match=r"OlderSpy\.readiness_reads is 'oldest'\. Make it 'newest'"
+        ValueError, match=r"OlderSpy\.readiness_reads is 'oldest'\. Set it to 'newest'"
     ):
         LockstepRun(processor="older")
     LockstepRun(processor="older", switch="off")

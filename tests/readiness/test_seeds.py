@@ -389,7 +389,7 @@ def test_warm_up_finds_out_whether_torch_draws_so(
     run = make_run()
     live.of(run.ours.batch).warm_up()
     assert asked == [37]
-    assert "does not draw as expected" in caplog_vllm.text
+    assert "are not as expected" in caplog_vllm.text
     assert compiles is ("no kernel for cpu" not in caplog_vllm.text)
     for seed in range(2):
         run.add([1, 2], temperature=1.0, seed=seed, max_tokens=5)

@@ -113,7 +113,7 @@ STEP_INPUTS = _feature(
 )
 BLOCK_TABLES = _feature(
     "block-tables",
-    "a step sends changed block ids only, and skips slot mappings that nothing reads",
+    "a step sends only changed block ids, and computes no unused slot mappings",
     "inputs.block_tables:BlockTables",
     "inputs.slot_mappings",
 )
@@ -293,7 +293,7 @@ BLOCK_IDS = _fix(
 )
 BAD_REQUESTS = _fix(
     "bad-requests",
-    "a request that the engine cannot serve is refused before it can fail the engine",
+    "a request that the engine cannot serve is refused, without harm to others",
     "frontend.bad_requests",
     "frontend.request_types",
     on_v2=True,

@@ -1,16 +1,13 @@
 """Feature ``bad-words``: bad words matched and masked on the device.
 
-On each step upstream compares the end of every output with every word in Python lists, for
-which the host waits for the newest token. Here each request with bad words has a slot on the
-device: its words, and its tail, the newest output tokens, as many as its longest word needs.
-Sampled tokens are appended to the tail, and tokens that would complete a word are masked.
+On each step upstream compares the end of every output with every word in Python lists, for which
+the host waits for the newest token. Here each request with bad words has a slot on the device: its
+words, and its tail, the newest output tokens, as many as its longest word needs. Sampled tokens are
+appended to the tail, and tokens that would complete a word are masked.
 
-The result is bit for bit that of upstream's ``apply_bad_words``, which writes minus infinity
-and reads no logit. Prompts are not matched, and words whose last token is beyond the logits
-are skipped.
-
-Off CUDA, PyTorch operations serve all rows at once, and a slot is only a tail; see
-``bad_words_torch``.
+The result equals upstream's ``apply_bad_words`` bit for bit, which writes minus infinity and reads
+no logit. Prompts are not matched, and words whose last token is beyond the logits are skipped. Off
+CUDA, PyTorch operations serve all rows at once, and a slot is only a tail; see ``bad_words_torch``.
 """
 
 # mirrors: vllm.v1.sample.ops.bad_words:apply_bad_words
@@ -39,7 +36,7 @@ _BLOCK = 32
 
 
 class BadWords(Slots):
-    """The bad words of one batch."""
+    """Bad words of one batch."""
 
     name = registry.BAD_WORDS
 
@@ -56,11 +53,11 @@ class BadWords(Slots):
         self._tails: Tails | None = None
 
     def warm_up(self) -> None:
-        """Compile and load the kernels, which would otherwise stall the first request."""
+        """Compile and load the kernels."""
         if self.kernels is None:
             return
         addresses = torch.zeros(1, dtype=torch.int64, device=self.device)
-        # Strides as of real logits, without their memory: nothing is read at an address of 0.
+        # Strides of real logits without their memory: nothing is read at an address of 0.
         logits = torch.zeros(1, dtype=torch.float32, device=self.device)
         logits = logits.as_strided((1, 1), (self.vocab_size, 1))
         ids = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
@@ -72,7 +69,7 @@ class BadWords(Slots):
         self._launch_append(ids, discarded, addresses)
 
     def add_request(self, request: "CachedRequestState") -> None:
-        """Give a slot to a request that joins the batch, if it wants one."""
+        """Give the request a slot if its words are supported."""
         super().add_request(request)
         if request.req_id in self._slots:
             self._words[request.req_id] = Words.of(_words(request))
@@ -80,7 +77,7 @@ class BadWords(Slots):
             self._unsupported.add(request.req_id)
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
-        """Keep the slot of a request that leaves its row; see :class:`Slots`."""
+        """Keep the request's slot; see :class:`Slots`."""
         super().remove_request(request, row)
         self._words.pop(request.req_id, None)
         self._unsupported.discard(request.req_id)
@@ -91,7 +88,7 @@ class BadWords(Slots):
         return bool(words) and legible
 
     def _can_serve(self, metadata: "SamplingMetadata", width: int) -> bool:
-        # Upstream drops some tokens beyond the vocabulary, depending on where they come from.
+        # Upstream drops some tokens beyond the vocabulary, depending on their source.
         served = metadata.bad_words_token_ids and not self._unsupported
         return bool(served) and width <= self.vocab_size
 
@@ -107,7 +104,7 @@ class BadWords(Slots):
         metadata.bad_words_token_ids = {}
 
     def apply(self, logits: torch.Tensor, after_drafts: bool) -> None:
-        """Mask the tokens that would complete a bad word; see :meth:`Slots.apply`."""
+        """Mask the tokens that would complete a bad word."""
         drafts = self._drafts if after_drafts else None
         if self.kernels is not None:
             mode = self.kernels.NO_DRAFTS if drafts is None else self.kernels.BONUS
@@ -117,7 +114,7 @@ class BadWords(Slots):
         self._tails.mask(logits, drafts, per_draft=False)
 
     def apply_to_targets(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata") -> None:
-        """See :meth:`Slots.apply_to_targets`."""
+        """Mask the tokens that would complete a bad word, at the positions of drafts."""
         if self.kernels is not None:
             self._mask(logits, self.kernels.TARGET, drafts, drafts.max_spec_len)
             return
@@ -125,7 +122,7 @@ class BadWords(Slots):
         self._tails.mask(logits, drafts, per_draft=True)
 
     def _update_slots(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
-        """Append the sampled tokens to the tails; a row ends at its first negative id."""
+        """Append the sampled tokens to the tails."""
         if self.kernels is not None:
             assert self._addresses is not None
             self._launch_append(sampled, discarded, self._addresses)
@@ -155,11 +152,11 @@ class BadWords(Slots):
         return self._staged(np.concatenate(parts), torch.int32)
 
     def _look_up(self, metadata: "SamplingMetadata") -> None:
-        """Look up the slot of each row, and derive what depends on all of them."""
+        """Look up the slot of each row, and rebuild the combined tails."""
         super()._look_up(metadata)
         words = [self._words.get(req_id) for req_id in self.batch.req_ids]
         if self.kernels is not None:
-            most = max(len(each.lasts) for each in words if each is not None)
+            most = max(len(of_row.lasts) for of_row in words if of_row is not None)
             self._blocks = -(-most // _BLOCK)
             return
         self._tails = tails = Tails(self._staged, words, self._rows, self._width)
@@ -168,11 +165,7 @@ class BadWords(Slots):
                 self._slots[req_id] = view
 
     def _mask(
-        self,
-        logits: torch.Tensor,
-        mode: int,
-        drafts: "SpecDecodeMetadata | None",
-        positions: int,
+        self, logits: torch.Tensor, mode: int, drafts: "SpecDecodeMetadata | None", positions: int
     ) -> None:
         assert self._addresses is not None
         ids = ends = self._addresses
@@ -218,10 +211,9 @@ class BadWords(Slots):
 
 
 def _words(request: "CachedRequestState") -> list[list[int]]:
-    """Return a request's bad words, as lists of token ids."""
     params = request.sampling_params
     return [] if params is None else params.bad_words_token_ids or []
 
 
-#: What the samplers call.
+#: Entry point of the samplers.
 take = BadWords.take

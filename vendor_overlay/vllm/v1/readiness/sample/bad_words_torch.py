@@ -1,8 +1,8 @@
 """Bad words by PyTorch operations, for platforms without the Triton kernels.
 
-The words and tails of all rows are matched at once. The number of operations a step takes
-depends on neither rows nor words, and none of them waits for the device. The indices that the
-operations use are computed on the host, when the batch or the number of drafts changes.
+The words and tails of all rows are matched at once. The number of operations per step depends on
+neither rows nor words, and none waits for the device. Their indices are computed on the host when
+the batch or the number of drafts changes.
 """
 
 # mirrors: vllm.v1.sample.ops.bad_words:apply_bad_words
@@ -20,22 +20,22 @@ import torch
 if TYPE_CHECKING:
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
-#: The largest token id that a tail can hold.
+#: Largest token id that a tail can hold.
 MAX_ID = int(np.iinfo(np.int32).max)
-#: Pads a tail whose output is shorter; no word contains it.
+#: Padding of a tail whose output is shorter; no word contains it.
 NOTHING = -1
-#: How many plans to keep. A plan belongs to one number of drafts for each row; few of these
-#: occur where every row gets as many drafts as it can.
+#: Maximum number of cached plans, one per distribution of drafts over rows. Few occur where every
+#: row gets the maximum of drafts.
 _PLANS = 8
 
 
 class Words(NamedTuple):
-    """Bad words, concatenated. A word is a prefix, which may be empty, and a last token.
+    """Concatenated bad words; a word is a prefix, which may be empty, and a last token.
 
     Attributes:
-        lasts: int32 [words]: the last tokens.
-        lengths: int32 [words]: the lengths of the prefixes.
-        prefixes: int32 [sum of ``lengths``]: the prefixes, word by word.
+        lasts: int32 [words], last tokens.
+        lengths: int32 [words], lengths of the prefixes.
+        prefixes: int32 [sum of ``lengths``], the prefixes, word by word.
     """
 
     lasts: np.ndarray
@@ -44,7 +44,7 @@ class Words(NamedTuple):
 
     @classmethod
     def of(cls, words: Sequence[Sequence[int]]) -> "Words":
-        """Convert words, each a non-empty list of ids from 0 to :data:`MAX_ID`."""
+        """Convert words, non-empty lists of ids from 0 to :data:`MAX_ID`."""
         lasts = np.fromiter((word[-1] for word in words), np.int32, len(words))
         lengths = np.fromiter(map(len, words), np.int32, len(words)) - 1
         prefixes = chain.from_iterable(word[:-1] for word in words)
@@ -52,11 +52,11 @@ class Words(NamedTuple):
 
     @property
     def longest(self) -> int:
-        """The length of the longest prefix, which is how long a tail must be."""
+        """The length of the longest prefix, and so of the tail."""
         return int(self.lengths.max())
 
     def below(self, width: int) -> "Words":
-        """The words whose last token is below ``width``."""
+        """Return the words whose last token is below ``width``."""
         mask = self.lasts < width
         if mask.all():
             return self
@@ -66,21 +66,19 @@ class Words(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """The indices to compare and to mask, for one number of drafts for each row.
+    """Indices to compare and to mask, for one number of drafts per row.
 
-    Each word occurs once for each position of its row. A target is an element of the logits;
-    words that share one (equal words, or words of one position with the same last token) are
-    combined, so that each element is written once.
+    Each word occurs once per position of its row. A target is an element of the logits; words that
+    share a target are combined, so that each element is written once.
 
     Attributes:
-        prefixes: int32 [tokens]: the prefixes of all words.
-        sources: int64 [tokens]: the index, in the tails followed by the drafts, of the token
-            that each must equal.
-        words: int64 [tokens]: the word of each.
-        lengths: int32 [words]: how many tokens each word has in ``prefixes``.
-        targets: int64 [words]: the target of each.
-        positions: int64 [targets]: the row of the logits.
-        columns: int64 [targets]: the last token.
+        prefixes: int32 [tokens], the prefixes of all words.
+        sources: int64 [tokens], index in the tails followed by the drafts, to compare with.
+        words: int64 [tokens], the token's word.
+        lengths: int32 [words], the word's number of tokens in ``prefixes``.
+        targets: int64 [words], the word's target.
+        positions: int64 [targets], row of the logits.
+        columns: int64 [targets], last token.
     """
 
     prefixes: torch.Tensor
@@ -93,16 +91,16 @@ class _Plan(NamedTuple):
 
 
 class Tails:
-    """The tails of all rows, concatenated in one tensor.
+    """Tails of all rows, concatenated in one tensor.
 
     Args:
         upload: copies an array to the device as a tensor of a dtype.
-        words: [rows]: each row's words; None for a row without.
-        tails: [rows]: each row's tail, int32; None for a row without.
-        width: the number of columns of the logits.
+        words: [rows], words per row or None.
+        tails: [rows], int32 tail per row or None.
+        width: number of columns of the logits.
 
     Attributes:
-        views: as ``tails``: each row's part of the tensor, which is updated in place.
+        views: like ``tails``, views of the tensor, which is updated in place.
     """
 
     def __init__(
@@ -124,7 +122,7 @@ class Tails:
         entries = np.arange(len(rows))
         self._rows = self._upload(rows)
         self._entries = self._upload(entries)
-        #: How many newer entries each entry's row has; 0 for the newest.
+        #: Number of newer entries in the row of each entry; 0 for the newest.
         self._ages = self._upload(self._ends[rows] - 1 - entries)
 
         valid = [None if of_row is None else of_row.below(width) for of_row in words]
@@ -144,7 +142,7 @@ class Tails:
         self._tokens_by_row = _Groups(row_of_word[word_of_token], len(counts))
         self._target_of_word = target_of_word
         self._word_of_token = word_of_token
-        #: How far each token is before the last token of its word; 1 or more.
+        #: Distance of each token from the last token of its word; 1 or more.
         ends = lengths.cumsum()
         self._distances = ends[word_of_token] - np.arange(len(prefixes))
         self._plans: dict[tuple[tuple[int, ...] | None, bool], _Plan] = {}
@@ -156,9 +154,9 @@ class Tails:
 
         Args:
             logits: [positions, width].
-            drafts: the drafts that precede positions; None: there are none.
-            per_draft: True: one position for each draft, after the drafts before it;
-                False: one position for each row, after all its drafts.
+            drafts: drafts that precede positions, if any.
+            per_draft: True: one position per draft, after the drafts before it; False: one per row,
+                after all its drafts.
         """
         plan = self._plan(drafts, per_draft)
         tokens = self._tokens
@@ -177,7 +175,7 @@ class Tails:
 
         Args:
             sampled: int32 or int64 [rows, tokens]; a row ends at its first negative id.
-            discarded: bool [rows or more]: whose tokens are discarded.
+            discarded: bool [rows or more], rows whose tokens are discarded.
         """
         if not len(self._tokens):
             return
@@ -185,14 +183,14 @@ class Tails:
         added = (sampled >= 0).to(torch.int64).cumprod(1).sum(1)
         added.masked_fill_(discarded[:rows], 0)
         added = added[self._rows]
-        # The sampled tokens are placed behind the tails, row by row.
+        # The sampled tokens follow the tails, row by row.
         new = len(self._tokens) + self._rows * width + added - 1 - self._ages
         sources = torch.where(self._ages < added, new, self._entries + added)
         tokens = torch.cat((self._tokens, sampled.flatten().to(torch.int32)))
         torch.index_select(tokens, 0, sources, out=self._tokens)
 
     def _plan(self, drafts: "SpecDecodeMetadata | None", per_draft: bool) -> _Plan:
-        """Return the plan for these drafts; their numbers are known on the host."""
+        """Return the cached plan for these drafts, whose numbers are known on the host."""
         counts = None if drafts is None else tuple(drafts.num_draft_tokens)
         key = counts, per_draft
         if key not in self._plans:
@@ -202,7 +200,7 @@ class Tails:
         return self._plans[key]
 
     def _make_plan(self, drafts: np.ndarray, per_draft: bool) -> _Plan:
-        """Make the plan for [rows] numbers of drafts."""
+        """Build the plan for [rows] numbers of drafts."""
         starts = drafts.cumsum() - drafts
         if per_draft:
             rows = np.repeat(np.arange(len(drafts)), drafts)
@@ -231,11 +229,11 @@ class Tails:
 
 
 class _Groups:
-    """Items that belong to rows, sorted by row.
+    """Items sorted by row.
 
     Args:
-        rows: [items]: the row of each.
-        count: how many rows there are.
+        rows: [items], the item's row.
+        count: number of rows.
     """
 
     def __init__(self, rows: np.ndarray, count: int) -> None:
@@ -243,15 +241,11 @@ class _Groups:
         self._starts = self._counts.cumsum() - self._counts
 
     def gather(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Gather the items of some rows, one row's after another's.
-
-        Args:
-            rows: [groups]; a row may occur several times.
+        """Gather the items of rows [groups], row by row; a row may repeat.
 
         Returns:
-            [gathered]: the index of each item; [gathered]: the group that it is in; and
-            [groups]: the offset of each group after gathering, relative to its offset
-            before.
+            Index of each gathered item; its group; and for each group, its offset after gathering
+            relative to its offset before.
         """
         counts = self._counts[rows]
         offsets = counts.cumsum() - counts - self._starts[rows]

@@ -1,10 +1,9 @@
-"""Fix ``closed-grammars``: a grammar that is complete may end its request before ``min_tokens``.
+"""Fix ``closed-grammars``: a complete grammar may end its request before ``min_tokens``.
 
-Once a grammar is complete, it allows nothing but a stop token. In 0.22.0 ``min_tokens`` forbids
-just those, so that no token is left: whatever is sampled then breaks the grammar, and the request
-ends with an error. Here the grammar has the last word: where forbidding the stop tokens would
-leave no token, they stay allowed, and the request stops at one. The rows in question are compared
-on the device, and nobody waits.
+A complete grammar allows only a stop token. In 0.22.0 ``min_tokens`` forbids just those, so that no
+token is left: whatever is sampled then breaks the grammar, and the request ends with an error. Here
+the grammar takes precedence: where masking the stop tokens would leave no token, they stay allowed,
+and the request stops. The rows are compared on the device, without a wait.
 (https://github.com/vllm-project/vllm/issues/53665)
 """
 
@@ -29,9 +28,9 @@ if TYPE_CHECKING:
 
 
 def stops(request: "Request") -> bool:
-    """Whether the newest token ends a request that has fewer than its ``min_tokens``.
+    """Return whether the newest token ends a request before its ``min_tokens``.
 
-    With a grammar, such a request is given a stop token only if nothing else was left.
+    With a grammar, such a request gets a stop token only if no other token was left.
     """
     params = request.sampling_params
     if not request.use_structured_output or params is None:
@@ -43,11 +42,11 @@ def stops(request: "Request") -> bool:
 
 
 class ClosedGrammars(Feature):
-    """The fix for a batch: a logits processor of its own."""
+    """Replacement of a batch's logits processor for ``min_tokens``."""
 
     @classmethod
     def make(cls, live: "LiveBatch") -> None:
-        """Replace a batch's logits processor for ``min_tokens``, if it is upstream's own."""
+        """Replace the batch's logits processor for ``min_tokens``, if it is upstream's."""
         processors = live.batch.logitsprocs.non_argmax_invariant
         for index, processor in enumerate(processors):
             if type(processor) is MinTokensLogitsProcessor:
@@ -55,16 +54,16 @@ class ClosedGrammars(Feature):
 
 
 class _StopTokens(set[int]):
-    """The stop tokens of a request with a grammar; upstream moves them from row to row."""
+    """Stop tokens of a request with a grammar; upstream moves them from row to row."""
 
 
 class _Guarded(NamedTuple):
     """Rows of logits with a grammar, and their stop tokens.
 
     Attributes:
-        rows: [rows] their indices.
-        positions: two tensors [entries]: row and token of each stop token.
-        owners: [entries] the index within ``rows`` of each entry.
+        rows: [rows], indices of the logits' rows.
+        positions: two tensors [entries], row and token of each stop token.
+        owners: [entries], index of each entry's row in ``rows``.
     """
 
     rows: torch.Tensor
@@ -73,10 +72,10 @@ class _Guarded(NamedTuple):
 
 
 class MinTokens(MinTokensLogitsProcessor):  # type: ignore[misc]
-    """Upstream's processor, which gives way where a grammar leaves only stop tokens.
+    """Upstream's processor, which keeps stop tokens where a grammar leaves no other token.
 
     Args:
-        processor: upstream's, whose attributes this one takes over.
+        processor: upstream's processor; its attributes are taken over.
     """
 
     def __init__(self, processor: MinTokensLogitsProcessor) -> None:
@@ -88,25 +87,21 @@ class MinTokens(MinTokensLogitsProcessor):  # type: ignore[misc]
     def add_request(
         params: "SamplingParams", prompt: list[int] | None, output: list[int]
     ) -> tuple[int, Sequence[int], set[int]] | None:
-        """Take in a request as upstream does, and mark one that has a grammar."""
+        """Add a request, and mark one with a grammar."""
         entry = MinTokensLogitsProcessor.add_request(params, prompt, output)
         if entry is None or params.structured_outputs is None:
             return entry  # type: ignore[no-any-return]
         return entry[0], entry[1], _StopTokens(entry[2])
 
     def update_state(self, batch_update: "BatchUpdate | None") -> None:
-        """Follow the batch as upstream does."""
+        """Follow the batch, and upload the rows with a grammar."""
         before = self.logits_slice
         super().update_state(batch_update)
         if self.logits_slice is not before:
             self._guarded = self._guard((row, row) for row in self.min_toks)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Mask stop tokens, unless nothing else is left to a row with a grammar.
-
-        Args:
-            logits: [rows, vocab], changed in place.
-        """
+        """Mask stop tokens in logits [rows, vocab], unless a grammar leaves no other token."""
         if self._guarded is None:
             return super().apply(logits)
         return _mask(logits, self._guarded, super().apply)
@@ -114,12 +109,7 @@ class MinTokens(MinTokensLogitsProcessor):  # type: ignore[misc]
     def apply_with_spec_decode(
         self, logits: torch.Tensor, num_draft_tokens: list[int]
     ) -> torch.Tensor:
-        """Do the same at the positions of drafts.
-
-        Args:
-            logits: [drafts of all rows, vocab], changed in place.
-            num_draft_tokens: the number of drafts of each row.
-        """
+        """Mask stop tokens at the positions of drafts, in logits [drafts of all rows, vocab]."""
         upstream = super().apply_with_spec_decode
         guarded = None
         if self._guarded is not None:
@@ -134,11 +124,7 @@ class MinTokens(MinTokensLogitsProcessor):  # type: ignore[misc]
         return _mask(logits, guarded, lambda logits: upstream(logits, num_draft_tokens))
 
     def _guard(self, positions: Iterable[tuple[int, int]]) -> _Guarded | None:
-        """Upload the positions that belong to rows with a grammar.
-
-        Args:
-            positions: pairs of a batch's row, and of its row within the logits.
-        """
+        """Upload the positions of rows with a grammar, from pairs (batch row, logits row)."""
         rows: list[int] = []
         entries: list[tuple[int, int, int]] = []
         for row, position in positions:

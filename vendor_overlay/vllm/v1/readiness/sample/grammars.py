@@ -1,17 +1,16 @@
-"""Feature ``grammars``: a step sends the masks of rows that have a grammar, without a wait.
+"""Feature ``grammars``: a step sends only masks of rows with a grammar, without a wait.
 
-A grammar allows some tokens and forbids the others. The scheduler sends the runner a mask for each
-position that has a grammar: a bit for each token, 19 KB at a vocabulary of 151,936. Stock makes an
-array of masks for all rows of the batch, most of them full, and sends it from pageable memory.
-CUDA then holds the host up until the device has done all that was launched before: the forward
-pass. With that the host cannot prepare the next step while the device computes.
+The scheduler sends the runner a bitmask per position with a grammar, 19 KB at a vocabulary of
+151,936. Stock builds an array of masks for all rows of the batch, most of them full, and sends it
+from pageable memory. CUDA then blocks the host until the device has finished all earlier work: the
+forward pass. The host cannot prepare the next step while the device computes.
 
-Here the masks that there are go into pinned memory, together with where each belongs, and one copy
-brings all of it to the device. There they are put in their rows, unless every row has one, and
-xgrammar's kernel is called as stock calls it, for the same rows.
+Here only existing masks go into pinned memory, with their rows, and one copy brings everything to
+the device. There they are moved to their rows, unless every row has one, and xgrammar's kernel is
+called as in stock, for the same rows.
 
-A pinned buffer is written again when the event behind its last copy has completed. If none is free
-another is made, and nobody waits. Buffers are made when a request with a grammar joins the batch.
+A pinned buffer is reused when the event after its last copy has completed. If none is free another
+is allocated, without a wait. Buffers are created when a request with a grammar joins the batch.
 """
 
 # mirrors: vllm.v1.structured_output.utils:apply_grammar_bitmask
@@ -32,19 +31,19 @@ if TYPE_CHECKING:
     from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
-#: How many buffers there are at first: as many steps may be in flight.
+#: Initial number of buffers: the number of steps that may be in flight.
 _BUFFERS = 2
-#: A buffer is made this large, in bytes, if the batch can ever need as much.
+#: Minimum size of a buffer in bytes, if the batch can ever need as much.
 _LEAST = 4 << 20
-#: Parts of a buffer begin at multiples of so many words, as Triton's kernels are compiled for.
+#: Alignment of a buffer's parts in words, as Triton's kernels assume.
 _ALIGNMENT = 4
 
 
 class Grammars(Feature):
-    """The feature for one batch.
+    """Masks of one batch, of a device with events.
 
     Args:
-        batch: the batch, of a device with events.
+        batch: the batch.
         num_spec_tokens: draft tokens per request and step.
     """
 
@@ -53,24 +52,24 @@ class Grammars(Feature):
         self._positions = 1 + num_spec_tokens
         #: Requests of the batch that have a grammar.
         self._names: set[str] = set()
-        #: How many masks a buffer has room for, and its size in words.
+        #: Capacity of a buffer in masks, and its size in words.
         self._room = self._size = 0
         self._buffers: list[_Buffer] = []
         gauges.watch(self)
 
     @classmethod
     def make(cls, live: "LiveBatch") -> "Grammars | None":
-        """Make the feature; None for a batch of a device without events."""
+        """Create the feature; None for a device without events."""
         device = live.batch.device
         return cls(live.batch, live.num_spec_tokens) if readback.has_events(device) else None
 
     def held(self) -> Iterator[gauges.Value]:
-        """Yield the pinned memory of the buffers; see `gauges`."""
+        """Yield the pinned memory of the buffers; see ``gauges``."""
         pinned = sum(buffer.memory.nbytes for buffer in list(self._buffers))
         yield gauges.Value(gauges.PINNED_BYTES, (registry.GRAMMARS,), pinned)
 
     def add_request(self, request: "CachedRequestState") -> None:
-        """Make buffers for the masks of all requests, if there are none so large."""
+        """Enlarge the buffers if they have no room for the masks of all requests."""
         params = request.sampling_params
         if params is None or params.structured_outputs is None:
             return
@@ -81,11 +80,11 @@ class Grammars(Feature):
             most = self.batch.max_num_reqs * self._positions
             self._room = min(max(masks, 2 * self._room, _LEAST // (4 * words)), most)
             self._size = _Layout.of(self._room, words).size
-            # torch keeps the memory of smaller ones until copies from it have completed.
+            # torch keeps the memory of smaller buffers until copies from it have completed.
             self._buffers = [_Buffer(self._size) for _ in range(_BUFFERS)]
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
-        """Forget a request."""
+        """Forget the request."""
         del row
         self._names.discard(request.req_id)
 
@@ -110,8 +109,8 @@ class Grammars(Feature):
             return True
         positions = len(logits)
         if targets.max() >= positions or sources.max() >= len(masks):
-            return False  # upstream says what is wrong
-        # As upstream finds it, so that a stand-in for the library serves here, too.
+            return False  # upstream raises the error
+        # Imported from upstream's module, so that a replacement of the library works here, too.
         from vllm.v1.structured_output.utils import xgr
 
         if len(targets) == positions:
@@ -128,15 +127,12 @@ class Grammars(Feature):
     def _send(
         self, masks: np.ndarray, sources: np.ndarray, targets: np.ndarray | None = None
     ) -> "_Parts":
-        """Send some masks to the device.
+        """Send masks to the device.
 
         Args:
             masks: int32 [masks, words].
-            sources: [n] which masks are sent, in this order.
-            targets: [n] their rows, which are sent with them; None for none.
-
-        Returns:
-            What arrives, on the device.
+            sources: [n], masks to send, in this order.
+            targets: [n], their rows, to be sent with them; None for none.
         """
         count, words = len(sources), masks.shape[1]
         layout = _Layout.of(count, words)
@@ -154,7 +150,7 @@ class Grammars(Feature):
         return layout.split(sent)
 
     def _take(self, size: int) -> "_Buffer":
-        """A buffer of ``size`` words or more that no copy reads."""
+        """Return a buffer of at least ``size`` words that no copy reads."""
         for buffer in self._buffers:
             if len(buffer.memory) >= size and buffer.arrived():
                 return buffer
@@ -164,10 +160,10 @@ class Grammars(Feature):
 
 
 class _Parts(NamedTuple):
-    """The parts of a buffer.
+    """Parts of a buffer.
 
     Attributes:
-        rows: int64 [n], and ``indices``, int32 [n]: the same, for torch and for xgrammar.
+        rows: int64 [n]; ``indices``, int32 [n], are the same values for xgrammar.
         masks: int32 [n, words].
     """
 
@@ -177,13 +173,13 @@ class _Parts(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Where the parts of a buffer begin, in words of 4 bytes; ``rows`` begin at 0.
+    """Layout of a buffer, in words of 4 bytes; ``rows`` begin at 0.
 
     Attributes:
-        number: of masks.
-        words: of each mask.
-        indices, masks: where they begin.
-        size: where the masks end.
+        number: number of masks.
+        words: words per mask.
+        indices, masks: beginnings of these parts.
+        size: end of the masks.
     """
 
     number: int
@@ -194,13 +190,13 @@ class _Layout(NamedTuple):
 
     @classmethod
     def of(cls, count: int, words: int) -> "_Layout":
-        """The layout for so many masks."""
+        """Compute the layout for ``count`` masks."""
         indices = _padded(2 * count)
         masks = indices + _padded(count)
         return cls(count, words, indices, masks, masks + count * words)
 
     def split(self, memory: torch.Tensor) -> _Parts:
-        """Views of the parts, in memory of the layout's size."""
+        """Return views of the parts, in memory of the layout's size."""
         return _Parts(
             memory[: 2 * self.number].view(torch.int64),
             memory[self.indices : self.indices + self.number],
@@ -209,7 +205,7 @@ class _Layout(NamedTuple):
 
 
 class _Buffer:
-    """Pinned memory, int32 [size], and the event behind the last copy from it."""
+    """Pinned memory, int32 [size], and the event after the last copy from it."""
 
     __slots__ = ("_event", "memory")
 
@@ -218,34 +214,33 @@ class _Buffer:
         self._event: torch.Event | None = None
 
     def arrived(self) -> bool:
-        """Whether the last copy has completed; does not wait."""
+        """Return whether the last copy has completed, without waiting."""
         return self._event is None or bool(self._event.query())
 
     def mark_sent(self) -> None:
-        """Note that a copy from it has been started in the current stream."""
+        """Record the event after a copy in the current stream."""
         if self._event is None:
             self._event = torch.Event()
         self._event.record()
 
 
 def _padded(words: int) -> int:
-    """Round up to where a part may begin."""
     return -(-words // _ALIGNMENT) * _ALIGNMENT
 
 
 def _match(
     batch: "InputBatch", names: Sequence[str], drafts: Mapping[str, Sequence[int]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Find the logits that each mask is for.
+    """Match masks with rows of the logits.
 
     Args:
-        batch: has rows of logits for its requests, in order: one for each draft, and one more.
-        names: whose the masks are: one for each draft of a request, and one more.
-        drafts: request to its drafts, if it has any.
+        batch: has one row of logits per draft of each request, and one more.
+        names: owners of the masks, which have one mask per draft, and one more.
+        drafts: request to its drafts, if any.
 
     Returns:
-        Which masks are used, and the row of logits of each. Requests that are not in the batch
-        have none.
+        Indices of the used masks, and the row of logits of each. Masks of requests that are not in
+        the batch are unused.
     """
     rows = np.fromiter(map(batch.req_id_to_index.get, names, repeat(-1)), np.int64, len(names))
     if not drafts:

@@ -1,15 +1,14 @@
-"""Fix ``logprob-tokens``: one request's ``logprob_token_ids`` leave the logprobs of others alone.
+"""Fix ``logprob-tokens``: one request's ``logprob_token_ids`` do not change others' logprobs.
 
-A request of ``/generative_scoring`` asks for the logprobs of tokens that it names. In 0.22.0
+A request of ``/generative_scoring`` names tokens to return logprobs of. In 0.22.0
 
-- every other request in its batch loses the logprobs that it asked for: it is given that of the
-  sampled token, and token 0 with a logprob of -inf in place of the likeliest tokens;
-- with drafts, the sampler of bonus tokens gives the rejection sampler the logits of those few
-  tokens instead of all. Unless by chance their numbers agree, the engine ends for all clients
-  (https://github.com/vllm-project/vllm/issues/42592). The request's own tokens were not even
-  looked for.
+- every other request in its batch loses its logprobs: it gets the sampled token's, and token 0 with
+  a logprob of -inf in place of the likeliest tokens;
+- with drafts, the sampler of bonus tokens passes the logits of those few tokens to the rejection
+  sampler instead of all. Unless their numbers happen to agree, the engine fails
+  (https://github.com/vllm-project/vllm/issues/42592). The named tokens are not looked up either.
 
-Here each row has the tokens that its own request asked for.
+Here each row has its own request's tokens.
 """
 
 # mirrors: vllm.v1.sample.sampler:Sampler.forward
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from vllm.v1.sample.rejection_sampler import RejectionSampler
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
-#: Stands where a request names fewer tokens than another.
+#: Padding for requests that name fewer tokens than another.
 _NO_TOKEN = -1
 
 
@@ -42,13 +41,13 @@ def merge(
     """Combine the logprobs of a batch in which some requests name tokens.
 
     Args:
-        likeliest: of each row, the sampled token and the likeliest ones; or all logprobs, if
-            the metadata asks for -1 of them.
-        named: of each row, the sampled token and those that its request names, if any.
-        metadata: of the batch.
+        likeliest: per row, the sampled token and the likeliest ones; or all logprobs, if the
+            metadata requests -1 of them.
+        named: per row, the sampled token and the named ones, if any.
+        metadata: sampling metadata of the batch.
 
     Returns:
-        ``likeliest``, but for the rows whose requests name tokens; ``named`` with the fix off.
+        ``likeliest``, except for rows that name tokens; ``named`` with the fix off.
     """
     rows = metadata.logprob_token_ids
     if not rows or registry.LOGPROB_TOKENS not in switch.enabled():
@@ -69,18 +68,18 @@ def with_drafts(
     targets: torch.Tensor,
     bonus: torch.Tensor,
 ) -> LogprobsTensors:
-    """Give the rows of requests that name tokens the logprobs of those.
+    """Set the logprobs of named tokens in their requests' rows.
 
     Args:
-        sampler: gives a request 1 + most drafts positions.
-        likeliest: of each position, the sampled token and the likeliest ones.
+        sampler: has 1 + maximum drafts positions per request.
+        likeliest: per position, the sampled token and the likeliest ones; changed.
         drafts: the batch's drafts.
-        metadata: of the batch.
-        targets: logits of all drafts' positions, [drafts, vocab].
+        metadata: sampling metadata of the batch.
+        targets: logits at the positions of drafts, [drafts, vocab].
         bonus: logits of the bonus tokens, [requests, vocab].
 
     Returns:
-        ``likeliest``, which is changed; as it is if no request names tokens, or with the fix off.
+        The table; unchanged if no request names tokens, or with the fix off.
     """
     rows = metadata.logprob_token_ids
     if not rows or registry.LOGPROB_TOKENS not in switch.enabled():
@@ -107,15 +106,11 @@ def with_drafts(
 
 
 def _replace(
-    table: LogprobsTensors,
-    at: torch.Tensor,
-    ids: torch.Tensor,
-    logprobs: torch.Tensor,
-    first: int,
+    table: LogprobsTensors, at: torch.Tensor, ids: torch.Tensor, logprobs: torch.Tensor, first: int
 ) -> LogprobsTensors:
-    """Write values into rows of a table, from a column on; it is made wide enough.
+    """Write values into rows of a table from column ``first`` on, and widen it if needed.
 
-    What is left of a row behind them is beyond what its request asked for.
+    The rest of a row is beyond its request's number of logprobs.
     """
     missing = max(0, first + ids.shape[1] - table.logprobs.shape[1])
     columns = slice(first, first + ids.shape[1])
@@ -127,6 +122,6 @@ def _replace(
 
 
 def _upload(values: list[int], device: torch.device) -> torch.Tensor:
-    """Bring integers to the device without waiting, int64 [n]."""
+    """Upload integers without waiting, int64 [n]."""
     staged = uploads.pinned(values, is_pin_memory_available())
     return staged.to(device, non_blocking=True)

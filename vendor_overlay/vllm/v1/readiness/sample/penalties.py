@@ -1,20 +1,17 @@
 """Feature ``penalties``: penalties from token counts that stay on the device.
 
-On each step upstream rebuilds every request's counts from Python lists, for which the host
-waits for the newest token. Here each request with a penalty has a slot of counts on the
-device. The sampled tokens are counted there, and all three penalties are applied in one pass
-over the logits.
+On each step upstream rebuilds every request's counts from Python lists, for which the host waits
+for the newest token. Here each request with a penalty has a slot of counts on the device. Sampled
+tokens are counted there, and all three penalties are applied in one pass over the logits.
 
-The result is bit for bit that of upstream's ``apply_all_penalties``, in the form that it takes
-for the platform and the layout of the logits: repetition, then frequency, then presence, each
-product rounded before it is subtracted.
+The result equals upstream's ``apply_all_penalties`` bit for bit, in its form for the platform and
+the layout of the logits: repetition, then frequency, then presence, each product rounded before it
+is subtracted. A slot is int32 [vocab]: the low 31 bits count generated tokens, the sign bit marks
+prompt tokens. At 151,936 tokens that is 0.61 MB.
 
-A slot is int32 [vocab]: the low 31 bits count how often the request has generated the token,
-the sign bit is set if its prompt holds it. At 151,936 tokens that is 0.61 MB.
-
-vLLM fills its fraction of the device (``gpu_memory_utilization``) with KV cache. Slots use
-memory outside that fraction. Where there is too little, all slots are allocated while vLLM
-profiles its memory, which makes the KV cache smaller by as much.
+vLLM fills its fraction of the device (``gpu_memory_utilization``) with KV cache. Slots use memory
+outside that fraction. If that is too little, all slots are allocated while vLLM profiles its
+memory, which makes the KV cache smaller by as much.
 """
 
 # mirrors: vllm.v1.sample.ops.penalties:apply_all_penalties
@@ -50,14 +47,14 @@ logger = init_logger(__name__)
 
 _PROMPT = np.iinfo(np.int32).min
 _COUNT = np.iinfo(np.int32).max
-#: Bytes that vLLM may take outside its fraction: contexts, graphs, workspaces, fragments.
+#: Bytes that vLLM may use outside its fraction: contexts, graphs, workspaces, fragments.
 _MARGIN = 1 << 30
 _BLOCK = 1024
 _NUM_WARPS = 8
 
 
 class Penalties(Slots):
-    """The penalties of one batch."""
+    """Penalties of one batch."""
 
     name = registry.PENALTIES
 
@@ -70,13 +67,13 @@ class Penalties(Slots):
             self.kernels = kernels
 
     def warm_up(self) -> None:
-        """Compile and load the kernels, which would otherwise stall the first request."""
+        """Compile and load the kernels."""
         self.memory.end_profile()
         if self.kernels is None:
             return
         addresses = torch.zeros(1, dtype=torch.int64, device=self.device)
         numbers = torch.zeros(1, dtype=torch.float32, device=self.device)
-        # Strides as of real logits, without their memory: nothing is read at an address of 0.
+        # Strides of real logits without their memory: nothing is read at an address of 0.
         logits = numbers.as_strided((1, 1), (self.vocab_size, 1))
         ids = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
         discarded = torch.zeros(1, dtype=torch.bool, device=self.device)
@@ -99,7 +96,7 @@ class Penalties(Slots):
         if reserved:
             logger.info_once(
                 "Readiness overlay: the KV cache is %.0f MiB smaller, to leave room for the "
-                "penalties of %d requests. Set %s=N for fewer.",
+                "penalties of %d requests. Set %s=N to reserve fewer.",
                 *(reserved / (1 << 20), self.capacity, switch.SLOTS),
             )
 
@@ -118,8 +115,8 @@ class Penalties(Slots):
         )
 
     def _can_serve(self, metadata: "SamplingMetadata", width: int) -> bool:
-        # Upstream pads with the configured vocabulary size. That is a token where logits are
-        # wider, and out of range where they are narrower: both are left to it.
+        # Upstream pads with the configured vocabulary size, which is a token where logits are
+        # wider, and out of range where they are narrower: fall back in both cases.
         return not metadata.no_penalties and width == self.vocab_size
 
     def _describes_rows(self, metadata: "SamplingMetadata") -> bool:
@@ -140,7 +137,7 @@ class Penalties(Slots):
         metadata.no_penalties = True
 
     def apply(self, logits: torch.Tensor, after_drafts: bool) -> None:
-        """See :meth:`Slots.apply`."""
+        """Apply penalties, by the kernel or row by row."""
         drafts = self._drafts if after_drafts else None
         if self.kernels is not None and _kernel_takes(logits):
             mode = self.kernels.NO_DRAFTS if drafts is None else self.kernels.BONUS
@@ -151,7 +148,7 @@ class Penalties(Slots):
             self._apply_row(logits, row, row, ids)
 
     def apply_to_targets(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata") -> None:
-        """See :meth:`Slots.apply_to_targets`."""
+        """Apply penalties at the positions of drafts, by the kernel or row by row."""
         if self.kernels is not None and _kernel_takes(logits):
             self._apply_kernel(logits, self.kernels.TARGET, drafts, drafts.max_spec_len)
             return
@@ -162,7 +159,7 @@ class Penalties(Slots):
                 position += 1
 
     def _update_slots(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
-        """Count the sampled tokens; ids outside the vocabulary are not counted."""
+        """Count the sampled tokens; ids outside the vocabulary are ignored."""
         if self.kernels is not None and sampled.stride(-1) == 1:
             assert self._addresses is not None
             self._launch_count(sampled, discarded, self._addresses)
@@ -186,19 +183,19 @@ class Penalties(Slots):
         return slot
 
     def _upload(self, tokens: "np.ndarray") -> torch.Tensor | None:
-        """Upload the tokens that the vocabulary holds, as int64; None if there are none."""
+        """Upload the tokens inside the vocabulary, as int64; None if there are none."""
         tokens = tokens[(tokens >= 0) & (tokens < self.vocab_size)]
         return self._staged(tokens, torch.int64) if tokens.size else None
 
     def _valid(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return token ids as indices, and which of them the vocabulary holds."""
+        """Return token ids clamped to the vocabulary, and a mask of those inside it."""
         ids = tokens.long()
         return ids.clamp(0, self.vocab_size - 1), (ids >= 0) & (ids < self.vocab_size)
 
     def _apply_row(
         self, logits: torch.Tensor, position: int, row: int, drafts: torch.Tensor | None
     ) -> None:
-        """Apply one row's penalties with upstream's own operations."""
+        """Apply one row's penalties with upstream's operations."""
         slot = self._rows[row]
         metadata = self._metadata
         if slot is None:
@@ -223,11 +220,7 @@ class Penalties(Slots):
         logit -= metadata.presence_penalties[this].unsqueeze(1) * generated
 
     def _apply_kernel(
-        self,
-        logits: torch.Tensor,
-        mode: int,
-        drafts: "SpecDecodeMetadata | None",
-        positions: int,
+        self, logits: torch.Tensor, mode: int, drafts: "SpecDecodeMetadata | None", positions: int
     ) -> None:
         metadata = self._metadata
         assert metadata is not None
@@ -287,7 +280,7 @@ class Penalties(Slots):
 
 
 def _count(slot: torch.Tensor, prompt: torch.Tensor | None, generated: torch.Tensor | None) -> None:
-    """Count a history of int64 token ids on the device in a slot of zeros."""
+    """Add int64 token ids on the device to a zeroed slot."""
     if prompt is not None:
         slot.index_fill_(0, prompt, _PROMPT)
     if generated is not None:
@@ -302,5 +295,5 @@ def _by_request(drafts: "SpecDecodeMetadata") -> list[torch.Tensor]:
     return list(drafts.draft_token_ids.split(drafts.num_draft_tokens))
 
 
-#: What the samplers call.
+#: Entry point of the samplers.
 take = Penalties.take

@@ -1,15 +1,13 @@
-"""Readers: the consumers that need the newest tokens on the host, each of which rows.
+"""Readers: host-side consumers of the newest tokens, and the rows each needs.
 
-A new consumer is one more case in :func:`readers`, with an owner in :mod:`fences`. Before
-each step is sampled, the rows that somebody reads are settled in the reader's name.
+Before each step is sampled, the rows of :func:`readers` are settled, each wait named by its owner
+in :mod:`fences`. A user's logits processor may declare by a class attribute, :data:`READS`, that it
+does not read the newest token. Then nothing waits for it.
 
-A user's own logits processor may say by an attribute of its class, :data:`READS`, that it does
-not read the newest token. Then nothing waits for it.
-
-Also here is the fix ``plugin-processors``. 0.22.0 counts a logits processor as a reader if
-it is named when the engine is created, but not if it comes from an entry point
-(``vllm.logits_processors``): under async scheduling the output lists that such a processor
-is given keep a placeholder for every sampled token.
+The fix ``plugin-processors`` is also here. 0.22.0 counts a logits processor as a reader if it is
+named when the engine is created, but not if it comes from an entry point
+(``vllm.logits_processors``): under async scheduling the output lists passed to such a processor
+keep a placeholder for every sampled token.
 """
 
 # mirrors: vllm.v1.worker.gpu_input_batch:InputBatch.update_async_output_token_ids
@@ -45,9 +43,9 @@ _OWN_PROCESSORS = (
     closed_grammars.MinTokens,
 )
 
-#: What a logits processor's class says that it reads of the output lists that it is given.
+#: Class attribute of a logits processor: the output tokens that it reads.
 READS = "readiness_reads"
-#: Every token; those older than the newest of each request; nothing but how many there are.
+#: All tokens; all but the newest of each request; none, only their number.
 NEWEST, OLDER, NONE = "newest", "older", "none"
 
 #: The owner of a fence, and the rows that it needs.
@@ -55,7 +53,7 @@ Reader = tuple[str, Iterable[int]]
 
 
 def readers(live: "LiveBatch") -> Iterator[Reader]:
-    """List who needs the newest token of which rows on the host, for the step to be sampled."""
+    """Yield the readers of the step to be sampled."""
     batch = live.batch
     if batch.bad_words_token_ids and not (live.bad_words and live.bad_words.serving):
         yield fences.BAD_WORDS, batch.bad_words_token_ids
@@ -72,11 +70,11 @@ def readers(live: "LiveBatch") -> Iterator[Reader]:
 
 
 def counters(live: "LiveBatch") -> Iterator[Reader]:
-    """List who needs to know how many tokens which rows have.
+    """Yield consumers of the number of tokens of rows.
 
-    The host knows that without the tokens, unless it depends on how many drafts were
-    accepted. Then upstream waits where it keeps the lists, whatever it keeps them for, and
-    elsewhere assumes that all drafts were accepted.
+    The host knows it without the tokens, unless it depends on the number of accepted drafts. Then
+    upstream waits where it keeps the lists, for any purpose, and elsewhere assumes that all drafts
+    were accepted.
     """
     batch, history = live.batch, live.history
     if history is None or not history.drafted:
@@ -91,46 +89,46 @@ def counters(live: "LiveBatch") -> Iterator[Reader]:
 
 
 def _processors_read(live: "LiveBatch") -> bool:
-    """Whether a logits processor reads the newest tokens.
+    """Return whether a logits processor reads the newest tokens.
 
-    Upstream also counts its own as readers if there are thinking budgets.
+    Upstream also counts its own processors as readers if there are thinking budgets.
     """
     others = _others(live.batch)
     if not others:
         return live.thinking is None
-    return any(getattr(type(each), READS, NEWEST) == NEWEST for each in others)
+    return any(getattr(type(processor), READS, NEWEST) == NEWEST for processor in others)
 
 
 def _others(batch: "InputBatch") -> list[object]:
-    """The logits processors that are not vLLM's own."""
-    return [each for each in batch.logitsprocs.all if type(each) not in _OWN_PROCESSORS]
+    """Return the logits processors that are not vLLM's own."""
+    processors = batch.logitsprocs.all
+    return [processor for processor in processors if type(processor) not in _OWN_PROCESSORS]
 
 
 def check_declarations(batch: "InputBatch") -> None:
-    """Check what users' logits processors say that they read.
+    """Check the declarations of users' logits processors.
 
     Raises:
-        ValueError: a class says something else than is known.
+        ValueError: a class declares an unknown value.
     """
     for processor in _others(batch):
-        says = getattr(type(processor), READS, NEWEST)
-        if says not in (NEWEST, OLDER, NONE):
+        declared = getattr(type(processor), READS, NEWEST)
+        if declared not in (NEWEST, OLDER, NONE):
             raise ValueError(
-                f"{subclasses.full_name(type(processor))}.{READS} is {says!r}. Make it "
+                f"{subclasses.full_name(type(processor))}.{READS} is {declared!r}. Set it to "
                 f"{NEWEST!r}, {OLDER!r} or {NONE!r} (docs/features.md of the readiness overlay)."
             )
 
 
 def count_plugin_processors(batch: "InputBatch", on: frozenset[str]) -> frozenset[str]:
-    """Count logits processors from entry points as readers, if there are any.
+    """Count logits processors from entry points as readers; return the features that stay on.
+
+    With ``plugin-processors`` off and such a processor present, history falls back to upstream, so
+    that the processor receives stock's lists.
 
     Args:
-        batch: just constructed; its flag ``logitsprocs_need_output_token_ids`` is set.
-        on: the features and fixes that are on.
-
-    Returns:
-        Those that stay on. With ``plugin-processors`` off and such a processor present,
-        upstream's code keeps the history, so that the processor is given stock's lists.
+        batch: just constructed; ``logitsprocs_need_output_token_ids`` is set on it.
+        on: enabled features and fixes.
     """
     if batch.logitsprocs_need_output_token_ids or not _others(batch):
         return on
@@ -140,8 +138,8 @@ def count_plugin_processors(batch: "InputBatch", on: frozenset[str]) -> frozense
     left = registry.without([registry.HISTORY], on)
     if left != on:
         logger.info_once(
-            "Readiness overlay: also off: %s. A logits processor comes from an entry point, and "
-            "plugin-processors is off.",
+            "Readiness overlay: %s disabled, because a logits processor comes from an entry point "
+            "and plugin-processors is off.",
             ", ".join(sorted(on - left)),
         )
     return left

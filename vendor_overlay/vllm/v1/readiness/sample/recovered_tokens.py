@@ -1,15 +1,15 @@
 """Fix ``recovered-tokens``: the token that replaces a rejected draft is in the vocabulary.
 
-0.22.0's rejection sampler looks for it in tiles of 8192 scores, with 0 behind the end of the
-vocabulary. Where a row's probabilities are NaN, it may find an id behind the end. A request
-gets such a row if each token that it may have is forbidden, as its stop tokens are by
-``min_tokens``. Such an id is dropped, and a step that gives a request no token may stall it
-or end the engine; a drafter or a model that reads the id first reads out of bounds.
+0.22.0's rejection sampler searches it in tiles of 8192 scores, padded with 0 after the vocabulary.
+Where a row's probabilities are NaN, it may return an id after the end. A request gets such a row if
+all its allowed tokens are masked, as ``min_tokens`` masks its stop tokens. Such an id is dropped,
+and a step without a token for a request may stall it or fail the engine; a drafter or a model that
+reads the id first reads out of bounds.
 (https://github.com/vllm-project/vllm/security/advisories/GHSA-8wr5-jm2h-8r4f)
 
-Here the id is 0 in that case, which is what vLLM's sampler gives such a row without drafts.
-Every other id is upstream's. Whether the fix is on is decided for the process when this
-module is imported, since the kernel that calls it has no argument for it.
+Here the id is 0 in that case, which vLLM's sampler returns for such a row without drafts. All other
+ids are upstream's. The fix is switched per process when this module is imported, since the kernel
+that calls it has no argument for it.
 """
 
 # mirrors: vllm.v1.sample.rejection_sampler:sample_recovered_tokens_kernel

@@ -1,20 +1,19 @@
-"""The V1 samplers without needless passes over the logits.
+"""V1 samplers without needless passes over the logits.
 
-A plan is made when the batch changes. It says whether anything that the requests ask for may
-change the logits before the greedy choice, and whether any temperature divides them. From
-the plan and the metadata the samplers decide to leave out
+A plan is computed when the batch changes. It records whether any request's parameters may change
+the logits before the greedy choice, and whether any temperature divides them. By the plan and the
+metadata the samplers omit
 
 - the conversion to float32 if only the greedy choice and raw logprobs read the logits. The
-  conversion is exact, so that the first of the largest logits is the same either way. CPUs
-  convert nevertheless, because their argmax is faster in float32;
+  conversion is exact, so that the first of the largest logits is the same either way. CPUs convert
+  nevertheless, because their argmax is faster in float32;
 - the second conversion if logprobs and processing both need one;
-- copies that preserve raw logits, if nobody asked for logprobs or nothing changes the logits;
+- copies that preserve raw logits, if no logprobs are requested or nothing changes the logits;
 - the division by temperatures that are all 1;
-- logprobs that nobody asked for.
+- logprobs that were not requested.
 
-Logits that softmax, log_softmax and topk read keep their dtype, and random numbers are drawn
-as before. Metadata without a plan, or with one that was made for other metadata, takes
-upstream's path.
+Logits that softmax, log_softmax and topk read keep their dtype, and random numbers are drawn as in
+stock. Metadata without a plan, or with another metadata's plan, falls back to upstream.
 """
 
 # mirrors: vllm.v1.sample.sampler:Sampler.forward
@@ -53,22 +52,21 @@ if TYPE_CHECKING:
     from vllm.v1.sample.sampler import Sampler
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
-#: Device types where it is faster to convert to float32 before argmax: on CPUs PyTorch's
-#: argmax is vectorised for float32 alone.
+#: Device types that convert to float32 before argmax: PyTorch's CPU argmax is vectorised for
+#: float32 only.
 _CONVERTING = frozenset({"cpu"})
 
 
 @dataclass(slots=True)
 class Plan(subclasses.Uncopied):
-    """What the requests of a batch do to the logits; valid until the batch changes.
+    """Effects of a batch's requests on the logits; valid until the batch changes.
 
     Attributes:
-        changes_logits: whether anything but temperature, min_p, top_k and top_p may change
-            the logits.
-        scales_logits: whether a temperature is neither 0, which means greedy, nor 1.
+        changes_logits: whether anything but temperature, min_p, top_k and top_p may change the
+            logits.
+        scales_logits: whether a temperature is neither 0 (greedy) nor 1.
         converts_for_argmax: whether logits are converted even for the greedy choice alone.
-        temperature: identifies the metadata that the plan was made for; not compared.
-        logitsprocs: the same.
+        temperature, logitsprocs: identify the plan's metadata; not compared.
     """
 
     changes_logits: bool
@@ -79,13 +77,9 @@ class Plan(subclasses.Uncopied):
 
 
 def plan(batch: "InputBatch", metadata: "SamplingMetadata") -> Plan:
-    """Make the plan for a batch.
+    """Compute the plan of a batch from its new metadata.
 
-    Anything that a request asks for counts, even after it has ceased to apply.
-
-    Args:
-        batch: the batch.
-        metadata: the metadata that has just been made from it.
+    A request's parameters count even after they have ceased to apply.
     """
     holder = metadata.thinking_budget_state_holder
     changes_logits = (
@@ -109,17 +103,10 @@ def plan(batch: "InputBatch", metadata: "SamplingMetadata") -> Plan:
 
 
 def convert_once(logits: torch.Tensor, metadata: "SamplingMetadata") -> torch.Tensor:
-    """Convert the logits to float32 before logprobs and processing would each do so.
+    """Convert logits [rows, vocab] to float32 once, if logprobs or processing need it.
 
-    Only bfloat16 is converted. There log_softmax makes a float32 copy of its own, with the
-    same bits; for float16 it has a kernel on CUDA, whose sums differ.
-
-    Args:
-        logits: [rows, vocab].
-        metadata: of the rows.
-
-    Returns:
-        The logits in float32 if they will be needed in float32; otherwise ``logits``.
+    Only bfloat16 is converted. There log_softmax makes a float32 copy with the same bits; for
+    float16 it has a kernel on CUDA whose sums differ.
     """
     plan = _valid_plan(metadata)
     if plan is None or logits.dtype != torch.bfloat16:
@@ -130,15 +117,7 @@ def convert_once(logits: torch.Tensor, metadata: "SamplingMetadata") -> torch.Te
 
 
 def raw_logits(logits: torch.Tensor, metadata: "SamplingMetadata") -> torch.Tensor:
-    """Return float32 logits that processing will not change, for the sampler's output.
-
-    Args:
-        logits: float32 [rows, vocab].
-        metadata: of the rows.
-
-    Returns:
-        ``logits`` if nothing will change them; otherwise a copy.
-    """
+    """Return float32 logits [rows, vocab] that processing will not change; a copy if needed."""
     plan = _valid_plan(metadata)
     if plan is not None and _only_greedy(plan, metadata) and logits.is_contiguous():
         return logits
@@ -146,11 +125,9 @@ def raw_logits(logits: torch.Tensor, metadata: "SamplingMetadata") -> torch.Tens
 
 
 def only_argmax(sampler: "Sampler", metadata: "SamplingMetadata") -> bool:
-    """Whether only argmax will read the processed logits, and needs no conversion.
+    """Return whether only argmax reads the processed logits, and needs no conversion.
 
-    Args:
-        sampler: the sampler, which may have to return processed logits or their logprobs.
-        metadata: of the logits.
+    The sampler's mode may require it to return processed logits or their logprobs.
     """
     plan = _valid_plan(metadata)
     if plan is None or plan.converts_for_argmax or not _only_greedy(plan, metadata):
@@ -159,18 +136,13 @@ def only_argmax(sampler: "Sampler", metadata: "SamplingMetadata") -> bool:
 
 
 def scales_logits(metadata: "SamplingMetadata") -> bool:
-    """Whether temperatures change any logit; division by 1 changes none."""
+    """Return whether temperatures change any logit; division by 1 changes none."""
     plan = _valid_plan(metadata)
     return plan is None or plan.scales_logits
 
 
 def topk_topp_sampler(sampler: "Sampler", metadata: "SamplingMetadata") -> Callable[..., Any]:
-    """Return the sampler's top-k top-p sampler, without logprobs if nobody asked for them.
-
-    Args:
-        sampler: the sampler that it belongs to.
-        metadata: of the logits.
-    """
+    """Return the sampler's top-k top-p sampler, without logprobs if none are requested."""
     original: Any = sampler.topk_topp_sampler
     if (
         _valid_plan(metadata) is None
@@ -185,10 +157,10 @@ def topk_topp_sampler(sampler: "Sampler", metadata: "SamplingMetadata") -> Calla
 
 
 def bonus_logprobs(metadata: "SamplingMetadata") -> dict[str, Any]:
-    """Return the fields of the metadata that the rejection sampler replaces for bonus tokens.
+    """Return the metadata fields that the rejection sampler replaces for bonus tokens.
 
-    It needs the logits of every bonus token, for which upstream asks for all logprobs. But
-    it reads them only if a request has asked for logprobs.
+    It needs the logits of every bonus token, for which upstream requests all logprobs. But it reads
+    them only if a request has requested logprobs.
     """
     if _valid_plan(metadata) is None or metadata.max_num_logprobs is not None:
         return {"max_num_logprobs": -1}
@@ -196,7 +168,7 @@ def bonus_logprobs(metadata: "SamplingMetadata") -> dict[str, Any]:
 
 
 def needs_raw_targets(metadata: "SamplingMetadata") -> bool:
-    """Whether raw target logits must be copied before processing, for logprobs."""
+    """Return whether raw target logits must be copied before processing, for logprobs."""
     plan = _valid_plan(metadata)
     if plan is None:
         return True
@@ -204,13 +176,13 @@ def needs_raw_targets(metadata: "SamplingMetadata") -> bool:
 
 
 class _WithoutLogprobs:
-    """The attribute that upstream's top-k top-p sampling reads: no processed logprobs."""
+    """Stand-in for a sampler in upstream's top-k top-p sampling: no processed logprobs."""
 
     logprobs_mode = "raw_logprobs"
 
 
 def _valid_plan(metadata: "SamplingMetadata") -> Plan | None:
-    """The metadata's plan; None if it has none, or one that was made for other metadata."""
+    """Return the metadata's plan; None without one, or with another metadata's."""
     plan: Plan | None = getattr(metadata, "copies", None)
     if (
         plan is None
@@ -222,17 +194,17 @@ def _valid_plan(metadata: "SamplingMetadata") -> Plan | None:
 
 
 def _only_greedy(plan: Plan, metadata: "SamplingMetadata") -> bool:
-    """Whether every row is greedy, and nothing changes its logits."""
+    """Return whether every row is greedy, and nothing changes its logits."""
     return metadata.all_greedy and not plan.changes_logits
 
 
 def _logprobs_requested(metadata: "SamplingMetadata") -> bool:
-    """Whether a request has asked for logprobs of any kind."""
+    """Return whether any request has requested logprobs."""
     return metadata.max_num_logprobs is not None or bool(metadata.logprob_token_ids)
 
 
 def _may_change_logits(processor: "LogitsProcessor") -> bool:
-    """Whether a logits processor may change logits before the batch changes."""
+    """Return whether a logits processor may change logits before the batch changes."""
     if type(processor) in (MinTokensLogitsProcessor, closed_grammars.MinTokens):
         return bool(processor.min_toks)
     if type(processor) is LogitBiasLogitsProcessor:

@@ -1,13 +1,12 @@
 """Model Runner V2's sampler without needless copies of the logits.
 
-Upstream copies all logits to float32 on every step. Here a plan for each batch says whether
-anything that the requests ask for will change logits. If nothing will, they are sampled from
-as they are: the kernels convert to float32 as they load, which is exact. If something will,
-they are processed in place, provided that they already are what upstream's copy would be and
-that nobody reads the raw logits. Copying only the rows that need processing was measured,
-and was not faster.
+Upstream copies all logits to float32 on every step. Here a plan per batch records whether any
+request's parameters will change logits. If not, the logits are sampled from directly: the kernels
+convert to float32 as they load, which is exact. Otherwise they are processed in place, provided
+that they equal upstream's copy in dtype and layout and that the raw logits are not read. Copying
+only the rows that need processing was measured, and was not faster.
 
-A batch with a request that was not added here takes upstream's path. So does the profile run,
+A batch with a request that was not added here falls back to upstream. So does the profile run,
 whose peak of memory must stay upstream's.
 """
 
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Handling(Enum):
-    """How a batch's logits are handled."""
+    """Handling of a batch's logits."""
 
     AS_IS = auto()  #: sampled from without processing
     IN_PLACE = auto()  #: processed in place
@@ -52,7 +51,7 @@ class Handling(Enum):
 
 @dataclass(frozen=True)
 class Plan:
-    """What the requests of a batch ask for.
+    """Needs of a batch's requests.
 
     Attributes:
         changes_logits: whether any logits are changed before sampling.
@@ -68,7 +67,7 @@ class Plan:
 
 
 def attach(sampler: "Sampler", max_num_reqs: int) -> None:
-    """Attach the plans to a sampler that is being constructed."""
+    """Attach the plans to a sampler under construction."""
     # A derived class may change state that is only read here.
     on = registry.SAMPLER_COPIES in switch.enabled() and type(sampler).__bases__ == (object,)
     setattr(sampler, subclasses.ATTRIBUTE, SamplerCopies(sampler, max_num_reqs, on))
@@ -80,38 +79,28 @@ def of(sampler: "Sampler") -> "SamplerCopies":
 
 
 class SamplerCopies:
-    """The plans of one sampler.
-
-    Args:
-        sampler: the sampler.
-        max_num_reqs: how many requests it has places for.
-        on: whether the feature is on.
-    """
+    """Plans of one sampler, which has ``max_num_reqs`` places for requests."""
 
     def __init__(self, sampler: "Sampler", max_num_reqs: int, on: bool) -> None:
         self.sampler = sampler
         self.on = on
         self._added = np.zeros(max_num_reqs, dtype=bool)
-        # The newest batch: the places of its requests, as bytes, and its plan.
+        # The newest batch: its requests' places, as bytes, and its plan.
         self._batch: bytes | None = None
         self._plan: Plan | None = None
 
     def add_request(self, req_idx: int) -> None:
-        """Note that a request has a place, and that the sampler's states hold its parameters.
-
-        Args:
-            req_idx: its place.
-        """
+        """Record a request's place, once the sampler's states hold its parameters."""
         if self.on:
             self._added[req_idx] = True
             self._batch = None
 
     def decide(self, logits: torch.Tensor, idx_mapping_np: np.ndarray) -> Handling:
-        """Decide how a batch's logits are handled.
+        """Choose the handling of a batch's logits.
 
         Args:
             logits: [positions, vocab].
-            idx_mapping_np: int32 [requests]: their places.
+            idx_mapping_np: int32 [requests], their places.
         """
         plan = self._plan_of(idx_mapping_np)
         if plan is None:
@@ -130,7 +119,7 @@ class SamplerCopies:
         return Handling.COPY if sums else Handling.AS_IS
 
     def _warm_up(self, logits: torch.Tensor, idx_mapping_np: np.ndarray) -> None:
-        """Compile the kernels for logits that are not copied; upstream's dummy runs do not."""
+        """Compile the kernels for uncopied logits; upstream's dummy runs do not."""
         if not self.on or logits.stride(-1) != 1 or len(logits) != len(idx_mapping_np):
             return
         zeros = torch.zeros(2, dtype=torch.int32, device=logits.device)
@@ -201,7 +190,7 @@ class SamplerCopies:
 
 
 def _is_like_copy(logits: torch.Tensor) -> bool:
-    """Whether the logits have the dtype and layout that upstream's copy would have."""
+    """Return whether the logits have the dtype and layout of upstream's copy."""
     if logits.dtype != torch.float32 or not logits.is_contiguous():
         return False
     return bool(logits.data_ptr() % 16 == 0)

@@ -1,23 +1,22 @@
 """Feature ``seeds``: all seeded requests of a step are drawn by one launch, with torch's bits.
 
-Stock draws a seeded request's noise by a call of its own on its own generator: at batch 128 that
-is 128 launches, and with drafts three times as many. A CUDA generator is a seed and an offset,
-and :mod:`~vllm.v1.readiness.kernels.seeds` computes from these what torch does. Requests without
-a seed are drawn by stock's own code before, with the same calls on the default generator.
+Stock draws a seeded request's noise by one call per generator: at batch 128 that is 128 launches,
+and with drafts three times as many. A CUDA generator is a seed and an offset, from which
+:mod:`~vllm.v1.readiness.kernels.seeds` computes torch's bits. Requests without a seed are drawn by
+stock's code before, with the same calls on the default generator.
 
-What the device needs (rows, seeds, offsets) is sent when the batch has changed. All requests that
-are drawn together advance by the same number, which the kernel is given, so that nothing is sent
-while a batch decodes.
+Rows, seeds and offsets are sent when the batch has changed. All requests that are drawn together
+advance by the same number, a kernel argument, so that nothing is sent while a batch decodes.
 
-A generator's own offset is thus behind. Setting all of them in each draw would be a call for each
-request again, though a cheap one: an offset is set only when somebody takes the generator from the
-batch. :class:`Generators` stands in for the batch's dict, and nobody gets a generator
-out of it, by whatever method, before it has been set. From then on it is its own master, and is
-read anew at the next draw. So a row that leaves, moves or is exchanged, a rewound prompt, stock's
-own loops and a user's sampler all find what stock's generator would be, and may change it.
+A generator's own offset thus lags. Setting all of them in each draw would again be a call per
+request, though a cheap one: an offset is set only when a caller takes the generator out of the
+batch. :class:`Generators` replaces the batch's dict, and sets the offset of a generator before any
+method returns it. After that the caller owns its state, which is read again at the next draw. So
+rows that leave, move or are exchanged, a rewound prompt, stock's own loops and a user's sampler all
+see the state of stock's generator, and may change it.
 
-Whoever keeps a request's generator beside the batch could see it behind, or use it unseen. No
-class of vLLM's does; a runner of any other class is left to upstream.
+Code that keeps a request's generator elsewhere could see it lag, or use it unseen. No class of
+vLLM's does; a runner of any other class falls back to upstream.
 """
 
 # mirrors: vllm.v1.sample.ops.topk_topp_sampler:random_sample
@@ -47,17 +46,12 @@ logger = init_logger(__name__)
 T = TypeVar("T")
 #: Generators by row, as upstream keeps them.
 Plain = dict[int, torch.Generator]
-#: An offset counts words, of which a draw makes four.
+#: Words per draw; offsets count words.
 _WORDS = 4
 
 
 class Generators(dict[int, torch.Generator]):
-    """The generators of a batch by row; one that is taken out has its own offset.
-
-    Args:
-        seeds: the feature.
-        generators: by row.
-    """
+    """Generators of a batch by row, whose offsets are set when they are taken out."""
 
     def __init__(self, seeds: "Seeds", generators: Plain) -> None:
         super().__init__(generators)
@@ -80,24 +74,24 @@ class Generators(dict[int, torch.Generator]):
         return super().__iter__()
 
     def pop(self, row: int, *default: T) -> torch.Generator | T:
-        """Take a generator out; see dict."""
+        """Remove and return a generator; see dict."""
         self.seeds.give_back(row)
         return super().pop(row, *default)
 
     def popitem(self) -> tuple[int, torch.Generator]:
-        """Take the last generator out; see dict."""
+        """Remove and return the last generator; see dict."""
         row, generator = super().popitem()
         super().__setitem__(row, generator)
         return row, self.pop(row)
 
     def copy(self) -> Plain:
-        """Return a plain dict, as of any mapping."""
+        """Return a plain dict."""
         return dict(self.items())
 
     __copy__ = copy
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type[Plain], tuple[Plain]]:
-        """Stand in for the generators in copies of a batch, which upstream serves."""
+        """Pickle and copy as a plain dict."""
         return dict, (self.copy(),)
 
     def __or__(self, other: Plain) -> Plain:  # type: ignore[override]
@@ -112,21 +106,21 @@ class Generators(dict[int, torch.Generator]):
 
 
 for _name in ("clear", "get", "items", "setdefault", "update", "values"):
-    # Made of the methods above, where dict's own would pass them by.
+    # Built on the methods above, which dict's own would bypass.
     setattr(Generators, _name, getattr(MutableMapping, _name))
 
 
 @dataclass(slots=True)
 class Sent:
-    """What the device was sent of the requests that are drawn together.
+    """Device data of the requests that are drawn together.
 
     Attributes:
-        rows: [requests] their rows.
+        rows: [requests], their rows.
         arrays: on the device, int64 [requests] each: rows, seeds, counters; with drafts also the
-            first draft of each and their number.
-        drafts: each row's number of drafts; None if it was not asked for.
+            first draft and the number of drafts.
+        drafts: number of drafts per row; None if all rows are drawn.
         complete: whether these are all requests with a seed.
-        behind: draws of a thread since then.
+        behind: draws per thread since then.
     """
 
     rows: np.ndarray
@@ -137,11 +131,11 @@ class Sent:
 
 
 class Seeds(Feature):
-    """The seeded requests of one batch.
+    """Seeded requests of one batch.
 
     Args:
         batch: the batch.
-        draws: draws on the batch's device.
+        draws: torch's drawing on the batch's device.
     """
 
     def __init__(self, batch: "InputBatch", draws: "Draws") -> None:
@@ -149,48 +143,48 @@ class Seeds(Feature):
         self.device = batch.device
         self.pin_memory = batch.pin_memory
         self.vocab_size = batch.vocab_size
-        #: Whether torch was found to draw the same on this device; None: not looked at.
+        #: Whether torch draws the same on this device; None before warm-up.
         self.agrees: bool | None = None
         self._runner_known = False
         self._generators = Generators(self, batch.generators)
         batch.generators = self._generators
-        # By row. Where it is kept, the generator's own offset may be behind.
+        # By row. Where it is kept, the generator's own offset may lag.
         self._kept = np.zeros(batch.max_num_reqs, np.bool_)
         self._seeds = np.zeros(batch.max_num_reqs, np.int64)
         self._counters = np.zeros(batch.max_num_reqs, np.int64)
-        #: The rows of all generators, each kept; None once one has been taken out or put in.
+        #: Rows of all generators if each is kept; None once one has been taken out or put in.
         self._rows: np.ndarray | None = None
         self._end = 0
         self._sent: Sent | None = None
 
     @classmethod
     def make(cls, live: "LiveBatch") -> "Seeds | None":
-        """Make the seeds of a batch; None on a device that is not served."""
+        """Create the seeds of a batch; None on an unsupported device."""
         draws = draws_on(live.batch.device)
         return None if draws is None else cls(live.batch, draws)
 
     def warm_up(self) -> None:
-        """Compile the kernels, and compare what they draw with torch, once."""
+        """Compile the kernels and compare their bits with torch's, once."""
         if self.agrees is not None:
             return
-        found = "other bits"
+        reason = "different bits"
         try:
             self.agrees = agree(self.draws, self.device, self.vocab_size)
-        except Exception as error:  # a compiler of Triton's may know the device no better than we
-            self.agrees, found = False, f"{type(error).__name__}: {error}"
+        except Exception as error:  # Triton's compiler may not support the device
+            self.agrees, reason = False, f"{type(error).__name__}: {error}"
         if not self.agrees:
             logger.warning_once(
-                "Readiness overlay: torch %s does not draw as expected on %s (%s). vLLM's own "
-                "code draws for requests with a seed, with a launch for each.",
-                *(torch.__version__, self.device, found),
+                "Readiness overlay: random numbers of torch %s on %s are not as expected (%s). "
+                "Falling back to vLLM for requests with a seed, with one launch per request.",
+                *(torch.__version__, self.device, reason),
             )
 
     def prepare(self, runner: object) -> None:
-        """Note whose runner is about to sample; None for one with vLLM's own samplers."""
+        """Note the runner that is about to sample; None for one with vLLM's own samplers."""
         self._runner_known = runner is None or type(runner).__module__.startswith("vllm.")
 
     def give_back(self, row: int) -> None:
-        """Bring a row's generator up to date; it is read anew before it is drawn again."""
+        """Set a row's generator to its current offset; it is read again before the next draw."""
         if row in self._generators and self._kept[row]:
             self._kept[row] = False
             self.change()
@@ -198,18 +192,13 @@ class Seeds(Feature):
             generator.set_offset(int(self._counters[row]) * _WORDS)
 
     def change(self) -> None:
-        """Note that not all generators are kept, or that they are not the same."""
+        """Invalidate the cached rows, and the data on the device."""
         self._rows = self._sent = None
 
     def draw(self, noise: torch.Tensor, drafts: Sequence[int] | None) -> bool:
-        """Fill the rows of requests with a seed, as their generators would.
+        """Fill the noise [rows, vocabulary] of requests with a seed; False to fall back.
 
-        Args:
-            noise: [rows, vocabulary] on the device.
-            drafts: each row's number of drafts, to leave out those without; None for all rows.
-
-        Returns:
-            True if that was done; False to fall back to upstream.
+        ``drafts`` is the number of drafts per row, to skip rows without; None for all rows.
         """
         if not self._serves(noise, torch.float32, 2, len(noise)):
             self._count_fallback()
@@ -220,15 +209,7 @@ class Seeds(Feature):
         return True
 
     def draw_uniform(self, values: torch.Tensor, drafts: Sequence[int]) -> bool:
-        """Fill the numbers of drafts of requests with a seed, as their generators would.
-
-        Args:
-            values: [drafts of all rows] on the device.
-            drafts: each row's number of drafts.
-
-        Returns:
-            True if that was done; False to fall back to upstream.
-        """
+        """Fill the values [drafts of all rows] of requests with a seed; False to fall back."""
         if (
             not self._serves(values, torch.float64, 1, len(drafts))
             or max(drafts) > self.draws.most_drafts
@@ -242,7 +223,7 @@ class Seeds(Feature):
         return True
 
     def _count_fallback(self) -> None:
-        """Count what is left to upstream, unless no request has a seed."""
+        """Count a fallback to upstream, unless no request has a seed."""
         if self._generators:
             reason = gauges.OTHER_INPUT
             if not self.agrees:
@@ -252,7 +233,7 @@ class Seeds(Feature):
             gauges.fall_back(registry.SEEDS, reason)
 
     def _serves(self, target: torch.Tensor, dtype: torch.dtype, dim: int, rows: int) -> bool:
-        """Whether all generators are kept, and a tensor is one of the kind that is drawn."""
+        """Return whether all generators are cached and the tensor is supported."""
         return bool(
             self.agrees
             and self._runner_known
@@ -266,11 +247,7 @@ class Seeds(Feature):
         )
 
     def _keep(self) -> bool:
-        """Read all generators that are not kept.
-
-        Returns:
-            Whether all are of the kind that is known.
-        """
+        """Read all generators that are not cached; return whether all are supported."""
         if self._rows is not None:
             return True
         known = dict.items(self._generators)
@@ -292,7 +269,7 @@ class Seeds(Feature):
         return True
 
     def _send(self, drafts: Sequence[int] | None) -> Sent:
-        """Return what the device has of these requests, sent now if it has not."""
+        """Return the requests' data on the device, sent now if it is not current."""
         sent, rows = self._sent, self._rows
         assert rows is not None
         if sent is not None and (sent.complete if drafts is None else sent.drafts == drafts):
@@ -313,13 +290,13 @@ class Seeds(Feature):
         return self._sent
 
     def _advance(self, sent: Sent, draws: int) -> None:
-        """Note that the threads of these requests have made so many draws."""
+        """Advance these requests by a number of draws per thread."""
         sent.behind += draws
         self._counters[sent.rows] += draws
 
 
 def draws_on(device: torch.device) -> "Draws | None":
-    """Return how torch draws on a device; None if it is not known. Tests replace it."""
+    """Return torch's drawing on a device; None if unknown. Tests replace it."""
     if device.type != "cuda" or not current_platform.is_cuda():
         return None
     from vllm.v1.readiness.kernels import seeds as kernels
@@ -328,7 +305,7 @@ def draws_on(device: torch.device) -> "Draws | None":
 
 
 def agree(draws: "Draws", device: torch.device, vocab_size: int) -> bool:
-    """Whether torch draws the same; see the kernels' function. Tests replace it."""
+    """Return whether torch draws the same; see the kernels' function. Tests replace it."""
     from vllm.v1.readiness.kernels import seeds as kernels
 
     return kernels.agree(draws, device, [vocab_size])
@@ -337,32 +314,14 @@ def agree(draws: "Draws", device: torch.device, vocab_size: int) -> bool:
 def draw(
     generators: Plain, noise: torch.Tensor, drafts: Sequence[int] | None = None
 ) -> bool | None:
-    """Draw the noise of requests with a seed.
-
-    Args:
-        generators: by row.
-        noise: [rows, vocabulary].
-        drafts: each row's number of drafts, to leave out those without; None for all rows.
-
-    Returns:
-        True if done; None to fall back to upstream.
-    """
+    """Draw the noise of requests with a seed; see :meth:`Seeds.draw`. None to fall back."""
     if type(generators) is Generators and generators.seeds.draw(noise, drafts):
         return True
     return None
 
 
 def draw_uniform(generators: Plain, values: torch.Tensor, drafts: Sequence[int]) -> bool | None:
-    """Draw a number for each draft of requests with a seed.
-
-    Args:
-        generators: by row.
-        values: [drafts of all rows].
-        drafts: each row's number of drafts.
-
-    Returns:
-        True if done; None to fall back to upstream.
-    """
+    """Draw a number per draft of requests with a seed; None to fall back to upstream."""
     if type(generators) is Generators and generators.seeds.draw_uniform(values, drafts):
         return True
     return None

@@ -1,11 +1,9 @@
 """Device memory for slots of one size.
 
-Slots are parts of slabs, and on CUDA and ROCm slabs are allocated from a memory pool of their
-own, so that none splits a block that activations will need again. A slot is free again when
-nothing refers to its tensor.
-
-A slab is allocated only if the device has room for it beside the activations that vLLM has
-planned for, which PyTorch's allocator need not hold at that moment.
+Slots are parts of slabs. On CUDA and ROCm slabs are allocated from a separate memory pool, so that
+none splits a block that activations will need again. A slot is free again when its tensor is no
+longer referenced. A slab is allocated only if the device has room for it in addition to vLLM's
+planned activations, which PyTorch's allocator need not hold at that moment.
 """
 
 # mirrors: nothing
@@ -16,7 +14,7 @@ from weakref import ref
 import torch
 from vllm.platforms import current_platform
 
-#: Bytes of a slab. PyTorch rounds allocations above 10 MiB up to a multiple of 2 MiB.
+#: Bytes per slab. PyTorch rounds allocations above 10 MiB up to a multiple of 2 MiB.
 _SLAB = 16 << 20
 
 
@@ -24,12 +22,12 @@ class SlotMemory:
     """Slots of ``length`` int32 values.
 
     Args:
-        length: int32 values of one slot.
-        capacity: maximum number of slots in use at a time.
+        length: int32 values per slot.
+        capacity: maximum number of slots in use.
         device: where to allocate them.
 
     Attributes:
-        nbytes: bytes of one slot.
+        nbytes: bytes per slot.
         reserved: whether all slots have been allocated, for good.
     """
 
@@ -49,19 +47,19 @@ class SlotMemory:
 
     @property
     def allocated(self) -> int:
-        """Number of slots that there is memory for."""
+        """The number of slots that have memory."""
         return len(self._free) + len(self._taken)
 
     def begin_profile(self, utilization: float | None, margin: int) -> int:
         """Allocate all slots now if the device may have no room for them later.
 
         Args:
-            utilization: fraction of the device's memory that vLLM fills; None if the user
-                has set the size of the KV cache, which is then left as it is.
-            margin: bytes that vLLM may take outside that fraction.
+            utilization: fraction of the device's memory that vLLM fills; None if the user has set
+                the size of the KV cache, which then stays unchanged.
+            margin: bytes that vLLM may use outside that fraction.
 
         Returns:
-            Bytes that were allocated.
+            Number of bytes allocated.
 
         Raises:
             torch.OutOfMemoryError: the device has no room for them.
@@ -81,12 +79,12 @@ class SlotMemory:
         return needed
 
     def end_profile(self) -> None:
-        """Note how much memory activations need; calls after the first are ignored."""
+        """Record the memory that activations need; later calls are no-ops."""
         if self._on_device and self._activations is None:
             self._activations = torch.cuda.max_memory_allocated(self._device) - self._before
 
     def take(self) -> torch.Tensor:
-        """Take a slot of zeros.
+        """Take a zeroed slot.
 
         Raises:
             torch.OutOfMemoryError: the device has no room for it.
@@ -95,7 +93,7 @@ class SlotMemory:
             self._grow()
         row = self._free.pop()
         slot = row.view_as(row)
-        # The lists of this moment, not self: a slab that is released meanwhile is not used again.
+        # Bind the current lists, not self: a slab released meanwhile is not used again.
         taken, free, address = self._taken, self._free, row.data_ptr()
 
         def give_back(_: object) -> None:
@@ -106,7 +104,7 @@ class SlotMemory:
         return slot.zero_()
 
     def release(self) -> None:
-        """Return memory that is not reserved to the device, if no slot is in use."""
+        """Return unreserved memory to the device, if no slot is in use."""
         if not (self._taken or self.reserved):
             self._free = []
             self._pool = None
@@ -123,12 +121,11 @@ class SlotMemory:
             if free - planned < slots * self.nbytes:
                 raise torch.OutOfMemoryError(
                     f"{slots} slots of {self.nbytes} bytes do not fit: {free} bytes are free, "
-                    f"{planned} of them planned for activations."
+                    f"of which activations need {planned}."
                 )
         self._allocate(slots)
 
     def _allocate(self, slots: int) -> None:
-        """Allocate a slab."""
         if self._on_device and self._pool is None:
             self._pool = torch.cuda.MemPool()
         own = nullcontext() if self._pool is None else torch.cuda.use_mem_pool(self._pool)

@@ -1,15 +1,15 @@
 """Slots: device state of a feature for each request that uses it.
 
-A request gets a slot in the first step that it is sampled in. The slot is built from the
-history in ``token_ids_cpu`` and then updated on the device with what is sampled, so that
-nothing waits and no cost grows with the output.
+A request gets a slot in the first step that it is sampled in. The slot is built from the history in
+``token_ids_cpu``, then updated on the device with sampled tokens, so that nothing waits and no cost
+grows with the output.
 
-A step is served from slots only if every slot holds its request's whole history. Wherever a
-step may have been sampled without the slots, they are built anew from the history: after a
-step that was left to upstream, after one that was not observed, and after a cut.
+A step is served from slots only if every slot holds its request's whole history. Slots are rebuilt
+from the history where a step may have been sampled without them: after a step that fell back to
+upstream, after one that was not observed, and after a cut.
 
 A request that leaves the batch and is still running (preempted, or in another micro-batch of a
-pipeline) keeps its slot, and gets it back if it returns as it left.
+pipeline) keeps its slot, and gets it back if it returns unchanged.
 """
 
 # mirrors: vllm.v1.sample.metadata:SamplingMetadata
@@ -42,10 +42,10 @@ logger = init_logger(__name__)
 
 
 class _KeptSlot(subclasses.Uncopied):
-    """The slot of a request that has left the batch, and the request's state at that moment.
+    """Slot of a request that has left the batch, and the request's state at that moment.
 
     Attributes:
-        slot: the slot; None once it has been given up.
+        slot: the slot; None once it has been released.
         params: the request's parameters, which a streaming session replaces.
         length: number of tokens of the prompt, and of prompt and output.
     """
@@ -60,21 +60,20 @@ class _KeptSlot(subclasses.Uncopied):
         self.length = length
 
     def matches(self, request: "CachedRequestState") -> bool:
-        """Whether the request is as it was when it left."""
+        """Return whether the request is unchanged since it left."""
         length = (request.num_prompt_tokens, request.num_tokens)
         return self.params is request.sampling_params and self.length == length
 
 
 class Slots(Feature, ABC):
-    """The slots of one batch for one feature.
+    """Slots of one batch for one feature.
 
     Attributes:
-        name: of the feature; also the owner of its fences.
-        serving: whether the current step is served from the slots. True from
-            :meth:`prepare` until the step's samples are observed.
-        capacity: number of requests that may have a slot.
-        kernels: the feature's Triton kernels, which take slots by their addresses; None
-            where PyTorch's operations do the work.
+        name: the feature's name, which also owns its fences.
+        serving: whether the current step is served from the slots: from :meth:`prepare` until the
+            step's samples are observed.
+        capacity: maximum number of requests with a slot.
+        kernels: the feature's Triton kernels, which take slots by address; None to use PyTorch.
     """
 
     name: ClassVar[str]
@@ -88,13 +87,13 @@ class Slots(Feature, ABC):
         self.device: torch.device = batch.device
         self.serving = False
         self.kernels: ModuleType | None = None
-        #: Request id to slot; None if it is to be built before the next step.
+        #: Request id to slot; None if it must be built before the next step.
         self._slots: dict[str, torch.Tensor | None] = {}
-        #: Slots of requests that have left the batch, the oldest first. Each belongs to its
-        #: request's state, and goes when the runner drops that.
+        #: Slots of requests that have left the batch, oldest first. The request's state owns its
+        #: slot, which is freed when the runner drops that.
         self._kept: WeakValueDictionary[str, _KeptSlot] = WeakValueDictionary()
         self._exhausted = False
-        #: Why the newest step is left to upstream; empty if its slots are filled.
+        #: Reason for leaving the newest step to upstream; empty if its slots are filled.
         self._left = ""
         gauges.watch(self)
         # The current step: the sampling metadata that the rows below belong to.
@@ -106,21 +105,21 @@ class Slots(Feature, ABC):
 
     @classmethod
     def make(cls, live: "LiveBatch") -> "Self | None":
-        """Make the slots of a batch that has a history."""
+        """Create the slots of a batch with a history."""
         history = live.find(History)
         return None if history is None else cls(live.batch, history)
 
     @abstractmethod
     def _wants(self, request: "CachedRequestState") -> bool:
-        """Whether a request uses the feature in a way that a slot can serve."""
+        """Return whether a request uses the feature in a supported way."""
 
     @abstractmethod
     def _can_serve(self, metadata: "SamplingMetadata", width: int) -> bool:
-        """Whether a step may be served from slots; arguments as of :meth:`prepare`."""
+        """Return whether a step may be served from slots; see :meth:`prepare`."""
 
     @abstractmethod
     def _build_slot(self, row: int) -> torch.Tensor:
-        """Build a slot, int32, from the history that token_ids_cpu holds in this row.
+        """Build a slot, int32, from this row's history in token_ids_cpu.
 
         Raises:
             torch.OutOfMemoryError: the device has no room for it.
@@ -132,35 +131,31 @@ class Slots(Feature, ABC):
 
     @abstractmethod
     def _describes_rows(self, metadata: "SamplingMetadata") -> bool:
-        """Whether the feature's part of this metadata is that of the live batch."""
+        """Return whether the feature's part of this metadata is the live batch's."""
 
     @staticmethod
     @abstractmethod
     def _used(metadata: "SamplingMetadata") -> bool:
-        """Whether any request of this metadata uses the feature."""
+        """Return whether any request of this metadata uses the feature."""
 
     @staticmethod
     @abstractmethod
     def _strip(metadata: "SamplingMetadata") -> None:
-        """Remove the feature from metadata, so that upstream's code does not apply it."""
+        """Remove the feature from metadata, so that upstream does not apply it."""
 
     @abstractmethod
     def apply(self, logits: torch.Tensor, after_drafts: bool) -> None:
-        """Apply the feature to logits, in place.
+        """Apply the feature to logits [requests, vocab], in place.
 
-        Args:
-            logits: [requests, vocab], one row for each request.
-            after_drafts: whether the rows follow the step's drafts (bonus tokens).
+        ``after_drafts``: the rows follow the step's drafts (bonus tokens).
         """
 
     @abstractmethod
     def apply_to_targets(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata") -> None:
-        """Apply the feature to the positions at which drafts are verified, in place.
+        """Apply the feature at the positions where drafts are verified, in place.
 
-        Args:
-            logits: [drafts of all requests, vocab]: for each draft the position that it was
-                proposed for, which follows the drafts before it.
-            drafts: the drafts.
+        ``logits`` is [drafts of all requests, vocab]: one position per draft, after the drafts
+        before it.
         """
 
     @classmethod
@@ -175,14 +170,13 @@ class Slots(Feature, ABC):
         Otherwise upstream's code reads the output lists, which are settled for it here.
 
         Args:
-            metadata: of the requests to be sampled.
-            logits: [positions, vocab] that the feature is to be applied to.
-            drafts: the drafts to verify at these positions; None if each position belongs
-                to one request.
+            metadata: metadata of the requests to be sampled.
+            logits: [positions, vocab] to apply the feature to.
+            drafts: drafts to verify at these positions; None for one position per request.
 
         Returns:
-            The slots, to be applied by the caller, and a copy of the metadata in which
-            nobody uses the feature. (None, metadata) to fall back to upstream.
+            The slots, to be applied by the caller, and a copy of the metadata without the feature;
+            None and ``metadata`` to fall back to upstream.
         """
         rows = metadata.output_token_ids
         live = rows.live if isinstance(rows, LiveRows) else None
@@ -204,13 +198,12 @@ class Slots(Feature, ABC):
         logits: torch.Tensor,
         drafts: "SpecDecodeMetadata | None",
     ) -> bool:
-        """Whether this step's slots are those of the requests that these logits belong to.
+        """Return whether this step's slots are those of these logits' requests.
 
         Args:
             metadata: sampling metadata with the live batch's rows.
             logits: [positions, vocab].
-            drafts: the drafts to verify at these positions; None if each position belongs
-                to one request.
+            drafts: drafts to verify at these positions; None for one position per request.
         """
         positions = len(self._rows) if drafts is None else len(drafts.draft_token_ids)
         return (
@@ -221,10 +214,7 @@ class Slots(Feature, ABC):
         )
 
     def add_request(self, request: "CachedRequestState") -> None:
-        """Give a slot to a request that joins the batch, if it wants one.
-
-        A new slot is built before the next step.
-        """
+        """Give the request a slot if it needs one; a new slot is built before the next step."""
         kept: _KeptSlot | None = vars(request).pop(self._attribute, None)
         if self._wants(request):
             mine = kept is not None and self._kept.pop(request.req_id, None) is kept
@@ -234,10 +224,9 @@ class Slots(Feature, ABC):
             self._trim_kept()
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
-        """Keep the slot of a request that leaves its row, as long as the runner knows it.
+        """Keep the request's slot while the runner knows the request, unless drafts are in flight.
 
-        Except with drafts in flight: the host then does not know which part of the history
-        the slot holds.
+        With drafts in flight the host does not know which part of the history the slot holds.
         """
         req_id = request.req_id
         if req_id not in self._slots:
@@ -252,26 +241,26 @@ class Slots(Feature, ABC):
             self._trim_kept()
 
     def idle(self) -> None:
-        """Release the device memory; with no request running, that delays nobody."""
+        """Release the device memory, which delays no request."""
         self._forget_rows()
         self._release()
 
     def held(self) -> Iterator[gauges.Value]:
-        """Yield how many requests have a slot, and the device memory for them; see `gauges`."""
+        """Yield the number of filled slots, and the device memory for slots; see ``gauges``."""
         filled = sum(slot is not None for slot in list(self._slots.values()))
         yield gauges.Value(gauges.SLOTS, (self.name,), filled)
         yield gauges.Value(gauges.SLOT_BYTES, (self.name,), self._allocated())
 
     def _allocated(self) -> int:
-        """Return the bytes of device memory that slots have, in use or not."""
+        """Return the bytes of device memory allocated for slots, in use or not."""
         return sum(slot.nbytes for slot in list(self._slots.values()) if slot is not None)
 
     def _trim_kept(self) -> None:
-        """Give up kept slots, the oldest first, until the capacity is not exceeded."""
+        """Release kept slots, oldest first, down to the capacity."""
         self._give_up_kept(self.capacity - len(self._slots))
 
     def _give_up_kept(self, most: int) -> None:
-        """Give up kept slots, the oldest first, until ``most`` are left."""
+        """Release kept slots, oldest first, until ``most`` are left."""
         while len(self._kept) > max(0, most):
             self._kept.pop(next(iter(self._kept))).slot = None
 
@@ -280,38 +269,35 @@ class Slots(Feature, ABC):
 
     @property
     def _attribute(self) -> str:
-        """The attribute of a request's state under which its slot is kept."""
+        """The attribute of a request's state that holds its kept slot."""
         return f"readiness {self.name}"
 
     @property
     def complete(self) -> bool:
-        """Whether every request that wants a slot has one that holds its history."""
+        """Whether every request that needs a slot has one with its history."""
         return all(slot is not None for slot in self._slots.values())
 
     def cut(self, req_id: str, length: int) -> None:
-        """Build a request's slot anew before the next step if a cut may have lost a token."""
+        """Rebuild the request's slot before the next step if a cut may have lost a token."""
         if self._slots.get(req_id) is not None and self.history.loses_tokens(
             req_id, length, self.name
         ):
             self._slots[req_id] = None
 
     def prepare(
-        self,
-        metadata: "SamplingMetadata",
-        width: int,
-        drafts: "SpecDecodeMetadata | None",
+        self, metadata: "SamplingMetadata", width: int, drafts: "SpecDecodeMetadata | None"
     ) -> None:
-        """Make the slots ready for a step, or leave it to upstream: :attr:`serving` says which.
+        """Prepare the slots for a step, or fall back to upstream; sets :attr:`serving`.
 
         Args:
-            metadata: the live batch's, which is replaced when a row moves.
-            width: of the step's logits.
-            drafts: the step's drafts, if it has any.
+            metadata: the live batch's metadata, which is replaced when a row moves.
+            width: width of the step's logits.
+            drafts: the step's drafts, if any.
         """
         if self.serving:
             logger.warning_once(
-                "Readiness overlay: this model runner replaces vLLM's sample_tokens. The history "
-                "of its %s is read again on every step, and the host waits for it.",
+                "Readiness overlay: this model runner overrides sample_tokens. The state of %s is "
+                "rebuilt on every step, which waits for the device.",
                 self.name,
             )
             self.leave_step()
@@ -327,7 +313,7 @@ class Slots(Feature, ABC):
             self._look_up(metadata)
 
     def observe_sampled(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
-        """Update the slots with the tokens that a step has sampled."""
+        """Update the slots with the sampled tokens."""
         if not self.serving:
             self.leave_step()
             return
@@ -335,7 +321,7 @@ class Slots(Feature, ABC):
         self._update_slots(sampled, discarded)
 
     def leave_step(self) -> None:
-        """Leave a step to upstream; the slots miss its samples, and are built anew later."""
+        """Leave a step to upstream; the slots miss its samples, and are rebuilt later."""
         if not (self._slots or self._rows or self.serving):
             return
         self._forget_rows()
@@ -354,7 +340,7 @@ class Slots(Feature, ABC):
         self._metadata = metadata
 
     def _forget_rows(self) -> None:
-        """Forget which slot each row has, until the rows are looked up again."""
+        """Forget the rows' slots, until the rows are looked up again."""
         self.serving = False
         self._metadata = None
         self._rows = []
@@ -362,18 +348,14 @@ class Slots(Feature, ABC):
         self._drafts = None
 
     def _fill_slots(self) -> str:
-        """Build the slots that are missing.
-
-        Returns:
-            Why there is no room for them; empty if all are built.
-        """
+        """Build the missing slots; return the reason if there is no room, or an empty string."""
         if self.complete:
             return ""
         waiting = [req_id for req_id, slot in self._slots.items() if slot is None]
         if len(self._slots) > self.capacity:
             logger.warning_once(
-                "Readiness overlay: more than %d requests use %s (%s). Meanwhile vLLM's own path "
-                "serves them, which waits on every step.",
+                "Readiness overlay: more than %d requests use %s (%s). Falling back to vLLM for "
+                "them, which waits on every step.",
                 *(self.capacity, self.name, switch.SLOTS),
             )
             return gauges.NO_SLOT
@@ -397,9 +379,9 @@ class Slots(Feature, ABC):
 
     def _warn_no_room(self) -> None:
         logger.warning_once(
-            "Readiness overlay: the device has no memory left for the %s of %d requests. Where "
-            "it has none, vLLM's own path serves them, which waits on every step. Lower "
-            "gpu_memory_utilization or max_num_seqs.",
+            "Readiness overlay: the device has no memory left for the %s of %d requests. Falling "
+            "back to vLLM for them, which waits on every step. Lower gpu_memory_utilization or "
+            "max_num_seqs.",
             *(self.name, len(self._slots) or self.capacity),
         )
 

@@ -1,24 +1,23 @@
-"""Thinking budgets that search new tokens alone, and wait only if a decision depends on it.
+"""Feature ``thinking-budget``: budgets that search only new tokens, and rarely wait.
 
-Upstream searches a request's whole output for the start and the end marker on every step
-until each is found, and needs the newest token on the host for that. Here every decision
-is still made by upstream's own ``_update_think_state``, but
+Upstream searches a request's whole output for the start and the end marker on every step until each
+is found, and needs the newest token on the host for that. Here upstream's ``_update_think_state``
+still makes every decision, but
 
-- markers are searched in the tokens that have arrived since the last search, with an
-  overlap of a marker's length less one;
-- while the remaining budget exceeds what a step may add, an update would only count down: it
-  is skipped, and one call makes up for the skipped ones before the next update that matters;
-- an update whose tokens are still on their way, and which cannot force a token yet, is
-  deferred until they arrive;
+- markers are searched in tokens that have arrived since the last search, with an overlap of a
+  marker's length less one;
+- while the remaining budget exceeds the tokens that a step may add, an update would only count
+  down: it is skipped, and one call replaces the skipped ones before the next update that matters;
+- an update whose tokens have not arrived, and which cannot force a token yet, is deferred;
 - only a step that may force the end marker, or continue to force it, waits.
 
-Without ``thinking-rows``, upstream leaves two rows with one shared state when it swaps a
-request that has a budget with one that has none. Both are then searched from the start and
-waited for, as upstream does. With ``thinking-sections`` (:mod:`.thinking_fixes`) the search
-goes on after a section has ended, and nothing is waited for until another may exceed the budget.
+Without ``thinking-rows``, upstream leaves two rows with one shared state when it swaps a request
+that has a budget with one that has none. Both are then searched from the start and waited for, as
+in upstream. With ``thinking-sections`` (:mod:`.thinking_fixes`) the search continues after a
+section has ended, and nothing waits until another may exceed the budget.
 
-Lengths are in output tokens. A request's *reach* at a step is the length of its output and of
-the step's drafts together.
+Lengths are in output tokens. A request's *reach* at a step is the length of its output and of the
+step's drafts together.
 """
 
 # mirrors: vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder
@@ -51,29 +50,28 @@ if TYPE_CHECKING:
 
 #: A reach that no request attains.
 _NEVER = maxsize
-#: A length that depends on how many drafts are accepted.
+#: A length that depends on the number of accepted drafts.
 _OPEN = -1
-#: The key of a request's :class:`_Progress` in upstream's state, so that they move together.
+#: Key of a request's :class:`_Progress` in upstream's state, so that they move together.
 _PROGRESS = "readiness"
-#: Attributes of :class:`ThinkingBudget` that upstream's holder has not.
+#: Attributes of :class:`ThinkingBudget` that upstream's holder lacks.
 _OWN = {"batch", "history", "_markers", "_tracked", "_any_deferred"}
 
 
 @dataclass(slots=True, eq=False)
 class _Progress:
-    """How far one request's output has been searched and its updates have been made.
+    """Progress of one request's search and updates.
 
     Attributes:
         output: the list that has been searched.
-        searched: how many of its tokens have been.
-        update_from: the reach from which an update does more than count down; 0 if the next
-            update must not be skipped for another reason.
-        force_from: the reach from which an update may force the end marker, if the start
-            marker is known; _NEVER if no token will be forced any more.
-        skipped: the output's length at the last skipped update; None if none was skipped;
-            _OPEN if it will be known when the next step's tokens arrive.
-        deferred: the updates to be made when their tokens arrive: for each the length, or
-            _OPEN, and the step's drafts.
+        searched: number of its tokens searched.
+        update_from: reach from which an update does more than count down; 0 if the next update must
+            not be skipped for another reason.
+        force_from: reach from which an update may force the end marker, if the start marker is
+            known; _NEVER if no token will be forced any more.
+        skipped: length of the output at the last skipped update; None if none was skipped; _OPEN if
+            it depends on tokens that have not arrived.
+        deferred: updates awaiting their tokens: the length, or _OPEN, and the step's drafts.
         restart: whether the next update is made at once, after a search from the start.
         shared: whether two rows share the state.
     """
@@ -89,7 +87,7 @@ class _Progress:
 
     @property
     def pending_length(self) -> int:
-        """The length at the newest update that was skipped or deferred; 0 if none, or open."""
+        """The length at the newest skipped or deferred update; 0 if none, or open."""
         return max(0, self.deferred[-1][0] if self.deferred else self.skipped or 0)
 
     @property
@@ -98,7 +96,7 @@ class _Progress:
         return max(self.searched, self.pending_length)
 
     def resolve_open(self, known: int) -> None:
-        """Set the length of an update to ``known`` if it was open."""
+        """Set the length of an open update to ``known``."""
         if self.skipped == _OPEN:
             self.skipped = known
         if self.deferred and self.deferred[0][0] == _OPEN:
@@ -115,9 +113,9 @@ class ThinkingBudget(FixedHolder, Feature):
 
     Args:
         batch: the live batch.
-        history: the batch's.
-        holder: upstream's state holder, whose attributes this one takes over.
-        on: the features and fixes that are on.
+        history: the batch's history.
+        holder: upstream's state holder; its attributes are taken over.
+        on: enabled features and fixes.
     """
 
     def __init__(
@@ -130,18 +128,18 @@ class ThinkingBudget(FixedHolder, Feature):
         super().__init__(holder, on)
         self.batch = batch
         self.history = history
-        #: The markers, by the key under which upstream's state keeps the index of each.
+        #: Markers, by the key of their index in upstream's state.
         self._markers = {
             "start_thinking": self.think_start_token_ids,
             "end_thinking": self.think_end_token_ids,
         }
-        #: The rows with a state, each with the state and its progress.
+        #: Rows with a state, the state and its progress.
         self._tracked: list[tuple[int, dict[str, Any], _Progress]] = []
         self._any_deferred = False
 
     @classmethod
     def make(cls, live: "LiveBatch") -> "ThinkingBudget | None":
-        """Put the feature in place of a batch's state holder, if it has one."""
+        """Replace a batch's state holder, if it has one."""
         holder = live.batch.thinking_budget_state_holder
         history = live.find(History)
         if holder is None or history is None:
@@ -152,7 +150,7 @@ class ThinkingBudget(FixedHolder, Feature):
         return thinking
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, tuple[type], dict[str, Any]]:
-        """Stand in for the holder in copies of a batch: upstream's, with the fixes that are on."""
+        """Pickle and copy as upstream's holder, with the fixes that are on."""
         fixes = self.fixes_rows or self.fixes_sections or self.fixes_unlimited
         own, keys = (_OWN, {_PROGRESS}) if fixes else (_OWN | ATTRIBUTES, {_PROGRESS, *KEYS})
         attributes = {name: vars(self)[name] for name in vars(self).keys() - own}
@@ -165,7 +163,7 @@ class ThinkingBudget(FixedHolder, Feature):
         return object.__new__, (kind,), attributes
 
     def sync_batch(self, batch_update: "BatchUpdate | None") -> None:
-        """Follow requests that join, leave and move, as upstream does; progress moves with them."""
+        """Follow requests that join, leave and move; progress moves with them."""
         super().sync_batch(batch_update)
         if not batch_update:
             return
@@ -181,7 +179,7 @@ class ThinkingBudget(FixedHolder, Feature):
             progress.shared = shared
 
     def cut(self, req_id: str, length: int) -> None:
-        """Search an output anew if a cut loses tokens that may have been searched."""
+        """Restart the search of an output if a cut loses tokens that may have been searched."""
         row = self.batch.req_id_to_index[req_id]
         state = self._state.get(row)
         if state is not None and length < self.history.known(row):
@@ -226,7 +224,7 @@ class ThinkingBudget(FixedHolder, Feature):
                 continue
             known = self.history.known(row)
             progress.resolve_open(known)
-            # Tokens that no update has been due for yet may still be cut off.
+            # Tokens without a due update may still be cut off.
             self._search(state, progress, min(known, progress.pending_length))
             self._update_deferred(state, progress, known)
         self._any_deferred = any(progress.deferred for _, _, progress in self._tracked)
@@ -237,12 +235,10 @@ class ThinkingBudget(FixedHolder, Feature):
         spec_token_ids: Lists | None,
         repeat_indices: torch.Tensor | None = None,
     ) -> None:
-        """Make, skip or defer the step's updates; called once a step.
+        """Make, skip or defer the step's updates; called once per step.
 
-        Args:
-            output_token_ids: not used; the live batch's outputs are read instead.
-            spec_token_ids: [rows]: the step's drafts.
-            repeat_indices: not used; 0.22.0's samplers do not pass it either.
+        Only ``spec_token_ids`` [rows], the step's drafts, is read: outputs are the live batch's,
+        and 0.22.0's samplers do not pass ``repeat_indices``.
         """
         outputs = self.batch.req_output_token_ids
         drafts = spec_token_ids or []
@@ -269,18 +265,15 @@ class ThinkingBudget(FixedHolder, Feature):
                 self._update_now(state, progress, output, specs)
 
     def apply_to_logits(
-        self,
-        logits: torch.Tensor,
-        predict_bonus_token: bool,
-        spec_token_ids: Lists | None,
+        self, logits: torch.Tensor, predict_bonus_token: bool, spec_token_ids: Lists | None
     ) -> torch.Tensor:
-        """See :meth:`FixedHolder.apply_to_logits`; without an update that forces, at once."""
+        """Force end markers; a no-op unless an update forces one."""
         if any(state["in_end"] for state in self._state.values()):
             return super().apply_to_logits(logits, predict_bonus_token, spec_token_ids)
         return logits
 
     def _may_force(self, row: int, state: dict[str, Any], progress: _Progress, reach: int) -> bool:
-        """Whether an update that is not skipped may force a token, or continue to."""
+        """Return whether an update that is not skipped may force a token, or continue to."""
         budget: int = state["thinking_token_budget"]
         if progress.force_from == _NEVER:
             return False
@@ -288,11 +281,11 @@ class ThinkingBudget(FixedHolder, Feature):
             return True
         if state["start_thinking"] != -1:
             return reach >= progress.force_from
-        # If the start marker has not arrived, nor has anything that follows it.
+        # If the start marker has not arrived, neither has any token after it.
         return reach - self.history.known(row) > budget
 
     def _search(self, state: dict[str, Any], progress: _Progress, length: int) -> None:
-        """Search the new ones among an output's first ``length`` tokens for missing markers."""
+        """Search an output's first ``length`` tokens for missing markers, except searched ones."""
         output = progress.output
         assert output is not None
         searched, progress.searched = progress.searched, max(length, progress.searched)
@@ -323,7 +316,7 @@ class ThinkingBudget(FixedHolder, Feature):
     def _update_now(
         self, state: dict[str, Any], progress: _Progress, output: list[int], drafts: list[int]
     ) -> None:
-        """Make this step's update, after the ones that were skipped and deferred."""
+        """Make this step's update, after the skipped and deferred ones."""
         length = len(output)
         if progress.output is not None:
             known = len(progress.output)  # its request may have moved to another row
@@ -352,7 +345,7 @@ class ThinkingBudget(FixedHolder, Feature):
             progress.update_from = 0
 
     def _update_skipped(self, state: dict[str, Any], progress: _Progress) -> None:
-        """Make one update in the place of the skipped ones; it has the same effect."""
+        """Make one update in place of the skipped ones; it has the same effect."""
         length, progress.skipped = progress.skipped, None
         if length is not None:
             self._call_upstream(state, progress, length, [])
@@ -360,7 +353,7 @@ class ThinkingBudget(FixedHolder, Feature):
     def _update_at(
         self, state: dict[str, Any], progress: _Progress, length: int, drafts: list[int]
     ) -> None:
-        """Make an update as of a length of the output, after the skipped ones."""
+        """Make an update at a length of the output, after the skipped ones."""
         self._update_skipped(state, progress)
         self._call_upstream(state, progress, length, drafts)
         self._set_thresholds(state, progress)
@@ -377,7 +370,7 @@ class ThinkingBudget(FixedHolder, Feature):
         self._update_think_state(state)
 
     def _set_thresholds(self, state: dict[str, Any], progress: _Progress) -> None:
-        """Compute from which reach updates do more than count down, and may force a token."""
+        """Compute the reach from which updates do more than count down, and may force a token."""
         budget = state["thinking_token_budget"]
         start, end = state["start_thinking"], state["end_thinking"]
         prompt = len(state["prompt_tok_ids"] or ()) if state["continue_thinking"] else 0
@@ -394,17 +387,12 @@ class ThinkingBudget(FixedHolder, Feature):
             counted = state["prev_output_length"]
             progress.update_from = state["check_count_down"] + counted
             if not counted and not state["continue_thinking"]:
-                # Upstream begins to count after the marker's width, wherever the marker is.
+                # Upstream begins to count after the marker's width, wherever the marker occurs.
                 width = len(self.think_start_token_ids)
                 progress.update_from = progress.update_from + width if start == -1 else 0
             progress.force_from = self.used_up(state)
 
 
 def reads_lists(holder: "ThinkingBudgetStateHolder | None", otherwise: bool) -> bool:
-    """Whether a thinking budget needs lists of each row's output with its drafts.
-
-    Args:
-        holder: the batch's state of thinking budgets, upstream's or ours.
-        otherwise: upstream's answer.
-    """
+    """Return whether ``holder`` needs lists of outputs with drafts, given upstream's answer."""
     return otherwise and not isinstance(holder, ThinkingBudget)

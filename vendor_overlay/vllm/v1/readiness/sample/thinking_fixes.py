@@ -1,26 +1,25 @@
-"""Fixes ``thinking-rows``, ``-sections`` and ``-unlimited``: budgets hold for what they are set.
+"""Fixes ``thinking-rows``, ``-sections`` and ``-unlimited`` of upstream's thinking budgets.
 
 In 0.22.0's ThinkingBudgetStateHolder
 
-- two rows end up with one state when a request with a budget is swapped with one that has
-  none, and a row keeps the state of a request that has left when another without a budget is
-  moved into it. And in a step without drafts of an engine that drafts, every forced token
-  goes to the first rows. So the end marker is forced into a request that has no budget, or a
-  budget is counted on another request's tokens (``thinking-rows``);
+- two rows end up with one state when a request with a budget is swapped with one that has none, and
+  a row keeps the state of a request that has left when another without a budget is moved into it.
+  In a step without drafts of an engine that drafts, every forced token goes to the first rows. So
+  the end marker is forced into a request without a budget, or a budget is counted on another
+  request's tokens (``thinking-rows``);
 - the first end marker of an output ends the budget for good: later sections of thinking are
-  as long as they like. So does a marker in the reply that ends nothing, and with drafts a
-  forced end of several tokens that was rejected half-way. If a request leaves the batch
-  while such an end is forced, it begins once more when the request returns
-  (``thinking-sections``).
+  unlimited. So does a marker in the reply that ends nothing, and with drafts a forced end of
+  several tokens that was rejected half-way. If a request leaves the batch while such an end is
+  forced, it begins once more when the request returns (``thinking-sections``).
   (https://github.com/vllm-project/vllm/issues/43757)
   (https://github.com/vllm-project/vllm/issues/45984);
-- a budget of -1, which stands for none, forces the end marker once if the prompt ends in a
-  section and the engine drafts (``thinking-unlimited``).
+- a budget of -1, which means unlimited, forces the end marker once if the prompt ends in a section
+  and the engine drafts (``thinking-unlimited``).
 
-A *section* begins behind a start marker, in the output or at the end of the prompt, and ends
-with the first end marker in it. Markers that begin or end nothing are tokens like any other.
-With ``thinking-sections`` each section has the whole budget to itself. Upstream's own code
-still makes each decision: it is shown the present section alone, and outside sections nothing.
+A *section* begins after a start marker, in the output or at the end of the prompt, and ends with
+the first end marker in it. Markers that begin or end no section are ordinary tokens. With
+``thinking-sections`` each section has the whole budget. Upstream's code still makes each decision,
+but sees only the current section, and outside sections nothing.
 """
 
 # mirrors: vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder
@@ -40,19 +39,19 @@ if TYPE_CHECKING:
     from vllm.v1.sample.logits_processor.interface import BatchUpdate
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
-#: [rows]: each row's token ids.
+#: Token ids per row.
 Lists = list[list[int]]
 #: Upstream's value for a request without a budget.
 UNLIMITED = -1
-#: Attributes of :class:`FixedHolder`, and keys of a request's state, that upstream has not.
+#: Attributes of :class:`FixedHolder`, and keys of a request's state, that upstream lacks.
 ATTRIBUTES = {"fixes_rows", "fixes_sections", "fixes_unlimited", "last_tokens"}
 KEYS = {"searched", "resumed"}
-#: What stays of a request's state when its section has ended.
+#: Keys of a request's state that outlive its section.
 _KEPT = ("prompt_tok_ids", "output_tok_ids", "spec_token_ids", "in_spec_mode")
 
 
 class SearchedOutput:
-    """The first tokens of an output, which have been searched for markers.
+    """Already searched first tokens of an output.
 
     Upstream's update gets it instead of a list, and finds no marker in it; see
     :meth:`FixedHolder._find_last_sequence_index`.
@@ -73,13 +72,13 @@ class SearchedOutput:
 class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
     """Upstream's state holder with the fixes that are on.
 
-    In each request's state, ``searched`` is how much of the output has been searched for
-    markers (0 if a derived class searches it), and ``resumed`` where the last marker that
-    began or ended a section ends.
+    In each request's state, ``searched`` is the number of output tokens searched for markers (0 if
+    a derived class searches it), and ``resumed`` the end of the last marker that began or ended a
+    section.
 
     Args:
-        holder: upstream's state holder, whose attributes this one takes over.
-        on: the features and fixes that are on.
+        holder: upstream's state holder; its attributes are taken over.
+        on: enabled features and fixes.
     """
 
     in_spec_mode: bool
@@ -90,11 +89,11 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
         self.fixes_sections = registry.THINKING_SECTIONS in on
         self.fixes_unlimited = registry.THINKING_UNLIMITED in on
         markers = (self.think_start_token_ids, self.think_end_token_ids)
-        #: The last tokens of the markers: without one of them there is no new marker.
+        #: Last tokens of the markers: without one of them there is no new marker.
         self.last_tokens = {marker[-1] for marker in markers if marker}
 
     def sync_batch(self, batch_update: "BatchUpdate | None") -> None:
-        """Follow requests that join, leave and move; each takes its own state along."""
+        """Follow requests that join, leave and move; states move with their requests."""
         if not (self.fixes_rows and batch_update and batch_update.moved):
             super().sync_batch(batch_update)
             return
@@ -107,24 +106,18 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
                 self._state[source] = displaced
 
     def apply_to_logits(
-        self,
-        logits: torch.Tensor,
-        predict_bonus_token: bool,
-        spec_token_ids: Lists | None,
+        self, logits: torch.Tensor, predict_bonus_token: bool, spec_token_ids: Lists | None
     ) -> torch.Tensor:
-        """Force the end marker where an update has decided so.
+        """Force the end marker where an update has decided so; return ``logits``.
 
         Args:
             logits: float32 [positions, vocab], changed in place.
             predict_bonus_token: whether the positions follow the step's drafts.
-            spec_token_ids: [rows]: the step's drafts.
-
-        Returns:
-            ``logits``.
+            spec_token_ids: [rows], the step's drafts.
         """
         drafts = self.in_spec_mode
         if self.fixes_rows and not predict_bonus_token and not any(spec_token_ids or ()):
-            self.in_spec_mode = False  # there is one position for each row
+            self.in_spec_mode = False  # one position per row
         try:
             return super().apply_to_logits(logits, predict_bonus_token, spec_token_ids)
         finally:
@@ -133,13 +126,7 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
     def follow_sections(
         self, state: dict[str, Any], output: list[int], searched: int, length: int
     ) -> bool:
-        """Search the new ones among an output's first ``length`` tokens for markers.
-
-        Args:
-            state: the request's.
-            output: its output.
-            searched: how many of its first tokens have been searched.
-            length: how many are to be.
+        """Search the tokens ``output[searched:length]`` for markers.
 
         Returns:
             Whether a section has begun or ended.
@@ -165,13 +152,13 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
     def used_up(self, state: dict[str, Any]) -> int:
         """Return the length of the output from which upstream forces the section's end."""
         begin = state["start_thinking"]
-        if state["continue_thinking"]:  # it is counted from the prompt's beginning
+        if state["continue_thinking"]:  # counted from the prompt's beginning
             begin -= len(state["prompt_tok_ids"] or ())
         length: int = begin + len(self.think_start_token_ids) + state["thinking_token_budget"]
         return length
 
     def _resume_end(self, state: dict[str, Any], output: SearchedOutput) -> None:
-        """Go on with an end marker that was being forced when the request left its row."""
+        """Resume an end marker that was being forced when the request left its row."""
         if state["start_thinking"] == -1 or state["thinking_token_budget"] == UNLIMITED:
             return
         used_up = 0 if state["in_end"] else self.used_up(state)  # by the prompt alone, or later
@@ -183,7 +170,7 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
             state["prev_output_length"] = len(output) - 1
 
     def rewind(self, state: dict[str, Any]) -> None:
-        """Begin anew with the prompt: tokens that were searched have been cut off."""
+        """Restart from the prompt: searched tokens have been cut off."""
         budget = state["thinking_token_budget"]
         if budget == UNLIMITED:
             return
@@ -197,7 +184,7 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
         return entry | {"searched": 0, "resumed": 0}
 
     def _update_think_state(self, state: dict[str, Any]) -> None:
-        """Make an update, in the section that the output has reached."""
+        """Update the section that the output has reached."""
         if not self.fixes_sections:
             super()._update_think_state(state)
             return
@@ -215,8 +202,8 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
         ending = state["in_end"]
         super()._update_think_state(state)
         if ending and not state["in_end"] and not state["in_think"]:
-            # Upstream takes it that drafts will complete the marker, which is not there yet.
-            # If they do not, the next update forces it again.
+            # Upstream assumes that drafts will complete the marker. If they do not, the next
+            # update forces it again.
             state["in_think"] = True
             state["check_count_down"] = 0
 
@@ -224,35 +211,30 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
     def _find_last_sequence_index(
         target_list: list[int] | SearchedOutput, token_ids: list[int]
     ) -> int:
-        """Search as upstream does, but not what has been searched already."""
+        """Search as upstream does, except in tokens that have been searched."""
         if isinstance(target_list, SearchedOutput):
             return -1
         return find_last(target_list, token_ids, 0, len(target_list))
 
 
 def mend(batch: "InputBatch", on: frozenset[str]) -> None:
-    """Replace the state holder of a batch that has upstream's.
-
-    Args:
-        batch: just constructed. It has no holder if reasoning is not configured.
-        on: the features and fixes that are on.
-    """
+    """Replace upstream's state holder; no-op without reasoning, where a batch has none."""
     holder = batch.thinking_budget_state_holder
     if type(holder) is ThinkingBudgetStateHolder:
         batch.thinking_budget_state_holder = FixedHolder(holder, on)
 
 
 class ThinkingFixes(Feature):
-    """The fixes for a batch: a state holder of their own."""
+    """Fixed state holder of one batch."""
 
     @classmethod
     def make(cls, live: "LiveBatch") -> None:
-        """Replace a batch's state holder; there is none if reasoning is not configured."""
+        """Replace the batch's state holder."""
         mend(live.batch, live.serving)
 
 
 def occurrences(tokens: list[int], marker: list[int], first: int, end: int) -> Iterator[int]:
-    """Yield the index of each occurrence of a marker within ``tokens[first:end]``."""
+    """Yield the index of each occurrence of a marker in ``tokens[first:end]``."""
     index = first + len(marker) - 1
     while marker:
         try:
@@ -266,5 +248,5 @@ def occurrences(tokens: list[int], marker: list[int], first: int, end: int) -> I
 
 
 def find_last(tokens: list[int], marker: list[int], first: int, end: int) -> int:
-    """The index of the last occurrence of a marker within ``tokens[first:end]``, or -1."""
+    """Return the index of a marker's last occurrence in ``tokens[first:end]``, or -1."""
     return max(occurrences(tokens, marker, first, end), default=-1)
