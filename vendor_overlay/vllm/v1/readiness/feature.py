@@ -57,10 +57,7 @@ class Feature:
         """Follow a request that was given a row."""
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
-        """Follow a request that is leaving ``row``, which still holds its state.
-
-        It may come back: it was preempted, or left out of a step.
-        """
+        """Follow a request that leaves ``row``, which still holds its state; it may come back."""
 
     def idle(self) -> None:
         """Release all state held for requests: the batch is empty."""
@@ -78,16 +75,10 @@ class Feature:
         """Swap two rows' masks of allowed tokens, in place of upstream; True if done."""
 
     def cut(self, req_id: str, length: int) -> None:
-        """Follow a truncation of the output of a request in the batch, just before it happens.
-
-        ``length`` is the number of output tokens and placeholders that are kept.
-        """
+        """Follow a cut to ``length`` output tokens and placeholders, just before it happens."""
 
     def advance(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> bool | None:
-        """Update the runner's requests and batch for a step, in place of upstream; True if done.
-
-        Finished requests have been removed.
-        """
+        """Update the runner's requests and batch for a step, in place of upstream; True if done."""
 
     def rejoin(self, runner: "GPUModelRunner", request: "CachedRequestState") -> None:
         """Restore the state of a request that is about to rejoin the batch."""
@@ -97,25 +88,16 @@ class Feature:
     def prepare_inputs(
         self, runner: "GPUModelRunner", scheduled: "SchedulerOutput", lengths: "np.ndarray"
     ) -> "tuple[torch.Tensor, None] | None":
-        """Prepare the inputs of a step, in place of upstream.
+        """Prepare a step's inputs, in place of upstream; return the result of ``_prepare_inputs``.
 
-        Args:
-            runner: the model runner; its batch is updated.
-            scheduled: the step.
-            lengths: int32 [requests], tokens per request.
-
-        Returns:
-            The result of ``_prepare_inputs``, or None to fall back to upstream.
+        ``lengths`` is int32 [requests], tokens per request. The runner's batch is updated.
         """
 
     def forget_step(self) -> None:
         """Leave the next step to upstream: buffers may not hold the last step's values."""
 
     def find_previous(self, previous: "np.ndarray") -> bool | None:
-        """Find each request's row in the previous step, in place of upstream; True if done.
-
-        The rows are written into ``previous`` [rows]; -1 for a request without one.
-        """
+        """Write each request's previous row, or -1, into ``previous`` [rows]; True if done."""
 
     def count_tokens(self, runner: "GPUModelRunner") -> "np.ndarray | None":
         """Count each request's tokens, int [rows]; None to fall back to upstream."""
@@ -128,28 +110,17 @@ class Feature:
         tokens: int,
         ends: "np.ndarray",
     ) -> bool | None:
-        """Fill ``input_ids`` on the device with tokens and drafts, in place of upstream.
+        """Fill ``input_ids`` on the device, in place of upstream; True if done.
 
-        Args:
-            runner: the model runner, with sampled tokens on the device.
-            scheduled: the step.
-            rows: number of requests.
-            tokens: number of tokens.
-            ends: [rows], the end of each request's tokens.
-
-        Returns:
-            True if done.
+        ``rows`` requests have ``tokens`` tokens; ``ends`` [rows] are the ends of each request's.
         """
 
     def count_drafts(
         self, drafts: "Drafts", counts: "np.ndarray", decoding: "np.ndarray"
     ) -> bool | None:
-        """Count each request's drafts, in place of upstream; True if done.
+        """Count each request's drafts into zeroed ``counts`` [rows]; True if done.
 
-        Args:
-            drafts: the step's drafts, of requests in the batch.
-            counts: [rows] zeros; receives the numbers of drafts.
-            decoding: [rows]; receives the numbers of drafts of rows past their prompt.
+        ``decoding`` [rows] receives the counts of rows past their prompt.
         """
 
     def draft_metadata(
@@ -157,18 +128,13 @@ class Feature:
     ) -> "SpecDecodeMetadata | None":
         """Build the metadata of a step's drafts; None to fall back to upstream.
 
-        Args:
-            runner: the model runner; its ``input_ids`` on the device are complete.
-            counts: [rows], drafts per row.
-            ends: [rows], the end of each request's tokens.
+        ``counts`` [rows] are the drafts per row, ``ends`` [rows] the ends of each request's tokens.
         """
 
     def reuse_slots(self, shape: object, split: object) -> tuple[Any, Any] | None:
         """Return a step's slot mappings, by KV cache group and by layer; None to fall back.
 
-        Args:
-            shape: shape of the step.
-            split: the ubatch split of the step, if any.
+        ``split`` is the step's split into ubatches, if any.
         """
 
     def keep_slots(self, shape: object, slots: tuple[Any, Any]) -> None:
@@ -179,39 +145,27 @@ class Feature:
     ) -> dict[str, Any] | None:
         """Build the attention metadata of a step, by layer; None to fall back to upstream.
 
-        Args:
-            runner: the model runner.
-            shape: the step's parameters that the metadata depends on, except the batch.
-            special: parameters that only upstream handles; each is None or False in a plain step.
+        It depends on ``shape`` and the batch. Each of ``special`` is None or False in a plain step.
         """
 
     def keep_metadata(self, common: "CommonAttentionMetadata") -> None:
         """Keep upstream's common metadata of a step for the next KV cache group."""
 
     def mark_tokens(self, flags: "np.ndarray", rows: "np.ndarray", positions: "np.ndarray") -> None:
-        """Mark the positions after a prompt of embeddings as tokens.
+        """Mark the positions after a prompt of embeddings in bool ``flags`` [tokens].
 
-        Args:
-            flags: bool [tokens], whether the model reads a token id; changed in place.
-            rows: [tokens], row of each token.
-            positions: [tokens], position of each token in its request.
+        ``rows`` and ``positions`` [tokens] are each token's row, and its position in the request.
         """
 
     def gather_accepted(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> None:
-        """Gather accepted-draft counts into their rows; the last step's counts have arrived."""
+        """Gather accepted-draft counts, which have arrived, into their rows."""
 
     def include_undrafted(
         self, runner: "GPUModelRunner", drafted: bool, requests: int
     ) -> bool | None:
         """Count decoding rows without drafts as drafted, where their recurrent state depends on it.
 
-        Args:
-            runner: the model runner, about to build attention metadata; not of a dummy run.
-            drafted: whether the step has drafts.
-            requests: number of rows, without padding.
-
-        Returns:
-            True to build the metadata of a step with drafts.
+        Returns True to build the metadata of a step with drafts. ``requests`` excludes padding.
         """
 
     def empty_states(self, runner: "GPUModelRunner", lengths: "np.ndarray") -> None:
@@ -225,10 +179,7 @@ class Feature:
     ) -> bool | None:
         """Return False if a step is no uniform decode; None to decide by its shape.
 
-        Args:
-            runner: the model runner; its inputs are prepared.
-            longest: tokens of the longest request in the step.
-            drafts: the step's drafts, if any.
+        ``longest`` is the number of tokens of the longest request in the step.
         """
 
     def send_positions(self, runner: "GPUModelRunner", tokens: int) -> bool | None:
@@ -242,43 +193,26 @@ class Feature:
     def apply_grammars(
         self, scheduled: "SchedulerOutput", grammars: "GrammarOutput", logits: "torch.Tensor"
     ) -> bool | None:
-        """Mask the logits of rows with a grammar, in place of upstream; True if done.
-
-        Args:
-            scheduled: the step.
-            grammars: bitmasks of its requests.
-            logits: [positions, vocab], changed in place.
-        """
+        """Mask logits [positions, vocab] of rows with a grammar, in place; True if done."""
 
     def observe_sampled(self, sampled: "torch.Tensor", discarded: "torch.Tensor") -> None:
-        """Follow the tokens sampled in a step, on the device.
+        """Follow a step's tokens [requests, 1 + drafts]; a row ends at its first -1.
 
-        Args:
-            sampled: [requests, 1 + drafts] token ids on the device; a row ends at its first -1.
-            discarded: bool [at least requests] on the device, rows whose samples are dropped.
+        ``discarded``, bool [at least requests], marks rows whose samples are dropped. Both are on
+        the device.
         """
 
     def rewind_generator(self, row: int) -> bool | None:
         """Restore the generator of a row whose sample is dropped; True if done."""
 
     def prompt_scores(self, sampler: "Sampler", logits: "torch.Tensor") -> "torch.Tensor | None":
-        """Compute a prompt's scores from logits [positions, vocab], in place of logprobs.
-
-        Returns:
-            float32 [positions, vocab], or None for logprobs.
-        """
+        """Compute float32 scores from a prompt's logits [positions, vocab]; None for logprobs."""
 
     def mark_prompt(self, room: "LogprobsTensors") -> None:
-        """Mark all positions of a prompt as not computed, before its first chunk.
-
-        ``room`` is on the host: ids and logprobs of [positions, width], ranks of [positions].
-        """
+        """Mark all positions of a prompt as not computed, before its first chunk."""
 
     def take_part(self, runner: "GPUModelRunner") -> None:
-        """Run the drafter on a rank that does not draft in this step, if other ranks may.
-
-        The runner is one of the pipeline's last rank, with a drafter of any kind.
-        """
+        """Run the drafter on a rank that does not draft in this step, if other ranks may."""
 
 
 #: The names of all verbs.

@@ -81,12 +81,9 @@ def of(batch: "InputBatch") -> "LiveBatch":
 
 
 class LiveBatch(Feature):
-    """Features and fixes of one InputBatch, which it refers to weakly.
+    """Features and fixes of one InputBatch, which it references weakly.
 
-    Args:
-        batch: the batch; unused if nothing is on.
-        num_spec_tokens: draft tokens per request and step.
-        on: enabled features and fixes; None to read the environment.
+    ``on`` selects them; None reads the environment. With nothing on, the batch is not used.
 
     Attributes:
         rows: output lists of the batch's rows, if History is on.
@@ -217,10 +214,7 @@ class LiveBatch(Feature):
     ) -> None:
         """Decide how the next step is served, and prepare the features that serve it.
 
-        Args:
-            logits: [positions, vocab].
-            drafts: the step's drafts, if any.
-            runner: the model runner; None for one with vLLM's own samplers.
+        ``logits`` is [positions, vocab]; ``runner`` is None for vLLM's own samplers.
         """
         self._check_samplers(runner)
         if self._cpu_seeds is not None:
@@ -300,12 +294,7 @@ class LiveBatch(Feature):
         return True
 
     def expect(self, tokens: torch.Tensor, event: torch.Event) -> bool:
-        """See :meth:`History.expect`; False to fall back to upstream.
-
-        Args:
-            tokens: [rows, 1 + drafts] on the host, valid once ``event`` has completed.
-            event: recorded after the copy.
-        """
+        """See :meth:`History.expect`; False to fall back to upstream."""
         if self.history is None:
             return False
         self.history.expect(tokens, event)

@@ -272,20 +272,14 @@ class BlockTables(subclasses.Uncopied, Feature):
 
 
 class _Entries(NamedTuple):
-    """Views of cells in a pinned buffer and on the device: all indices, then all block ids.
+    """Views of cells in a pinned buffer and on the device: all indices, then all block ids."""
 
-    Attributes:
-        indices, values: views to write, on the host.
-        source, target: operands of the copy.
-        where, what: indices and block ids on the device.
-    """
-
-    indices: np.ndarray
-    values: np.ndarray
-    source: torch.Tensor
-    target: torch.Tensor
-    where: torch.Tensor
-    what: torch.Tensor
+    indices: np.ndarray  # on the host, to be written
+    values: np.ndarray  # on the host, to be written
+    source: torch.Tensor  # of the copy
+    target: torch.Tensor  # of the copy
+    where: torch.Tensor  # indices on the device
+    what: torch.Tensor  # block ids on the device
 
     @classmethod
     def of(cls, stage: torch.Tensor, staged: torch.Tensor, total: int) -> "_Entries":

@@ -139,13 +139,8 @@ class InputIds(Feature):
 def _copy_in_order(runner: "GPUModelRunner", sources: np.ndarray, ends: np.ndarray) -> bool:
     """Copy the newest tokens if they are the step's first, in the previous step's order.
 
-    Args:
-        runner: the model runner.
-        sources: [n], row of each request in the previous step; at least one.
-        ends: [n], the end of each request's tokens.
-
-    Returns:
-        Whether they were copied.
+    ``sources`` [n] are rows in the previous step, at least one; ``ends`` [n] the ends of tokens.
+    Returns whether they were copied.
     """
     count = len(ends)
     # Comparing the bytes costs less than comparing the arrays.
@@ -165,14 +160,9 @@ def _scatter(
 ) -> None:
     """Scatter the newest tokens, and the drafts after them.
 
+    ``sources`` [n] are rows in the previous step, ``ends`` [n] the ends of each request's tokens,
+    of which the last ``counts`` [n] are drafts, and ``totals`` [n] inclusive sums of ``counts``.
     The host memory is new each time: no copy in flight reads later writes.
-
-    Args:
-        runner: the model runner.
-        sources: [n], row of each request in the previous step.
-        ends: [n], the end of each request's tokens.
-        counts: [n], number of drafts, which are the request's last tokens.
-        totals: [n], inclusive sums of ``counts``.
     """
     drafts = runner._draft_token_ids
     drafted = 0 if drafts is None else int(totals[-1])

@@ -307,11 +307,8 @@ def advance(
 ) -> None:
     """Advance the buffers of a runner on the CPU; see ``kernels.step_inputs``.
 
-    Args:
-        runner: the model runner.
-        count: number of rows.
-        sampled: [rows, 1], the last step's tokens; None if they are in place.
-        tables: block tables whose slots are computed.
+    ``sampled`` [rows, 1] are the last step's tokens, None if they are in place. The slots of
+    ``tables`` are computed.
     """
     computed, positions = runner.num_computed_tokens[:count], runner.positions[:count]
     computed += 1

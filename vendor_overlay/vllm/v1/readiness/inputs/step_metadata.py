@@ -12,7 +12,7 @@ computation on the device runs in every step.
 # mirrors: vllm.v1.attention.backend:AttentionMetadataBuilder
 
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
 
@@ -21,29 +21,13 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
-class Part:
-    """One attention group's share of a step's metadata.
+class Part(NamedTuple):
+    """One attention group's share of a step's metadata."""
 
-    Attributes:
-        builder: the group's builder.
-        layers: names of its layers.
-        common: common metadata for the group's KV cache.
-        twin: index of an earlier part whose metadata differs in its blocks only; None without one.
-    """
-
-    __slots__ = ("builder", "common", "layers", "twin")
-
-    def __init__(
-        self,
-        builder: "AttentionMetadataBuilder[Any]",
-        layers: list[str],
-        common: "CommonAttentionMetadata",
-        twin: int | None,
-    ) -> None:
-        self.builder = builder
-        self.layers = layers
-        self.common = common
-        self.twin = twin
+    builder: "AttentionMetadataBuilder[Any]"
+    layers: list[str]  # names
+    common: "CommonAttentionMetadata"  # for the group's KV cache
+    twin: int | None  # an earlier part whose metadata differs in its blocks only
 
 
 class StepMetadata:

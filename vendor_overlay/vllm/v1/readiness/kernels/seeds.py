@@ -52,12 +52,9 @@ def lg2(value):
 
 @triton.jit
 def philox(seed, counter, thread):
-    """Compute Philox4x32-10; returns four uint32 blocks.
+    """Compute Philox4x32-10, as four uint32 blocks, keyed with an int64 seed.
 
-    Args:
-        seed: int64, the key.
-        counter: int64, the low half of the counter.
-        thread: int32 block, the high half.
+    ``counter`` (int64) and ``thread`` (int32 block) are the halves of the counter.
     """
     c = thread.to(tl.uint32)
     d = c & 0
@@ -138,14 +135,7 @@ def uniform_kernel(
 
 
 class Draws:
-    """Torch's drawing on one device.
-
-    Args:
-        most_threads: maximum number of threads that fill a tensor.
-
-    Attributes:
-        most_drafts: maximum number of drafts per request in :meth:`uniform`.
-    """
+    """Torch's drawing on one device, where at most ``most_threads`` threads fill a tensor."""
 
     most_drafts = _MOST_DRAFTS
 
@@ -160,12 +150,10 @@ class Draws:
         return cls(_BLOCK * traits.multi_processor_count * blocks)
 
     def exponential(self, noise: torch.Tensor, sent: Sequence[torch.Tensor], behind: int) -> int:
-        """Fill rows as exponential_ does; return the draws per thread, by which counters grow.
+        """Fill rows of contiguous float32 ``noise`` [rows, size] as exponential_ does.
 
-        Args:
-            noise: float32 [rows, size], contiguous.
-            sent: int64 [requests] each: rows, seeds, counters.
-            behind: draws per thread since the counters were sent.
+        ``sent`` are rows, seeds and counters, int64 [requests] each; ``behind`` the draws per
+        thread since they were sent. Returns the draws per thread, by which counters grow.
         """
         size = noise.shape[1]
         threads = min(self.most_threads, _BLOCK * triton.cdiv(size, _BLOCK))
@@ -178,12 +166,9 @@ class Draws:
         return draws
 
     def uniform(self, values: torch.Tensor, sent: Sequence[torch.Tensor], behind: int) -> int:
-        """Fill each request's part as uniform_ does; return the draws per thread.
+        """Fill float64 ``values`` [drafts of all requests] as uniform_ does.
 
-        Args:
-            values: float64 [drafts of all requests], contiguous.
-            sent: int64 [requests] each: rows, seeds, counters, first draft, number of drafts.
-            behind: draws per thread since the counters were sent.
+        ``sent`` also has each request's first draft and number of drafts; see :meth:`exponential`.
         """
         _, seeds, counters, firsts, counts = sent
         arguments = (values, firsts, counts, seeds, counters, behind)

@@ -55,11 +55,8 @@ def advance(
 ) -> None:
     """Advance the runner's buffers on the device.
 
-    Args:
-        runner: the model runner.
-        rows: number of rows.
-        sampled: [rows, 1] on the device, the last step's tokens; None if they are uploaded.
-        tables: int64 [groups, 4] on the device, from ``step_inputs.addresses``.
+    ``sampled`` [rows, 1] are the last step's tokens, None if they are uploaded; ``tables`` are
+    int64 [groups, 4], from ``step_inputs.addresses``.
     """
     ids = runner.input_ids.gpu
     advance_kernel[(triton.cdiv(rows, _BLOCK),)](

@@ -108,11 +108,6 @@ class Step:
 class History(Feature):
     """Steps in flight of one batch, oldest first.
 
-    Args:
-        batch: the batch.
-        num_spec_tokens: draft tokens per request and step.
-        requests: requests in the batch, by id; updated by the caller.
-
     Attributes:
         in_flight: steps that have been sampled and not settled.
         arrived: callback per settled step, with the rows that got tokens and the token of each
@@ -129,7 +124,7 @@ class History(Feature):
         self.num_spec_tokens = num_spec_tokens
         self.in_flight: deque[Step] = deque()
         self.arrived: Callable[[list[int], list[int] | None], None] | None = None
-        self._requests = requests
+        self._requests = requests  # updated by the live batch
         #: Number of tokens, none a placeholder, that each request joined the batch with.
         self._joined: dict[str, int] = {}
         self._all_rows = np.arange(batch.max_num_reqs)
@@ -157,11 +152,8 @@ class History(Feature):
 
         The scheduler usually requests a step once it has the tokens of the second-last. Only ranks
         that return no tokens, and pipelines of three or more stages whose requests run in every
-        step, may wait.
-
-        Args:
-            unchanged: steps may be settled later; :meth:`settle_older` is called before the batch
-                changes.
+        step, may wait. If ``unchanged``, steps may be settled later, by :meth:`settle_older` before
+        the batch changes.
         """
         if not unchanged or len(self.in_flight) > LAG or not self._may_lag():
             self.settle_older(fences.HISTORY)
@@ -234,11 +226,8 @@ class History(Feature):
     def check_inputs(self, counts: np.ndarray, drafts: Mapping[str, Sequence[int]]) -> None:
         """Raise where upstream would embed a placeholder.
 
-        Called under async scheduling, before a step's tokens are gathered on the host.
-
-        Args:
-            counts: [rows], tokens computed per row, drafts included.
-            drafts: the step's drafts, by request.
+        Called under async scheduling, before a step's tokens are gathered on the host. ``counts``
+        [rows] are the tokens computed per row, drafts included.
 
         Raises:
             IndexError: a request would be computed from a token that was sampled since it joined
@@ -280,15 +269,10 @@ class History(Feature):
                 del step.rows[req_id]
 
     def loses_tokens(self, req_id: str, length: int, owner: str) -> bool:
-        """Return whether a cut may lose a sampled token, rather than placeholders only.
+        """Return whether a cut to ``length`` tokens and placeholders may lose a sampled token.
 
-        Placeholders are lost for drafts that the scheduler already knows to be rejected. The step
-        in flight has then arrived, or nearly so on a rank that lags.
-
-        Args:
-            req_id: a request in the batch that has just been cut.
-            length: number of output tokens and placeholders that are kept.
-            owner: owner of the fence, if the step in flight is waited for.
+        Placeholders are lost for drafts that the scheduler knows to be rejected. The step in flight
+        has then arrived, or nearly so on a lagging rank; ``owner`` names the fence.
         """
         row = self.batch.req_id_to_index[req_id]
         (*older, newest) = self.in_flight or (None,)
@@ -301,9 +285,8 @@ class History(Feature):
     def settle_now(self, owner: str) -> None:
         """Settle every step; ``owner`` names the fence.
 
-        Call it between the batch's update for a step and the sampling of that step. Before the
-        update, a newest step with drafts is left out: its requests lack the placeholders of their
-        drafts.
+        Before the batch's update for a step, a newest step with drafts is left out: its requests
+        lack the placeholders of their drafts.
         """
         self._settle_to(self._held(), owner)
 

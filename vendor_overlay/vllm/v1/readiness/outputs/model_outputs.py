@@ -55,14 +55,9 @@ _MOST = 1 << 28
 class Outputs(Feature):
     """Outputs of one model runner.
 
-    Args:
-        batch: the runner's batch; unused if the feature is off.
-        num_spec_tokens: draft tokens per request and step.
-        on: whether the feature is on.
-
     Attributes:
-        readbacks: None to fall back to upstream's copies: the feature is off, or the platform has
-            no events or pinned memory.
+        readbacks: None if off, or if the platform has no events or pinned memory; upstream copies
+            then.
         pin_memory: whether to pin uploads.
     """
 
@@ -104,9 +99,8 @@ class Outputs(Feature):
     def start_async(self, output: "AsyncGPUModelRunnerOutput", stream: torch.cuda.Stream) -> bool:
         """Start the readback of an asynchronous step's samples; False to fall back to upstream.
 
-        Args:
-            output: receives the tensors on the host and the event to wait for.
-            stream: for copies that the device's next step need not wait for.
+        ``output`` receives the host tensors and their event. Copies on ``stream`` do not delay the
+        next step.
         """
         if self.readbacks is None:
             return False
@@ -129,14 +123,10 @@ class Outputs(Feature):
     ) -> bool:
         """Start the readback of finished requests' pooled outputs; False to fall back to upstream.
 
-        The copies are on the current stream, ahead of the next step: a pooled output may be a view
-        of the model's output, which that step overwrites. Upstream rejects outputs that do not
-        match the mask.
-
-        Args:
-            output: receives a tensor or None per request, and the event to wait for.
-            pooled: [requests, width], or a tensor or None per request.
-            finished: [requests].
+        ``pooled`` is [requests, width], or a tensor or None per request; ``output`` receives a
+        tensor or None per request, and their event. The copies are on the current stream, ahead of
+        the next step, which may overwrite pooled views of the model's output. Upstream rejects
+        mismatched outputs.
         """
         if self.readbacks is None or len(pooled) != len(finished):
             return False
@@ -174,10 +164,7 @@ class Outputs(Feature):
     ) -> bool:
         """Start the readback of one chunk of a prompt's logprobs; False to fall back to upstream.
 
-        Args:
-            tensors: from :meth:`empty_prompt_logprobs`.
-            rows: positions of the chunk.
-            sources: the chunk's ids, logprobs and ranks on the device.
+        ``sources`` are the ids, logprobs and ranks of positions ``rows``, on the device.
         """
         return self.readbacks is not None and self.readbacks.fill(tensors[:3], rows, sources)
 

@@ -107,7 +107,7 @@ class Readbacks:
     Not thread-safe, except that any thread may drop its references to tensors.
 
     Args:
-        device: device of the tensors; see :func:`has_events`.
+        device: see :func:`has_events`.
         least: size of the smallest buffer in bytes; the expected need of a step.
         most: total bytes beyond which :meth:`reserve` does not allocate.
     """
@@ -177,13 +177,10 @@ class Readbacks:
     def fill(
         self, tensors: Sequence[torch.Tensor], rows: slice, sources: Sequence[torch.Tensor]
     ) -> bool:
-        """Start copies into rows of reserved tensors; False if the tensors were not reserved here.
+        """Start copies into ``rows`` of reserved tensors; False if they were not reserved here.
 
-        Args:
-            tensors: all tensors of one call of :meth:`reserve`, in order; the first is not empty.
-            rows: rows of each tensor to copy into.
-            sources: on the device and of the current stream, one per tensor; converted if dtypes
-                differ.
+        ``tensors`` are those of one :meth:`reserve`, in order; the first is not empty. ``sources``,
+        one per tensor, are on the device and of the current stream; dtypes are converted.
         """
         buffer = self._buffers.get(tensors[0].data_ptr())
         if buffer is None:
@@ -200,11 +197,9 @@ class Readbacks:
         return None if buffer is None else buffer.event
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Start one copy into the caller's pinned memory; the caller records the event.
+        """Start one copy into contiguous pinned memory; the caller records the event.
 
-        Args:
-            target: contiguous, on the host.
-            source: on the device and of the current stream; converted if dtypes differ.
+        ``source`` is of the current stream, and converted if dtypes differ.
         """
         sources, targets = [source.to(target.dtype).contiguous()], [target]
         self._choose_copy(sources, targets)(sources, targets)

@@ -30,17 +30,11 @@ _PLANS = 8
 
 
 class Words(NamedTuple):
-    """Concatenated bad words; a word is a prefix, which may be empty, and a last token.
+    """Concatenated bad words; a word is a prefix, which may be empty, and a last token."""
 
-    Attributes:
-        lasts: int32 [words], last tokens.
-        lengths: int32 [words], lengths of the prefixes.
-        prefixes: int32 [sum of ``lengths``], the prefixes, word by word.
-    """
-
-    lasts: np.ndarray
-    lengths: np.ndarray
-    prefixes: np.ndarray
+    lasts: np.ndarray  # int32 [words], last tokens
+    lengths: np.ndarray  # int32 [words], lengths of the prefixes
+    prefixes: np.ndarray  # int32 [sum of lengths], word by word
 
     @classmethod
     def of(cls, words: Sequence[Sequence[int]]) -> "Words":
@@ -70,37 +64,22 @@ class _Plan(NamedTuple):
 
     Each word occurs once per position of its row. A target is an element of the logits; words that
     share a target are combined, so that each element is written once.
-
-    Attributes:
-        prefixes: int32 [tokens], the prefixes of all words.
-        sources: int64 [tokens], index in the tails followed by the drafts, to compare with.
-        words: int64 [tokens], the token's word.
-        lengths: int32 [words], the word's number of tokens in ``prefixes``.
-        targets: int64 [words], the word's target.
-        positions: int64 [targets], row of the logits.
-        columns: int64 [targets], last token.
     """
 
-    prefixes: torch.Tensor
-    sources: torch.Tensor
-    words: torch.Tensor
-    lengths: torch.Tensor
-    targets: torch.Tensor
-    positions: torch.Tensor
-    columns: torch.Tensor
+    prefixes: torch.Tensor  # int32 [tokens], the prefixes of all words
+    sources: torch.Tensor  # int64 [tokens], index of the token to compare: in tails, then drafts
+    words: torch.Tensor  # int64 [tokens], the token's word
+    lengths: torch.Tensor  # int32 [words], the word's number of tokens in prefixes
+    targets: torch.Tensor  # int64 [words], the word's target
+    positions: torch.Tensor  # int64 [targets], row of the logits
+    columns: torch.Tensor  # int64 [targets], last token
 
 
 class Tails:
     """Tails of all rows, concatenated in one tensor.
 
-    Args:
-        upload: copies an array to the device as a tensor of a dtype.
-        words: [rows], words per row or None.
-        tails: [rows], int32 tail per row or None.
-        width: number of columns of the logits.
-
-    Attributes:
-        views: like ``tails``, views of the tensor, which is updated in place.
+    ``words`` and ``tails`` (int32) are per row, None for a row without; ``width`` is the logits'
+    number of columns. ``views`` correspond to ``tails``, and are updated in place.
     """
 
     def __init__(
@@ -150,13 +129,10 @@ class Tails:
     def mask(
         self, logits: torch.Tensor, drafts: "SpecDecodeMetadata | None", per_draft: bool
     ) -> None:
-        """Mask the tokens that would complete a word, in place.
+        """Mask the tokens that would complete a word, in logits [positions, width], in place.
 
-        Args:
-            logits: [positions, width].
-            drafts: drafts that precede positions, if any.
-            per_draft: True: one position per draft, after the drafts before it; False: one per row,
-                after all its drafts.
+        ``per_draft``: one position per draft, after earlier drafts; else one per row, after all
+        drafts.
         """
         plan = self._plan(drafts, per_draft)
         tokens = self._tokens
@@ -171,11 +147,9 @@ class Tails:
         logits[plan.positions, plan.columns] = values
 
     def append(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
-        """Append sampled tokens to the tails.
+        """Append sampled tokens [rows, tokens] to the tails, except for ``discarded`` rows.
 
-        Args:
-            sampled: int32 or int64 [rows, tokens]; a row ends at its first negative id.
-            discarded: bool [rows or more], rows whose tokens are discarded.
+        A row of ``sampled`` ends at its first negative id.
         """
         if not len(self._tokens):
             return
@@ -229,12 +203,7 @@ class Tails:
 
 
 class _Groups:
-    """Items sorted by row.
-
-    Args:
-        rows: [items], the item's row.
-        count: number of rows.
-    """
+    """Items sorted by row; ``rows`` [items] are their rows, out of ``count``."""
 
     def __init__(self, rows: np.ndarray, count: int) -> None:
         self._counts = np.bincount(rows, minlength=count)

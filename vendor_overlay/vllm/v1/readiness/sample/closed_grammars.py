@@ -58,17 +58,11 @@ class _StopTokens(set[int]):
 
 
 class _Guarded(NamedTuple):
-    """Rows of logits with a grammar, and their stop tokens.
+    """Rows of logits with a grammar, and their stop tokens."""
 
-    Attributes:
-        rows: [rows], indices of the logits' rows.
-        positions: two tensors [entries], row and token of each stop token.
-        owners: [entries], index of each entry's row in ``rows``.
-    """
-
-    rows: torch.Tensor
-    positions: tuple[torch.Tensor, torch.Tensor]
-    owners: torch.Tensor
+    rows: torch.Tensor  # [rows], indices of the logits' rows
+    positions: tuple[torch.Tensor, torch.Tensor]  # [entries] each, row and token of a stop token
+    owners: torch.Tensor  # [entries], index in rows
 
 
 class MinTokens(MinTokensLogitsProcessor):  # type: ignore[misc]

@@ -24,16 +24,10 @@ if TYPE_CHECKING:
 def expand(
     values: "torch.Tensor", ends: "torch.Tensor", replace_from: float, replace_to: float
 ) -> "torch.Tensor | None":
-    """Repeat the value of each request per draft, in the dtype of ``values``.
+    """Repeat the value of each request [requests] per draft, with one value replaced.
 
-    Args:
-        values: [requests], of any dtype.
-        ends: [requests], inclusive sums of the numbers of drafts.
-        replace_from: value to replace.
-        replace_to: its replacement.
-
-    Returns:
-        [drafts]; None to fall back to upstream: on a device, and with the fix off.
+    ``ends`` [requests] are inclusive sums of the numbers of drafts. Returns None to fall back to
+    upstream: on a device, and with the fix off.
     """
     if not values.is_cpu or registry.CPU_DRAFTS not in switch.enabled():
         return None

@@ -40,12 +40,7 @@ _ALIGNMENT = 4
 
 
 class Grammars(Feature):
-    """Masks of one batch, of a device with events.
-
-    Args:
-        batch: the batch.
-        num_spec_tokens: draft tokens per request and step.
-    """
+    """Masks of one batch, of a device with events."""
 
     def __init__(self, batch: "InputBatch", num_spec_tokens: int) -> None:
         super().__init__(batch)
@@ -127,13 +122,7 @@ class Grammars(Feature):
     def _send(
         self, masks: np.ndarray, sources: np.ndarray, targets: np.ndarray | None = None
     ) -> "_Parts":
-        """Send masks to the device.
-
-        Args:
-            masks: int32 [masks, words].
-            sources: [n], masks to send, in this order.
-            targets: [n], their rows, to be sent with them; None for none.
-        """
+        """Send masks ``sources`` [n] to the device, with their rows ``targets`` [n] if given."""
         count, words = len(sources), masks.shape[1]
         layout = _Layout.of(count, words)
         begin = layout.masks if targets is None else 0
@@ -160,33 +149,21 @@ class Grammars(Feature):
 
 
 class _Parts(NamedTuple):
-    """Parts of a buffer.
+    """Parts of a buffer."""
 
-    Attributes:
-        rows: int64 [n]; ``indices``, int32 [n], are the same values for xgrammar.
-        masks: int32 [n, words].
-    """
-
-    rows: torch.Tensor
-    indices: torch.Tensor
-    masks: torch.Tensor
+    rows: torch.Tensor  # int64 [n]
+    indices: torch.Tensor  # int32 [n], the same for xgrammar
+    masks: torch.Tensor  # int32 [n, words]
 
 
 class _Layout(NamedTuple):
-    """Layout of a buffer, in words of 4 bytes; ``rows`` begin at 0.
+    """Layout of a buffer, in words of 4 bytes; ``rows`` begin at 0."""
 
-    Attributes:
-        number: number of masks.
-        words: words per mask.
-        indices, masks: beginnings of these parts.
-        size: end of the masks.
-    """
-
-    number: int
-    words: int
-    indices: int
-    masks: int
-    size: int
+    number: int  # number of masks
+    words: int  # words per mask
+    indices: int  # where indices begin
+    masks: int  # where masks begin
+    size: int  # where masks end
 
     @classmethod
     def of(cls, count: int, words: int) -> "_Layout":
@@ -231,16 +208,10 @@ def _padded(words: int) -> int:
 def _match(
     batch: "InputBatch", names: Sequence[str], drafts: Mapping[str, Sequence[int]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Match masks with rows of the logits.
+    """Match masks with rows of the logits; return indices of masks, and the row of each.
 
-    Args:
-        batch: has one row of logits per draft of each request, and one more.
-        names: owners of the masks, which have one mask per draft, and one more.
-        drafts: request to its drafts, if any.
-
-    Returns:
-        Indices of the used masks, and the row of logits of each. Masks of requests that are not in
-        the batch are unused.
+    The batch has one row of logits per draft of each request, and one more; so do the masks of each
+    of ``names``. Masks of requests that are not in the batch are unused.
     """
     rows = np.fromiter(map(batch.req_id_to_index.get, names, repeat(-1)), np.int64, len(names))
     if not drafts:

@@ -40,14 +40,9 @@ def merge(
 ) -> LogprobsTensors:
     """Combine the logprobs of a batch in which some requests name tokens.
 
-    Args:
-        likeliest: per row, the sampled token and the likeliest ones; or all logprobs, if the
-            metadata requests -1 of them.
-        named: per row, the sampled token and the named ones, if any.
-        metadata: sampling metadata of the batch.
-
-    Returns:
-        ``likeliest``, except for rows that name tokens; ``named`` with the fix off.
+    ``likeliest`` has the sampled and likeliest tokens of each row, or all logprobs if the metadata
+    requests -1 of them; ``named`` has the sampled and named tokens. Returns ``likeliest`` except
+    for rows that name tokens; ``named`` with the fix off.
     """
     rows = metadata.logprob_token_ids
     if not rows or registry.LOGPROB_TOKENS not in switch.enabled():
@@ -68,18 +63,11 @@ def with_drafts(
     targets: torch.Tensor,
     bonus: torch.Tensor,
 ) -> LogprobsTensors:
-    """Set the logprobs of named tokens in their requests' rows.
+    """Set the logprobs of named tokens in their requests' rows; a no-op with the fix off.
 
-    Args:
-        sampler: has 1 + maximum drafts positions per request.
-        likeliest: per position, the sampled token and the likeliest ones; changed.
-        drafts: the batch's drafts.
-        metadata: sampling metadata of the batch.
-        targets: logits at the positions of drafts, [drafts, vocab].
-        bonus: logits of the bonus tokens, [requests, vocab].
-
-    Returns:
-        The table; unchanged if no request names tokens, or with the fix off.
+    ``likeliest`` has 1 + maximum drafts positions per request, with the sampled and likeliest
+    tokens of each. ``targets`` are the logits of drafts' positions [drafts, vocab], ``bonus`` those
+    of bonus tokens [requests, vocab].
     """
     rows = metadata.logprob_token_ids
     if not rows or registry.LOGPROB_TOKENS not in switch.enabled():

@@ -124,11 +124,7 @@ def count_plugin_processors(batch: "InputBatch", on: frozenset[str]) -> frozense
     """Count logits processors from entry points as readers; return the features that stay on.
 
     With ``plugin-processors`` off and such a processor present, history falls back to upstream, so
-    that the processor receives stock's lists.
-
-    Args:
-        batch: just constructed; ``logitsprocs_need_output_token_ids`` is set on it.
-        on: enabled features and fixes.
+    that the processor receives stock's lists. The batch has just been constructed.
     """
     if batch.logitsprocs_need_output_token_ids or not _others(batch):
         return on

@@ -59,19 +59,12 @@ _CONVERTING = frozenset({"cpu"})
 
 @dataclass(slots=True)
 class Plan(subclasses.Uncopied):
-    """Effects of a batch's requests on the logits; valid until the batch changes.
+    """Effects of a batch's requests on the logits; valid until the batch changes."""
 
-    Attributes:
-        changes_logits: whether anything but temperature, min_p, top_k and top_p may change the
-            logits.
-        scales_logits: whether a temperature is neither 0 (greedy) nor 1.
-        converts_for_argmax: whether logits are converted even for the greedy choice alone.
-        temperature, logitsprocs: identify the plan's metadata; not compared.
-    """
-
-    changes_logits: bool
-    scales_logits: bool
-    converts_for_argmax: bool
+    changes_logits: bool  # by anything but temperature, min_p, top_k and top_p
+    scales_logits: bool  # a temperature is neither 0 (greedy) nor 1
+    converts_for_argmax: bool  # even for the greedy choice alone
+    #: These two identify the plan's metadata.
     temperature: torch.Tensor | None = field(compare=False)
     logitsprocs: "LogitsProcessors" = field(compare=False)
 

@@ -51,19 +51,12 @@ class Handling(Enum):
 
 @dataclass(frozen=True)
 class Plan:
-    """Needs of a batch's requests.
+    """Needs of a batch's requests."""
 
-    Attributes:
-        changes_logits: whether any logits are changed before sampling.
-        greedy: whether every request is greedy.
-        raw_logprobs: whether raw logits are read after processing.
-        processed_logprobs: whether processed logits are read for logprobs, too.
-    """
-
-    changes_logits: bool
-    greedy: bool
-    raw_logprobs: bool
-    processed_logprobs: bool
+    changes_logits: bool  # before sampling
+    greedy: bool  # every request is greedy
+    raw_logprobs: bool  # raw logits are read after processing
+    processed_logprobs: bool  # processed logits are read for logprobs, too
 
 
 def attach(sampler: "Sampler", max_num_reqs: int) -> None:
@@ -96,12 +89,7 @@ class SamplerCopies:
             self._batch = None
 
     def decide(self, logits: torch.Tensor, idx_mapping_np: np.ndarray) -> Handling:
-        """Choose the handling of a batch's logits.
-
-        Args:
-            logits: [positions, vocab].
-            idx_mapping_np: int32 [requests], their places.
-        """
+        """Choose the handling of logits [positions, vocab]; the mapping is int32 [requests]."""
         plan = self._plan_of(idx_mapping_np)
         if plan is None:
             self._warm_up(logits, idx_mapping_np)

@@ -112,31 +112,19 @@ for _name in ("clear", "get", "items", "setdefault", "update", "values"):
 
 @dataclass(slots=True)
 class Sent:
-    """Device data of the requests that are drawn together.
+    """Device data of the requests that are drawn together."""
 
-    Attributes:
-        rows: [requests], their rows.
-        arrays: on the device, int64 [requests] each: rows, seeds, counters; with drafts also the
-            first draft and the number of drafts.
-        drafts: number of drafts per row; None if all rows are drawn.
-        complete: whether these are all requests with a seed.
-        behind: draws per thread since then.
-    """
-
-    rows: np.ndarray
+    rows: np.ndarray  # [requests]
+    #: On the device, int64 [requests] each: rows, seeds, counters; with drafts also the first
+    #: draft and the number of drafts.
     arrays: list[torch.Tensor]
-    drafts: list[int] | None
-    complete: bool
-    behind: int = 0
+    drafts: list[int] | None  # per row; None if all rows are drawn
+    complete: bool  # these are all requests with a seed
+    behind: int = 0  # draws per thread since then
 
 
 class Seeds(Feature):
-    """Seeded requests of one batch.
-
-    Args:
-        batch: the batch.
-        draws: torch's drawing on the batch's device.
-    """
+    """Seeded requests of one batch."""
 
     def __init__(self, batch: "InputBatch", draws: "Draws") -> None:
         self.draws = draws

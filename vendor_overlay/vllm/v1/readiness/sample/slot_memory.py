@@ -19,12 +19,7 @@ _SLAB = 16 << 20
 
 
 class SlotMemory:
-    """Slots of ``length`` int32 values.
-
-    Args:
-        length: int32 values per slot.
-        capacity: maximum number of slots in use.
-        device: where to allocate them.
+    """Slots of ``length`` int32 values, at most ``capacity`` of them in use.
 
     Attributes:
         nbytes: bytes per slot.
@@ -51,15 +46,11 @@ class SlotMemory:
         return len(self._free) + len(self._taken)
 
     def begin_profile(self, utilization: float | None, margin: int) -> int:
-        """Allocate all slots now if the device may have no room for them later.
+        """Allocate all slots now if there may be no room later; return the bytes allocated.
 
-        Args:
-            utilization: fraction of the device's memory that vLLM fills; None if the user has set
-                the size of the KV cache, which then stays unchanged.
-            margin: bytes that vLLM may use outside that fraction.
-
-        Returns:
-            Number of bytes allocated.
+        ``utilization`` is the fraction of the device's memory that vLLM fills, or None if the user
+        has set the size of the KV cache, which then stays unchanged. vLLM may use ``margin`` bytes
+        outside it.
 
         Raises:
             torch.OutOfMemoryError: the device has no room for them.

@@ -42,13 +42,7 @@ logger = init_logger(__name__)
 
 
 class _KeptSlot(subclasses.Uncopied):
-    """Slot of a request that has left the batch, and the request's state at that moment.
-
-    Attributes:
-        slot: the slot; None once it has been released.
-        params: the request's parameters, which a streaming session replaces.
-        length: number of tokens of the prompt, and of prompt and output.
-    """
+    """Slot of a request that has left the batch (None once released), and its state then."""
 
     __slots__ = ("__weakref__", "length", "params", "slot")
 
@@ -56,8 +50,8 @@ class _KeptSlot(subclasses.Uncopied):
         self, slot: torch.Tensor, params: "SamplingParams | None", length: tuple[int, int]
     ) -> None:
         self.slot: torch.Tensor | None = slot
-        self.params = params
-        self.length = length
+        self.params = params  # replaced by a streaming session
+        self.length = length  # of the prompt, and of prompt and output
 
     def matches(self, request: "CachedRequestState") -> bool:
         """Return whether the request is unchanged since it left."""
@@ -167,12 +161,9 @@ class Slots(Feature, ABC):
     ) -> "tuple[Self | None, SamplingMetadata]":
         """Take the feature over from upstream's sampler, if this step is served from slots.
 
-        Otherwise upstream's code reads the output lists, which are settled for it here.
-
-        Args:
-            metadata: metadata of the requests to be sampled.
-            logits: [positions, vocab] to apply the feature to.
-            drafts: drafts to verify at these positions; None for one position per request.
+        Otherwise upstream's code reads the output lists, which are settled for it here. ``drafts``
+        are verified at the positions of ``logits`` [positions, vocab]; None for one position per
+        request.
 
         Returns:
             The slots, to be applied by the caller, and a copy of the metadata without the feature;
@@ -198,13 +189,7 @@ class Slots(Feature, ABC):
         logits: torch.Tensor,
         drafts: "SpecDecodeMetadata | None",
     ) -> bool:
-        """Return whether this step's slots are those of these logits' requests.
-
-        Args:
-            metadata: sampling metadata with the live batch's rows.
-            logits: [positions, vocab].
-            drafts: drafts to verify at these positions; None for one position per request.
-        """
+        """Return whether this step's slots belong to these logits; see :meth:`take`."""
         positions = len(self._rows) if drafts is None else len(drafts.draft_token_ids)
         return (
             self.serving
@@ -289,10 +274,8 @@ class Slots(Feature, ABC):
     ) -> None:
         """Prepare the slots for a step, or fall back to upstream; sets :attr:`serving`.
 
-        Args:
-            metadata: the live batch's metadata, which is replaced when a row moves.
-            width: width of the step's logits.
-            drafts: the step's drafts, if any.
+        ``metadata`` is the live batch's, which is replaced when a row moves; ``width`` is the
+        logits'.
         """
         if self.serving:
             logger.warning_once(

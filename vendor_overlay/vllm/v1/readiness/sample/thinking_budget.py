@@ -60,30 +60,20 @@ _OWN = {"batch", "history", "_markers", "_tracked", "_any_deferred"}
 
 @dataclass(slots=True, eq=False)
 class _Progress:
-    """Progress of one request's search and updates.
+    """Progress of one request's search and updates."""
 
-    Attributes:
-        output: the list that has been searched.
-        searched: number of its tokens searched.
-        update_from: reach from which an update does more than count down; 0 if the next update must
-            not be skipped for another reason.
-        force_from: reach from which an update may force the end marker, if the start marker is
-            known; _NEVER if no token will be forced any more.
-        skipped: length of the output at the last skipped update; None if none was skipped; _OPEN if
-            it depends on tokens that have not arrived.
-        deferred: updates awaiting their tokens: the length, or _OPEN, and the step's drafts.
-        restart: whether the next update is made at once, after a search from the start.
-        shared: whether two rows share the state.
-    """
-
-    output: list[int] | None = None
-    searched: int = 0
+    output: list[int] | None = None  # the list that has been searched
+    searched: int = 0  # number of its tokens searched
+    #: Reach from which an update does more than count down; 0 if the next must not be skipped.
     update_from: int = 0
+    #: Reach from which an update may force the end marker of a known start; _NEVER for never.
     force_from: int = 0
+    #: Output length at the last skipped update; _OPEN if its tokens have not arrived.
     skipped: int | None = None
+    #: Updates awaiting their tokens: the length, or _OPEN, and the step's drafts.
     deferred: deque[tuple[int, list[int]]] = field(default_factory=deque)
-    restart: bool = True
-    shared: bool = False
+    restart: bool = True  # the next update is made at once, after a search from the start
+    shared: bool = False  # two rows share the state
 
     @property
     def pending_length(self) -> int:
@@ -109,14 +99,7 @@ class _Progress:
 
 
 class ThinkingBudget(FixedHolder, Feature):
-    """Upstream's state holder for one live batch, with its history.
-
-    Args:
-        batch: the live batch.
-        history: the batch's history.
-        holder: upstream's state holder; its attributes are taken over.
-        on: enabled features and fixes.
-    """
+    """Upstream's state holder for one live batch, with its history."""
 
     def __init__(
         self,
@@ -205,12 +188,7 @@ class ThinkingBudget(FixedHolder, Feature):
                 yield row
 
     def arrive(self, rows: list[int], tokens: list[int] | None) -> None:
-        """Search a step's tokens, which have been written into the lists.
-
-        Args:
-            rows: the rows that have got tokens.
-            tokens: the one token of each; None if a row may have got several.
-        """
+        """Search a step's tokens; ``tokens`` is None if a row may have got several."""
         # Without the last token of a marker there is no new marker.
         if tokens is not None and not self._any_deferred and self.last_tokens.isdisjoint(tokens):
             return

@@ -75,10 +75,6 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
     In each request's state, ``searched`` is the number of output tokens searched for markers (0 if
     a derived class searches it), and ``resumed`` the end of the last marker that began or ended a
     section.
-
-    Args:
-        holder: upstream's state holder; its attributes are taken over.
-        on: enabled features and fixes.
     """
 
     in_spec_mode: bool
@@ -108,12 +104,9 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
     def apply_to_logits(
         self, logits: torch.Tensor, predict_bonus_token: bool, spec_token_ids: Lists | None
     ) -> torch.Tensor:
-        """Force the end marker where an update has decided so; return ``logits``.
+        """Force the end marker in float32 logits [positions, vocab], in place, and return them.
 
-        Args:
-            logits: float32 [positions, vocab], changed in place.
-            predict_bonus_token: whether the positions follow the step's drafts.
-            spec_token_ids: [rows], the step's drafts.
+        ``predict_bonus_token``: the positions follow the step's drafts, ``spec_token_ids`` [rows].
         """
         drafts = self.in_spec_mode
         if self.fixes_rows and not predict_bonus_token and not any(spec_token_ids or ()):
