@@ -128,10 +128,10 @@ class MinTokens(MinTokensLogitsProcessor):  # type: ignore[misc]
                 rows.append(position)
         if not rows:
             return None
-        at, tokens, owners = (
+        targets, tokens, owners = (
             self._device_tensor(list(column), torch.int32) for column in zip(*entries, strict=True)
         )
-        return _Guarded(self._device_tensor(rows, torch.int32), (at, tokens), owners)
+        return _Guarded(self._device_tensor(rows, torch.int32), (targets, tokens), owners)
 
 
 def _mask(

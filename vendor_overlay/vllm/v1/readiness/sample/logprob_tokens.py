@@ -51,8 +51,9 @@ def merge(
         return likeliest
     if len(rows) == len(named.logprobs):
         return named
-    at = _upload([*rows], named.logprobs.device)
-    return _replace(likeliest, at, named.logprob_token_ids[at], named.logprobs[at], first=0)
+    index = _upload([*rows], named.logprobs.device)
+    ids, logprobs = named.logprob_token_ids[index], named.logprobs[index]
+    return _replace(likeliest, index, ids, logprobs, first=0)
 
 
 def with_drafts(
@@ -74,13 +75,13 @@ def with_drafts(
         return likeliest
     counts = drafts.num_draft_tokens
     most = max(map(len, rows.values()))
-    at: list[int] = []
+    positions: list[int] = []
     named: list[int] = []
     pieces: list[torch.Tensor] = []
     for row, tokens in rows.items():
         first, count = sum(counts[:row]), counts[row]
         start = row * (1 + drafts.max_spec_len)
-        at += range(start, start + count + 1)
+        positions += range(start, start + count + 1)
         named += [*tokens, *[_NO_TOKEN] * (most - len(tokens))] * (count + 1)
         pieces += (targets[first : first + count], bonus[row : row + 1])
     logits = torch.cat(pieces).to(torch.float32)
@@ -90,11 +91,15 @@ def with_drafts(
     missing = ids == _NO_TOKEN
     ids = ids.masked_fill(missing, 0)
     logprobs = logits.gather(-1, ids).masked_fill(missing, -torch.inf)
-    return _replace(likeliest, _upload(at, bonus.device), ids, logprobs, first=1)
+    return _replace(likeliest, _upload(positions, bonus.device), ids, logprobs, first=1)
 
 
 def _replace(
-    table: LogprobsTensors, at: torch.Tensor, ids: torch.Tensor, logprobs: torch.Tensor, first: int
+    table: LogprobsTensors,
+    index: torch.Tensor,
+    ids: torch.Tensor,
+    logprobs: torch.Tensor,
+    first: int,
 ) -> LogprobsTensors:
     """Write values into rows of a table from column ``first`` on, and widen it if needed.
 
@@ -104,8 +109,8 @@ def _replace(
     columns = slice(first, first + ids.shape[1])
     all_ids = F.pad(table.logprob_token_ids, (0, missing))
     all_logprobs = F.pad(table.logprobs, (0, missing), value=-torch.inf)
-    all_ids[at, columns] = ids.to(all_ids.dtype)
-    all_logprobs[at, columns] = logprobs
+    all_ids[index, columns] = ids.to(all_ids.dtype)
+    all_logprobs[index, columns] = logprobs
     return table._replace(logprob_token_ids=all_ids, logprobs=all_logprobs)
 
 
