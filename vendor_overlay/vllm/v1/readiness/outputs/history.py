@@ -150,8 +150,8 @@ class History(Feature):
     def begin_step(self, unchanged: bool = False) -> None:
         """Settle all steps but the newest, before the batch changes for a step.
 
-        The scheduler usually requests a step once it has the tokens of the second-last. Only ranks
-        that return no tokens, and pipelines of three or more stages whose requests run in every
+        The scheduler usually requests a step once it has the tokens of the second-last step. Only
+        ranks that return no tokens, and pipelines of three or more stages whose requests run in every
         step, may wait. If ``unchanged``, steps may be settled later, by :meth:`settle_older` before
         the batch changes.
         """

@@ -226,7 +226,7 @@ class Slots(Feature, ABC):
             self._trim_kept()
 
     def idle(self) -> None:
-        """Release the device memory, which delays no request."""
+        """Release the device memory: no request is running."""
         self._forget_rows()
         self._release()
 
