@@ -151,9 +151,9 @@ class History(Feature):
         """Settle all steps but the newest, before the batch changes for a step.
 
         The scheduler usually requests a step once it has the tokens of the second-last step. Only
-        ranks that return no tokens, and pipelines of three or more stages whose requests run in every
-        step, may wait. If ``unchanged``, steps may be settled later, by :meth:`settle_older` before
-        the batch changes.
+        ranks that return no tokens, and pipelines of three or more stages whose requests run in
+        every step, may wait. If ``unchanged``, steps may be settled later, by :meth:`settle_older`
+        before the batch changes.
         """
         if not unchanged or len(self.in_flight) > LAG or not self._may_lag():
             self.settle_older(fences.HISTORY)
