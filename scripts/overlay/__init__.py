@@ -1,5 +1,5 @@
-"""Lay the readiness overlay over an installed vLLM, and take it off again.
+"""Apply the readiness overlay to an installed vLLM, and revert it.
 
-Standard library only, CPython 3.10 to 3.14. Nothing here imports vllm or
-torch: checksums of its files decide what an installation is, and it is never run.
+Standard library only, CPython 3.10 to 3.14. vllm and torch are never imported: checksums of
+the installed files decide the state of an installation.
 """

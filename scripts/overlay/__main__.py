@@ -11,7 +11,7 @@ try:
         raise SystemExit(2)
 
     if not __package__:
-        # Started by its directory, as in Dockerfiles: load that as the package that it is.
+        # Started by its directory, as in Dockerfiles: load that directory as a package.
         import os
         from importlib.util import module_from_spec, spec_from_file_location
 

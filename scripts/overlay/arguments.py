@@ -1,4 +1,4 @@
-"""What the programs' command lines have in common."""
+"""Options and argument types shared by the command lines."""
 
 from __future__ import annotations
 
@@ -20,12 +20,7 @@ _CODES = "exit codes:\n" + "".join(f"  {code.value}  {MEANING[code]}\n" for code
 def program(
     name: str, text: str
 ) -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argparse.ArgumentParser]]:
-    """A parser for a program of several commands, and the action that commands are added to.
-
-    Args:
-        name: the program's.
-        text: one sentence on what it does.
-    """
+    """Return the parser of a program with subcommands, and its subparsers action."""
     parser = argparse.ArgumentParser(
         prog=name,
         description=text,
@@ -43,14 +38,10 @@ def command(
     text: str,
     target: bool = True,
 ) -> argparse.ArgumentParser:
-    """Add a command, with the options that every command has.
+    """Add a command with the common options.
 
-    Args:
-        commands: of :func:`program`.
-        name: the command's.
-        run: carries it out, and returns the exit code.
-        text: a line for the help, in lower case.
-        target: whether it takes the options that name an installation.
+    ``run`` returns the exit code. ``text`` is the help line, in lower case. ``target`` adds the
+    options that name an installation.
     """
     sub = commands.add_parser(
         name,
@@ -68,7 +59,7 @@ def command(
 
 
 class Once(argparse.Action):
-    """Stores the value of an option that is named once: of two, neither may be dropped."""
+    """Stores an option's value; a repeated option is an ArgumentError."""
 
     def __call__(
         self,
@@ -77,20 +68,15 @@ class Once(argparse.Action):
         value: object,
         _option: str | None = None,
     ) -> None:
-        """Store the value.
-
-        Raises:
-            ArgumentError: the option was named before.
-        """
         named = vars(args).setdefault("named_once", {})
         if self.dest in named:
-            raise argparse.ArgumentError(self, f"is named twice: {named[self.dest]} and {value}")
+            raise argparse.ArgumentError(self, f"is given twice: {named[self.dest]} and {value}")
         named[self.dest] = value
         setattr(args, self.dest, value)
 
 
 def seconds(text: str) -> float:
-    """The type of an argument that is a time in seconds."""
+    """Argument type: seconds, from 0 to 1e9."""
     try:
         value = float(text)
     except ValueError:
@@ -101,7 +87,7 @@ def seconds(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """The type of an argument that is a number of lines."""
+    """Argument type: a number of lines."""
     if not (text.isascii() and text.isdecimal()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of lines")
     return int(text)

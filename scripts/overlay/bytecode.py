@@ -1,8 +1,7 @@
-"""Bytecode of the modules that change: it must not outlive its source.
+"""Bytecode of the changed modules: compile it, and remove it before its source changes.
 
 Python checks a ``.pyc`` against the source's time and size, against its hash, or (unchecked
-hash-based, PEP 552) not at all. The last kind would go on running the old module, so the
-bytecode of every interpreter is removed before the source is replaced.
+hash-based, PEP 552) not at all. The last kind would keep running the old module.
 """
 
 from __future__ import annotations
@@ -20,12 +19,10 @@ from overlay.interpreter import MARK, NoAnswer, answer
 
 _UNCHECKED = 0b01
 
-#: Runs under the target's interpreter. Compiles a staged source under the final file's
-#: name; the staged file keeps its times when it is renamed, so the bytecode is valid for the
-#: final one. Where SOURCE_DATE_EPOCH is set, py_compile writes the source's hash in place of its
-#: time: the same bytes in every build, and valid after a builder has set all times. Without a
-#: umask the bytecode gets its source's mode, so that whoever may read the source may read the
-#: bytecode.
+#: Runs under the target's interpreter. Compiles a staged source under the final file's name. The
+#: rename keeps the times of the staged file, so the bytecode stays valid. With SOURCE_DATE_EPOCH,
+#: py_compile writes the source's hash in place of its time: the same bytes in every build, also
+#: after a builder has set all times. Without a umask the bytecode gets its source's mode.
 _COMPILE = f"""
 import sys
 sys.path = [path for path in sys.path if path]  # The empty entry is the current directory.
@@ -51,7 +48,7 @@ except EOFError:
 os.write(1, {MARK!r} + json.dumps([names, error, refused]).encode() + b"\\n")
 """
 
-#: The same without writing anything, of sources that it is given.
+#: The same for sources from stdin, without writing anything.
 _CHECK = f"""
 import sys
 sys.path = [path for path in sys.path if path]  # The empty entry is the current directory.
@@ -85,16 +82,14 @@ def cached(source: Path) -> list[Path]:
 
 
 def stale(source: Path, data: bytes | None) -> list[Path]:
-    """Bytecode that Python would run although it is not of ``source``.
+    """Bytecode that Python would run although it does not match ``source``.
 
-    Args:
-        source: the module's file, which may be absent.
-        data: its bytes, or None if it is absent.
+    ``data`` holds the bytes of ``source``, or None if it is absent.
     """
     unchecked = []
     for pyc in cached(source):
         if pyc.parent == source.parent:
-            if data is None:  # A lone module.pyc is imported; beside its source it is not.
+            if data is None:  # A module.pyc is imported only without its source.
                 unchecked.append(pyc)
             continue
         try:
@@ -114,22 +109,22 @@ def stale(source: Path, data: bytes | None) -> list[Path]:
 def compile_modules(
     interpreter: Path, sources: Mapping[Path, Path], lock: int, prefix: str = STAGED
 ) -> list[Path]:
-    """Compile modules with the interpreter that will import them, to staged files.
+    """Compile modules with the target's interpreter, to staged files.
 
     Args:
         interpreter: the target's Python.
-        sources: each module's final path, and the path of its source now. Directories for
-            bytecode exist.
-        lock: a handle for the child to inherit, so that it holds the lock, too.
-        prefix: begins the names of the staged files.
+        sources: final path of each module to the present path of its source. The ``__pycache__``
+            directories exist.
+        lock: handle that the child inherits, so that it also holds the lock.
+        prefix: of the names of staged files.
 
     Returns:
-        The final path of each module's bytecode, which is staged for it.
+        The final path of each module's bytecode.
 
     Raises:
         OverlayError: the interpreter does not run, or rejects a module.
     """
-    progress.step(f"compiles {len(sources)} modules with {interpreter}")
+    progress.step(f"compiling {len(sources)} modules with {interpreter}")
     caches = [final.parent / "__pycache__" for final in sources]
     request = [
         (str(source), str(final), str(cache / prefix))
@@ -147,24 +142,19 @@ def compile_modules(
 
 
 def check_modules(interpreter: Path, sources: Mapping[Path, bytes]) -> None:
-    """Compile modules with the interpreter that will import them, and keep nothing.
-
-    Args:
-        interpreter: the target's Python.
-        sources: each module's final path and its bytes.
+    """Compile modules, final path to bytes, with the target's interpreter; write nothing.
 
     Raises:
         OverlayError: the interpreter does not run, or rejects a module.
     """
-    progress.step(f"compiles {len(sources)} modules with {interpreter}, to check them")
+    progress.step(f"compiling {len(sources)} modules with {interpreter}, to check them")
     request = [(str(final), data.decode("latin-1")) for final, data in sources.items()]
     if refused := _answer(interpreter, _CHECK, request):
         raise _refused(interpreter, *refused)
 
 
 def _answer(interpreter: Path, program: str, request: object, *inherited: int) -> Any:  # noqa: ANN401
-    # Before 3.11, a set in the code is written in the order of its hashes. With -I instead, the
-    # seed would be ignored.
+    # Before 3.11, sets in the code are marshalled in hash order. -I would ignore the seed.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     env = kept | {"PYTHONHASHSEED": "0"}
     try:
@@ -182,7 +172,7 @@ def _answer(interpreter: Path, program: str, request: object, *inherited: int) -
 def _refused(interpreter: Path, final: str, reason: str) -> OverlayError:
     return usage(
         f"does not compile with {interpreter}: {reason}; nothing was written",
-        "take off the extra patch that changes it, or name the Python that runs this vLLM: "
+        "remove the extra patch that changes it, or name the Python that runs this vLLM: "
         "PYTHON=path (or --python path)",
         final,
     )

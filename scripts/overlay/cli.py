@@ -21,15 +21,12 @@ from overlay.refusal import refusal
 from overlay.source import Overlay
 from overlay.state import Inspection, State
 
-#: The checkout, or the unpacked archive, that this tool is part of.
+#: The checkout or unpacked archive of this tool.
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        argv: the arguments, or None for the process's own.
+    """Run one command, by default from ``sys.argv``.
 
     Returns:
         The exit code, one of :class:`~overlay.errors.Exit`.
@@ -44,24 +41,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
-    """Run the command that the arguments name, and report its errors.
-
-    Args:
-        parser: made by :mod:`overlay.arguments`.
-        argv: the arguments, or None for the process's own.
-
-    Returns:
-        The exit code.
-    """
+    """Run the command that the arguments name, report its errors, and return the exit code."""
     args = parser.parse_args(argv)
     try:
-        chosen: Callable[[argparse.Namespace], int] = args.run
+        body: Callable[[argparse.Namespace], int] = args.run
         with progress.shown(f"{args.program} {args.command}", quiet=args.json):
-            return chosen(args)
+            return body(args)
     except OverlayError as error:
         return _fail(args, error)
     except KeyboardInterrupt:
-        hint = "; `status` says where" if args.program == "overlay" else ""
+        hint = "; `status` shows the state" if args.program == "overlay" else ""
         print(f"{args.program} {args.command}: interrupted{hint}", file=sys.stderr)
         return 130
     except OSError as error:
@@ -69,16 +58,12 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
 
 
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser.
-
-    Args:
-        words: the command line that ``exec`` ends with.
-    """
+    """Build the parser; ``words`` is the command line behind ``exec --``."""
     parser, every = program(
-        "overlay", "Lay the readiness overlay over an installed vLLM, and take it off again."
+        "overlay", "Apply the readiness overlay to an installed vLLM, and revert it."
     )
     for name, run, text in (
-        ("apply", _apply, "lay the overlay over an installation, after checking every file"),
+        ("apply", _apply, "apply the overlay to an installation, after checking every file"),
         ("revert", _revert, "restore upstream's files, RECORD included, byte for byte"),
     ):
         sub = command(every, name, run, text)
@@ -86,7 +71,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
             "--force",
             action="store_true",
             default=os.environ.get("FORCE") == "1",
-            help="go on although a process is serving from there (FORCE=1)",
+            help="proceed although a process serves from there (FORCE=1)",
         )
         sub.add_argument(
             "--wait",
@@ -98,12 +83,12 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         sub.add_argument("--verbose", action="store_true", help="name every file")
     sub = command(every, "status", _status, "show the state of the installation")
     sub.add_argument("--verbose", action="store_true", help="name every file")
-    command(every, "verify", _verify, "succeed silently if the overlay is whole, or say why not")
+    command(every, "verify", _verify, "succeed silently if the overlay is whole, else print the reason")
     sub = command(every, "exec", _exec, "verify, then run the command after -- in this process")
     sub.usage = "python3 scripts/overlay exec [options] -- COMMAND [ARGUMENT ...]"
     sub.set_defaults(words=words)
-    command(every, "doctor", _doctor, "say what is there, who uses it, and what apply would do")
-    sub = command(every, "diff", _diff, "show what the overlay changes in upstream's files")
+    command(every, "doctor", _doctor, "report the installation, its processes, and the effect of apply")
+    sub = command(every, "diff", _diff, "show the overlay's changes to upstream's files")
     lines = sub.add_mutually_exclusive_group()
     lines.add_argument(
         "--context", type=arguments.count, default=12, help="lines around each change"
@@ -115,10 +100,9 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def installation(args: argparse.Namespace) -> Installation:
-    """The installation that the arguments name, or that of the active environment.
+    """Locate the installation that the arguments or the active environment name.
 
-    Args:
-        args: its ``named_by`` is set to the variable that named the target, or None.
+    Sets ``args.named_by`` to the variable that named the target, or None.
 
     Raises:
         OverlayError: as for :func:`~overlay.installation.locate`.
@@ -141,15 +125,15 @@ def installation(args: argparse.Namespace) -> Installation:
 
 
 def _active() -> tuple[str | None, str | None, str | None]:
-    """The active environment: its variable, its directory, and why conda's was passed over."""
+    """The active environment: variable, directory, and the reason for skipping another."""
     venv, conda = os.environ.get("VIRTUAL_ENV"), os.environ.get("CONDA_PREFIX")
     base = os.environ.get("CONDA_DEFAULT_ENV") == "base"
     if not conda or (venv and (base or conda == venv)):
         return ("VIRTUAL_ENV", venv, None) if venv else (None, None, None)
     if venv:
-        return "VIRTUAL_ENV", venv, f"VIRTUAL_ENV goes before CONDA_PREFIX={conda}"
+        return "VIRTUAL_ENV", venv, f"VIRTUAL_ENV takes precedence over CONDA_PREFIX={conda}"
     if base:
-        return None, None, f"conda's base environment ({conda}) is only changed if it is named"
+        return None, None, f"conda's base environment ({conda}) is used only if it is named"
     if not Path(conda, "bin", "python").exists():
         return None, None, f"CONDA_PREFIX={conda} holds no Python"
     return "CONDA_PREFIX", conda, None
@@ -191,7 +175,7 @@ def _change(
 
 
 def _counted(inspection: Inspection) -> str:
-    """The number of files, of which some are vLLM's, some ours, and perhaps some neither."""
+    """The number of files, by owner."""
     targets, added = set(inspection.overlay.targets), set(inspection.overlay.added)
     paths = inspection.paths
     parts = [f"{len(paths & targets)} of vLLM's", f"{len(paths & added)} of its own"]
@@ -222,7 +206,7 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _files(inspection: Inspection, compared: Inspection, every: bool) -> None:
-    """Print what is not as it should be, or every file."""
+    """Print the files in an unexpected state, or every file."""
     states = [file.state for file in compared.files]
     counts = {state: states.count(state) for state in State if state in states}
     _say(f"{_counted(compared)}: " + ", ".join(f"{n} {s.value}" for s, n in counts.items()))
@@ -230,7 +214,7 @@ def _files(inspection: Inspection, compared: Inspection, every: bool) -> None:
     for file in compared.files:
         if every or (file.state is not usual and not compared.unknown):
             _say(f"  {file.state.value:<9} {file.path}")
-        # Of files of an unknown version nothing can be said one by one.
+        # Single files of an unknown version cannot be explained.
         if file.state in (State.FOREIGN, State.MISSING) and not compared.unknown:
             error = refusal(inspection, [file])
             for name, text in (("expected", error.expected), ("found", error.found)):
@@ -241,9 +225,9 @@ def _files(inspection: Inspection, compared: Inspection, every: bool) -> None:
             _say(f"            {'next':<9} {error.next_step}")
     if compared.record and (every or compared.record is not usual):
         _say(f"  {compared.record.value:<9} RECORD")
-    for what, paths in (("left over", compared.leftovers), ("stale", compared.stale)):
+    for label, paths in (("left over", compared.leftovers), ("stale", compared.stale)):
         for path in paths:
-            _say(f"  {what:<9} {path}")
+            _say(f"  {label:<9} {path}")
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -256,7 +240,7 @@ def _verify(args: argparse.Namespace) -> int:
         if args.json:
             _fail(args, error)
     else:
-        # The output of `exec` is its command's.
+        # stdout of `exec` belongs to its command.
         if args.json and (problem or args.command == "verify"):
             _print_json(args, outcome, problem.code if problem else Exit.DONE, problem)
     if problem is None:
@@ -281,13 +265,13 @@ def _exec(args: argparse.Namespace) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    """Report, and end with the code that `apply` would end with."""
-    there, overlay = installation(args), Overlay.load(ROOT)
-    code, would = doctor.prospect(there, overlay, parts.chosen(args))
-    lines = [*doctor.findings(there), ("apply", f"of overlay {overlay.pin.overlay}{would}")]
+    """Report findings, with the exit code that `apply` would have."""
+    target, overlay = installation(args), Overlay.load(ROOT)
+    code, would = doctor.prospect(target, overlay, parts.chosen(args))
+    lines = [*doctor.findings(target), ("apply", f"of overlay {overlay.pin.overlay}{would}")]
     if args.json:
-        found = [{"about": about, "text": text} for about, text in lines]
-        print(json.dumps({"command": "doctor", "code": code, "findings": found}))
+        findings = [{"about": about, "text": text} for about, text in lines]
+        print(json.dumps({"command": "doctor", "code": code, "findings": findings}))
         return code
     for about, text in lines:
         _say(f"{about:<9} {text}")
@@ -301,12 +285,12 @@ def _diff(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"command": "diff", "diff": "".join(lines)}))
     else:
-        # The bytes of the files, whatever the terminal's encoding.
+        # The files' own bytes, whatever the terminal's encoding.
         sys.stdout.flush()
         for line in lines:
             sys.stdout.buffer.write(line.encode(errors="surrogateescape"))
         sys.stdout.buffer.flush()
-    # The output is the whole result: if it was lost, the command failed.
+    # The output is the result: a lost output is a failure.
     return Exit.DENIED if output.lost() else Exit.DONE
 
 

@@ -30,7 +30,7 @@ from overlay.refusal import laying, refuse_foreign
 from overlay.source import Overlay
 from overlay.state import Inspection, State, inspect
 
-#: All of the overlay and nothing else; whatever part of it is installed.
+#: The whole overlay; the installed part of it.
 WHOLE, KEPT = Choice(), Choice(keep=True)
 
 
@@ -41,7 +41,7 @@ class Outcome:
     Attributes:
         inspection: the installation afterwards (before, in a dry run).
         changed: paths written or removed, relative to site-packages.
-        notes: sentences for a person.
+        notes: sentences for the report.
     """
 
     inspection: Inspection
@@ -55,9 +55,9 @@ class Options:
 
     Attributes:
         dry_run: check everything, and write nothing.
-        force: go on although a process serves from the installation.
-        wait: how long to wait for another run, in seconds.
-        choice: what of the overlay ``apply`` lays.
+        force: proceed although a process serves from the installation.
+        wait: timeout for another run, in seconds.
+        choice: the part of the overlay to apply.
     """
 
     dry_run: bool = False
@@ -67,11 +67,10 @@ class Options:
 
 
 def apply(installation: Installation, overlay: Overlay, options: Options) -> Outcome:
-    """Lay ``overlay`` over ``installation``; carry on after a run that was cut off.
+    """Apply ``overlay`` to ``installation``; complete an interrupted run.
 
     Raises:
-        OverlayError: refused, with nothing written; or cut off by the system, with
-            the installation partial.
+        OverlayError: refused with nothing written, or interrupted with the installation partial.
     """
     with exclusive(installation.site, options.wait) as lock:
         inspection = survey(installation, overlay, options.choice)
@@ -79,8 +78,8 @@ def apply(installation: Installation, overlay: Overlay, options: Options) -> Out
         notes = [*lines(overlay)]
         if installed := inspection.replaceable:
             version = inspection.installed_version
-            laid = f"{overlay.pin.overlay}{overlay.selection}"
-            notes.append(f"takes off overlay {version}, and lays overlay {laid}")
+            new = f"{overlay.pin.overlay}{overlay.selection}"
+            notes.append(f"replaces overlay {version} with overlay {new}")
             rest = [file for file in inspection.files if file.path not in installed.paths]
             refuse_foreign(replace(inspection, files=rest))
             after = taken_off(installed, inspection)
@@ -96,11 +95,11 @@ def apply(installation: Installation, overlay: Overlay, options: Options) -> Out
 
 
 def _complete(inspection: Inspection, notes: list[str], options: Options, lock: int) -> Outcome:
-    """Apply to an installation that holds no other version."""
+    """Apply to an installation without another version."""
     installation = inspection.installation
     refuse_foreign(inspection)
     if inspection.state is State.OVERLAID:
-        return Outcome(inspection, notes=["nothing to do: it is overlaid already", *notes])
+        return Outcome(inspection, notes=["nothing to do: already overlaid", *notes])
     changed = [f.path for f in inspection.files if f.state is not State.OVERLAID]
     notes += _lacking(installation)
     refuse_unwritable(inspection, changed, options.force)
@@ -113,10 +112,10 @@ def _complete(inspection: Inspection, notes: list[str], options: Options, lock: 
 
 
 def _lacking(installation: Installation) -> list[str]:
-    """Sentences on what an installation does not have."""
+    """Notes on a missing interpreter or RECORD."""
     notes = []
     if installation.interpreter is None:
-        notes.append("no interpreter is known here: bytecode is left to the first import")
+        notes.append("no interpreter found: the first import compiles the bytecode")
     if installation.record is None:
         notes.append("there is no RECORD: revert before you uninstall or replace vLLM")
     return notes
@@ -125,7 +124,7 @@ def _lacking(installation: Installation) -> list[str]:
 def revert(installation: Installation, overlay: Overlay, options: Options) -> Outcome:
     """Restore upstream's files in an overlaid or partial installation.
 
-    Takes off any version of the overlay whose provenance is installed and trusted.
+    Any version of the overlay can be reverted if its provenance is installed and trusted.
 
     Raises:
         OverlayError: as for :func:`apply`.
@@ -134,20 +133,20 @@ def revert(installation: Installation, overlay: Overlay, options: Options) -> Ou
         inspection = recognise(installation, overlay)
         notes = []
         if installed := inspection.replaceable:
-            notes.append(f"takes off overlay {inspection.installed_version}")
+            notes.append(f"removes overlay {inspection.installed_version}")
         else:
             refuse_foreign(inspection)
             if inspection.state is State.PRISTINE:
-                return Outcome(inspection, notes=["nothing to do: it is pristine"])
-        chosen = installed or inspection
-        changed = [f.path for f in chosen.files if f.state is State.OVERLAID]
-        refuse_unwritable(chosen, changed, options.force)
+                return Outcome(inspection, notes=["nothing to do: already pristine"])
+        source = installed or inspection
+        changed = [f.path for f in source.files if f.state is State.OVERLAID]
+        refuse_unwritable(source, changed, options.force)
         if options.dry_run:
-            rehearse_off(chosen)
+            rehearse_off(source)
         else:
-            take_off(chosen, lock)
-            # Files that it did not change are none of its business.
-            inspection = inspect(installation, chosen.overlay)
+            take_off(source, lock)
+            # Files that this version did not change do not matter.
+            inspection = inspect(installation, source.overlay)
             refuse_foreign(inspection)
             whole = inspect(installation, overlay)
             inspection = inspection if whole.state is State.FOREIGN else whole
@@ -155,30 +154,28 @@ def revert(installation: Installation, overlay: Overlay, options: Options) -> Ou
 
 
 def status(installation: Installation, overlay: Overlay, choice: Choice = KEPT) -> Outcome:
-    """Compare the installation with what is wanted of the overlay, and write nothing.
+    """Compare the installation with the chosen part of the overlay, and write nothing.
 
     Raises:
-        OverlayError: the choice is not understood, or cannot be had.
+        OverlayError: the choice is invalid.
     """
     return Outcome(survey(installation, overlay, choice))
 
 
 def problem(inspection: Inspection, want_overlaid: bool) -> OverlayError | None:
-    """The error that ``status`` or ``verify`` ends with, or None.
+    """The error for ``status`` or ``verify``, or None.
 
-    Args:
-        inspection: the installation.
-        want_overlaid: whether a pristine installation is an error.
+    With ``want_overlaid`` a pristine installation is an error.
     """
     try:
         refuse_foreign(inspection)
     except OverlayError as error:
         return error
     if inspection.state is State.PARTIAL:
-        code, reason = Exit.PARTIAL, "a run was cut off"
+        code, reason = Exit.PARTIAL, "a run was interrupted"
         next_step = f"{laying(inspection)} carries on, `revert` undoes"
     elif inspection.state is State.PRISTINE and want_overlaid:
-        code, reason = Exit.PRISTINE, "nothing is laid over it"
+        code, reason = Exit.PRISTINE, "the overlay is not applied"
         next_step = f"run {laying(inspection)}"
     else:
         return None
@@ -187,15 +184,12 @@ def problem(inspection: Inspection, want_overlaid: bool) -> OverlayError | None:
 
 
 def become(words: Sequence[str]) -> NoReturn:
-    """Replace this process by a command, which keeps its id, streams and environment.
-
-    Args:
-        words: the command, which is looked up on PATH, and its arguments.
+    """Exec a command: a name on PATH or a path, and its arguments.
 
     Raises:
         OverlayError: the command cannot be started.
     """
-    # Python ignores these for itself, and what is ignored stays so.
+    # Python ignores these signals, and an exec would inherit that.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     sys.stdout.flush()
@@ -216,13 +210,10 @@ def become(words: Sequence[str]) -> NoReturn:
 
 
 def _on_path(name: str) -> str:
-    """The file that a shell would start as a command.
+    """The first executable of that name on PATH, or FileNotFoundError.
 
-    ``execvp`` goes on after a script whose interpreter does not exist, to the same command of
+    ``execvp`` would skip a script whose interpreter does not exist, and run the same command of
     another environment.
-
-    Raises:
-        FileNotFoundError: there is none.
     """
     paths = (os.path.join(folder, name) for folder in os.get_exec_path())
     for path in paths:
@@ -238,17 +229,17 @@ def diff(
     added: bool,
     choice: Choice = KEPT,
 ) -> Iterator[str]:
-    """Yield the lines of unified diffs with context that show what the overlay changes.
+    """Yield the lines of unified diffs of the overlay's changes.
 
     Args:
-        installation: where upstream's bytes come from; pristine or overlaid.
+        installation: pristine or overlaid.
         overlay: the overlay to show.
         context: lines of context, or None for the whole file.
-        added: show the files that the overlay adds, too.
-        choice: what of the overlay is shown.
+        added: include the files that the overlay adds.
+        choice: the part of the overlay to show.
 
     Raises:
-        OverlayError: a file is foreign; or the choice is not understood, or cannot be had.
+        OverlayError: a file is foreign, or the choice is invalid.
     """
     inspection = survey(installation, overlay, choice)
     overlay = inspection.overlay

@@ -1,4 +1,4 @@
-"""What a person would look at first: what is there, who uses it, and what apply would do."""
+"""Diagnosis of an installation: its files, its processes, and the effect of apply."""
 
 from __future__ import annotations
 
@@ -15,42 +15,31 @@ from overlay.parts import Choice
 from overlay.processes import serving
 from overlay.source import Overlay
 
-#: Where NVIDIA's kernel module says what it is; containers with GPUs have it, too.
+#: Directory of NVIDIA's kernel module; containers with GPUs have it, too.
 DRIVER = Path("/proc/driver/nvidia")
-#: The variables that decide what an engine that is started from here would do.
+#: Variables that change an engine started from this shell.
 _VARIABLES = ("VLLM_READINESS", "VLLM_USE_V2_MODEL_RUNNER")
 
 
 def findings(installation: Installation, driver: Path = DRIVER) -> Iterator[tuple[str, str]]:
-    """Yield what each line is about, and the line.
-
-    Args:
-        installation: the one that is named.
-        driver: the directory of NVIDIA's kernel module.
-    """
+    """Yield pairs of a label and a line of the report."""
     yield "vLLM", f"{installation.title} in {installation.site}"
     python = installation.interpreter
-    yield "Python", str(python) if python else "none is known here: name one with --python"
+    yield "Python", str(python) if python else "none found: name one with --python"
     yield "tool", f"runs on Python {platform.python_version()} of {platform.platform()}"
     yield "device", _device(driver)
     for name in _VARIABLES:
         if name in os.environ:
             yield "set here", f"{name}={os.environ[name]}"
     using = list(serving(installation))
-    for process in using or ["nobody who can be seen from here"]:
+    for process in using or ["no visible process"]:
         yield "serving", process
 
 
 def prospect(
     installation: Installation, overlay: Overlay, choice: Choice = KEPT
 ) -> tuple[Exit, str]:
-    """Return the code that ``apply`` would end with, and what it would do.
-
-    Args:
-        installation: the one that is named.
-        overlay: the whole overlay.
-        choice: what of it would be laid; if nothing is named, what is installed.
-    """
+    """Return the exit code of an ``apply`` with this choice, and a phrase for its effect."""
     try:
         outcome = commands.apply(installation, overlay, Options(dry_run=True, choice=choice))
     except OverlayError as error:

@@ -10,7 +10,7 @@ from overlay.output import escaped
 
 
 class Exit(enum.IntEnum):
-    """The exit codes of every command. docs/operations.md shows the same table."""
+    """The exit codes of all commands, as in docs/operations.md."""
 
     DONE = 0
     FAULT = 1
@@ -25,16 +25,16 @@ class Exit(enum.IntEnum):
 
 
 MEANING = {
-    Exit.DONE: "done, or already so",
+    Exit.DONE: "done, or nothing to do",
     Exit.FAULT: "this copy of the overlay is damaged or stale, or the tool has a bug",
     Exit.USAGE: "usage: an argument is wrong, or no target was named",
-    Exit.ABSENT: "no vLLM there, or none that can be overlaid (editable, source, two of them)",
+    Exit.ABSENT: "no vLLM, or one that cannot be overlaid (editable, source checkout, two of them)",
     Exit.RELEASE: "a vLLM of another release",
-    Exit.FOREIGN: "a file that is neither upstream's nor this version's of ours",
-    Exit.PARTIAL: "partial: a run was cut off; apply or revert completes it",
+    Exit.FOREIGN: "a file is neither upstream's nor this version's",
+    Exit.PARTIAL: "partial: a run was interrupted; apply or revert completes it",
     Exit.BUSY: "busy: another run holds the lock, or a process is serving from there",
     Exit.DENIED: "not permitted, read-only, or no space",
-    Exit.PRISTINE: "verify and exec only: vLLM is there and nothing is laid over it",
+    Exit.PRISTINE: "verify and exec only: vLLM is installed without the overlay",
 }
 
 
@@ -44,11 +44,11 @@ class OverlayError(Exception):
     Attributes:
         code: the process's exit code.
         reason: one sentence, without its subject.
-        subject: the file, directory or argument that the sentence is about, if any.
-        expected: a phrase for what would have been accepted, if known.
-        found: a phrase for what is there instead, if known.
-        next_step: advice to a person.
-        named_by: the environment variable that named the target, if one did.
+        subject: file, directory or argument of the sentence, if any.
+        expected: phrase for the accepted value, if known.
+        found: phrase for the present value, if known.
+        next_step: advice to the user.
+        named_by: environment variable that named the target, if any.
     """
 
     def __init__(
@@ -106,17 +106,17 @@ class OverlayError(Exception):
 def usage(
     reason: str, next_step: str, subject: str | os.PathLike[str] | None = None
 ) -> OverlayError:
-    """An error for an argument that is wrong or missing."""
+    """An error for a wrong or missing argument."""
     return OverlayError(Exit.USAGE, reason, subject=subject, next_step=next_step)
 
 
 def damaged(reason: str, subject: str | os.PathLike[str]) -> OverlayError:
-    """An error for a copy of the overlay that contradicts itself."""
+    """An error for an inconsistent copy of the overlay."""
     return OverlayError(
         Exit.FAULT,
         reason,
         subject=subject,
-        next_step="an author runs `make refresh`; anyone else takes a fresh copy of the overlay",
+        next_step="authors run `make refresh`; others get a fresh copy of the overlay",
     )
 
 
@@ -130,15 +130,10 @@ _NEXT_STEP = {
 
 
 def denied(error: OSError, written: str) -> OverlayError:
-    """An error for a system call that failed while files were being changed.
-
-    Args:
-        error: the system's error.
-        written: a clause on what has been written so far.
-    """
+    """An error for a failed system call; ``written`` is a clause on the files written so far."""
     return OverlayError(
         Exit.DENIED,
         f"{error.strerror or error}; {written}",
         subject=error.filename if isinstance(error.filename, str) else None,
-        next_step=_NEXT_STEP.get(error.errno or 0, "mend that and run the same command again"),
+        next_step=_NEXT_STEP.get(error.errno or 0, "fix that and run the same command again"),
     )

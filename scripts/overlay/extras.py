@@ -1,4 +1,4 @@
-"""Patches of the user's own, which ``apply`` lays behind the series."""
+"""The user's own patches, which ``apply`` adds after the series."""
 
 from __future__ import annotations
 
@@ -13,41 +13,32 @@ from overlay.patches import SERIES, Patch, header_fields, names_in, parse
 from overlay.pin import is_safe
 from overlay.source import EXTRA, PROVENANCE, Overlay
 
-#: How long a file's name may be, in bytes, on almost every file system.
+#: NAME_MAX of almost every file system, in bytes.
 LONGEST_NAME = 255
 
-#: The header's fields that must say something. Only who takes a patch over can fill them in.
+#: Required fields of the header; they cannot be inferred.
 FIELDS = ("Description", "How", "Bug", "Origin", "Forwarded", "Drop-When")
 
 
 @dataclass(frozen=True)
 class Extra:
-    """A patch that is not the overlay's own.
-
-    Attributes:
-        patch: its ``name`` begins with :data:`~overlay.source.EXTRA`.
-        data: the bytes of its file.
-    """
+    """A user's patch, whose name begins with :data:`~overlay.source.EXTRA`, and its bytes."""
 
     patch: Patch
     data: bytes
 
     @property
     def paths(self) -> set[str]:
-        """The files that it changes."""
+        """The files that the patch changes."""
         return {file.path for file in self.patch.files}
 
 
 def load(directory: Path, overlay: Overlay) -> list[Extra]:
-    """Read ``directory/series`` and the patches that it lists.
-
-    Args:
-        directory: as ``make import-patch`` writes it.
-        overlay: the whole overlay, whose files alone may be changed.
+    """Read ``directory/series`` and the patches that it lists, as ``make import-patch`` writes it.
 
     Raises:
-        OverlayError: a patch cannot be read, its header does not say where it is from, or it
-            changes a file that it may not.
+        OverlayError: a patch cannot be read, its header lacks a field, or it changes a file that
+            ``overlay`` does not.
     """
     listing = directory / SERIES
     try:
@@ -64,7 +55,7 @@ def load(directory: Path, overlay: Overlay) -> list[Extra]:
             raise
         raise usage(error.reason, "list each patch once", listing) from None
     if not names:
-        raise usage("lists no patch", "list those to lay, or leave EXTRA (--extra) out", listing)
+        raise usage("lists no patch", "list the patches to apply, or omit EXTRA (--extra)", listing)
     for extra, name in zip(extras, names, strict=True):
         _check(extra, directory / name, overlay)
     return extras
@@ -72,7 +63,7 @@ def load(directory: Path, overlay: Overlay) -> list[Extra]:
 
 def _read(directory: Path, name: str) -> Extra:
     file, path = directory / name, f"{PROVENANCE}/patches/{EXTRA}{name}"
-    staged = len(os.fsencode(COMING + EXTRA))  # It has a longer name on its way there.
+    staged = len(os.fsencode(COMING + EXTRA))  # The staged file has a longer name.
     if (
         "/" in name
         or name.startswith(".")
@@ -81,7 +72,7 @@ def _read(directory: Path, name: str) -> Extra:
         or staged + len(name.encode()) > LONGEST_NAME
     ):
         raise usage(
-            "has a name that an installation cannot hold",
+            "has a name that cannot be installed",
             f"give it a name of at most {LONGEST_NAME - staged} letters, digits, dots and hyphens, "
             "there and in `series`",
             file,
@@ -98,35 +89,31 @@ def _check(extra: Extra, file: Path, overlay: Overlay) -> None:
     for name in FIELDS:
         if not fields.get(name):
             raise usage(
-                f"the header's field {name} is empty: provenance is yours to state",
+                f"the header's field {name} is empty: provenance cannot be inferred",
                 f"fill in {name}, and apply again",
                 file,
             )
     for path in sorted(extra.paths - set(overlay.pin.upstream)):
         raise usage(
-            f"changes {path}, which the overlay does not: nothing on this machine could prove "
-            "upstream's bytes of it when the patch is taken off",
-            "take that file out of the patch and lay it with `patch -p1`; files that the overlay "
-            "does not change are none of its business",
+            f"changes {path}, which the overlay does not: upstream's bytes of it could not be "
+            "proven on a revert",
+            "remove that file from the patch and apply it with `patch -p1`; the overlay ignores "
+            "files that it does not change",
             file,
         )
 
 
 def require_python(path: str, before: bytes, after: bytes) -> None:
-    """Raise if a change makes a module one that no longer compiles.
-
-    Raises:
-        OverlayError: naming the line.
-    """
-    # Otherwise it may be the syntax of a newer Python that this one does not know.
+    """Raise OverlayError, naming the line, if a module compiled before a change and not after."""
+    # A module that did not compile before may use the syntax of a newer Python.
     if (error := no_python(path, after)) and no_python(path, before) is None:
-        raise damaged(f"is no longer Python with it: {error}", path)
+        raise damaged(f"no longer compiles with the patch: {error}", path)
 
 
 def no_python(path: str, data: bytes) -> str | None:
-    """Why a module does not compile, if it does not. It is not run, and nothing is written.
+    """The reason a module does not compile, or None. Nothing is run or written.
 
-    A parser alone accepts more, such as a ``return`` that is in no function.
+    ``ast.parse`` accepts more, such as a ``return`` outside a function.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -138,26 +125,23 @@ def no_python(path: str, data: bytes) -> str | None:
 
 
 def misfit(extra: Extra, error: OverlayError) -> OverlayError:
-    """The error for a patch that does not apply where it claims to."""
+    """The error for a patch that does not apply at its positions."""
     return _wrong(extra.patch.name.removeprefix(EXTRA), error)
 
 
 def _wrong(file: str | Path, error: OverlayError) -> OverlayError:
     return usage(
         error.reason if error.subject is None else f"{error.subject}: {error.reason}",
-        "make it anew for this overlay: make import-patch FILE=some.diff EXTRA=dir",
+        "import it again for this overlay: make import-patch FILE=some.diff EXTRA=dir",
         file,
     )
 
 
 def installed(overlay: Overlay) -> list[Extra]:
-    """Those of an installation, by its provenance.
-
-    Args:
-        overlay: read from the provenance.
+    """The user's patches of an installation; ``overlay`` is read from its provenance.
 
     Raises:
-        OverlayError: a patch cannot be read any more.
+        OverlayError: a patch cannot be read.
     """
     extras = []
     for patch in overlay.series.patches:
@@ -170,7 +154,7 @@ def installed(overlay: Overlay) -> list[Extra]:
 
 
 def described(overlay: Overlay) -> list[dict[str, str]]:
-    """The name of each in the user's directory, and its origin, on one line."""
+    """Name and origin of each user's patch, a line each."""
     return [
         {
             "name": patch.name.removeprefix(EXTRA),

@@ -1,8 +1,8 @@
-"""Read, write and remove files, without following what must not be followed.
+"""Read, write and remove files.
 
-Nothing is written in place and nothing is written through a link, so the file in a
-package cache that a target is linked to stays as it was. Only functions of ``os``
-are called, one system call each, so that tests can cut a run off at every one.
+Nothing is written in place or through a link, so a package cache's file that a target is linked
+to never changes. Only ``os`` functions of one system call each are called, so that tests can
+interrupt a run at every one.
 """
 
 from __future__ import annotations
@@ -20,41 +20,40 @@ from pathlib import Path
 
 from overlay.traits import Traits, give
 
-#: The names of staged files and directories begin with this. Where one version replaces another,
-#: the files of both are staged at once, and the names continue with one of these.
+#: Prefix of staged files and directories; two longer ones, because an upgrade stages the files of
+#: both versions.
 STAGED = ".readiness-overlay-"
 COMING, GOING = f"{STAGED}new-", f"{STAGED}old-"
 
-#: No file of the overlay comes near this size; a larger one is not read.
+#: Larger files are not read, in bytes.
 LARGEST = 64 << 20
 
-#: FS_IOC_GETFLAGS, and the flags that even root's changes stop at (ioctl_iflags(2)).
+#: FS_IOC_GETFLAGS, and the flags that also stop root (ioctl_iflags(2)).
 _GET_FLAGS = 0x80086601
 _FLAGS = {0x10: "is immutable (chattr +i)", 0x20: "is append-only (chattr +a)"}
 
 
 def special(mode: int) -> str | None:
-    """A phrase for a file that is not regular, or None for a regular file."""
+    """A phrase for a non-regular file, or None."""
     if stat.S_ISREG(mode):
         return None
     return "a directory" if stat.S_ISDIR(mode) else "a special file"
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a regular file, or of the regular file that a link leads to.
+    """The bytes of a regular file; links are followed.
 
     Raises:
-        OSError: no permission, or no such file; or a pipe, a device or a directory,
-            which could block without end; or a very large file.
+        OSError: also for a pipe, a device, a directory, or a very large file.
     """
-    _require_regular(path, path.stat())  # Opening a device may already do something.
+    _require_regular(path, path.stat())  # Opening a device may have side effects.
     with open(path, "rb", opener=_open_without_blocking) as file:
         _require_regular(path, os.fstat(file.fileno()))
         return file.read()
 
 
 def head(path: Path, size: int) -> bytes:
-    """The first ``size`` bytes of a regular file; none of anything that may not be read."""
+    """The first ``size`` bytes of a regular file; empty if unreadable."""
     try:
         with open(path, "rb", opener=_open_without_blocking) as file:
             return file.read(size) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
@@ -63,7 +62,7 @@ def head(path: Path, size: int) -> bytes:
 
 
 def holds(path: Path, data: bytes | None) -> bool:
-    """Whether the file at ``path`` has the bytes ``data``; for None, whether there is none."""
+    """Whether the file at ``path`` has the bytes ``data``; None means no file."""
     try:
         with open(path, "rb", opener=_open_without_blocking) as file:
             status, now = os.fstat(file.fileno()), path.stat()
@@ -74,7 +73,7 @@ def holds(path: Path, data: bytes | None) -> bool:
 
 
 def unchangeable(path: Path) -> str | None:
-    """Why nobody, not even root, can change a file or directory; None if nothing is known."""
+    """The flag of a file or directory that stops even root from changing it, or None."""
     if not os.path.lexists(path) or os.path.islink(path):
         return None
     try:
@@ -86,7 +85,7 @@ def unchangeable(path: Path) -> str | None:
 
 
 def mount_points() -> set[str]:
-    """Where file systems, directories and single files are mounted (proc(5), mountinfo)."""
+    """Mount points of file systems, directories and single files (proc(5), mountinfo)."""
     try:
         with open("/proc/self/mountinfo", "rb") as file:
             points = [line.split(b" ")[4] for line in file]
@@ -127,8 +126,7 @@ def write(path: Path, data: bytes, like: Traits) -> None:
     """Create a file with ``data`` and the traits ``like``, and sync it.
 
     Raises:
-        OSError: the file exists, or no permission, or no space; or the owner or an
-            attribute cannot be kept.
+        OSError: also if the file exists, or the owner or an attribute cannot be kept.
     """
     with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600) as handle:
         view = memoryview(data)
@@ -158,7 +156,7 @@ def sync(directory: Path) -> None:
         try:
             os.fsync(handle)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # Some FUSE and CIFS mounts cannot sync one.
+            if error.errno != errno.EINVAL:  # Some FUSE and CIFS mounts cannot sync directories.
                 raise
 
 
@@ -177,10 +175,7 @@ def remove(path: Path) -> None:
 
 
 def prune(folder: Path) -> None:
-    """Remove a directory and its subdirectories, except those that hold more than bytecode.
-
-    What is staged there stays.
-    """
+    """Remove a directory tree that holds only bytecode; other files and staged files stay."""
     if not folder.is_dir():
         return
     for name in sorted(os.listdir(folder)):
@@ -192,7 +187,7 @@ def prune(folder: Path) -> None:
 
 
 def _empty(folder: Path) -> None:
-    """Remove a directory of bytecode, as far as nothing is staged in it."""
+    """Remove a directory of bytecode, except for staged files."""
     names = os.listdir(folder) if folder.is_dir() and not folder.is_symlink() else []
     staged = [name for name in names if name.startswith(STAGED)]
     for name in sorted(set(names) - set(staged)) if staged else []:
@@ -208,11 +203,11 @@ def remove_if_empty(folder: Path) -> None:
 
 
 def staged_path(final: Path, prefix: str = STAGED) -> Path:
-    """The path at which the new contents of ``final`` are staged."""
+    """The staging path of ``final``."""
     return final.with_name(prefix + final.name)
 
 
 def staged_in(folder: Path, prefix: str = STAGED) -> list[Path]:
-    """Whatever is staged in a directory, which need not exist, sorted by name."""
+    """Staged files of a directory, which need not exist, sorted by name."""
     names = os.listdir(folder) if folder.is_dir() else []
     return sorted(folder / name for name in names if name.startswith(prefix))

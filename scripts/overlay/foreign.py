@@ -1,4 +1,4 @@
-"""What can be told of a file that somebody else has changed, without upstream's bytes."""
+"""Describe a foreign file without upstream's bytes: its patcher, and its differences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from overlay.patches import Hunk, Series, split_lines
 from overlay.source import MARK
 from overlay.state import FileState, Inspection
 
-#: A comment in which a patcher names itself. Upstream's files that we patch hold none.
+#: A comment in which a patcher names itself. The upstream files that we patch have none.
 _MARK = re.compile(
     rb"^\s*#.*\b((patched|modified|changed|edited|ported)\s+by|back-?ported|patched\s+for)\b",
     re.IGNORECASE,
@@ -23,11 +23,11 @@ _MARK = re.compile(
 
 @dataclass(frozen=True)
 class Place:
-    """Where a hunk of ours would go in a foreign file.
+    """The place of one of our hunks in a foreign file.
 
     Attributes:
         hunk: against upstream's file.
-        shift: how many lines further down it goes; None if its place is not found.
+        shift: offset in lines from the hunk's own position; None if no place is found.
     """
 
     hunk: Hunk
@@ -35,11 +35,9 @@ class Place:
 
 
 def describe(inspection: Inspection, file: FileState) -> list[str]:
-    """Sentences on who changed a foreign file, where, and whether our hunks would merge.
+    """Sentences on the patcher of a foreign file, its changes, and whether our hunks would merge.
 
-    Args:
-        inspection: the installation.
-        file: one of upstream's files that is foreign; any other gives no sentence.
+    Empty for files that are not upstream's.
     """
     overlay = inspection.overlay
     if file.data is None or file.path not in overlay.pin.upstream:
@@ -56,7 +54,7 @@ def describe(inspection: Inspection, file: FileState) -> list[str]:
 
 
 def _recognised(found: Sequence[Place]) -> int:
-    """How many hunks are found by lines that they replace."""
+    """The number of hunks found by the lines that they replace."""
     return sum(bool(place.hunk.old) and place.shift is not None for place in found)
 
 
@@ -67,7 +65,7 @@ def _marks(data: bytes) -> Iterator[str]:
 
 
 def _package(inspection: Inspection, file: FileState, data: bytes) -> Iterator[str]:
-    """Whether a package brought these bytes, or when they were edited."""
+    """The packages that list the file, or its time of modification."""
     installation = inspection.installation
     start, now = f"{file.path},".encode(), record.row(file.path, data)
     listed = False
@@ -77,13 +75,13 @@ def _package(inspection: Inspection, file: FileState, data: bytes) -> Iterator[s
         except OSError:
             continue
         if now in rows:
-            yield f"{path.parent.name} brought it: its RECORD lists these bytes"
+            yield f"{path.parent.name} installed it: its RECORD lists these bytes"
             listed = True
         elif path != installation.record and any(row.startswith(start) for row in rows):
-            yield f"{path.parent.name} lists it, too, with other bytes"
+            yield f"{path.parent.name} also lists it, with other bytes"
     if not listed:
         changed = _time(installation.site / file.path)
-        yield f"no package brought these bytes: they were written after it, on {changed}"
+        yield f"no package's RECORD lists these bytes: modified on {changed}"
 
 
 def _time(path: Path) -> str:
@@ -92,14 +90,14 @@ def _time(path: Path) -> str:
 
 
 def _merge(found: Sequence[Place]) -> Iterator[str]:
-    """Where the file differs at least, and whether our hunks have a place in it."""
+    """Known differences of the file, and whether our hunks have a place in it."""
     unplaced = [place.hunk for place in found if place.shift is None]
     yield from _differences(found, "upstream's lines", "which the overlay replaces")
     if not unplaced:
-        yield f"the overlay's {len(found)} hunks would merge there"
+        yield f"the overlay's {len(found)} hunks would merge"
     for verdict, hunks in (
         ("would not merge", [hunk for hunk in unplaced if hunk.old]),
-        ("cannot be told without upstream's file", [hunk for hunk in unplaced if not hunk.old]),
+        ("unknown without upstream's file", [hunk for hunk in unplaced if not hunk.old]),
     ):
         if hunks:
             lines = ", ".join(str(hunk.old_at + 1) for hunk in hunks[:5])
@@ -109,12 +107,12 @@ def _merge(found: Sequence[Place]) -> Iterator[str]:
 
 
 def _kept(found: Sequence[Place]) -> Iterator[str]:
-    """Where an overlaid file differs at least, by its own lines, and what is left of ours."""
+    """Known differences of an overlaid file, and the hunks of ours that are left."""
     yield from _differences(found, "the overlaid file's lines", "which are the overlay's")
     ours = [place for place in found if place.hunk.old]
     lost = sum(place.shift is None for place in ours)
     if not lost:
-        yield f"all {len(ours)} changes of the overlay are there, and others beside them"
+        yield f"all {len(ours)} changes of the overlay are present, with others added"
 
 
 def _differences(found: Sequence[Place], lines_of: str, whose: str) -> Iterator[str]:
@@ -137,15 +135,9 @@ def _differences(found: Sequence[Place], lines_of: str, whose: str) -> Iterator[
 def places(series: Series, path: str, data: bytes) -> list[Place]:
     """Look for the place of each of our hunks in a foreign file.
 
-    The hunks have no context. One that replaces lines is found by those lines: at the shift
-    of the hunk before it, or else where they occur only once. One that only inserts is found
-    if the hunks around it that were found by their lines have the same shift; the lines in
-    between may still have changed.
-
-    Args:
-        series: the patches.
-        path: the file's.
-        data: its bytes.
+    The hunks have no context. A hunk that replaces lines is found by those lines, at the shift
+    of the previous hunk or else at their only occurrence. A pure insertion is found if the
+    hunks around it, found by their lines, have the same shift; lines in between may differ.
     """
     return _places(composed(series, path), data)
 
@@ -155,7 +147,7 @@ def _places(hunks: Sequence[Hunk], data: bytes) -> list[Place]:
     anchors: list[int | None] = []
     shift, end = 0, 0
     for index, hunk in enumerate(hunks):
-        following = next((each for each in hunks[index + 1 :] if each.old), None)
+        following = next((later for later in hunks[index + 1 :] if later.old), None)
         at = _find(lines, hunk, shift, end, following) if hunk.old else None
         if at is not None:
             shift, end = at - hunk.old_at, at + len(hunk.old)
@@ -169,13 +161,13 @@ def _places(hunks: Sequence[Hunk], data: bytes) -> list[Place]:
 def _find(
     lines: Sequence[bytes], hunk: Hunk, shift: int, start: int, following: Hunk | None
 ) -> int | None:
-    def holds(each: Hunk, at: int) -> bool:
-        return tuple(lines[at : at + len(each.old)]) == each.old
+    def holds(candidate: Hunk, at: int) -> bool:
+        return tuple(lines[at : at + len(candidate.old)]) == candidate.old
 
     if hunk.old_at + shift >= start and holds(hunk, hunk.old_at + shift):
         return hunk.old_at + shift
-    # A line such as `else:` proves nothing elsewhere; one that occurs once does, if the lines of
-    # the next hunk have moved as far.
+    # A common line such as `else:` proves nothing elsewhere. A unique line does, if the lines of
+    # the next hunk have the same shift.
     elsewhere = [at for at in range(start, len(lines)) if holds(hunk, at)]
     if len(elsewhere) != 1:
         return None
@@ -186,7 +178,7 @@ def _find(
 
 
 def _between(anchors: Sequence[int | None], index: int) -> int | None:
-    """The shift that the nearest anchors on both sides agree on; the file's start counts as 0."""
+    """The common shift of the nearest anchors on both sides; the file's start counts as 0."""
     before = next((a for a in reversed(anchors[:index]) if a is not None), 0)
     after = next((a for a in anchors[index + 1 :] if a is not None), before)
     return before if before == after else None
@@ -195,11 +187,11 @@ def _between(anchors: Sequence[int | None], index: int) -> int | None:
 def composed(series: Series, path: str) -> list[Hunk]:
     """The changes of all patches in one file, as hunks against upstream's file.
 
-    Upstream's bytes are not needed: a line that no patch removes stands for itself.
+    Upstream's bytes are not needed: an unchanged line is represented by its number.
     """
     files = [file for patch in series.patches for file in patch.files if file.path == path]
     every = [hunk for file in files for hunk in file.hunks]
-    # Each removed line moves what is below it up, in the patches that follow.
+    # Each removed line moves the lines below it up, for the later patches.
     reach = max((hunk.old_at for hunk in every), default=0) + sum(len(h.old) + 1 for h in every)
     known: dict[int, bytes] = {}
     lines: list[int | bytes] = list(range(reach))

@@ -1,4 +1,4 @@
-"""Write the overlay's files into an installation, and take them out again."""
+"""Write the overlay's files into an installation, and restore upstream's."""
 
 from __future__ import annotations
 
@@ -32,21 +32,15 @@ from overlay.traits import traits
 
 #: The longest path that a system call takes, in bytes (path_resolution(7)).
 _PATH_MAX = 4095
-#: The end of the longest name that bytecode has while it is compiled.
+#: The longest suffix of bytecode during compilation.
 _PYC = f".cpython-3xxt.opt-2.pyc.{'n' * 20}"
-_CARRY_ON = "the installation is partial: the same command carries on, `revert` undoes"
+_CARRY_ON = "the installation is partial: the same command completes it, `revert` undoes"
 
 
 def refuse_unwritable(inspection: Inspection, changed: Iterable[str], force: bool) -> None:
-    """Raise if a process serves from the installation, or a file cannot be changed.
+    """Raise OverlayError if a process serves from the installation, or a file cannot be changed.
 
-    Args:
-        inspection: the installation.
-        changed: paths that the command would change.
-        force: go on although a process serves from the installation.
-
-    Raises:
-        OverlayError: naming the processes or the file.
+    ``changed`` lists the paths to change. ``force`` skips the check of processes.
     """
     if not force:
         refuse_serving(inspection.installation)
@@ -62,7 +56,7 @@ def refuse_unwritable(inspection: Inspection, changed: Iterable[str], force: boo
     for path in sorted(files | needed | caches):
         reason, way = unchangeable(path), "take the attribute off (chattr -i -a)"
         if str(path) in mounted and (path in files or path.is_relative_to(package)):
-            reason, way = "is a mount of its own", "unmount it, or overlay what is mounted there"
+            reason, way = "is a mount point", "unmount it, or overlay the mounted original"
         if reason:
             raise OverlayError(
                 Exit.DENIED,
@@ -77,10 +71,10 @@ def refuse_unwritable(inspection: Inspection, changed: Iterable[str], force: boo
 
 
 def _refuse_long(path: Path, site: Path) -> None:
-    """Raise if a file cannot be staged because its name or its path would be too long."""
+    """Raise if the staged name or path of a file would be too long."""
     names = [staged_path(path, COMING)]
     if path.suffix == ".py":
-        # py_compile writes to a temporary name: one more dot, and a number.
+        # py_compile writes to a temporary name, with another dot and a number.
         names.append(staged_path(path.parent / "__pycache__" / f"{path.stem}{_PYC}", COMING))
     for staged in names:
         parts = (len(os.fsencode(staged.name)), len(os.fsencode(staged)))
@@ -88,7 +82,7 @@ def _refuse_long(path: Path, site: Path) -> None:
             if length > most:
                 raise OverlayError(
                     Exit.DENIED,
-                    f"is too long a name by {length - most} bytes for what is staged beside it; "
+                    f"has a name {length - most} bytes too long for its staged copy; "
                     "nothing was written",
                     subject=path,
                     next_step="install vLLM in a directory with a shorter path, or give the patch "
@@ -111,19 +105,20 @@ def take_off(inspection: Inspection, lock: int) -> None:
 
 
 def exchange(installed: Inspection, after: Inspection, lock: int, version: str | None) -> None:
-    """Take one version of the overlay off, and lay another over the installation.
+    """Replace the installed version of the overlay by another.
 
-    The files of both are staged before the first is changed, so that whatever needs room,
-    permission or an interpreter has succeeded while the old version is still on.
+    The files of both are staged before the first change, so that failures for space, permission
+    or the interpreter leave the old version in place.
 
     Args:
-        installed: compared with the version that is there.
-        after: of :func:`taken_off`, compared with the other.
-        lock: of the installation.
-        version: the name of the version that is there.
+        installed: compared with the installed version.
+        after: of :func:`taken_off`, compared with the new version.
+        lock: handle of the installation's lock.
+        version: name of the installed version.
 
     Raises:
-        OverlayError: nothing was written; or the old version is off, and the new one is not on.
+        OverlayError: nothing was written; or the old version is removed, and the new one is not
+            applied.
     """
     with _staging(COMING) as coming:
         _clear(installed)
@@ -139,19 +134,15 @@ def exchange(installed: Inspection, after: Inspection, lock: int, version: str |
                 error = denied(error, "the installation is partial")
             raise OverlayError(
                 error.code,
-                f"version {version} of the overlay was taken off, and this one is not on: "
+                f"version {version} of the overlay was removed, and this version is not applied: "
                 f"{error.reason}",
                 subject=error.subject,
-                next_step="mend that and run the same command again",
+                next_step="fix that and run the same command again",
             ) from None
 
 
 def taken_off(installed: Inspection, inspection: Inspection) -> Inspection:
-    """The inspection of another version that there will be once the installed one is off.
-
-    Args:
-        installed: compared with the version that is there.
-        inspection: compared with the other.
+    """Predict ``inspection``, of another version, after the revert of ``installed``.
 
     Raises:
         OverlayError: upstream's bytes cannot be produced.
@@ -175,10 +166,10 @@ def taken_off(installed: Inspection, inspection: Inspection) -> Inspection:
 
 
 def rehearse(inspection: Inspection) -> None:
-    """Produce, prove and compile all that :func:`lay_over` would write, and write nothing.
+    """Dry run of :func:`lay_over`: produce, verify and compile its files.
 
     Raises:
-        OverlayError: a file is not the one that is pinned, or does not compile.
+        OverlayError: a file differs from its pin, or does not compile.
     """
     overlay, python = inspection.overlay, inspection.installation.interpreter
     new = {path: inspection.overlaid(path) for path in overlay.targets}
@@ -189,7 +180,7 @@ def rehearse(inspection: Inspection) -> None:
 
 
 def rehearse_off(inspection: Inspection) -> None:
-    """Produce, prove and compile all that :func:`take_off` would write, and write nothing.
+    """Dry run of :func:`take_off`: produce, verify and compile its files.
 
     Raises:
         OverlayError: upstream's bytes cannot be produced, or no longer compile.
@@ -203,7 +194,7 @@ def rehearse_off(inspection: Inspection) -> None:
 
 
 def _stage_ours(inspection: Inspection, staging: Staging, lock: int) -> list[list[Path]]:
-    """Stage the overlay. Returns: the files to commit, in this order."""
+    """Stage the overlay; return the groups of files to commit, in order."""
     overlay, site = inspection.overlay, inspection.installation.site
     lacking = {file.path for file in inspection.files if file.state is not State.OVERLAID}
     targets = [path for path in overlay.targets if path in lacking]
@@ -225,8 +216,8 @@ def _stage_ours(inspection: Inspection, staging: Staging, lock: int) -> list[lis
         rows += [f"{path},,".encode() for path in compiled if path.startswith(f"{PACKAGE}/")]
         data = record.overlay(inspection.record_bytes, inspection.changed_rows, rows)
         staging.replacement(file, data, inspection.record_bytes)
-    # Our files come first, and of them the pin and the patches: no seam may exist without
-    # the module that it calls, and no file of this version without what takes it off.
+    # The pin and the patches come first, then the modules: no seam may exist without the module
+    # that it calls, and no file without the provenance that reverts it.
     groups = [[site / path for path in group if path in lacking] for group in ([pin], ours)]
     return [*groups, last, [*(site / path for path in targets), *pycs]]
 
@@ -239,7 +230,7 @@ def _commit_ours(inspection: Inspection, staging: Staging, groups: Iterable[list
 
 
 def _stage_upstreams(inspection: Inspection, staging: Staging, lock: int) -> list[list[Path]]:
-    """Stage upstream's files. Returns: the files to commit, in this order."""
+    """Stage upstream's files; return the groups of files to commit, in order."""
     overlay, site = inspection.overlay, inspection.installation.site
     targets = [path for path in overlay.targets if inspection.file(path).state is State.OVERLAID]
     old = {path: inspection.pristine(path) for path in targets}
@@ -250,7 +241,7 @@ def _stage_upstreams(inspection: Inspection, staging: Staging, lock: int) -> lis
         last = [file]
         data = record.restore(inspection.record_bytes, inspection.changed_rows)
         staging.replacement(file, data, inspection.record_bytes)
-        # Only bytecode that the installer had compiled is compiled again.
+        # Recompile only the installer's bytecode.
         pycs = _stage_bytecode(inspection, staging, _compiled_by_installer(overlay, data), lock)
     return [[*(site / path for path in targets), *pycs], last]
 
@@ -260,10 +251,10 @@ def _commit_upstreams(
 ) -> None:
     overlay, site = inspection.overlay, inspection.installation.site
     _forget(site, overlay.targets)
-    # The reverse of apply: our files go last, and the pin at the very end.
+    # The reverse of apply: our files are removed last, the pin at the very end. Until then an
+    # interrupted run counts as unfinished.
     for group in groups:
         staging.commit(group)
-    # As long as ours are there, a run that is cut off counts as not finished.
     for folder in sorted({(site / path).parent for path in overlay.targets}):
         remove_if_empty(folder / "__pycache__")
         sync(folder)
@@ -274,14 +265,14 @@ def _commit_upstreams(
 
 
 def _lasting(path: str) -> tuple[bool, bool, str]:
-    """A sort key for our files by how long a revert needs them, the pin last."""
+    """Sort key: the order in which a revert stops needing our files, the pin last."""
     return (path.endswith(f"/{pins.NAME}"), path.startswith(PROVENANCE + "/"), path)
 
 
 def _stage_bytecode(
     inspection: Inspection, staging: Staging, paths: Iterable[str], lock: int
 ) -> list[Path]:
-    """Stage the bytecode of the modules among ``paths``. Returns: its final paths."""
+    """Stage the bytecode of the modules among ``paths``; return its final paths."""
     installation = inspection.installation
     if installation.interpreter is None:
         return []
@@ -298,7 +289,7 @@ def _compiled_by_installer(overlay: Overlay, rows: bytes) -> list[str]:
 
 
 def _clear(inspection: Inspection) -> None:
-    """Remove what a killed run left, and bytecode that would run instead of its source."""
+    """Remove leftovers of a killed run, and stale bytecode."""
     site = inspection.installation.site
     for path in [*inspection.leftovers, *inspection.stale]:
         (prune if path == PACKAGE else remove)(site / path)
@@ -313,7 +304,7 @@ def _forget(site: Path, paths: Iterable[str]) -> None:
 
 @contextmanager
 def _staging(prefix: str = STAGED) -> Iterator[Staging]:
-    """A staging whose errors say whether files were changed already."""
+    """A staging whose errors tell whether files were changed."""
     with Staging(prefix) as staging:
         try:
             yield staging

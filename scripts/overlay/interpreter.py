@@ -120,7 +120,7 @@ def answer(
     with contextlib.suppress(ValueError, RecursionError):  # The answer was cut off, or forged.
         if mark:
             return json.loads(end.partition(b"\n")[0])
-    status = f"exit status {child.returncode}" if child.returncode else "it gives no answer"
+    status = f"exit status {child.returncode}" if child.returncode else "it wrote no answer"
     raise NoAnswer(child.stderr.decode(errors="replace").strip() or status)
 
 
@@ -134,7 +134,7 @@ def ask(executable: Path, *flags: str) -> Interpreter:
     Raises:
         OverlayError: it does not answer as a Python does.
     """
-    progress.step(f"asks {executable} what it imports")
+    progress.step(f"querying the import path of {executable}")
     kept = {k: v for k, v in os.environ.items() if k in _KEPT or not k.startswith("PYTHON")}
     try:
         facts = answer(executable, _ASK, *flags, env=kept)

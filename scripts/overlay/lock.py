@@ -41,11 +41,11 @@ def exclusive(site: Path, wait: float) -> Iterator[int]:
                 if time.monotonic() >= deadline:
                     raise OverlayError(
                         Exit.BUSY,
-                        f"another run is at work here and was not done within {wait:g} s",
+                        f"another run holds the lock and did not finish within {wait:g} s",
                         subject=site,
                         next_step="wait for it and run the same command again (--wait SECONDS)",
                     ) from None
-                progress.step(f"waits for another run in {site}")
+                progress.step(f"waiting for another run in {site}")
                 time.sleep(0.02)
         yield handle
     finally:

@@ -91,7 +91,7 @@ def run(name: str, main: Callable[[Sequence[str]], int]) -> int:
     finally:
         if error := lost():
             text = f"the output could not be written: {error.strerror}"
-            print(f"{name}: {text}; the exit code says what was done", file=sys.stderr)
+            print(f"{name}: {text}; the exit code is valid", file=sys.stderr)
         sys.stderr.flush()
 
 

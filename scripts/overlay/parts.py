@@ -57,7 +57,7 @@ def add_options(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     leave_help = "leave out what changes this file of vLLM's, such as vllm/v1/sample/sampler.py"
     for command, parser in parsers.items():
         if command != "revert":
-            group = parser.add_argument_group("what of the overlay, and what beside it")
+            group = parser.add_argument_group("selection")
             for name in ("features", "fixes"):
                 group.add_argument(f"--{name}", action=Once, metavar="WORDS", help=words_help)
             group.add_argument(
@@ -168,7 +168,7 @@ def wanted(found: Inspection, choice: Choice) -> tuple[Overlay, Asked | None]:
     elif choice.keep and without == frozenset(found.overlay.pin.without):
         extra, laid = extras.installed(found.overlay), True
     for path in sorted({path for each in extra for path in each.paths} & {*choice.leave}):
-        raise usage("is to be left alone, and an extra patch changes it", "choose one", path)
+        raise usage("is left out by --leave, and an extra patch changes it", "choose one", path)
     names = tuple(each.patch.name.removeprefix(EXTRA) for each in extra)
     paths = frozenset().union(*(each.paths for each in extra))
     asked = Asked(without, (choice.extra or UNKNOWN) if extra else None, names, paths)
@@ -183,7 +183,7 @@ def _left_out(base: Overlay, choice: Choice) -> frozenset[str]:
     for path in choice.leave:
         if path not in base.pin.upstream:
             raise usage(
-                "is no file that the overlay changes",
+                "is not a file that the overlay changes",
                 "name one as `status --verbose` does, or leave --leave out",
                 path,
             )
@@ -191,7 +191,7 @@ def _left_out(base: Overlay, choice: Choice) -> frozenset[str]:
         if names is None:
             raise usage(
                 "cannot be left alone: every feature and fix needs a change in it",
-                "take the other change of it off, or do without the overlay",
+                "remove the other change, or do not use the overlay",
                 path,
             )
         without |= names
@@ -262,7 +262,7 @@ def derive(
     paths = {f.path for patch in patches for f in patch.files if not words.is_mark(f)}
     paths = set(base.targets) if not without else paths.union(*(each.paths for each in extra))
     if not paths:
-        raise usage("nothing would be left of the overlay", "run `revert` to take it off")
+        raise usage("the selection is empty", "run `revert` to remove the overlay")
     before = upstream(sorted(paths))
     if not laid:
         extra = _fitting(base, extra, before)
@@ -354,7 +354,7 @@ def _dependent(base: Overlay, error: merge.DependentError) -> OverlayError:
     served = words.served(by_name[error.patch]) if error.patch in by_name else None
     also = f"leave out {', '.join(sorted(served))}" if served else f"do without {name}"
     return usage(
-        f"{name} changes lines that {error.other} brings, and cannot be laid without it",
+        f"{name} changes lines that {error.other} adds, and cannot be applied without it",
         f"{keep}, or {also}",
         error.path,
     )

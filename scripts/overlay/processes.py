@@ -19,7 +19,7 @@ def refuse_serving(installation: Installation) -> None:
     Raises:
         OverlayError: naming the processes.
     """
-    progress.step("looks for processes that serve from there")
+    progress.step("looking for processes that serve from there")
     if processes := list(serving(installation)):
         raise OverlayError(
             Exit.BUSY,

@@ -28,7 +28,7 @@ class Line:
     """
 
     def __init__(self, name: str) -> None:
-        self.text = "starts"
+        self.text = "starting"
         self._name = name
         self._start = time.monotonic()
         self._drawn = False

@@ -46,7 +46,7 @@ def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
             subject=installation.site / file.path,
             expected=_expected(inspection.overlay, file.path),
             found=file.description,
-            next_step=f"install vLLM {pin.release}, or take the overlay that is for this release",
+            next_step=f"install vLLM {pin.release}, or use the overlay for this release",
         )
     overlay, whose = inspection.overlay, "the overlay"
     installed = inspection.by_installed
@@ -58,7 +58,7 @@ def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
                 f"is overlaid {part}by overlay {inspection.installed_version}; "
                 f"this is {pin.overlay}{overlay.selection}",
                 subject=installation.site,
-                next_step=f"{laying(inspection)} replaces it with this one, `revert` takes it off",
+                next_step=f"{laying(inspection)} replaces it with this version, `revert` removes it",
             )
         overlay, whose = installed.overlay, f"overlay {inspection.installed_version}"
     needed = file.path.startswith(PROVENANCE) and overlay is not inspection.overlay
@@ -66,16 +66,16 @@ def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
     again = f"{anew}, then {laying(inspection)}"
     if file.path in overlay.pin.upstream:
         reason = f"is neither upstream's nor {whose}'s"
-        next_step = f"keep your change elsewhere and {again}"
+        next_step = f"save your change elsewhere and {again}"
         if leaving := _leaving(inspection, files):
-            next_step += f"; or leave it to them: {leaving}"
+            next_step += f"; or leave this file out: {leaving}"
     elif needed:
-        reason = f"is missing or damaged, and {whose} cannot be taken off without it"
+        reason = f"is missing or damaged, and {whose} cannot be reverted without it"
         next_step = again
     elif inspection.orphaned or file.description in (LINES, ROWS):
         others = f"has {file.description}" if file.description in (LINES, ROWS) else ""
         reason = others or "is a file of another version of the overlay"
-        reason += ", and no pin tells of which"
+        reason += ", and no pin names that version"
         next_step = again
     elif installation.site / file.path == installation.record:
         reason, next_step = "is not a plain file", f"put the installer's RECORD back, or {anew}"
@@ -102,7 +102,7 @@ def _unknown(inspection: Inspection, unknown: Unknown) -> OverlayError:
         overlay = inspection.overlay.base or inspection.overlay
         return OverlayError(
             Exit.FOREIGN,
-            f"is not the pin of overlay {ours.overlay}, whose files all others are",
+            f"is not the pin of overlay {ours.overlay}, but all other files are that version's",
             subject=installation.site / PIN,
             expected=_expected(inspection.overlay, PIN),
             found=pin.description,
@@ -112,7 +112,7 @@ def _unknown(inspection: Inspection, unknown: Unknown) -> OverlayError:
     if unknown.version is None:
         return OverlayError(
             Exit.FOREIGN,
-            "does not tell by which version of the overlay files here were changed",
+            "does not name the overlay version that changed files here",
             subject=installation.site / PIN,
             found=pin.description,
             next_step=f"{anew}, then {laying(inspection)}",
@@ -128,13 +128,13 @@ def _unknown(inspection: Inspection, unknown: Unknown) -> OverlayError:
         more = f" and {len(unknown.paths) - 1} more" if len(unknown.paths) > 1 else ""
         reason += f"does not know upstream's {unknown.paths[0]}{more}, which it changes"
     else:
-        reason += "finds other files than its pin names"
+        reason += "finds files that differ from its pin"
     return OverlayError(
         Exit.FOREIGN if installation.release == ours.release else Exit.RELEASE,
         reason,
         subject=installation.site,
         next_step=f"`revert` with {named.partition(',')[0]}, or {anew}; "
-        "until then leave its files where they are",
+        "do not move its files before that",
     )
 
 

@@ -75,7 +75,7 @@ class Staging:
 
     def file(self, final: Path, data: bytes, expected: bytes | None, like: Traits) -> None:
         """Stage a file, as :meth:`replacement` does, with the traits ``like``."""
-        progress.step(f"writes {final}")
+        progress.step(f"writing {final}")
         self._expected[final] = expected
         self._staged.add(final)
         self._folders.add(final.parent)
@@ -127,7 +127,7 @@ class Staging:
         """
         folders = set()
         for final in finals:
-            progress.step(f"puts {final} into place")
+            progress.step(f"moving {final} into place")
             self._refuse_change(final)
             self.begun = True
             os.replace(staged_path(final, self.prefix), final)
@@ -147,7 +147,7 @@ class Staging:
         """
         self._expected.update(expected)
         for path in expected:
-            progress.step(f"removes {path}")
+            progress.step(f"removing {path}")
             self._refuse_change(path)
             self.begun = True
             remove(path)
@@ -166,7 +166,7 @@ class Staging:
         written = "other files are changed already" if self.begun else "nothing was written"
         raise OverlayError(
             Exit.FOREIGN,
-            f"was changed by somebody else during this run, and is left as it is; {written}",
+            f"was changed by another program during this run, and was not touched; {written}",
             subject=final,
-            next_step="make sure that nobody else changes files there; `status` shows the state",
+            next_step="stop the other program; `status` shows the state",
         )

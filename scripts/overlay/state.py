@@ -251,7 +251,7 @@ def inspect(installation: Installation, overlay: Overlay) -> Inspection:
         if inspection.state in (State.PRISTINE, State.PARTIAL):
             _inspect_others(inspection)
     except OSError as error:
-        raise denied(error, "the installation cannot be looked at") from None
+        raise denied(error, "the installation cannot be inspected") from None
     return inspection
 
 
@@ -270,7 +270,7 @@ def _require_patches(installed: Inspection) -> None:
             if file.path.startswith(PROVENANCE + "/") and file.state is State.PRISTINE:
                 installed.files[index] = replace(file, state=State.MISSING)
         if not installed.foreign_files:
-            description = f"patches that do not fit the files{_fault(installed.overlay.root)}"
+            description = f"patches that do not match the files{_fault(installed.overlay.root)}"
             installed.files.append(_foreign(PROVENANCE, description))
 
 
@@ -297,12 +297,12 @@ def look(site: Path, overlay: Overlay, path: str) -> FileState:
     if link := _link_above(site, path):
         return _foreign(path, f"{link} is not a plain directory")
     full = site / path
-    progress.step(f"reads {path}")
+    progress.step(f"reading {path}")
     try:
         status = full.stat()
     except OSError:
         if full.is_symlink():
-            return _foreign(path, "a link that leads nowhere")
+            return _foreign(path, "a dangling link")
         if os.path.lexists(full):
             raise
         return FileState(path, State.MISSING if target else State.PRISTINE, None, None, "nothing")
@@ -351,7 +351,7 @@ def _foreign_bytecode(site: Path, overlay: Overlay) -> list[FileState]:
     modules = [path for path in (*overlay.targets, *overlay.added) if path.endswith(".py")]
     folders = sorted({str(Path(path).parent / "__pycache__") for path in modules})
     foreign = [
-        _foreign(folder, "a link, and no plain directory")
+        _foreign(folder, "a link instead of a directory")
         for folder in folders
         if os.path.lexists(site / folder) and not stat.S_ISDIR(os.lstat(site / folder).st_mode)
     ]
@@ -417,7 +417,7 @@ def _inspect_others(inspection: Inspection) -> None:
     listed = record.paths(inspection.record_bytes) if inspection.record else None
     ours = inspection.paths
     for folder, folders, names in os.walk(site / "vllm"):
-        progress.step(f"looks for other versions' lines in {folder}")
+        progress.step(f"looking for other versions' lines in {folder}")
         relative = os.path.relpath(folder, site)
         if relative == PACKAGE:
             folders.clear()

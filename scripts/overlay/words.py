@@ -90,8 +90,8 @@ def _on(words: Vocabulary, group: str, text: str) -> frozenset[str]:
         return members - frozenset(names)
     if any(excluding):
         raise usage(
-            "it names some with '-' (all but these) and some without",
-            "give it words of one kind",
+            "it mixes names with '-' (all but these) and names without",
+            "use one form",
             f"--{group}={text}",
         )
     return words.with_needs(names) & members

@@ -144,7 +144,7 @@ def test_a_file_is_left_to_others_beside_what_was_asked_for(site: Path) -> None:
         for command in ("apply", "verify"):
             refused = run(command, "--site", site, *asked)
             assert refused.returncode == Exit.FOREIGN
-            (line,) = re.findall(r"leave it to them: `([^`]+)`", refused.stderr)
+            (line,) = re.findall(r"leave this file out: `([^`]+)`", refused.stderr)
         done = run(*shlex.split(line), "--site", site)
         assert done.returncode == Exit.DONE, line
         word = "stop-tokens" if "fixes" in asked[0] else "closed-grammars"
@@ -161,7 +161,7 @@ def test_patches_that_are_not_laid_again_are_not_said_to_be(
     for flags in (["--dry-run"], []):
         assert cli.main(["apply", "--site", str(site), *flags]) == Exit.DONE
         patched = "overlay 0.0.1 with the extra patches 0001-mine.patch"
-        note = f"note: takes off {patched}, and lays overlay 0.0.1\n"
+        note = f"note: replaces {patched} with overlay 0.0.1\n"
         assert note in capsys.readouterr().out
 
 

@@ -108,7 +108,7 @@ def test_nothing_is_started_unless_the_overlay_is_whole(
     assert run("apply", "--site", site).returncode == Exit.DONE
     after = target.read_bytes()
     target.write_bytes(before)
-    fails(Exit.PARTIAL, "a run was cut off")
+    fails(Exit.PARTIAL, "a run was interrupted")
     target.write_bytes(after + b"# mine\n")
     fails(Exit.FOREIGN, str(target))
     (tmp_path / "empty").mkdir()

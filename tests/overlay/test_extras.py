@@ -126,11 +126,11 @@ def test_a_difference_from_what_is_installed_is_reported(
     assert run("verify", "--site", site).returncode == Exit.DONE
     replaced = run("apply", "--site", site, "--extra", other)
     patched = f"overlay {OVERLAY.pin.overlay} with the extra patches 0001-some.patch"
-    assert f"note: takes off {patched}, and lays {patched}\n" in replaced.stdout
+    assert f"note: replaces {patched} with {patched}\n" in replaced.stdout
     assert status(site)["digest"] != digest
     dropped = run("apply", "--site", site)
     assert dropped.returncode == Exit.DONE
-    assert f"takes off {patched}, and lays overlay {OVERLAY.pin.overlay}\n" in dropped.stdout
+    assert f"replaces {patched} with overlay {OVERLAY.pin.overlay}\n" in dropped.stdout
     assert (status(site)["extra"], b"# mine" in (site / RUNNER).read_bytes()) == ([], False)
     assert run("verify", "--site", site, "--extra", extra).returncode == Exit.FOREIGN
 
@@ -179,7 +179,7 @@ def test_provenance_is_stated(
         rf"(?m)^{field}:.*\n( .*\n)*", "" if left is None else f"{field}:\n", file.read_text()
     )
     file.write_text(lines)
-    refused(site, folder, f"{file}: ", f"field {field} is empty: provenance is yours to state")
+    refused(site, folder, f"{file}: ", f"field {field} is empty: provenance cannot be inferred")
 
 
 def test_a_file_that_the_overlay_does_not_change_is_refused(site: Path, tmp_path: Path) -> None:
@@ -220,13 +220,13 @@ def twice(folder: Path) -> str:
 
 def elsewhere(folder: Path) -> str:
     (folder / "series").write_text("../0001-some.patch\n")
-    return "has a name that an installation cannot hold"
+    return "has a name that cannot be installed"
 
 
 def a_name_with_a_comma(folder: Path) -> str:
     (folder / "0001-some.patch").rename(folder / "a,b.patch")
     (folder / "series").write_text("a,b.patch\n")
-    return "has a name that an installation cannot hold"
+    return "has a name that cannot be installed"
 
 
 def no_diff(folder: Path) -> str:
@@ -243,7 +243,7 @@ def other_lines(folder: Path) -> str:
 def no_python(folder: Path) -> str:
     file = folder / "0001-some.patch"
     file.write_text(file.read_text().replace("  # mine", "  mine", 1))
-    return "is no longer Python with it"
+    return "no longer compiles with the patch"
 
 
 def no_code(folder: Path) -> str:
@@ -257,7 +257,7 @@ def a_name_that_is_too_long(folder: Path) -> str:
     name = f"{'n' * 236}.patch"
     (folder / "0001-some.patch").rename(folder / name)
     (folder / "series").write_text(f"{name}\n")
-    return "has a name that an installation cannot hold"
+    return "has a name that cannot be installed"
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_a_patch_that_needs_what_is_left_out_is_refused(site: Path, tmp_path: Pa
     assert f"{LOGPROBS}: 0001-some.patch changes lines that 0041-" in done.stderr
     assert "keep logprobs, or do without 0001-some.patch" in done.stderr
     contrary = run("apply", "--site", site, "--extra", folder, "--leave", LOGPROBS)
-    assert "is to be left alone, and an extra patch changes it" in contrary.stderr
+    assert "is left out by --leave, and an extra patch changes it" in contrary.stderr
 
 
 def test_the_file_of_somebody_else_s_is_refused_if_a_patch_changes_it(

@@ -46,8 +46,8 @@ def test_a_patcher_is_named_and_our_hunks_would_merge(site: Path, capsys: Any) -
     assert f"line {after.old_at + 1} says: # Patched by somebody's tool" in text
     end = before.old_at + len(before.old)
     assert f"2 lines more between upstream's lines {end + 1} and {after.old_at + 1}" in text
-    assert "no package brought these bytes" in text
-    assert f"{len(hunks)} hunks would merge there" in text
+    assert "no package's RECORD lists these bytes" in text
+    assert f"{len(hunks)} hunks would merge" in text
     assert cli.main(["apply", "--site", str(site)]) == Exit.FOREIGN
     assert snapshot(site) == bytes_before
 
@@ -78,7 +78,7 @@ def test_a_line_in_an_overlaid_file_is_told_from_the_overlay_s_own(
     end = before.old_at + len(before.old)
     moved = f"1 line more between the overlaid file's lines {end + 1} and {after.old_at + 1}"
     assert moved in text
-    assert f"all {len(hunks)} changes of the overlay are there" in text
+    assert f"all {len(hunks)} changes of the overlay are present" in text
     assert "upstream's line" not in text
     assert "would merge" not in text
     lines = overlaid[:]

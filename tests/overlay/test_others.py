@@ -127,7 +127,7 @@ def test_a_mount_is_found_first(site: Path, path: str, capsys: Any) -> None:
         assert run("apply", site) == Exit.DONE
         command = "revert"
     with mounts.bound(site / path):
-        refused(command, site, path, "is a mount of its own", capsys)
+        refused(command, site, path, "is a mount point", capsys)
     assert run(command, site) == Exit.DONE
 
 
@@ -223,5 +223,5 @@ def test_a_change_meanwhile_is_left_alone(
     assert run(command, site) == Exit.FOREIGN
     message = capsys.readouterr().err
     assert str(site / path) in message
-    assert "sub" in path or "was changed by somebody else" in message
+    assert "sub" in path or "was changed by another program" in message
     assert changed[0] == snapshot(site).get(path)

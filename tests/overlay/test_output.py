@@ -167,7 +167,7 @@ def test_ctrl_c_at_any_import_is_told_in_one_line(site: Path, tmp_path: Path) ->
             break
         cut += 1
         assert done.returncode == 130
-        later = "overlay status: interrupted; `status` says where\n"
+        later = "overlay status: interrupted; `status` shows the state\n"
         assert done.stderr in ("overlay: interrupted\n", later)
     assert cut > 7
     assert snapshot(site) == before

@@ -157,7 +157,7 @@ def test_words_are_read_as_the_switch_reads_them(
         (["--fixes=-penalties"], ["give it to --features"]),
         (["--features="], ["'' is not one of the features"]),
         (["--features=-penalties,seeds"], ["some with '-' (all but these) and some without"]),
-        (["--leave=vllm/logger.py"], ["vllm/logger.py: is no file that the overlay changes"]),
+        (["--leave=vllm/logger.py"], ["vllm/logger.py: is not a file that the overlay changes"]),
         ([f"--leave={FRAME}"], [f"{FRAME}: cannot be left alone: every feature and fix"]),
     ],
     ids=str,
@@ -180,7 +180,7 @@ def test_a_file_of_somebody_else_s_is_left_alone(site: Path) -> None:
     refused = run("apply", "--site", site)
     assert refused.returncode == Exit.FOREIGN
     left = "apply --features=-logprobs --fixes=-cached-prompt-logprobs"
-    assert f"leave it to them: `{left}`" in refused.stderr
+    assert f"leave this file out: `{left}`" in refused.stderr
     assert f"`{left}`" in run("status", "--site", site).stdout
     option = left.split()[1:]
     assert run("apply", "--site", site, *option).returncode == Exit.DONE
@@ -192,7 +192,7 @@ def test_a_file_of_somebody_else_s_is_left_alone(site: Path) -> None:
     for command in (["verify"], ["diff"], ["exec", "--dry-run", "--", "true"]):
         assert run(command[0], "--site", site, *command[1:]).returncode == Exit.DONE
     again = run("apply", "--site", site, *option)
-    assert "nothing to do: it is overlaid already" in again.stdout
+    assert "nothing to do: already overlaid" in again.stdout
     assert "note: left out: cached-prompt-logprobs, logprobs" in again.stdout
     whole = run("apply", "--site", site)
     assert whole.returncode == Exit.FOREIGN
@@ -224,7 +224,7 @@ def test_several_files_of_somebody_else_s_are_left_by_one_command(site: Path) ->
     (site / FRAME).write_text("# mine\n")
     refused = run("verify", "--site", site).stderr
     assert FRAME in refused
-    assert "leave it" not in refused, "a part of the frame cannot be left out"
+    assert "leave this file out" not in refused, "a part of the frame cannot be left out"
 
 
 @pytest.mark.parametrize("whose", ["ours", "ours, without a record", "upstream's"])
@@ -236,12 +236,12 @@ def test_a_file_that_is_to_hold_lines_of_ours_is_not_left(site: Path, whose: str
     (site / THEIRS).write_bytes(before + b"# mine\n")
     if whose == "ours, without a record":
         shutil.rmtree(site / PACKAGE)
-        assert "leave it" not in run("apply", "--site", site).stderr
+        assert "leave this file out" not in run("apply", "--site", site).stderr
         return
     for command in (["verify"], ["apply", "--features=-logprobs"]):
         refused = run(*command, "--site", site)
         assert refused.returncode == Exit.FOREIGN
-        assert "leave it" not in refused.stderr
+        assert "leave this file out" not in refused.stderr
 
 
 def test_parts_and_the_whole_replace_one_another(site: Path, tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_parts_and_the_whole_replace_one_another(site: Path, tmp_path: Path) -> 
         run("apply", "--site", fresh, *options)
         done = run("apply", "--site", site, *options)
         assert done.returncode == Exit.DONE, done.stderr
-        assert ("note: takes off overlay" in done.stdout) is bool(number)
+        assert ("note: replaces overlay" in done.stdout) is bool(number)
         assert "unreleased" not in done.stdout
         assert snapshot(site) == snapshot(fresh)
         digests = {

@@ -78,8 +78,8 @@ def test_a_slow_run_says_what_it_does_on_one_line(site: Path, slow: Path) -> Non
     code, drawn = Terminal("apply", "--site", site, "--python", slow).end()
     assert code == Exit.DONE
     said = steps(drawn)
-    assert any(line.startswith(f"overlay apply: asks {slow}") for line in said)
-    assert any("compiles 1" in line and "modules with" in line for line in said)
+    assert any(line.startswith(f"overlay apply: querying the import path of {slow}") for line in said)
+    assert any("compiling 1" in line and "modules with" in line for line in said)
     shown = screen(drawn)
     assert len(shown) == 2
     assert shown[0].startswith(f"{site}: ")
@@ -93,8 +93,8 @@ def test_a_wait_for_another_run_is_one(site: Path) -> None:
     code, drawn = terminal.end()
     os.close(handle)
     assert code == Exit.BUSY
-    assert any(f"waits for another run in {site}" in line for line in steps(drawn))
-    assert screen(drawn)[0].startswith(f"overlay apply: {site}: another run is at work")
+    assert any(f"waiting for another run in {site}" in line for line in steps(drawn))
+    assert screen(drawn)[0].startswith(f"overlay apply: {site}: another run holds the lock")
 
 
 def test_a_quick_run_says_nothing_of_it(site: Path) -> None:
@@ -137,4 +137,4 @@ def test_ctrl_c_leaves_one_line(site: Path, slow: Path) -> None:
     code, drawn = terminal.end()
     assert code == 130
     assert steps(drawn)
-    assert screen(drawn) == ["overlay apply: interrupted; `status` says where"]
+    assert screen(drawn) == ["overlay apply: interrupted; `status` shows the state"]

@@ -48,14 +48,14 @@ def test_another_version_is_named_and_replaced(
     assert run("status", older) == Exit.FOREIGN
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{older}: vllm {mini.RELEASE}, overlaid by overlay 0.0.1 (unreleased)"
-    assert lines[-1] == "next: `apply` replaces it with this one, `revert` takes it off"
+    assert lines[-1] == "next: `apply` replaces it with this version, `revert` removes it"
     before = snapshot(older)
     for command in ("apply", "revert"):
         assert run(command, older, "--dry-run") == Exit.DONE
         assert snapshot(older) == before
     capsys.readouterr()
     assert run("apply", older) == Exit.DONE
-    replaced = "takes off overlay 0.0.1 (unreleased), and lays overlay 0.0.2\n"
+    replaced = "replaces overlay 0.0.1 (unreleased) with overlay 0.0.2\n"
     assert replaced in capsys.readouterr().out
     assert run("verify", older) == Exit.DONE
     assert (older / "vllm" / "one.py").read_bytes() == mini.OVERLAID["vllm/one.py"]

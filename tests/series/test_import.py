@@ -290,7 +290,7 @@ def test_an_empty_wheel_is_not_the_active_environment(tmp_path: Path) -> None:
     assert "WHEEL is empty" in made.stderr
     made = run_package("series", "import-patch", *arguments, "--extra", tmp_path)
     assert made.returncode == Exit.USAGE
-    assert "argument --extra: is named twice" in made.stderr
+    assert "argument --extra: is given twice" in made.stderr
 
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
