@@ -68,6 +68,7 @@ class Once(argparse.Action):
         value: object,
         _option: str | None = None,
     ) -> None:
+        """Store the value."""
         named = vars(args).setdefault("named_once", {})
         if self.dest in named:
             raise argparse.ArgumentError(self, f"is given twice: {named[self.dest]} and {value}")

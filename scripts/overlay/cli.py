@@ -83,11 +83,15 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         sub.add_argument("--verbose", action="store_true", help="name every file")
     sub = command(every, "status", _status, "show the state of the installation")
     sub.add_argument("--verbose", action="store_true", help="name every file")
-    command(every, "verify", _verify, "succeed silently if the overlay is whole, else print the reason")
+    command(
+        every, "verify", _verify, "succeed silently if the overlay is whole, else print the reason"
+    )
     sub = command(every, "exec", _exec, "verify, then run the command after -- in this process")
     sub.usage = "python3 scripts/overlay exec [options] -- COMMAND [ARGUMENT ...]"
     sub.set_defaults(words=words)
-    command(every, "doctor", _doctor, "report the installation, its processes, and the effect of apply")
+    command(
+        every, "doctor", _doctor, "report the installation, its processes, and the effect of apply"
+    )
     sub = command(every, "diff", _diff, "show the overlay's changes to upstream's files")
     lines = sub.add_mutually_exclusive_group()
     lines.add_argument(

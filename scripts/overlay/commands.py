@@ -173,7 +173,7 @@ def problem(inspection: Inspection, want_overlaid: bool) -> OverlayError | None:
         return error
     if inspection.state is State.PARTIAL:
         code, reason = Exit.PARTIAL, "a run was interrupted"
-        next_step = f"{laying(inspection)} carries on, `revert` undoes"
+        next_step = f"{laying(inspection)} completes it, `revert` undoes it"
     elif inspection.state is State.PRISTINE and want_overlaid:
         code, reason = Exit.PRISTINE, "the overlay is not applied"
         next_step = f"run {laying(inspection)}"

@@ -34,7 +34,7 @@ from overlay.traits import traits
 _PATH_MAX = 4095
 #: The longest suffix of bytecode during compilation.
 _PYC = f".cpython-3xxt.opt-2.pyc.{'n' * 20}"
-_CARRY_ON = "the installation is partial: the same command completes it, `revert` undoes"
+_CARRY_ON = "the installation is partial: the same command completes it, `revert` undoes it"
 
 
 def refuse_unwritable(inspection: Inspection, changed: Iterable[str], force: bool) -> None:

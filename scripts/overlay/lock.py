@@ -1,4 +1,4 @@
-"""Allow one run at a time in an installation, without a lock file."""
+"""Serialise runs in an installation, without a lock file."""
 
 from __future__ import annotations
 
@@ -15,20 +15,12 @@ from overlay.errors import Exit, OverlayError
 
 @contextmanager
 def exclusive(site: Path, wait: float) -> Iterator[int]:
-    """Hold the lock of ``site``, which is an flock on the directory itself.
+    """Hold an flock on the directory ``site``, which the kernel releases with the process.
 
-    The kernel releases it when the process ends, however that happens.
-
-    Args:
-        site: the site-packages directory.
-        wait: how long to wait for another run, in seconds.
-
-    Yields:
-        The handle that holds the lock. The lock is also held by a child process that
-        inherits the handle, until that ends.
+    Yields the handle; a child process that inherits it also holds the lock.
 
     Raises:
-        OverlayError: another run still holds it.
+        OverlayError: another run still holds the lock after ``wait`` seconds.
     """
     handle = os.open(site, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -1,7 +1,7 @@
-"""Lay a part of a series: all patches are applied, and each line remembers whose it is.
+"""Derive a part of a series: apply all patches, with each line marked by its patch.
 
-No place is searched for. The whole series applies at exact positions, so each line's neighbours
-are known whichever patches are kept, and a part's patches are read off the same lines.
+The whole series applies at exact positions, so no place is searched for. The patches of a part
+are read off the same lines.
 """
 
 from __future__ import annotations
@@ -14,12 +14,9 @@ from overlay.patches import FilePatch, Hunk, Patch, Series, split_lines
 
 @dataclass
 class Line:
-    """A line of a file, in any of its versions.
+    """A line of any version of a file, with its line feed.
 
-    Attributes:
-        text: with its line feed.
-        added_by: the patch that brings it; None for upstream's lines.
-        removed_by: the patch that takes it away, if any.
+    ``added_by`` is None for upstream's lines.
     """
 
     text: bytes
@@ -27,7 +24,7 @@ class Line:
     removed_by: str | None = None
 
     def lives(self, patches: Collection[str]) -> bool:
-        """Whether the line is in the file when these patches are on."""
+        """Whether the line is in the file with these patches applied."""
         return (self.added_by is None or self.added_by in patches) and (
             self.removed_by not in patches
         )
@@ -36,17 +33,13 @@ class Line:
 def part(
     series: Series, kept: Collection[str], paths: Iterable[str], upstream: Callable[[str], bytes]
 ) -> Series:
-    """The series without some of its patches.
+    """The series reduced to the patches ``kept`` and the files ``paths``.
 
-    Args:
-        series: the patches, which apply to upstream's files one after the other.
-        kept: the names of those that stay. Of these, changes to other files than ``paths`` go.
-        paths: the files.
-        upstream: returns upstream's bytes of a path.
+    ``upstream`` returns upstream's bytes of a path.
 
     Raises:
         OverlayError: a patch does not apply.
-        DependentError: a patch that stays changes what one that goes has brought.
+        DependentError: a kept patch changes lines that a dropped patch adds.
     """
     changes: dict[str, list[FilePatch]] = {}
     for path in paths:
@@ -81,7 +74,7 @@ def _file(
 
 
 def _apply(lines: Sequence[Line], file: FilePatch, name: str, kept: Collection[str]) -> list[Line]:
-    """The lines with a patch's added to them, and marked where it takes them away."""
+    """The lines with a patch's additions, and with its removals marked."""
     live = [at for at, line in enumerate(lines) if line.removed_by is None]
     result: list[Line] = []
     end = 0
@@ -90,8 +83,8 @@ def _apply(lines: Sequence[Line], file: FilePatch, name: str, kept: Collection[s
         if hunk.old:
             start, stop = live[first], live[last - 1] + 1
         else:
-            # Right behind the line above: what was removed below it, and put back without the
-            # patch that removed it, had stood where that patch's own lines stand now.
+            # Right behind the line above. Lines removed below it return, without the patch that
+            # removed them, at the place of that patch's own lines.
             start = stop = live[first - 1] + 1 if first else 0
         if name in kept:
             below = live[last] if last < len(live) else len(lines)
@@ -113,15 +106,10 @@ def _refuse_dependent(
     where: tuple[str, str],
     kept: Collection[str],
 ) -> None:
-    """Raise if a change's place depends on a patch that is left out.
+    """Raise DependentError if the place of a change depends on a dropped patch.
 
-    Args:
-        lines: of the file.
-        start: of the lines that the change replaces.
-        stop: behind them.
-        below: the next line that the patch sees below its place.
-        where: the file, and the patch.
-        kept: the patches that stay.
+    The change replaces ``lines[start:stop]``; ``below`` is the next line that its patch sees.
+    ``where`` names the file and the patch.
     """
     replaced = lines[start:stop]
     gone = {line.added_by for line in replaced} | {line.removed_by for line in replaced}
@@ -130,36 +118,27 @@ def _refuse_dependent(
         following = lines[below].added_by if below < len(lines) else None
         if above == following:
             gone.add(above)  # in the middle of that patch's lines
-        # The lines between have been removed. They come back with the patch's lines below, at
-        # whose place they stood, or at no place that could be told from ours.
+        # The removed lines in between return at the place of the lines below, or at a place that
+        # cannot be told from ours.
         gone |= {line.removed_by for line in lines[start:below]} - {following}
     for other in sorted(other for other in gone if other is not None and other not in kept):
         raise DependentError(where[0], where[1], other)
 
 
 class DependentError(Exception):
-    """A patch that is to stay changes lines of one that is to be left out.
-
-    Attributes:
-        path: the file.
-        patch: the one that is to stay.
-        other: the one that is to be left out.
-    """
+    """A kept ``patch`` changes lines of a dropped ``other`` in the file ``path``."""
 
     def __init__(self, path: str, patch: str, other: str) -> None:
         self.path, self.patch, self.other = path, patch, other
-        super().__init__(f"{path}: {patch} changes what {other} brings")
+        super().__init__(f"{path}: {patch} changes lines that {other} adds")
 
 
 def _hunks(
     changed: Iterable[tuple[int, Line]], before: Collection[str], after: Collection[str]
 ) -> tuple[Hunk, ...]:
-    """The change between two selections of patches.
+    """The change between two selections of patches, by name.
 
-    Args:
-        changed: the lines that some patch adds or removes, each with its place among all lines.
-        before: the names of the patches of one selection.
-        after: those of the other.
+    ``changed`` holds the lines that some patch adds or removes, and their positions.
     """
     hunks: list[Hunk] = []
     old: list[bytes] = []

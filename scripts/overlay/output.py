@@ -1,4 +1,4 @@
-"""Standard streams that cannot fail a run: output arrives, or is dropped and reported."""
+"""Standard streams that never fail a run: lost output is reported at its end."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
 
 def escaped(text: str) -> str:
-    """``text`` on one line, with an escape for each character that is not printable.
+    """``text`` on one line, with non-printable characters escaped.
 
-    A name may hold line ends, terminal escape sequences, or bidirectional marks, and could
-    forge lines of a report.
+    Names with line ends, terminal escapes or bidirectional marks could forge lines of a report.
     """
     if text.isprintable():
         return text
@@ -27,11 +26,11 @@ def escaped(text: str) -> str:
 
 
 class Guarded(io.RawIOBase):
-    """A file descriptor that accepts every write, and drops data that cannot be written.
+    """A file descriptor that accepts every write, and drops unwritable data.
 
     Attributes:
-        error: the reason why data was dropped, or None.
-        before: is called before anything is written.
+        error: the reason for dropped data, or None.
+        before: called before each write.
     """
 
     def __init__(self, descriptor: int, error: OSError | None = None) -> None:
@@ -40,7 +39,7 @@ class Guarded(io.RawIOBase):
         self.before: Callable[[], object] | None = None
 
     def writable(self) -> bool:
-        """True, whatever the descriptor."""
+        """True."""
         return True
 
     def fileno(self) -> int:
@@ -52,13 +51,13 @@ class Guarded(io.RawIOBase):
         return os.isatty(self._descriptor)
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Write ``data``, or drop it. Returns: the number of bytes written or dropped."""
+        """Write or drop ``data``; return the number of bytes written or dropped."""
         if self.before:
             self.before()
         while self.error is None:
             try:
                 return os.write(self._descriptor, data)
-            except BlockingIOError:  # The pipe is non-blocking, and its reader slow.
+            except BlockingIOError:  # A non-blocking pipe with a slow reader.
                 select.select([], [self._descriptor], [])
             except OSError as error:
                 self.error = error
@@ -66,18 +65,14 @@ class Guarded(io.RawIOBase):
 
 
 def run(name: str, main: Callable[[Sequence[str]], int]) -> int:
-    """Run a program, with an exit code that does not depend on whether its output arrives.
+    """Run a program; its exit code does not depend on the fate of its output.
 
-    Ctrl-C raises KeyboardInterrupt from here on, unless it is ignored.
-
-    Args:
-        name: the program's, for the line on stderr that reports lost output.
-        main: takes the process's arguments, and returns the exit code.
+    From here on SIGINT raises KeyboardInterrupt, unless it is ignored.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
-        except OSError:  # It is closed: keep later files from taking its number.
+        except OSError:  # Closed: keep later files from taking its number.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -96,10 +91,7 @@ def run(name: str, main: Callable[[Sequence[str]], int]) -> int:
 
 
 def lost() -> OSError | None:
-    """The reason why output was lost, or None.
-
-    A reader that closes its end has seen enough, and nothing counts as lost.
-    """
+    """The reason for lost output, or None; a closed pipe does not count."""
     sys.stdout.flush()
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     error = raw.error if isinstance(raw, Guarded) else None

@@ -1,4 +1,4 @@
-"""A part of the overlay, and patches of the user's own beside it, as an overlay of its own."""
+"""Derive an overlay from a part of the features and fixes, and the user's own patches."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ Upstream = Callable[[Iterable[str]], Mapping[str, bytes]]
 
 @dataclass(frozen=True)
 class Choice:
-    """What of the overlay is wanted, by the options of a command.
+    """Features, fixes and files selected on the command line.
 
     Attributes:
-        features: the words of ``--features``, or None.
-        fixes: the words of ``--fixes``, or None.
-        leave: files to leave alone.
-        extra: a directory of the user's own patches, or None.
-        keep: what is not named is wanted as it is installed, and not as it comes.
+        features: value of ``--features``, or None.
+        fixes: value of ``--fixes``, or None.
+        leave: files to leave unchanged.
+        extra: directory of the user's own patches, or None.
+        keep: options default to the installed selection, not to the whole overlay.
     """
 
     features: str | None = None
@@ -47,14 +47,14 @@ class Choice:
 
     @property
     def names_words(self) -> bool:
-        """Whether it says which features and fixes are wanted."""
+        """Whether features or fixes are selected."""
         return self.features is not None or self.fixes is not None or bool(self.leave)
 
 
 def add_options(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
-    """Add the options that make a choice to all commands but ``revert``."""
+    """Add the options of :class:`Choice` to all commands but ``revert``."""
     words_help = "on, off, -a,-b (all but these) or a,b (only these)"
-    leave_help = "leave out what changes this file of vLLM's, such as vllm/v1/sample/sampler.py"
+    leave_help = "leave this file unchanged, for example vllm/v1/sample/sampler.py"
     for command, parser in parsers.items():
         if command != "revert":
             group = parser.add_argument_group("selection")
@@ -67,7 +67,7 @@ def add_options(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
 
 
 def joined(arguments: Sequence[str]) -> list[str]:
-    """The command line, with words that begin with a dash tied to their option for argparse."""
+    """Join options and values that begin with a dash by ``=``, for argparse."""
     result: list[str] = []
     for argument in arguments:
         if result and result[-1] in _WORDS and argument[:1] == "-" and argument[:2] != "--":
@@ -78,11 +78,7 @@ def joined(arguments: Sequence[str]) -> list[str]:
 
 
 def chosen(args: argparse.Namespace) -> Choice:
-    """The choice that a command's arguments make.
-
-    Raises:
-        OverlayError: a name is empty.
-    """
+    """The choice in a command's arguments; OverlayError if ``--extra`` is empty."""
     if args.command == "revert":
         return Choice()
     if args.extra == "":
@@ -92,12 +88,12 @@ def chosen(args: argparse.Namespace) -> Choice:
 
 
 def to_json(overlay: Overlay) -> dict[str, object]:
-    """What of an overlay is left out or is not its own, as plain values for ``--json``."""
+    """Left-out features and fixes, and extra patches, for ``--json``."""
     return {"left_out": list(overlay.pin.without), "extra": extras.described(overlay)}
 
 
 def lines(overlay: Overlay) -> Iterator[str]:
-    """The same for a person, a line each."""
+    """The same as lines of a report."""
     if overlay.pin.without:
         yield f"left out: {', '.join(overlay.pin.without)}"
     for extra in extras.described(overlay):
@@ -105,23 +101,23 @@ def lines(overlay: Overlay) -> Iterator[str]:
 
 
 def survey(installation: Installation, overlay: Overlay, choice: Choice) -> Inspection:
-    """Compare an installation with the part of ``overlay`` that is wanted; change nothing.
+    """Compare an installation with the chosen part of ``overlay``; change nothing.
 
     Raises:
-        OverlayError: the choice is not understood, or cannot be had.
+        OverlayError: the choice is invalid.
     """
-    found = recognise(installation, overlay)
-    target, asked = wanted(found, choice)
-    if target.pin_bytes == found.overlay.pin_bytes:
-        return replace(found, asked=asked)
-    return replace(inspect(installation, target), recognised=found.overlay, asked=asked)
+    present = recognise(installation, overlay)
+    target, asked = wanted(present, choice)
+    if target.pin_bytes == present.overlay.pin_bytes:
+        return replace(present, asked=asked)
+    return replace(inspect(installation, target), recognised=present.overlay, asked=asked)
 
 
 def recognise(installation: Installation, overlay: Overlay) -> Inspection:
-    """Compare an installation with the part of ``overlay`` that is laid over it.
+    """Compare an installation with the part of ``overlay`` that is installed.
 
-    The record of that, which anyone may have written, is only a hint: the part is derived anew
-    from this copy of the overlay and from upstream's bytes, and has to come out the same.
+    The installed provenance may be forged, so it is only a hint: the part is derived again from
+    this copy of the overlay and upstream's bytes, and must be equal.
     """
     whole = inspect(installation, overlay)
     if whole.state is not State.FOREIGN:
@@ -140,39 +136,37 @@ def recognise(installation: Installation, overlay: Overlay) -> Inspection:
 
 
 def _sound(overlay: Overlay, without: frozenset[str], extra: Iterable[Extra]) -> bool:
-    """Whether what a record names is what this tool would have laid."""
+    """Whether this tool could have applied a part with these words and patches."""
     if without and words.vocabulary(overlay).closed(without) != without:
         return False
-    return all(each.paths.issubset(overlay.pin.upstream) for each in extra)
+    return all(patch.paths.issubset(overlay.pin.upstream) for patch in extra)
 
 
-def wanted(found: Inspection, choice: Choice) -> tuple[Overlay, Asked | None]:
-    """The part of an overlay that a choice asks for, and how it asks; None for as installed.
+def wanted(present: Inspection, choice: Choice) -> tuple[Overlay, Asked | None]:
+    """The chosen part of an overlay, and its options; None for the installed part.
 
-    Args:
-        found: of :func:`recognise`.
-        choice: what is wanted.
+    ``present`` is a result of :func:`recognise`.
 
     Raises:
-        OverlayError: the choice is not understood, or cannot be had.
+        OverlayError: the choice is invalid.
     """
-    base = found.overlay.base or found.overlay
+    base = present.overlay.base or present.overlay
     if choice.keep and not choice.names_words and choice.extra is None:
-        return found.overlay, None
-    without = frozenset(found.overlay.pin.without if choice.keep else ())
+        return present.overlay, None
+    without = frozenset(present.overlay.pin.without if choice.keep else ())
     if choice.names_words:
         without = _left_out(base, choice)
     extra, laid = [], False
     if choice.extra is not None:
         extra = extras.load(Path(choice.extra), base)
-    elif choice.keep and without == frozenset(found.overlay.pin.without):
-        extra, laid = extras.installed(found.overlay), True
+    elif choice.keep and without == frozenset(present.overlay.pin.without):
+        extra, laid = extras.installed(present.overlay), True
     for path in sorted({path for each in extra for path in each.paths} & {*choice.leave}):
         raise usage("is left out by --leave, and an extra patch changes it", "choose one", path)
     names = tuple(each.patch.name.removeprefix(EXTRA) for each in extra)
     paths = frozenset().union(*(each.paths for each in extra))
     asked = Asked(without, (choice.extra or UNKNOWN) if extra else None, names, paths)
-    whole = found if found.overlay is base else inspect(found.installation, base)
+    whole = present if present.overlay is base else inspect(present.installation, base)
     upstream = upstream_of(replace(whole, asked=asked))
     return derive(base, without, extra, upstream, laid), asked
 
@@ -199,12 +193,10 @@ def _left_out(base: Overlay, choice: Choice) -> frozenset[str]:
 
 
 def upstream_of(whole: Inspection) -> Upstream:
-    """A function that returns upstream's bytes, proven by this overlay's own checksums.
+    """Return a function for upstream's bytes, verified by this overlay's checksums.
 
-    They are those in the installation, or what is left when the patches there are taken off.
-
-    Args:
-        whole: the installation, compared with the whole overlay.
+    They are read from pristine files, or restored by reversing the installed patches. ``whole``
+    is a comparison with the whole overlay.
     """
     site, base = whole.installation.site, whole.overlay
 
@@ -230,7 +222,7 @@ def upstream_of(whole: Inspection) -> Upstream:
         data = {path: find(path) for path in paths}
         if lacking := sorted(path for path in data if data[path] is None):
             raise refusal(whole, [whole.file(path) for path in lacking])
-        return {path: each for path, each in data.items() if each is not None}
+        return {path: text for path, text in data.items() if text is not None}
 
     return upstream
 
@@ -242,18 +234,18 @@ def derive(
     upstream: Upstream,
     laid: bool = False,
 ) -> Overlay:
-    """A part of an overlay, with patches of the user's own behind it.
+    """Derive a part of an overlay, followed by the user's patches.
 
     Args:
         base: the whole overlay.
-        without: the features and fixes that are left out.
+        without: the features and fixes to leave out.
         extra: the user's patches.
         upstream: returns upstream's bytes.
-        laid: whether ``extra`` is of an installation: it begins where the part has ended, and
-            not where the whole series has.
+        laid: ``extra`` is of an installation, with positions behind the part and not behind the
+            whole series.
 
     Raises:
-        OverlayError: upstream's bytes are not there, or a patch needs one that is left out.
+        OverlayError: upstream's bytes are not available, or a patch needs one that is left out.
     """
     if not without and not extra:
         return base
@@ -290,7 +282,7 @@ def derive(
 def _require_python(
     ours: Sequence[Patch], extra: Sequence[Extra], before: Mapping[str, bytes]
 ) -> None:
-    """Raise if a module no longer compiles with the user's patches behind a part."""
+    """Raise if the user's patches break the syntax of a module of a part."""
     part, every = Series(ours), Series([*ours, *(each.patch for each in extra)])
     for each in extra:
         for path in sorted(each.paths):
@@ -308,7 +300,7 @@ def _pinned(
     files: Mapping[str, bytes],
     before: Mapping[str, bytes],
 ) -> Overlay:
-    """The overlay of a series, with the pin that it ought to have."""
+    """Build the overlay of a series and its pin."""
     after = {path: series.apply(path, data) for path, data in before.items()}
     modules = {path for path in base.pin.added if not path.startswith(f"{_PATCHES}/")}
     pin = replace(
@@ -323,7 +315,7 @@ def _pinned(
 
 
 def _fitting(base: Overlay, extra: Iterable[Extra], before: Mapping[str, bytes]) -> list[Extra]:
-    """The user's patches; raises if one does not apply behind the whole series."""
+    """The user's patches; raise if one does not apply after the whole series."""
     texts: dict[str, bytes] = {}
     for each in extra:
         try:
@@ -340,7 +332,7 @@ def _fitting(base: Overlay, extra: Iterable[Extra], before: Mapping[str, bytes])
 
 
 def _moved(extra: Extra, series: Series) -> Extra:
-    """A user's patch at the positions that it has in a part."""
+    """A user's patch at its positions in a part."""
     patch = next((each for each in series.patches if each.name == extra.patch.name), extra.patch)
     same = {file.path: file for file in patch.files} == {f.path: f for f in extra.patch.files}
     return extra if same else Extra(patch, dumps(patch))

@@ -1,8 +1,7 @@
 """Patches: unified diffs without context lines, applied exactly or not at all.
 
-The base is pinned by checksum, so line numbers are exact and there is nothing to
-search for. Every removed line is compared, and so is the position that the hunk
-claims on the other side; a patch that applies can therefore be reversed.
+The base is pinned by checksum, so line numbers are exact. Removed lines and the positions of
+both sides are checked, so a patch that applies can be reversed.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from overlay.pin import is_safe
 
 SERIES = "series"
 
-#: No module comes near a million lines; a number may not be more than the interpreter converts.
-#: The text behind ``@@`` is a bare name: a line of upstream's would be a quotation.
+#: Six digits, below the interpreter's limit for conversions. The text behind ``@@`` is a bare
+#: name, because a line of upstream's would be a quotation.
 _HUNK = re.compile(
     rb"@@ -(\d{1,6})(?:,(\d{1,6}))? \+(\d{1,6})(?:,(\d{1,6}))? @@(?: ([A-Za-z_]\w*))?",
 )
@@ -29,11 +28,11 @@ _NO_NEWLINE = b"\\ No newline at end of file"
 
 @dataclass(frozen=True)
 class Hunk:
-    """Lines to take out and lines to put in their place.
+    """Lines to remove and lines to insert.
 
-    ``old_at`` and ``new_at`` are zero-based line indices in the file before and
-    after. Lines carry their line feed; only a file's last line may lack it.
-    ``place`` names the function or class that the hunk is in, for readers.
+    ``old_at`` and ``new_at`` are zero-based line indices in the file before and after. Lines
+    include their line feed; only a file's last line may lack it. ``place`` names the enclosing
+    function or class, for readers.
     """
 
     old_at: int
@@ -43,7 +42,7 @@ class Hunk:
     place: str = field(default="", compare=False)
 
     def reversed(self) -> Hunk:
-        """The hunk that undoes this one."""
+        """The inverse hunk."""
         return Hunk(self.new_at, self.new, self.old_at, self.old, self.place)
 
 
@@ -55,14 +54,14 @@ class FilePatch:
     hunks: tuple[Hunk, ...]
 
     def reversed(self) -> FilePatch:
-        """The change that undoes this one."""
+        """The inverse change."""
         return FilePatch(self.path, tuple(hunk.reversed() for hunk in self.hunks))
 
     def apply(self, data: bytes, name: str) -> bytes:
-        """``data`` with every hunk applied.
+        """Apply every hunk to ``data``.
 
         Raises:
-            OverlayError: a removed line, or a position, is not what the patch says.
+            OverlayError: a removed line or a position differs from the patch.
         """
         lines = split_lines(data)
         result: list[bytes] = []
@@ -87,7 +86,7 @@ class FilePatch:
             end_of_last = end
         result += lines[end_of_last:]
         patched = b"".join(result)
-        # Each line but a file's last ends with a line feed, and holds no other.
+        # Each line but the last ends with its only line feed.
         if patched.count(b"\n") + (patched[-1:] not in (b"", b"\n")) != len(result):
             raise damaged(f"{name} joins two lines: a line feed is missing", self.path)
         return patched
@@ -95,10 +94,9 @@ class FilePatch:
 
 @dataclass(frozen=True)
 class Patch:
-    """One concern: a DEP-3 header and its changes.
+    """A DEP-3 header, up to the first ``---`` line, and the changes of one concern.
 
-    The header is the text up to the first file's ``---`` line. DEP-3 is
-    Debian's tagging convention for patches, https://dep-team.pages.debian.net/deps/dep3/.
+    DEP-3 is Debian's tagging convention: https://dep-team.pages.debian.net/deps/dep3/.
     """
 
     name: str
@@ -107,7 +105,7 @@ class Patch:
 
 
 def header_fields(header: str) -> dict[str, str]:
-    """Split a DEP-3 header into its fields; continuation lines are joined with line feeds."""
+    """The fields of a DEP-3 header; continuation lines are joined with line feeds."""
     fields: dict[str, str] = {}
     key = ""
     for line in header.splitlines():
@@ -120,7 +118,7 @@ def header_fields(header: str) -> dict[str, str]:
 
 
 def split_lines(data: bytes) -> list[bytes]:
-    """Lines of ``data`` at line feeds only, each with its line feed."""
+    """Split ``data`` at line feeds only, and keep them."""
     return io.BytesIO(data).readlines()
 
 
@@ -128,8 +126,7 @@ def parse(name: str, data: bytes) -> Patch:
     """Parse one patch file.
 
     Raises:
-        OverlayError: it is not a context-free unified diff, or it names a path
-            outside the vllm package.
+        OverlayError: not a unified diff without context, or a path outside the vllm package.
     """
     lines = split_lines(data)
     at = next((i for i, line in enumerate(lines) if line.startswith(b"--- ")), len(lines))
@@ -191,7 +188,7 @@ def _hunk(name: str, lines: Sequence[bytes], at: int) -> tuple[Hunk, int]:
             elif not line.endswith(b"\n"):
                 raise damaged("the patch ends in the middle of a line", where)
             by_sign[sign].append(line)
-    # An empty side is numbered by the line it follows, the other by its first line.
+    # An empty side is numbered by the preceding line, the other by its first line.
     old_at = old_start if old_count == 0 else old_start - 1
     new_at = new_start if new_count == 0 else new_start - 1
     if (old_count == 0 and new_count == 0) or old_at < 0 or new_at < 0:
@@ -200,7 +197,7 @@ def _hunk(name: str, lines: Sequence[bytes], at: int) -> tuple[Hunk, int]:
 
 
 def dumps(patch: Patch) -> bytes:
-    """The bytes of a patch file; :func:`parse` reads them back."""
+    """Format a patch file; :func:`parse` is the inverse."""
     parts = [patch.header.encode()]
     for file in patch.files:
         parts.append(f"--- a/{file.path}\n+++ b/{file.path}\n".encode())
@@ -215,7 +212,7 @@ def dumps(patch: Patch) -> bytes:
 
 
 def _range(at: int, lines: Sequence[bytes]) -> str:
-    """One side of a hunk's header; an empty side is numbered by the line that it follows."""
+    """One side of a hunk header; an empty side is numbered by the preceding line."""
     start = at + 1 if lines else at
     return f"{start}" if len(lines) == 1 else f"{start},{len(lines)}"
 
@@ -228,10 +225,10 @@ class Series:
 
     @classmethod
     def load(cls, directory: Path) -> Series:
-        """Read ``directory/series`` and every patch that it lists.
+        """Read ``directory/series`` and every listed patch.
 
         Raises:
-            OverlayError: a listed patch is missing or malformed, or is listed twice.
+            OverlayError: a listed patch is missing, malformed or listed twice.
         """
         try:
             names = names_in(read(directory / SERIES))
@@ -242,15 +239,11 @@ class Series:
             ) from None
 
     def paths(self) -> set[str]:
-        """Every file that some patch changes."""
+        """The files that the patches change."""
         return {file.path for patch in self.patches for file in patch.files}
 
     def apply(self, path: str, data: bytes) -> bytes:
-        """Upstream's bytes of ``path`` with all patches on.
-
-        Raises:
-            OverlayError: a patch does not apply.
-        """
+        """Apply all patches to upstream's bytes of ``path``; OverlayError if one does not apply."""
         for patch in self.patches:
             for file in patch.files:
                 if file.path == path:
@@ -258,11 +251,7 @@ class Series:
         return data
 
     def reverse(self, path: str, data: bytes) -> bytes:
-        """The patched bytes of ``path`` with all patches taken off.
-
-        Raises:
-            OverlayError: a reversed patch does not apply.
-        """
+        """Reverse all patches in the patched bytes of ``path``; OverlayError if one fails."""
         for patch in reversed(self.patches):
             for file in patch.files:
                 if file.path == path:
@@ -271,11 +260,7 @@ class Series:
 
 
 def names_in(listing: bytes) -> list[str]:
-    """The patches that the file ``series`` lists, without its comments.
-
-    Raises:
-        OverlayError: one is listed twice.
-    """
+    """The names in a ``series`` file, without comments; OverlayError for a duplicate."""
     lines = [line.strip() for line in listing.decode(errors="replace").splitlines()]
     names = [line for line in lines if line and line[0] != "#"]
     if len(set(names)) != len(names):

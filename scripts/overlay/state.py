@@ -1,4 +1,4 @@
-"""The state of an installation, decided by the checksums of its files."""
+"""The state of an installation, by the checksums of its files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from overlay.pin import PACKAGE, sha256
 from overlay.source import MARK, PROVENANCE, Overlay
 from overlay.unknown import Unknown
 
-#: Where an installation keeps the pin.
+#: Path of the pin in an installation.
 PIN = f"{PROVENANCE}/{pins.NAME}"
-#: What is found of a version whose provenance is gone.
+#: Descriptions of traces of a version without provenance.
 LINES = "lines of another version of the overlay"
 ROWS = "rows of another version of the overlay"
-#: The mark is in the first lines of a file.
+#: Bytes at the top of a file that hold the mark.
 _TOP = 1024
 
 
@@ -44,10 +44,10 @@ class FileState:
 
     Attributes:
         path: relative to site-packages.
-        state: a file that we add is pristine if it does not exist.
-        sha256: of its bytes, or None if there is no regular file.
-        data: its bytes, or None.
-        description: a phrase for what is at the path.
+        state: an added file is pristine if it does not exist.
+        sha256: None without a regular file.
+        data: the bytes, or None.
+        description: a phrase for the present content.
     """
 
     path: str
@@ -59,12 +59,12 @@ class FileState:
 
 @dataclass(frozen=True)
 class Asked:
-    """The part of the overlay that a command's options ask for.
+    """The part of the overlay that a command's options select.
 
     Attributes:
-        without: the features and fixes that are left out.
-        extra: the directory of extra patches as it was named, or None if there are none.
-        names: those patches.
+        without: features and fixes that are left out.
+        extra: directory of extra patches as given, or None.
+        names: the extra patches.
         paths: the files that they change.
     """
 
@@ -80,11 +80,11 @@ class Inspection:
 
     Attributes:
         files: every file of the overlay, sorted by path.
-        record: the state of RECORD, or None if there is none.
-        leftovers: staged files, and our own directory if it is empty, that a killed run left.
+        record: the state of RECORD, or None without one.
+        leftovers: staged files of a killed run, and our own directory if it is empty.
         stale: bytecode that would run instead of its source.
-        recognised: another part of this overlay, if that is what is laid over the installation.
-        asked: the part that is wanted; None for what is installed.
+        recognised: another part of this overlay, if that is installed.
+        asked: the selected part; None for the installed one.
     """
 
     installation: Installation
@@ -109,10 +109,9 @@ class Inspection:
 
     @cached_property
     def digest(self) -> str:
-        """One SHA-256 over all files, for the comparison of machines.
+        """One SHA-256 over all files, to compare machines.
 
-        Of the lines ``sha256  path`` that ``sha256sum`` would print, sorted by path, with
-        ``-`` for a file that does not exist.
+        Hashes the output of ``sha256sum``, sorted by path, with ``-`` for an absent file.
         """
         lines = (f"{file.sha256 or '-'}  {file.path}\n" for file in self.files)
         return sha256("".join(lines).encode(errors="surrogateescape"))
@@ -124,17 +123,16 @@ class Inspection:
 
     @property
     def foreign_files(self) -> list[FileState]:
-        """The files that are foreign or missing; either makes the installation foreign."""
+        """Foreign and missing files; either makes the installation foreign."""
         return [file for file in self.files if file.state in (State.FOREIGN, State.MISSING)]
 
     @cached_property
     def by_installed(self) -> Inspection | None:
-        """The installation, compared with the overlay whose provenance is installed there.
+        """The installation, compared with the overlay of its own provenance.
 
-        None if that is this version, if it explains fewer files than this one, or if the
-        provenance is not to be trusted. Anyone may have prepared it. So it may only name
-        files that some version of ours changes, with upstream's checksums as we know them;
-        everything else that it names is in our own directory.
+        None if that is this version, if it explains fewer files than this version, or if the
+        provenance is untrusted. A provenance may be forged, so outside our own directory it may
+        only name files that some version of ours changes, with upstream's known checksums.
         """
         if self.state is not State.FOREIGN:
             return None
@@ -146,8 +144,8 @@ class Inspection:
                 return None
             installed = inspect(self.installation, overlay)
         except OverlayError:
-            return None  # The provenance is damaged, and the installation stays foreign.
-        # A run that was cut off may have staged this version's files beside those of the other.
+            return None  # A damaged provenance: the installation stays foreign.
+        # An interrupted run may have left staged files of this version, too.
         staged = [path for path in self.leftovers if path != PACKAGE]
         installed.leftovers += [path for path in staged if path not in installed.leftovers]
         _require_patches(installed)
@@ -156,14 +154,14 @@ class Inspection:
 
     @property
     def _known(self) -> set[tuple[str, str]]:
-        """Path and SHA-256 of each of upstream's files that some version changes."""
+        """Path and SHA-256 of upstream's files that some version changes."""
         pin = (self.overlay.base or self.overlay).pin
         earlier = {(p, d) for p, d in pins.releases().upstream if p not in pin.upstream}
         return {*pin.upstream.items()} | earlier
 
     @cached_property
     def unknown(self) -> Unknown | None:
-        """The version whose pin is installed, if it cannot be taken off by this one."""
+        """The installed version, if this version cannot revert it."""
         file = next((file for file in self.files if file.path == PIN), None)
         if file is None or file.state is not State.FOREIGN or self.by_installed is not None:
             return None
@@ -171,12 +169,12 @@ class Inspection:
 
     @property
     def orphaned(self) -> bool:
-        """Whether something of another version is there, and its pin is not.
+        """Whether traces of another version exist without its pin.
 
-        Every run of the tool writes the pin before, and removes it after, everything else.
+        The tool writes the pin first, and removes it last.
         """
-        there = {file.path: file.state for file in self.files}.get(PIN) is not State.PRISTINE
-        return not there and any(
+        pinned = {file.path: file.state for file in self.files}.get(PIN) is not State.PRISTINE
+        return not pinned and any(
             file.description in (LINES, ROWS)
             or (file.path in self.overlay.added or file.path.startswith(PROVENANCE))
             for file in self.foreign_files
@@ -184,7 +182,7 @@ class Inspection:
 
     @property
     def replaceable(self) -> Inspection | None:
-        """:attr:`by_installed` if that version can be taken off: it recognises every file."""
+        """:attr:`by_installed` if it recognises every file, so that it can be reverted."""
         installed = self.by_installed
         known = installed and installed.state in (State.OVERLAID, State.PARTIAL)
         return installed if known else None
@@ -195,11 +193,11 @@ class Inspection:
         if self.by_installed is None:
             return None
         overlay = self.by_installed.overlay
-        ours = {each.pin_bytes for each in (self.overlay.base, self.recognised) if each}
+        ours = {other.pin_bytes for other in (self.overlay.base, self.recognised) if other}
         version = pins.releases().versions.get(sha256(overlay.pin_bytes))
         if version is None:
             version = overlay.pin.overlay
-            # Of a newer version it is not known which states were released.
+            # The released states of a newer version are not known.
             if overlay.pin_bytes not in ours and not pins.newer(version, self.overlay.pin.overlay):
                 version += " (unreleased)"
         return version + overlay.selection
@@ -221,12 +219,12 @@ class Inspection:
         return self.overlay.overlaid_bytes(path, file.data)
 
     def file(self, path: str) -> FileState:
-        """The file at ``path``, which is one of the overlay's."""
+        """The overlay's file at ``path``."""
         return next(file for file in self.files if file.path == path)
 
     @cached_property
     def changed_rows(self) -> dict[bytes, bytes]:
-        """Each target's pristine row in RECORD, and the overlaid row that replaces it."""
+        """Pristine row to overlaid row of each target in RECORD."""
         return {
             record.row(path, self.pristine(path)): record.row(path, self.overlaid(path))
             for path in sorted(self.overlay.series.paths())
@@ -234,11 +232,7 @@ class Inspection:
 
 
 def inspect(installation: Installation, overlay: Overlay) -> Inspection:
-    """Compare every file of ``overlay`` with ``installation``; change nothing.
-
-    Raises:
-        OverlayError: a file may not be read.
-    """
+    """Compare every file of ``overlay`` with ``installation``; OverlayError if unreadable."""
     paths = sorted([*overlay.targets, *overlay.added])
     try:
         files = [look(installation.site, overlay, path) for path in paths]
@@ -256,11 +250,7 @@ def inspect(installation: Installation, overlay: Overlay) -> Inspection:
 
 
 def _require_patches(installed: Inspection) -> None:
-    """Mark absent patches as missing if upstream's files cannot be restored without them.
-
-    Args:
-        installed: compared with the overlay whose provenance is installed.
-    """
+    """Mark absent patches as missing if upstream's files cannot be restored without them."""
     try:
         for file in installed.files:
             if file.path in installed.overlay.pin.upstream and file.state is State.OVERLAID:
@@ -275,7 +265,7 @@ def _require_patches(installed: Inspection) -> None:
 
 
 def _fault(provenance: Path) -> str:
-    """The fault of patches that cannot be read, to follow a phrase; empty if they can be."""
+    """Suffix naming the fault of unreadable patches, or empty."""
     try:
         Overlay.load(provenance)
     except OverlayError as error:
@@ -288,11 +278,7 @@ def _foreign(path: str, description: str) -> FileState:
 
 
 def look(site: Path, overlay: Overlay, path: str) -> FileState:
-    """Compare one file of ``overlay`` with an installation's.
-
-    Raises:
-        OSError: it may not be read.
-    """
+    """Compare one file of ``overlay`` with an installation's; OSError if it is unreadable."""
     target = path in overlay.pin.upstream
     if link := _link_above(site, path):
         return _foreign(path, f"{link} is not a plain directory")
@@ -333,7 +319,7 @@ def _link_above(site: Path, path: str) -> str | None:
 
 
 def _foreign_in_package(site: Path, overlay: Overlay) -> list[FileState]:
-    """The files in our own directory that the overlay does not add."""
+    """Files in our own directory that the overlay does not add."""
     ours = {site / path for path in overlay.added}
     return [
         _foreign(str(path.relative_to(site)), "a file that is not the overlay's")
@@ -347,7 +333,7 @@ def _foreign_in_package(site: Path, overlay: Overlay) -> list[FileState]:
 
 
 def _foreign_bytecode(site: Path, overlay: Overlay) -> list[FileState]:
-    """Directories of bytecode that are links, and bytecode that is not in a regular file."""
+    """Linked ``__pycache__`` directories, and bytecode that is not a regular file."""
     modules = [path for path in (*overlay.targets, *overlay.added) if path.endswith(".py")]
     folders = sorted({str(Path(path).parent / "__pycache__") for path in modules})
     foreign = [
@@ -363,7 +349,7 @@ def _foreign_bytecode(site: Path, overlay: Overlay) -> list[FileState]:
 
 def _inspect_leftovers(inspection: Inspection) -> None:
     site, overlay = inspection.installation.site, inspection.overlay
-    # Another part of the overlay may have been on its way when a run was cut off.
+    # An interrupted run may have staged another part of the overlay.
     folders = {(site / path).parent for path in (overlay.base or overlay).targets}
     folders |= {folder / "__pycache__" for folder in folders} | {(site / PACKAGE).parent}
     if inspection.installation.record:
@@ -409,9 +395,9 @@ def _inspect_record(inspection: Inspection, path: Path) -> None:
 
 
 def _inspect_others(inspection: Inspection) -> None:
-    """Look in upstream's other files for what other versions of the overlay have left.
+    """Look for lines of other versions in upstream's other files.
 
-    Only the top of a module is read, and only of one that the installer knows, if it says so.
+    Only the tops of modules are read, and with a RECORD only of listed modules.
     """
     site = inspection.installation.site
     listed = record.paths(inspection.record_bytes) if inspection.record else None

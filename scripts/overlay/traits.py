@@ -1,4 +1,4 @@
-"""Mode, owner and extended attributes, which a replacement keeps."""
+"""Mode, owner and extended attributes, which replacements keep."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 _ACCESS_ACL = "system.posix_acl_access"
 _ACLS = (_ACCESS_ACL, "system.posix_acl_default")
 
-#: Checksums and signatures of a file's bytes: they do not hold for other bytes.
+#: Checksums and signatures of a file's bytes, invalid for other bytes.
 _SEALS = ("security.ima", "security.evm")
 
 
 @dataclass(frozen=True)
 class Traits:
-    """The properties that a replacement shares with the file that it replaces.
+    """Properties of a file that its replacement keeps.
 
     Attributes:
-        mode: the permission bits; with an ACL, the group's bits are its mask.
-        owner: the user's and the group's id.
+        mode: permission bits; with an ACL, the group's bits are its mask.
+        owner: ids of user and group.
         attributes: extended attributes by name: ACLs, security labels, the user's own.
     """
 
@@ -32,16 +32,16 @@ class Traits:
 
     @property
     def permissions(self) -> Traits:
-        """Those of a new file beside it: mode, owner and ACLs, and no other attribute."""
+        """Traits for a new file next to it: mode, owner and ACLs only."""
         kept = {name: value for name, value in self.attributes.items() if name in _ACLS}
         return replace(self, attributes=kept)
 
 
 def traits(path: Path) -> Traits:
-    """The traits of ``path``, or of the file that a link leads to.
+    """The traits of ``path``; links are followed.
 
     Raises:
-        OSError: no permission, or an attribute vouches for the file's bytes.
+        OSError: no permission, or an attribute seals the file's bytes.
     """
     status, attributes = os.stat(path), _attributes(path)
     if seal := next((name for name in _SEALS if name in attributes), None):
@@ -51,16 +51,11 @@ def traits(path: Path) -> Traits:
 
 
 def give(handle: int, path: Path, like: Traits) -> None:
-    """Give an open file the traits of another.
+    """Set the traits of an open file; ``path`` is for errors.
 
-    The order matters: a change of owner clears bits of the mode, only a writable file takes a
-    user's attributes, and a change of mode changes an ACL's mask. A new file may have an ACL
-    from its directory, which is removed.
-
-    Args:
-        handle: the open file.
-        path: its path, for errors.
-        like: the traits.
+    The order matters: a change of owner clears bits of the mode, a user's attributes need a
+    writable file, and a change of mode changes an ACL's mask. An ACL inherited from the directory
+    is removed.
 
     Raises:
         OSError: the owner or an attribute cannot be set.

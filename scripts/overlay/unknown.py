@@ -1,4 +1,4 @@
-"""A VERSION_PIN in an installation that this version of the overlay cannot prove."""
+"""An installed VERSION_PIN that this version of the overlay cannot verify."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _FACT = r"(?m)^{} = ([\w.,+-]+)$"
 
 @dataclass(frozen=True)
 class Unknown:
-    """The version that is laid over an installation, as far as its pin can be read.
+    """The installed version of the overlay, as far as its pin is readable.
 
     Attributes:
-        version: the overlay's, or None if the pin does not say.
-        release: the vLLM release that it is for, or None likewise.
-        paths: the files that it changes, and whose upstream bytes this version does not know;
-            None if the pin is not of the format.
+        version: the overlay's version, or None.
+        release: its vLLM release, or None.
+        paths: changed files whose upstream bytes this version does not know; None for a
+            malformed pin.
     """
 
     version: str | None
@@ -29,11 +29,9 @@ class Unknown:
 
     @classmethod
     def read(cls, data: bytes, known: Container[tuple[str, str]]) -> Unknown:
-        """Read a pin that may be damaged, or of a later format.
+        """Read a pin that may be damaged or of a later format.
 
-        Args:
-            data: its bytes.
-            known: path and SHA-256 of each file of upstream's that this version can prove.
+        ``known`` holds path and SHA-256 of the upstream files that this version can verify.
         """
         text = data.decode(errors="replace")
         try:

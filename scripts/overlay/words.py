@@ -1,4 +1,4 @@
-"""The words of features and fixes: which are left out, and which patch serves which."""
+"""Names of features and fixes: selections, and the patches that serve them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from overlay.patches import FilePatch, Patch, header_fields
 from overlay.pin import PACKAGE
 from overlay.source import Overlay
 
-#: The runtime's module that has the words.
+#: The runtime's module of features and fixes.
 MODULE = f"{PACKAGE}/registry.py"
-#: The header's field of the words that a patch serves, or :data:`ALL` for a part of the frame.
+#: The header field that names the features and fixes of a patch; :data:`ALL` for all of them.
 SERVES, ALL = "Serves", "all"
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The words that the runtime knows.
+    """The names that the runtime knows.
 
     Attributes:
         groups: ``features`` and ``fixes``, with their members.
         every: the members of both.
-        without: what is left of a selection when some are off; dependents go with them.
-        with_needs: these, and those that they build on.
+        without: removes names and their dependents from a selection.
+        with_needs: adds the names that a selection depends on.
     """
 
     groups: Mapping[str, frozenset[str]]
@@ -34,15 +34,15 @@ class Vocabulary:
     with_needs: Callable[[Iterable[str]], frozenset[str]]
 
     def closed(self, names: Iterable[str]) -> frozenset[str]:
-        """These, and those that cannot be on without them."""
+        """Names and their dependents."""
         return self.every - self.without(names, self.every)
 
 
 def vocabulary(overlay: Overlay) -> Vocabulary:
-    """Read the words from the runtime's own module, which needs no vLLM.
+    """Read the names from the runtime's module, which needs no vLLM.
 
     Raises:
-        OverlayError: the overlay has no such module, or not the one that is pinned.
+        OverlayError: the module is missing, or fails its checksum.
     """
     if MODULE not in overlay.pin.result:
         raise usage(
@@ -57,15 +57,13 @@ def vocabulary(overlay: Overlay) -> Vocabulary:
 
 
 def left_out(words: Vocabulary, chosen: Mapping[str, str | None]) -> frozenset[str]:
-    """The features and fixes that a choice leaves out, with all that needs them.
+    """Features and fixes that a choice leaves out, with their dependents.
 
-    Args:
-        words: those that there are.
-        chosen: for each group, its option's value, which is read as ``VLLM_READINESS`` is:
-            ``on``, ``off``, ``-a,-b`` (all but these), ``a,b`` (only these); None is ``on``.
+    ``chosen`` maps each group to its option's value, in the grammar of ``VLLM_READINESS``: ``on``,
+    ``off``, ``-a,-b`` (all but these), ``a,b`` (only these); None is ``on``.
 
     Raises:
-        OverlayError: a word is unknown, or words with and without ``-`` are mixed.
+        OverlayError: a name is unknown, or names with and without ``-`` are mixed.
     """
     on = frozenset().union(
         *(_on(words, group, text) for group, text in chosen.items() if text is not None),
@@ -99,9 +97,9 @@ def _on(words: Vocabulary, group: str, text: str) -> frozenset[str]:
 
 def _not_understood(words: Vocabulary, group: str, text: str, name: str) -> OverlayError:
     members = words.groups[group]
-    owner = next((other for other, each in words.groups.items() if name in each), None)
+    owner = next((other for other, names in words.groups.items() if name in names), None)
     if owner:
-        next_step = f"give it to --{owner}"
+        next_step = f"use --{owner}"
     else:
         meant = get_close_matches(name, [*sorted(members), "on", "off"], 1)
         next_step = f"{f'did you mean {meant[0]}? ' if meant else ''}valid: on, off, or names "
@@ -110,34 +108,29 @@ def _not_understood(words: Vocabulary, group: str, text: str, name: str) -> Over
 
 
 def served(patch: Patch) -> frozenset[str] | None:
-    """The features and fixes that a patch serves; None for one that all of them need."""
+    """Features and fixes that a patch serves; None if all of them need it."""
     text = header_fields(patch.header).get(SERVES, ALL)
     names = frozenset(word.strip() for word in text.replace("\n", " ").split(","))
     return None if ALL in names else names
 
 
 def stays(patch: Patch, without: Collection[str]) -> bool:
-    """Whether a patch is needed when these words are left out."""
+    """Whether a patch is needed without these features and fixes."""
     names = served(patch)
     return names is None or not names.issubset(without)
 
 
 def is_mark(file: FilePatch) -> bool:
-    """Whether a change is but a comment, which a file needs only if something else changes it."""
+    """Whether a change only adds comments, which a file needs only with another change."""
     return all(
         not hunk.old and all(line.startswith(b"#") for line in hunk.new) for hunk in file.hunks
     )
 
 
 def words_of(overlay: Overlay, path: str) -> frozenset[str] | None:
-    """The words that have to be left out for a file to be left alone.
+    """Names to leave out so that a file stays unchanged; None if all features need a change in it.
 
-    Args:
-        overlay: the whole overlay.
-        path: the file's.
-
-    Returns:
-        None if that does not do: a patch of it is needed by all features and fixes.
+    ``overlay`` is the whole overlay.
     """
     words: set[str] = set()
     for patch in overlay.series.patches:
@@ -152,12 +145,9 @@ def words_of(overlay: Overlay, path: str) -> frozenset[str] | None:
 def options_that_leave(
     overlay: Overlay, paths: Iterable[str], without: Iterable[str]
 ) -> str | None:
-    """The options of ``apply`` that leave some files alone, or None if none do.
+    """The options of ``apply`` that leave ``paths`` unchanged, or None if none do.
 
-    Args:
-        overlay: the whole overlay.
-        paths: of files that it changes.
-        without: the features and fixes that are left out already.
+    ``without`` names the features and fixes that are already left out.
     """
     names = set(without)
     for path in paths:
@@ -172,10 +162,9 @@ def options_that_leave(
 
 
 def options_without(overlay: Overlay, names: Iterable[str]) -> str:
-    """The options of ``apply`` that leave out these features and fixes, and what needs them.
+    """The options of ``apply`` that leave out these features and fixes, and their dependents.
 
-    Raises:
-        OverlayError: as for :func:`vocabulary`.
+    Raises OverlayError as :func:`vocabulary` does.
     """
     known = vocabulary(overlay)
     gone = known.closed(known.every.intersection(names))

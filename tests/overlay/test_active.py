@@ -58,7 +58,9 @@ def test_a_virtual_environment_goes_before_conda_s(tmp_path: Path, base: bool) -
     environment |= {"CONDA_DEFAULT_ENV": "base"} if base else {}
     refused = run("apply", env=environment)
     assert refused.returncode == Exit.ABSENT
-    mentioned = f"VIRTUAL_ENV takes precedence over CONDA_PREFIX={tmp_path / 'conda'}" in refused.stderr
+    mentioned = (
+        f"VIRTUAL_ENV takes precedence over CONDA_PREFIX={tmp_path / 'conda'}" in refused.stderr
+    )
     assert mentioned is not base
     site = sites.small(empty)
     done = run("apply", env=environment)

@@ -49,7 +49,7 @@ def test_who_serves_is_named(site: Path) -> None:
         process.communicate(b"\n")
     assert f"process {process.pid} " in found["serving"]
     assert "would be refused: " in found["apply"]
-    assert findings(site)["serving"]== "no visible process"
+    assert findings(site)["serving"] == "no visible process"
 
 
 def test_the_device_is_what_the_driver_says(site: Path, tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_status_of_a_partial_installation_shows_what_differs(site: Path) -> None
     assert f"  pristine  {RUNNER}" in lines
     assert "  left over vllm/.readiness-overlay-x" in lines
     assert len([line for line in lines if line.startswith("  ")]) == 2
-    assert lines[-1] == "next: `apply` carries on, `revert` undoes"
+    assert lines[-1] == "next: `apply` completes it, `revert` undoes it"
 
 
 @pytest.mark.parametrize("command", [["status"], ["status", "--json"], ["verify", "--json"]])

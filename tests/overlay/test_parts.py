@@ -154,7 +154,7 @@ def test_words_are_read_as_the_switch_reads_them(
     [
         (["--features=-nonsense"], ["'nonsense' is not one of the features", "valid: on, off"]),
         (["--features=-penalty"], ["did you mean penalties?"]),
-        (["--fixes=-penalties"], ["give it to --features"]),
+        (["--fixes=-penalties"], ["use --features"]),
         (["--features="], ["'' is not one of the features"]),
         (["--features=-penalties,seeds"], ["some with '-' (all but these) and some without"]),
         (["--leave=vllm/logger.py"], ["vllm/logger.py: is not a file that the overlay changes"]),
@@ -279,7 +279,7 @@ def test_a_part_that_was_cut_off_says_how_to_carry_on(site: Path) -> None:
     (site / PACKAGE / "live.py").unlink()
     refused = run("verify", "--site", site)
     assert refused.returncode == Exit.PARTIAL
-    assert "`apply --features=-logprobs` carries on" in refused.stderr
+    assert "`apply --features=-logprobs` completes it" in refused.stderr
     assert run("apply", "--site", site, "--features=-logprobs").returncode == Exit.DONE
     assert run("verify", "--site", site).returncode == Exit.DONE
 

@@ -78,7 +78,9 @@ def test_a_slow_run_says_what_it_does_on_one_line(site: Path, slow: Path) -> Non
     code, drawn = Terminal("apply", "--site", site, "--python", slow).end()
     assert code == Exit.DONE
     said = steps(drawn)
-    assert any(line.startswith(f"overlay apply: querying the import path of {slow}") for line in said)
+    assert any(
+        line.startswith(f"overlay apply: querying the import path of {slow}") for line in said
+    )
     assert any("compiling 1" in line and "modules with" in line for line in said)
     shown = screen(drawn)
     assert len(shown) == 2

@@ -198,7 +198,7 @@ def test_a_record_that_is_no_file_is_not_to_be_moved_away(
     if not older:
         assert cli.main(["apply", "--site", str(site)]) == Exit.DONE
     for path, next_step in (
-        (f"{mini.INFO}/RECORD", "put the installer's RECORD back, or reinstall"),
+        (f"{mini.INFO}/RECORD", "restore the installer's RECORD, or reinstall"),
         (f"{PACKAGE}/a.py", "move it away"),
     ):
         kept = (site / path).read_bytes()

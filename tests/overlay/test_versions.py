@@ -48,7 +48,7 @@ def test_another_version_is_named_and_replaced(
     assert run("status", older) == Exit.FOREIGN
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{older}: vllm {mini.RELEASE}, overlaid by overlay 0.0.1 (unreleased)"
-    assert lines[-1] == "next: `apply` replaces it with this version, `revert` removes it"
+    assert lines[-1] == "next: `apply` replaces it with this one, `revert` removes it"
     before = snapshot(older)
     for command in ("apply", "revert"):
         assert run(command, older, "--dry-run") == Exit.DONE
