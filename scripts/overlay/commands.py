@@ -36,12 +36,9 @@ WHOLE, KEPT = Choice(), Choice(keep=True)
 
 @dataclass
 class Outcome:
-    """The result of a command, or of its dry run.
+    """The result of a command; after a dry run, ``inspection`` is of the present state.
 
-    Attributes:
-        inspection: the installation afterwards (before, in a dry run).
-        changed: paths written or removed, relative to site-packages.
-        notes: sentences for the report.
+    ``changed`` lists paths relative to site-packages.
     """
 
     inspection: Inspection
@@ -51,14 +48,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a command that writes.
-
-    Attributes:
-        dry_run: check everything, and write nothing.
-        force: proceed although a process serves from the installation.
-        wait: timeout for another run, in seconds.
-        choice: the part of the overlay to apply.
-    """
+    """Options of a command that writes; ``wait`` is the timeout for another run, in seconds."""
 
     dry_run: bool = False
     force: bool = False
@@ -231,12 +221,8 @@ def diff(
 ) -> Iterator[str]:
     """Yield the lines of unified diffs of the overlay's changes.
 
-    Args:
-        installation: pristine or overlaid.
-        overlay: the overlay to show.
-        context: lines of context, or None for the whole file.
-        added: include the files that the overlay adds.
-        choice: the part of the overlay to show.
+    ``context`` is in lines, None for whole files. ``added`` includes the files that the overlay
+    adds.
 
     Raises:
         OverlayError: a file is foreign, or the choice is invalid.

@@ -25,9 +25,7 @@ _MARK = re.compile(
 class Place:
     """The place of one of our hunks in a foreign file.
 
-    Attributes:
-        hunk: against upstream's file.
-        shift: offset in lines from the hunk's own position; None if no place is found.
+    ``shift`` is the offset in lines from upstream's position; None if no place is found.
     """
 
     hunk: Hunk

@@ -25,9 +25,8 @@ class Line:
 
     def lives(self, patches: Collection[str]) -> bool:
         """Whether the line is in the file with these patches applied."""
-        return (self.added_by is None or self.added_by in patches) and (
-            self.removed_by not in patches
-        )
+        added = self.added_by is None or self.added_by in patches
+        return added and self.removed_by not in patches
 
 
 def part(

@@ -28,9 +28,7 @@ def escaped(text: str) -> str:
 class Guarded(io.RawIOBase):
     """A file descriptor that accepts every write, and drops unwritable data.
 
-    Attributes:
-        error: the reason for dropped data, or None.
-        before: called before each write.
+    ``error`` is the reason for dropped data. ``before`` is called before each write.
     """
 
     def __init__(self, descriptor: int, error: OSError | None = None) -> None:

@@ -29,14 +29,9 @@ Upstream = Callable[[Iterable[str]], Mapping[str, bytes]]
 
 @dataclass(frozen=True)
 class Choice:
-    """Features, fixes and files selected on the command line.
+    """Features, fixes, files and extra patches selected on the command line.
 
-    Attributes:
-        features: value of ``--features``, or None.
-        fixes: value of ``--fixes``, or None.
-        leave: files to leave unchanged.
-        extra: directory of the user's own patches, or None.
-        keep: options default to the installed selection, not to the whole overlay.
+    With ``keep``, options default to the installed selection, not to the whole overlay.
     """
 
     features: str | None = None
@@ -236,13 +231,8 @@ def derive(
 ) -> Overlay:
     """Derive a part of an overlay, followed by the user's patches.
 
-    Args:
-        base: the whole overlay.
-        without: the features and fixes to leave out.
-        extra: the user's patches.
-        upstream: returns upstream's bytes.
-        laid: ``extra`` is of an installation, with positions behind the part and not behind the
-            whole series.
+    With ``laid``, the patches ``extra`` are of an installation: their positions are behind the
+    part, not behind the whole series.
 
     Raises:
         OverlayError: upstream's bytes are not available, or a patch needs one that is left out.

@@ -87,21 +87,14 @@ class Pin:
     def dumps(self, by: str = "`make refresh`") -> str:
         """Format VERSION_PIN, written ``by`` a command; :func:`loads` is the inverse."""
         without = f"without = {','.join(self.without)}\n" if self.without else ""
-        bodies = {
-            "release": f"vllm = {self.release}\noverlay = {self.overlay}\n{without}",
-            **{
-                name: "".join(f"{digest}  {path}\n" for path, digest in sorted(table.items()))
-                for name, table in (
-                    ("archives", self.archives),
-                    ("upstream", self.upstream),
-                    ("result", self.result),
-                )
-            },
-        }
+        bodies = [f"vllm = {self.release}\noverlay = {self.overlay}\n{without}"]
+        for table in (self.archives, self.upstream, self.result):
+            rows = sorted(table.items())
+            bodies.append("".join(f"{digest}  {path}\n" for path, digest in rows))
         titles = _TITLES if _has_all_kinds(self.archives) else _TITLES | _SOME_ARCHIVES
-        return _PREAMBLE.format(by=by) + "".join(
-            f"\n{titles[s]}[{s}]\n{bodies[s]}" for s in _SECTIONS
-        )
+        sections = zip(_SECTIONS, bodies, strict=True)
+        text = "".join(f"\n{titles[name]}[{name}]\n{body}" for name, body in sections)
+        return _PREAMBLE.format(by=by) + text
 
 
 def _has_all_kinds(archives: Mapping[str, str]) -> bool:
@@ -151,11 +144,9 @@ def newer(version: str, than: str) -> bool:
 
 @dataclass(frozen=True)
 class Releases:
-    """The contents of RELEASES, for all versions of the overlay.
+    """The contents of RELEASES: pairs of path and SHA-256 of upstream's files, for all versions.
 
-    Attributes:
-        upstream: pairs of a changed path and the SHA-256 of upstream's bytes.
-        versions: SHA-256 of each VERSION_PIN to its version.
+    ``versions`` maps the SHA-256 of each VERSION_PIN to its version.
     """
 
     upstream: frozenset[tuple[str, str]]

@@ -133,10 +133,8 @@ class Overlay:
     def added_bytes(self, path: str) -> bytes:
         """The bytes of an added file; OverlayError if it is missing or fails its checksum."""
         origin = self.origin_of(path)
-        if path in self.files:
-            return _proven(self.files[path], self.digest_of(path), origin)
         try:
-            data = read(origin)
+            data = self.files[path] if path in self.files else read(origin)
         except OSError as error:
             raise damaged(f"cannot be read ({error.strerror})", origin) from None
         return _proven(data, self.digest_of(path), origin)

@@ -28,11 +28,8 @@ from overlay.traits import Traits, traits
 class Staging:
     """New files next to their targets, until :meth:`commit` renames them.
 
-    Uncommitted files are removed at the end of the context.
-
-    Attributes:
-        begun: whether a file has been renamed into place or removed.
-        prefix: of the names of staged files.
+    Uncommitted files are removed at the end of the context. ``begun`` is set once a file has been
+    renamed into place or removed.
     """
 
     def __init__(self, prefix: str = STAGED) -> None:

@@ -61,11 +61,8 @@ class FileState:
 class Asked:
     """The part of the overlay that a command's options select.
 
-    Attributes:
-        without: features and fixes that are left out.
-        extra: directory of extra patches as given, or None.
-        names: the extra patches.
-        paths: the files that they change.
+    ``extra`` is the directory of extra patches as given; ``names`` and ``paths`` are the patches in
+    it and the files that they change.
     """
 
     without: frozenset[str] = frozenset()

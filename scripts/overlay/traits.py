@@ -20,10 +20,8 @@ _SEALS = ("security.ima", "security.evm")
 class Traits:
     """Properties of a file that its replacement keeps.
 
-    Attributes:
-        mode: permission bits; with an ACL, the group's bits are its mask.
-        owner: ids of user and group.
-        attributes: extended attributes by name: ACLs, security labels, the user's own.
+    ``mode`` has the permission bits; with an ACL, the group's bits are its mask. ``owner`` has the
+    ids of user and group. ``attributes`` include ACLs, security labels and the user's own.
     """
 
     mode: int

@@ -16,11 +16,8 @@ _FACT = r"(?m)^{} = ([\w.,+-]+)$"
 class Unknown:
     """The installed version of the overlay, as far as its pin is readable.
 
-    Attributes:
-        version: the overlay's version, or None.
-        release: its vLLM release, or None.
-        paths: changed files whose upstream bytes this version does not know; None for a
-            malformed pin.
+    ``paths`` are its changed files whose upstream bytes this version does not know; None for a
+    malformed pin.
     """
 
     version: str | None
