@@ -319,7 +319,7 @@ THINKING_UNLIMITED = _fix(
 )
 SESSIONS = _fix(
     "sessions",
-    "a streaming session's turn begins after the previous one has ended",
+    "each turn of a streaming session begins where the previous one ended",
     "core.sessions",
     on_v2=True,
 )
