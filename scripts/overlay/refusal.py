@@ -130,7 +130,7 @@ def _unknown(inspection: Inspection, unknown: Unknown) -> OverlayError:
         reason,
         subject=installation.site,
         next_step=f"`revert` with {named.partition(',')[0]}, or {reinstall}; "
-        "do not move its files before that",
+        "leave its files in place until then",
     )
 
 
