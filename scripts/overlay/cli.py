@@ -9,6 +9,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from overlay import arguments, commands, doctor, output, parts, progress
@@ -62,11 +63,13 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser, every = program(
         "overlay", "Apply the readiness overlay to an installed vLLM, and revert it."
     )
-    for name, run, text in (
-        ("apply", _apply, "apply the overlay to an installation, after checking every file"),
-        ("revert", _revert, "restore upstream's files, RECORD included, byte for byte"),
+    applies = "apply the overlay to an installation, after checking every file"
+    reverts = "restore upstream's files, RECORD included, byte for byte"
+    for name, change, done, text in (
+        ("apply", commands.apply, "overlaid", applies),
+        ("revert", commands.revert, "reverted", reverts),
     ):
-        sub = command(every, name, run, text)
+        sub = command(every, name, partial(_change, change=change, done=done), text)
         sub.add_argument(
             "--force",
             action="store_true",
@@ -146,14 +149,6 @@ def _active() -> tuple[str | None, str | None, str | None]:
 def _say(text: str) -> None:
     """Print one line of a report."""
     print(output.escaped(text))
-
-
-def _apply(args: argparse.Namespace) -> int:
-    return _change(args, commands.apply, "overlaid")
-
-
-def _revert(args: argparse.Namespace) -> int:
-    return _change(args, commands.revert, "reverted")
 
 
 def _change(

@@ -51,9 +51,9 @@ def describe(inspection: Inspection, file: FileState) -> list[str]:
     ]
 
 
-def _recognised(found: Sequence[Place]) -> int:
+def _recognised(placed: Sequence[Place]) -> int:
     """The number of hunks found by the lines that they replace."""
-    return sum(bool(place.hunk.old) and place.shift is not None for place in found)
+    return sum(bool(place.hunk.old) and place.shift is not None for place in placed)
 
 
 def _marks(data: bytes) -> Iterator[str]:
@@ -87,12 +87,12 @@ def _time(path: Path) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _merge(found: Sequence[Place]) -> Iterator[str]:
+def _merge(placed: Sequence[Place]) -> Iterator[str]:
     """Known differences of the file, and whether our hunks have a place in it."""
-    unplaced = [place.hunk for place in found if place.shift is None]
-    yield from _differences(found, "upstream's lines", "which the overlay replaces")
+    unplaced = [place.hunk for place in placed if place.shift is None]
+    yield from _differences(placed, "upstream's lines", "which the overlay replaces")
     if not unplaced:
-        yield f"the overlay's {len(found)} hunks would merge"
+        yield f"the overlay's {len(placed)} hunks would merge"
     for verdict, hunks in (
         ("would not merge", [hunk for hunk in unplaced if hunk.old]),
         ("unknown without upstream's file", [hunk for hunk in unplaced if not hunk.old]),
@@ -101,21 +101,21 @@ def _merge(found: Sequence[Place]) -> Iterator[str]:
             lines = ", ".join(str(hunk.old_at + 1) for hunk in hunks[:5])
             more = f" and {len(hunks) - 5} more" if len(hunks) > 5 else ""
             where = f"at upstream's lines {lines}{more}"
-            yield f"{verdict}: {len(hunks)} of {len(found)} hunks, {where}"
+            yield f"{verdict}: {len(hunks)} of {len(placed)} hunks, {where}"
 
 
-def _kept(found: Sequence[Place]) -> Iterator[str]:
+def _kept(placed: Sequence[Place]) -> Iterator[str]:
     """Known differences of an overlaid file, and the hunks of ours that are left."""
-    yield from _differences(found, "the overlaid file's lines", "which are the overlay's")
-    ours = [place for place in found if place.hunk.old]
+    yield from _differences(placed, "the overlaid file's lines", "which are the overlay's")
+    ours = [place for place in placed if place.hunk.old]
     lost = sum(place.shift is None for place in ours)
     if not lost:
         yield f"all {len(ours)} changes of the overlay are present, with others added"
 
 
-def _differences(found: Sequence[Place], lines_of: str, whose: str) -> Iterator[str]:
+def _differences(placed: Sequence[Place], lines_of: str, whose: str) -> Iterator[str]:
     last, shift = 0, 0
-    for place in found:
+    for place in placed:
         hunk = place.hunk
         if place.shift is None:
             if hunk.old:

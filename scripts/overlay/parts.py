@@ -156,10 +156,10 @@ def wanted(present: Inspection, choice: Choice) -> tuple[Overlay, Asked | None]:
         extra = extras.load(Path(choice.extra), base)
     elif choice.keep and without == frozenset(present.overlay.pin.without):
         extra, laid = extras.installed(present.overlay), True
-    for path in sorted({path for each in extra for path in each.paths} & {*choice.leave}):
+    for path in sorted({path for entry in extra for path in entry.paths} & {*choice.leave}):
         raise usage("is left out by --leave, and an extra patch changes it", "choose one", path)
-    names = tuple(each.patch.name.removeprefix(EXTRA) for each in extra)
-    paths = frozenset().union(*(each.paths for each in extra))
+    names = tuple(entry.patch.name.removeprefix(EXTRA) for entry in extra)
+    paths = frozenset().union(*(entry.paths for entry in extra))
     asked = Asked(without, (choice.extra or UNKNOWN) if extra else None, names, paths)
     whole = present if present.overlay is base else inspect(present.installation, base)
     upstream = upstream_of(replace(whole, asked=asked))
@@ -240,9 +240,9 @@ def derive(
     if not without and not extra:
         return base
     patches = [patch for patch in base.series.patches if words.stays(patch, without)]
-    every = [*patches, *(each.patch for each in extra)]
+    every = [*patches, *(entry.patch for entry in extra)]
     paths = {f.path for patch in patches for f in patch.files if not words.is_mark(f)}
-    paths = set(base.targets) if not without else paths.union(*(each.paths for each in extra))
+    paths = set(base.targets) if not without else paths.union(*(entry.paths for entry in extra))
     if not paths:
         raise usage("the selection is empty", "run `revert` to remove the overlay")
     before = upstream(sorted(paths))
@@ -251,16 +251,16 @@ def derive(
     series = base.series
     if without:
         kept = {patch.name for patch in every}
-        moved = [] if laid else [each.patch for each in extra]
+        moved = [] if laid else [entry.patch for entry in extra]
         try:
             series = merge.part(Series([*series.patches, *moved]), kept, paths, before.__getitem__)
         except merge.DependentError as error:
             raise _dependent(base, error) from None
     ours = [patch for patch in series.patches if not patch.name.startswith(EXTRA)]
     files = {f"{_PATCHES}/{patch.name}": dumps(patch) for patch in ours}
-    behind = [_moved(each, series) for each in extra]
-    files |= {f"{_PATCHES}/{each.patch.name}": each.data for each in behind}
-    series = Series([*ours, *(each.patch for each in behind)])
+    behind = [_moved(entry, series) for entry in extra]
+    files |= {f"{_PATCHES}/{entry.patch.name}": entry.data for entry in behind}
+    series = Series([*ours, *(entry.patch for entry in behind)])
     names = "".join(f"{patch.name}\n" for patch in series.patches)
     files[f"{_PATCHES}/{SERIES}"] = names.encode()
     part = _pinned(base, without, series, files, before)
@@ -273,14 +273,14 @@ def _require_python(
     ours: Sequence[Patch], extra: Sequence[Extra], before: Mapping[str, bytes]
 ) -> None:
     """Raise if the user's patches break the syntax of a module of a part."""
-    part, every = Series(ours), Series([*ours, *(each.patch for each in extra)])
-    for each in extra:
-        for path in sorted(each.paths):
+    part, every = Series(ours), Series([*ours, *(entry.patch for entry in extra)])
+    for entry in extra:
+        for path in sorted(entry.paths):
             text = part.apply(path, before[path])
             try:
                 extras.require_python(path, text, every.apply(path, before[path]))
             except OverlayError as error:
-                raise extras.misfit(each, error) from None
+                raise extras.misfit(entry, error) from None
 
 
 def _pinned(
@@ -307,23 +307,23 @@ def _pinned(
 def _fitting(base: Overlay, extra: Iterable[Extra], before: Mapping[str, bytes]) -> list[Extra]:
     """The user's patches; raise if one does not apply after the whole series."""
     texts: dict[str, bytes] = {}
-    for each in extra:
+    for entry in extra:
         try:
-            for file in each.patch.files:
+            for file in entry.patch.files:
                 path = file.path
                 if path not in texts:
                     texts[path] = base.series.apply(path, before[path])
                 before_it = texts[path]
-                texts[path] = file.apply(before_it, each.patch.name)
+                texts[path] = file.apply(before_it, entry.patch.name)
                 extras.require_python(path, before_it, texts[path])
         except OverlayError as error:
-            raise extras.misfit(each, error) from None
+            raise extras.misfit(entry, error) from None
     return list(extra)
 
 
 def _moved(extra: Extra, series: Series) -> Extra:
     """A user's patch at its positions in a part."""
-    patch = next((each for each in series.patches if each.name == extra.patch.name), extra.patch)
+    patch = next((entry for entry in series.patches if entry.name == extra.patch.name), extra.patch)
     same = {file.path: file for file in patch.files} == {f.path: f for f in extra.patch.files}
     return extra if same else Extra(patch, dumps(patch))
 
