@@ -156,7 +156,10 @@ def test_words_are_read_as_the_switch_reads_them(
         (["--features=-penalty"], ["did you mean penalties?"]),
         (["--fixes=-penalties"], ["use --features"]),
         (["--features="], ["'' is not one of the features"]),
-        (["--features=-penalties,seeds"], ["mixes names with '-' (all but these) and names without"]),
+        (
+            ["--features=-penalties,seeds"],
+            ["mixes names with '-' (all but these) and names without"],
+        ),
         (["--leave=vllm/logger.py"], ["vllm/logger.py: is not a file that the overlay changes"]),
         ([f"--leave={FRAME}"], [f"{FRAME}: cannot be left alone: every feature and fix"]),
     ],
