@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -13,6 +14,8 @@ from overlay.source import Overlay
 
 #: The runtime's module of features and fixes.
 MODULE = f"{PACKAGE}/registry.py"
+#: A line that is only needed with other changes of its file.
+_MARK = re.compile(rb"#|from vllm\.v1\.readiness(\.\w+)* import \w+ as readiness$")
 #: The header field that names the features and fixes of a patch; :data:`ALL` for all of them.
 SERVES, ALL = "Serves", "all"
 
@@ -121,10 +124,11 @@ def stays(patch: Patch, without: Collection[str]) -> bool:
 
 
 def is_mark(file: FilePatch) -> bool:
-    """Whether a change only adds comments, which a file needs only with another change."""
-    return all(
-        not hunk.old and all(line.startswith(b"#") for line in hunk.new) for hunk in file.hunks
-    )
+    """Whether a change only adds comments and the import of the overlay.
+
+    A file needs these only with another change.
+    """
+    return all(not hunk.old and all(map(_MARK.match, hunk.new)) for hunk in file.hunks)
 
 
 def words_of(overlay: Overlay, path: str) -> frozenset[str] | None:
