@@ -407,11 +407,12 @@ class Device:
             (torch.Tensor, "copy_", copy_),
         ]
         try:
+            from vllm.v1.readiness.engine import pinning
             from vllm.v1.readiness.outputs import readback
         except ModuleNotFoundError:  # an installation without the overlay
             return replaced
         events = (readback, "has_events", lambda _: True)
-        return [*replaced, events, (readback, "allocate", self.allocate)]
+        return [*replaced, events, (pinning, "allocate", self.allocate)]
 
 
 def install(device: Device) -> None:

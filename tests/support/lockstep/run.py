@@ -35,7 +35,6 @@ from support.lockstep.scheduler import (
     speculative_config,
 )
 
-
 THINKING_FIXES = (
     registry.THINKING_ROWS,
     registry.THINKING_SECTIONS,

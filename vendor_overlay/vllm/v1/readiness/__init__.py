@@ -10,18 +10,3 @@ uses it (PEP 562), since the module may import the patched file.
 """
 
 # mirrors: nothing
-
-from collections.abc import Callable
-from importlib import import_module
-from types import ModuleType
-
-
-def door(folder: str, *modules: str) -> Callable[[str], ModuleType]:
-    """Return a folder's ``__getattr__``, which imports the named modules on first use."""
-
-    def load(name: str) -> ModuleType:
-        if name not in modules:
-            raise AttributeError(f"module {folder!r} has no attribute {name!r}")
-        return import_module(f"{folder}.{name}")
-
-    return load

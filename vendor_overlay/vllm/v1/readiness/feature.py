@@ -7,8 +7,9 @@ value, or None to fall back to upstream; only one feature answers it. All other 
 
 # mirrors: nothing
 
+from collections.abc import Mapping, Sequence
 from inspect import isfunction
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,12 +19,42 @@ if TYPE_CHECKING:
     from vllm.v1.attention.backend import CommonAttentionMetadata
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
     from vllm.v1.outputs import LogprobsTensors
-    from vllm.v1.readiness.inputs.input_ids import Drafts
-    from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.sample.sampler import Sampler
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+
+F = TypeVar("F", bound="Feature")
+
+
+class Live(Protocol):
+    """The live batch, as far as its features use it.
+
+    Attributes:
+        batch: the InputBatch, as a weak proxy.
+        num_spec_tokens: draft tokens per request and step.
+        serving: features and fixes that are on.
+        requests: the requests in the batch, by id.
+    """
+
+    batch: "InputBatch"
+    num_spec_tokens: int
+    serving: frozenset[str]
+    requests: "dict[str, CachedRequestState]"
+
+    @property
+    def rows(self) -> "list[list[int] | None]":
+        """Output list of each row."""
+
+    def find(self, kind: type[F]) -> F | None:
+        """Return the feature of this class, or None if it is off."""
+
+    def settle_older(self) -> None:
+        """Settle every step but the newest."""
+
+    def settle_all(self, owner: str) -> None:
+        """Settle every row, waiting on behalf of ``owner``."""
 
 
 class Feature:
@@ -36,7 +67,7 @@ class Feature:
         self.batch = batch
 
     @classmethod
-    def make(cls, live: "LiveBatch") -> "Self | None":
+    def make(cls, live: "Live") -> "Self | None":
         """Create the feature, after the features that it needs; None where it does not apply."""
         return cls(live.batch)
 
@@ -116,7 +147,7 @@ class Feature:
         """
 
     def count_drafts(
-        self, drafts: "Drafts", counts: "np.ndarray", decoding: "np.ndarray"
+        self, drafts: Mapping[str, Sequence[int]], counts: "np.ndarray", decoding: "np.ndarray"
     ) -> bool | None:
         """Count each request's drafts into zeroed ``counts`` [rows]; True if done.
 

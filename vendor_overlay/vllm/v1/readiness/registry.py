@@ -14,10 +14,7 @@ from functools import partial
 from graphlib import TopologicalSorter
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from vllm.v1.readiness.feature import Feature
+from typing import Any
 
 
 class Word(str):
@@ -360,7 +357,7 @@ def without(names: Iterable[str], on: frozenset[str]) -> frozenset[str]:
     return left
 
 
-def classes(on: Iterable[str]) -> Iterator[type["Feature"]]:
+def classes(on: Iterable[str]) -> Iterator[type[Any]]:
     """Import each class that a live batch instantiates for these words, in order."""
     graph: dict[str, set[str]] = {name: {*word.needs} for name, word in WORDS.items()}
     for word in WORDS.values():

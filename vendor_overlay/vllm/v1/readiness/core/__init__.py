@@ -2,7 +2,7 @@
 
 # mirrors: nothing
 
-from vllm.v1.readiness import door
+from vllm.v1.readiness.engine.doors import door
 
 __getattr__ = door(
     *(__name__, "block_ids", "failed_loads", "grammar_masks", "orphan_drafts", "preemption"),

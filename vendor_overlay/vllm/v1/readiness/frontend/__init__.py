@@ -2,7 +2,7 @@
 
 # mirrors: nothing
 
-from vllm.v1.readiness import door
+from vllm.v1.readiness.engine.doors import door
 
 __getattr__ = door(
     *(__name__, "bad_requests", "cached_prompt_logprobs", "grammar_limits", "logprob_messages"),

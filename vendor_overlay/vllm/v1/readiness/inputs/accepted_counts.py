@@ -24,11 +24,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from vllm.v1.readiness.engine import subclasses
-from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness.feature import Feature, Live
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -51,7 +50,7 @@ class AcceptedCounts(Feature):
         self._left: dict[str, int] = {}
 
     @classmethod
-    def make(cls, live: "LiveBatch") -> "AcceptedCounts | None":
+    def make(cls, live: "Live") -> "AcceptedCounts | None":
         """Create the counts of a batch with drafts."""
         return cls(live.batch) if live.num_spec_tokens else None
 

@@ -36,13 +36,11 @@ import numpy as np
 import torch
 from vllm.distributed import get_pp_group
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.engine import gauges, subclasses
-from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness.engine import gauges, pinning, subclasses
+from vllm.v1.readiness.feature import Feature, Live
 from vllm.v1.readiness.inputs import slot_mappings
-from vllm.v1.readiness.outputs import readback
 
 if TYPE_CHECKING:
-    from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.worker.block_table import BlockTable, MultiGroupBlockTable
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -110,7 +108,7 @@ class BlockTables(subclasses.Uncopied, Feature):
     pooling = True
 
     @classmethod
-    def make(cls, live: "LiveBatch") -> "BlockTables | None":
+    def make(cls, live: "Live") -> "BlockTables | None":
         """Attach the feature to a batch's tables; see :func:`attach`."""
         return attach(live.batch.block_table)
 
@@ -131,7 +129,7 @@ class BlockTables(subclasses.Uncopied, Feature):
         device, size = tables[0].device, CELLS * _WORDS
         self._staged = torch.zeros(size, dtype=torch.int32, device=device)
         self._stages = [
-            readback.allocate(size * 4).view(torch.int32)
+            pinning.allocate(size * 4).view(torch.int32)
             if tables[0].pin_memory
             else torch.zeros(size, dtype=torch.int32)
             for _ in range(_stages())

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
-from vllm.v1.readiness.inputs import uploads
 
 #: Threads in a block of torch's, and elements per program of a kernel.
 _BLOCK = 256
@@ -225,4 +224,4 @@ def _send_cases(device: torch.device, counts: Sequence[int] = (0, 0, 0)) -> list
     counters = np.array([offset // 4 for _, offset in _CASES])
     many = np.array(counts)
     arrays = (np.arange(len(_CASES)), seeds, counters, many.cumsum() - many, many)
-    return uploads.together(arrays, (), device, device.type == "cuda")[0]
+    return [torch.from_numpy(array.astype(np.int64)).to(device) for array in arrays]

@@ -32,12 +32,11 @@ from weakref import ref
 import numpy as np
 import torch
 from vllm.v1.readiness.engine import fences
-from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness.feature import Feature, Live
 from vllm.v1.readiness.inputs import input_ids
 from vllm.v1.readiness.inputs.step_inputs import StepInputs
 
 if TYPE_CHECKING:
-    from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
@@ -54,12 +53,12 @@ class LiveRows(list["list[int] | None"]):
     count.
     """
 
-    def __init__(self, live: "LiveBatch") -> None:
+    def __init__(self, live: "Live") -> None:
         super().__init__()
         self._live = ref(live)
 
     @property
-    def live(self) -> "LiveBatch | None":
+    def live(self) -> "Live | None":
         """The live batch; None once it has been deleted."""
         return self._live()
 
@@ -139,7 +138,7 @@ class History(Feature):
         self._cuts_may_be_missed = False
 
     @classmethod
-    def make(cls, live: "LiveBatch") -> "History":
+    def make(cls, live: "Live") -> "History":
         """Create the history; its rows become the batch's output lists."""
         history = cls(live.batch, live.num_spec_tokens, live.requests)
         if (step_inputs := live.find(StepInputs)) is not None:

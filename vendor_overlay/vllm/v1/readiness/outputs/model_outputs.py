@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import torch
 from vllm.v1.outputs import LogprobsTensors, RoutedExpertsTensors
 from vllm.v1.readiness.engine import fences
-from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness.feature import Feature, Live
 from vllm.v1.readiness.inputs import uploads
 from vllm.v1.readiness.outputs import readback
 from vllm.v1.readiness.outputs.history import LAG
@@ -35,7 +35,6 @@ from vllm.v1.readiness.outputs.readback import Readbacks
 
 if TYPE_CHECKING:
     from vllm.v1.outputs import PoolerOutput, SamplerOutput
-    from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.worker.gpu_input_batch import InputBatch
     from vllm.v1.worker.gpu_model_runner import (
         AsyncGPUModelRunnerOutput,
@@ -74,7 +73,7 @@ class Outputs(Feature):
     pooling = True
 
     @classmethod
-    def make(cls, live: "LiveBatch") -> "Outputs":
+    def make(cls, live: "Live") -> "Outputs":
         """Create the outputs of a batch's runner."""
         return cls(live.batch, live.num_spec_tokens, True)
 

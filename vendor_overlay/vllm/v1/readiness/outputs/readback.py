@@ -24,7 +24,7 @@ import torch
 from vllm.platforms import current_platform
 from vllm.utils.platform_utils import is_pin_memory_available
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.engine import fences, gauges
+from vllm.v1.readiness.engine import fences, gauges, pinning
 
 #: Alignment of offsets in a buffer, in bytes: a cache line.
 _ALIGNMENT = 64
@@ -42,11 +42,6 @@ def has_events(device: torch.device) -> bool:
     """Return whether copies from ``device`` can be non-blocking, with events to wait for."""
     supported = current_platform.is_cuda_alike() or current_platform.is_xpu()
     return supported and device.type != "cpu" and bool(is_pin_memory_available())
-
-
-def allocate(size: int) -> torch.Tensor:
-    """Allocate pinned host memory, uint8 [size]."""
-    return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 
 class Readback:
@@ -80,7 +75,7 @@ class _Buffer:
     __slots__ = ("event", "lease", "memory")
 
     def __init__(self, size: int) -> None:
-        self.memory = allocate(size)
+        self.memory = pinning.allocate(size)
         self.event: torch.Event | None = None
         #: Frees the buffer when its content is no longer referenced.
         self.lease: weakref.ref[np.ndarray] | None = None

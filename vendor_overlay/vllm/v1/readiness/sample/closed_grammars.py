@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
-from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness.feature import Feature, Live
 from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
-    from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.request import Request
     from vllm.v1.sample.logits_processor.interface import BatchUpdate
 
@@ -45,7 +44,7 @@ class ClosedGrammars(Feature):
     """Replacement of a batch's logits processor for ``min_tokens``."""
 
     @classmethod
-    def make(cls, live: "LiveBatch") -> None:
+    def make(cls, live: "Live") -> None:
         """Replace the batch's logits processor for ``min_tokens``, if it is upstream's."""
         processors = live.batch.logitsprocs.non_argmax_invariant
         for index, processor in enumerate(processors):

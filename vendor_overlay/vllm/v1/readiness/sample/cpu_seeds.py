@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
-from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness.feature import Feature, Live
 
 if TYPE_CHECKING:
     import torch
-    from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.worker.gpu_input_batch import InputBatch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -36,7 +35,7 @@ class CpuSeeds(Feature):
         self._states: dict[int, torch.Tensor] = {}
 
     @classmethod
-    def make(cls, live: "LiveBatch") -> "CpuSeeds | None":
+    def make(cls, live: "Live") -> "CpuSeeds | None":
         """Create the fix for a batch on the CPU."""
         return cls(live.batch) if live.batch.device.type == "cpu" else None
 

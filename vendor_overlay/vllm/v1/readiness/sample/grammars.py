@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.engine import gauges
-from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness.engine import gauges, pinning
+from vllm.v1.readiness.feature import Feature, Live
 from vllm.v1.readiness.outputs import readback
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
-    from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
 #: Initial number of buffers: the number of steps that may be in flight.
@@ -53,7 +52,7 @@ class Grammars(Feature):
         gauges.watch(self)
 
     @classmethod
-    def make(cls, live: "LiveBatch") -> "Grammars | None":
+    def make(cls, live: "Live") -> "Grammars | None":
         """Create the feature; None for a device without events."""
         device = live.batch.device
         return cls(live.batch, live.num_spec_tokens) if readback.has_events(device) else None
@@ -187,7 +186,7 @@ class _Buffer:
     __slots__ = ("_event", "memory")
 
     def __init__(self, size: int) -> None:
-        self.memory = readback.allocate(4 * size).view(torch.int32)
+        self.memory = pinning.allocate(4 * size).view(torch.int32)
         self._event: torch.Event | None = None
 
     def arrived(self) -> bool:

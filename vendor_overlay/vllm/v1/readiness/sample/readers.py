@@ -17,11 +17,12 @@ keep a placeholder for every sampled token.
 # mirrors: vllm.v1.sample.logits_processor.builtin:MinTokensLogitsProcessor
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from vllm.logger import init_logger
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import fences, subclasses
+from vllm.v1.readiness.feature import Live
 from vllm.v1.readiness.sample import closed_grammars
 from vllm.v1.sample.logits_processor.builtin import (
     LogitBiasLogitsProcessor,
@@ -30,7 +31,10 @@ from vllm.v1.sample.logits_processor.builtin import (
 )
 
 if TYPE_CHECKING:
-    from vllm.v1.readiness.live import LiveBatch
+    from vllm.v1.readiness.outputs.history import History
+    from vllm.v1.readiness.sample.bad_words import BadWords
+    from vllm.v1.readiness.sample.penalties import Penalties
+    from vllm.v1.readiness.sample.thinking_budget import ThinkingBudget
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
 logger = init_logger(__name__)
@@ -52,7 +56,16 @@ NEWEST, OLDER, NONE = "newest", "older", "none"
 Reader = tuple[str, Iterable[int]]
 
 
-def readers(live: "LiveBatch") -> Iterator[Reader]:
+class Sampled(Live, Protocol):
+    """A live batch, as far as readers depend on it; a feature that is off is None."""
+
+    history: "History | None"
+    thinking: "ThinkingBudget | None"
+    penalties: "Penalties | None"
+    bad_words: "BadWords | None"
+
+
+def readers(live: "Sampled") -> Iterator[Reader]:
     """Yield the readers of the step to be sampled."""
     batch = live.batch
     if batch.bad_words_token_ids and not (live.bad_words and live.bad_words.serving):
@@ -69,7 +82,7 @@ def readers(live: "LiveBatch") -> Iterator[Reader]:
         yield fences.PENALTIES, range(batch.num_reqs)
 
 
-def counters(live: "LiveBatch") -> Iterator[Reader]:
+def counters(live: "Sampled") -> Iterator[Reader]:
     """Yield consumers of the number of tokens of rows.
 
     The host knows it without the tokens, unless it depends on the number of accepted drafts. Then
@@ -88,7 +101,7 @@ def counters(live: "LiveBatch") -> Iterator[Reader]:
             yield fences.MIN_TOKENS, processor.min_toks
 
 
-def _processors_read(live: "LiveBatch") -> bool:
+def _processors_read(live: "Sampled") -> bool:
     """Return whether a logits processor reads the newest tokens.
 
     Upstream also counts its own processors as readers if there are thinking budgets.

@@ -33,12 +33,11 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import gauges
-from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness.feature import Feature, Live
 from vllm.v1.readiness.inputs import uploads
 
 if TYPE_CHECKING:
     from vllm.v1.readiness.kernels.seeds import Draws
-    from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
 logger = init_logger(__name__)
@@ -146,7 +145,7 @@ class Seeds(Feature):
         self._sent: Sent | None = None
 
     @classmethod
-    def make(cls, live: "LiveBatch") -> "Seeds | None":
+    def make(cls, live: "Live") -> "Seeds | None":
         """Create the seeds of a batch; None on an unsupported device."""
         draws = draws_on(live.batch.device)
         return None if draws is None else cls(live.batch, draws)

@@ -26,14 +26,13 @@ import torch
 from vllm.logger import init_logger
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.readiness.engine import gauges, subclasses, switch
-from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness.feature import Feature, Live
 from vllm.v1.readiness.inputs.uploads import upload
 from vllm.v1.readiness.outputs.history import History, LiveRows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
     from vllm.sampling_params import SamplingParams
-    from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
@@ -98,7 +97,7 @@ class Slots(Feature, ABC):
         self._width = self.vocab_size
 
     @classmethod
-    def make(cls, live: "LiveBatch") -> "Self | None":
+    def make(cls, live: "Live") -> "Self | None":
         """Create the slots of a batch with a history."""
         history = live.find(History)
         return None if history is None else cls(live.batch, history)

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 from weakref import proxy
 
 import torch
-from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness.feature import Feature, Live
 from vllm.v1.readiness.outputs.history import PLACEHOLDER, History
 from vllm.v1.readiness.sample.thinking_fixes import (
     ATTRIBUTES,
@@ -44,7 +44,6 @@ from vllm.v1.readiness.sample.thinking_fixes import (
 from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
 if TYPE_CHECKING:
-    from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.sample.logits_processor.interface import BatchUpdate
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
@@ -121,7 +120,7 @@ class ThinkingBudget(FixedHolder, Feature):
         self._any_deferred = False
 
     @classmethod
-    def make(cls, live: "LiveBatch") -> "ThinkingBudget | None":
+    def make(cls, live: "Live") -> "ThinkingBudget | None":
         """Replace a batch's state holder, if it has one."""
         holder = live.batch.thinking_budget_state_holder
         history = live.find(History)

@@ -30,12 +30,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness.feature import Feature, Live
 from vllm.v1.sample.logits_processor.interface import MoveDirectionality
 from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
 if TYPE_CHECKING:
-    from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.sample.logits_processor.interface import BatchUpdate
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
@@ -221,7 +220,7 @@ class ThinkingFixes(Feature):
     """Fixed state holder of one batch."""
 
     @classmethod
-    def make(cls, live: "LiveBatch") -> None:
+    def make(cls, live: "Live") -> None:
         """Replace the batch's state holder."""
         mend(live.batch, live.serving)
 

@@ -8,9 +8,34 @@
 
 from collections.abc import Iterator
 from functools import partial
+from importlib import import_module
 
 from vllm import envs
 from vllm.v1.readiness.watch.wrapping import Function, wrap_once
+
+#: A part's name in traces, its class or module, and the functions that are wrapped.
+_PARTS = (
+    (
+        "live batch",
+        "live:LiveBatch",
+        ("begin_step", "prepare", "settle_for_sampling", "place", "observe_sampled"),
+    ),
+    ("penalties", "sample.penalties:Penalties", ("apply", "apply_to_targets")),
+    ("bad-words", "sample.bad_words:BadWords", ("apply", "apply_to_targets")),
+    (
+        "thinking-budget",
+        "sample.thinking_budget:ThinkingBudget",
+        ("update_state", "apply_to_logits"),
+    ),
+    ("seeds", "sample.seeds:Seeds", ("draw", "draw_uniform")),
+    ("grammars", "sample.grammars:Grammars", ("apply_grammars",)),
+    ("step-inputs", "inputs.step_inputs:StepInputs", ("advance", "prepare_inputs")),
+    ("input-ids", "inputs.input_ids:InputIds", ("fill_input_ids", "draft_metadata")),
+    ("block-tables", "inputs.block_tables:BlockTables", ("commit",)),
+    ("outputs", "outputs.model_outputs:Outputs", ("show", "start_async")),
+    ("readback", "outputs.readback:Readbacks", ("start", "fill")),
+    ("fence", "engine.fences", ("wait",)),
+)
 
 
 def install() -> None:
@@ -24,32 +49,10 @@ def install() -> None:
 
 def _parts() -> Iterator[tuple[str, object, tuple[str, ...]]]:
     """Yield each part's name in traces, class or module, and functions."""
-    from vllm.v1.readiness.engine import fences
-    from vllm.v1.readiness.inputs.block_tables import BlockTables
-    from vllm.v1.readiness.inputs.input_ids import InputIds
-    from vllm.v1.readiness.inputs.step_inputs import StepInputs
-    from vllm.v1.readiness.live import LiveBatch
-    from vllm.v1.readiness.outputs.model_outputs import Outputs
-    from vllm.v1.readiness.outputs.readback import Readbacks
-    from vllm.v1.readiness.sample.bad_words import BadWords
-    from vllm.v1.readiness.sample.grammars import Grammars
-    from vllm.v1.readiness.sample.penalties import Penalties
-    from vllm.v1.readiness.sample.seeds import Seeds
-    from vllm.v1.readiness.sample.thinking_budget import ThinkingBudget
-
-    steps = ("begin_step", "prepare", "settle_for_sampling", "place", "observe_sampled")
-    yield "live batch", LiveBatch, steps
-    yield Penalties.name, Penalties, ("apply", "apply_to_targets")
-    yield BadWords.name, BadWords, ("apply", "apply_to_targets")
-    yield "thinking-budget", ThinkingBudget, ("update_state", "apply_to_logits")
-    yield "seeds", Seeds, ("draw", "draw_uniform")
-    yield "grammars", Grammars, ("apply_grammars",)
-    yield "step-inputs", StepInputs, ("advance", "prepare_inputs")
-    yield "input-ids", InputIds, ("fill_input_ids", "draft_metadata")
-    yield "block-tables", BlockTables, ("commit",)
-    yield "outputs", Outputs, ("show", "start_async")
-    yield "readback", Readbacks, ("start", "fill")
-    yield "fence", fences, ("wait",)
+    for part, home, names in _PARTS:
+        module, _, kind = home.partition(":")
+        owner = import_module(f"vllm.v1.readiness.{module}")
+        yield part, getattr(owner, kind) if kind else owner, names
 
 
 def _scoped(function: Function, label: str) -> Function:
