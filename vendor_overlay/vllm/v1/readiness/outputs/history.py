@@ -246,9 +246,9 @@ class History(Feature):
             first = max(int(computed[row]), self._joined.get(req_id, int(newest[row])))
             if first < newest[row]:
                 raise IndexError(
-                    f"index out of range: token {first} of request {req_id} is still -1: it was "
-                    "sampled ahead of the scheduler, which then cut the request back. The fix "
-                    "failed-loads prevents this where a KV connector failed to load blocks."
+                    f"index out of range: request {req_id} needs its token {first}, which is still "
+                    "-1: it was sampled ahead of the scheduler, which then cut the request back. "
+                    "The fix failed-loads prevents this where a KV connector failed to load blocks."
                 )
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
