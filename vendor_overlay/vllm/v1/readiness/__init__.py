@@ -6,7 +6,7 @@ and ``engine.switch`` import neither torch nor vLLM's logger, because ``vllm.env
 
 A patched file imports one module of the overlay as ``readiness``, its door: ``live`` in the V1
 model runner and its batch, elsewhere a folder. A folder imports a module when a patched file first
-uses it (PEP 562), since the module may import the patched file.
+uses it (PEP 562), because the module may import the patched file.
 """
 
 # mirrors: nothing

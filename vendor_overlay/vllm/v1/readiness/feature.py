@@ -1,8 +1,9 @@
-"""Base class of a batch's features and fixes: all verbs, in the order of a step.
+"""Base class of a batch's features and fixes, with all verbs in the order of a step.
 
 A verb means the same in every module. The live batch (:mod:`~vllm.v1.readiness.live`) has the same
-verbs, and calls those of the features that are on. A verb that replaces upstream's code returns a
-value, or None to fall back to upstream; only one feature answers it. All other verbs return None.
+verbs, and forwards each call to the enabled features. A verb that replaces upstream's code returns
+a value, or None to fall back to upstream. At most one feature returns a value. All other verbs
+return None.
 """
 
 # mirrors: nothing
@@ -29,7 +30,7 @@ F = TypeVar("F", bound="Feature")
 
 
 class Live(Protocol):
-    """The live batch, as far as its features use it.
+    """Interface of the live batch to its features.
 
     Attributes:
         batch: the InputBatch, as a weak proxy.
@@ -58,7 +59,7 @@ class Live(Protocol):
 
 
 class Feature:
-    """Feature or fix of one InputBatch; each verb is a no-op by default."""
+    """Feature or fix of one InputBatch. Each verb is a no-op by default."""
 
     #: Whether the feature also serves pooling models, which sample nothing.
     pooling: ClassVar[bool] = False
@@ -68,48 +69,54 @@ class Feature:
 
     @classmethod
     def make(cls, live: "Live") -> "Self | None":
-        """Create the feature, after the features that it needs; None where it does not apply."""
+        """Create the feature; None if it does not apply. The features that it needs exist."""
         return cls(live.batch)
 
     # At start-up
 
     def reserve(self, cache: "CacheConfig") -> None:
-        """Allocate device memory that may not be free later, before vLLM profiles memory."""
+        """Allocate device memory that may not be free later. Called before memory profiling."""
 
     def warm_up(self) -> None:
-        """Compile kernels and pin memory, which would otherwise stall the first request."""
+        """Compile kernels and pin memory, so that the first request does not stall."""
 
     def choose_slots(self, runner: "GPUModelRunner") -> None:
-        """Choose the KV cache groups whose slot mapping is computed, once the groups are known."""
+        """Choose the KV cache groups that need a slot mapping. Called once they are known."""
 
     # As the batch changes for a step
 
     def add_request(self, request: "CachedRequestState") -> None:
-        """Follow a request that was given a row."""
+        """Start tracking a request that was given a row."""
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
-        """Follow a request that leaves ``row``, which still holds its state; it may come back."""
+        """Stop tracking a request that leaves ``row``; it may come back.
+
+        The row's token ids and counts are still those of the request.
+        """
 
     def idle(self) -> None:
-        """Release all state held for requests: the batch is empty."""
+        """Release all state held for requests. Called when the batch is empty."""
 
     def move_row(self, source: int, target: int) -> None:
-        """Follow ``condense``, which has moved a row into an empty one."""
+        """Move a row's state. Called by ``condense`` as it fills the empty row ``target``."""
 
     def swap_rows(self, one: int, other: int) -> None:
-        """Follow ``swap_states``, which has exchanged two rows."""
+        """Swap the states of two rows. Called by ``swap_states``."""
 
     def clear_mask(self, row: int) -> None:
-        """Clear a mask of allowed tokens that ``condense`` has copied into another row."""
+        """Clear a row's mask of allowed tokens, which ``condense`` has copied to another row."""
 
     def swap_masks(self, one: int, other: int) -> bool | None:
-        """Swap two rows' masks of allowed tokens, in place of upstream; True if done."""
+        """Swap two rows' masks of allowed tokens, instead of upstream; True if done."""
 
     def cut(self, req_id: str, length: int) -> None:
-        """Follow a cut to ``length`` output tokens and placeholders, just before it happens."""
+        """Prepare for truncating a request to ``length`` output tokens, placeholders included.
+
+        Called just before the truncation.
+        """
 
     def advance(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> bool | None:
-        """Update the runner's requests and batch for a step, in place of upstream; True if done."""
+        """Update the runner's requests and batch for a step, instead of upstream; True if done."""
 
     def rejoin(self, runner: "GPUModelRunner", request: "CachedRequestState") -> None:
         """Restore the state of a request that is about to rejoin the batch."""
@@ -119,16 +126,17 @@ class Feature:
     def prepare_inputs(
         self, runner: "GPUModelRunner", scheduled: "SchedulerOutput", lengths: "np.ndarray"
     ) -> "tuple[torch.Tensor, None] | None":
-        """Prepare a step's inputs, in place of upstream; return the result of ``_prepare_inputs``.
+        """Prepare a step's inputs and return ``_prepare_inputs``'s result; None to fall back.
 
-        ``lengths`` is int32 [requests], tokens per request. The runner's batch is updated.
+        ``lengths``, int32 [requests], is the number of tokens per request. The runner's batch has
+        been updated for the step.
         """
 
     def forget_step(self) -> None:
-        """Leave the next step to upstream: buffers may not hold the last step's values."""
+        """Leave the next step to upstream, because buffers may not hold the last step's values."""
 
     def find_previous(self, previous: "np.ndarray") -> bool | None:
-        """Write each request's previous row, or -1, into ``previous`` [rows]; True if done."""
+        """Write each request's last row, or -1 if none, into ``previous`` [rows]; True if done."""
 
     def count_tokens(self, runner: "GPUModelRunner") -> "np.ndarray | None":
         """Count each request's tokens, int [rows]; None to fall back to upstream."""
@@ -141,9 +149,10 @@ class Feature:
         tokens: int,
         ends: "np.ndarray",
     ) -> bool | None:
-        """Fill ``input_ids`` on the device, in place of upstream; True if done.
+        """Fill ``input_ids`` on the device, instead of upstream; True if done.
 
-        ``rows`` requests have ``tokens`` tokens; ``ends`` [rows] are the ends of each request's.
+        The step has ``rows`` requests and ``tokens`` tokens. ``ends`` [rows] is the index after
+        each request's last token.
         """
 
     def count_drafts(
@@ -151,7 +160,7 @@ class Feature:
     ) -> bool | None:
         """Count each request's drafts into zeroed ``counts`` [rows]; True if done.
 
-        ``decoding`` [rows] receives the counts of rows past their prompt.
+        ``decoding`` [rows] receives the count of each row that is past its prompt.
         """
 
     def draft_metadata(
@@ -159,62 +168,66 @@ class Feature:
     ) -> "SpecDecodeMetadata | None":
         """Build the metadata of a step's drafts; None to fall back to upstream.
 
-        ``counts`` [rows] are the drafts per row, ``ends`` [rows] the ends of each request's tokens.
+        ``counts`` [rows] is the number of drafts per row, and ``ends`` [rows] the index after each
+        row's last token.
         """
 
     def reuse_slots(self, shape: object, split: object) -> tuple[Any, Any] | None:
         """Return a step's slot mappings, by KV cache group and by layer; None to fall back.
 
-        ``split`` is the step's split into ubatches, if any.
+        ``shape`` identifies the step's size. ``split`` is its division into ubatches, or None.
         """
 
     def keep_slots(self, shape: object, slots: tuple[Any, Any]) -> None:
-        """Keep the slot mappings that upstream computed for an unsplit step."""
+        """Keep the slot mappings that upstream computed for a step without ubatches."""
 
     def build_metadata(
         self, runner: "GPUModelRunner", shape: object, *special: object
     ) -> dict[str, Any] | None:
         """Build the attention metadata of a step, by layer; None to fall back to upstream.
 
-        It depends on ``shape`` and the batch. Each of ``special`` is None or False in a plain step.
+        The metadata depends on ``shape`` and the batch. In a plain step each of ``special`` is
+        None or False.
         """
 
     def keep_metadata(self, common: "CommonAttentionMetadata") -> None:
-        """Keep upstream's common metadata of a step for the next KV cache group."""
+        """Keep the common metadata that upstream built for a step's next KV cache group."""
 
     def mark_tokens(self, flags: "np.ndarray", rows: "np.ndarray", positions: "np.ndarray") -> None:
-        """Mark the positions after a prompt of embeddings in bool ``flags`` [tokens].
+        """Mark the positions after prompts as token ids, in bool ``flags`` [tokens].
 
-        ``rows`` and ``positions`` [tokens] are each token's row, and its position in the request.
+        ``rows`` and ``positions`` [tokens] are each token's row and its position in the request.
         """
 
     def gather_accepted(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> None:
-        """Gather accepted-draft counts, which have arrived, into their rows."""
+        """Write each request's accepted-draft count into its row. The counts are on the host."""
 
     def include_undrafted(
         self, runner: "GPUModelRunner", drafted: bool, requests: int
     ) -> bool | None:
-        """Count decoding rows without drafts as drafted, where their recurrent state depends on it.
+        """Count decoding rows without drafts as drafted, if their recurrent state depends on it.
 
-        Returns True to build the metadata of a step with drafts. ``requests`` excludes padding.
+        ``drafted``: whether the step has drafts; ``requests`` excludes padding. Returns True to
+        build the metadata of a step with drafts, and None to fall back to upstream.
         """
 
     def empty_states(self, runner: "GPUModelRunner", lengths: "np.ndarray") -> None:
         """Zero the recurrent states of requests that begin with one token.
 
-        ``lengths`` is [requests], tokens per request in the step, whose inputs are prepared.
+        ``lengths`` [requests] is the number of tokens per request in the step. The step's inputs
+        have been prepared.
         """
 
     def force_uniform_decode(
         self, runner: "GPUModelRunner", longest: int, drafts: "SpecDecodeMetadata | None"
     ) -> bool | None:
-        """Return False if a step is no uniform decode; None to decide by its shape.
+        """Return False if a step is not a uniform decode; None to decide by its shape.
 
         ``longest`` is the number of tokens of the longest request in the step.
         """
 
     def send_positions(self, runner: "GPUModelRunner", tokens: int) -> bool | None:
-        """Send a step's M-RoPE or XD-RoPE positions, in place of upstream; True if done."""
+        """Send a step's M-RoPE or XD-RoPE positions, instead of upstream; True if done."""
 
     def lose_block_tables(self) -> None:
         """Invalidate the device's block tables, which sleep mode discards."""
@@ -227,23 +240,23 @@ class Feature:
         """Mask logits [positions, vocab] of rows with a grammar, in place; True if done."""
 
     def observe_sampled(self, sampled: "torch.Tensor", discarded: "torch.Tensor") -> None:
-        """Follow a step's tokens [requests, 1 + drafts]; a row ends at its first -1.
+        """Update for a step's tokens [requests, 1 + drafts]; a row ends at its first -1.
 
-        ``discarded``, bool [at least requests], marks rows whose samples are dropped. Both are on
-        the device.
+        ``discarded``, bool [at least requests], marks rows whose samples are dropped. Both
+        tensors are on the device.
         """
 
     def rewind_generator(self, row: int) -> bool | None:
         """Restore the generator of a row whose sample is dropped; True if done."""
 
     def prompt_scores(self, sampler: "Sampler", logits: "torch.Tensor") -> "torch.Tensor | None":
-        """Compute float32 scores from a prompt's logits [positions, vocab]; None for logprobs."""
+        """Return a prompt's scores, float32 [positions, vocab]; None to compute logprobs."""
 
     def mark_prompt(self, room: "LogprobsTensors") -> None:
-        """Mark all positions of a prompt as not computed, before its first chunk."""
+        """Mark all positions of a prompt as not computed. Called before its first chunk."""
 
     def take_part(self, runner: "GPUModelRunner") -> None:
-        """Run the drafter on a rank that does not draft in this step, if other ranks may."""
+        """Run the drafter on a rank that does not draft in this step, if other ranks may draft."""
 
 
 #: The names of all verbs.

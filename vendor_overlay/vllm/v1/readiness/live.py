@@ -63,7 +63,7 @@ def attach(batch: "InputBatch", num_spec_tokens: int) -> None:
 
 
 def detached_state(batch: "InputBatch") -> dict[str, Any]:
-    """Return a batch's ``__getstate__``, in which everything of the overlay is off."""
+    """Return a batch's state for ``__getstate__``, with all of the overlay off."""
     state: dict[str, Any] = vars(batch)
     if isinstance(live := state.get(subclasses.ATTRIBUTE), LiveBatch):
         live.settle_older()
@@ -76,12 +76,12 @@ def _off() -> "LiveBatch":
 
 
 def of(batch: "InputBatch") -> "LiveBatch":
-    """Return a batch's live batch; one with everything off if its class attached none."""
+    """Return a batch's live batch. If its class attached none, everything is off in it."""
     return subclasses.attached(batch, LiveBatch, lambda: LiveBatch(batch, 0, frozenset()))
 
 
 class LiveBatch(Feature):
-    """Features and fixes of one InputBatch, which it references weakly.
+    """Features and fixes of one InputBatch. The batch is referenced weakly.
 
     ``on`` selects them; None reads the environment. With nothing on, the batch is not used.
 
@@ -89,7 +89,7 @@ class LiveBatch(Feature):
         rows: output lists of the batch's rows, if History is on.
         requests: requests in the batch, by id.
         outputs: the runner's outputs.
-        history, thinking, penalties, bad_words, seeds: None if off.
+        history, thinking, penalties, bad_words, seeds: features; None if off.
         serving: ``on`` without the features that a user's logits processor disables.
     """
 
@@ -134,7 +134,7 @@ class LiveBatch(Feature):
                 setattr(self, verb, methods[0] if len(methods) == 1 else partial(_all, methods))
 
     def _of(self, verb: str) -> list[Callable[..., Any]]:
-        """Return the methods of the features that override a verb."""
+        """Return a verb's methods, from the features that override it."""
         return [
             getattr(feature, verb)
             for feature in self._features
@@ -161,19 +161,19 @@ class LiveBatch(Feature):
             warm_up()
 
     def add_request(self, request: "CachedRequestState") -> None:
-        """Follow a request that was given a row."""
+        """Start tracking a request that was given a row."""
         self.requests[request.req_id] = request
         for add in self._methods["add_request"]:
             add(request)
 
     def remove_request(self, req_id: str, row: int) -> None:
-        """Follow a request that is leaving its row; go idle if it was the last."""
+        """Stop tracking a request that leaves its row; go idle if the batch is then empty."""
         if (request := self.requests.pop(req_id, None)) is None:
             return
         for remove in self._methods["remove_request"]:
             remove(request, row)
         if not self.requests:
-            del request  # and the slots kept for it, unless the runner still knows it
+            del request  # frees its kept slots, unless the runner still references it
             self.idle()
 
     def plan(self, metadata: "SamplingMetadata") -> None:
@@ -193,7 +193,7 @@ class LiveBatch(Feature):
             self.history.begin_step(inputs is not None and inputs.unchanged)
 
     def cut(self, req_id: str, length: int) -> None:
-        """Follow a truncated output; no-op if the request is not in the batch."""
+        """Prepare for truncating an output; no-op if the request is not in the batch."""
         if self._features and req_id in self.batch.req_id_to_index:
             for cut in self._methods["cut"]:
                 cut(req_id, length)
@@ -201,7 +201,10 @@ class LiveBatch(Feature):
     def check_inputs(
         self, runner: "GPUModelRunner", scheduled: "SchedulerOutput", counts: "np.ndarray"
     ) -> None:
-        """See :meth:`History.check_inputs`; in a pipeline, no stage that samples embeds tokens."""
+        """See :meth:`History.check_inputs`.
+
+        Skipped in a pipeline, in which no stage that samples embeds tokens.
+        """
         alone = runner.parallel_config.pipeline_parallel_size == 1
         if self.history is not None and runner.use_async_scheduling and alone:
             self.history.check_inputs(counts, scheduled.scheduled_spec_decode_tokens)
@@ -214,7 +217,7 @@ class LiveBatch(Feature):
     ) -> None:
         """Decide how the next step is served, and prepare the features that serve it.
 
-        ``logits`` is [positions, vocab]; ``runner`` is None for vLLM's own samplers.
+        ``logits`` is [positions, vocab]. ``runner`` may be None if the samplers are vLLM's own.
         """
         self._check_samplers(runner)
         if self._cpu_seeds is not None:
@@ -235,7 +238,7 @@ class LiveBatch(Feature):
                 slots.leave_step()
 
     def _check_samplers(self, runner: "GPUModelRunner | None") -> None:
-        """Check the runner's samplers for seams, if they were replaced."""
+        """Check the runner's samplers for seams, unless they are unchanged."""
         if not (self.slots or self._plans_copies):
             return
         samplers = [getattr(runner, name, None) for name in ("sampler", "rejection_sampler")]
@@ -253,11 +256,12 @@ class LiveBatch(Feature):
         self.plan(self.batch.sampling_metadata)
 
     def _leave_to_upstream(self, runner: "GPUModelRunner | None") -> None:
-        """Fall back to upstream; the runner may have cut outputs without calling :meth:`cut`."""
+        """Fall back to upstream: the runner may truncate outputs without calling :meth:`cut`."""
         gauges.fall_back(registry.HISTORY, gauges.OTHER_CLASS)
         logger.warning_once(
             "Readiness overlay: %s does not call GPUModelRunner._update_states. Falling back to "
-            "vLLM for penalties, bad words and thinking budgets, which wait on every step.",
+            "vLLM for penalties, bad words and thinking budgets, for which the host waits on every "
+            "step.",
             "the runner" if runner is None else subclasses.full_name(type(runner)),
         )
         if self.thinking is not None:
@@ -302,7 +306,7 @@ class LiveBatch(Feature):
 
 
 def _all(methods: list[Callable[..., Any]], *arguments: Any) -> Any:  # noqa: ANN401
-    """Call a verb's methods; return the first result that is not None."""
+    """Call all methods of a verb; return the first result that is not None."""
     answer = None
     for method in methods:
         result = method(*arguments)

@@ -26,10 +26,10 @@ class Word(str):
         homes: modules below ``vllm.v1.readiness``; the folder names the process. ``module:Class``
             for a class that a live batch instantiates.
         is_fix: whether it may change outputs.
-        needs: words that it builds on; it is off where one of them is.
-        before: words whose objects a live batch creates and calls later.
-        on_v2: whether it acts under Model Runner V2: at least some of its seams are in V2's files,
-            the scheduler or the front end, and act alone.
+        needs: words that it builds on; it is disabled if any of them is disabled.
+        before: words whose objects a live batch creates and calls after this word's.
+        on_v2: whether it works under Model Runner V2. True if some of its seams are in V2's files,
+            the scheduler or the front end, and those work without the others.
     """
 
     __slots__ = ("before", "homes", "is_fix", "needs", "on_v2", "summary")
@@ -338,7 +338,7 @@ GROUPS: Mapping[str, frozenset[str]] = MappingProxyType(
     {"features": frozenset(FEATURES), "fixes": frozenset(FIXES)}
 )
 ALL = frozenset(WORDS)
-#: Words that act under Model Runner V2; of ``grammars``, only the filling of masks.
+#: Words that work under Model Runner V2. Of ``grammars``, only the filling of masks does.
 ON_V2 = frozenset(word for word in WORDS.values() if word.on_v2)
 
 
@@ -349,7 +349,7 @@ def with_needs(names: Iterable[str]) -> frozenset[str]:
 
 
 def without(names: Iterable[str], on: frozenset[str]) -> frozenset[str]:
-    """Remove words from ``on``, and all words that need them."""
+    """Return ``on`` without ``names``, and without all words that need them."""
     left, gone = on - frozenset(names), frozenset(names)
     while gone:
         gone = frozenset(name for name in left if not left.issuperset(WORDS[name].needs))

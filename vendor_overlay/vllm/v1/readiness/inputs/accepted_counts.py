@@ -7,9 +7,9 @@ one array that the device writes into and whose rows are moved:
 - under async scheduling a step's counts are mapped from the previous step's rows. Counts that
   arrive before rows are exchanged are moved with the rows, and then mapped again;
 - if no request of the previous step is left, the counts are taken by row: a new request reads the
-  count of the request that left its row;
-- a request left out of a step, because of the token budget or because drafts filled the context,
-  comes back with a count of 1.
+  count of its row's previous request;
+- a request left out of a step, because the token budget was exhausted or its drafts might exceed
+  max_model_len, comes back with a count of 1.
 
 Here the device writes into a separate array, and the count of a request that is left out is kept.
 (https://github.com/vllm-project/vllm/issues/45100, 51571)
@@ -41,8 +41,8 @@ class AcceptedCounts(Feature):
         super().__init__(batch)
         #: Whether the runner counts accepted drafts; None before its first step.
         self._serving: bool | None = None
-        #: A step's counts by that step's rows, written by the device; None if rows are moved in
-        #: the same array, as without async scheduling.
+        #: A step's counts by that step's rows, written by the device; None without async
+        #: scheduling, where rows are moved in the array that the device writes.
         self._arrived: np.ndarray | None = None
         #: Request id to row in ``_arrived``, of requests that have left since the last step.
         self._leaving: dict[str, int] = {}
@@ -82,7 +82,7 @@ class AcceptedCounts(Feature):
         runner.num_accepted_tokens.np[:count] = rows
 
     def _begin(self, runner: "GPUModelRunner") -> None:
-        """Give the device a separate array if steps are scheduled before it has written."""
+        """Under async scheduling, separate the device's array from the one whose rows move."""
         # A derived class may write its counts elsewhere.
         ours = subclasses.ends_in_seam(type(runner), "_update_states_after_model_execute")
         self._serving = ours and runner.model_config.is_hybrid

@@ -1,17 +1,17 @@
 """Feature ``block-tables``: a step sends changed block ids only.
 
-Stock copies each row of each KV cache group to the device in every step, as wide as the longest
-request may be: 4 MiB per step for 128 requests of up to 131,072 tokens, in a decode step with about
-eight new block ids. Here a commit of the block tables sends only the difference:
+Upstream copies each row of each KV cache group to the device in every step, as wide as the longest
+possible request: 4 MiB per step for 128 requests of up to 131,072 tokens. In a decode step about
+eight of these block ids are new. Here a commit of the block tables sends only the difference:
 
 - block ids appended to a row: all of them by one pinned buffer, one copy, and one scatter per
   group;
-- rows written otherwise (a request came, left or moved), and rows that the last commit left out,
-  which the runner fills with the null block: whole, by one copy per run of rows;
+- rows written otherwise (a request came, left or moved), and rows that the last commit did not
+  include, which the runner fills with the null block: entirely, by one copy per run of rows;
 - nothing if nothing has changed.
 
-Where little would be saved, because the tables are small or many rows have changed, the whole table
-is copied as in stock. On CPU engines the device's table is the host's, and nothing is sent.
+If the tables are small or many rows have changed, the whole table is copied, as in upstream. On CPU
+engines the device's table is the host's, and nothing is sent.
 
 Appended ids are detected by the number of block ids per row; the table records rows written
 otherwise. Contents are not compared, and the device is never read. No pinned buffer is written
@@ -61,7 +61,7 @@ class ChangedRows(set[int]):
         return set, (list(self),)
 
     def __eq__(self, other: object) -> bool:
-        """Compare equal, for callers that compare whole batches."""
+        """Compare equal to any set, for callers that compare whole batches."""
         return isinstance(other, set)
 
     __hash__ = None
@@ -79,7 +79,8 @@ class Cells(NamedTuple):
 def attach(tables: "MultiGroupBlockTable | None") -> "BlockTables | None":
     """Attach the feature to the tables of a batch under construction.
 
-    Returns None to fall back to upstream: for tables of other classes, or that cannot be pinned.
+    Returns None to fall back to upstream: for tables of other classes, or if their memory on the
+    host cannot be pinned.
     """
     if "readiness" not in vars(type(tables)):
         return None
@@ -190,11 +191,11 @@ class BlockTables(subclasses.Uncopied, Feature):
         self._sent = 0
 
     def give_up(self) -> None:
-        """Fall back to upstream for good: a caller is about to write the tables by other means."""
+        """Fall back to upstream permanently: a caller is about to write the tables directly."""
         self._given_up = True
 
     def _follow(self) -> bool:
-        """Follow replaced tensors; return whether the device's tables are the host's."""
+        """Adopt replaced tensors; return whether host and device share the tables' memory."""
         targets = [table.block_table.gpu for table in self._tables]
         if not all(map(is_, targets, self._targets)):
             self._targets = targets
@@ -205,7 +206,7 @@ class BlockTables(subclasses.Uncopied, Feature):
         return self._on_host
 
     def _take_rows(self, requests: int) -> list[int]:
-        """Take the rows to send as a whole; they count as sent from now on."""
+        """Return the rows to send entirely, and mark them as sent."""
         rows = self._changed
         if requests > self._sent:
             rows.update(range(self._sent, min(requests, len(self._counts[0]))))

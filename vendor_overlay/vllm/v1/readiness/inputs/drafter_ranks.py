@@ -1,9 +1,9 @@
-"""Fix ``drafter-ranks``: every data-parallel rank runs its drafter when others draft.
+"""Fix ``drafter-ranks``: every data-parallel rank runs its drafter if any rank drafts.
 
-A drafter that is a model runs collective operations with the other data-parallel ranks, which agree
-on the batch size and exchange tokens of experts. Stock 0.22.0 skips the drafter on a rank whose
-longest request with its drafts exceeds the drafter's length, while other ranks draft, or run the
-drafter in a dummy batch. Those ranks hang.
+A drafter that is a model runs collectives with the other data-parallel ranks, to agree on the batch
+size and to exchange the tokens of experts. 0.22.0 skips the drafter on a rank whose longest request
+plus drafts exceeds the drafter's max_model_len. Other ranks meanwhile draft, or run the drafter in
+a dummy batch, and hang.
 
 Here a rank that does not draft runs the drafter once on a dummy token, as idle ranks do.
 """

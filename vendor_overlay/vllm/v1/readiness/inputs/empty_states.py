@@ -1,9 +1,9 @@
 """Fix ``empty-states``: a prompt of one token starts from an empty recurrent state.
 
 In 0.22.0 gated delta nets (Qwen3-Next, Qwen3.5, Kimi-Linear) and linear attention (MiniMax,
-Bailing) take every row of one token for a decode, which continues from the recurrent state in its
-block. For a prompt or first chunk of one token, that is the state of the request that had the block
-before. Here the state is zeroed first. (https://github.com/vllm-project/vllm/issues/51562)
+Bailing) treat every row of one token as a decode, which continues from the recurrent state in its
+block. For a prompt or first prefill chunk of one token, that is the state of the block's previous
+request. Here the state is zeroed first. (https://github.com/vllm-project/vllm/issues/51562)
 """
 
 # mirrors: vllm.v1.attention.backends.gdn_attn:GDNAttentionMetadataBuilder.build
@@ -29,7 +29,7 @@ class EmptyStates(Feature):
 
     def __init__(self, batch: "InputBatch") -> None:
         super().__init__(batch)
-        #: KV cache groups whose builders take such requests for decodes; None before a step.
+        #: KV cache groups whose builders treat such requests as decodes; None before a step.
         self._groups: list[int] | None = None
 
     def empty_states(self, runner: "GPUModelRunner", lengths: np.ndarray) -> None:
@@ -54,7 +54,7 @@ class EmptyStates(Feature):
 
 
 def _groups(runner: "GPUModelRunner") -> Iterator[int]:
-    """List the groups of recurrent layers whose metadata has no prefill of one token."""
+    """Yield the groups of recurrent layers whose metadata never has a prefill of one token."""
     from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadataBuilder
     from vllm.v1.attention.backends.linear_attn import LinearAttentionMetadataBuilder
 

@@ -6,7 +6,7 @@ drafts. With drafts, another loop counts them, and five arrays of their metadata
 one, from pageable memory.
 
 Here numpy operations process all rows, and one upload carries everything, from pinned memory that
-is used once. The results and the choice of uploaded values are the same, bit for bit.
+is used once. Results and uploaded values equal upstream's, bit for bit.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._compute_prev_positions
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 #: A step's drafts, by request id.
 Drafts = Mapping[str, Sequence[int]]
-#: Number of rows or drafts below which upstream's loops are as fast.
+#: Number of rows, or of requests with drafts, below which upstream's loops are as fast.
 _FEW = 16
 
 
@@ -41,7 +41,7 @@ class InputIds(Feature):
 
     def __init__(self, batch: "InputBatch") -> None:
         super().__init__(batch)
-        #: Whether the batch's lists are its requests' own; None before the first check.
+        #: Whether the batch's output lists are its requests' lists; None before the first check.
         self._holds_outputs: bool | None = None
 
     def find_previous(self, previous: np.ndarray) -> bool:
@@ -139,8 +139,8 @@ class InputIds(Feature):
 def _copy_in_order(runner: "GPUModelRunner", sources: np.ndarray, ends: np.ndarray) -> bool:
     """Copy the newest tokens if they are the step's first, in the previous step's order.
 
-    ``sources`` [n] are rows in the previous step, at least one; ``ends`` [n] the ends of tokens.
-    Returns whether they were copied.
+    ``sources`` [n], with n > 0, is each request's row in the previous step, and ``ends`` [n] the
+    index after its last token. Returns whether the tokens were copied.
     """
     count = len(ends)
     # Comparing the bytes costs less than comparing the arrays.
@@ -160,9 +160,9 @@ def _scatter(
 ) -> None:
     """Scatter the newest tokens, and the drafts after them.
 
-    ``sources`` [n] are rows in the previous step, ``ends`` [n] the ends of each request's tokens,
-    of which the last ``counts`` [n] are drafts, and ``totals`` [n] inclusive sums of ``counts``.
-    The host memory is new each time: no copy in flight reads later writes.
+    ``sources`` [n] is each request's row in the previous step, and ``ends`` [n] the index after
+    its last token. Its last ``counts`` [n] tokens are drafts; ``totals`` [n] is their inclusive
+    sum. Host memory is allocated per call, so that no copy in flight reads later writes.
     """
     drafts = runner._draft_token_ids
     drafted = 0 if drafts is None else int(totals[-1])
@@ -200,6 +200,6 @@ def count(batch: "InputBatch", drafts: Drafts, rows: int) -> np.ndarray:
 
 
 def _holds_outputs(runner: type, batch: type) -> bool:
-    """Return whether a batch's lists are its requests' own, as in vLLM's classes."""
+    """Return whether a batch's output lists are its requests' lists, as in vLLM's classes."""
     updates = subclasses.ends_in_seam(runner, "_update_states")
     return updates and subclasses.ends_in_seam(batch, "add_request")

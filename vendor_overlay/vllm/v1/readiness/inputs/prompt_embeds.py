@@ -1,7 +1,7 @@
 """Fix ``prompt-embeds``: with drafts in flight, the model reads the right token ids.
 
 With ``--enable-prompt-embeds`` 0.22.0's runner embeds the tokens at positions marked in
-``is_token_ids``, and takes the embeddings of a prompt elsewhere. Under async scheduling a step with
+``is_token_ids``, and reads prompt embeddings at all others. Under async scheduling a step with
 drafts is prepared before the host knows the number of accepted drafts: positions count all of them,
 while the flags are written as if each step added one token. From the second step with drafts on,
 flags are missing, or belong to the row's earlier request. There the model reads stale inputs of an
@@ -24,5 +24,5 @@ class PromptEmbeds(Feature):
     pooling = True
 
     def mark_tokens(self, flags: "np.ndarray", rows: "np.ndarray", positions: "np.ndarray") -> None:
-        """Mark the positions after a prompt as tokens, which they always are."""
+        """Mark the positions after prompts, which always hold token ids."""
         flags |= positions >= self.batch.num_prompt_tokens[rows]

@@ -1,9 +1,9 @@
 """Worker part of the fix ``failed-loads``: requests restart in their initial state.
 
-A request whose KV load failed joins the batch again without the tokens that were sampled from it.
-The worker has drawn these with the request's generator, and has computed the prompt's logprobs,
-which it does once. Here a request that joins again with the same number of tokens gets its
-generator's earlier state back, and the logprobs of a prompt are computed whenever the prompt is.
+A request whose KV load failed joins the batch again without the tokens sampled since. The worker
+has drawn these tokens with the request's generator, and may have computed the logprobs of its
+prompt, which upstream does only once. Here the generator is reset if the request joins again with
+the same number of tokens, and prompt logprobs are computed whenever the prompt is.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states

@@ -1,11 +1,12 @@
 """Feature ``rope-positions``: M-RoPE and XD-RoPE positions are sent without a wait.
 
-M-RoPE and XD-RoPE give a token a position in each of several dimensions. Stock keeps them in a
+M-RoPE and XD-RoPE give a token a position in each of several dimensions. Upstream keeps them in a
 pinned buffer, one row per dimension, and copies the first columns of all rows to the device at
-once. Those are not contiguous, so that the copy goes through pageable memory. CUDA guarantees not
-to wait for the device there up to 64 KiB; beyond that, it depends on the driver.
+once. Those are not contiguous, so that the copy goes through pageable memory. Up to 64 KiB, CUDA
+guarantees that such a copy does not wait for the device; beyond that, it depends on the driver.
 
-Here the rows of a larger step are copied one by one: the first columns of each are contiguous.
+Here a larger step's rows are copied one by one, because the first columns of one row are
+contiguous.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_inputs
@@ -27,7 +28,7 @@ class RopePositions(Feature):
     pooling = True
 
     def send_positions(self, runner: "GPUModelRunner", tokens: int) -> bool | None:
-        """Send a step's positions, unless they are few or not in pinned memory."""
+        """Send a step's positions, unless they fit into 64 KiB or are not in pinned memory."""
         if runner.uses_mrope:
             positions = runner.mrope_positions
         elif runner.uses_xdrope_dim > 0:

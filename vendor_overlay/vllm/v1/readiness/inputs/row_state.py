@@ -2,16 +2,16 @@
 
 In 0.22.0's InputBatch
 
-- block ids stay in a row that ``condense`` has moved. Only dummy runs read them there; for those a
-  Mamba layer writes its state into blocks that now belong to another request;
-- the prompt embeddings of a request that left stay with its row, or move with it. The next
-  request's tokens are embedded over them, so that they only cost memory and time;
-- a request whose prompt is embeddings inherits the token ids of its row, and is penalised for them.
-  Here the row is zeroed, as a fresh row is;
-- the flag that a pooled request needs its prompt's tokens stays when its row moves, and prompts
-  stay when rows are swapped and nothing else has changed;
-- a request to pool every token that is preempted between two chunks of its prompt keeps the hidden
-  states of the first, and returns them twice (https://github.com/vllm-project/vllm/pull/55192).
+- ``condense`` leaves the block ids in a row that it has moved. Only dummy runs read them: Mamba
+  layers then write their state into blocks that now belong to another request;
+- prompt embeddings stay in the row of a request that has left, or move with the row. The row's next
+  request overwrites them with the embeddings of its tokens: they only cost memory and time;
+- a request with prompt embeddings inherits the token ids of its row, and is penalised for them.
+  Here the row is zeroed, like a fresh row;
+- the flag marking that a pooling request needs its prompt token ids is not moved with its row. If
+  rows are swapped without another change, the metadata keeps the prompt token ids in the old order;
+- an all-token pooling request preempted between two prefill chunks keeps the hidden states of the
+  first chunk, and returns them twice (https://github.com/vllm-project/vllm/pull/55192).
 """
 
 # mirrors: vllm.v1.worker.gpu_input_batch:InputBatch.add_request
@@ -46,14 +46,14 @@ class RowState(Feature):
         self.batch.req_prompt_embeds.pop(row, None)
 
     def move_row(self, source: int, target: int) -> None:
-        """Move the flag of a pooled request, and clear the blocks of its old row."""
+        """Move the flag of a pooling request, and clear the block ids of its old row."""
         needs = self.batch.logits_processing_needs_token_ids
         needs[target] = needs[source]
         self.batch.block_table.clear_row(source)
 
     def swap_rows(self, one: int, other: int) -> None:
-        """Swap the flags of pooled requests, and gather their prompts again."""
+        """Swap the flags of pooling requests, and mark the batch as changed."""
         needs = self.batch.logits_processing_needs_token_ids
         needs[[one, other]] = needs[[other, one]]
-        # A pooling model records the swap nowhere else; other models read the builder's moves.
+        # Pooling models do not record the swap; other models record it in the builder's moves.
         self.batch.batch_update_builder.batch_changed = True

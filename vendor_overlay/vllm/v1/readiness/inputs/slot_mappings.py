@@ -1,8 +1,8 @@
-"""Feature ``block-tables``, slot mappings: none are computed for recurrent layers.
+"""Slot mappings of the feature ``block-tables``: none are computed for recurrent layers.
 
-A slot is the place of a token's key and value. Stock computes the slots of each KV cache group in
-every step, by one kernel per group. A layer with a recurrent state locates it by the block table,
-and its metadata and kernels read no slots.
+A slot is the place of a token's key and value. Upstream computes the slots of each KV cache group
+in every step, by one kernel per group. A recurrent layer finds its state by the block table; its
+metadata and kernels read no slots.
 
 Other readers of slots are KV connectors, drafters that use the metadata of the first group, the
 recording of routed experts, and third-party layers and metadata builders. With any of these, every

@@ -4,8 +4,8 @@ For each step 0.22.0's runner looks up each request, computes its token position
 buffers and uploads them. While a batch decodes, nearly all of that repeats the previous step: each
 request is one token further, and some have a new block.
 
-Here such a step is recognised by the scheduler's output and by the verbs of
-:class:`~vllm.v1.readiness.feature.Feature`, none of which was called since the previous step.
+Here such a step is recognised by the scheduler's output, and because no verb of
+:class:`~vllm.v1.readiness.feature.Feature` has reported a change since the previous step.
 Unchanged buffers are reused. Values that grow by one are advanced in place: on the host by numpy,
 on the device by one kernel, which also copies the sampled tokens and computes each token's slot.
 The host uploads only new blocks and, under synchronous scheduling, the tokens. All other steps and
@@ -68,7 +68,7 @@ class Decoding:
         states: their states.
         computed: number of computed tokens per request.
         outputs: output list per request.
-        logits_indices: int32 [requests] on the device, by row: each row's position in the logits.
+        logits_indices: int32 [requests] on the device: index of each row's token in the step.
     """
 
     __slots__ = ("computed", "ids", "logits_indices", "outputs", "rows", "states")
@@ -106,13 +106,13 @@ class StepInputs(Feature):
         super().__init__(batch)
         self._metadata = StepMetadata()
         self.changing: Callable[[], None] = lambda: None
-        #: Requests of the last step, if upstream prepared it and each decoded one token.
+        #: Requests of the last step, if upstream prepared it and each had one token.
         self._last: list[str] | None = None
         self._decoding: Decoding | None = None
         #: Whether the batch was advanced for a step that is not prepared yet.
         self._advanced = False
         self._new_blocks = False
-        #: The runner's KV cache when last checked, and whether the runner is supported.
+        #: The runner's KV cache config when last checked; whether the runner is supported.
         self._cache: object = None
         self._suits = self._small = False
         #: int64 [groups, 4] on the device; see :func:`addresses`.
@@ -307,8 +307,8 @@ def advance(
 ) -> None:
     """Advance the buffers of a runner on the CPU; see ``kernels.step_inputs``.
 
-    ``sampled`` [rows, 1] are the last step's tokens, None if they are in place. The slots of
-    ``tables`` are computed.
+    ``sampled`` [rows, 1] is the last step's tokens, or None if ``input_ids`` holds them. Slots are
+    computed for ``tables``.
     """
     computed, positions = runner.num_computed_tokens[:count], runner.positions[:count]
     computed += 1

@@ -1,9 +1,9 @@
 """Attention metadata of decode steps whose batch has not changed; see ``step_inputs``.
 
-Upstream builds the common metadata for each step, though it consists of views of persistent buffers
-and of the longest sequence's length, which grows by one. Here the first such step's common metadata
-is kept. The builders of each attention group are called with it as in upstream, so that their
-computation on the device runs in every step.
+Upstream builds the common metadata in each step, although it is only views of persistent buffers
+plus ``max_seq_len``, which grows by one. Here the common metadata of the first such step is kept,
+and passed to the builders of each attention group in every step. Their computation on the device
+runs as in upstream.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._build_attention_metadata
@@ -27,14 +27,14 @@ class Part(NamedTuple):
     builder: "AttentionMetadataBuilder[Any]"
     layers: list[str]  # names
     common: "CommonAttentionMetadata"  # for the group's KV cache
-    twin: int | None  # an earlier part whose metadata differs in its blocks only
+    twin: int | None  # index of an earlier part whose metadata differs only in its blocks
 
 
 class StepMetadata:
     """Kept metadata of one decoding batch."""
 
     def __init__(self) -> None:
-        #: Number of steps since the batch has changed.
+        #: Number of steps since the batch last changed.
         self._step = 0
         #: Whether a step's inputs are prepared, and its metadata is not built yet.
         self._open = False
@@ -50,7 +50,7 @@ class StepMetadata:
         self._parts: list[Part] = []
 
     def forget(self) -> None:
-        """Drop everything: the batch has changed."""
+        """Drop everything, because the batch has changed."""
         self._open = self._keeping = False
         if self._step:
             self.__init__()  # type: ignore[misc]
@@ -61,13 +61,13 @@ class StepMetadata:
         self._open = True
 
     def reuse_slots(self, shape: object, split: object) -> tuple[Any, Any] | None:
-        """Return a step's slot mappings; None to fall back, also if ``split`` in ubatches."""
+        """Return a step's slot mappings; None to fall back, as for each ``split`` step."""
         if not self._open or split is not None:
             return None
         return self._slots if shape == self._slots_shape else None
 
     def keep_slots(self, shape: object, slots: tuple[Any, Any]) -> None:
-        """Keep the slot mappings that upstream computed for an unsplit step."""
+        """Keep the slot mappings that upstream computed for a step without ubatches."""
         if self._open:
             self._slots_shape, self._slots = shape, slots
 
@@ -101,7 +101,7 @@ class StepMetadata:
         return metadata
 
     def keep(self, common: "CommonAttentionMetadata") -> None:
-        """Keep upstream's common metadata of a step for the next KV cache group."""
+        """Keep the common metadata that upstream built for a step's next KV cache group."""
         if self._keeping:
             self._common.append(copy(common))
 
@@ -126,7 +126,7 @@ class StepMetadata:
 
 
 def _is_plain(runner: "GPUModelRunner") -> bool:
-    """Return whether upstream does nothing else for the metadata of a plain step."""
+    """Return whether upstream needs nothing but these builders for a plain step's metadata."""
     return not (
         runner.routed_experts_initialized
         or runner.dcp_world_size > 1

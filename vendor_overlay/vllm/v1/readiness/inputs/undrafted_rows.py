@@ -1,14 +1,14 @@
 """Fix ``undrafted-rows``: a hybrid model's row without drafts continues from its own state.
 
 With drafts, a recurrent layer (Mamba 2, gated delta net) keeps one state per verified token, and a
-row's next step continues from the state of its last accepted token. 0.22.0 passes that index to the
-layers only if the step has drafts, and gated delta nets only for rows with drafts. A row without
-drafts (n-grams without a match, an output close to its limit) then continues from the state after
-its first token of the previous step, and stays wrong.
+row's next step continues from the state of its last accepted token. 0.22.0 passes the state's index
+to the layers only if the step has drafts, and gated delta nets use it only for rows with drafts. A
+row without drafts (n-grams without a match, an output close to its limit) then continues from the
+state after its first token of the previous step, and stays wrong.
 
-Here such rows count as rows with drafts; the layers still take as many tokens as the row has. Only
-steps with a row that accepted a draft before are changed, except those that also recompute the
-output of a preempted request in a part as short as a decode.
+Here such rows count as rows with drafts; the layers still compute as many tokens as the row has.
+Only steps with such a row that accepted a draft in its previous step are changed. Excluded are
+steps that also recompute a preempted request's output in a prefill chunk as short as a decode.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._build_attention_metadata
@@ -35,7 +35,7 @@ class UndraftedRows(Feature):
     def include_undrafted(
         self, runner: "GPUModelRunner", drafted: bool, requests: int
     ) -> bool | None:
-        """Count decoding rows without drafts as drafted, where their state depends on it."""
+        """Count decoding rows without drafts as drafted, if their state depends on it."""
         if not (runner.speculative_config and runner.model_config.is_hybrid):
             return None
         batch, counts = runner.input_batch, runner.num_decode_draft_tokens.np
@@ -47,10 +47,10 @@ class UndraftedRows(Feature):
         if not (undrafted & (runner.num_accepted_tokens.np[:requests] > 1)).any():
             return None
         if not drafted:
-            # A preempted request that recomputes its output in a last part as short as a decode
-            # with drafts would be taken for one.
+            # A preempted request that recomputes its output would be treated as a decode if its
+            # last chunk is as short as one with drafts.
             if (decoding & (lengths > 1) & (lengths <= runner.uniform_decode_query_len)).any():
                 return None
-            counts.fill(-1)  # drop an earlier step's
+            counts.fill(-1)  # drop an earlier step's counts
         counts[:requests][undrafted] = _NONE
         return True

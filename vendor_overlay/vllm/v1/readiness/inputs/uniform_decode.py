@@ -1,9 +1,9 @@
-"""Fix ``uniform-decode``: no part of a prompt runs in the CUDA graph of uniform decodes.
+"""Fix ``uniform-decode``: no prefill chunk runs in the CUDA graph of uniform decodes.
 
 0.22.0 calls a step a uniform decode if each request has as many tokens as a decode: one, or one and
-its drafts. A prompt, or a part of one, of that length looks the same, and for attention it is. A
-recurrent layer computes a prompt differently: its metadata counts a prefill, so that the tensors
-that the full CUDA graph reads keep an earlier step's values. The prompt is then never read, and the
+its drafts. A prefill chunk of that length is counted as well, which is right for attention. A
+recurrent layer computes prefills differently: its metadata counts a prefill, so that the tensors
+that the full CUDA graph reads keep an earlier step's values. The chunk is then never read, and the
 graph writes into the states of that earlier step's requests.
 (https://github.com/vllm-project/vllm/issues/49918, 53051)
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class UniformDecode(Feature):
-    """Detection of steps of recurrent models that are no uniform decodes."""
+    """Detection of steps that are not uniform decodes, for recurrent models."""
 
     pooling = True
 
@@ -34,10 +34,10 @@ class UniformDecode(Feature):
     def force_uniform_decode(
         self, runner: "GPUModelRunner", longest: int, drafts: "SpecDecodeMetadata | None"
     ) -> bool | None:
-        """Return False if a step is no uniform decode; None to decide by its shape.
+        """Return False if a step is not a uniform decode; None to decide by its shape.
 
-        Without drafts, one token of a prompt that continues from a state is computed like a decode:
-        only a request without a state is a prefill.
+        Without drafts, a prefill chunk of one token is computed like a decode if it continues from
+        a state: only a request without computed tokens is a prefill.
         """
         if longest != runner.uniform_decode_query_len:
             return None

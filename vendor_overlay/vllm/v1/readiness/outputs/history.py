@@ -1,22 +1,22 @@
-"""Feature ``history``: sampled tokens on the host, with ``token_ids_cpu`` as the authority.
+"""Feature ``history``: sampled tokens on the host, with ``token_ids_cpu`` as the source of truth.
 
 Under async scheduling the runner writes a placeholder for each token that it has sampled and not
-read. Upstream replaces placeholders in the Python lists only, only for batches that need them, and
-waits for the copy each time; ``token_ids_cpu`` keeps its placeholders for good.
+read back. Upstream replaces placeholders only in the Python lists, and only for batches that need
+them. It waits for the copy each time, and ``token_ids_cpu`` keeps its placeholders.
 
 Here all steps but the newest are settled when the next one begins: their tokens are written into
-``token_ids_cpu`` and the lists in any case. The scheduler has usually seen those tokens by then, so
-that the copies are complete; a rank that lags waits. The newest step is settled only for a reader,
-which waits under its owner's name. The tokens that the host sees thus depend only on the schedule,
-never on the time at which a copy arrives. While a batch decodes unchanged (see ``step_inputs``) and
-has no reader, several steps are settled at once, at the latest when the batch changes.
+``token_ids_cpu`` and the lists. The scheduler has usually seen those tokens by then, so that the
+copies are complete; a lagging rank waits. The newest step is settled only for a reader, which owns
+the wait. The tokens that the host sees thus depend only on the schedule, never on the time at which
+a copy arrives. While a batch decodes unchanged (see ``step_inputs``) and has no reader, several
+steps are settled at once, at the latest when the batch changes.
 
 A request that leaves the batch loses its tokens in flight, as in upstream: if it comes back, the
 scheduler sends its output along.
 
-A request in the batch is never computed from a token that was sampled after it joined, except the
-newest, which the device has. Upstream would embed the placeholder there, and fail. Here the token
-may have arrived without belonging to the reply: see :meth:`History.check_inputs`.
+Of the tokens sampled since a request joined the batch, only the newest is on the device. Upstream
+would embed a placeholder for an older one, and fail. Here the older token may have arrived although
+the scheduler has discarded it. An error prevents its use: see :meth:`History.check_inputs`.
 """
 
 # mirrors: vllm.v1.worker.gpu_input_batch:InputBatch.update_async_output_token_ids
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
-#: A token that has been sampled and not read back.
+#: Token id of a token that has been sampled and not read back.
 PLACEHOLDER = -1
-#: Steps in flight beyond which an unchanged batch settles.
+#: Number of steps in flight beyond which those of an unchanged batch are settled.
 LAG = 16
 
 
@@ -78,10 +78,10 @@ class Step:
         event: recorded after the copy.
         rows: request id to row in ``tokens``, of requests still in the batch.
         metadata: the batch's sampling metadata, which is replaced when a row moves.
-        drafted: whether the batch assumes more than one token for a request: drafts were scheduled
-            for it, even if the runner has dropped them.
+        drafted: whether the batch assumes more than one token for some request, because drafts were
+            scheduled for it. The runner may have dropped them.
         columns: [rows], column of each request's placeholder in ``token_ids_cpu``; None if it
-            depends on the drafts accepted in this step or an earlier one.
+            depends on the number of drafts accepted in this step or an earlier one.
     """
 
     __slots__ = ("columns", "drafted", "event", "metadata", "rows", "tokens")
@@ -124,7 +124,7 @@ class History(Feature):
         self.in_flight: deque[Step] = deque()
         self.arrived: Callable[[list[int], list[int] | None], None] | None = None
         self._requests = requests  # updated by the live batch
-        #: Number of tokens, none a placeholder, that each request joined the batch with.
+        #: Number of tokens of each request when it joined the batch; none was a placeholder.
         self._joined: dict[str, int] = {}
         self._all_rows = np.arange(batch.max_num_reqs)
         self._lists: list[list[int]] = []
@@ -134,7 +134,7 @@ class History(Feature):
         #: Whether :meth:`begin_step` was called for the step that is not prepared yet, and
         #: for the step that is prepared and not expected yet.
         self._begun = self._prepared = False
-        #: Whether outputs may have been cut without calling :meth:`cut`.
+        #: Whether outputs may have been truncated without calling :meth:`cut`.
         self._cuts_may_be_missed = False
 
     @classmethod
@@ -149,7 +149,7 @@ class History(Feature):
     def begin_step(self, unchanged: bool = False) -> None:
         """Settle all steps but the newest, before the batch changes for a step.
 
-        The scheduler usually requests a step once it has the tokens of the second-last step. Only
+        The scheduler usually requests a step once it has the tokens of the step before last. Only
         ranks that return no tokens, and pipelines of three or more stages whose requests run in
         every step, may wait. If ``unchanged``, steps may be settled later, by :meth:`settle_older`
         before the batch changes.
@@ -159,7 +159,7 @@ class History(Feature):
         self._begun = True
 
     def _may_lag(self) -> bool:
-        """Return whether no reader exists and the steps in flight take little memory."""
+        """Return whether there is no reader, and steps in flight take little memory."""
         metadata = self.batch.sampling_metadata
         return not (
             self.num_spec_tokens
@@ -172,7 +172,7 @@ class History(Feature):
     def prepare(self) -> bool:
         """Prepare for sampling a step; return whether :meth:`begin_step` was called for it.
 
-        A runner that overrides ``_update_states`` does not call it, and may have cut outputs.
+        A runner that overrides ``_update_states`` does not call it, and may have truncated outputs.
         """
         self.batch_updated()
         self._prepared, self._begun = self._begun, False
@@ -192,8 +192,8 @@ class History(Feature):
             f"Request would get {columns.max() + 1} tokens; max_model_len is {max_model_len}."
         )
         if self.num_spec_tokens:
-            # Upstream corrects a guess again that the scheduler has corrected (ngram_gpu), so
-            # that a column may hold a known token.
+            # With ngram_gpu, upstream corrects a length that the scheduler has already corrected,
+            # so that a column may hold a known token.
             ends = batch.num_prompt_tokens[rows] + list(map(self.known, indices.values()))
             guessed = columns >= ends
             batch.token_ids_cpu[rows[guessed], columns[guessed]] = PLACEHOLDER
@@ -219,18 +219,18 @@ class History(Feature):
         self._begun = self._prepared = self._updated = False
 
     def add_request(self, request: "CachedRequestState") -> None:
-        """Record the number of tokens that a request joins the batch with."""
+        """Store the number of tokens of a request that joins the batch."""
         self._joined[request.req_id] = request.num_tokens
 
     def check_inputs(self, counts: np.ndarray, drafts: Mapping[str, Sequence[int]]) -> None:
-        """Raise where upstream would embed a placeholder.
+        """Raise if upstream would embed a placeholder.
 
         Called under async scheduling, before a step's tokens are gathered on the host. ``counts``
-        [rows] are the tokens computed per row, drafts included.
+        [rows] is the number of tokens computed per row, drafts included.
 
         Raises:
-            IndexError: a request would be computed from a token that was sampled since it joined
-                the batch and is not its newest. The scheduler has cut it back by then.
+            IndexError: an input would be a token that was sampled since its request joined the
+                batch, other than the newest. The scheduler has discarded such a token.
         """
         if counts.max() == 1:
             return
@@ -246,9 +246,10 @@ class History(Feature):
             first = max(int(computed[row]), self._joined.get(req_id, int(newest[row])))
             if first < newest[row]:
                 raise IndexError(
-                    f"index out of range: request {req_id} needs its token {first}, which is still "
-                    "-1: it was sampled ahead of the scheduler, which then cut the request back. "
-                    "The fix failed-loads prevents this where a KV connector failed to load blocks."
+                    f"index out of range: request {req_id} needs its token {first}, which is a "
+                    "placeholder (-1): the scheduler truncated the request while this token was in "
+                    "flight. The fix failed-loads prevents this if a KV connector failed to load "
+                    "blocks."
                 )
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
@@ -258,7 +259,7 @@ class History(Feature):
             step.rows.pop(request.req_id, None)
 
     def cut(self, req_id: str, length: int) -> None:
-        """Drop tokens in flight that a cut leaves no room for."""
+        """Drop tokens in flight that do not fit into the truncated output."""
         row = self.batch.req_id_to_index[req_id]
         end = int(self.batch.num_prompt_tokens[row]) + length
         for step in self.in_flight:
@@ -268,10 +269,11 @@ class History(Feature):
                 del step.rows[req_id]
 
     def loses_tokens(self, req_id: str, length: int, owner: str) -> bool:
-        """Return whether a cut to ``length`` tokens and placeholders may lose a sampled token.
+        """Return whether truncating an output to ``length`` may lose a sampled token.
 
-        Placeholders are lost for drafts that the scheduler knows to be rejected. The step in flight
-        has then arrived, or nearly so on a lagging rank; ``owner`` names the fence.
+        ``length`` includes placeholders. Only placeholders are lost if the scheduler truncates
+        because drafts were rejected. The step in flight has then arrived, except on a lagging rank,
+        which waits; ``owner`` names the fence.
         """
         row = self.batch.req_id_to_index[req_id]
         (*older, newest) = self.in_flight or (None,)
@@ -284,8 +286,8 @@ class History(Feature):
     def settle_now(self, owner: str) -> None:
         """Settle every step; ``owner`` names the fence.
 
-        Before the batch's update for a step, a newest step with drafts is left out: its requests
-        lack the placeholders of their drafts.
+        If called before the batch is updated for a step, skip the newest step if it has drafts: its
+        requests do not have their draft placeholders yet.
         """
         self._settle_to(self._held(), owner)
 
@@ -357,7 +359,7 @@ class History(Feature):
         if self.arrived is not None or len(columns) < len(steps):
             return False
         places = np.stack(columns, axis=1)
-        if (np.diff(places) != 1).any():  # an output was cut
+        if (np.diff(places) != 1).any():  # an output was truncated
             return False
         tokens = np.stack([step.tokens.numpy()[:, 0] for step in steps], axis=1)
         batch.token_ids_cpu[self._all_rows[:count, None], places] = tokens
@@ -379,13 +381,13 @@ class History(Feature):
         return self._lists
 
     def _rows(self, named: Mapping[str, int], count: int) -> np.ndarray:
-        """Return these rows out of ``count``, in order."""
+        """Return the rows of the named requests, in order; ``count`` is the number of all rows."""
         if len(named) == count:
             return self._all_rows[:count]
         return np.fromiter(named.values(), np.intp, len(named))
 
     def _drop_cut(self, step: Step, columns: np.ndarray) -> None:
-        """Drop tokens whose placeholders are gone, because an output was cut."""
+        """Drop tokens whose placeholders are gone, because an output was truncated."""
         for req_id, source in list(step.rows.items()):
             row = self.batch.req_id_to_index[req_id]
             output = self.batch.req_output_token_ids[row]
@@ -421,7 +423,7 @@ class History(Feature):
             new = tokens[source]
             if new[-1] == PLACEHOLDER:
                 del new[new.index(PLACEHOLDER) :]
-            # There may be fewer tokens than placeholders, or more than a cut left room for.
+            # There may be fewer tokens than placeholders, or more than fit after a truncation.
             output[start : start + room] = new[:room]
             column = int(batch.num_prompt_tokens[row]) + start
             end = column + len(output) - start

@@ -1,9 +1,9 @@
 """Feature ``readback``: a step's outputs reach the host by readbacks.
 
 Under synchronous scheduling upstream waits for the sampled ids, then makes three blocking copies of
-the logprobs. With drafts it selects the accepted ids by a mask on the device, which also waits. A
-prompt's logprobs end with a wait for the whole device. Here each of these is one readback with one
-event. The model runner calls this module also for pooling models.
+the logprobs. With drafts it selects the accepted ids by a mask on the device, which also waits.
+After the logprobs of prompts it waits for the whole device. Here each of these is one readback with
+one event. The model runner also calls this module for pooling models.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:AsyncGPUModelRunnerOutput.__init__
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _LOGPROBS = 20
 #: Bytes per position: the sampled id, the id and value of each logprob, and a rank.
 _BYTES = 4 + (_LOGPROBS + 1) * (4 + 4) + 8
-#: Async scheduling: one step is computed, one is returned and one is settled.
+#: Buffers under async scheduling: for the steps being computed, returned and settled.
 _STEPS = 3
 #: Limit of pinned memory for prompt logprobs, in bytes.
 _MOST = 1 << 28
@@ -55,8 +55,8 @@ class Outputs(Feature):
     """Outputs of one model runner.
 
     Attributes:
-        readbacks: None if off, or if the platform has no events or pinned memory; upstream copies
-            then.
+        readbacks: None to use upstream's copies: with the feature off, or on a platform without
+            events or pinned memory.
         pin_memory: whether to pin uploads.
     """
 
@@ -85,8 +85,8 @@ class Outputs(Feature):
     def show(self, sampled: "SamplerOutput") -> tuple[torch.Tensor, LogprobsTensors | None]:
         """Copy a synchronous step's sampled ids and logprobs to the host.
 
-        Waits for all work on the current stream: upstream has issued copies by now, and relies on
-        this wait to cover them. Returns the device's tensors to fall back to upstream.
+        Waits for all work on the current stream: upstream has already started other copies, and
+        relies on this wait for them. Returns the device's tensors to fall back to upstream.
         """
         logprobs = sampled.logprobs_tensors
         if self.readbacks is None:
@@ -122,10 +122,10 @@ class Outputs(Feature):
     ) -> bool:
         """Start the readback of finished requests' pooled outputs; False to fall back to upstream.
 
-        ``pooled`` is [requests, width], or a tensor or None per request; ``output`` receives a
-        tensor or None per request, and their event. The copies are on the current stream, ahead of
-        the next step, which may overwrite pooled views of the model's output. Upstream rejects
-        mismatched outputs.
+        ``pooled`` is [requests, width], or a tensor or None per request. ``output`` receives a
+        tensor or None per request, and the event after their copies. The copies run on the current
+        stream, before the next step: pooled outputs may be views of memory that the next step
+        overwrites. If lengths differ, upstream raises the error.
         """
         if self.readbacks is None or len(pooled) != len(finished):
             return False
@@ -199,7 +199,7 @@ class Outputs(Feature):
             self.readbacks.copy(target, source)
 
     def read_nan_counts(self, counts: torch.Tensor) -> torch.Tensor:
-        """Copy NaN counts to the host and wait for them; unchanged to fall back to upstream."""
+        """Copy NaN counts to the host and wait; return them unchanged to fall back to upstream."""
         if self.readbacks is None:
             return counts
         return self.readbacks.start([counts]).wait(fences.NAN_COUNTS)[0]

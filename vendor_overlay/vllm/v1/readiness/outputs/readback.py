@@ -1,12 +1,12 @@
 """Readbacks: copies from the device to the host, each with one event to wait for.
 
 The tensors of a step share one pinned buffer, and the host waits for the event after them. It waits
-neither for the rest of the stream nor for other streams (the idea of vLLM pull request 22760, which
-does so for sampled ids).
+neither for the rest of the stream nor for other streams (vLLM pull request 22760 does the same for
+sampled ids).
 
-On CUDA, a kernel stores small tensors into the pinned buffer. The copy engine serves one direction
-in order, whatever the streams and their priorities, so that a copy of a few kilobytes waits for
-every gigabyte that a KV connector is moving. A store does not use the copy engine.
+On CUDA, a kernel stores small tensors into the pinned buffer. The copy engine serves all copies of
+one direction in order, regardless of streams and priorities. A copy of a few kilobytes therefore
+waits for every gigabyte that a KV connector is moving. A store does not use the copy engine.
 
 A buffer is free again when the copy into it has completed and the host holds no reference to its
 content. Buffers are added on demand.
@@ -175,7 +175,7 @@ class Readbacks:
         """Start copies into ``rows`` of reserved tensors; False if they were not reserved here.
 
         ``tensors`` are those of one :meth:`reserve`, in order; the first is not empty. ``sources``,
-        one per tensor, are on the device and of the current stream; dtypes are converted.
+        one per tensor, were computed on the current stream; dtypes are converted.
         """
         buffer = self._buffers.get(tensors[0].data_ptr())
         if buffer is None:
@@ -194,7 +194,7 @@ class Readbacks:
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Start one copy into contiguous pinned memory; the caller records the event.
 
-        ``source`` is of the current stream, and converted if dtypes differ.
+        ``source`` was computed on the current stream, and is converted if dtypes differ.
         """
         sources, targets = [source.to(target.dtype).contiguous()], [target]
         self._choose_copy(sources, targets)(sources, targets)
@@ -202,7 +202,7 @@ class Readbacks:
     def _choose_copy(
         self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
     ) -> Copy:
-        """Return the store kernel where it can copy these tensors, else torch's copy."""
+        """Return the store kernel if it can copy these tensors, else torch's copy."""
         if (
             self._store is not None
             and sum(source.nbytes for source in sources) <= _MAX_STORED
@@ -225,7 +225,7 @@ class Readbacks:
         buffer.event.record()
 
     def _allocate(self, layout: Layout) -> tuple[list[torch.Tensor], _Buffer]:
-        """Take a buffer and create tensors in it; it is in use while one is referenced."""
+        """Take a buffer and create tensors in it; it is in use while any of them is referenced."""
         size, offsets = _offsets(layout)
         buffer, free = self._take(size)
         # Only the tensors and views created here reference this array.
