@@ -1,8 +1,8 @@
 """Registry: every word of VLLM_READINESS, declared once.
 
-A *feature* keeps stock's outputs, bit for bit. A *fix* changes outputs only where stock's are
-wrong. The switch, the live batch, the overlay tool, the review and the documentation's tests read
-the words here. A patch names the words that need it under ``Serves:``.
+A *feature* keeps the outputs of stock vLLM, bit for bit. A *fix* changes only wrong outputs. The
+switch, the live batch, the overlay tool, the review and the documentation's tests read the words
+here. A patch names the words that need it under ``Serves:``.
 
 The module imports nothing of vLLM: the overlay tool runs it separately.
 """

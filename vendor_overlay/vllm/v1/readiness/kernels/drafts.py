@@ -1,8 +1,8 @@
 """Drafts of a step, for the kernels of penalties and bad words.
 
-The drafts of all requests are concatenated in one tensor. In a grid of [requests, blocks, positions
-per request], a program's row of the logits follows some of its request's drafts, whose tokens count
-as generated. The kernel's MODE selects these drafts.
+The drafts of all requests are concatenated in one tensor. A kernel has a grid of [requests, blocks,
+positions per request], and each of its programs works on one row of the logits. Drafts that precede
+the row count as generated tokens. The kernel's MODE selects them.
 """
 
 # mirrors: vllm.v1.spec_decode.metadata:SpecDecodeMetadata

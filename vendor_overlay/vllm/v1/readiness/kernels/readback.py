@@ -34,7 +34,7 @@ def store_kernel(
     target1,
     target2,
     target3,
-    size0,  # int32: 4-byte words; 0 if there is no such tensor
+    size0,  # int32: number of 4-byte words; 0 if there is no such tensor
     size1,
     size2,
     size3,

@@ -1,11 +1,11 @@
 """Triton kernels that draw a seeded request's random numbers with the same bits as torch.
 
-On CUDA, torch fills n elements with G threads, at most n rounded up to 256 and at most the number
-that the device can hold at once. Each thread computes Philox4x32-10, keyed with the seed, of a
-counter: the low half counts draws, and begins at a quarter of the generator's offset; the high half
-is the thread's number. Of a thread's four words the first belongs to the element of the same
-number, the next to the element G further on, and so on; then the thread draws again. The
-generator's offset grows by four per draw of a thread.
+On CUDA, torch fills n elements with G threads. G is n rounded up to a multiple of 256, but at most
+the number of threads that the device can hold at once. Each thread applies Philox4x32-10, keyed
+with the seed, to a counter. Its low half counts draws, starting from a quarter of the generator's
+offset; its high half is the thread's index. A draw gives four words. The first belongs to the
+element with the thread's index, and each of the others to the element G after the previous one.
+Then the thread draws again. The generator's offset grows by four per draw of a thread.
 
 exponential_ (float32) uses one word per element; uniform_ (float64) makes two numbers of the four
 words. PyTorch 2.11's DistributionTemplates.h and cuRAND's headers define this. :func:`agree` checks
@@ -23,7 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-#: Threads in a block of torch's, and elements per program of a kernel.
+#: Threads per block of torch's kernels, and elements per program of ours.
 _BLOCK = 256
 _LANES = 1024
 #: Maximum number of drafts per request: vLLM's limit.
@@ -134,7 +134,7 @@ def uniform_kernel(
 
 
 class Draws:
-    """Torch's drawing on one device, where at most ``most_threads`` threads fill a tensor."""
+    """Torch's random numbers on one device; at most ``most_threads`` threads fill a tensor."""
 
     most_drafts = _MOST_DRAFTS
 
@@ -143,7 +143,7 @@ class Draws:
 
     @classmethod
     def on(cls, device: torch.device) -> "Draws":
-        """Return torch's drawing on a CUDA device."""
+        """Create the draws of a CUDA device."""
         traits = torch.cuda.get_device_properties(device)
         blocks = traits.max_threads_per_multi_processor // _BLOCK
         return cls(_BLOCK * traits.multi_processor_count * blocks)
@@ -151,8 +151,9 @@ class Draws:
     def exponential(self, noise: torch.Tensor, sent: Sequence[torch.Tensor], behind: int) -> int:
         """Fill rows of contiguous float32 ``noise`` [rows, size] as exponential_ does.
 
-        ``sent`` are rows, seeds and counters, int64 [requests] each; ``behind`` the draws per
-        thread since they were sent. Returns the draws per thread, by which counters grow.
+        ``sent`` is the rows, seeds and counters of the requests, int64 [requests] each. ``behind``
+        is the number of draws per thread since these were sent. Returns the number of draws per
+        thread in this call, for the caller to add to the counters.
         """
         size = noise.shape[1]
         threads = min(self.most_threads, _BLOCK * triton.cdiv(size, _BLOCK))
@@ -176,10 +177,10 @@ class Draws:
 
 
 def agree(draws: Draws, device: torch.device, sizes: Iterable[int]) -> bool:
-    """Return whether torch draws the same bits; compiles the kernels, and waits for the device.
+    """Return whether torch draws the same bits. Compiles the kernels and waits for the device.
 
-    ``sizes`` are row lengths to compare. Lengths that a few threads fill, and that all threads fill
-    more than once, are added.
+    ``sizes`` are row lengths to compare. Two are added: one that few threads fill, and one for
+    which threads draw twice.
     """
     sizes = {*sizes, 997, 4 * draws.most_threads + 1}
     return all(_agrees(draws, device, size) for size in sizes) and _uniforms_agree(draws, device)

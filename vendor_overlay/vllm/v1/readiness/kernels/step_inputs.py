@@ -27,7 +27,7 @@ def advance_kernel(
     sampled,  # [rows, 1], any integer dtype; read if SAMPLED
     sampled_stride,
     groups,
-    tables,  # int64 [groups, 4]: address of the block table, its stride, block size, slots
+    tables,  # int64 [groups, 4]: address of the block table, its stride, block size, slot mapping
     SAMPLED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -55,8 +55,8 @@ def advance(
 ) -> None:
     """Advance the runner's buffers on the device.
 
-    ``sampled`` [rows, 1] are the last step's tokens, None if they are uploaded; ``tables`` are
-    int64 [groups, 4], from ``step_inputs.addresses``.
+    ``sampled`` [rows, 1] is the last step's tokens, or None if the host uploads them. ``tables``,
+    int64 [groups, 4], comes from ``step_inputs.addresses``.
     """
     ids = runner.input_ids.gpu
     advance_kernel[(triton.cdiv(rows, _BLOCK),)](

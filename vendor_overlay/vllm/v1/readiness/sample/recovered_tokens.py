@@ -1,10 +1,10 @@
 """Fix ``recovered-tokens``: the token that replaces a rejected draft is in the vocabulary.
 
-0.22.0's rejection sampler searches it in tiles of 8192 scores, padded with 0 after the vocabulary.
-Where a row's probabilities are NaN, it may return an id after the end. A request gets such a row if
-all its allowed tokens are masked, as ``min_tokens`` masks its stop tokens. Such an id is dropped,
-and a step without a token for a request may stall it or fail the engine; a drafter or a model that
-reads the id first reads out of bounds.
+0.22.0's rejection sampler searches for it in tiles of 8192 scores, padded with 0 after the
+vocabulary. If a row's probabilities are NaN, it may return an id beyond the vocabulary. A request
+gets such a row if all its allowed tokens are masked, as ``min_tokens`` masks its stop tokens. The
+id is dropped later, and a step without a token for a request may stall the request or fail the
+engine. A drafter or model that gets the id reads out of bounds.
 (https://github.com/vllm-project/vllm/security/advisories/GHSA-8wr5-jm2h-8r4f)
 
 Here the id is 0 in that case, which vLLM's sampler returns for such a row without drafts. All other
@@ -27,7 +27,7 @@ def _bound(token, vocab_size):  # type: ignore[no-untyped-def]  # noqa: ANN001, 
 
 @triton.jit
 def _keep(token, vocab_size):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    """Return the id, for the fix switched off."""
+    """Return the id unchanged; used with the fix off."""
     return token
 
 

@@ -13,7 +13,8 @@ metadata the samplers omit
 - logprobs that were not requested.
 
 Logits that softmax, log_softmax and topk read keep their dtype, and random numbers are drawn as in
-stock. Metadata without a plan, or with another metadata's plan, falls back to upstream.
+upstream. Metadata without a plan, or with the plan of another metadata object, falls back to
+upstream.
 """
 
 # mirrors: vllm.v1.sample.sampler:Sampler.forward
@@ -63,7 +64,7 @@ class Plan(subclasses.Uncopied):
 
     changes_logits: bool  # by anything but temperature, min_p, top_k and top_p
     scales_logits: bool  # a temperature is neither 0 (greedy) nor 1
-    converts_for_argmax: bool  # even for the greedy choice alone
+    converts_for_argmax: bool  # even if only the greedy choice reads the logits
     #: These two identify the plan's metadata.
     temperature: torch.Tensor | None = field(compare=False)
     logitsprocs: "LogitsProcessors" = field(compare=False)
@@ -98,8 +99,8 @@ def plan(batch: "InputBatch", metadata: "SamplingMetadata") -> Plan:
 def convert_once(logits: torch.Tensor, metadata: "SamplingMetadata") -> torch.Tensor:
     """Convert logits [rows, vocab] to float32 once, if logprobs or processing need it.
 
-    Only bfloat16 is converted. There log_softmax makes a float32 copy with the same bits; for
-    float16 it has a kernel on CUDA whose sums differ.
+    Only bfloat16 is converted. From bfloat16, log_softmax makes a float32 copy with the same bits.
+    From float16, it uses a kernel on CUDA whose sums differ.
     """
     plan = _valid_plan(metadata)
     if plan is None or logits.dtype != torch.bfloat16:
@@ -120,7 +121,7 @@ def raw_logits(logits: torch.Tensor, metadata: "SamplingMetadata") -> torch.Tens
 def only_argmax(sampler: "Sampler", metadata: "SamplingMetadata") -> bool:
     """Return whether only argmax reads the processed logits, and needs no conversion.
 
-    The sampler's mode may require it to return processed logits or their logprobs.
+    The sampler's logprobs mode may require it to return processed logits or their logprobs.
     """
     plan = _valid_plan(metadata)
     if plan is None or plan.converts_for_argmax or not _only_greedy(plan, metadata):
@@ -129,7 +130,7 @@ def only_argmax(sampler: "Sampler", metadata: "SamplingMetadata") -> bool:
 
 
 def scales_logits(metadata: "SamplingMetadata") -> bool:
-    """Return whether temperatures change any logit; division by 1 changes none."""
+    """Return whether temperatures change any logit. Temperatures of 1 change none."""
     plan = _valid_plan(metadata)
     return plan is None or plan.scales_logits
 
@@ -152,8 +153,8 @@ def topk_topp_sampler(sampler: "Sampler", metadata: "SamplingMetadata") -> Calla
 def bonus_logprobs(metadata: "SamplingMetadata") -> dict[str, Any]:
     """Return the metadata fields that the rejection sampler replaces for bonus tokens.
 
-    It needs the logits of every bonus token, for which upstream requests all logprobs. But it reads
-    them only if a request has requested logprobs.
+    Upstream requests all logprobs, to obtain the logits of every bonus token. The rejection sampler
+    reads these only if a request has requested logprobs.
     """
     if _valid_plan(metadata) is None or metadata.max_num_logprobs is not None:
         return {"max_num_logprobs": -1}
@@ -169,13 +170,13 @@ def needs_raw_targets(metadata: "SamplingMetadata") -> bool:
 
 
 class _WithoutLogprobs:
-    """Stand-in for a sampler in upstream's top-k top-p sampling: no processed logprobs."""
+    """Stand-in for ``self`` in upstream's top-k top-p sampler: no processed logprobs."""
 
     logprobs_mode = "raw_logprobs"
 
 
 def _valid_plan(metadata: "SamplingMetadata") -> Plan | None:
-    """Return the metadata's plan; None without one, or with another metadata's."""
+    """Return the metadata's plan; None if it has none, or that of another metadata object."""
     plan: Plan | None = getattr(metadata, "copies", None)
     if (
         plan is None

@@ -1,13 +1,13 @@
 """Model Runner V2's sampler without needless copies of the logits.
 
 Upstream copies all logits to float32 on every step. Here a plan per batch records whether any
-request's parameters will change logits. If not, the logits are sampled from directly: the kernels
-convert to float32 as they load, which is exact. Otherwise they are processed in place, provided
-that they equal upstream's copy in dtype and layout and that the raw logits are not read. Copying
-only the rows that need processing was measured, and was not faster.
+request's parameters will change logits. If not, the sampler's kernels read the logits directly, and
+convert them to float32 as they load, which is exact. Otherwise the logits are processed in place,
+provided that they have the dtype and layout of upstream's copy and that the raw logits are not read
+later. Copying only the rows that need processing was measured, and was not faster.
 
-A batch with a request that was not added here falls back to upstream. So does the profile run,
-whose peak of memory must stay upstream's.
+A batch with a request unknown to :meth:`SamplerCopies.add_request` falls back to upstream. So does
+the profile run, so that its peak memory is upstream's.
 """
 
 # mirrors: vllm.v1.worker.gpu.sample.sampler:Sampler
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 class Handling(Enum):
     """Handling of a batch's logits."""
 
-    AS_IS = auto()  #: sampled from without processing
+    AS_IS = auto()  #: sampled directly, without processing
     IN_PLACE = auto()  #: processed in place
     COPY = auto()  #: copied to float32 and processed, as upstream does
 
@@ -55,19 +55,19 @@ class Plan:
 
     changes_logits: bool  # before sampling
     greedy: bool  # every request is greedy
-    raw_logprobs: bool  # raw logits are read after processing
-    processed_logprobs: bool  # processed logits are read for logprobs, too
+    raw_logprobs: bool  # raw logits are read after processing, for logprobs
+    processed_logprobs: bool  # processed logits are read for logprobs
 
 
 def attach(sampler: "Sampler", max_num_reqs: int) -> None:
     """Attach the plans to a sampler under construction."""
-    # A derived class may change state that is only read here.
+    # A derived class may change state that is read here.
     on = registry.SAMPLER_COPIES in switch.enabled() and type(sampler).__bases__ == (object,)
     setattr(sampler, subclasses.ATTRIBUTE, SamplerCopies(sampler, max_num_reqs, on))
 
 
 def of(sampler: "Sampler") -> "SamplerCopies":
-    """Return a sampler's plans; off if its class attached none."""
+    """Return a sampler's plans. If its class attached none, they are off."""
     return subclasses.attached(sampler, SamplerCopies, lambda: SamplerCopies(sampler, 0, on=False))
 
 
@@ -89,7 +89,10 @@ class SamplerCopies:
             self._batch = None
 
     def decide(self, logits: torch.Tensor, idx_mapping_np: np.ndarray) -> Handling:
-        """Choose the handling of logits [positions, vocab]; the mapping is int32 [requests]."""
+        """Choose the handling of logits [positions, vocab].
+
+        ``idx_mapping_np``, int32 [requests], is the place of each request in the sampler's states.
+        """
         plan = self._plan_of(idx_mapping_np)
         if plan is None:
             self._warm_up(logits, idx_mapping_np)
@@ -141,7 +144,7 @@ class SamplerCopies:
             )
 
     def _plan_of(self, idx_mapping_np: np.ndarray) -> Plan | None:
-        """Return the batch's plan; None if a request was not added here."""
+        """Return the batch's plan; None if any of its requests was not added."""
         if not self.on:
             return None
         batch = idx_mapping_np.tobytes()

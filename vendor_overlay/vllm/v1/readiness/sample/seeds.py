@@ -1,22 +1,23 @@
 """Feature ``seeds``: all seeded requests of a step are drawn by one launch, with torch's bits.
 
-Stock draws a seeded request's noise by one call per generator: at batch 128 that is 128 launches,
-and with drafts three times as many. A CUDA generator is a seed and an offset, from which
-:mod:`~vllm.v1.readiness.kernels.seeds` computes torch's bits. Requests without a seed are drawn by
-stock's code before, with the same calls on the default generator.
+Upstream draws the noise of seeded requests by one call per generator: 128 launches per step for 128
+requests, and three times as many with drafts. A CUDA generator is a seed and an offset, from which
+:mod:`~vllm.v1.readiness.kernels.seeds` computes torch's bits. Upstream's code first draws for
+unseeded requests, with the same calls on the default generator.
 
-Rows, seeds and offsets are sent when the batch has changed. All requests that are drawn together
-advance by the same number, a kernel argument, so that nothing is sent while a batch decodes.
+Rows, seeds and offsets are sent when the batch has changed. All requests of a launch advance by the
+same number of draws, which is a kernel argument: nothing is sent while a batch decodes.
 
-A generator's own offset thus lags. Setting all of them in each draw would again be a call per
-request, though a cheap one: an offset is set only when a caller takes the generator out of the
-batch. :class:`Generators` replaces the batch's dict, and sets the offset of a generator before any
-method returns it. After that the caller owns its state, which is read again at the next draw. So
-rows that leave, move or are exchanged, a rewound prompt, stock's own loops and a user's sampler all
-see the state of stock's generator, and may change it.
+The offsets of the generators themselves therefore lag. Updating all of them in each draw would
+again cost a call per request. Instead, an offset is updated when a caller reads its generator from
+the batch: :class:`Generators` replaces the batch's dict, and updates a generator before any method
+returns it. The caller may change the generator's state, which is read again at the next draw. So
+removed, moved and swapped rows, rewound prompts, upstream's loops and a user's sampler all get the
+generator in the state that it would have in upstream, and may change it.
 
-Code that keeps a request's generator elsewhere could see it lag, or use it unseen. No class of
-vLLM's does; a runner of any other class falls back to upstream.
+Code that keeps a request's generator outside the batch could read a lagging offset, or draw from
+the generator unnoticed. No class of vLLM does so. A runner of any other package falls back to
+upstream.
 """
 
 # mirrors: vllm.v1.sample.ops.topk_topp_sampler:random_sample
@@ -50,7 +51,7 @@ _WORDS = 4
 
 
 class Generators(dict[int, torch.Generator]):
-    """Generators of a batch by row, whose offsets are set when they are taken out."""
+    """Generators of a batch by row. A generator's offset is updated before it is returned."""
 
     def __init__(self, seeds: "Seeds", generators: Plain) -> None:
         super().__init__(generators)
@@ -119,7 +120,7 @@ class Sent:
     arrays: list[torch.Tensor]
     drafts: list[int] | None  # per row; None if all rows are drawn
     complete: bool  # these are all requests with a seed
-    behind: int = 0  # draws per thread since then
+    behind: int = 0  # draws per thread since the data was sent
 
 
 class Seeds(Feature):
@@ -130,16 +131,16 @@ class Seeds(Feature):
         self.device = batch.device
         self.pin_memory = batch.pin_memory
         self.vocab_size = batch.vocab_size
-        #: Whether torch draws the same on this device; None before warm-up.
+        #: Whether the kernels draw torch's bits on this device; None before warm-up.
         self.agrees: bool | None = None
         self._runner_known = False
         self._generators = Generators(self, batch.generators)
         batch.generators = self._generators
-        # By row. Where it is kept, the generator's own offset may lag.
+        # Cached seeds and counters, by row. The offset of a cached generator may lag.
         self._kept = np.zeros(batch.max_num_reqs, np.bool_)
         self._seeds = np.zeros(batch.max_num_reqs, np.int64)
         self._counters = np.zeros(batch.max_num_reqs, np.int64)
-        #: Rows of all generators if each is kept; None once one has been taken out or put in.
+        #: Rows of all generators; None unless all of them are cached.
         self._rows: np.ndarray | None = None
         self._end = 0
         self._sent: Sent | None = None
@@ -162,16 +163,16 @@ class Seeds(Feature):
         if not self.agrees:
             logger.warning_once(
                 "Readiness overlay: random numbers of torch %s on %s are not as expected (%s). "
-                "Falling back to vLLM for requests with a seed, with one launch per request.",
+                "Falling back to vLLM for seeded requests, which takes one launch per request.",
                 *(torch.__version__, self.device, reason),
             )
 
     def prepare(self, runner: object) -> None:
-        """Note the runner that is about to sample; None for one with vLLM's own samplers."""
+        """Note the class of the runner that will sample; None counts as vLLM's own."""
         self._runner_known = runner is None or type(runner).__module__.startswith("vllm.")
 
     def give_back(self, row: int) -> None:
-        """Set a row's generator to its current offset; it is read again before the next draw."""
+        """Update a row's generator to its current offset, and read it again at the next draw."""
         if row in self._generators and self._kept[row]:
             self._kept[row] = False
             self.change()
@@ -183,9 +184,10 @@ class Seeds(Feature):
         self._rows = self._sent = None
 
     def draw(self, noise: torch.Tensor, drafts: Sequence[int] | None) -> bool:
-        """Fill the noise [rows, vocabulary] of requests with a seed; False to fall back.
+        """Draw the noise [rows, vocab] of seeded requests, in place; False to fall back.
 
-        ``drafts`` is the number of drafts per row, to skip rows without; None for all rows.
+        ``drafts`` [rows] is the number of drafts per row; rows without drafts are skipped. None to
+        draw for all rows.
         """
         if not self._serves(noise, torch.float32, 2, len(noise)):
             self._count_fallback()
@@ -196,7 +198,7 @@ class Seeds(Feature):
         return True
 
     def draw_uniform(self, values: torch.Tensor, drafts: Sequence[int]) -> bool:
-        """Fill the values [drafts of all rows] of requests with a seed; False to fall back."""
+        """Draw the values [drafts of all rows] of seeded requests, in place; False to fall back."""
         if (
             not self._serves(values, torch.float64, 1, len(drafts))
             or max(drafts) > self.draws.most_drafts
@@ -210,7 +212,7 @@ class Seeds(Feature):
         return True
 
     def _count_fallback(self) -> None:
-        """Count a fallback to upstream, unless no request has a seed."""
+        """Count a fallback to upstream if any request has a seed."""
         if self._generators:
             reason = gauges.OTHER_INPUT
             if not self.agrees:
@@ -256,7 +258,7 @@ class Seeds(Feature):
         return True
 
     def _send(self, drafts: Sequence[int] | None) -> Sent:
-        """Return the requests' data on the device, sent now if it is not current."""
+        """Return the requests' data on the device; send it if it is not current."""
         sent, rows = self._sent, self._rows
         assert rows is not None
         if sent is not None and (sent.complete if drafts is None else sent.drafts == drafts):
@@ -283,7 +285,7 @@ class Seeds(Feature):
 
 
 def draws_on(device: torch.device) -> "Draws | None":
-    """Return torch's drawing on a device; None if unknown. Tests replace it."""
+    """Create the draws of a device; None if it is not supported. Tests replace this."""
     if device.type != "cuda" or not current_platform.is_cuda():
         return None
     from vllm.v1.readiness.kernels import seeds as kernels
@@ -292,7 +294,7 @@ def draws_on(device: torch.device) -> "Draws | None":
 
 
 def agree(draws: "Draws", device: torch.device, vocab_size: int) -> bool:
-    """Return whether torch draws the same; see the kernels' function. Tests replace it."""
+    """Return whether the kernels draw torch's bits. Tests replace this."""
     from vllm.v1.readiness.kernels import seeds as kernels
 
     return kernels.agree(draws, device, [vocab_size])
@@ -301,14 +303,14 @@ def agree(draws: "Draws", device: torch.device, vocab_size: int) -> bool:
 def draw(
     generators: Plain, noise: torch.Tensor, drafts: Sequence[int] | None = None
 ) -> bool | None:
-    """Draw the noise of requests with a seed; see :meth:`Seeds.draw`. None to fall back."""
+    """Draw the noise of seeded requests; see :meth:`Seeds.draw`. None to fall back."""
     if type(generators) is Generators and generators.seeds.draw(noise, drafts):
         return True
     return None
 
 
 def draw_uniform(generators: Plain, values: torch.Tensor, drafts: Sequence[int]) -> bool | None:
-    """Draw a number per draft of requests with a seed; None to fall back to upstream."""
+    """Draw a number per draft of seeded requests; None to fall back to upstream."""
     if type(generators) is Generators and generators.seeds.draw_uniform(values, drafts):
         return True
     return None

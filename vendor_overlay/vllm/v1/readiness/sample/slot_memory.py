@@ -1,9 +1,9 @@
 """Device memory for slots of one size.
 
 Slots are parts of slabs. On CUDA and ROCm slabs are allocated from a separate memory pool, so that
-none splits a block that activations will need again. A slot is free again when its tensor is no
-longer referenced. A slab is allocated only if the device has room for it in addition to vLLM's
-planned activations, which PyTorch's allocator need not hold at that moment.
+no slab splits a cached block that activations will need again. A slot is free again when its tensor
+is no longer referenced. A slab is allocated only if the device has room for it and for vLLM's
+activations, whose memory PyTorch's allocator may not hold at that moment.
 """
 
 # mirrors: nothing
@@ -23,7 +23,7 @@ class SlotMemory:
 
     Attributes:
         nbytes: bytes per slot.
-        reserved: whether all slots have been allocated, for good.
+        reserved: whether all slots have been allocated permanently.
     """
 
     def __init__(self, length: int, capacity: int, device: torch.device) -> None:
@@ -42,15 +42,15 @@ class SlotMemory:
 
     @property
     def allocated(self) -> int:
-        """The number of slots that have memory."""
+        """Number of slots that have memory, in use or free."""
         return len(self._free) + len(self._taken)
 
     def begin_profile(self, utilization: float | None, margin: int) -> int:
         """Allocate all slots now if there may be no room later; return the bytes allocated.
 
-        ``utilization`` is the fraction of the device's memory that vLLM fills, or None if the user
-        has set the size of the KV cache, which then stays unchanged. vLLM may use ``margin`` bytes
-        outside it.
+        ``utilization`` is the fraction of the device's memory that vLLM fills. It is None if the
+        user has set the size of the KV cache, which then stays unchanged. ``margin`` is the number
+        of bytes that vLLM may use outside this fraction.
 
         Raises:
             torch.OutOfMemoryError: the device has no room for them.

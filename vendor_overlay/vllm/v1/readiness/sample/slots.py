@@ -1,15 +1,15 @@
 """Slots: device state of a feature for each request that uses it.
 
-A request gets a slot in the first step that it is sampled in. The slot is built from the history in
+A request gets a slot in the first step that samples it. The slot is built from the history in
 ``token_ids_cpu``, then updated on the device with sampled tokens, so that nothing waits and no cost
 grows with the output.
 
-A step is served from slots only if every slot holds its request's whole history. Slots are rebuilt
-from the history where a step may have been sampled without them: after a step that fell back to
-upstream, after one that was not observed, and after a cut.
+A step is served from slots only if every slot holds its request's whole history. A slot is rebuilt
+from the history if the two may differ: after a step that fell back to upstream or was not observed,
+and after a truncation.
 
-A request that leaves the batch and is still running (preempted, or in another micro-batch of a
-pipeline) keeps its slot, and gets it back if it returns unchanged.
+A request that leaves the batch unfinished (preempted, or in another micro-batch of a pipeline)
+keeps its slot, and reuses it if it returns unchanged.
 """
 
 # mirrors: vllm.v1.sample.metadata:SamplingMetadata
@@ -41,15 +41,15 @@ logger = init_logger(__name__)
 
 
 class _KeptSlot(subclasses.Uncopied):
-    """Slot of a request that has left the batch (None once released), and its state then."""
+    """Slot of a request that has left the batch, and the request's state at that time."""
 
     __slots__ = ("__weakref__", "length", "params", "slot")
 
     def __init__(
         self, slot: torch.Tensor, params: "SamplingParams | None", length: tuple[int, int]
     ) -> None:
-        self.slot: torch.Tensor | None = slot
-        self.params = params  # replaced by a streaming session
+        self.slot: torch.Tensor | None = slot  # None once released
+        self.params = params  # a new object in each turn of a streaming session
         self.length = length  # of the prompt, and of prompt and output
 
     def matches(self, request: "CachedRequestState") -> bool:
@@ -63,7 +63,7 @@ class Slots(Feature, ABC):
 
     Attributes:
         name: the feature's name, which also owns its fences.
-        serving: whether the current step is served from the slots: from :meth:`prepare` until the
+        serving: whether slots serve the current step. Set by :meth:`prepare`, and reset when the
             step's samples are observed.
         capacity: maximum number of requests with a slot.
         kernels: the feature's Triton kernels, which take slots by address; None to use PyTorch.
@@ -82,11 +82,11 @@ class Slots(Feature, ABC):
         self.kernels: ModuleType | None = None
         #: Request id to slot; None if it must be built before the next step.
         self._slots: dict[str, torch.Tensor | None] = {}
-        #: Slots of requests that have left the batch, oldest first. The request's state owns its
-        #: slot, which is freed when the runner drops that.
+        #: Slots of requests that have left the batch, oldest first. The state object of a request
+        #: owns its slot, so that the slot is freed when the runner drops the object.
         self._kept: WeakValueDictionary[str, _KeptSlot] = WeakValueDictionary()
         self._exhausted = False
-        #: Reason for leaving the newest step to upstream; empty if its slots are filled.
+        #: Reason why the newest step fell back to upstream; empty if slots serve it.
         self._left = ""
         gauges.watch(self)
         # The current step: the sampling metadata that the rows below belong to.
@@ -124,7 +124,7 @@ class Slots(Feature, ABC):
 
     @abstractmethod
     def _describes_rows(self, metadata: "SamplingMetadata") -> bool:
-        """Return whether the feature's part of this metadata is the live batch's."""
+        """Return whether the metadata's fields of this feature are the live batch's."""
 
     @staticmethod
     @abstractmethod
@@ -140,15 +140,15 @@ class Slots(Feature, ABC):
     def apply(self, logits: torch.Tensor, after_drafts: bool) -> None:
         """Apply the feature to logits [requests, vocab], in place.
 
-        ``after_drafts``: the rows follow the step's drafts (bonus tokens).
+        ``after_drafts``: whether the logits are those of bonus tokens, after all drafts.
         """
 
     @abstractmethod
     def apply_to_targets(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata") -> None:
         """Apply the feature at the positions where drafts are verified, in place.
 
-        ``logits`` is [drafts of all requests, vocab]: one position per draft, after the drafts
-        before it.
+        ``logits`` is [drafts of all requests, vocab]: one position per draft, after the request's
+        earlier drafts.
         """
 
     @classmethod
@@ -225,7 +225,7 @@ class Slots(Feature, ABC):
             self._trim_kept()
 
     def idle(self) -> None:
-        """Release the device memory: no request is running."""
+        """Release all device memory."""
         self._forget_rows()
         self._release()
 
@@ -249,11 +249,11 @@ class Slots(Feature, ABC):
             self._kept.pop(next(iter(self._kept))).slot = None
 
     def _release(self) -> None:
-        """Return memory that no slot needs to the device."""
+        """Free device memory that no slot uses."""
 
     @property
     def _attribute(self) -> str:
-        """The attribute of a request's state that holds its kept slot."""
+        """Attribute for a kept slot, in the state object of its request."""
         return f"readiness {self.name}"
 
     @property
@@ -262,7 +262,7 @@ class Slots(Feature, ABC):
         return all(slot is not None for slot in self._slots.values())
 
     def cut(self, req_id: str, length: int) -> None:
-        """Rebuild the request's slot before the next step if a cut may have lost a token."""
+        """Have the slot rebuilt before the next step, if truncating may lose a sampled token."""
         if self._slots.get(req_id) is not None and self.history.loses_tokens(
             req_id, length, self.name
         ):
@@ -273,13 +273,13 @@ class Slots(Feature, ABC):
     ) -> None:
         """Prepare the slots for a step, or fall back to upstream; sets :attr:`serving`.
 
-        ``metadata`` is the live batch's, which is replaced when a row moves; ``width`` is the
-        logits'.
+        ``metadata`` is the live batch's, a new object whenever a row has moved. ``width`` is the
+        number of columns of the logits.
         """
         if self.serving:
             logger.warning_once(
                 "Readiness overlay: this model runner overrides sample_tokens. The state of %s is "
-                "rebuilt on every step, which waits for the device.",
+                "rebuilt on every step, for which the host waits for the device.",
                 self.name,
             )
             self.leave_step()
@@ -303,7 +303,7 @@ class Slots(Feature, ABC):
         self._update_slots(sampled, discarded)
 
     def leave_step(self) -> None:
-        """Leave a step to upstream; the slots miss its samples, and are rebuilt later."""
+        """Leave a step to upstream. The slots will lack its samples, and are rebuilt later."""
         if not (self._slots or self._rows or self.serving):
             return
         self._forget_rows()
@@ -330,14 +330,14 @@ class Slots(Feature, ABC):
         self._drafts = None
 
     def _fill_slots(self) -> str:
-        """Build the missing slots; return the reason if there is no room, or an empty string."""
+        """Build the missing slots. Return an empty string, or the reason why they do not fit."""
         if self.complete:
             return ""
         waiting = [req_id for req_id, slot in self._slots.items() if slot is None]
         if len(self._slots) > self.capacity:
             logger.warning_once(
-                "Readiness overlay: more than %d requests use %s (%s). Falling back to vLLM for "
-                "them, which waits on every step.",
+                "Readiness overlay: more than %d requests use %s (limited by %s). Falling back to "
+                "vLLM, for which the host waits on every step.",
                 *(self.capacity, self.name, switch.SLOTS),
             )
             return gauges.NO_SLOT
@@ -353,7 +353,7 @@ class Slots(Feature, ABC):
             if self._kept:
                 self._give_up_kept(0)
                 return self._fill_slots()
-            # Until a request with a slot leaves: the next step would fail again.
+            # Do not retry before a request with a slot has left.
             self._exhausted = True
             self._warn_no_room()
             return gauges.NO_ROOM
@@ -362,7 +362,7 @@ class Slots(Feature, ABC):
     def _warn_no_room(self) -> None:
         logger.warning_once(
             "Readiness overlay: the device has no memory left for the %s of %d requests. Falling "
-            "back to vLLM for them, which waits on every step. Lower gpu_memory_utilization or "
+            "back to vLLM, for which the host waits on every step. Lower gpu_memory_utilization or "
             "max_num_seqs.",
             *(self.name, len(self._slots) or self.capacity),
         )

@@ -30,6 +30,6 @@ class StopTokens(Feature):
             return
         ids = params.all_stop_token_ids
         size = self.batch.vocab_size
-        # Not by `in range`, which iterates for an id that is no plain int.
+        # Not by `in range`, which iterates for an id that is not a plain int.
         if not all(0 <= token < size for token in ids):
             params._all_stop_token_ids = {token for token in ids if 0 <= token < size}

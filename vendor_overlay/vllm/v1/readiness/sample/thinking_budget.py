@@ -1,4 +1,4 @@
-"""Feature ``thinking-budget``: budgets that search only new tokens, and rarely wait.
+"""Feature ``thinking-budget``: thinking budgets that search only new tokens, and rarely wait.
 
 Upstream searches a request's whole output for the start and the end marker on every step until each
 is found, and needs the newest token on the host for that. Here upstream's ``_update_think_state``
@@ -14,10 +14,10 @@ still makes every decision, but
 Without ``thinking-rows``, upstream leaves two rows with one shared state when it swaps a request
 that has a budget with one that has none. Both are then searched from the start and waited for, as
 in upstream. With ``thinking-sections`` (:mod:`.thinking_fixes`) the search continues after a
-section has ended, and nothing waits until another may exceed the budget.
+section has ended, and nothing waits until another section may exceed the budget.
 
-Lengths are in output tokens. A request's *reach* at a step is the length of its output and of the
-step's drafts together.
+Lengths are in output tokens. A request's *reach* at a step is the length of its output plus the
+number of its drafts in the step.
 """
 
 # mirrors: vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder
@@ -71,17 +71,17 @@ class _Progress:
     skipped: int | None = None
     #: Updates awaiting their tokens: the length, or _OPEN, and the step's drafts.
     deferred: deque[tuple[int, list[int]]] = field(default_factory=deque)
-    restart: bool = True  # the next update is made at once, after a search from the start
+    restart: bool = True  # the next update is immediate, after a search from the start
     shared: bool = False  # two rows share the state
 
     @property
     def pending_length(self) -> int:
-        """The length at the newest skipped or deferred update; 0 if none, or open."""
+        """Length at the newest skipped or deferred update; 0 if it is open or there is none."""
         return max(0, self.deferred[-1][0] if self.deferred else self.skipped or 0)
 
     @property
     def updated(self) -> int:
-        """The length at the newest update; less if that is open."""
+        """Length at the newest update; a lower bound if that length is open."""
         return max(self.searched, self.pending_length)
 
     def resolve_open(self, known: int) -> None:
@@ -92,7 +92,7 @@ class _Progress:
             self.deferred[0] = (known, self.deferred[0][1])
 
     def begin_anew(self) -> None:
-        """Make the next update at once, after a search from the start."""
+        """Make the next update immediate, after a search from the start."""
         self.restart = True
         self.update_from = 0
 
@@ -145,7 +145,7 @@ class ThinkingBudget(FixedHolder, Feature):
         return object.__new__, (kind,), attributes
 
     def sync_batch(self, batch_update: "BatchUpdate | None") -> None:
-        """Follow requests that join, leave and move; progress moves with them."""
+        """Update for requests that join, leave or move. Their progress moves with them."""
         super().sync_batch(batch_update)
         if not batch_update:
             return
@@ -161,14 +161,14 @@ class ThinkingBudget(FixedHolder, Feature):
             progress.shared = shared
 
     def cut(self, req_id: str, length: int) -> None:
-        """Restart the search of an output if a cut loses tokens that may have been searched."""
+        """Restart the search of an output if searched tokens may be truncated."""
         row = self.batch.req_id_to_index[req_id]
         state = self._state.get(row)
         if state is not None and length < self.history.known(row):
             state[_PROGRESS].begin_anew()
 
     def begin_anew(self) -> None:
-        """Make all next updates at once, after a search from the start."""
+        """Make the next update of each request immediate, after a search from the start."""
         for _, _, progress in self._tracked:
             progress.begin_anew()
 
@@ -187,7 +187,7 @@ class ThinkingBudget(FixedHolder, Feature):
                 yield row
 
     def arrive(self, rows: list[int], tokens: list[int] | None) -> None:
-        """Search a step's tokens; ``tokens`` is None if a row may have got several."""
+        """Search the tokens of a settled step; ``tokens`` is None if a row may have several."""
         # Without the last token of a marker there is no new marker.
         if tokens is not None and not self._any_deferred and self.last_tokens.isdisjoint(tokens):
             return
@@ -201,7 +201,7 @@ class ThinkingBudget(FixedHolder, Feature):
                 continue
             known = self.history.known(row)
             progress.resolve_open(known)
-            # Tokens without a due update may still be cut off.
+            # Tokens without a due update may still be truncated.
             self._search(state, progress, min(known, progress.pending_length))
             self._update_deferred(state, progress, known)
         self._any_deferred = any(progress.deferred for _, _, progress in self._tracked)
@@ -250,7 +250,7 @@ class ThinkingBudget(FixedHolder, Feature):
         return logits
 
     def _may_force(self, row: int, state: dict[str, Any], progress: _Progress, reach: int) -> bool:
-        """Return whether an update that is not skipped may force a token, or continue to."""
+        """Return whether an update, unless skipped, may force a token or continue to force one."""
         budget: int = state["thinking_token_budget"]
         if progress.force_from == _NEVER:
             return False
@@ -262,7 +262,7 @@ class ThinkingBudget(FixedHolder, Feature):
         return reach - self.history.known(row) > budget
 
     def _search(self, state: dict[str, Any], progress: _Progress, length: int) -> None:
-        """Search an output's first ``length`` tokens for missing markers, except searched ones."""
+        """Search an output's unsearched tokens up to ``length`` for missing markers."""
         output = progress.output
         assert output is not None
         searched, progress.searched = progress.searched, max(length, progress.searched)
@@ -322,7 +322,7 @@ class ThinkingBudget(FixedHolder, Feature):
             progress.update_from = 0
 
     def _update_skipped(self, state: dict[str, Any], progress: _Progress) -> None:
-        """Make one update in place of the skipped ones; it has the same effect."""
+        """Make one update instead of the skipped ones; it has the same effect."""
         length, progress.skipped = progress.skipped, None
         if length is not None:
             self._call_upstream(state, progress, length, [])
@@ -371,5 +371,5 @@ class ThinkingBudget(FixedHolder, Feature):
 
 
 def reads_lists(holder: "ThinkingBudgetStateHolder | None", otherwise: bool) -> bool:
-    """Return whether ``holder`` needs lists of outputs with drafts, given upstream's answer."""
+    """Return upstream's answer ``otherwise``; False for a holder that does not read the lists."""
     return otherwise and not isinstance(holder, ThinkingBudget)

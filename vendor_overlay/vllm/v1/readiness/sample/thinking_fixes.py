@@ -2,24 +2,23 @@
 
 In 0.22.0's ThinkingBudgetStateHolder
 
-- two rows end up with one state when a request with a budget is swapped with one that has none, and
-  a row keeps the state of a request that has left when another without a budget is moved into it.
-  In a step without drafts of an engine that drafts, every forced token goes to the first rows. So
-  the end marker is forced into a request without a budget, or a budget is counted on another
-  request's tokens (``thinking-rows``);
-- the first end marker of an output ends the budget for good: later sections of thinking are
-  unlimited. So does a marker in the reply that ends nothing, and with drafts a forced end of
-  several tokens that was rejected half-way. If a request leaves the batch while such an end is
-  forced, it begins once more when the request returns (``thinking-sections``).
+- ``thinking-rows``: two rows share a state after a request with a budget was swapped with one that
+  has none. A row keeps the state of a request that has left, if a request without a budget is moved
+  into it. If the engine has a drafter, a step without drafts forces tokens in its first rows. So an
+  end marker is forced into a request without a budget, or another request's tokens are counted;
+- ``thinking-sections``: the first end marker of an output ends the budget permanently, so that
+  later sections of thinking are unlimited. An end marker outside of a section has the same effect,
+  and, with drafts, a forced marker of several tokens that was rejected in part. If a request leaves
+  the batch while such a marker is forced, the marker starts again when the request returns
   (https://github.com/vllm-project/vllm/issues/43757)
   (https://github.com/vllm-project/vllm/issues/45984);
-- a budget of -1, which means unlimited, forces the end marker once if the prompt ends in a section
-  and the engine drafts (``thinking-unlimited``).
+- ``thinking-unlimited``: a budget of -1, which means unlimited, forces the end marker once if the
+  prompt ends in a section and the engine has a drafter.
 
 A *section* begins after a start marker, in the output or at the end of the prompt, and ends with
 the first end marker in it. Markers that begin or end no section are ordinary tokens. With
 ``thinking-sections`` each section has the whole budget. Upstream's code still makes each decision,
-but sees only the current section, and outside sections nothing.
+but gets only the tokens of the current section, and none outside sections.
 """
 
 # mirrors: vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder
@@ -50,7 +49,7 @@ _KEPT = ("prompt_tok_ids", "output_tok_ids", "spec_token_ids", "in_spec_mode")
 
 
 class SearchedOutput:
-    """Already searched first tokens of an output.
+    """First tokens of an output, which have been searched for markers.
 
     Upstream's update gets it instead of a list, and finds no marker in it; see
     :meth:`FixedHolder._find_last_sequence_index`.
@@ -72,7 +71,7 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
     """Upstream's state holder with the fixes that are on.
 
     In each request's state, ``searched`` is the number of output tokens searched for markers (0 if
-    a derived class searches it), and ``resumed`` the end of the last marker that began or ended a
+    a derived class searches them), and ``resumed`` the end of the last marker that began or ended a
     section.
     """
 
@@ -88,7 +87,7 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
         self.last_tokens = {marker[-1] for marker in markers if marker}
 
     def sync_batch(self, batch_update: "BatchUpdate | None") -> None:
-        """Follow requests that join, leave and move; states move with their requests."""
+        """Update for requests that join, leave or move. States move with their requests."""
         if not (self.fixes_rows and batch_update and batch_update.moved):
             super().sync_batch(batch_update)
             return
@@ -105,7 +104,8 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
     ) -> torch.Tensor:
         """Force the end marker in float32 logits [positions, vocab], in place, and return them.
 
-        ``predict_bonus_token``: the positions follow the step's drafts, ``spec_token_ids`` [rows].
+        ``predict_bonus_token``: whether the positions are those of bonus tokens, after the drafts
+        ``spec_token_ids`` [rows].
         """
         drafts = self.in_spec_mode
         if self.fixes_rows and not predict_bonus_token and not any(spec_token_ids or ()):
@@ -142,7 +142,7 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
         return changed
 
     def used_up(self, state: dict[str, Any]) -> int:
-        """Return the length of the output from which upstream forces the section's end."""
+        """Return the output length from which upstream forces the section's end marker."""
         begin = state["start_thinking"]
         if state["continue_thinking"]:  # counted from the prompt's beginning
             begin -= len(state["prompt_tok_ids"] or ())
@@ -153,7 +153,7 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
         """Resume an end marker that was being forced when the request left its row."""
         if state["start_thinking"] == -1 or state["thinking_token_budget"] == UNLIMITED:
             return
-        used_up = 0 if state["in_end"] else self.used_up(state)  # by the prompt alone, or later
+        used_up = 0 if state["in_end"] else self.used_up(state)  # 0: by the prompt
         forced = len(output) - used_up
         end = self.think_end_token_ids
         if 0 < forced < len(end) and output[used_up:] == end[:forced]:
@@ -162,7 +162,7 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
             state["prev_output_length"] = len(output) - 1
 
     def rewind(self, state: dict[str, Any]) -> None:
-        """Restart from the prompt: searched tokens have been cut off."""
+        """Restart from the prompt, because searched tokens have been truncated."""
         budget = state["thinking_token_budget"]
         if budget == UNLIMITED:
             return
@@ -210,7 +210,7 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
 
 
 def mend(batch: "InputBatch", on: frozenset[str]) -> None:
-    """Replace upstream's state holder; no-op without reasoning, where a batch has none."""
+    """Replace upstream's state holder; no-op if the batch has none, or one of another class."""
     holder = batch.thinking_budget_state_holder
     if type(holder) is ThinkingBudgetStateHolder:
         batch.thinking_budget_state_holder = FixedHolder(holder, on)
