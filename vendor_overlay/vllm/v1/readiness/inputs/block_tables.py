@@ -79,8 +79,8 @@ class Cells(NamedTuple):
 def attach(tables: "MultiGroupBlockTable | None") -> "BlockTables | None":
     """Attach the feature to the tables of a batch under construction.
 
-    Returns None to fall back to upstream: for tables of other classes, or if their memory on the
-    host cannot be pinned.
+    Returns None to fall back to upstream: for tables of other classes, and for those whose memory
+    on the host is not pinned.
     """
     if "readiness" not in vars(type(tables)):
         return None

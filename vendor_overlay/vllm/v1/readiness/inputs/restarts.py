@@ -1,7 +1,7 @@
 """Worker part of the fix ``failed-loads``: requests restart in their initial state.
 
-A request whose KV load failed joins the batch again without the tokens sampled since. The worker
-has drawn these tokens with the request's generator, and may have computed the logprobs of its
+A request whose KV load failed joins the batch again, without the tokens sampled after the load. The
+worker has drawn these with the request's generator, and may have computed the logprobs of its
 prompt, which upstream does only once. Here the generator is reset if the request joins again with
 the same number of tokens, and prompt logprobs are computed whenever the prompt is.
 """

@@ -61,7 +61,7 @@ class StepMetadata:
         self._open = True
 
     def reuse_slots(self, shape: object, split: object) -> tuple[Any, Any] | None:
-        """Return a step's slot mappings; None to fall back, as for each ``split`` step."""
+        """Return a step's slot mappings; None to fall back, always for a step with ubatches."""
         if not self._open or split is not None:
             return None
         return self._slots if shape == self._slots_shape else None
