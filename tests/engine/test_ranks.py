@@ -47,7 +47,7 @@ def test_ranks_with_other_switches_do_not_start(run: Callable[..., Run]) -> None
     refused = run(ranked.other_switch)
     assert refused.wait() != 0
     assert DIFFERENT in refused.text()
-    sentence = "differs from rank 0 (off: penalties). There: unset VLLM_READINESS"
+    sentence = "differs from rank 0 (off: penalties). On that host: unset VLLM_READINESS"
     assert sentence in refused.text()
 
 

@@ -51,7 +51,7 @@ def test_ranks_that_run_the_same_serve(runs: dict[str, Run]) -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("switch", "differs from rank 0 (off: penalties). There: export VLLM_READINESS=on"),
+        ("switch", "differs from rank 0 (off: penalties). On that host: export VLLM_READINESS=on"),
         ("digest", "files differ from rank 0. With rank 0's copy of the overlay"),
         ("pristine", "rank 1: no answer. It runs vLLM without the overlay"),
     ],

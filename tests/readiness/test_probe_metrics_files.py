@@ -198,7 +198,7 @@ def test_a_directory_that_is_gone_is_logged_once(
         counted.write(str(of(gone, "rank0")))
     assert [line.partition(":")[0] for line in warned()] == [
         f"/metrics leaves out {gone.parent}",
-        f"/metrics will lack histograms, because {of(gone, 'rank0')} cannot be written",
+        f"/metrics will lack histograms because {of(gone, 'rank0')} cannot be written",
     ]
     counted.write(str(of(file, "rank0")))
     assert page(file)

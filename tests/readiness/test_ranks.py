@@ -158,7 +158,7 @@ def test_other_features_or_fixes_are_refused_by_name(
         assert outcome.ranks == [1]
         (line,) = (line for line in outcome.error.splitlines() if "differs from rank 0" in line)
         assert all(name in line for name in names)
-        assert line.endswith(f"There: {command}")
+        assert line.endswith(f"On that host: {command}")
         assert "overlay apply" not in outcome.error
 
 

@@ -1,9 +1,10 @@
-"""Fix ``block-ids``: drop the ids of new KV cache blocks where they are never read.
+"""Fix ``block-ids``: drop the ids of new KV cache blocks for models that never read them.
 
-The KV cache managers record the id of each allocated block, for the worker to zero. Only models
-with Mamba layers read these lists. For all others stock 0.22.0 never clears them: the engine leaks
-eight bytes per block. The garbage collector has frozen the lists, so memory profilers miss the
-leak. (https://github.com/vllm-project/vllm/issues/44175)
+The KV cache managers list the id of each allocated block, so that the worker can zero new blocks.
+The scheduler drains these lists only for models with Mamba layers. For all other models the lists
+of stock 0.22.0 grow while the engine serves, by eight bytes per allocation of a block. They were
+frozen by ``gc.freeze``, so memory profilers that call ``gc.get_objects`` miss the leak.
+(https://github.com/vllm-project/vllm/issues/44175)
 """
 
 # mirrors: vllm.v1.core.kv_cache_manager:KVCacheManager.take_new_block_ids
@@ -17,18 +18,18 @@ from vllm.v1.readiness.engine import subclasses, switch
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
 
-#: The manager's attribute for :func:`_drops`.
+#: Attribute of the manager that caches the result of :func:`_drops`.
 _DROPS = "readiness_drops_block_ids"
 
 
 def drop_unread(manager: "KVCacheManager") -> None:
-    """Drop the ids of the previous step if the worker does not zero new blocks."""
+    """Drop the block ids of the previous step unless the worker zeroes new blocks."""
     if subclasses.remembered(manager, _DROPS, lambda: _drops(manager)):
         manager.take_new_block_ids()
 
 
 def _drops(manager: "KVCacheManager") -> bool:
-    """Whether the fix is on and the ids are never read."""
+    """Whether the fix is on and the model never reads the ids."""
     return (
         not manager.kv_cache_config.needs_kv_cache_zeroing
         and registry.BLOCK_IDS in switch.enabled()

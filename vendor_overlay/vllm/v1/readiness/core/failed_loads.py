@@ -1,20 +1,20 @@
-"""Fix ``failed-loads``: recompute KV blocks whose load failed, and drop tokens sampled from them.
+"""Fix ``failed-loads``: recompute KV blocks that failed to load, and drop tokens sampled from them.
 
 A KV connector reports, with a step's output, the blocks that it failed to load. With
 ``kv_load_failure_policy="recompute"`` stock 0.22.0 lowers ``num_computed_tokens`` of the running
 requests that hold such blocks, and drops their tokens of that step. It misses
 
-- placeholders of tokens in flight, under asynchronous scheduling: -1 reaches the embedding, and the
+- placeholders of in-flight tokens, under asynchronous scheduling: -1 reaches the embedding, and the
   engine dies (https://github.com/vllm-project/vllm/issues/45138);
-- tokens of later steps in flight, chunked prefill included: they were sampled from missing KV, and
-  are delivered;
-- the prefix cache: the bad blocks, and blocks computed from them, stay there for other requests;
-- blocks that a sliding window has freed: their tokens are recomputed into no block.
+- later steps in flight, prefill chunks included: their tokens were sampled from missing KV, and are
+  delivered;
+- the prefix cache: other requests hit the bad blocks, and blocks computed from them;
+- sliding windows: tokens are recomputed although their blocks have been freed.
 
-Here each request that computed from such blocks is preempted, and its output in the steps in
-flight is dropped. The blocks, and all blocks computed from them, leave the prefix cache. The
-request resumes like any preempted one, but nothing is loaded for it again. With the policy "fail"
-the requests end, as in stock, including those that stock misses.
+Here each request that used bad blocks is preempted, and its output in the steps in flight is
+dropped. The bad blocks, and all blocks computed from them, are evicted from the prefix cache. The
+request resumes like any preempted request, but nothing is loaded for it again. With the policy
+"fail" these requests end, as in stock, including the requests that stock misses.
 """
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.schedule
@@ -43,20 +43,20 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-#: The scheduler's methods with seams.
+#: Methods of the scheduler that have a seam.
 _METHODS = ("schedule", "_update_after_schedule", "update_from_output", "_handle_invalid_blocks")
-#: The scheduler's attribute for its :class:`_Loads`.
+#: Attribute of the scheduler that holds its :class:`_Loads`.
 _ATTRIBUTE = "readiness_failed_loads"
 
 
 class _Loads:
-    """Failed loads of one scheduler.
+    """State of the fix for one scheduler.
 
     Attributes:
         on: whether the fix is on and there is a connector.
         arrived: the step whose output is being processed.
-        to_preempt: running requests to be recomputed.
-        recomputed: requests for which the connector loads nothing again.
+        to_preempt: running requests to preempt before the next step is scheduled.
+        recomputed: requests with a failed load; nothing is loaded for them again.
     """
 
     def __init__(self, scheduler: "Scheduler") -> None:
@@ -70,14 +70,14 @@ class _Loads:
 
 @dataclass
 class _Holder:
-    """Blocks that a request held from one scheduling to its preemption or end.
+    """Blocks of a request, from joining the batch until its preemption or end.
 
     Attributes:
         name: request id.
-        groups: per KV cache group, tokens per block, and block ids by index.
-        computed: number of tokens counted as computed when the request was scheduled.
+        groups: per KV cache group, the block size in tokens, and the block ids by block index.
+        computed: ``num_computed_tokens`` when the request was scheduled.
         current: whether the request holds these blocks now.
-        bad: position of the first token with wrong KV; None if there is none.
+        bad: position of the first token with wrong KV; None without such a token.
     """
 
     name: str
@@ -87,10 +87,10 @@ class _Holder:
     bad: int | None = None
 
     def spread(self, bad: set[int]) -> bool:
-        """Find the first token with wrong KV, and add the blocks computed from it to ``bad``.
+        """Find the first token with wrong KV, and add its block and all later ones to ``bad``.
 
         Returns:
-            True if it is the first such token, or an earlier one.
+            True if the attribute ``bad`` was set, or moved to an earlier position.
         """
         positions = [
             size * index
@@ -112,15 +112,15 @@ def _of(scheduler: "Scheduler") -> _Loads:
 
 
 def refused(scheduler: "Scheduler", request: "Request") -> bool:
-    """Whether a waiting request must not be loaded, since its last load failed.
+    """Whether nothing may be loaded for a waiting request, because an earlier load failed.
 
-    The connector's lookup runs nevertheless: some connectors forget old blocks only then.
+    The seam calls the connector's lookup first: some connectors forget old blocks only then.
     """
     return request in _of(scheduler).recomputed
 
 
 def scheduled(scheduler: "Scheduler", step: "SchedulerOutput") -> None:
-    """Note that a step has been scheduled."""
+    """Add a scheduled step to the steps in flight, if the fix is on."""
     if _of(scheduler).on:
         in_flight.of(scheduler).schedule(step)
 
@@ -134,11 +134,14 @@ def arrive(scheduler: "Scheduler", step: "SchedulerOutput", output: "ModelRunner
 
 
 def preempt(scheduler: "Scheduler", preempted: "list[Request]", timestamp: float) -> None:
-    """Preempt the requests to be recomputed, before a step is scheduled; extend ``preempted``."""
+    """Preempt the requests to recompute, and append them to ``preempted``.
+
+    Called before a step is scheduled.
+    """
     loads = _of(scheduler)
     if not loads.to_preempt:
         return
-    # Each is prepended to the waiting queue: in reverse, to keep their order.
+    # A preempted request is prepended to the waiting queue: reverse order keeps their order.
     for request in [item for item in reversed(scheduler.running) if item in loads.to_preempt]:
         scheduler.running.remove(request)
         scheduler._preempt_request(request, timestamp)
@@ -150,8 +153,8 @@ def handle(scheduler: "Scheduler", invalid: set[int]) -> set[str] | None:
     """Handle blocks that a connector failed to load.
 
     Returns:
-        Requests whose output in the reporting step is skipped, and which end if the policy is
-        "fail"; None to fall back to upstream.
+        Ids of the affected requests; None to fall back to upstream. Upstream skips their output
+        in the reporting step, and ends the requests if the policy is "fail".
     """
     loads = _of(scheduler)
     if not loads.on:
@@ -173,13 +176,13 @@ def handle(scheduler: "Scheduler", invalid: set[int]) -> set[str] | None:
         return names
     if not scheduler.recompute_kv_load_failures:
         logger.error(
-            "Failing %d request(s), as blocks of their KV could not be loaded "
+            "Failing %d request(s) because some of their KV blocks could not be loaded "
             '(kv_load_failure_policy="fail"): %s',
             *(len(names), sorted(names)),
         )
         return names
     logger.warning(
-        "Computing %d request(s) again, as blocks of their KV could not be loaded: %s",
+        "Recomputing %d request(s) because some of their KV blocks could not be loaded: %s",
         *(len(names), sorted(names)),
     )
     for request in requests:
@@ -188,9 +191,10 @@ def handle(scheduler: "Scheduler", invalid: set[int]) -> set[str] | None:
 
 
 def _recompute(scheduler: "Scheduler", request: "Request", position: int | None) -> None:
-    """Schedule a request for recomputation, and drop its output in flight.
+    """Mark a request for recomputation, and drop its output in flight.
 
-    ``position`` is the first token with wrong KV in its current blocks; None if there is none.
+    ``position`` is that of the first token with wrong KV in the request's current blocks; None
+    without such a token.
     """
     loads = _of(scheduler)
     loads.recomputed.add(request)
@@ -200,17 +204,18 @@ def _recompute(scheduler: "Scheduler", request: "Request", position: int | None)
     if request.status == RequestStatus.RUNNING:
         loads.to_preempt.append(request)
     elif request.status == RequestStatus.WAITING_FOR_REMOTE_KVS and position is not None:
-        # Other blocks may still be loading: upstream resumes the request after them.
+        # Other blocks may still be loading: upstream resumes the request once they are loaded.
         alone = len(scheduler.kv_cache_config.kv_cache_groups) == 1
         request.num_computed_tokens = position if alone else 0
         scheduler.failed_recving_kv_req_ids.add(request.request_id)
 
 
 def _affected(holders: list[_Holder], bad: set[int]) -> dict[str, int | None]:
-    """Find the requests that computed from bad blocks, and add all blocks computed from them.
+    """Find the requests that used bad blocks, and add all blocks computed from these to ``bad``.
 
     Returns:
-        Request id to the first token with wrong KV in its current blocks; None if there is none.
+        Request id to the position of the first token with wrong KV in the request's current
+        blocks; None without such a token.
     """
     while any(holder.spread(bad) for holder in holders):
         pass
@@ -221,7 +226,7 @@ def _affected(holders: list[_Holder], bad: set[int]) -> dict[str, int | None]:
 
 
 def _holders(scheduler: "Scheduler", steps: "Iterable[SchedulerOutput]") -> Iterator[_Holder]:
-    """Yield the holders of blocks that were scheduled in these steps or hold blocks now."""
+    """Yield the blocks of requests that joined the batch in ``steps`` or hold blocks now."""
     manager = scheduler.kv_cache_manager
     sizes = [group.block_size for group in manager.coordinator.single_type_managers]
     null = manager.block_pool.null_block.block_id
@@ -259,13 +264,13 @@ def _holders(scheduler: "Scheduler", steps: "Iterable[SchedulerOutput]") -> Iter
 
 
 def _all_ours(kind: type) -> bool:
-    """Whether a scheduler class reaches all seams of the fix; logged if it does not."""
+    """Whether a scheduler class reaches all seams of the fix; logs once if it does not."""
     if all(subclasses.ends_in_seam(kind, method) for method in _METHODS):
         return True
     gauges.fall_back(registry.FAILED_LOADS, gauges.OTHER_CLASS)
     logger.warning_once(
-        "Readiness overlay: %s replaces methods of vLLM's scheduler. KV loads that fail are left "
-        "to vLLM's own code.",
+        "Readiness overlay: %s overrides methods of vLLM's scheduler. vLLM's own code handles "
+        "failed KV loads.",
         subclasses.full_name(kind),
     )
     return False

@@ -1,12 +1,12 @@
 """Feature ``grammars``, in the scheduler: fill slow grammar masks in several threads.
 
 A mask takes from a few microseconds to a few tenths of a millisecond, depending on how many tokens
-xgrammar must check. The device idles if all masks take longer than the forward pass. Stock fills
-the masks of up to 128 requests serially, though xgrammar releases the GIL and masks are
+xgrammar must check. The device idles if filling all masks takes longer than the forward pass. Stock
+fills the masks of up to 128 requests serially, although xgrammar releases the GIL and the masks are
 independent.
 
-Here helper threads join the calling thread if the masks of the previous step were slow. Masks of
-drafts and of other backends are left to upstream.
+Here helper threads share the work if the previous step's masks were slow. With speculative
+decoding, and with other backends, upstream fills the masks.
 """
 
 # mirrors: vllm.v1.structured_output:StructuredOutputManager.grammar_bitmask
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-#: The manager's attribute for its :class:`Filler`.
+#: Attribute of the manager that holds its :class:`Filler`.
 _ATTRIBUTE = "readiness_filler"
 _METHODS = ("_fill_bitmasks", "should_fill_bitmask")
-#: Seconds of work per helper thread.
+#: CPU seconds per step that justify one helper thread.
 _WORTH = 1e-3
-#: Maximum number of helper threads, as upstream's.
+#: Maximum number of helper threads, as in upstream.
 _THREADS = 8
 
 
@@ -53,9 +53,9 @@ def fill(
     """Fill the masks of a step, as ``grammar_bitmask`` does.
 
     Args:
-        manager: its masks are allocated.
+        manager: the manager, which has allocated its masks.
         requests: all requests, by id.
-        names: ids of the requests with a mask, in order.
+        names: ids of the requests that need a mask, in the order of the masks.
         drafts: maximum number of drafts per request.
 
     Returns:
@@ -86,11 +86,11 @@ class Filler:
         self._backend, self._grammar = XgrammarBackend, XgrammarGrammar
         self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self._threads: ThreadPoolExecutor | None = None
-        #: Mean CPU seconds per mask of the newest step.
+        #: Mean CPU seconds per mask in the newest step.
         self._each = 0.0
 
     def serves(self, manager: "StructuredOutputManager") -> bool:
-        """Whether the feature is on, and supports the manager and its backend."""
+        """Whether the feature is on, and supports the manager's class and its backend."""
         return self._on and type(manager.backend) is self._backend
 
     def knows(self, grammars: Sequence[object]) -> bool:
@@ -116,7 +116,7 @@ class Filler:
                 while left:
                     try:
                         mask = left.pop()
-                    except IndexError:  # another thread has taken it
+                    except IndexError:  # another thread took the last mask
                         break
                     manager._fill_bitmasks((mask,))
             return time.thread_time() - began
@@ -133,11 +133,11 @@ class Filler:
         self._each = (taken + sum(other.result() for other in others)) / count
 
     def _submit(self, work: Callable[[], float], count: int, others: "list[Future[float]]") -> None:
-        """Start helpers; stop using them once a thread cannot be started."""
+        """Start helper threads. If one cannot be started, later steps use none."""
         assert self._threads is not None
         try:
             for _ in range(count):
                 others.append(self._threads.submit(work))
         except RuntimeError:
-            logger.warning("Cannot start a thread: grammar masks are filled by one thread.")
+            logger.warning("Cannot start a thread. One thread fills all grammar masks.")
             self._cores = 1

@@ -1,7 +1,7 @@
-"""Steps of a scheduler in flight, and requests whose output in them is dropped.
+"""A scheduler's steps in flight, and the requests whose output in these steps is dropped.
 
-The fixes ``preemption`` and ``failed-loads`` share one record per scheduler. Each fills it from its
-own seams, so that either can be installed alone.
+The fixes ``preemption`` and ``failed-loads`` share one :class:`InFlight` per scheduler. Each fix
+updates it from its own seams, so that either can be installed alone.
 """
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.update_from_output
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import LogprobsTensors, ModelRunnerOutput
     from vllm.v1.request import Request
 
-#: The scheduler's attribute for its :class:`InFlight`.
+#: Attribute of the scheduler that holds its :class:`InFlight`.
 _ATTRIBUTE = "readiness_in_flight"
 
 
@@ -29,26 +29,26 @@ class InFlight:
         requests: the scheduler's requests, by id.
 
     Attributes:
-        steps: steps without output yet, oldest first.
-        dropped: ``id()`` of such a step to the requests whose output in it is dropped.
+        steps: the steps whose output has not arrived, oldest first.
+        dropped: ``id()`` of a step in flight to the ids of requests whose output in it is dropped.
     """
 
     def __init__(self, requests: "Mapping[str, Request]") -> None:
         self.steps: deque[SchedulerOutput] = deque()
         self.dropped: dict[int, set[str]] = {}
         self._requests = requests
-        #: Request to its prompt logprobs, saved from a dropped output.
+        #: Request id to prompt logprobs saved from a dropped output.
         self._prompt_logprobs: dict[str, LogprobsTensors] = {}
-        #: Requests whose prompt logprobs are recomputed.
+        #: Ids of requests whose prompt logprobs in flight are wrong, and will be recomputed.
         self._stale_prompts: set[str] = set()
 
     def schedule(self, step: "SchedulerOutput") -> None:
-        """Note that a step has been scheduled; the second call for a step is a no-op."""
+        """Add a scheduled step; the second call for a step is a no-op."""
         if not (self.steps and self.steps[-1] is step):
             self.steps.append(step)
 
     def awaits(self, name: str) -> bool:
-        """Whether a step in flight has output for a request that is not dropped."""
+        """Whether output of a request is in flight and will be delivered."""
         return any(
             name in step.num_scheduled_tokens and name not in self.dropped.get(id(step), ())
             for step in self.steps
@@ -57,7 +57,7 @@ class InFlight:
     def drop(self, name: str, prompt_is_stale: bool = False) -> None:
         """Drop a request's output in all steps in flight.
 
-        Its prompt logprobs are delivered with its next tokens, or dropped if stale.
+        The request's prompt logprobs are delivered with its next tokens, or dropped if stale.
         """
         for step in self.steps:
             if name in step.num_scheduled_tokens:
@@ -70,7 +70,7 @@ class InFlight:
     def arrive(self, step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
         """Remove dropped results from a step's output; the second call for a step is a no-op.
 
-        Steps arrive in order, except abandoned ones.
+        Steps arrive in order. An abandoned step never arrives.
         """
         if not any(known is step for known in self.steps):
             return
@@ -107,5 +107,5 @@ class InFlight:
 
 
 def of(scheduler: "Scheduler") -> InFlight:
-    """Return a scheduler's record, created on first use."""
+    """Return the steps in flight of a scheduler, created on first use."""
     return subclasses.remembered(scheduler, _ATTRIBUTE, lambda: InFlight(scheduler.requests))

@@ -1,12 +1,12 @@
-"""Fix ``orphan-drafts``: no placeholders for drafts that the worker no longer has.
+"""Fix ``orphan-drafts``: discard placeholders of drafts that the worker no longer has.
 
-Under asynchronous scheduling each scheduled request gets placeholders (-1) for the drafts that the
-worker will propose in that step. The worker keeps drafts for one step. A request can be skipped in
-that step, because drafts in flight might have filled the model's length, or for lack of token
-budget. Stock 0.22.0 schedules its placeholders later: -1 reaches the embedding, and the engine dies
-with a device error.
+Under asynchronous scheduling the scheduler gives each scheduled request placeholders (-1) for the
+drafts that the worker will propose. The worker keeps drafts for one step. The scheduler may skip
+the request in that step, because in-flight drafts may already reach max_model_len or because the
+token budget is exhausted. Stock 0.22.0 schedules the placeholders in a later step: -1 reaches the
+embedding, and the engine dies with a device error.
 
-Here a skipped request loses its placeholders, and runs one step without drafts.
+Here a skipped request loses its placeholders, and runs without drafts in its next step.
 """
 
 # mirrors: vllm.v1.core.sched.async_scheduler:AsyncScheduler._update_after_schedule

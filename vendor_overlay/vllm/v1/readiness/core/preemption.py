@@ -1,19 +1,20 @@
-"""Fix ``preemption``: account for tokens in flight of a preempted request.
+"""Fix ``preemption``: account for the in-flight tokens of a preempted request.
 
-Under asynchronous scheduling a request may be preempted while steps with its tokens are in
-flight. Stock 0.22.0 miscounts them in two cases:
+Under asynchronous scheduling a request may be preempted while some of its tokens are in flight.
+Stock 0.22.0 miscounts these tokens in two cases:
 
-- ``reset_prefix_cache(reset_running_requests=True)`` drops as many outputs as there are tokens
-  in flight. With drafts one output holds several tokens: undelivered tokens are dropped as well,
-  and rejected drafts are subtracted from the request's new counts. An assert kills the engine, or
-  the request never ends. Another assert fails if a dropped output carries prompt logprobs.
+- ``reset_prefix_cache(reset_running_requests=True)`` drops one output per token in flight. With
+  drafts an output holds several tokens, so outputs sampled after the reset are dropped too.
+  Rejected drafts of a dropped output are subtracted from the counts of the resumed request. An
+  assert kills the engine, or the request never ends. Another assert fails if a dropped output
+  carries prompt logprobs.
 - With more than two steps in flight (three pipeline stages or more), a request preempted for lack
-  of blocks may resume before all its tokens have arrived. It computes tokens at wrong positions,
-  from a wrong history.
+  of blocks may resume before all its tokens have arrived. It then computes tokens at wrong
+  positions, from a wrong history.
 
-Here the steps in flight are recorded with their requests. A reset drops exactly their output. A
-request preempted for lack of blocks resumes after its tokens have been delivered, which is always
-so with at most two steps in flight.
+Here the scheduler tracks its steps in flight. A reset drops only output of these steps. A request
+preempted for lack of blocks resumes once its tokens have been delivered. With at most two steps in
+flight, this is always the case.
 """
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.schedule
@@ -43,9 +44,9 @@ logger = init_logger(__name__)
 
 
 class StepsInFlight(Base):  # type: ignore[misc]
-    """A base class of AsyncScheduler, before Scheduler, that records the steps in flight.
+    """Tracks the steps in flight; a base class of AsyncScheduler, ahead of Scheduler in its MRO.
 
-    Each method only calls upstream's if the fix is off, or a derived class overrides one of them.
+    The methods only call upstream's if the fix is off or a derived class overrides one of them.
     """
 
     _pause_state: PauseState
@@ -55,11 +56,11 @@ class StepsInFlight(Base):  # type: ignore[misc]
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self._mends_preemption = registry.PREEMPTION in switch.enabled() and _all_ours(self)
-        #: Requests preempted with tokens in flight.
+        #: Requests that had tokens in flight when they were preempted.
         self._preempted: list[Request] = []
 
     def schedule(self) -> "SchedulerOutput":
-        """Schedule a step; no request joins it while a preempted request's tokens are due."""
+        """Schedule a step. Admit no waiting request while a preempted request awaits tokens."""
         step: SchedulerOutput
         if not self._mends_preemption:
             step = super().schedule()
@@ -77,7 +78,7 @@ class StepsInFlight(Base):  # type: ignore[misc]
     def update_from_output(
         self, scheduler_output: "SchedulerOutput", model_runner_output: "ModelRunnerOutput"
     ) -> "dict[int, EngineCoreOutputs]":
-        """Update the requests of a step, without dropped output."""
+        """Remove the results to drop from a step's output, and process the rest."""
         if self._mends_preemption:
             in_flight.of(self).arrive(scheduler_output, model_runner_output)
         outputs: dict[int, EngineCoreOutputs]
@@ -87,7 +88,7 @@ class StepsInFlight(Base):  # type: ignore[misc]
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, *more: bool, **named: bool
     ) -> bool:
-        """Reset the prefix cache; drop output in flight of the requests that it preempts."""
+        """Reset the prefix cache, and drop the in-flight output of the preempted requests."""
         running = []
         if self._mends_preemption and reset_running_requests:
             running = [item for item in self.running if item.num_output_placeholders]
@@ -105,7 +106,7 @@ class StepsInFlight(Base):  # type: ignore[misc]
             self._preempted.append(request)
 
     def _awaits_tokens(self) -> bool:
-        """Whether tokens in flight will be delivered to a preempted request."""
+        """Whether a preempted request has tokens in flight that will be delivered."""
         awaited = []
         for request in self._preempted:
             if request.status != RequestStatus.PREEMPTED or not request.num_output_placeholders:
@@ -119,14 +120,14 @@ class StepsInFlight(Base):  # type: ignore[misc]
 
 
 def _all_ours(scheduler: StepsInFlight) -> bool:
-    """Whether no derived class overrides a method of the fix; logged if one does."""
+    """Whether no derived class overrides a method of the fix; logs once if one does."""
     kind = type(scheduler)
     names = ("schedule", "update_from_output", "reset_prefix_cache", "_preempt_request")
     if all(getattr(kind, name) is getattr(StepsInFlight, name) for name in names):
         return True
     gauges.fall_back(registry.PREEMPTION, gauges.OTHER_CLASS)
     logger.warning_once(
-        "Readiness overlay: %s replaces methods of vLLM's scheduler, and preempts as vLLM does.",
+        "Readiness overlay: %s overrides methods of vLLM's scheduler. vLLM's own code preempts.",
         subclasses.full_name(kind),
     )
     return False

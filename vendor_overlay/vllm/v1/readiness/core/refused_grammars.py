@@ -1,10 +1,10 @@
 """Fix ``refused-grammars``: a grammar that fails to compile ends only its own request.
 
-Stock 0.22.0 compiles grammars in a thread. Some that pass the front end's checks fail to compile:
-an empty ``json`` or ``structural_tag``, ``json_object`` set to false, a structural tag with a
-token id outside the vocabulary, or a grammar validated for another backend. The scheduler's poll
-of the future raises the error, and the engine dies for all clients. Here the request ends with
-the finish reason "error", and the log gives the cause.
+Stock 0.22.0 compiles grammars in a thread. Some grammars pass the front end's checks but fail to
+compile: an empty ``json`` or ``structural_tag``, ``json_object`` set to false, a structural tag
+with a token id outside the vocabulary, or a grammar validated for another backend. The error is
+raised when the scheduler polls the future, and the engine dies for all clients. Here the request
+ends with the finish reason "error", and the log gives the cause.
 """
 
 # mirrors: vllm.v1.structured_output.request:StructuredOutputRequest
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-#: The scheduler's attribute for its refused requests, by id; absent if there are none.
+#: Attribute of the scheduler that holds refused requests by id; absent if there are none.
 _REFUSED = "readiness_refused"
-#: Seconds to wait for a grammar, as upstream.
+#: Seconds to wait for a grammar, as in upstream.
 _PATIENCE = 1e-4
 
 
 def waits(scheduler: "Scheduler", request: "Request") -> bool:
-    """Whether a request stays in its queue, as its grammar is not compiled or failed to compile.
+    """Whether a request keeps waiting: its grammar is being compiled, or failed to compile.
 
-    :func:`finish` ends a request whose grammar failed. Upstream never polls a pending grammar,
-    which could fail between the two checks.
+    :func:`finish` ends a request whose grammar failed. Upstream must not poll a pending grammar,
+    which could fail between this check and that poll.
     """
     structured = request.structured_output_request
     grammar = None if structured is None else structured._grammar
@@ -52,14 +52,14 @@ def waits(scheduler: "Scheduler", request: "Request") -> bool:
     if request.request_id not in refused:
         refused[request.request_id] = request
         logger.error(
-            "Readiness overlay: request %s ends, because its grammar failed to compile: %s: %s",
+            "Readiness overlay: ending request %s because its grammar failed to compile: %s: %s",
             *(request.request_id, type(error).__name__, str(error).strip()),
         )
     return True
 
 
 def finish(scheduler: "Scheduler", outputs: dict[int, list[EngineCoreOutput]]) -> None:
-    """End the refused requests, and add their outputs to a step's outputs by client."""
+    """End the refused requests, and add their outputs to a step's outputs per client."""
     refused: dict[str, Request] | None = vars(scheduler).pop(_REFUSED, None)
     if refused is None:
         return

@@ -1,20 +1,20 @@
 """Fix ``sessions``: a streaming session resumes exactly at the end of its last answer.
 
-A session (streaming input) resumes with a new prompt when its answer has ended. It keeps its KV
-cache, and drops the last token of the answer. In stock 0.22.0 it resumes at once, but
+A session (streaming input) resumes with a new prompt once its answer has ended. It keeps its KV
+cache, and drops the last token of the answer. Stock 0.22.0 resumes it at once:
 
-- under asynchronous scheduling a step with the session is still in flight. Its tokens join the new
-  turn, an assert or an unexpected status kills the engine
+- under asynchronous scheduling a step with the session is still in flight. The tokens of that step
+  join the new turn, an assert or an unexpected status kills the engine
   (https://github.com/vllm-project/vllm/issues/52693), or a turn is answered twice;
-- the length to keep is ``num_computed_tokens``. It counts the step in flight and drafts past the
-  end of the answer, so that tokens of the new prompt are never computed. After a preemption it is
-  0, and the session loses its history, or its place in the queue;
+- the session keeps ``num_computed_tokens`` tokens. This number includes the step in flight, and
+  drafts beyond the end of the answer, so some tokens of the new prompt are never computed. After a
+  preemption it is 0, and the session loses its history or its place in the queue;
 - a block that ends with the dropped token keeps its hash. Other requests hit it in the prefix
   cache, with the KV of another token;
-- each turn has the ``max_tokens`` of the first.
+- every turn has the ``max_tokens`` of the first turn.
 
-Here a turn waits until no step with its session is in flight, and keeps all but the answer's last
-token.
+Here a session resumes once no step with it is in flight, and keeps all but the last token of its
+answer.
 """
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler._update_request_as_session
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request, StreamingUpdate
 
-#: The scheduler's attribute for its :class:`_Turns`.
+#: Attribute of the scheduler that holds its :class:`_Turns`.
 _TURNS = "readiness_turns"
 
 
 class _Turns:
-    """Sessions of one scheduler that wait for steps in flight before their next turn."""
+    """State of the fix for one scheduler: the sessions held until a step in flight arrives."""
 
     def __init__(self, kind: "type[Scheduler]") -> None:
         self.on = registry.SESSIONS in switch.enabled() and subclasses.ends_in_seam(
             kind, "update_from_output"
         )
-        #: The newest step that has requests.
+        #: The newest scheduled step that has tokens.
         self.newest: SchedulerOutput | None = None
-        #: Id to session, and the step that must arrive before it resumes.
+        #: Request id to the session, and the step that must arrive before it resumes.
         self.held: dict[str, tuple[Request, SchedulerOutput | None]] = {}
-        #: The session that is being resumed.
+        #: The session that :func:`resume` is resuming.
         self.resumed: Request | None = None
 
 
@@ -57,7 +57,7 @@ def _of(scheduler: "Scheduler") -> _Turns:
 
 
 def scheduled(scheduler: "Scheduler", step: "SchedulerOutput") -> None:
-    """Note that a step has been scheduled."""
+    """Remember a scheduled step as the newest, if it has tokens."""
     if step.total_num_scheduled_tokens:
         _of(scheduler).newest = step
 
@@ -65,7 +65,7 @@ def scheduled(scheduler: "Scheduler", step: "SchedulerOutput") -> None:
 def hold(scheduler: "Scheduler", session: "Request") -> bool:
     """Hold a session whose answer has ended, if a step with it may be in flight.
 
-    It stays finished, so that the scheduler skips its output.
+    The session keeps its finished status, so that the scheduler skips its output.
 
     Returns:
         True if held until :func:`resume`; False to fall back to upstream.
@@ -79,7 +79,7 @@ def hold(scheduler: "Scheduler", session: "Request") -> bool:
 
 
 def resume(scheduler: "Scheduler", step: "SchedulerOutput") -> None:
-    """Resume the sessions that were held for a step, which has arrived."""
+    """Resume the sessions that were held until ``step`` arrived."""
     turns = _of(scheduler)
     for name, (session, last) in [*turns.held.items()]:
         if last is not step:
@@ -101,9 +101,10 @@ def release(scheduler: "Scheduler", names: "Iterable[str]") -> None:
 
 
 def kept(scheduler: "Scheduler", session: "Request", update: "StreamingUpdate") -> int:
-    """Number of tokens that a resuming session keeps.
+    """Return the number of tokens that a resuming session keeps.
 
-    All but the last token of its answer; upstream's number if the fix is off.
+    With the fix on, these are all tokens but the last of its answer, and the session's counts,
+    drafts, block hashes and ``max_tokens`` are updated. Otherwise it is upstream's number.
     """
     end: int = session.num_computed_tokens
     if not _of(scheduler).on:

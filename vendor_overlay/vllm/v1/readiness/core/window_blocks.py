@@ -1,11 +1,11 @@
-"""Fix ``window-blocks``: keep blocks that a request's attention window may need after a rejection.
+"""Fix ``window-blocks``: keep blocks that an attention window needs if drafts are rejected.
 
 Layers with a sliding window or chunked local attention free the blocks before the window. Under
-asynchronous scheduling stock 0.22.0 computes the window as if every draft in flight were accepted.
+asynchronous scheduling stock 0.22.0 computes the window as if all in-flight drafts were accepted.
 If drafts are rejected, the window moves back into a freed block, and the request attends to the KV
 of another request. (https://github.com/vllm-project/vllm/pull/47728)
 
-Here those layers count drafts in flight as rejected, as Mamba layers do in 0.22.0.
+Here these layers count in-flight drafts as rejected, as Mamba layers do in 0.22.0.
 """
 
 # mirrors: vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 _WINDOWS = (SlidingWindowManager, ChunkedLocalAttentionManager)
-#: The coordinator's attribute for :func:`_mends`.
+#: Attribute of the coordinator that caches the result of :func:`_mends`.
 _MENDS = "readiness_mends_windows"
 
 
@@ -37,9 +37,9 @@ def remove_skipped_blocks(
 ) -> None:
     """Free the blocks before a request's attention windows.
 
-    ``computed`` is the number of computed tokens if all drafts in flight are accepted.
+    ``computed`` is the number of computed tokens if all in-flight drafts are accepted.
     """
-    # One placeholder is for the token that a step always samples.
+    # A step samples at least one token; the other placeholders are for drafts.
     drafts = request.num_output_placeholders - 1
     if drafts <= 0 or not subclasses.remembered(coordinator, _MENDS, lambda: _mends(coordinator)):
         coordinator.remove_skipped_blocks(request.request_id, computed)
@@ -51,7 +51,7 @@ def remove_skipped_blocks(
 
 
 def _mends(coordinator: KVCacheCoordinator) -> bool:
-    """Whether the fix is on, and upstream's method frees blocks of windows."""
+    """Whether the fix is on, a layer has a window, and the coordinator's method is upstream's."""
     return (
         type(coordinator).remove_skipped_blocks is KVCacheCoordinator.remove_skipped_blocks
         and any(isinstance(item, _WINDOWS) for item in coordinator.single_type_managers)

@@ -1,6 +1,6 @@
-"""Doors: folders whose modules patched files call as attributes.
+"""Doors: folders through which patched files call the modules of the runtime.
 
-A folder imports a module when a seam first names it (PEP 562), since the module may import the
+A door imports a module when a seam first accesses it (PEP 562), because the module may import the
 patched file.
 """
 
@@ -15,7 +15,7 @@ def door(folder: str, *modules: str) -> Callable[[str], ModuleType]:
     """Make the ``__getattr__`` of a folder.
 
     Args:
-        folder: dotted name.
+        folder: dotted name of the folder.
         modules: names of the modules that seams call.
     """
 

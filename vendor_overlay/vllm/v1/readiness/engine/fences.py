@@ -1,6 +1,7 @@
-"""Fences: waits of the host for one event of the device.
+"""Fences: waits of the host for a device event.
 
-Each has an owner: the consumer that needs the value on the host. Nothing else may wait.
+Each fence has an owner: the consumer that needs the value on the host. The overlay waits for the
+device nowhere else.
 """
 
 # mirrors: nothing
@@ -14,7 +15,7 @@ from types import MappingProxyType
 import torch
 from vllm.v1.readiness import registry
 
-# The owners; a feature's wait has its name.
+# The owners. A feature's fences carry the name of the feature.
 HISTORY = registry.HISTORY
 PENALTIES = registry.PENALTIES
 BAD_WORDS = registry.BAD_WORDS
@@ -28,14 +29,14 @@ NAN_COUNTS = "nan-counts"
 WARM_UP = "warm-up"
 
 _counts: Counter[str] = Counter()
-#: Async outputs are waited for in another thread.
+#: Protects the counts: asynchronous outputs are fetched in another thread.
 _lock = threading.Lock()
-#: Called per fence with its owner, begin and end (ns of ``time.perf_counter_ns``).
+#: Called after each fence with its owner, begin and end (ns of ``time.perf_counter_ns``).
 listeners: list[Callable[[str, int, int], None]] = []
 
 
 def wait(event: torch.Event, owner: str) -> None:
-    """Wait for an event on behalf of ``owner``; no fence if it has completed."""
+    """Wait for an event on behalf of ``owner``; no fence is counted if it has completed."""
     if event.query():
         return
     with _lock:

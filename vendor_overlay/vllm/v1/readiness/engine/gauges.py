@@ -27,7 +27,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
     {
         FALLBACKS: Metric(
             "counter",
-            "Times that vLLM's own path served what a feature that is on was to serve.",
+            "Fallbacks of an enabled feature to vLLM's own path.",
             ("feature", "reason"),
         ),
         SLOTS: Metric("gauge", "Requests that have a slot on the device.", ("feature",)),
@@ -56,7 +56,7 @@ class Holder(Protocol):
     """An object that holds memory."""
 
     def held(self) -> Iterable[Value]:
-        """Return its current values; called from any thread."""
+        """Return the current values. May be called from any thread."""
 
 
 #: Re-entrant: the garbage collector may run any code while it is held.
@@ -66,7 +66,7 @@ _holders: "weakref.WeakSet[Holder]" = weakref.WeakSet()
 
 
 def fall_back(feature: str, reason: str) -> None:
-    """Count a fallback of a feature that is on, for a reason named above."""
+    """Count a fallback of an enabled feature, for one of the reasons above."""
     with _lock:
         _fallbacks[feature, reason] = _fallbacks.get((feature, reason), 0) + 1
 
@@ -78,7 +78,7 @@ def watch(holder: Holder) -> None:
 
 
 def collect() -> list[Value]:
-    """Return all values of this process, sorted, with the sums over all holders."""
+    """Return all values of this process, sorted; memory is summed over all holders."""
     with _lock:
         counted = [Value(FALLBACKS, key, number) for key, number in _fallbacks.items()]
         holders = list(_holders)

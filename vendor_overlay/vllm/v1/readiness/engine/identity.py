@@ -17,8 +17,8 @@ SITE = Path(__file__).parents[4]
 def digest(provenance: Path = PROVENANCE, site: Path = SITE) -> str | None:
     """Compute one SHA-256 over all installed files of the overlay.
 
-    The digest that ``scripts/overlay status`` prints: of the output of ``sha256sum`` for the files
-    listed under [result] in VERSION_PIN and for VERSION_PIN, sorted by path.
+    ``scripts/overlay status`` prints the same digest. It is the SHA-256 of the lines that
+    ``sha256sum`` prints for VERSION_PIN and the files in its [result] section, sorted by path.
 
     Returns:
         Lower-case hexadecimal; None in a checkout, which has no VERSION_PIN.
@@ -35,7 +35,7 @@ def digest(provenance: Path = PROVENANCE, site: Path = SITE) -> str | None:
 
 @cache
 def left_out(provenance: Path = PROVENANCE) -> frozenset[str]:
-    """Features and fixes that `apply` left out; empty in a checkout."""
+    """Return the features and fixes that `apply` left out; empty in a checkout."""
     try:
         lines = (provenance / "VERSION_PIN").read_text().splitlines()
     except FileNotFoundError:

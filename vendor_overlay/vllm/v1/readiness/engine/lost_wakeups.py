@@ -1,11 +1,13 @@
-"""Fix ``lost-wakeups``: bound the wait for a notification of a message in shared memory.
+"""Fix ``lost-wakeups``: bound the wait for the notification of a message in shared memory.
 
-The processes of an engine exchange messages through shared memory. A reader that was idle for a
-second sleeps until a notification, which ZeroMQ may drop: its queue holds one, and counts as full
-for about a millisecond after a send. If the writer is descheduled for more than a second between
-a message and its notification, the reader finds that message by polling. The next message follows
-within a millisecond of the late notification, and its own is dropped: a worker of stock 0.22.0
-waits forever, and the engine dies after VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS (300).
+The processes of an engine exchange messages through shared memory. A reader that has been idle for
+a second sleeps until ZeroMQ notifies it. ZeroMQ may drop a notification: its queue holds one, and
+counts as full for about a millisecond after a send.
+
+Suppose that the writer is descheduled for more than a second between a message and its
+notification. The reader finds this message by polling. If the next message follows the late
+notification within a millisecond, the notification of that message is dropped. A worker of stock
+0.22.0 then waits forever, and the engine dies after VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS (300).
 (https://github.com/vllm-project/vllm/pull/45224)
 """
 
@@ -20,7 +22,7 @@ _LONGEST = 5000
 
 
 def bounded(timeout: int | None) -> int | None:
-    """Bound upstream's wait for a notification, in milliseconds; None is unlimited."""
+    """Bound the timeout of upstream's wait, in milliseconds; None is unlimited."""
     if registry.LOST_WAKEUPS not in switch.enabled():
         return timeout
     return _LONGEST if timeout is None else min(timeout, _LONGEST)

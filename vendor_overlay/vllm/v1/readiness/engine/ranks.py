@@ -1,9 +1,9 @@
-"""Comparison of the overlay on all ranks of an engine, before it starts.
+"""Comparison of the overlay on all ranks of an engine, before the engine starts.
 
 Ranks with different files or switches sample different tokens from the same logits, or deadlock.
 Each rank announces its overlay in the store of torch's default process group, and reads the
-announcements of the others. A collective would not do: a rank without the overlay would pair it
-with its own next collective. Here such a rank is missed after a timeout.
+announcements of the others. A collective would not work: a rank without the overlay would match it
+with an unrelated collective. Here such a rank is reported after a timeout.
 """
 
 # mirrors: nothing
@@ -26,21 +26,24 @@ from vllm.v1.readiness.version import __version__
 
 logger = init_logger(__name__)
 
-#: Seconds until a silent rank counts as one without the overlay. Ranks arrive within seconds of
-#: each other, since they have just created their groups.
+#: Seconds until a silent rank counts as a rank without the overlay. Ranks arrive within seconds of
+#: each other, because they have just created their process groups.
 PATIENCE = 120.0
 #: Seconds until the log names the missing ranks.
 _QUIET = 10.0
 #: Seconds between polls of the store.
 _PAUSE = 0.02
-#: Seconds for which a refusing rank, which may host the store, lets the others read.
+#: Maximum seconds that a refusing rank, which may host the store, waits for others to read it.
 _FAREWELL = 5.0
-#: Digits of a digest in the table.
+#: Number of digits of a digest that the table shows.
 _DIGITS = 12
 
 
 class RanksError(RuntimeError):
-    """Ranks of an engine run different overlays; ``ranks`` are off the majority, or silent."""
+    """Ranks of an engine run different overlays.
+
+    ``ranks`` are the ranks that differ from the majority or are silent.
+    """
 
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
@@ -49,9 +52,10 @@ class RanksError(RuntimeError):
 
 @dataclass(frozen=True)
 class Announcement:
-    """The overlay of one rank; ``value`` is that of VLLM_READINESS, ``on`` the sorted words.
+    """The overlay of one rank.
 
-    ``site`` is its site-packages directory. ``digest`` is empty in a checkout.
+    ``site`` is the rank's site-packages directory, ``value`` its VLLM_READINESS, and ``on`` the
+    sorted names of the enabled features and fixes. ``digest`` is empty in a checkout.
     """
 
     host: str
@@ -68,7 +72,7 @@ class Announcement:
 
     @classmethod
     def read(cls, text: bytes) -> "Announcement":
-        """Parse :meth:`written`; fields that another version of the overlay lacks are empty."""
+        """Parse the result of :meth:`written`; a missing field becomes empty."""
         fields = json.loads(text)
         names = ("host", "site", "version", "digest", "value")
         strings = {name: str(fields.get(name, "")) for name in names}
@@ -80,12 +84,13 @@ class Announcement:
 
 
 def check(digest: str | None) -> None:
-    """Compare this rank with the others, once its process groups exist.
+    """Compare the overlay of this rank with those of the other ranks.
 
-    A no-op for a single rank. With ``off`` a rank only announces itself.
+    Called once the process groups exist; a no-op for a single rank. With VLLM_READINESS_RANKS=off,
+    only announce this rank.
 
     Args:
-        digest: of the installed files; None for a checkout.
+        digest: digest of the installed files; None for a checkout.
 
     Raises:
         RanksError: ranks differ or are silent, and VLLM_READINESS_RANKS is ``error``.
@@ -108,7 +113,7 @@ def check(digest: str | None) -> None:
 
 
 class _Meeting:
-    """One comparison of all ``size`` ranks of a process group's store."""
+    """One comparison of all ``size`` ranks, through the store of their process group."""
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self._store, self._rank, self._size = store, rank, size
@@ -121,7 +126,7 @@ class _Meeting:
             RanksError: ranks differ or are silent, or the store is lost.
         """
         try:
-            # A process group may outlive an engine: count the engines.
+            # A process group may outlive an engine: number the comparisons.
             number = self._store.add(f"readiness/{self._rank}/meetings", 1)
             self._folder = f"readiness/meeting {number}"
             self._store.set(self._key(self._rank), own.written())
@@ -131,7 +136,7 @@ class _Meeting:
             self._store.set(self._key(self._rank, "has read"), b"")
             error = refusal(announced, self._size)
             if error is not None:
-                # The rank that hosts the store may exit once all have read.
+                # The rank that hosts the store may exit once all ranks have read it.
                 with suppress(DistError):
                     self._let_read(announced)
         except DistError as lost:
@@ -147,7 +152,7 @@ class _Meeting:
         return f"{self._folder}/{rank} {word}"
 
     def _wait(self) -> Mapping[int, Announcement]:
-        """Return the announcements by rank, of all ranks or those that arrive in time."""
+        """Return the announcements by rank, once all have arrived or after the timeout."""
         start, named = time.monotonic(), False
         over = f"{self._folder} is over"
         while len(present := self._present("runs", range(self._size))) < self._size:
@@ -167,14 +172,14 @@ class _Meeting:
         return dict(zip(present, map(Announcement.read, texts), strict=True))
 
     def _present(self, word: str, ranks: Iterable[int]) -> list[int]:
-        """Return the ranks that have set a key; one round trip if all have."""
+        """Return the ranks that have set a key, in one round trip if all have."""
         ranks = list(ranks)
         if self._store.check([self._key(rank, word) for rank in ranks]):
             return ranks
         return [rank for rank in ranks if self._store.check([self._key(rank, word)])]
 
     def _let_read(self, announced: Mapping[int, Announcement]) -> None:
-        """Wait briefly until the others have read: the store may exit with this process."""
+        """Give the others a few seconds to read: the store may exit with this process."""
         deadline = time.monotonic() + _FAREWELL
         while time.monotonic() < deadline:
             if len(self._present("has read", announced)) == len(announced):
@@ -183,7 +188,7 @@ class _Meeting:
 
 
 def refusal(announced: Mapping[int, Announcement], size: int) -> RanksError | None:
-    """Compare the announcements of an engine's ranks, which lack silent ranks.
+    """Compare the announcements of an engine's ranks; silent ranks are absent.
 
     Returns:
         The error, with a table and repair commands; None if all ranks agree.
@@ -211,7 +216,8 @@ def refusal(announced: Mapping[int, Announcement], size: int) -> RanksError | No
         commands.append(
             f"{_ranges(silent)}: no answer. It runs vLLM without the overlay, or with a version "
             f"that does not compare ranks. On that host, with rank {model}'s copy of the overlay: "
-            f"python3 scripts/overlay apply --site {announced[model].site}, or where vLLM is there."
+            f"python3 scripts/overlay apply --site {announced[model].site}, "
+            f"or with the site-packages directory of vLLM there."
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
@@ -227,7 +233,7 @@ def refusal(announced: Mapping[int, Announcement], size: int) -> RanksError | No
 def _commands(
     own: Announcement, ranks: Sequence[int], usual: Announcement, model: int
 ) -> Iterable[str]:
-    """Repair commands for ranks that differ: one line for the files, one for the switch."""
+    """Yield repair commands for ranks that differ: for the files, and for the switch."""
     where = f"{_ranges(ranks)}, on {own.host}"
     if (own.version, own.digest) != (usual.version, usual.digest):
         yield (
@@ -243,7 +249,10 @@ def _commands(
         ]
         command = f"export {switch.NAME}={usual.value}" if usual.value else f"unset {switch.NAME}"
         detail = "; ".join(differences)
-        yield f"{where}: {switch.NAME} differs from rank {model} ({detail}). There: {command}"
+        yield (
+            f"{where}: {switch.NAME} differs from rank {model} ({detail}). "
+            f"On that host: {command}"
+        )
 
 
 def _ranges(ranks: Iterable[int]) -> str:

@@ -1,7 +1,7 @@
 """Third-party subclasses of patched classes: unknown means upstream.
 
 A subclass may override any function that a feature depends on, and may skip the constructor that
-creates the overlay's objects. vLLM's own code serves it.
+creates the overlay's objects. Such a subclass falls back to upstream.
 """
 
 # mirrors: nothing
@@ -18,7 +18,7 @@ from vllm.v1.readiness.engine import gauges
 logger = init_logger(__name__)
 
 T = TypeVar("T")
-#: The attribute of upstream's objects that holds the overlay's.
+#: Attribute of an upstream object that holds the overlay's object.
 ATTRIBUTE = "readiness"
 #: The name under which a patched file imports its door.
 DOOR = "readiness"
@@ -26,9 +26,10 @@ _RUNTIME = "vllm.v1.readiness."
 
 
 class Uncopied:
-    """Base of objects attached to one of upstream's; copies of that object hold None instead.
+    """Base class of objects that the overlay attaches to an upstream object.
 
-    They name slots, addresses and requests that belong to one object only.
+    A copy of the upstream object holds None instead, because the attached object refers to slots,
+    addresses and requests of the original.
     """
 
     __slots__ = ()
@@ -39,20 +40,20 @@ class Uncopied:
 
 
 def attached(owner: object, kind: type[T], off: Callable[[], T]) -> T:
-    """Return the object that the overlay has attached to one of upstream's.
+    """Return the object that the overlay has attached to an upstream object.
 
     Args:
-        owner: of any class, mocks included.
+        owner: the upstream object, of any class, mocks included.
         kind: class of the attached object.
-        off: makes one with every feature off. It is attached, and logged once, if the owner's
-            class skips the patched constructor.
+        off: creates a substitute with every feature off. It is attached, with a log message per
+            class, if the owner's class skips the patched constructor.
     """
     present = getattr(owner, ATTRIBUTE, None)
     if isinstance(present, kind):
         return present
     gauges.fall_back("all", gauges.OTHER_CLASS)
     logger.warning_once(
-        "Readiness overlay: %s does not call the constructor of vLLM's class, and is left to "
+        "Readiness overlay: %s does not call the constructor of vLLM's class. It falls back to "
         "vLLM's own code.",
         full_name(type(owner)),
     )
@@ -62,7 +63,10 @@ def attached(owner: object, kind: type[T], off: Callable[[], T]) -> T:
 
 
 def remembered(owner: object, name: str, make: Callable[[], T]) -> T:
-    """Return our attribute of an object whose constructor has no seam; made on first use."""
+    """Return our attribute ``name`` of an object without a seam in its constructor.
+
+    It is created on first use.
+    """
     known: T | None = vars(owner).get(name)
     if known is None:
         known = vars(owner)[name] = make()
@@ -70,13 +74,16 @@ def remembered(owner: object, name: str, make: Callable[[], T]) -> T:
 
 
 def all_have_seam(samplers: Iterable[object], called: ModuleType) -> bool:
-    """Whether every sampler's class calls one of our modules, logged if not; None is skipped."""
+    """Whether every sampler's class calls the module ``called``; logs once if not.
+
+    None is skipped.
+    """
     for sampler in samplers:
         if sampler is not None and not _has_seam(sampler, called):
             gauges.fall_back(called.__name__.rpartition(".")[2], gauges.OTHER_CLASS)
             logger.warning_once(
-                "Readiness overlay: the sampler %s is left to vLLM's own code, because its class "
-                "does not call %s.",
+                "Readiness overlay: the sampler %s falls back to vLLM's own code, because its "
+                "class does not call %s.",
                 *(full_name(type(sampler)), called.__name__),
             )
             return False
@@ -84,7 +91,7 @@ def all_have_seam(samplers: Iterable[object], called: ModuleType) -> bool:
 
 
 def _has_seam(instance: object, called: ModuleType) -> bool:
-    """Whether an object's own class, not a base class, calls one of our modules."""
+    """Whether an object's own class, not a base class, calls the module ``called``."""
     names = {DOOR, called.__name__.rpartition(".")[2]}
     functions = filter(isfunction, map(unwrap, vars(type(instance)).values()))
     return any(names.issubset(function.__code__.co_names) for function in functions)
@@ -97,13 +104,16 @@ def has_door(module: ModuleType | None) -> bool:
 
 
 def ends_in_seam(kind: type, method: str) -> bool:
-    """Whether a method is patched, or overridden only by classes of vLLM, which call super."""
+    """Whether calls of a method reach a patched file.
+
+    vLLM's own overrides call super. Third-party overrides may not.
+    """
     for base in kind.__mro__:
         if method in vars(base):
             if has_door(sys.modules.get(base.__module__)):
                 return True
             if not base.__module__.startswith("vllm."):
-                return False  # a third-party override may not call super
+                return False
     return False
 
 

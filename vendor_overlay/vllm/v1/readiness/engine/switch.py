@@ -2,19 +2,19 @@
 
 - ``VLLM_READINESS``: the features and fixes that are on, in the style of ``TORCH_LOGS``. ``on``
   (default) or ``off``; ``-penalties,-fixes``: all but these; ``history,readback``: only these and
-  the words that they need. ``features`` and ``fixes`` name a group. vLLM's own code runs in place
-  of a word that is off.
-- ``VLLM_READINESS_SYNC_GUARD``: ``warn`` or ``error`` if a step waits for the device; ``off``
-  (default) installs no guard.
+  the words that they need. ``features`` and ``fixes`` name a group. Upstream's code runs in place
+  of a feature or fix that is off.
+- ``VLLM_READINESS_SYNC_GUARD``: ``warn`` logs, and ``error`` raises, if a step waits for the
+  device. ``off`` (default) installs no guard.
 - ``VLLM_READINESS_SLOTS``: maximum number of requests with penalties or bad words on the device;
-  by default all requests that vLLM runs at a time.
+  by default max_num_seqs.
 - ``VLLM_READINESS_RANKS``: ``error`` (default) refuses to start an engine whose ranks run different
   overlays, ``warn`` starts it, ``off`` does not compare.
-- ``VLLM_READINESS_GRAMMAR_SECONDS`` and ``VLLM_READINESS_GRAMMAR_MEMORY``: limits of CPU seconds
+- ``VLLM_READINESS_GRAMMAR_SECONDS`` and ``VLLM_READINESS_GRAMMAR_MEMORY``: limits in CPU seconds
   and MiB of memory for compiling one request's grammar; 30 and 1024 by default.
 - ``VLLM_READINESS_PROBE``: prefix of the probe's files; unset (default) records nothing.
 
-Each reader raises a :class:`VariableError` if its variable is invalid.
+Each reader raises :class:`VariableError` if its variable is invalid.
 """
 
 # mirrors: nothing
@@ -35,7 +35,7 @@ SLOTS = "VLLM_READINESS_SLOTS"
 GRAMMAR_SECONDS = "VLLM_READINESS_GRAMMAR_SECONDS"
 GRAMMAR_MEMORY = "VLLM_READINESS_GRAMMAR_MEMORY"
 PROBE = "VLLM_READINESS_PROBE"
-#: Numbers of this many digits or more are refused: the kernel takes 64 bits.
+#: Limits with this many digits or more are refused: the kernel takes 64 bits.
 _DIGITS = 10
 #: Set by the probe itself, for the other processes of an engine.
 PROBE_ENGINE = "VLLM_READINESS_PROBE_ENGINE"
@@ -54,7 +54,7 @@ class SwitchError(VariableError):
 
 
 class NumberError(VariableError):
-    """A variable holds no number, or one out of range."""
+    """A variable holds no number, or a number out of range."""
 
 
 class PathError(VariableError):
@@ -66,7 +66,7 @@ def parse(value: str) -> frozenset[str]:
     """Parse a value of ``VLLM_READINESS``.
 
     Args:
-        value: of the variable; empty if unset.
+        value: value of the variable; empty if unset.
 
     Returns:
         The features and fixes that are on.
@@ -88,17 +88,17 @@ def parse(value: str) -> frozenset[str]:
     if all(excluding):
         return registry.without(members, registry.ALL)
     if any(excluding):
-        raise _not_understood(value, "it names some with '-' (all but these) and some without")
+        raise _not_understood(value, "it mixes names with '-' (all but these) and names without")
     return registry.with_needs(members)
 
 
 def _members(name: str) -> frozenset[str]:
-    """The features and fixes of a group or single word; empty if unknown."""
+    """Return the features and fixes of a group or single word; empty if unknown."""
     return registry.GROUPS.get(name, registry.ALL & {name})
 
 
 def _not_understood(value: str, problem: str) -> SwitchError:
-    """The error for a value, with the valid words and the closest valid value."""
+    """Return the error for a value, with the valid words and the closest valid value."""
     groups = "; ".join(
         f"{group} ({', '.join(sorted(members))})" for group, members in registry.GROUPS.items()
     )
@@ -113,7 +113,7 @@ def _not_understood(value: str, problem: str) -> SwitchError:
 
 
 def _probable(value: str) -> Iterator[str]:
-    """Yield the words of a value, corrected; of a mixture only the words with ``-``."""
+    """Yield the corrected words of a value; in a mixture, only those with ``-``."""
     excluding = ",-" in f",{value.replace(' ', '')}"
     known = [*registry.GROUPS, *sorted(registry.ALL), *(() if excluding else ("on", "off"))]
     words = [word.strip() for word in value.lower().split(",")]
@@ -134,7 +134,7 @@ def enabled() -> frozenset[str]:
 
 @cache
 def _installed(value: str) -> frozenset[str]:
-    """The words that a value turns on, without words left out by `apply` and their dependents."""
+    """Parse a value, without the words left out by `apply` and their dependents."""
     return registry.without(identity.left_out(), parse(value))
 
 
@@ -216,7 +216,7 @@ def probe() -> str | None:
         wrong = f"this user may not write to {shown(folder)}. Allow it, or name a file elsewhere"
     else:
         return path
-    raise PathError(PROBE, value, f"{wrong}; or unset it to have nothing recorded.")
+    raise PathError(PROBE, value, f"{wrong}; or unset it to record nothing.")
 
 
 def shown(path: str) -> str:
@@ -224,7 +224,7 @@ def shown(path: str) -> str:
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
-#: Name to reader, as in ``vllm.envs.environment_variables``. No variable affects torch.compile.
+#: Variable name to reader, as in ``vllm.envs.environment_variables``. None affects torch.compile.
 VARIABLES: Mapping[str, Callable[[], object]] = MappingProxyType(
     {
         NAME: enabled,

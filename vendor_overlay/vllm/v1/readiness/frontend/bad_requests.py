@@ -1,11 +1,12 @@
-"""Fix ``bad-requests``: refuse requests in the front end that would break the engine for others.
+"""Fix ``bad-requests``: the front end refuses requests that would break the engine for others.
 
-The checks of stock 0.22.0's front end pass requests that kill the engine, or never end:
+Stock 0.22.0's front end accepts requests that kill the engine, or never end:
 
-- ``min_tokens`` beyond the model's length. A ``max_tokens`` set by the server becomes smaller than
-  ``min_tokens`` after both were checked. The engine core checks again in the input thread, which
-  dies: no further request is read. If ``max_tokens`` is as large, the request holds its blocks
-  until its client disconnects (https://github.com/vllm-project/vllm/pull/51299);
+- ``min_tokens`` that do not fit into max_model_len. If ``max_tokens`` is unset, the front end
+  sets it to the room that is left, after both were checked. The engine core checks again in its
+  input thread, which dies: no further request is read. If ``max_tokens`` does not fit either, the
+  request holds its blocks until its client disconnects
+  (https://github.com/vllm-project/vllm/pull/51299);
 - stop strings without detokenization: the input thread dies;
 - token ids outside the vocabulary in a prompt, ``logprob_token_ids`` or ``allowed_token_ids``, and
   seeds of more than 64 bits (63 with Model Runner V2): the step fails;
@@ -14,7 +15,8 @@ The checks of stock 0.22.0's front end pass requests that kill the engine, or ne
   (:mod:`~vllm.v1.readiness.frontend.request_types`);
 - NaN as temperature, penalty or bias: all logits of the request become NaN.
 
-Here ``min_tokens`` is lowered to the room that is left, and all others are refused with an error.
+Here ``min_tokens`` is lowered to the room that is left. All other such requests are refused with
+an error.
 """
 
 # mirrors: vllm.v1.engine.input_processor:InputProcessor.process_inputs
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.engine.input_processor import InputProcessor
 
-#: The range of seeds of a torch.Generator, and the upper limit of Model Runner V2.
+#: Range of seeds of a torch.Generator, and the largest seed of Model Runner V2.
 _LEAST_SEED, _LARGEST_SEED, _LARGEST_SEED_MRV2 = -(1 << 63), (1 << 64) - 1, (1 << 63) - 1
 _FACTORS = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
@@ -54,13 +56,13 @@ def check(
     """Validate a request, and convert its parameters in place.
 
     Args:
-        processor: the front end's.
-        prompt: of the decoder.
-        params: the request's own copy; None for pooling.
+        processor: the front end's input processor.
+        prompt: the decoder's prompt.
+        params: the request's own copy of its parameters; None for pooling.
 
     Raises:
         VLLMValidationError: the engine cannot serve the request.
-        ValueError: the same, from upstream's checks.
+        ValueError: upstream's checks refuse the request.
     """
     if registry.BAD_REQUESTS not in switch.enabled():
         return
@@ -94,10 +96,10 @@ def check(
 
 
 def check_message(processor: "InputProcessor", request: "EngineCoreRequest") -> "EngineCoreRequest":
-    """Convert a complete request in place, so that the engine core can decode it, and return it.
+    """Convert a complete request in place for the engine core's decoder, and return it.
 
     Raises:
-        VLLMValidationError: it cannot be decoded.
+        VLLMValidationError: the engine core cannot decode the request.
     """
     if registry.BAD_REQUESTS in switch.enabled():
         request_types.convert(request)
@@ -109,7 +111,7 @@ def check_message(processor: "InputProcessor", request: "EngineCoreRequest") -> 
 
 
 def _check_types(params: "SamplingParams") -> None:
-    """Refuse values whose types fail a step, also in an engine core in this process."""
+    """Refuse values of types that fail a step, even with the engine core in this process."""
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(params, name)
         if value is not None and not request_types.is_integer(value):
@@ -124,7 +126,7 @@ def _check_types(params: "SamplingParams") -> None:
 
 
 def _check_seed(processor: "InputProcessor", params: "SamplingParams") -> None:
-    """Refuse a seed out of range. V1 ignores the seed of a greedy request."""
+    """Refuse a seed that is out of range. V1 ignores the seed of a greedy request."""
     mrv2 = processor.vllm_config.use_v2_model_runner
     if not mrv2 and params.sampling_type != SamplingType.RANDOM_SEED:
         return
@@ -141,7 +143,7 @@ def _refuse_nan(parameter: str, value: object) -> None:
 
 
 def _require(parameter: str, value: Any, least: int, largest: int | None = None) -> None:  # noqa: ANN401
-    """Refuse a number of any type out of range."""
+    """Refuse a value that is out of range or no number."""
     try:
         fits = least <= value and (largest is None or value <= largest)
     except TypeError:

@@ -1,14 +1,14 @@
 """Fix ``cached-prompt-logprobs``: no logprobs for prompt positions that were not computed.
 
-A position from the prefix cache (``skip_reading_prefix_cache: false``) or a KV connector has no
-logits. Stock 0.22.0's runner allocates all positions of a prompt, fills the computed ones, and
-returns all: stale logprobs, or token ids that kill the front end. Model Runner V2 returns only the
-computed positions, as if they were the prompt's first, or nothing.
+A prompt position from the prefix cache (``skip_reading_prefix_cache: false``) or a KV connector has
+no logits. Stock 0.22.0's runner allocates tensors for all positions of a prompt, fills the computed
+positions, and returns all positions: stale logprobs, or token ids that kill the front end. Model
+Runner V2 returns only the computed positions, as if the prompt began with them, or nothing.
 (https://github.com/vllm-project/vllm/issues/42019)
 
-Here V1's runner marks each position before it is computed. The front end returns None for a
-position without logprobs, as upstream does for the first: null in JSON, no entry in FlatLogprobs.
-A front end without the fix shows a logprob of minus infinity.
+Here V1's runner marks all positions as not computed when it allocates the tensors. The front end
+returns None for a position without logprobs, as upstream does for the first position: null in JSON,
+no entry in FlatLogprobs. A front end without the fix shows a logprob of minus infinity.
 """
 
 # mirrors: vllm.v1.engine.output_processor:OutputProcessor.process_outputs
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.logprobs import LogprobsProcessor
     from vllm.v1.engine.output_processor import RequestState
 
-#: Rank of a position without logprobs. Ranks begin at 1; a NaN target has 0.
+#: Rank of a position without logprobs. Ranks begin at 1; a NaN logprob has rank 0.
 _NO_RANK = -1
 
 
@@ -47,9 +47,10 @@ class CachedPromptLogprobs(Feature):
 
 
 def place(state: "RequestState", output: "EngineCoreOutput") -> None:
-    """Set None for prompt positions without logprobs, before a request processes an output.
+    """Append None for prompt positions without logprobs, and the logprobs of all others.
 
-    The prompt logprobs are left to upstream if all positions have some.
+    Called before upstream processes an output. If all positions have logprobs, fall back to
+    upstream.
     """
     processor, prompt = state.logprobs_processor, state.prompt_token_ids
     if processor is None or processor.num_prompt_logprobs is None or prompt is None:
@@ -83,9 +84,9 @@ def place(state: "RequestState", output: "EngineCoreOutput") -> None:
 
 @contextmanager
 def _context(processor: "LogprobsProcessor", prompt: list[int]) -> Iterator[None]:
-    """Decode partial characters with up to four preceding prompt tokens, without the first.
+    """Use up to four preceding prompt tokens, except the first, to decode partial characters.
 
-    As upstream does, but also for tokens without logprobs.
+    Upstream takes these tokens from their logprobs, which some positions lack.
     """
     name = "_get_sampled_context_ids"
     vars(processor)[name] = lambda shown, most=4: prompt[max(1, len(shown) - most) : len(shown)]
@@ -103,7 +104,7 @@ def _skip(processor: "LogprobsProcessor", positions: int) -> None:
 
 
 def _container(processor: "LogprobsProcessor") -> "PromptLogprobs":
-    """Return the container of a request's prompt logprobs; it begins with None."""
+    """Return the container of a request's prompt logprobs, whose first entry is None."""
     container = processor.prompt_logprobs
     assert container is not None
     return container

@@ -2,8 +2,8 @@
 
 Stock 0.22.0 validates a grammar in the front end's event loop, compiles it in a thread of the
 engine core, and fills a mask per token, all without limits. A schema of 19 KB stalls the front end
-for many seconds, a regex of 43 characters stalls the engine for seconds per token, and a grammar of
-400 KB may exhaust memory, and the kernel kills the engine. A compiling thread cannot be stopped.
+for many seconds. A regex of 43 characters stalls the engine for seconds per token. A grammar of 400
+KB may exhaust memory, so that the kernel kills the engine. A compilation cannot be interrupted.
 
 Here each grammar is first validated, compiled and sampled for a few tokens in a forked process
 under limits (:mod:`vllm.v1.readiness.frontend.grammar_trials`). A grammar that exceeds a limit is
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-#: The input processor's attribute for its :class:`Trials`.
+#: Attribute of the input processor that holds its :class:`Trials`.
 _TRIALS = "readiness_grammar_trials"
 #: Maximum number and bytes of cached verdicts.
 _VERDICTS, _BYTES = 1024, 64 << 20
-#: Attempts per trial, each with a running program.
+#: Attempts per trial; each restarts the trial process if it has exited.
 _STARTS = 2
 _PROGRAM = "from vllm.v1.readiness.frontend import grammar_trials; grammar_trials.main({})"
 
@@ -59,10 +59,11 @@ def check(
 ) -> "StructuredOutputsConfig | None":
     """Validate the grammar of a request within the limits, if it has one.
 
-    Waits for the trial, unless :func:`prepare` did. Changes ``params`` as upstream's validation.
+    Waits for the trial, unless :func:`prepare` has waited already. Changes ``params`` in the same
+    way as upstream's validation.
 
     Returns:
-        The configuration for upstream's validation; None if nothing is left to validate.
+        The configuration for upstream's validation; None to skip that validation.
 
     Raises:
         VLLMValidationError: the grammar exceeds a limit.
@@ -92,7 +93,7 @@ async def prepare(processor: "InputProcessor", params: object) -> None:
 def _limits_apply(processor: "InputProcessor") -> bool:
     """Whether the fix is on and the front end accepts grammars.
 
-    Not with external_launcher: its ranks have one front end each, whose verdicts might differ.
+    False with external_launcher: each rank has a front end, and their verdicts might differ.
     """
     return (
         registry.GRAMMAR_LIMITS in switch.enabled()
@@ -104,7 +105,7 @@ def _limits_apply(processor: "InputProcessor") -> bool:
 
 
 def _apply(structured: "StructuredOutputsParams", verdict: Verdict) -> None:
-    """Apply the changes of the validation to parameters; raise if they are refused."""
+    """Raise if the verdict refuses the grammar; else copy the fields changed by validation."""
     _raise(verdict)
     vars(structured).update(verdict.fields)
 
@@ -117,7 +118,7 @@ def _raise(verdict: Verdict) -> None:
 
 
 def _sentence(verdict: Verdict) -> str:
-    """The error text of a verdict: the exceeded limit, and the next step."""
+    """Return the error text of a verdict: the exceeded limit, and the next step."""
     if verdict.exceeded == grammar_trials.UNTRIED:
         return (
             "The grammar of structured_outputs was not tried: the trial process has exited. Check "
@@ -142,7 +143,7 @@ def _sentence(verdict: Verdict) -> str:
 
 
 def _trials(processor: "InputProcessor") -> "Trials":
-    """The trials of a front end, created on first use."""
+    """Return the trials of a front end, created on first use."""
     trials: Trials | None = vars(processor).get(_TRIALS)
     if trials is None:
         trials = vars(processor).setdefault(_TRIALS, Trials(processor.vllm_config))
@@ -150,7 +151,7 @@ def _trials(processor: "InputProcessor") -> "Trials":
 
 
 class Trials:
-    """Verdicts on the grammars of one front end; thread-safe."""
+    """Runs and caches the trials of grammars for one front end; thread-safe."""
 
     def __init__(self, config: "VllmConfig") -> None:
         self._config = config
@@ -161,7 +162,10 @@ class Trials:
         self._program: Program | None = None
 
     def verdict(self, structured: "StructuredOutputsParams") -> "Future[Verdict]":
-        """Return the verdict on a grammar: cached, pending, or of a new trial; it never fails."""
+        """Return a future of a grammar's verdict: cached, pending, or from a new trial.
+
+        The future never raises.
+        """
         params = pickle.dumps(structured)
         key = hashlib.sha256(params).hexdigest()
         with self._lock:
@@ -177,7 +181,7 @@ class Trials:
         return future
 
     def _try(self, key: str, params: bytes, future: "Future[Verdict]") -> None:
-        """Run a trial; retry once if the program exits."""
+        """Run a trial; retry once if the trial process exits."""
         verdict = Verdict(grammar_trials.UNTRIED)
         for _ in range(_STARTS):
             with contextlib.suppress(ProgramError):
@@ -188,7 +192,7 @@ class Trials:
             del self._running[key]
             self._keep(key, verdict)
         if verdict.exceeded is not None:
-            logger.warning("Readiness overlay: a request is refused: %s", _sentence(verdict))
+            logger.warning("Readiness overlay: refusing a request: %s", _sentence(verdict))
         future.set_result(verdict)
 
     def _keep(self, key: str, verdict: Verdict) -> None:
@@ -201,7 +205,7 @@ class Trials:
             self._bytes -= size
 
     def _running_program(self) -> "Program":
-        """Return the program; start it if needed, or raise ProgramError."""
+        """Return the running trial process, started if needed, or raise ProgramError."""
         with self._starting:
             if self._program is None or self._program.ended:
                 self._program = Program(self._config)
@@ -212,14 +216,14 @@ class Program:
     """The front end's handle of the trial process."""
 
     def __init__(self, config: "VllmConfig") -> None:
-        """Start the process, or raise ProgramError; its first trial waits until it has loaded."""
+        """Start the process, or raise ProgramError. The first trial waits until it has loaded."""
         import cloudpickle  # type: ignore[import-untyped]
 
         self.ended = False
         self._lock = threading.Lock()
         self._asked: dict[str, Future[Verdict]] = {}
         ours, theirs = socket.socketpair()
-        # No device, no threads (lost by a fork), no second set of start-up logs.
+        # No device, no threads (which a fork loses), no second set of start-up logs.
         environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         environment |= {"CUDA_VISIBLE_DEVICES": "", "VLLM_LOGGING_LEVEL": "ERROR"}
         environment |= {"MALLOC_ARENA_MAX": "2", "TOKENIZERS_PARALLELISM": "false"}
@@ -242,21 +246,21 @@ class Program:
         """Wait for the verdict on pickled StructuredOutputsParams.
 
         Raises:
-            ProgramError: the program has exited.
+            ProgramError: the trial process has exited.
         """
         future: Future[Verdict] = Future()
         try:
             with self._lock:
                 if self.ended:
-                    raise ProgramError("it has exited")
+                    raise ProgramError("the trial process has exited")
                 self._asked[key] = future
                 self._connection.send((key, params, limits))
         except OSError as error:
-            raise ProgramError("it has exited") from error
+            raise ProgramError("the trial process has exited") from error
         return future.result()
 
     def _read(self, config: bytes) -> None:
-        """Deliver the program's verdicts until it exits."""
+        """Deliver verdicts until the trial process exits."""
         try:
             with self._process.stdin as stdin:  # type: ignore[union-attr]
                 stdin.write(config)
@@ -270,9 +274,9 @@ class Program:
             left = list(self._asked.values())
         self._connection.close()
         for future in left:
-            future.set_exception(ProgramError("it has exited"))
+            future.set_exception(ProgramError("the trial process has exited"))
         logger.warning(
-            "Readiness overlay: the trial process of grammars has exited (%d); the next grammar "
+            "Readiness overlay: the trial process for grammars has exited (%d); the next grammar "
             "restarts it",
             self._process.wait(),
         )

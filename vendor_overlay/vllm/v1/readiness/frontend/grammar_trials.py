@@ -1,8 +1,8 @@
-"""The trial process of grammars: compiles each grammar in a forked child under limits.
+"""The trial process for grammars, which compiles each grammar in a forked child under limits.
 
-Started by :mod:`vllm.v1.readiness.frontend.grammar_limits`, with a socket. It has one thread, and
-loads vLLM, the tokenizer and the backends once. A child that exhausts memory or crashes affects
-nothing else.
+:mod:`vllm.v1.readiness.frontend.grammar_limits` starts it, and talks to it through a socket. It has
+one thread, and loads vLLM, the tokenizer and the backends once. A child that exhausts memory or
+crashes affects nothing else.
 """
 
 # mirrors: vllm.v1.structured_output:StructuredOutputManager.grammar_init
@@ -43,13 +43,13 @@ _BACKENDS = {
 }
 #: Number of tokens that a trial samples from a grammar.
 _WALK = 24
-#: A token may take the limit of seconds divided by this, on average over a walk.
+#: The limit of seconds divided by this is the limit per token, on average over a walk.
 TOKEN_SECONDS_PART = 100
 #: Extra bytes of address space for the stacks and arenas of a compiler's threads.
 _ROOM = 256 << 20
-#: An error this many bytes of address space below the limit counts as a failed allocation.
+#: Any error is a failed allocation if the peak address space is this close to the limit, in bytes.
 _NEAR = 128 << 20
-#: Limit of wall time, as a multiple of the limit of CPU time.
+#: Limit of wall time as a multiple of the limit of CPU time.
 _PATIENCE = 4
 
 
@@ -64,11 +64,11 @@ class Verdict(NamedTuple):
     """The result of a trial.
 
     Attributes:
-        exceeded: a limit or abnormal end named above; None if the grammar is within all limits.
-        signal: number of the signal of a :data:`CRASH`.
+        exceeded: one of the limits and abnormal ends above; None within all limits.
+        signal: signal number of a :data:`CRASH`.
         fields: the fields of the request's StructuredOutputsParams changed by validation.
-        error: of upstream's validation.
-        backend: chosen by validation.
+        error: the error raised by upstream's validation.
+        backend: the backend chosen by validation.
     """
 
     exceeded: str | None = None
@@ -83,7 +83,7 @@ class _ExceededError(Exception):
 
 
 class Backends:
-    """The backends of an engine; created once, inherited by the forks."""
+    """The grammar backends of an engine. The forks inherit them."""
 
     def __init__(self, config: "VllmConfig") -> None:
         """Load the tokenizer, as the engine core does."""
@@ -104,7 +104,8 @@ class Backends:
     def candidates(self, name: str) -> list[str]:
         """Return the backends that may compile a grammar validated for ``name``.
 
-        An engine keeps the backend of its first request, which may be another with "auto".
+        With "auto" an engine keeps the backend of its first request, which may differ from
+        ``name``.
         """
         if self.config.structured_outputs_config.backend != "auto":
             return [name]
@@ -121,7 +122,7 @@ class Backends:
 def attempt(params: "StructuredOutputsParams", backends: Backends, limits: Limits) -> Verdict:
     """Validate, compile and walk a grammar in this process, which is under ``limits``.
 
-    Compiler errors other than lack of memory are no verdict: the engine reports them.
+    Only lack of memory is a verdict. The engine reports all other errors of the compiler.
     """
     from vllm.sampling_params import SamplingParams
     from vllm.v1.structured_output.request import get_structured_output_key
@@ -175,8 +176,8 @@ def _walk(grammar: "StructuredOutputGrammar", backends: Backends, limits: Limits
 def _lacks_memory(error: BaseException | None) -> bool:
     """Whether an error, or its cause, is a failed allocation.
 
-    Compilers report one in many ways, such as a thread that cannot be started, so any error near
-    the limit counts.
+    Compilers report a failed allocation in many ways, such as a thread that cannot be started. So
+    any error near the limit counts.
     """
     while error is not None:
         if isinstance(error, MemoryError) or "bad_alloc" in str(error):
@@ -206,7 +207,7 @@ class _Trial(NamedTuple):
 
 
 class TrialServer:
-    """Runs up to ``at_a_time`` concurrent trials for one front end, until it closes its socket."""
+    """Runs up to ``at_a_time`` concurrent trials for one front end."""
 
     def __init__(self, front_end: Connection, backends: Backends, at_a_time: int) -> None:
         self._front_end, self._backends, self._at_a_time = front_end, backends, at_a_time
@@ -253,7 +254,7 @@ class TrialServer:
         self._running[reader] = _Trial(key, pid, deadline)
 
     def _finish(self, reader: Connection) -> None:
-        """Send a trial's verdict to the front end; without one, that of its exit status."""
+        """Send a trial's verdict to the front end; derive a missing one from the exit status."""
         trial = self._running.pop(reader)
         verdict = None
         with reader, contextlib.suppress(EOFError):
@@ -262,8 +263,8 @@ class TrialServer:
         if verdict is None:
             verdict = _verdict(os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0)
         if verdict.backend is not None:
-            with contextlib.suppress(Exception):  # the engine reports it
-                self._backends.get(verdict.backend)  # for later forks
+            with contextlib.suppress(Exception):  # the engine reports the error
+                self._backends.get(verdict.backend)  # create it for later forks
         self._front_end.send((trial.key, verdict))
 
     def _end_the_late(self) -> None:
@@ -274,7 +275,7 @@ class TrialServer:
 
 
 def _limit(limits: Limits) -> None:
-    """Limit this process; SIGXCPU or a failed allocation ends it at a limit."""
+    """Limit this process's CPU time (SIGXCPU ends it) and memory (allocations fail)."""
     with open("/proc/self/statm", encoding="ascii") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -283,21 +284,21 @@ def _limit(limits: Limits) -> None:
 
 
 def _verdict(number: int) -> Verdict:
-    """Return the verdict on a trial that died of a signal; 0 for an exit without one."""
+    """Return the verdict on a trial that a signal killed; 0 for an exit without a signal."""
     if number == signal.SIGXCPU:
         return Verdict(SECONDS)
-    if number in (signal.SIGABRT, signal.SIGKILL):  # an allocation that failed in C++ or Rust
+    if number in (signal.SIGABRT, signal.SIGKILL):  # a failed allocation in C++ or Rust
         return Verdict(MEMORY)
     return Verdict(CRASH, signal=number)
 
 
 def trials_at_a_time() -> int:
-    """Maximum number of concurrent trials: as many as the engine compiles, at least two."""
+    """Maximum number of concurrent trials: the engine's compiler threads, at least two."""
     return max(2, ((os.cpu_count() or 1) + 1) // 2)
 
 
 def main(descriptor: int) -> None:
-    """Read the engine's configuration from stdin, and trials from a socket's descriptor."""
+    """Serve trials from a socket's descriptor, with the engine's configuration from stdin."""
     config = pickle.load(sys.stdin.buffer)  # noqa: S301 - of our front end
     backends = Backends(config)
     chosen = config.structured_outputs_config.backend

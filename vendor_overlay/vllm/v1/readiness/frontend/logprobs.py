@@ -1,16 +1,17 @@
-"""Feature ``logprobs``: create logprob objects when an output shows them.
+"""Feature ``logprobs``: create logprob objects only when an output contains them.
 
 Stock 0.22.0's front end creates a dict per token and an object per logprob at each step, and keeps
 them until the request ends. The garbage collector traverses them repeatedly, for hundreds of
-milliseconds: 128 requests of 1,000 tokens with 20 logprobs are 2.7 million objects. It also decodes
-every token each time, including logprobs that only another request in the batch asked for.
+milliseconds: 128 requests with 1,000 tokens and 20 logprobs per token have 2.7 million objects. The
+front end also decodes the token of every logprob at each step, including logprobs that only another
+request in the batch asked for.
 
-Here a request's logprobs are three arrays until an output shows them: a streamed output creates the
-dicts of its own tokens, a final output all of them. Each token is decoded once for all requests.
-Cumulative outputs share one growing list with the client, which is extended at every step as in
-stock; so are FlatLogprobs.
+Here a request's logprobs are stored in three arrays until an output contains them. A streamed
+output creates the dicts of its own tokens, a final output the dicts of all tokens. Each token is
+decoded once for all requests. The list of cumulative outputs, which the client shares, is extended
+at every step as in stock. So is a FlatLogprobs.
 
-Clients get equal values of the same types. Unknown processors, tokenizers and values are left to
+Clients get equal values of the same types. Unknown processors, tokenizers and values fall back to
 upstream.
 """
 
@@ -42,37 +43,37 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
-#: Methods and functions of upstream's processor that must not be replaced.
+#: Methods and functions of upstream's processor; the feature is off if any was replaced.
 _METHODS = (
     *("update_from_output", "pop_prompt_logprobs", "_get_sampled_context_ids", "_verify_tokens"),
     *("_update_sample_logprobs", "_update_prompt_logprobs", "_correct_decoded_token"),
 )
 _FUNCTIONS = ("append_logprobs_for_next_position", "convert_ids_list_to_tokens")
-#: Supported types of values.
+#: Supported types of values, as dtype characters and as torch dtypes.
 _TYPES = frozenset("ilqfd")
 _DTYPES = frozenset({torch.int32, torch.int64, torch.float32, torch.float64})
-#: Preceding tokens that upstream uses to decode an incomplete one.
+#: Number of preceding tokens with which upstream decodes a partial character.
 _CONTEXT = 4
-#: Maximum logprobs per position; more would make a request's last step too long.
+#: Maximum logprobs per deferred position; more would make a request's last step too long.
 _WIDEST = 128
-#: Number of new objects from which the garbage collector is paused.
+#: Minimum number of new objects for which the garbage collector is paused.
 _MANY = 2000
-#: Threshold of a paused collector: out of reach, and no usual setting.
+#: Threshold of a paused collector: unreachable, and unlikely as a setting of other code.
 _NEVER = (1 << 31) - 1
 
 
 class Columns:
-    """Positions of equal width in three arrays, without an object per logprob.
+    """Logprobs of consecutive positions in three arrays, without an object per logprob.
 
     Args:
         limit: maximum logprobs per position; None for all.
 
     Attributes:
         count: number of positions.
-        width: logprobs per position, once there is one.
+        width: logprobs per position; 0 without positions.
         ids, logprobs: [count * width].
-        ranks: [count], of the sampled tokens.
-        texts: position to its texts, if they depend on preceding tokens.
+        ranks: ranks of the sampled tokens, [count].
+        texts: position to the texts of its tokens, only if these depend on preceding tokens.
     """
 
     __slots__ = ("_limit", "_types", "count", "ids", "logprobs", "ranks", "texts", "width")
@@ -89,10 +90,10 @@ class Columns:
         self.texts: dict[int, tuple[str | None, ...]] = {}
 
     def take(self, ids: np.ndarray, logprobs: np.ndarray, ranks: np.ndarray) -> bool:
-        """Append positions: ids and logprobs of [positions, columns], ranks of [positions].
+        """Append positions: ``ids`` and ``logprobs`` [positions, columns], ``ranks`` [positions].
 
         Returns:
-            False if their width or types differ from the present ones, or are unsupported.
+            False if their types are unsupported, or if width or types differ from the stored ones.
         """
         types = ids.dtype, logprobs.dtype, ranks.dtype
         width = columns = ids.shape[1]
@@ -117,7 +118,7 @@ class Series:
 
     Attributes:
         shown: upstream's container, visible to the client.
-        columns: the positions after those in ``shown``; None to extend ``shown`` at every step.
+        columns: the positions not yet in ``shown``; None to extend ``shown`` at every step.
     """
 
     __slots__ = ("columns", "shown")
@@ -129,7 +130,7 @@ class Series:
 
 
 class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
-    """Upstream's processor of a new request, with deferred logprobs."""
+    """Upstream's logprobs processor of a new request, with deferred logprobs."""
 
     def __init__(
         self,
@@ -223,9 +224,9 @@ class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
         return True
 
     def _decode_parts(self, series: Series, count: int) -> None:
-        """Decode the newest positions with partial characters.
+        """Decode the positions with partial characters among the newest ``count``.
 
-        They take several tokenizer calls, as on stock: too many to defer to the last step.
+        Each takes several tokenizer calls, as in stock: too many to defer to the last step.
         """
         columns, known = series.columns, self._texts
         if known is None or columns is None:
@@ -282,7 +283,7 @@ class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
         return shown
 
     def _context(self, series: Series, position: int) -> list[int]:
-        """Return the tokens before a position of ``columns``."""
+        """Return up to four tokens before a position of ``columns``."""
         columns = series.columns
         if columns is None:
             return list(self._get_sampled_context_ids(series.shown))
@@ -297,7 +298,7 @@ class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
 def defer(
     processor: upstream.LogprobsProcessor, params: "SamplingParams"
 ) -> upstream.LogprobsProcessor:
-    """Return a deferring processor for a new request; the given one to fall back to upstream."""
+    """Return a deferring processor for a new request; ``processor`` to fall back to upstream."""
     if processor.num_logprobs is None and processor.num_prompt_logprobs is None:
         return processor
     if registry.LOGPROBS not in switch.enabled() or not _is_upstreams(processor):
@@ -315,7 +316,7 @@ def shown(
 ) -> "SampleLogprobs | None":
     """Return a request's logprobs for an output of ``count`` tokens.
 
-    With ``delta`` they need only end with the logprobs of these tokens.
+    With ``delta`` the result may leave out earlier tokens.
     """
     if delta and isinstance(processor, DeferredLogprobs):
         return processor.newest(count)
@@ -323,7 +324,7 @@ def shown(
 
 
 def _is_upstreams(processor: upstream.LogprobsProcessor) -> bool:
-    """Whether the processor, and all that it calls, is upstream's."""
+    """Whether the processor's class, methods and helper functions are upstream's."""
     return (
         type(processor) is upstream.LogprobsProcessor
         and subclasses.all_vllms(processor, _METHODS)
@@ -332,7 +333,10 @@ def _is_upstreams(processor: upstream.LogprobsProcessor) -> bool:
 
 
 class _Collector:
-    """Pauses the garbage collector by its threshold; ``gc.disable`` and ``enable`` still work."""
+    """Pauses the garbage collector by raising its threshold.
+
+    Calls of ``gc.disable`` and ``gc.enable`` keep their effect.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -341,9 +345,9 @@ class _Collector:
 
     @contextmanager
     def paused(self, objects: int) -> Iterator[None]:
-        """Pause the collector while many objects are created, none of them garbage.
+        """Pause the collector during the creation of many objects, none of which is garbage.
 
-        Otherwise it takes three quarters of a step in which all requests of a batch end.
+        Otherwise collections take three quarters of a step that ends all requests of a batch.
         """
         if objects < _MANY:
             yield
@@ -358,7 +362,7 @@ class _Collector:
         finally:
             with self._lock:
                 self._pauses -= 1
-                # Unless another thread has changed it.
+                # Keep a threshold that other code has set meanwhile.
                 if not self._pauses and gc.get_threshold()[0] == _NEVER:
                     gc.set_threshold(*self._thresholds)
 
@@ -367,12 +371,12 @@ _collector = _Collector()
 
 
 def _limit(number: int | None) -> int | None:
-    """Maximum logprobs per position, with the sampled token's; None for all."""
+    """Return the maximum logprobs per position, including the sampled token's; None for all."""
     return None if number is None or number < 0 else 1 + number
 
 
 def _is_readable(tensor: torch.Tensor) -> bool:
-    """Whether a tensor shares memory with numpy."""
+    """Whether numpy can view a tensor's memory, and its type is supported."""
     return type(tensor) is torch.Tensor and tensor.is_cpu and tensor.dtype in _DTYPES
 
 

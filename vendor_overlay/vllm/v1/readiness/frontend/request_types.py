@@ -1,12 +1,13 @@
-"""Types of a request's fields, for the fix ``bad-requests``.
+"""Conversions and type checks of a request's fields, for the fix ``bad-requests``.
 
-No front end of stock 0.22.0 checks them. Most values can be encoded, but the engine core decodes by
-the declared types in its input thread, which dies at a value of another type. Numbers of numpy
-cannot be encoded: the request fails after the front end has registered it, and stays registered.
+Stock 0.22.0's front ends do not check the types of these fields. Most values can be encoded, but
+the engine core's input thread decodes them by the declared types, and dies if the type differs.
+Numbers of numpy cannot be encoded: the request fails after the front end has registered it, and
+stays registered.
 
-Here numbers of other libraries become Python's own (:func:`convert`), and a request that the engine
-core cannot decode is refused before it is registered (:func:`check`). An engine core in the front
-end's process decodes no messages, and may serve values of other types.
+Here numbers of other libraries are converted to Python's (:func:`convert`). A request that the
+engine core cannot decode is refused before it is registered (:func:`check`). An engine core in the
+front end's process decodes no messages, and may serve values of other types.
 """
 
 # mirrors: vllm.v1.serial_utils:MsgpackEncoder.enc_hook
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
 _NUMBERS = (int, float, bool, list[int], list[list[int]], list[bool], set[int], dict[int, float])
 #: Containers that convert to a list of numbers.
 _CONTAINERS = (list, tuple, set, frozenset, range, np.ndarray, torch.Tensor)
-#: Fields left out of a trial: made by vLLM, or long.
+#: Fields left out of the trial encoding: created by vLLM, or long.
 _LEFT_OUT = ("prompt_token_ids", "mm_features", "prompt_embeds", "prompt_is_token_ids")
-#: Replaces, in a trial, a value with a custom encoding upstream.
+#: Placeholder, in the trial encoding, for a value that upstream encodes by a hook.
 _OPAQUE = msgspec.msgpack.Ext(0, b"")
 
 _in_process: "WeakSet[EngineCore]" = WeakSet()
@@ -63,8 +64,8 @@ def is_in_process(config: "VllmConfig") -> bool:
 def convert(struct: msgspec.Struct) -> None:
     """Replace numbers of other libraries by equal Python numbers.
 
-    Integers are values with ``__index__``, so 16.0 is none. Lists of integers may be any container.
-    Fields of ``struct`` are replaced, not their values.
+    Only values with ``__index__`` are converted to integers, so 16.0 is not. A list or set field
+    accepts any container of numbers. Fields of ``struct`` are assigned; old values are unchanged.
     """
     for name, kind in _numbers(type(struct)):
         value = getattr(struct, name)
@@ -78,7 +79,7 @@ def check(request: EngineCoreRequest) -> None:
     """Refuse a request that an engine core in another process cannot decode.
 
     Raises:
-        VLLMValidationError: names the field.
+        VLLMValidationError: a field cannot be decoded; the error names it.
     """
     try:
         msgspec.convert(request.prompt_token_ids, list[int] | None)
@@ -92,7 +93,7 @@ def check(request: EngineCoreRequest) -> None:
 
 
 def is_integer(value: object) -> bool:
-    """Whether a converted value is an integer and no bool."""
+    """Whether a converted value is an integer, and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -127,7 +128,7 @@ def _without_none(kind: Any) -> Any:  # noqa: ANN401
 
 
 def _converted(value: Any, kind: Any) -> Any:  # noqa: ANN401
-    """Convert a value to an equal one of the declared type; itself if impossible."""
+    """Return an equal value of the declared type; the value itself if there is none."""
     if (scalar := _SCALARS.get(kind)) is not None:
         return scalar(value)
     first, *others = get_args(kind)
@@ -156,7 +157,7 @@ def _integer(value: Any) -> Any:  # noqa: ANN401
 
 
 def _float(value: Any) -> Any:  # noqa: ANN401
-    """Convert a number to float, except an int, which the engine core decodes as one."""
+    """Convert a number to float, except an int, which the engine core accepts as a float."""
     if isinstance(value, (bool, np.bool_)) or type(value) in (int, float):
         return value
     if not hasattr(value, "__float__") or getattr(value, "ndim", 0) > 0:
@@ -172,7 +173,7 @@ _SCALARS: "Mapping[type, Callable[[Any], Any]]" = {
 
 
 def _encode(value: object) -> object:
-    """Replace upstream's encoder hook, without copying tensors."""
+    """Encoder hook for the trial encoding: accept the same values as upstream's, uncopied."""
     if (
         isinstance(value, (torch.Tensor, np.ndarray, slice))
         or envs.VLLM_ALLOW_INSECURE_SERIALIZATION
@@ -189,7 +190,7 @@ def _decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":  # noqa: ANN401
 
 
 def _failure(value: object, kind: Any) -> str | None:  # noqa: ANN401
-    """Return why a value cannot be decoded as its declared type; None if it can."""
+    """Return the error of decoding a value as its declared type; None if it succeeds."""
     try:
         _decoder(kind).decode(msgspec.msgpack.encode(value, enc_hook=_encode))
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:

@@ -1,7 +1,7 @@
 """Cache of the text of each token of a tokenizer, for the feature ``logprobs``.
 
 Stock calls the tokenizer for each token of all logprobs. vLLM assumes that a tokenizer's vocabulary
-never changes (``get_cached_tokenizer``), so a single token has one text.
+never changes (``get_cached_tokenizer``), so the text of a single token never changes either.
 """
 
 # mirrors: vllm.tokenizers.detokenizer_utils:convert_ids_list_to_tokens
@@ -24,9 +24,9 @@ class TokenTexts(dict[int, str]):
     """Token to text; decodes missing tokens, and does not keep the tokenizer alive.
 
     Attributes:
-        whole: cached tokens of whole characters.
-        incomplete: cached tokens whose text ends in a replacement character; the text shown for
-            one depends on the preceding tokens.
+        whole: cached tokens whose text consists of whole characters.
+        incomplete: cached tokens whose text ends in a replacement character. A client's text for
+            such a token depends on the preceding tokens.
     """
 
     def __init__(self, tokenizer: "TokenizerLike") -> None:
@@ -53,7 +53,7 @@ _texts: "WeakKeyDictionary[TokenizerLike, TokenTexts]" = WeakKeyDictionary()
 
 
 def of(tokenizer: "TokenizerLike") -> TokenTexts | None:
-    """Return the texts of a tokenizer; None if its class may decode by context."""
+    """Return the texts of a tokenizer; None if its class may decode tokens by context."""
     kind = type(tokenizer)
     homes = {base.__module__.partition(".")[0] for base in kind.__mro__}
     decode = getattr(kind, "decode", None)

@@ -1,7 +1,7 @@
 """Report of patched functions that other code has replaced in this process.
 
 Frameworks that embed vLLM, such as NeMo-RL and prime-rl, replace functions of vLLM when they are
-imported. The overlay is then inactive in them, without any other sign.
+imported. The overlay is then inactive in those functions, without any other sign.
 """
 
 # mirrors: nothing
@@ -44,10 +44,10 @@ def report() -> None:
 
 
 def replacements(modules: Iterable[ModuleType]) -> Iterator[tuple[str, str]]:
-    """Yield each replaced function's dotted name, and the place of its replacement.
+    """Yield each replaced function's dotted name, and the location of its replacement.
 
-    A function counts if it is the overlay's or calls the overlay. A function wrapped as by
-    functools.wraps still runs, and is not yielded. Modules may be of any kind.
+    Only functions that belong to the overlay or call it are considered. A function wrapped in the
+    manner of functools.wraps still runs, and is not yielded. Modules may be of any kind.
     """
     for module in modules:
         ours = module.__name__.startswith(_OURS)
@@ -113,13 +113,13 @@ def _layers(module: ModuleType, name: str) -> Iterator[FunctionType]:
 
 
 def _wrapped(layer: object) -> Iterable[object]:
-    """Return the objects that an object wraps, None included."""
+    """Return the objects that an object wraps; None may be among them."""
     if isinstance(layer, staticmethod | classmethod):
         return (layer.__func__,)
     if isinstance(layer, property):
         return layer.fget, layer.fset, layer.fdel
     if isinstance(layer, functools.cached_property):
         return (layer.func,)
-    # A wrapper or Triton kernel; not by getattr, since a mock has any attribute.
+    # A wrapper or Triton kernel. Not by getattr: a mock has every attribute.
     attributes = getattr(layer, "__dict__", {})
     return attributes.get("__wrapped__"), attributes.get("fn")

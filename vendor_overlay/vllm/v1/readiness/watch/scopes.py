@@ -1,7 +1,7 @@
 """Scopes of the overlay's parts in traces, if vLLM's own scopes are on.
 
-``VLLM_CUSTOM_SCOPES_FOR_PROFILING`` uses ``torch.profiler.record_function``,
-``VLLM_NVTX_SCOPES_FOR_PROFILING`` nvtx. With neither, nothing is wrapped.
+``VLLM_CUSTOM_SCOPES_FOR_PROFILING`` uses ``torch.profiler.record_function``, and
+``VLLM_NVTX_SCOPES_FOR_PROFILING`` uses nvtx. With neither variable, nothing is wrapped.
 """
 
 # mirrors: nothing
@@ -13,7 +13,7 @@ from importlib import import_module
 from vllm import envs
 from vllm.v1.readiness.watch.wrapping import Function, wrap_once
 
-#: A part's name in traces, its class or module, and the functions that are wrapped.
+#: Per part: its name in traces, its class or module, and the functions to wrap.
 _PARTS = (
     (
         "live batch",

@@ -10,7 +10,7 @@ from vllm.v1.readiness.watch import replaced, scopes, sync_guard
 
 logger = init_logger(__name__)
 
-#: The package of Model Runner V2, and vLLM's variable that chooses between the two.
+#: The package of Model Runner V2, and vLLM's variable that selects V1 or V2.
 _V2, _CHOICE = "vllm.v1.worker.gpu.", "VLLM_USE_V2_MODEL_RUNNER"
 
 
@@ -18,8 +18,8 @@ def start(runner: object) -> None:
     """Check the variables, log the overlay, compare the ranks, install scopes and sync guard.
 
     Called first in each model runner's constructor: the process groups exist, and nothing has run.
-    Logs one line per node with the active features and fixes, and further lines for words without
-    effect under this runner and words that are not installed.
+    Logs one line per node with the active features and fixes. Further lines list features and fixes
+    that have no effect under this runner or are not installed.
 
     Raises:
         VariableError: one of the overlay's variables is invalid.
@@ -51,5 +51,5 @@ def start(runner: object) -> None:
 
 
 def _is_v2(kind: type) -> bool:
-    """Whether a class is Model Runner V2's or derived from it."""
+    """Whether a class is Model Runner V2's or derived from one."""
     return any(base.__module__.startswith(_V2) for base in kind.__mro__)

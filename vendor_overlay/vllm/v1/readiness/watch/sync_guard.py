@@ -4,21 +4,21 @@ With ``VLLM_READINESS_SYNC_GUARD`` set, a model runner's ``execute_model`` and `
 under torch's CUDA sync debug mode. ``warn`` logs each stack that waits, once; ``error`` raises.
 Unset, nothing is installed.
 
-torch's mode misses some waits. The guard wraps ``torch.cuda.synchronize``,
-``torch.accelerator.synchronize`` (called through their modules), and ``Tensor.copy_`` and
+torch's mode misses some waits. So the guard also wraps ``torch.cuda.synchronize`` and
+``torch.accelerator.synchronize`` (as attributes of their modules), and ``Tensor.copy_`` and
 ``Tensor.to``, whose non-blocking copies to the host may block. Outside of a step a wrapper only
 reads a thread-local flag. Waits during a compilation by torch.compile are ignored: they are
 inevitable, and occur once. Not reported are
 
-- ``Event.synchronize``: the overlay waits by it, and each fence has an owner;
+- ``Event.synchronize``, which the overlay's fences call;
 - non-blocking copies of more than 64 KiB from pageable memory to the device;
 - waits in C++ extensions that bypass torch, and in ``torch.distributed``;
 - waits in operators called through ``torch.ops``: torch's warning goes to stderr;
 - waits while another filter silences Python's warnings.
 
 torch's mode is per process, not per thread (vLLM issue 51455). So it is ``warn`` while any thread
-is in a step, and each warning is handled in the thread that waits: in a step it is logged or raised
-after the wait; elsewhere the previous mode of the process applies.
+is in a step, and each warning is handled in the thread that waits. In a step, the guard logs or
+raises after the wait. Elsewhere the previous mode of the process applies.
 """
 
 # mirrors: nothing
@@ -41,13 +41,13 @@ logger = init_logger(__name__)
 
 #: The guarded methods of a runner, which make up a step.
 FUNCTIONS = ("execute_model", "sample_tokens")
-#: Prefix of torch's warning of a wait.
+#: Prefix of torch's warning about a wait.
 _SYNC = "called a synchronizing CUDA operation"
-#: torch's mode that raises.
+#: Number of torch's mode that raises.
 _ERROR = 2
 #: Prefix of torch's warning about the mode itself.
 _PROTOTYPE = "Synchronization debug mode is a prototype feature"
-#: Code that benchmarks kernels at their first launch, without a callback of torch.
+#: Code that benchmarks kernels at their first launch, outside of torch's compile callbacks.
 _AUTOTUNERS = tuple(
     os.path.join(*path)
     for path in (("torch", "_inductor", "runtime", ""), ("triton", "runtime", "autotuner.py"))
@@ -55,7 +55,7 @@ _AUTOTUNERS = tuple(
 
 
 class DeviceSyncError(RuntimeError):
-    """A step waits for the device: the runner's method ``function``, by ``operation``."""
+    """A step waits for the device, in the runner's method ``function``, by ``operation``."""
 
     def __init__(self, function: str, operation: str) -> None:
         super().__init__(function, operation)
@@ -70,9 +70,9 @@ class DeviceSyncError(RuntimeError):
 
 
 class _Step(threading.local):
-    """The guarded method of the current thread, if any, and ``warn`` or ``error``.
+    """State of the current thread: the guarded method that it runs, if any, and the guard's mode.
 
-    Waits are ignored while torch.compile is ``compiling``.
+    Waits are ignored while ``compiling`` is set.
     """
 
     function, word, compiling = "", "", False
@@ -113,7 +113,7 @@ class _Mode:
 
 _step = _Step()
 _mode = _Mode()
-#: The logged stacks.
+#: Stacks that have been logged.
 _reported: set[str] = set()
 
 
@@ -141,7 +141,7 @@ def install(runner: object) -> None:
     for name in FUNCTIONS:
         _wrap(runner, name, partial(_guarded, name=name, word=word))
     logger.info_once(
-        "Sync guard on (%s=%s): it reports each wait for the device in %s",
+        "Sync guard on (%s=%s): reporting each wait for the device in %s",
         *(switch.SYNC_GUARD, word, " and ".join(FUNCTIONS)),
     )
 
@@ -150,7 +150,7 @@ def _guarded(function: Function, name: str, word: str) -> Function:
     """Run ``function`` with torch's mode and this thread's flag set."""
 
     def guarded(*args: object, **kwargs: object) -> object:
-        if kwargs.get("dummy_run"):  # runner V2 profiles and warms up with steps
+        if kwargs.get("dummy_run"):  # runner V2 profiles and warms up with dummy steps
             return function(*args, **kwargs)
         outer = _step.function, _step.word
         _exempt_compilation()  # torch._dynamo.reset() drops callbacks
@@ -208,13 +208,13 @@ def _stack() -> str:
     """Format this thread's stack within the step, without the guard's own frames."""
     frames = traceback.extract_stack()
     own = [index for index, frame in enumerate(frames) if frame.filename == __file__]
-    # The outermost is the wrapper of the step.
+    # The outermost own frame is the wrapper of the step.
     shown = [frame for index, frame in enumerate(frames) if index > own[0] and index not in own]
     return "".join(traceback.format_list(shown)).rstrip()
 
 
 def _show_warning(original: Function) -> Function:
-    """Report torch's warnings of waits in a step; show others as before.
+    """Report torch's warnings about waits in a step; show all others as before.
 
     Outside of a step, raise RuntimeError if the process has set torch's mode to ``error``.
     """
@@ -248,7 +248,7 @@ def _copy(original: Function) -> Function:
         if _step.function and _non_blocking(args, kwargs):
             source = args[0] if args else kwargs.get("other")
             if isinstance(source, torch.Tensor) and _blocks(self, source):
-                _report("Tensor.copy_, though non_blocking")
+                _report("Tensor.copy_ with non_blocking=True")
         return original(self, *args, **kwargs)
 
     return copy_
@@ -257,9 +257,9 @@ def _copy(original: Function) -> Function:
 def _to(original: Function) -> Function:
     def to(self: torch.Tensor, *args: object, **kwargs: object) -> object:
         result = original(self, *args, **kwargs)
-        # It allocates its destination, the result.
+        # The destination is the result, which Tensor.to allocates.
         if _step.function and _non_blocking(args, kwargs) and _blocks(result, self):
-            _report("Tensor.to, though non_blocking")
+            _report("Tensor.to with non_blocking=True")
         return result
 
     return to

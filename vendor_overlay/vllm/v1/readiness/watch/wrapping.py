@@ -1,4 +1,4 @@
-"""Wrapping of functions of vLLM and torch, also once their module is imported."""
+"""Wrapping of functions of vLLM and torch, now or once their module is imported."""
 
 # mirrors: nothing
 
@@ -14,14 +14,14 @@ from typing import Any
 Function = Callable[..., Any]
 Callback = Callable[[ModuleType], None]
 
-#: A wrapper's attribute: the names of its callers.
+#: Attribute of a wrapper that holds the names of the modules that added it.
 _WRAPPED_BY = "_readiness_wrapped_by"
 
 
 def wrap_once(owner: object, name: str, wrapper: Callable[[Function], Function], by: str) -> None:
     """Replace ``owner.name`` by a wrapper with its name, module and docstring.
 
-    A second call ``by`` the same caller is a no-op.
+    A second call with the same ``by`` is a no-op.
     """
     original = getattr(owner, name)
     before: frozenset[str] = getattr(original, _WRAPPED_BY, frozenset())
@@ -33,10 +33,10 @@ def wrap_once(owner: object, name: str, wrapper: Callable[[Function], Function],
 
 
 class ImportHook(importlib.abc.MetaPathFinder):
-    """A finder that adds callbacks to the loaders of chosen modules.
+    """A finder that makes the loaders of chosen modules call back.
 
     Attributes:
-        callbacks: by module name; each is called once, after the module has been executed.
+        callbacks: callback per module name, called once after the module has been executed.
     """
 
     def __init__(self) -> None:

@@ -2,17 +2,18 @@
 
 With ``VLLM_READINESS_PROBE=FILE`` each process with a worker or an engine core records the parts of
 its steps (:data:`ring.KINDS`) into a ring buffer. It writes them to ``FILE.rank0``, ``FILE.rank1``,
-..., or ``FILE.engine0`` without a worker: at exit, on SIGUSR2, and after a few seconds without a
-record. ``scripts/probe`` reads these files. ``metrics`` exports the durations as histograms on
-vLLM's /metrics.
+..., or ``FILE.engine0`` in a process without a worker: at exit, on SIGUSR2, and after a few seconds
+without a record. ``scripts/probe`` reads these files. ``metrics`` exports the durations as
+histograms on vLLM's /metrics.
 
 The probe wraps methods of the runners, their outputs and the scheduler (``methods``), and reads the
-clock around each call. On stock vLLM a plugin loads this package, so that one instrument measures
-both.
+clock around each call. On stock vLLM a plugin loads this package, so that the same instrument
+measures stock and overlaid.
 
 A fence is a wait for an event that has not completed. Its owner is the name passed to
 ``fences.wait``, or else the name of the waiting function (``events``). Waits without an event
-(``.cpu()``, ``.item()``, blocking copies) are part of the function around them, and no fences.
+(``.cpu()``, ``.item()``, blocking copies) are not fences. They count as time of the enclosing
+function.
 
 Importing this package imports neither torch nor numpy.
 """
@@ -48,4 +49,4 @@ def install() -> None:
     events.watch()
     for module, watch in methods.WATCHED.items():
         wrapping.when_imported(module, watch)
-    logger.info("Readiness probe on: it records to %s.*", switch.shown(path))
+    logger.info("Readiness probe on: recording to %s.*", switch.shown(path))

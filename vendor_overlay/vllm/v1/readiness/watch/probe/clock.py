@@ -1,26 +1,26 @@
 """Conversion of the device's clock to the host's, without waits.
 
-Two completed CUDA events with timing give a duration on the device's clock. A reference, a moment
-known on both clocks, is the end of each actual wait of the host for an event. Between references
-the device's clock is trusted within limits: nothing completes before its launch, or after it was
-seen complete. A result outside these limits shows an inaccurate reference, and the limit becomes
-the new one.
+Two completed CUDA events with timing give a duration on the device's clock. A reference is a moment
+known on both clocks: the end of a wait in which the host has really waited for an event. Other
+times are durations since the reference. No event completes before its launch, or after the host has
+seen it complete. A result outside of these limits shows that the reference is inaccurate. The limit
+then becomes the new reference.
 """
 
 # mirrors: nothing
 
 from typing import Any
 
-#: Nanoseconds from which ``elapsed_time``, a 32-bit float of milliseconds, is coarser than a
-#: microsecond, and a new reference is taken.
+#: Maximum age of a reference in nanoseconds. Beyond it ``elapsed_time``, a 32-bit float of
+#: milliseconds, is coarser than a microsecond.
 _HORIZON = 8_000_000_000
 
 
 class DeviceClock:
     """Converts completed events into ``time.perf_counter_ns``. Not thread-safe.
 
-    The argument of ``elapsed_time`` must be of torch's own type, no subclass. So it is called on
-    ``ready`` with the earlier event, and returns a negative time.
+    The argument of ``elapsed_time`` must be of torch's own type, not of a subclass. So
+    ``elapsed_time`` is called on ``ready`` with the earlier event, and returns a negative time.
     """
 
     def __init__(self) -> None:
@@ -34,13 +34,13 @@ class DeviceClock:
 
         Args:
             started: a completed event with timing, of torch's own type.
-            ready: a later one, maybe of a subclass.
-            launched: when the host launched the work before ``ready``.
-            seen: when the host saw ``ready`` complete.
-            waited: whether the host waited for it until then.
+            ready: a later completed event, possibly of a subclass.
+            launched: time at which the host launched the work before ``ready``.
+            seen: time at which the host saw ``ready`` complete.
+            waited: whether the host waited for ``ready`` until ``seen``.
 
         Returns:
-            Both times in ns; that of ``ready`` lies between ``launched`` and ``seen``.
+            Both times in ns. The time of ``ready`` lies between ``launched`` and ``seen``.
 
         Raises:
             RuntimeError: an event has no timing, or has not completed.
@@ -59,6 +59,6 @@ class DeviceClock:
 
 
 def _between(earlier: Any, later: Any) -> int:
-    """Device time from one event to a later one, in nanoseconds."""
+    """Return the device time from one event to a later event, in nanoseconds."""
     milliseconds: float = later.elapsed_time(earlier)
     return -round(milliseconds * 1e6)

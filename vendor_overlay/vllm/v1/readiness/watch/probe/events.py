@@ -1,4 +1,4 @@
-"""torch events that record waits, and have timing where the probe needs it."""
+"""Instrumented torch events: they report waits to the probe, and can be created with timing."""
 
 # mirrors: nothing
 
@@ -30,11 +30,11 @@ def watch() -> None:
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs.get("enable_timing"):
-            # ``elapsed_time`` takes only torch's own type.
+            # ``elapsed_time`` accepts only torch's own type.
             return original(*args, **kwargs)
         return create(cls, **_with_timing(kwargs))
 
-    # A C type without settable attributes: replaced by a subclass.
+    # torch.Event is a C type without settable attributes: replace it by a subclass.
     methods = {
         "__new__": new,
         "query": _query(original.query),
@@ -43,7 +43,7 @@ def watch() -> None:
     torch.Event = _Replacement("Event", (original,), methods)
     event: Any = torch.cuda.Event
     if not event.__flags__ & _HEAP_TYPE:
-        return  # on XPU, the C type
+        return  # on XPU, torch.cuda.Event is the C type
     create_on_cuda = event.__new__
 
     def new_on_cuda(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -55,10 +55,10 @@ def watch() -> None:
 
 
 def recorded_now(event_type: Callable[..., Any] | None = None) -> Any:
-    """Record an event with timing in the current stream; None without a CUDA device.
+    """Return an event with timing, recorded in the current stream; None without a CUDA device.
 
     Args:
-        event_type: its class; None for the original ``torch.Event``.
+        event_type: class of the event; None for the original ``torch.Event``.
     """
     if not _has_device():
         return None
@@ -68,7 +68,7 @@ def recorded_now(event_type: Callable[..., Any] | None = None) -> Any:
 
 
 class _Replacement(type):
-    """Metaclass of a class for which instances and subclasses of its base pass as its own."""
+    """Metaclass of a class that counts instances and subclasses of its base as its own."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, cls.__base__ or object)
@@ -101,7 +101,7 @@ def _synchronize(original: Callable[..., Any]) -> Callable[..., Any]:
         ended = now()
         this_thread.event, this_thread.seen, this_thread.waited = event, ended, True
         caller = sys._getframe(1)
-        if caller.f_globals.get("__name__") != fences.__name__:  # it calls its listeners
+        if caller.f_globals.get("__name__") != fences.__name__:  # fences reports its own waits
             record_fence(caller.f_code.co_name, began, ended)
 
     return synchronize

@@ -1,8 +1,8 @@
 """A process's file of records: a sequence of blocks, one per write.
 
 A block is one line of JSON, followed by the records in memory order, oldest first. The first block
-replaces the file; later ones append new records only. A file that would exceed :data:`_ROOM` rings
-is replaced with the newest ring.
+replaces the file; later blocks append new records only. A file that would exceed the size of
+:data:`_ROOM` rings is replaced by the current content of the ring.
 """
 
 # mirrors: nothing
@@ -31,7 +31,8 @@ class RecordFile:
     def write(self, header: Callable[[], Mapping[str, object]]) -> None:
         """Append the new records, or replace the file.
 
-        ``header`` returns further fields of the line of JSON, after the records have been copied.
+        ``header`` returns further fields for the line of JSON. It is called after the records have
+        been copied.
 
         Raises:
             OSError: the file cannot be written; its content is unchanged.

@@ -1,4 +1,4 @@
-"""Histograms of one process's records, and the file that carries them to the API server.
+"""Histograms of one process's records, and the file in which the API server reads them.
 
 Every few seconds each recording process writes its :class:`Histograms` and the values of
 :mod:`~vllm.v1.readiness.engine.gauges` to ``FILE.rank0.metrics``, for the label ``rank0``. The file
@@ -37,7 +37,7 @@ METRICS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "execute_model": ("execute_model", "Host time in the worker's execute_model."),
         "sample_tokens": ("sample_tokens", "Host time in the worker's sample_tokens."),
         "get_output": ("get_output", "Host time in getting a step's output, waits included."),
-        "fence": ("fence", "Host time in one wait for the device, by who waited."),
+        "fence": ("fence", "Host time in one wait for the device, by owner."),
         "readback": ("readback", "Time from the start of a step's copy to the host to its end."),
         "output": ("output_interval", "Time between two outputs of a worker, pauses left out."),
         "schedule": ("schedule", "Host time in the scheduler's schedule."),
@@ -52,7 +52,7 @@ OWNED = "fence"
 _UNKNOWN_OWNER = "unknown"
 #: The kind whose ``owner`` is the number of requests that its step continues; 0 after a pause.
 _INTERVAL = "output"
-#: Maximum file size and number that are read, far above what is written.
+#: Maximum file size, and number in a file, that :func:`read` accepts; far above real ones.
 _LARGEST_FILE, _LARGEST_NUMBER = 1 << 20, 1 << 80
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
@@ -61,7 +61,10 @@ Key = tuple[str, str | None]
 
 
 class Series(NamedTuple):
-    """One histogram: counts per bucket, not cumulative, the last above all bounds; sum in ns."""
+    """One histogram: non-cumulative counts per bucket, and the sum in ns.
+
+    The last bucket is for durations above all bounds.
+    """
 
     counts: list[int]
     total: int
@@ -75,7 +78,7 @@ class Contents(NamedTuple):
 
 
 class Histograms:
-    """Durations that one process has recorded, of kinds in :data:`METRICS`. Not thread-safe."""
+    """Histograms of the durations recorded by one process. Not thread-safe."""
 
     def __init__(self, kinds: Sequence[str]) -> None:
         self.kinds = tuple(kinds)
@@ -87,7 +90,7 @@ class Histograms:
         self._failed = False
 
     def update(self, records: "npt.NDArray[np.int64]", owners: Sequence[str]) -> None:
-        """Count new records, except negative durations, and outputs after a pause.
+        """Count new records, except those with negative durations and outputs after a pause.
 
         Args:
             records: int64 [records, 6]: kind, began, ended, step, owner, extra.
@@ -121,11 +124,11 @@ class Histograms:
     def write(self, path: str, values: Sequence[gauges.Value] = ()) -> None:
         """Replace the file atomically; an error is logged once, and not raised.
 
-        The file at a previous path is removed: a process that starts a worker changes its label.
+        A file at a previous path is removed: the label of a process that starts a worker changes.
 
         Args:
             path: FILE.label.metrics; the label, such as ``rank0``, has no dot.
-            values: of gauges and counters.
+            values: values of gauges and counters.
         """
         if path != self._path:
             self.remove()
@@ -149,7 +152,7 @@ class Histograms:
         except OSError as error:
             if not self._failed:
                 logger.warning(
-                    "/metrics will lack histograms, because %s cannot be written: %s",
+                    "/metrics will lack histograms because %s cannot be written: %s",
                     *(switch.shown(path), error),
                 )
             self._failed = True
@@ -167,10 +170,10 @@ class Histograms:
 
 
 def read(path: str, label: str) -> Contents:
-    """Read a file, given the process's label in its name.
+    """Read a process's file, whose name contains ``label``.
 
     Returns:
-        Its contents; empty if its process has ended, or belongs to another server.
+        The contents of the file; empty if its process has ended, or belongs to another server.
 
     Raises:
         OSError: the file cannot be read.
@@ -182,7 +185,7 @@ def read(path: str, label: str) -> Contents:
     except FileNotFoundError:
         return Contents({}, [])  # its process has exited
     if (
-        content["label"] != label  # of another FILE with our FILE as prefix
+        content["label"] != label  # file of another FILE that begins with our FILE
         or content["instance"] is None
         or content["instance"] != process_instance(content["pid"])
     ):
@@ -192,7 +195,7 @@ def read(path: str, label: str) -> Contents:
 
 
 def _validated(content: dict[str, object]) -> Contents:
-    """Return a file's histograms and values; raises as :func:`read` for invalid content."""
+    """Return a file's histograms and values; raise like :func:`read` for invalid content."""
     if content["form"] != FORMAT or content["bounds"] != list(BOUNDS):
         raise ValueError("it was written by another version")
     histograms: dict[Key, Series] = {}
@@ -214,7 +217,7 @@ def _validated(content: dict[str, object]) -> Contents:
 
 
 def _values(entries: object) -> list[gauges.Value]:
-    """Return the values of gauges and counters; raises as :func:`read`."""
+    """Return the values of gauges and counters; raise like :func:`read`."""
     if not isinstance(entries, list):
         raise TypeError("its values are not a list")
     values = [gauges.Value(metric, tuple(labels), value) for metric, labels, value in entries]
@@ -232,7 +235,7 @@ def _is_count(value: object) -> bool:
 
 
 def boot_id() -> str:
-    """Return the id of this host's boot, and so of its clock; empty if unknown."""
+    """Return the id of this host's boot, which identifies its clock; empty if unknown."""
     with contextlib.suppress(OSError), open(_BOOT_ID, encoding="ascii") as file:
         return file.read().strip()
     return ""

@@ -77,14 +77,17 @@ WATCHED: Mapping[str, Callable[[ModuleType], None]] = MappingProxyType(
 
 
 def _watch_output(output: type, event_type: Function | None = None) -> None:
-    """Observe an asynchronous output's class; its event is a ``torch.Event`` by default."""
+    """Observe a class of asynchronous outputs, whose events are of class ``event_type``.
+
+    None stands for ``torch.Event``.
+    """
     _wrap(output, "__init__", partial(_output_init, event_type=event_type))
     _wrap(output, "get_output", _get_output)
 
 
 def _execute_model(original: Function) -> Function:
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        # Runner V2 profiles and warms up with steps; a step may only remove requests.
+        # Idle steps: they only remove requests, or runner V2 profiles or warms up with them.
         this_thread.idle = (
             not scheduler_output.total_num_scheduled_tokens
             or bool(kwargs.get("dummy_run"))
@@ -125,7 +128,7 @@ def _sample_tokens(original: Function) -> Function:
 
 
 def _output_init(original: Function, event_type: Function | None) -> Function:
-    """Wrap the constructor of an asynchronous output, which starts its copies."""
+    """Wrap the constructor of an asynchronous output, which starts the copies to the host."""
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         if this_thread.idle:
@@ -167,7 +170,7 @@ def _to_list(original: Function) -> Function:
     """Wrap the synchronous readback of sampled ids: a copy and a wait."""
 
     def to_list(self: Any, sampled: Any) -> Any:
-        # The overlaid runner may pass ids on the host.
+        # The overlaid runner may pass ids that are on the host already.
         started = None if getattr(sampled, "is_cpu", False) else events.recorded_now()
         if started is None:
             return original(self, sampled)
@@ -208,7 +211,7 @@ def _schedule(original: Function) -> Function:
             return output
         finally:
             ended = current.record(SCHEDULE, began)
-            # The step waits for the tokens of the previous step.
+            # The grammars of this step need the tokens of the previous step.
             waits = getattr(output, "pending_structured_output_tokens", False)
             this_thread.pending = ended if waits else 0
 
@@ -219,7 +222,7 @@ def _update_from_output(original: Function) -> Function:
     def update_from_output(self: Any, *args: Any, **kwargs: Any) -> Any:
         current = recorder()
         began = now()
-        if this_thread.pending:  # the worker is another process
+        if this_thread.pending:  # the worker runs in another process
             record_fence(registry.GRAMMARS, this_thread.pending, began)
             this_thread.pending = 0
         try:
@@ -231,7 +234,7 @@ def _update_from_output(original: Function) -> Function:
 
 
 def _shutdown(original: Function) -> Function:
-    """Wrap an engine core's shutdown, which may be killed while it waits for its workers."""
+    """Wrap an engine core's shutdown; its process may be killed while it awaits its workers."""
 
     def shutdown(*args: Any, **kwargs: Any) -> Any:
         if (current := existing()) is not None:

@@ -1,7 +1,7 @@
 """Export of the probe's histograms and gauges on vLLM's own /metrics.
 
 Each recording process writes its histograms to a small file (``histograms``). The API server's
-:class:`ProbeCollector` reads these files at each scrape. No step is involved.
+:class:`ProbeCollector` reads these files at each scrape. Steps are not affected.
 
 ``vllm.v1.metrics.prometheus`` calls ``expose`` if the overlay is installed; otherwise a plugin
 calls ``install``. Both are no-ops without VLLM_READINESS_PROBE.
@@ -29,7 +29,7 @@ logger = init_logger(__name__)
 
 
 class ProbeCollector:
-    """A Prometheus collector of the histograms and gauges of running processes of this host.
+    """A Prometheus collector of the histograms and gauges of this host's running processes.
 
     An invalid file is skipped and logged once; it does not fail the scrape.
     """
@@ -42,7 +42,7 @@ class ProbeCollector:
         yield from _families().values()
 
     def collect(self) -> "Iterator[Metric]":
-        """Yield the metrics with the current values of the files."""
+        """Yield the metrics with the values in the files."""
         from prometheus_client import utils  # not imported in a worker
 
         families = _families()
@@ -63,7 +63,7 @@ class ProbeCollector:
         yield from families.values()
 
     def _files(self) -> list[tuple[str, str]]:
-        """List label and path of the processes' files."""
+        """Return the label and path of each process's file, sorted."""
         folder, name = os.path.split(self.file)
         prefix = f"{name}."
         try:
@@ -100,8 +100,8 @@ def expose(registry: "CollectorRegistry") -> "CollectorRegistry":
 def install() -> None:
     """Export the probe's metrics on stock vLLM, which does not call ``expose``.
 
-    Call it before the server creates its routes. A no-op on a second call, in other processes, and
-    on an overlaid vLLM.
+    Must be called before the server creates its routes. A no-op on a second call, in other
+    processes, and on an overlaid vLLM.
 
     Raises:
         PathError: VLLM_READINESS_PROBE names a file that cannot be written.
@@ -124,10 +124,10 @@ def install() -> None:
             namespace["get_prometheus_registry"] = get_prometheus_registry
 
 
-#: Registries with the probe's collector.
+#: Registries that have the probe's collector.
 _registries: "weakref.WeakSet[CollectorRegistry]" = weakref.WeakSet()
 _lock = threading.Lock()
-#: Paths with a logged warning.
+#: Paths for which a warning has been logged.
 _warned: set[str] = set()
 
 
@@ -143,11 +143,11 @@ def _register(registry: "CollectorRegistry", file: str) -> None:
 
 
 def _register_with_multiprocess(file: str) -> None:
-    """Register with every registry that combines the metrics of several API servers.
+    """Register the collector with every registry that combines metrics of several API servers.
 
     With several API servers the route of /metrics (prometheus_fastapi_instrumentator) ignores its
-    registry. It creates one per scrape, with only a ``MultiProcessCollector``, which it looks up in
-    ``prometheus_client.multiprocess``.
+    registry. Per scrape it creates a registry with only a ``MultiProcessCollector``, which it looks
+    up in ``prometheus_client.multiprocess``.
     """
     from prometheus_client import multiprocess
 
@@ -184,7 +184,7 @@ def _families() -> dict[str, Any]:
 
 
 def _warn_once(path: str, reason: Exception | str) -> None:
-    """Log once per path that a file or directory is skipped."""
+    """Log that a file or directory is skipped, once per path."""
     if path not in _warned:
         _warned.add(path)
         if isinstance(reason, Exception):

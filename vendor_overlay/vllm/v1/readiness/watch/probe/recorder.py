@@ -36,17 +36,18 @@ now = time.perf_counter_ns
 
 
 class ThreadState(threading.local):
-    """The state of the current thread; times are on the records' clock.
+    """The state of the current thread. Times are on the records' clock.
 
     Attributes:
-        output_step: the step whose output is being fetched; 0 for none: fences count for the newest
-            step.
-        event: the event last seen complete.
-        seen: when it was seen.
+        output_step: the step whose output is being fetched, to which fences belong; 0 for the
+            newest step.
+        event: the event that the thread last saw complete.
+        seen: time at which the thread saw it complete.
         waited: whether the thread waited for it.
-        timing: whether new events get timing.
-        idle: whether the runner is in a step without requests.
-        pending: since when the engine core waits for tokens that a grammar needs; 0 if it does not.
+        timing: whether new events are created with timing.
+        idle: whether the runner is in a step that is not recorded.
+        pending: time since which the engine core waits for tokens that a grammar needs; 0 if it
+            does not wait.
     """
 
     event: Any = None
@@ -122,14 +123,16 @@ class Recorder:
         return self.step
 
     def set_engine(self, config: Any) -> None:
-        """Note that this process runs an engine core."""
+        """Mark this process as an engine core's."""
         self._engine_config = config
 
     def record(self, kind: int, began: int, step: int | None = None, owner: int = 0) -> int:
-        """Record work of this thread in the newest or another step, from ``began`` until now.
+        """Record this thread's work from ``began`` until now.
+
+        ``step`` is the newest step by default. See :data:`ring.FIELDS` for the other values.
 
         Returns:
-            Its end. See :data:`ring.FIELDS` for all values.
+            The end of the work.
         """
         ended = now()
         step = self.step if step is None else step
@@ -148,8 +151,8 @@ class Recorder:
     def record_readback(self, started: Any, launched: int, step: int) -> None:
         """Record a readback whose event this thread has just seen complete.
 
-        ``started`` is an event with timing before the copy, launched at ``launched``; None without
-        a device.
+        ``started`` is an event with timing, recorded before the copy; None without a device. The
+        copy was launched at ``launched``.
         """
         ready, seen = this_thread.event, this_thread.seen
         if started is None or ready is None:
@@ -157,7 +160,7 @@ class Recorder:
         try:
             began, ended = self._clock.times(started, ready, launched, seen, this_thread.waited)
         except RuntimeError as error:
-            log_once(f"readbacks are not recorded, as events have no timing: {error}")
+            log_once(f"readbacks are not recorded because events have no timing: {error}")
             return
         self.ring.put(READBACK, began, ended, step, 0, seen)
 
@@ -185,7 +188,7 @@ class Recorder:
             target=self._serve, args=(receiver,), name="readiness-probe", daemon=True
         )
         thread.start()
-        # Also runs at the end of multiprocessing's processes, which skip atexit.
+        # Also runs at the end of a process of multiprocessing, which skips atexit.
         util.Finalize(None, self.close, exitpriority=100)
 
     def write(self) -> None:
@@ -196,8 +199,8 @@ class Recorder:
             self._written = self.ring.count
             if not claims.claim(self.path):
                 log_once(
-                    f"another engine records to {switch.shown(self.path)}; nothing of this engine "
-                    "is written. Name another file"
+                    f"another engine records to {switch.shown(self.path)}; this engine writes "
+                    "nothing. Name another file"
                 )
                 return
             before = self._file
@@ -206,7 +209,7 @@ class Recorder:
             assert self._file is not None
             self._file.write(lambda: self._header(label))
             if before is not None and before.path != path:
-                # Written as an engine core, before the first step of its worker.
+                # Written under the label of an engine core, before the worker's first step.
                 _remove_own_file(before.path)
 
     def close(self) -> None:
@@ -231,7 +234,7 @@ class Recorder:
                 os.read(receiver, 4096)
                 self.write()
             elif count == self.ring.count != self._written:
-                self.write()  # idle; vLLM may SIGKILL this process
+                self.write()  # while idle: vLLM may SIGKILL this process later
             with _errors_logged("cannot update the histograms on /metrics"):
                 self._update_histograms()
 
@@ -242,7 +245,7 @@ class Recorder:
             return
         with self._write_lock:
             if not claims.claim(self.path):
-                return  # of another engine
+                return  # another engine has claimed the path
             if self._histograms is None:
                 self._histograms = Histograms(KINDS)
             self._histograms.update(records, list(self.names))
@@ -318,9 +321,9 @@ def record_fence(owner: str, began: int, ended: int) -> None:
 
 
 def listen() -> None:
-    """Write this process's file on SIGUSR2, which kills a process without a handler.
+    """Install a handler that writes this process's file on SIGUSR2.
 
-    Not every process of a server records; the others ignore the signal.
+    Processes that record nothing need one too: without a handler the signal kills them.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -344,7 +347,7 @@ def _reset_after_fork() -> None:
 
 def _device_name() -> str:
     torch = sys.modules.get("torch")
-    # The name is not worth a context on an unused device.
+    # Do not create a CUDA context only for the name.
     if torch is None or not torch.cuda.is_initialized():
         return "CPU"
     return str(torch.cuda.get_device_name())

@@ -10,10 +10,10 @@ import numpy as np
 #: The fields of a record. ``began`` and ``ended`` are ns of ``time.perf_counter_ns``. ``step``
 #: counts the worker's steps from 1. ``owner`` is the index of a fence's owner; for
 #: ``execute_model`` and ``output``, the number of requests that the step continues. ``extra`` is
-#: the thread's ident; for a readback, when the host saw it complete.
+#: the thread's ident; for a readback, the time at which the host saw it complete.
 FIELDS = ("kind", "began", "ended", "step", "owner", "extra")
-#: The kinds of records; ``kind`` is an index. ``output`` lasts from the previous output to this
-#: one, ``readback`` from the possible start of the copy until the host may read it.
+#: The kinds of records; ``kind`` is an index. An ``output`` lasts from the previous output to this
+#: one, a ``readback`` from the earliest start of the copy until the host may read the result.
 KINDS = (
     "execute_model",
     "sample_tokens",
@@ -37,9 +37,9 @@ _CHUNK = 4096
 
 
 class Ring:
-    """The newest records of one process, ``size`` bytes each. Thread-safe.
+    """The newest ``capacity`` records of one process, ``size`` bytes each. Thread-safe.
 
-    ``capacity`` is a power of two; ``count`` includes overwritten records.
+    ``capacity`` is a power of two. ``count`` includes overwritten records.
     """
 
     size = _SIZE
@@ -66,14 +66,14 @@ class Ring:
         """Return the records added after ``cursor``, except overwritten ones.
 
         Returns:
-            int64 [records, fields], and the cursor for the next call; the first is 0.
+            int64 [records, fields], and the cursor for the next call. The first call passes 0.
         """
         parts, end = self.parts(cursor)
         records = np.frombuffer(b"".join(parts), np.int64).reshape(-1, len(FIELDS))
         return records, end
 
     def parts(self, cursor: int) -> tuple[list[bytes], int]:
-        """Like :meth:`since`, as parts of at most ``_CHUNK`` records in bytes."""
+        """Like :meth:`since`, but return parts of at most ``_CHUNK`` records as bytes."""
         parts: list[bytes] = []
         with self._lock:
             end = self.count
