@@ -55,7 +55,7 @@ def test_a_value_turns_features_and_fixes_on(value: str, on: set[str]) -> None:
         ("-fix", "'-fix' is not understood", "-fixes"),
         ("-off", "'-off' is not understood", None),
         ("--fixes", "'--fixes' is not understood", "-fixes"),
-        ("penalties,-history", "some with '-' (all but these) and some without", "-history"),
+        ("penalties,-history", "names with '-' (all but these) and names without", "-history"),
     ],
 )
 def test_other_values_are_refused_with_the_probable_line(

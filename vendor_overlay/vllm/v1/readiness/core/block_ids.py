@@ -1,9 +1,9 @@
 """Fix ``block-ids``: drop the ids of new KV cache blocks for models that never read them.
 
-The KV cache managers list the id of each allocated block, so that the worker can zero new blocks.
-The scheduler drains these lists only for models with Mamba layers. For all other models the lists
-of stock 0.22.0 grow while the engine serves, by eight bytes per allocation of a block. They were
-frozen by ``gc.freeze``, so memory profilers that call ``gc.get_objects`` miss the leak.
+The KV cache managers append the id of each allocated block to a list, so that the worker can zero
+new blocks. The scheduler drains these lists only for models with Mamba layers. For all other models
+the lists of stock 0.22.0 grow by eight bytes per block allocation, without limit. ``gc.freeze`` has
+frozen the lists, so memory profilers that call ``gc.get_objects`` miss the leak.
 (https://github.com/vllm-project/vllm/issues/44175)
 """
 

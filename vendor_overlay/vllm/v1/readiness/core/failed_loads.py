@@ -114,7 +114,7 @@ def _of(scheduler: "Scheduler") -> _Loads:
 def refused(scheduler: "Scheduler", request: "Request") -> bool:
     """Whether nothing may be loaded for a waiting request, because an earlier load failed.
 
-    The seam calls the connector's lookup first: some connectors forget old blocks only then.
+    The seam calls the connector's lookup first: some connectors drop old blocks only in a lookup.
     """
     return request in _of(scheduler).recomputed
 
@@ -141,7 +141,7 @@ def preempt(scheduler: "Scheduler", preempted: "list[Request]", timestamp: float
     loads = _of(scheduler)
     if not loads.to_preempt:
         return
-    # A preempted request is prepended to the waiting queue: reverse order keeps their order.
+    # Each request is prepended to the waiting queue: iterate in reverse to keep the order.
     for request in [item for item in reversed(scheduler.running) if item in loads.to_preempt]:
         scheduler.running.remove(request)
         scheduler._preempt_request(request, timestamp)

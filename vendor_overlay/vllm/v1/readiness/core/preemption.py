@@ -78,7 +78,7 @@ class StepsInFlight(Base):  # type: ignore[misc]
     def update_from_output(
         self, scheduler_output: "SchedulerOutput", model_runner_output: "ModelRunnerOutput"
     ) -> "dict[int, EngineCoreOutputs]":
-        """Remove the results to drop from a step's output, and process the rest."""
+        """Remove dropped results from a step's output, and update the requests with the rest."""
         if self._mends_preemption:
             in_flight.of(self).arrive(scheduler_output, model_runner_output)
         outputs: dict[int, EngineCoreOutputs]
@@ -127,7 +127,8 @@ def _all_ours(scheduler: StepsInFlight) -> bool:
         return True
     gauges.fall_back(registry.PREEMPTION, gauges.OTHER_CLASS)
     logger.warning_once(
-        "Readiness overlay: %s overrides methods of vLLM's scheduler. vLLM's own code preempts.",
+        "Readiness overlay: %s overrides methods of vLLM's scheduler. vLLM's own code "
+        "handles preemption.",
         subclasses.full_name(kind),
     )
     return False

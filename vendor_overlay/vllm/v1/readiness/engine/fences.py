@@ -36,7 +36,7 @@ listeners: list[Callable[[str, int, int], None]] = []
 
 
 def wait(event: torch.Event, owner: str) -> None:
-    """Wait for an event on behalf of ``owner``; no fence is counted if it has completed."""
+    """Wait for an event on behalf of ``owner``; a completed event is not counted as a fence."""
     if event.query():
         return
     with _lock:

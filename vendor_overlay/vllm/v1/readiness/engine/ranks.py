@@ -250,8 +250,7 @@ def _commands(
         command = f"export {switch.NAME}={usual.value}" if usual.value else f"unset {switch.NAME}"
         detail = "; ".join(differences)
         yield (
-            f"{where}: {switch.NAME} differs from rank {model} ({detail}). "
-            f"On that host: {command}"
+            f"{where}: {switch.NAME} differs from rank {model} ({detail}). On that host: {command}"
         )
 
 

@@ -2,10 +2,10 @@
 
 Stock 0.22.0's front end accepts requests that kill the engine, or never end:
 
-- ``min_tokens`` that do not fit into max_model_len. If ``max_tokens`` is unset, the front end
-  sets it to the room that is left, after both were checked. The engine core checks again in its
-  input thread, which dies: no further request is read. If ``max_tokens`` does not fit either, the
-  request holds its blocks until its client disconnects
+- ``min_tokens`` that do not fit into max_model_len. The front end sets an unset ``max_tokens`` to
+  the remaining room only after its checks. The engine core checks again in its input thread, which
+  dies: no further request is read. If the client sets a ``max_tokens`` that does not fit either,
+  the request holds its blocks until the client disconnects
   (https://github.com/vllm-project/vllm/pull/51299);
 - stop strings without detokenization: the input thread dies;
 - token ids outside the vocabulary in a prompt, ``logprob_token_ids`` or ``allowed_token_ids``, and
@@ -143,7 +143,7 @@ def _refuse_nan(parameter: str, value: object) -> None:
 
 
 def _require(parameter: str, value: Any, least: int, largest: int | None = None) -> None:  # noqa: ANN401
-    """Refuse a value that is out of range or no number."""
+    """Refuse a value that is out of range or not a number."""
     try:
         fits = least <= value and (largest is None or value <= largest)
     except TypeError:

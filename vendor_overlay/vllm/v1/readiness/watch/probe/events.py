@@ -1,4 +1,4 @@
-"""Instrumented torch events: they report waits to the probe, and can be created with timing."""
+"""Instrumented torch events, which report waits to the probe and enable timing of readbacks."""
 
 # mirrors: nothing
 

@@ -1,4 +1,4 @@
-"""Histograms of one process's records, and the file in which the API server reads them.
+"""Histograms of one process's records, and the file from which the API server reads them.
 
 Every few seconds each recording process writes its :class:`Histograms` and the values of
 :mod:`~vllm.v1.readiness.engine.gauges` to ``FILE.rank0.metrics``, for the label ``rank0``. The file

@@ -87,7 +87,7 @@ def _watch_output(output: type, event_type: Function | None = None) -> None:
 
 def _execute_model(original: Function) -> Function:
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        # Idle steps: they only remove requests, or runner V2 profiles or warms up with them.
+        # Idle steps only remove requests, or belong to profiling or warm-up of runner V2.
         this_thread.idle = (
             not scheduler_output.total_num_scheduled_tokens
             or bool(kwargs.get("dummy_run"))

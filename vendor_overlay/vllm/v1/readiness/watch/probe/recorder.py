@@ -123,7 +123,7 @@ class Recorder:
         return self.step
 
     def set_engine(self, config: Any) -> None:
-        """Mark this process as an engine core's."""
+        """Mark this process as one that runs an engine core."""
         self._engine_config = config
 
     def record(self, kind: int, began: int, step: int | None = None, owner: int = 0) -> int:
