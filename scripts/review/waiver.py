@@ -23,7 +23,7 @@ from review.words import Seams
 
 #: What stands for the words of a patch that all of them need, and of one for the probe.
 FRAME, PROBE = "needed by all", "the probe, if it is on"
-_PROBE = re.compile(rb"vllm\.v1\.readiness\.watch(\.| import )probe\b")
+_PROBE = re.compile(rb"\breadiness\.(expose|install)\(")
 #: Of a header: no issue, and a patch that upstream has no use for.
 _NO_BUG, _NOT_NEEDED = "none", "not-needed"
 #: Verdict to what a person does about it.

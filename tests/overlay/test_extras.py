@@ -89,7 +89,7 @@ def test_a_patch_is_laid_behind_ours_and_taken_off(
         assert comments > 10
         if part and path == LOGPROBS:
             assert b"Changed by vllm-readiness-overlay" in laid, "no patch of ours changes it"
-            assert laid.count(b"\n") == data.count(b"\n") + 2 + 1
+            assert laid.count(b"\n") == data.count(b"\n") + 3 + 1
         else:
             assert laid.replace(b"  # mine\n", b"\n") == data + b"# mine\n"
     report = status(site)
@@ -333,7 +333,7 @@ def test_a_patch_that_compiles_with_the_whole_alone_is_refused(
 
 
 def test_a_patch_that_needs_what_is_left_out_is_refused(site: Path, tmp_path: Path) -> None:
-    line = b"from vllm.v1.readiness import logprobs as readiness_logprobs\n"
+    line = b"readiness.logprobs.shown(\n"
     changed = whole(LOGPROBS).replace(line, line.rstrip() + b"  # mine\n")
     folder = patch_of(tmp_path / "extra", {LOGPROBS: changed})
     done = run("apply", "--site", site, "--extra", folder, "--features=-logprobs")

@@ -251,7 +251,7 @@ print(json.dumps([
     threading.active_count(),
 ]))
 """)
-    names = ["", *(f".engine{name}" for name in ("", ".gauges", ".identity", ".switch"))]
+    names = ["", *(f".engine{name}" for name in ("", ".doors", ".gauges", ".identity", ".switch"))]
     names += [".registry", ".watch"]
     names += [f".watch.probe{name}" for name in ("", ".histograms", ".metrics")]
     assert json.loads(output) == [[f"vllm.v1.readiness{name}" for name in names], [], 1]

@@ -142,7 +142,7 @@ before = set(sys.modules)
 from vllm.v1.readiness.engine import switch
 print(*sorted(name for name in set(sys.modules) - before if name.startswith(("torch", "vllm"))))
 """)
-    names = ("", ".engine", ".engine.identity", ".engine.switch", ".registry")
+    names = ("", ".engine", ".engine.doors", ".engine.identity", ".engine.switch", ".registry")
     assert loaded.split() == [f"vllm.v1.readiness{name}" for name in names]
 
 
