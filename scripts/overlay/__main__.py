@@ -11,7 +11,7 @@ try:
         raise SystemExit(2)
 
     if not __package__:
-        # Started by its directory, as in Dockerfiles: load that directory as a package.
+        # Run by path (`python3 scripts/overlay`), not with -m: load the directory as a package.
         import os
         from importlib.util import module_from_spec, spec_from_file_location
 

@@ -9,10 +9,10 @@ from overlay.errors import MEANING, Exit
 
 _TARGET = """\
 target (one of):
-  --venv DIR      a virtual or conda environment; the active one if nothing is named
+  --venv DIR      a virtual or conda environment; the default is the active one
   --site DIR      a site-packages, dist-packages or --target directory
-  --python EXE    the vLLM that this interpreter would import;
-                  with --site, the interpreter that runs that directory
+  --python EXE    the vLLM that this interpreter imports;
+                  with --site, the interpreter that imports from that directory
 """
 _CODES = "exit codes:\n" + "".join(f"  {code.value}  {MEANING[code]}\n" for code in Exit)
 
@@ -20,7 +20,7 @@ _CODES = "exit codes:\n" + "".join(f"  {code.value}  {MEANING[code]}\n" for code
 def program(
     name: str, text: str
 ) -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argparse.ArgumentParser]]:
-    """Return the parser of a program with subcommands, and its subparsers action."""
+    """Create a program's parser; return it and the action that adds its subcommands."""
     parser = argparse.ArgumentParser(
         prog=name,
         description=text,
@@ -59,7 +59,7 @@ def command(
 
 
 class Once(argparse.Action):
-    """Stores an option's value; a repeated option is an ArgumentError."""
+    """An argparse action that stores a value; ArgumentError if the option is repeated."""
 
     def __call__(
         self,

@@ -1,7 +1,7 @@
-"""Bytecode of the changed modules: compile it, and remove it before its source changes.
+"""Compile the changed modules, and find their bytecode.
 
-Python checks a ``.pyc`` against the source's time and size, against its hash, or (unchecked
-hash-based, PEP 552) not at all. The last kind would keep running the old module.
+Python validates a ``.pyc`` by its source's mtime and size, or by its source's hash. It does not
+validate unchecked hash-based files (PEP 552): these would keep running the old module.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from overlay.interpreter import MARK, NoAnswer, answer
 
 _UNCHECKED = 0b01
 
-#: Runs under the target's interpreter. Compiles a staged source under the final file's name. The
-#: rename keeps the times of the staged file, so the bytecode stays valid. With SOURCE_DATE_EPOCH,
-#: py_compile writes the source's hash in place of its time: the same bytes in every build, also
-#: after a builder has set all times. Without a umask the bytecode gets its source's mode.
+#: Program for the target's interpreter. Compiles each staged source under the final file's name.
+#: The rename keeps the staged file's mtime, so the bytecode stays valid. With SOURCE_DATE_EPOCH,
+#: py_compile stores the source's hash instead of its mtime: every build has the same bytes, even
+#: if the builder sets all mtimes. The umask is 0, so that bytecode gets the mode of its source.
 _COMPILE = f"""
 import sys
 sys.path = [path for path in sys.path if path]  # The empty entry is the current directory.
@@ -48,7 +48,7 @@ except EOFError:
 os.write(1, {MARK!r} + json.dumps([names, error, refused]).encode() + b"\\n")
 """
 
-#: The same for sources from stdin, without writing anything.
+#: Program for the target's interpreter. Compiles sources from stdin, and writes no file.
 _CHECK = f"""
 import sys
 sys.path = [path for path in sys.path if path]  # The empty entry is the current directory.
@@ -66,7 +66,7 @@ os.write(1, {MARK!r} + json.dumps(refused).encode() + b"\\n")
 
 
 def cached(source: Path) -> list[Path]:
-    """Bytecode files of ``source``, of every interpreter and optimisation level."""
+    """Bytecode files of ``source``, for all interpreters and optimisation levels."""
     folders = [source.parent / "__pycache__"]
     if prefix := os.environ.get("PYTHONPYCACHEPREFIX"):
         folders.append(Path(prefix) / source.parent.absolute().relative_to("/"))
@@ -113,10 +113,10 @@ def compile_modules(
 
     Args:
         interpreter: the target's Python.
-        sources: final path of each module to the present path of its source. The ``__pycache__``
-            directories exist.
-        lock: handle that the child inherits, so that it also holds the lock.
-        prefix: of the names of staged files.
+        sources: maps each module's final path to the present path of its source. The
+            ``__pycache__`` directories must exist.
+        lock: file descriptor of the lock; the child inherits it, and so also holds the lock.
+        prefix: prefix of the names of staged files.
 
     Returns:
         The final path of each module's bytecode.
@@ -135,14 +135,16 @@ def compile_modules(
         raise _refused(interpreter, *refused)
     if error:
         number, reason, path = error
-        # Bytecode is written under a temporary name; name its directory.
+        # py_compile writes to a temporary file; report the directory instead.
         path = os.path.dirname(path) if ".pyc" in path else path
         raise denied(OSError(number, reason, path), "nothing was written")
     return [cache / name for cache, name in zip(caches, names, strict=True)]
 
 
 def check_modules(interpreter: Path, sources: Mapping[Path, bytes]) -> None:
-    """Compile modules, final path to bytes, with the target's interpreter; write nothing.
+    """Check that modules compile with the target's interpreter; write nothing.
+
+    ``sources`` maps each module's final path to its bytes.
 
     Raises:
         OverlayError: the interpreter does not run, or rejects a module.
@@ -154,7 +156,7 @@ def check_modules(interpreter: Path, sources: Mapping[Path, bytes]) -> None:
 
 
 def _answer(interpreter: Path, program: str, request: object, *inherited: int) -> Any:  # noqa: ANN401
-    # Before 3.11, sets in the code are marshalled in hash order. -I would ignore the seed.
+    # Before 3.11, sets in code are marshalled in hash order. -I would ignore PYTHONHASHSEED.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     env = kept | {"PYTHONHASHSEED": "0"}
     try:

@@ -1,4 +1,4 @@
-"""The command line: arguments in, an exit code and one report out."""
+"""The command line: parse the arguments, run one command, print its report."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     words = []
     if given[:1] == ["exec"] and "--" in given:
-        # Split here, because argparse would read the command's own options.
+        # Split before parsing, because argparse would also parse the options behind --.
         end = given.index("--")
         given, words = given[:end], given[end + 1 :]
     return run(_parser(words), parts.joined(given))
@@ -55,11 +55,11 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         print(f"{args.program} {args.command}: interrupted{hint}", file=sys.stderr)
         return 130
     except OSError as error:
-        return _fail(args, denied(error, "the run stopped there"))
+        return _fail(args, denied(error, "the run stopped at this error"))
 
 
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """Build the parser; ``words`` is the command line behind ``exec --``."""
+    """Build the parser; ``words`` is the command line after ``exec --``."""
     parser, every = program(
         "overlay", "Apply the readiness overlay to an installed vLLM, and revert it."
     )
@@ -74,7 +74,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
             "--force",
             action="store_true",
             default=os.environ.get("FORCE") == "1",
-            help="proceed although a process serves from there (FORCE=1)",
+            help="proceed even if a process serves from the installation (FORCE=1)",
         )
         sub.add_argument(
             "--wait",
@@ -118,7 +118,7 @@ def installation(args: argparse.Namespace) -> Installation:
     if prefix is site is python is None:
         args.named_by, prefix, passed_over = _active()
     else:
-        # The Makefile knows which of these came from the environment.
+        # Set by the Makefile if the option's value came from an environment variable.
         args.named_by = os.environ.get("READINESS_NAMED_BY") or None
     try:
         return locate(prefix, site, python)
@@ -132,7 +132,7 @@ def installation(args: argparse.Namespace) -> Installation:
 
 
 def _active() -> tuple[str | None, str | None, str | None]:
-    """The active environment: variable, directory, and the reason for skipping another."""
+    """Return the active environment's variable and directory, and why another was skipped."""
     venv, conda = os.environ.get("VIRTUAL_ENV"), os.environ.get("CONDA_PREFIX")
     base = os.environ.get("CONDA_DEFAULT_ENV") == "base"
     if not conda or (venv and (base or conda == venv)):
@@ -174,10 +174,10 @@ def _change(
 
 
 def _counted(inspection: Inspection) -> str:
-    """The number of files, by owner."""
+    """The number of files, in total and by owner."""
     targets, added = set(inspection.overlay.targets), set(inspection.overlay.added)
     paths = inspection.paths
-    parts = [f"{len(paths & targets)} of vLLM's", f"{len(paths & added)} of its own"]
+    parts = [f"{len(paths & targets)} of vLLM's", f"{len(paths & added)} of the overlay's"]
     if others := paths - targets - added:
         parts.append(f"{len(others)} of neither")
     return f"{len(inspection.files)} files ({', '.join(parts)})"
@@ -264,7 +264,7 @@ def _exec(args: argparse.Namespace) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    """Report findings, with the exit code that `apply` would have."""
+    """Print the findings; return the exit code that `apply` would have."""
     target, overlay = installation(args), Overlay.load(ROOT)
     code, would = doctor.prospect(target, overlay, parts.chosen(args))
     lines = [*doctor.findings(target), ("apply", f"of overlay {overlay.pin.overlay}{would}")]
@@ -284,12 +284,12 @@ def _diff(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"command": "diff", "diff": "".join(lines)}))
     else:
-        # The files' own bytes, whatever the terminal's encoding.
+        # Write the files' bytes unchanged, whatever the terminal's encoding.
         sys.stdout.flush()
         for line in lines:
             sys.stdout.buffer.write(line.encode(errors="surrogateescape"))
         sys.stdout.buffer.flush()
-    # The output is the result: a lost output is a failure.
+    # The output is the command's result, so lost output is a failure.
     return Exit.DENIED if output.lost() else Exit.DONE
 
 

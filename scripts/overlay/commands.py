@@ -1,4 +1,4 @@
-"""apply, revert, status, verify, exec and diff."""
+"""The commands apply, revert, status, verify, exec and diff."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ from overlay.refusal import laying, refuse_foreign
 from overlay.source import Overlay
 from overlay.state import Inspection, State, inspect
 
-#: The whole overlay; the installed part of it.
+#: Choices of the whole overlay, and of the installed part.
 WHOLE, KEPT = Choice(), Choice(keep=True)
 
 
 @dataclass
 class Outcome:
-    """The result of a command; after a dry run, ``inspection`` is of the present state.
+    """The result of a command.
 
+    ``inspection`` is the state after the command, or the unchanged state after a dry run.
     ``changed`` lists paths relative to site-packages.
     """
 
@@ -57,10 +58,11 @@ class Options:
 
 
 def apply(installation: Installation, overlay: Overlay, options: Options) -> Outcome:
-    """Apply ``overlay`` to ``installation``; complete an interrupted run.
+    """Apply the chosen part of ``overlay``, or complete an interrupted run.
 
     Raises:
-        OverlayError: refused with nothing written, or interrupted with the installation partial.
+        OverlayError: refused, and nothing was written; or failed while files were renamed, and the
+            installation is partial.
     """
     with exclusive(installation.site, options.wait) as lock:
         inspection = survey(installation, overlay, options.choice)
@@ -85,7 +87,7 @@ def apply(installation: Installation, overlay: Overlay, options: Options) -> Out
 
 
 def _complete(inspection: Inspection, notes: list[str], options: Options, lock: int) -> Outcome:
-    """Apply to an installation without another version."""
+    """Apply to an installation that holds no other version or part of the overlay."""
     installation = inspection.installation
     refuse_foreign(inspection)
     if inspection.state is State.OVERLAID:
@@ -135,7 +137,7 @@ def revert(installation: Installation, overlay: Overlay, options: Options) -> Ou
             rehearse_off(source)
         else:
             take_off(source, lock)
-            # Files that this version did not change do not matter.
+            # Files that the reverted version did not change may be foreign.
             inspection = inspect(installation, source.overlay)
             refuse_foreign(inspection)
             whole = inspect(installation, overlay)
@@ -174,7 +176,7 @@ def problem(inspection: Inspection, want_overlaid: bool) -> OverlayError | None:
 
 
 def become(words: Sequence[str]) -> NoReturn:
-    """Exec a command: a name on PATH or a path, and its arguments.
+    """Exec ``words``: a command's name on PATH or its path, and its arguments.
 
     Raises:
         OverlayError: the command cannot be started.
@@ -195,12 +197,12 @@ def become(words: Sequence[str]) -> NoReturn:
             line = head(Path(command), 256).partition(b"\n")[0]
             named = os.fsdecode(b"".join(line[2:].split()[:1]) if line[:2] == b"#!" else b"")
             reason = f"its interpreter{f' {named}' * bool(named)} does not exist"
-            next_step = "install its package again where its interpreter is, or name another path"
+            next_step = "reinstall the package that installed it, or name another path"
         raise usage(f"cannot be started: {reason}", next_step, command) from None
 
 
 def _on_path(name: str) -> str:
-    """The first executable of that name on PATH, or FileNotFoundError.
+    """The first executable called ``name`` on PATH; FileNotFoundError if there is none.
 
     ``execvp`` would skip a script whose interpreter does not exist, and run the same command of
     another environment.
@@ -219,10 +221,10 @@ def diff(
     added: bool,
     choice: Choice = KEPT,
 ) -> Iterator[str]:
-    """Yield the lines of unified diffs of the overlay's changes.
+    """Yield the overlay's changes as lines of unified diffs.
 
-    ``context`` is in lines, None for whole files. ``added`` includes the files that the overlay
-    adds.
+    ``context`` is a number of lines, or None for whole files. ``added`` includes the files that
+    the overlay adds.
 
     Raises:
         OverlayError: a file is foreign, or the choice is invalid.

@@ -26,7 +26,7 @@ def findings(installation: Installation, driver: Path = DRIVER) -> Iterator[tupl
     yield "vLLM", f"{installation.title} in {installation.site}"
     python = installation.interpreter
     yield "Python", str(python) if python else "none found: name one with --python"
-    yield "tool", f"runs on Python {platform.python_version()} of {platform.platform()}"
+    yield "tool", f"runs on Python {platform.python_version()}, {platform.platform()}"
     yield "device", _device(driver)
     for name in _VARIABLES:
         if name in os.environ:

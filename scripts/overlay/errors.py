@@ -28,11 +28,11 @@ MEANING = {
     Exit.DONE: "done, or nothing to do",
     Exit.FAULT: "this copy of the overlay is damaged or stale, or the tool has a bug",
     Exit.USAGE: "usage: an argument is wrong, or no target was named",
-    Exit.ABSENT: "no vLLM, or one that cannot be overlaid (editable, source checkout, two of them)",
+    Exit.ABSENT: "no vLLM, or one that cannot be overlaid (editable, source checkout, ambiguous)",
     Exit.RELEASE: "a vLLM of another release",
     Exit.FOREIGN: "a file is neither upstream's nor this version's",
     Exit.PARTIAL: "partial: a run was interrupted; apply or revert completes it",
-    Exit.BUSY: "busy: another run holds the lock, or a process is serving from there",
+    Exit.BUSY: "busy: another run holds the lock, or a process serves from the installation",
     Exit.DENIED: "not permitted, read-only, or no space",
     Exit.PRISTINE: "verify and exec only: vLLM is installed without the overlay",
 }
@@ -43,8 +43,8 @@ class OverlayError(Exception):
 
     Attributes:
         code: the process's exit code.
-        reason: one sentence, without its subject.
-        subject: file, directory or argument of the sentence, if any.
+        reason: one sentence, without its subject if ``subject`` is set.
+        subject: the file, directory or argument that ``reason`` is about, if any.
         expected: phrase for the accepted value, if known.
         found: phrase for the present value, if known.
         next_step: advice to the user.
@@ -77,7 +77,7 @@ class OverlayError(Exception):
             ("named by", self.named_by),
             ("next", self.next_step),
         ]
-        # A reason may quote another program, in several lines.
+        # A reason may quote several lines of another program's output.
         reason = "\n  | ".join(map(escaped, self.reason.split("\n")))
         head = reason if self.subject is None else f"{escaped(self.subject)}: {reason}"
         return "\n".join([head] + [f"  {name:<9} {escaped(text)}" for name, text in rows if text])
@@ -123,14 +123,14 @@ def damaged(reason: str, subject: str | os.PathLike[str]) -> OverlayError:
 _NEXT_STEP = {
     errno.ENOSPC: "free some space there and run the same command again",
     errno.EDQUOT: "free some of your quota there and run the same command again",
-    errno.EROFS: "the file system is read-only: overlay the image it is built from",
+    errno.EROFS: "the file system is read-only: apply the overlay when its image is built",
     errno.EPERM: "run as the owner of the installation (the file may also be immutable: lsattr)",
     errno.EACCES: "run as the owner of the installation",
 }
 
 
 def denied(error: OSError, written: str) -> OverlayError:
-    """An error for a failed system call; ``written`` is a clause on the files written so far."""
+    """An error for a failed system call; ``written`` is a clause such as "nothing was written"."""
     return OverlayError(
         Exit.DENIED,
         f"{error.strerror or error}; {written}",

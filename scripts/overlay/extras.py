@@ -13,10 +13,10 @@ from overlay.patches import SERIES, Patch, header_fields, names_in, parse
 from overlay.pin import is_safe
 from overlay.source import EXTRA, PROVENANCE, Overlay
 
-#: NAME_MAX of almost every file system, in bytes.
+#: NAME_MAX of most file systems, in bytes.
 LONGEST_NAME = 255
 
-#: Required fields of the header; they cannot be inferred.
+#: Header fields that a user's patch must fill in.
 FIELDS = ("Description", "How", "Bug", "Origin", "Forwarded", "Drop-When")
 
 
@@ -34,11 +34,13 @@ class Extra:
 
 
 def load(directory: Path, overlay: Overlay) -> list[Extra]:
-    """Read ``directory/series`` and the patches that it lists, as ``make import-patch`` writes it.
+    """Read ``directory/series`` and the patches that it lists.
+
+    ``make import-patch`` writes such a directory.
 
     Raises:
-        OverlayError: a patch cannot be read, its header lacks a field, or it changes a file that
-            ``overlay`` does not.
+        OverlayError: no patch is listed, a patch cannot be read, its header lacks a field, or it
+            changes a file that ``overlay`` does not.
     """
     listing = directory / SERIES
     try:
@@ -47,7 +49,7 @@ def load(directory: Path, overlay: Overlay) -> list[Extra]:
     except OSError as error:
         raise usage(
             f"cannot be read ({error.strerror})",
-            "name a directory of patches and their `series`, as `make import-patch` writes it",
+            "name a directory that `make import-patch` has written",
             error.filename or listing,
         ) from None
     except OverlayError as error:
@@ -95,25 +97,25 @@ def _check(extra: Extra, file: Path, overlay: Overlay) -> None:
             )
     for path in sorted(extra.paths - set(overlay.pin.upstream)):
         raise usage(
-            f"changes {path}, which the overlay does not: upstream's bytes of it could not be "
-            "proven on a revert",
-            "remove that file from the patch and apply it with `patch -p1`; the overlay ignores "
+            f"changes {path}, which the overlay does not: a revert could not verify upstream's "
+            "bytes of that file",
+            "move this change out of the patch and apply it with `patch -p1`; the overlay ignores "
             "files that it does not change",
             file,
         )
 
 
 def require_python(path: str, before: bytes, after: bytes) -> None:
-    """Raise OverlayError, naming the line, if a module compiled before a change and not after."""
+    """Raise OverlayError, with the line, if a change stops a module from compiling."""
     # A module that did not compile before may use the syntax of a newer Python.
     if (error := no_python(path, after)) and no_python(path, before) is None:
         raise damaged(f"no longer compiles with the patch: {error}", path)
 
 
 def no_python(path: str, data: bytes) -> str | None:
-    """The reason a module does not compile, or None. Nothing is run or written.
+    """The reason why a module does not compile, or None. The module is not run.
 
-    ``ast.parse`` accepts more, such as a ``return`` outside a function.
+    ``ast.parse`` would accept more, such as a ``return`` outside a function.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -125,7 +127,7 @@ def no_python(path: str, data: bytes) -> str | None:
 
 
 def misfit(extra: Extra, error: OverlayError) -> OverlayError:
-    """The error for a patch that does not apply at its positions."""
+    """The error for a patch that does not apply, or stops a module from compiling."""
     return _wrong(extra.patch.name.removeprefix(EXTRA), error)
 
 
@@ -138,10 +140,10 @@ def _wrong(file: str | Path, error: OverlayError) -> OverlayError:
 
 
 def installed(overlay: Overlay) -> list[Extra]:
-    """The user's patches of an installation; ``overlay`` is read from its provenance.
+    """The user's patches in an installation, from the ``overlay`` of its provenance.
 
     Raises:
-        OverlayError: a patch cannot be read.
+        OverlayError: a patch is missing, or its checksum is missing or wrong.
     """
     extras = []
     for patch in overlay.series.patches:
@@ -154,7 +156,7 @@ def installed(overlay: Overlay) -> list[Extra]:
 
 
 def described(overlay: Overlay) -> list[dict[str, str]]:
-    """Name and origin of each user's patch, a line each."""
+    """The name and the one-line origin of each of the user's patches."""
     return [
         {
             "name": patch.name.removeprefix(EXTRA),

@@ -1,8 +1,8 @@
 """Read, write and remove files.
 
-Nothing is written in place or through a link, so a package cache's file that a target is linked
-to never changes. Only ``os`` functions of one system call each are called, so that tests can
-interrupt a run at every one.
+Nothing is written in place or through a link: a target may be linked to a file of a package cache,
+which must not change. Each change is made by an ``os`` function of one system call, so that
+tests can interrupt a run at every one.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pathlib import Path
 
 from overlay.traits import Traits, give
 
-#: Prefix of staged files and directories; two longer ones, because an upgrade stages the files of
-#: both versions.
+#: Prefix of the names of staged files and directories. An upgrade stages the files of two versions,
+#: under the two longer prefixes.
 STAGED = ".readiness-overlay-"
 COMING, GOING = f"{STAGED}new-", f"{STAGED}old-"
 
-#: Larger files are not read, in bytes.
+#: Size limit of the files that are read, in bytes.
 LARGEST = 64 << 20
 
 #: FS_IOC_GETFLAGS, and the flags that also stop root (ioctl_iflags(2)).
@@ -34,7 +34,7 @@ _FLAGS = {0x10: "is immutable (chattr +i)", 0x20: "is append-only (chattr +a)"}
 
 
 def special(mode: int) -> str | None:
-    """A phrase for a non-regular file, or None."""
+    """A phrase for the type of a file, or None if it is regular."""
     if stat.S_ISREG(mode):
         return None
     return "a directory" if stat.S_ISDIR(mode) else "a special file"
@@ -44,7 +44,7 @@ def read(path: Path) -> bytes:
     """The bytes of a regular file; links are followed.
 
     Raises:
-        OSError: also for a pipe, a device, a directory, or a very large file.
+        OSError: also for a pipe, a device, a directory, or a file larger than :data:`LARGEST`.
     """
     _require_regular(path, path.stat())  # Opening a device may have side effects.
     with open(path, "rb", opener=_open_without_blocking) as file:
@@ -62,7 +62,7 @@ def head(path: Path, size: int) -> bytes:
 
 
 def holds(path: Path, data: bytes | None) -> bool:
-    """Whether the file at ``path`` has the bytes ``data``; None means no file."""
+    """Whether ``path`` is a regular file with the bytes ``data``, or None if it must be absent."""
     try:
         with open(path, "rb", opener=_open_without_blocking) as file:
             status, now = os.fstat(file.fileno()), path.stat()
@@ -73,7 +73,7 @@ def holds(path: Path, data: bytes | None) -> bool:
 
 
 def unchangeable(path: Path) -> str | None:
-    """The flag of a file or directory that stops even root from changing it, or None."""
+    """A phrase for the flag that stops even root from changing a file or directory, or None."""
     if not os.path.lexists(path) or os.path.islink(path):
         return None
     try:
@@ -85,7 +85,7 @@ def unchangeable(path: Path) -> str | None:
 
 
 def mount_points() -> set[str]:
-    """Mount points of file systems, directories and single files (proc(5), mountinfo)."""
+    """All mount points, both directories and single files (mountinfo in proc(5))."""
     try:
         with open("/proc/self/mountinfo", "rb") as file:
             points = [line.split(b" ")[4] for line in file]
@@ -110,7 +110,7 @@ def _open_without_blocking(path: str, flags: int) -> int:
 
 @contextmanager
 def _opened(path: Path, flags: int, mode: int = 0) -> Iterator[int]:
-    """Open a file or directory; errors of calls on the handle name it."""
+    """Open a file or directory; an OSError in the context gets its path."""
     try:
         handle = os.open(path, flags | os.O_NOFOLLOW, mode)
         try:
@@ -175,7 +175,7 @@ def remove(path: Path) -> None:
 
 
 def prune(folder: Path) -> None:
-    """Remove a directory tree that holds only bytecode; other files and staged files stay."""
+    """Remove bytecode and empty directories from a tree; keep other files and staged files."""
     if not folder.is_dir():
         return
     for name in sorted(os.listdir(folder)):
@@ -187,7 +187,7 @@ def prune(folder: Path) -> None:
 
 
 def _empty(folder: Path) -> None:
-    """Remove a directory of bytecode, except for staged files."""
+    """Remove a ``__pycache__`` directory, but keep its staged files."""
     names = os.listdir(folder) if folder.is_dir() and not folder.is_symlink() else []
     staged = [name for name in names if name.startswith(STAGED)]
     for name in sorted(set(names) - set(staged)) if staged else []:
@@ -208,6 +208,6 @@ def staged_path(final: Path, prefix: str = STAGED) -> Path:
 
 
 def staged_in(folder: Path, prefix: str = STAGED) -> list[Path]:
-    """Staged files of a directory, which need not exist, sorted by name."""
+    """Staged files in a directory, sorted by name; empty if there is no directory."""
     names = os.listdir(folder) if folder.is_dir() else []
     return sorted(folder / name for name in names if name.startswith(prefix))

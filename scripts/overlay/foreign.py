@@ -1,4 +1,7 @@
-"""Describe a foreign file without upstream's bytes: its patcher, and its differences."""
+"""Describe a foreign file: its patcher, and its differences.
+
+Upstream's file is not available for comparison; only the lines in our patches are.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _MARK = re.compile(
 class Place:
     """The place of one of our hunks in a foreign file.
 
-    ``shift`` is the offset in lines from upstream's position; None if no place is found.
+    ``shift`` is the offset in lines from upstream's position, or None if no place was found.
     """
 
     hunk: Hunk
@@ -33,9 +36,9 @@ class Place:
 
 
 def describe(inspection: Inspection, file: FileState) -> list[str]:
-    """Sentences on the patcher of a foreign file, its changes, and whether our hunks would merge.
+    """Sentences on a foreign file: its patcher, its changes, and whether our hunks would merge.
 
-    Empty for files that are not upstream's.
+    Empty for an absent file, and for a file that the overlay does not change.
     """
     overlay = inspection.overlay
     if file.data is None or file.path not in overlay.pin.upstream:
@@ -52,7 +55,7 @@ def describe(inspection: Inspection, file: FileState) -> list[str]:
 
 
 def _recognised(placed: Sequence[Place]) -> int:
-    """The number of hunks found by the lines that they replace."""
+    """The number of placed hunks that replace lines; pure insertions do not count."""
     return sum(bool(place.hunk.old) and place.shift is not None for place in placed)
 
 
@@ -63,7 +66,7 @@ def _marks(data: bytes) -> Iterator[str]:
 
 
 def _package(inspection: Inspection, file: FileState, data: bytes) -> Iterator[str]:
-    """The packages that list the file, or its time of modification."""
+    """Yield the packages that list the file; without any, its time of modification."""
     installation = inspection.installation
     start, now = f"{file.path},".encode(), record.row(file.path, data)
     listed = False
@@ -79,7 +82,7 @@ def _package(inspection: Inspection, file: FileState, data: bytes) -> Iterator[s
             yield f"{path.parent.name} also lists it, with other bytes"
     if not listed:
         changed = _time(installation.site / file.path)
-        yield f"no package's RECORD lists these bytes: modified on {changed}"
+        yield f"no package's RECORD lists these bytes; last modified on {changed}"
 
 
 def _time(path: Path) -> str:
@@ -88,7 +91,7 @@ def _time(path: Path) -> str:
 
 
 def _merge(placed: Sequence[Place]) -> Iterator[str]:
-    """Known differences of the file, and whether our hunks have a place in it."""
+    """Yield known differences from upstream's file, and whether our hunks would merge."""
     unplaced = [place.hunk for place in placed if place.shift is None]
     yield from _differences(placed, "upstream's lines", "which the overlay replaces")
     if not unplaced:
@@ -105,7 +108,7 @@ def _merge(placed: Sequence[Place]) -> Iterator[str]:
 
 
 def _kept(placed: Sequence[Place]) -> Iterator[str]:
-    """Known differences of an overlaid file, and the hunks of ours that are left."""
+    """Yield known differences from the overlaid file, and whether all our changes are present."""
     yield from _differences(placed, "the overlaid file's lines", "which are the overlay's")
     ours = [place for place in placed if place.hunk.old]
     lost = sum(place.shift is None for place in ours)
@@ -120,7 +123,7 @@ def _differences(placed: Sequence[Place], lines_of: str, whose: str) -> Iterator
         if place.shift is None:
             if hunk.old:
                 lines = f"{hunk.old_at + 1}-{hunk.old_at + len(hunk.old)}"
-                yield f"{lines_of} {lines} have changed, {whose}"
+                yield f"{lines_of} {lines}, {whose}, have changed"
             continue
         if place.shift != shift:
             count = place.shift - shift
@@ -131,7 +134,7 @@ def _differences(placed: Sequence[Place], lines_of: str, whose: str) -> Iterator
 
 
 def places(series: Series, path: str, data: bytes) -> list[Place]:
-    """Look for the place of each of our hunks in a foreign file.
+    """Find the place of each of our hunks in a foreign file.
 
     The hunks have no context. A hunk that replaces lines is found by those lines, at the shift
     of the previous hunk or else at their only occurrence. A pure insertion is found if the
@@ -164,8 +167,8 @@ def _find(
 
     if hunk.old_at + shift >= start and holds(hunk, hunk.old_at + shift):
         return hunk.old_at + shift
-    # A common line such as `else:` proves nothing elsewhere. A unique line does, if the lines of
-    # the next hunk have the same shift.
+    # At another shift, lines such as `else:` prove nothing. Lines that occur once do, if the next
+    # hunk's lines have the same shift.
     elsewhere = [at for at in range(start, len(lines)) if holds(hunk, at)]
     if len(elsewhere) != 1:
         return None
@@ -176,20 +179,23 @@ def _find(
 
 
 def _between(anchors: Sequence[int | None], index: int) -> int | None:
-    """The common shift of the nearest anchors on both sides; the file's start counts as 0."""
+    """The shift of the nearest anchors before and after, or None if they differ.
+
+    The start of the file is an anchor with shift 0. After the last anchor, its shift holds.
+    """
     before = next((a for a in reversed(anchors[:index]) if a is not None), 0)
     after = next((a for a in anchors[index + 1 :] if a is not None), before)
     return before if before == after else None
 
 
 def composed(series: Series, path: str) -> list[Hunk]:
-    """The changes of all patches in one file, as hunks against upstream's file.
+    """Combine the changes of all patches to one file into hunks against upstream's file.
 
-    Upstream's bytes are not needed: an unchanged line is represented by its number.
+    Upstream's bytes are not needed: its lines are represented by their numbers.
     """
     files = [file for patch in series.patches for file in patch.files if file.path == path]
     every = [hunk for file in files for hunk in file.hunks]
-    # Each removed line moves the lines below it up, for the later patches.
+    # An upper bound: each removed line lowers the numbers that later patches see.
     reach = max((hunk.old_at for hunk in every), default=0) + sum(len(h.old) + 1 for h in every)
     known: dict[int, bytes] = {}
     lines: list[int | bytes] = list(range(reach))

@@ -32,7 +32,7 @@ from overlay.traits import traits
 
 #: The longest path that a system call takes, in bytes (path_resolution(7)).
 _PATH_MAX = 4095
-#: The longest suffix of bytecode during compilation.
+#: The longest suffix of a bytecode file while py_compile writes it.
 _PYC = f".cpython-3xxt.opt-2.pyc.{'n' * 20}"
 _CARRY_ON = "the installation is partial: the same command completes it, `revert` undoes it"
 
@@ -54,7 +54,7 @@ def refuse_unwritable(inspection: Inspection, changed: Iterable[str], force: boo
     for path in sorted(files):
         _refuse_long(path, site)
     for path in sorted(files | needed | caches):
-        reason, way = unchangeable(path), "take the attribute off (chattr -i -a)"
+        reason, way = unchangeable(path), "remove the attribute (chattr -i -a)"
         if str(path) in mounted and (path in files or path.is_relative_to(package)):
             reason, way = "is a mount point", "unmount it, or overlay the mounted original"
         if reason:
@@ -71,10 +71,10 @@ def refuse_unwritable(inspection: Inspection, changed: Iterable[str], force: boo
 
 
 def _refuse_long(path: Path, site: Path) -> None:
-    """Raise if the staged name or path of a file would be too long."""
+    """Raise OverlayError if the staged name or path of a file would be too long."""
     names = [staged_path(path, COMING)]
     if path.suffix == ".py":
-        # py_compile writes to a temporary name, with another dot and a number.
+        # py_compile writes to a temporary file, whose name has another dot and a number.
         names.append(staged_path(path.parent / "__pycache__" / f"{path.stem}{_PYC}", COMING))
     for staged in names:
         parts = (len(os.fsencode(staged.name)), len(os.fsencode(staged)))
@@ -91,14 +91,14 @@ def _refuse_long(path: Path, site: Path) -> None:
 
 
 def lay_over(inspection: Inspection, lock: int) -> None:
-    """Stage every file, and rename them into place."""
+    """Apply the overlay: stage every file that is not overlaid, and rename it into place."""
     with _staging() as staging:
         _clear(inspection)
         _commit_ours(inspection, staging, _stage_ours(inspection, staging, lock))
 
 
 def take_off(inspection: Inspection, lock: int) -> None:
-    """Rename upstream's files into place, and remove ours."""
+    """Revert the overlay: stage upstream's files, rename them into place, and remove ours."""
     with _staging() as staging:
         _clear(inspection)
         _commit_upstreams(inspection, staging, _stage_upstreams(inspection, staging, lock))
@@ -107,18 +107,18 @@ def take_off(inspection: Inspection, lock: int) -> None:
 def exchange(installed: Inspection, after: Inspection, lock: int, version: str | None) -> None:
     """Replace the installed version of the overlay by another.
 
-    The files of both are staged before the first change, so that failures for space, permission
-    or the interpreter leave the old version in place.
+    The files of both versions are staged before the first change. Lack of space, permission or an
+    interpreter therefore leaves the old version in place.
 
     Args:
-        installed: compared with the installed version.
-        after: of :func:`taken_off`, compared with the new version.
-        lock: handle of the installation's lock.
+        installed: comparison with the installed version.
+        after: comparison with the new version, predicted by :func:`taken_off`.
+        lock: file descriptor of the installation's lock.
         version: name of the installed version.
 
     Raises:
-        OverlayError: nothing was written; or the old version is removed, and the new one is not
-            applied.
+        OverlayError: nothing was written; or the old version was removed, completely or in part,
+            and the new one is not applied.
     """
     with _staging(COMING) as coming:
         _clear(installed)
@@ -142,7 +142,9 @@ def exchange(installed: Inspection, after: Inspection, lock: int, version: str |
 
 
 def taken_off(installed: Inspection, inspection: Inspection) -> Inspection:
-    """Predict ``inspection``, of another version, after the revert of ``installed``.
+    """Predict ``inspection`` after a revert of the installed version.
+
+    ``installed`` is a comparison with the installed version, ``inspection`` with another.
 
     Raises:
         OverlayError: upstream's bytes cannot be produced.
@@ -241,7 +243,7 @@ def _stage_upstreams(inspection: Inspection, staging: Staging, lock: int) -> lis
         last = [file]
         data = record.restore(inspection.record_bytes, inspection.changed_rows)
         staging.replacement(file, data, inspection.record_bytes)
-        # Recompile only the installer's bytecode.
+        # Compile only the modules whose bytecode RECORD lists: the installer compiled them.
         pycs = _stage_bytecode(inspection, staging, _compiled_by_installer(overlay, data), lock)
     return [[*(site / path for path in targets), *pycs], last]
 
@@ -251,8 +253,8 @@ def _commit_upstreams(
 ) -> None:
     overlay, site = inspection.overlay, inspection.installation.site
     _forget(site, overlay.targets)
-    # The reverse of apply: our files are removed last, the pin at the very end. Until then an
-    # interrupted run counts as unfinished.
+    # In the reverse order of apply, our files are removed last, and the pin after all others. Until
+    # then an interrupted run leaves the installation partial.
     for group in groups:
         staging.commit(group)
     for folder in sorted({(site / path).parent for path in overlay.targets}):
@@ -265,7 +267,7 @@ def _commit_upstreams(
 
 
 def _lasting(path: str) -> tuple[bool, bool, str]:
-    """Sort key: the order in which a revert stops needing our files, the pin last."""
+    """Sort key of our files in a revert: modules, then patches, then the pin."""
     return (path.endswith(f"/{pins.NAME}"), path.startswith(PROVENANCE + "/"), path)
 
 
@@ -296,7 +298,7 @@ def _clear(inspection: Inspection) -> None:
 
 
 def _forget(site: Path, paths: Iterable[str]) -> None:
-    """Remove the bytecode of the modules among ``paths``, of every interpreter."""
+    """Remove the bytecode of the modules among ``paths``, for all interpreters."""
     for path in paths:
         for pyc in bytecode.cached(site / path) if path.endswith(".py") else []:
             remove(pyc)
@@ -304,12 +306,12 @@ def _forget(site: Path, paths: Iterable[str]) -> None:
 
 @contextmanager
 def _staging(prefix: str = STAGED) -> Iterator[Staging]:
-    """A staging whose errors tell whether files were changed."""
+    """Open a :class:`Staging`; an OSError in it becomes an OverlayError with the files' state."""
     with Staging(prefix) as staging:
         try:
             yield staging
         except OSError as error:
-            if isinstance(error.filename, str):  # Name the file, not the staged one.
+            if isinstance(error.filename, str):  # Name the final file.
                 error.filename = error.filename.replace(prefix, "")
             written = _CARRY_ON if staging.begun else "nothing was written"
             raise denied(error, written) from None

@@ -54,12 +54,13 @@ def locate(
     Args:
         venv: directory of a virtual environment.
         site: a site-packages, dist-packages or ``--target`` directory.
-        python: an interpreter, as a path or a command; with ``site`` the one that runs it. It is
-            queried once, in the current directory, which a pyenv shim depends on.
+        python: an interpreter, as a path or a command. With ``site``, the interpreter that imports
+            from ``site``. It is queried once, in the current directory, because a pyenv shim
+            selects the version by that directory.
 
     Raises:
-        OverlayError: no target or two; no vLLM or two; vLLM outside of the target; or a vLLM that
-            cannot be overlaid.
+        OverlayError: the arguments name no target, or two; the target has no vLLM, or two; its
+            vLLM is outside the target, or cannot be overlaid.
     """
     for option, value in (("VENV", venv), ("SITE", site), ("PYTHON", python)):
         if value == "":
@@ -82,7 +83,7 @@ def locate(
     raise usage(
         "no target is named and no virtual environment is active",
         "name one: VENV=dir, SITE=site-packages dir, or PYTHON=interpreter "
-        "(--venv, --site, --python); `make apply` without any makes .venv",
+        "(--venv, --site, --python); `make apply` without a target creates .venv",
     )
 
 
@@ -148,7 +149,7 @@ def _on_path(python: Interpreter, venv: Path | None = None) -> Installation:
     if len(installations) > 1:
         raise OverlayError(
             Exit.ABSENT,
-            "there are two installations of vLLM on its path, and only the first is imported",
+            "there are two installations of vLLM on sys.path, and only the first is imported",
             subject=named,
             found=", ".join(f"{i.title} in {i.site}" for i in installations),
             next_step="uninstall one, or name the one to overlay with SITE=dir",
@@ -205,7 +206,7 @@ def _owns(info: Path) -> bool:
     except OSError:
         rows = None
     if rows is None:
-        # Without a RECORD only the name decides; vllm-ascend and the like do not match.
+        # Without a RECORD only the name decides; it must not match vllm-ascend.
         return re.match(r"vllm([_-]cpu)?-\d", info.name, re.IGNORECASE) is not None
     return re.search(rb'^"?(\./)?vllm/__init__\.py"?,', rows, re.MULTILINE) is not None
 
@@ -235,7 +236,7 @@ def _refuse_checkout(site: Path) -> None:
             Exit.ABSENT,
             "this is a source checkout of vLLM, not an installation",
             subject=site,
-            found=f"{marks[0]} beside vllm/",
+            found=f"{marks[0]} next to vllm/",
             next_step="apply the patches there with git, or install a wheel and name its directory",
         )
 

@@ -16,10 +16,10 @@ from typing import Any
 from overlay import progress
 from overlay.errors import OverlayError, usage
 
-#: Precedes the answer on stdout: sitecustomize, a ``.pth`` file or a wrapper may print, too.
+#: Precedes the answer on stdout, where sitecustomize, a ``.pth`` file or a wrapper may also print.
 MARK = b"\nreadiness-overlay answers: "
 
-#: The empty entry is the current directory, which must not shadow ``json``.
+#: The empty entry of sys.path is the current directory, where a ``json.py`` may be.
 _ASK = f"""
 import sys
 sys.path = [path for path in sys.path if path]
@@ -32,7 +32,7 @@ answer = dict(version="%d.%d" % sys.version_info[:2] + free,
               shared=site.getsitepackages())
 os.write(1, {MARK!r} + json.dumps(answer).encode() + b"\\n")
 """
-#: Python's variables that are passed on: they locate the user's packages.
+#: The only PYTHON variables that a query passes on: they control the user site directory.
 _KEPT = ("PYTHONUSERBASE", "PYTHONNOUSERSITE")
 
 _LAYOUT = re.compile(r"^(.*)/lib(?:64)?/(python3(?:\.\d+t?)?)/(?:site|dist)-packages$")
@@ -43,12 +43,12 @@ class Interpreter:
     """A queried Python interpreter.
 
     Attributes:
-        executable: absolute path; behind a shim, of the real interpreter.
-        version: such as ``3.12``, with a ``t`` if free-threaded.
+        executable: absolute path, of the real interpreter if a shim was queried.
+        version: major and minor version, such as ``3.12``; ``3.13t`` if free-threaded.
         path: ``sys.path`` without the current directory.
-        own: the interpreter's own package directories.
-        users: the user's package directory, if imported from.
-        shared: the system's package directories.
+        own: a virtual environment's prefix; else ``shared`` and ``users``.
+        users: the user site directory, if enabled.
+        shared: directories of ``site.getsitepackages()``.
     """
 
     executable: Path
@@ -59,7 +59,7 @@ class Interpreter:
     shared: list[Path]
 
     def why_on_path(self, site: Path) -> str:
-        """A phrase for the reason that a foreign directory is on the path."""
+        """A phrase for the reason why ``site``, which is not in :attr:`own`, is on the path."""
         entries = [path for path in map(Path, self.path) if path.resolve() == site]
         if any(path.is_relative_to(own) for path in entries for own in self.own):
             return "a link leads there"
@@ -71,7 +71,7 @@ class Interpreter:
 
 
 class NoAnswer(Exception):
-    """A program ended without an answer; the message is its stderr."""
+    """A program ended without an answer; the message is its stderr or exit status."""
 
 
 def answer(
@@ -85,17 +85,17 @@ def answer(
     """Run Python source with an interpreter, and return the decoded answer.
 
     Args:
-        interpreter: its path.
+        interpreter: path of the interpreter.
         program: reads JSON from stdin, and writes :data:`MARK` and a line of JSON to stdout.
         flags: options of the interpreter.
-        request: plain values for stdin.
-        env: its environment; None for this process's.
-        inherited: file descriptors that it inherits.
+        request: a JSON-serialisable value for stdin.
+        env: environment of the program; None for this process's.
+        inherited: file descriptors that the program inherits.
 
     Raises:
-        NoAnswer: the interpreter does not run, or the program did not finish.
+        NoAnswer: the interpreter does not run, or the program wrote no valid answer.
     """
-    # Pass on this process's -B: a flag, because -I hides the variable.
+    # Pass on this process's -B as a flag, because -I ignores PYTHONDONTWRITEBYTECODE.
     quiet = ["-B"] if sys.dont_write_bytecode else []
     command = [str(interpreter), *quiet, *flags, "-c", program]
     try:
@@ -142,13 +142,13 @@ def ask(executable: Path, *flags: str) -> Interpreter:
 
 
 def of_directory(site: Path) -> Path | None:
-    """The Python of the environment that holds ``site``, or None if the path is inconclusive."""
+    """The Python of the environment that holds ``site``, or None if none is found."""
     match = _LAYOUT.search(str(site))
     if not match:
         return None
     prefix, name = Path(match[1]), match[2]
     candidates = [prefix / "bin" / name]
-    # Unlike Path.exists, these treat inaccessible files as absent: few commands need the Python.
+    # Unlike Path.exists, os.path treats inaccessible files as absent; few commands need the Python.
     if os.path.isfile(prefix / "pyvenv.cfg"):
         candidates.insert(0, prefix / "bin" / "python")
     if prefix == Path("/usr/local"):  # Debian's Python in /usr/bin installs there.
@@ -176,7 +176,7 @@ def for_directory(site: Path, executable: Path) -> Path:
     try:
         asked = ask(executable, "-I", "-S")
     except OverlayError:
-        return executable  # Most reverts compile nothing, and do not need it.
+        return executable  # Not an error: most reverts compile nothing, and need no interpreter.
     refuse_old(asked)
     layout = _LAYOUT.search(str(site.absolute())) or _LAYOUT.search(str(site.resolve()))
     wanted = layout[2].removeprefix("python") if layout else asked.version

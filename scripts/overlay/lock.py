@@ -1,4 +1,4 @@
-"""Serialise runs in an installation, without a lock file."""
+"""Serialise runs of the tool on an installation, without a lock file."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from overlay.errors import Exit, OverlayError
 
 @contextmanager
 def exclusive(site: Path, wait: float) -> Iterator[int]:
-    """Hold an flock on the directory ``site``, which the kernel releases with the process.
+    """Hold an flock on the directory ``site`` during the context.
 
-    Yields the handle; a child process that inherits it also holds the lock.
+    Yields its file descriptor; a child process that inherits it also holds the lock. The kernel
+    releases the lock once all these processes have ended.
 
     Raises:
         OverlayError: another run still holds the lock after ``wait`` seconds.

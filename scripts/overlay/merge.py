@@ -1,7 +1,7 @@
-"""Derive a part of a series: apply all patches, with each line marked by its patch.
+"""Derive a part of a series: apply all patches, and mark each line with its patches.
 
-The whole series applies at exact positions, so no place is searched for. The patches of a part
-are read off the same lines.
+The whole series applies at exact line numbers, so nothing is searched for. The patches of a part
+are then generated from the marked lines.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from overlay.patches import FilePatch, Hunk, Patch, Series, split_lines
 class Line:
     """A line of any version of a file, with its line feed.
 
-    ``added_by`` is None for upstream's lines.
+    ``added_by`` and ``removed_by`` name patches. ``added_by`` is None for upstream's lines,
+    ``removed_by`` for lines that no patch removes.
     """
 
     text: bytes
@@ -54,13 +55,13 @@ def part(
 def _file(
     series: Series, kept: Collection[str], path: str, data: bytes
 ) -> Iterable[tuple[str, FilePatch]]:
-    """Yield each kept patch's name and its change of one file."""
+    """Yield each kept patch's name and its change to one file."""
     lines = [Line(text) for text in split_lines(data)]
     names: list[str] = []
     for patch in series.patches:
         for file in patch.files:
             if file.path == path:
-                data = file.apply(data, patch.name)  # refuses what is not at its place
+                data = file.apply(data, patch.name)  # raises if a line does not match
                 lines = _apply(lines, file, patch.name, kept)
                 names += [patch.name] if patch.name in kept else []
     changed = [(at, line) for at, line in enumerate(lines) if line.added_by or line.removed_by]
@@ -73,7 +74,7 @@ def _file(
 
 
 def _apply(lines: Sequence[Line], file: FilePatch, name: str, kept: Collection[str]) -> list[Line]:
-    """The lines with a patch's additions, and with its removals marked."""
+    """Return the lines with a patch's additions inserted and its removals marked."""
     live = [at for at, line in enumerate(lines) if line.removed_by is None]
     result: list[Line] = []
     end = 0
@@ -82,8 +83,8 @@ def _apply(lines: Sequence[Line], file: FilePatch, name: str, kept: Collection[s
         if hunk.old:
             start, stop = live[first], live[last - 1] + 1
         else:
-            # Right behind the line above. Lines removed below it return, without the patch that
-            # removed them, at the place of that patch's own lines.
+            # Insert right behind the preceding live line. Removed lines between that and the next
+            # live line come after the insertion, if a part restores them.
             start = stop = live[first - 1] + 1 if first else 0
         if name in kept:
             below = live[last] if last < len(live) else len(lines)
@@ -105,9 +106,9 @@ def _refuse_dependent(
     where: tuple[str, str],
     kept: Collection[str],
 ) -> None:
-    """Raise DependentError if the place of a change depends on a dropped patch.
+    """Raise DependentError if the position of a change depends on a dropped patch.
 
-    The change replaces ``lines[start:stop]``; ``below`` is the next line that its patch sees.
+    The change replaces ``lines[start:stop]``; ``below`` is the index of the next live line.
     ``where`` names the file and the patch.
     """
     replaced = lines[start:stop]
@@ -116,16 +117,16 @@ def _refuse_dependent(
         above = lines[start - 1].added_by if start else None
         following = lines[below].added_by if below < len(lines) else None
         if above == following:
-            gone.add(above)  # in the middle of that patch's lines
-        # The removed lines in between return at the place of the lines below, or at a place that
-        # cannot be told from ours.
+            gone.add(above)  # inserted between lines of one patch
+        # Removed lines in between return if their patch is left out. Their order relative to the
+        # insertion is known only if that patch also adds the line below: they take its place.
         gone |= {line.removed_by for line in lines[start:below]} - {following}
     for other in sorted(other for other in gone if other is not None and other not in kept):
         raise DependentError(where[0], where[1], other)
 
 
 class DependentError(Exception):
-    """A kept ``patch`` changes lines of a dropped ``other`` in the file ``path``."""
+    """In the file ``path``, a change of the kept ``patch`` depends on the dropped ``other``."""
 
     def __init__(self, path: str, patch: str, other: str) -> None:
         self.path, self.patch, self.other = path, patch, other
@@ -135,9 +136,9 @@ class DependentError(Exception):
 def _hunks(
     changed: Iterable[tuple[int, Line]], before: Collection[str], after: Collection[str]
 ) -> tuple[Hunk, ...]:
-    """The change between two selections of patches, by name.
+    """The hunks from a file with the patches ``before`` to the same file with ``after``.
 
-    ``changed`` holds the lines that some patch adds or removes, and their positions.
+    ``changed`` holds the lines that some patch adds or removes, with their indices.
     """
     hunks: list[Hunk] = []
     old: list[bytes] = []

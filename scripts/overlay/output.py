@@ -1,4 +1,4 @@
-"""Standard streams that never fail a run: lost output is reported at its end."""
+"""Standard streams that never fail a run: lost output is reported at the end of the run."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def escaped(text: str) -> str:
 
 
 class Guarded(io.RawIOBase):
-    """A file descriptor that accepts every write, and drops unwritable data.
+    """A raw stream that accepts every write, and drops data that cannot be written.
 
-    ``error`` is the reason for dropped data. ``before`` is called before each write.
+    ``error`` is the reason why data is dropped, or None. ``before`` is called before each write.
     """
 
     def __init__(self, descriptor: int, error: OSError | None = None) -> None:
@@ -37,7 +37,7 @@ class Guarded(io.RawIOBase):
         self.before: Callable[[], object] | None = None
 
     def writable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def fileno(self) -> int:
@@ -45,7 +45,7 @@ class Guarded(io.RawIOBase):
         return self._descriptor
 
     def isatty(self) -> bool:
-        """Whether it is a terminal."""
+        """Whether the descriptor is a terminal."""
         return os.isatty(self._descriptor)
 
     def write(self, data: ReadableBuffer, /) -> int:
@@ -63,14 +63,14 @@ class Guarded(io.RawIOBase):
 
 
 def run(name: str, main: Callable[[Sequence[str]], int]) -> int:
-    """Run a program; its exit code does not depend on the fate of its output.
+    """Run a program, and return its exit code even if its output is lost.
 
-    From here on SIGINT raises KeyboardInterrupt, unless it is ignored.
+    From then on SIGINT raises KeyboardInterrupt, unless the process ignores SIGINT.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
-        except OSError:  # Closed: keep later files from taking its number.
+        except OSError:  # Closed: open it, so that no later file gets its number.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -89,7 +89,7 @@ def run(name: str, main: Callable[[Sequence[str]], int]) -> int:
 
 
 def lost() -> OSError | None:
-    """The reason for lost output, or None; a closed pipe does not count."""
+    """The error that lost output on stdout, or None. A closed pipe is no error."""
     sys.stdout.flush()
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     error = raw.error if isinstance(raw, Guarded) else None

@@ -1,4 +1,4 @@
-"""Derive an overlay from a part of the features and fixes, and the user's own patches."""
+"""Derive an overlay with selected features and fixes, and with the user's own patches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PATCHES = f"{PROVENANCE}/patches"
 #: The options whose value may begin with a dash.
 _WORDS = ("--features", "--fixes")
 
-#: Returns upstream's bytes of some paths.
+#: Maps the given paths to upstream's bytes.
 Upstream = Callable[[Iterable[str]], Mapping[str, bytes]]
 
 
@@ -31,7 +31,7 @@ Upstream = Callable[[Iterable[str]], Mapping[str, bytes]]
 class Choice:
     """Features, fixes, files and extra patches selected on the command line.
 
-    With ``keep``, options default to the installed selection, not to the whole overlay.
+    With ``keep``, the default is the installed selection, not the whole overlay.
     """
 
     features: str | None = None
@@ -42,7 +42,7 @@ class Choice:
 
     @property
     def names_words(self) -> bool:
-        """Whether features or fixes are selected."""
+        """Whether features, fixes or files are selected."""
         return self.features is not None or self.fixes is not None or bool(self.leave)
 
 
@@ -58,11 +58,11 @@ def add_options(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
             group.add_argument(
                 "--leave", metavar="FILE", action="append", default=[], help=leave_help
             )
-            group.add_argument("--extra", action=Once, metavar="DIR", help="patches of your own")
+            group.add_argument("--extra", action=Once, metavar="DIR", help="your own patches")
 
 
 def joined(arguments: Sequence[str]) -> list[str]:
-    """Join options and values that begin with a dash by ``=``, for argparse."""
+    """Join ``--fixes -a`` to ``--fixes=-a``, because argparse would take ``-a`` for an option."""
     result: list[str] = []
     for argument in arguments:
         if result and result[-1] in _WORDS and argument[:1] == "-" and argument[:2] != "--":
@@ -77,7 +77,7 @@ def chosen(args: argparse.Namespace) -> Choice:
     if args.command == "revert":
         return Choice()
     if args.extra == "":
-        raise usage("EXTRA is empty", "name a directory of patches, or leave EXTRA (--extra) out")
+        raise usage("EXTRA is empty", "name a directory of patches, or omit EXTRA (--extra)")
     keep = args.command != "apply"
     return Choice(args.features, args.fixes, tuple(args.leave), args.extra, keep)
 
@@ -88,7 +88,7 @@ def to_json(overlay: Overlay) -> dict[str, object]:
 
 
 def lines(overlay: Overlay) -> Iterator[str]:
-    """The same as lines of a report."""
+    """Left-out features and fixes, and extra patches, as lines of a report."""
     if overlay.pin.without:
         yield f"left out: {', '.join(overlay.pin.without)}"
     for extra in extras.described(overlay):
@@ -109,10 +109,10 @@ def survey(installation: Installation, overlay: Overlay, choice: Choice) -> Insp
 
 
 def recognise(installation: Installation, overlay: Overlay) -> Inspection:
-    """Compare an installation with the part of ``overlay`` that is installed.
+    """Compare an installation with the installed part of ``overlay``, or else with the whole.
 
     The installed provenance may be forged, so it is only a hint: the part is derived again from
-    this copy of the overlay and upstream's bytes, and must be equal.
+    this copy of the overlay and upstream's bytes, and must have the installed pin.
     """
     whole = inspect(installation, overlay)
     if whole.state is not State.FOREIGN:
@@ -131,16 +131,17 @@ def recognise(installation: Installation, overlay: Overlay) -> Inspection:
 
 
 def _sound(overlay: Overlay, without: frozenset[str], extra: Iterable[Extra]) -> bool:
-    """Whether this tool could have applied a part with these words and patches."""
+    """Whether ``apply`` accepts this selection: features and fixes left out, and extra patches."""
     if without and words.vocabulary(overlay).closed(without) != without:
         return False
     return all(patch.paths.issubset(overlay.pin.upstream) for patch in extra)
 
 
 def wanted(present: Inspection, choice: Choice) -> tuple[Overlay, Asked | None]:
-    """The chosen part of an overlay, and its options; None for the installed part.
+    """Return the chosen part of an overlay, and its selection.
 
-    ``present`` is a result of :func:`recognise`.
+    ``present`` is a result of :func:`recognise`. If the choice only keeps the installed part,
+    return that part and None.
 
     Raises:
         OverlayError: the choice is invalid.
@@ -173,13 +174,13 @@ def _left_out(base: Overlay, choice: Choice) -> frozenset[str]:
         if path not in base.pin.upstream:
             raise usage(
                 "is not a file that the overlay changes",
-                "name one as `status --verbose` does, or leave --leave out",
+                "name a file of vLLM that `status --verbose` lists, or omit --leave",
                 path,
             )
         names = words.words_of(base, path)
         if names is None:
             raise usage(
-                "cannot be left alone: every feature and fix needs a change in it",
+                "cannot be left unchanged: every feature and fix needs a change in it",
                 "remove the other change, or do not use the overlay",
                 path,
             )
@@ -188,10 +189,10 @@ def _left_out(base: Overlay, choice: Choice) -> frozenset[str]:
 
 
 def upstream_of(whole: Inspection) -> Upstream:
-    """Return a function for upstream's bytes, verified by this overlay's checksums.
+    """Return a function from paths to upstream's bytes, verified by this overlay's checksums.
 
-    They are read from pristine files, or restored by reversing the installed patches. ``whole``
-    is a comparison with the whole overlay.
+    The bytes are read from pristine files, or restored by reversing patches. The function raises
+    OverlayError if neither is possible. ``whole`` is a comparison with the whole overlay.
     """
     site, base = whole.installation.site, whole.overlay
 
@@ -231,11 +232,12 @@ def derive(
 ) -> Overlay:
     """Derive a part of an overlay, followed by the user's patches.
 
-    With ``laid``, the patches ``extra`` are of an installation: their positions are behind the
-    part, not behind the whole series.
+    With ``laid``, the patches ``extra`` come from an installation: their line numbers refer to the
+    result of the part, not of the whole series.
 
     Raises:
-        OverlayError: upstream's bytes are not available, or a patch needs one that is left out.
+        OverlayError: the selection is empty, upstream's bytes are not available, or a patch does
+            not apply or depends on a patch that is left out.
     """
     if not without and not extra:
         return base
@@ -272,7 +274,7 @@ def derive(
 def _require_python(
     ours: Sequence[Patch], extra: Sequence[Extra], before: Mapping[str, bytes]
 ) -> None:
-    """Raise if the user's patches break the syntax of a module of a part."""
+    """Raise OverlayError if one of the user's patches stops a module from compiling."""
     part, every = Series(ours), Series([*ours, *(entry.patch for entry in extra)])
     for entry in extra:
         for path in sorted(entry.paths):
@@ -290,7 +292,11 @@ def _pinned(
     files: Mapping[str, bytes],
     before: Mapping[str, bytes],
 ) -> Overlay:
-    """Build the overlay of a series and its pin."""
+    """Build the overlay of ``series``, with its pin.
+
+    ``files`` maps paths in the provenance to new bytes. ``before`` maps paths of changed files to
+    upstream's bytes.
+    """
     after = {path: series.apply(path, data) for path, data in before.items()}
     modules = {path for path in base.pin.added if not path.startswith(f"{_PATCHES}/")}
     pin = replace(
@@ -305,7 +311,7 @@ def _pinned(
 
 
 def _fitting(base: Overlay, extra: Iterable[Extra], before: Mapping[str, bytes]) -> list[Extra]:
-    """The user's patches; raise if one does not apply after the whole series."""
+    """Return the user's patches; OverlayError if one does not apply after the whole series."""
     texts: dict[str, bytes] = {}
     for entry in extra:
         try:
@@ -322,7 +328,7 @@ def _fitting(base: Overlay, extra: Iterable[Extra], before: Mapping[str, bytes])
 
 
 def _moved(extra: Extra, series: Series) -> Extra:
-    """A user's patch at its positions in a part."""
+    """A user's patch with its line numbers in the series of a part."""
     patch = next((entry for entry in series.patches if entry.name == extra.patch.name), extra.patch)
     same = {file.path: file for file in patch.files} == {f.path: f for f in extra.patch.files}
     return extra if same else Extra(patch, dumps(patch))

@@ -18,8 +18,8 @@ from overlay.pin import is_safe
 
 SERIES = "series"
 
-#: Six digits, below the interpreter's limit for conversions. The text behind ``@@`` is a bare
-#: name, because a line of upstream's would be a quotation.
+#: At most six digits, below Python's limit for int conversions. The text behind ``@@`` may only be
+#: a bare name, because a line of upstream's code would be a quotation.
 _HUNK = re.compile(
     rb"@@ -(\d{1,6})(?:,(\d{1,6}))? \+(\d{1,6})(?:,(\d{1,6}))? @@(?: ([A-Za-z_]\w*))?",
 )
@@ -31,8 +31,8 @@ class Hunk:
     """Lines to remove and lines to insert.
 
     ``old_at`` and ``new_at`` are zero-based line indices in the file before and after. Lines
-    include their line feed; only a file's last line may lack it. ``place`` names the enclosing
-    function or class, for readers.
+    include their line feed; only a file's last line may lack it. ``place`` is the name of the
+    enclosing function or class, for information.
     """
 
     old_at: int
@@ -73,13 +73,13 @@ class FilePatch:
                 end_of_last <= hunk.old_at <= len(lines)
             ):
                 raise damaged(
-                    f"{name} does not apply: line {hunk.old_at + 1} is not what it removes",
+                    f"{name} does not apply: line {hunk.old_at + 1} does not match",
                     self.path,
                 )
             if len(result) != hunk.new_at:
                 raise damaged(
-                    f"{name} does not apply: it expects line {hunk.new_at + 1} in the result, "
-                    f"and that hunk comes to line {len(result) + 1}",
+                    f"{name} does not apply: the hunk for line {hunk.new_at + 1} of the result "
+                    f"comes to line {len(result) + 1}",
                     self.path,
                 )
             result += hunk.new
@@ -94,7 +94,7 @@ class FilePatch:
 
 @dataclass(frozen=True)
 class Patch:
-    """A DEP-3 header, up to the first ``---`` line, and the changes of one concern.
+    """The changes of one concern, after a DEP-3 header that ends at the first ``---`` line.
 
     DEP-3 is Debian's tagging convention: https://dep-team.pages.debian.net/deps/dep3/.
     """
@@ -126,7 +126,8 @@ def parse(name: str, data: bytes) -> Patch:
     """Parse one patch file.
 
     Raises:
-        OverlayError: not a unified diff without context, or a path outside the vllm package.
+        OverlayError: ``data`` is not a unified diff without context, or changes a file outside the
+            vllm package.
     """
     lines = split_lines(data)
     at = next((i for i, line in enumerate(lines) if line.startswith(b"--- ")), len(lines))
@@ -179,7 +180,7 @@ def _hunk(name: str, lines: Sequence[bytes], at: int) -> tuple[Hunk, int]:
     for sign, count in ((b"-", old_count), (b"+", new_count)):
         while len(by_sign[sign]) < count:
             if at >= len(lines) or lines[at][:1] != sign:
-                raise damaged(f"the hunk promises {count} lines of {sign.decode()}", where)
+                raise damaged(f"the hunk lacks lines with {sign.decode()}: it needs {count}", where)
             line = lines[at][1:]
             at += 1
             if at < len(lines) and lines[at].rstrip(b"\n") == _NO_NEWLINE:
@@ -188,7 +189,7 @@ def _hunk(name: str, lines: Sequence[bytes], at: int) -> tuple[Hunk, int]:
             elif not line.endswith(b"\n"):
                 raise damaged("the patch ends in the middle of a line", where)
             by_sign[sign].append(line)
-    # An empty side is numbered by the preceding line, the other by its first line.
+    # An empty side has the number of the preceding line, any other side that of its first line.
     old_at = old_start if old_count == 0 else old_start - 1
     new_at = new_start if new_count == 0 else new_start - 1
     if (old_count == 0 and new_count == 0) or old_at < 0 or new_at < 0:
@@ -212,7 +213,7 @@ def dumps(patch: Patch) -> bytes:
 
 
 def _range(at: int, lines: Sequence[bytes]) -> str:
-    """One side of a hunk header; an empty side is numbered by the preceding line."""
+    """One side of a hunk header; an empty side has the number of the preceding line."""
     start = at + 1 if lines else at
     return f"{start}" if len(lines) == 1 else f"{start},{len(lines)}"
 
@@ -251,7 +252,7 @@ class Series:
         return data
 
     def reverse(self, path: str, data: bytes) -> bytes:
-        """Reverse all patches in the patched bytes of ``path``; OverlayError if one fails."""
+        """Reverse all patches on patched bytes of ``path``; OverlayError if one does not apply."""
         for patch in reversed(self.patches):
             for file in patch.files:
                 if file.path == path:

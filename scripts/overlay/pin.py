@@ -12,7 +12,7 @@ from overlay.errors import damaged
 
 NAME = "VERSION_PIN"
 
-#: Pins of earlier versions; part of the tool, not of the overlay.
+#: Checksums of all versions; a file of the tool, not of the overlay.
 RELEASES = Path(__file__).with_name("RELEASES")
 
 #: The directory of all files that we add to an installation.
@@ -36,7 +36,7 @@ _TITLES = {
     "upstream": "# Upstream's bytes of each file that the patches change.\n",
     "result": "# The same files after the patches, and the files that the overlay adds.\n",
 }
-#: For a release that was identified by one file.
+#: Title for a release of which not all archives are known.
 _SOME_ARCHIVES = {"archives": "# The release's archives, as far as their checksums are known.\n"}
 
 
@@ -65,7 +65,7 @@ class Pin:
     Attributes:
         release: vLLM's version, such as ``0.22.0``.
         overlay: the overlay's version.
-        archives: file name on the package index to SHA-256.
+        archives: file name on the package index to the SHA-256 of the file.
         upstream: path in site-packages to the SHA-256 of upstream's bytes.
         result: path in site-packages to the SHA-256 after ``apply``, for every key of
             ``upstream`` and every added file.
@@ -85,7 +85,7 @@ class Pin:
         return sorted(set(self.result) - set(self.upstream))
 
     def dumps(self, by: str = "`make refresh`") -> str:
-        """Format VERSION_PIN, written ``by`` a command; :func:`loads` is the inverse."""
+        """Format VERSION_PIN; :func:`loads` is the inverse. ``by`` names the writing command."""
         without = f"without = {','.join(self.without)}\n" if self.without else ""
         bodies = [f"vllm = {self.release}\noverlay = {self.overlay}\n{without}"]
         for table in (self.archives, self.upstream, self.result):
@@ -119,7 +119,7 @@ def loads(text: str, origin: str = NAME) -> Pin:
         if line.startswith("["):
             section = line.strip("[]")
             if section not in _SECTIONS:
-                raise damaged(f"there is no section {line}", where)
+                raise damaged(f"unknown section {line}", where)
         elif section == "release" and (fact := _FACT.fullmatch(line)):
             facts[fact["key"]] = fact["value"]
         elif section in tables and (entry := _ENTRY.fullmatch(line)):
@@ -131,21 +131,22 @@ def loads(text: str, origin: str = NAME) -> Pin:
         else:
             raise damaged(f"not a line of the format: {line!r}", where)
     if missing := {"vllm", "overlay"} - set(facts):
-        raise damaged(f"[release] does not say {', '.join(sorted(missing))}", origin)
+        raise damaged(f"[release] lacks {', '.join(sorted(missing))}", origin)
     without = tuple(filter(None, facts.get("without", "").split(",")))
     return _consistent(Pin(facts["vllm"], facts["overlay"], **tables, without=without), origin)
 
 
 def newer(version: str, than: str) -> bool:
-    """Whether ``version`` is later than ``than``, by their numbers."""
+    """Compare version numbers: True if ``version`` is the later one."""
     numbers = ([int(n) for n in re.findall(r"[0-9]{1,9}", text)] for text in (version, than))
     return next(numbers) > next(numbers)
 
 
 @dataclass(frozen=True)
 class Releases:
-    """The contents of RELEASES: pairs of path and SHA-256 of upstream's files, for all versions.
+    """The contents of RELEASES, for all versions of the overlay.
 
+    ``upstream`` holds path and SHA-256 of each upstream file that some version changes.
     ``versions`` maps the SHA-256 of each VERSION_PIN to its version.
     """
 

@@ -12,23 +12,24 @@ from overlay.installation import Installation
 
 
 def refuse_serving(installation: Installation) -> None:
-    """Raise OverlayError if a process has a file of this vLLM open or mapped, or is its server.
+    """Raise OverlayError if a process serves from the installation.
 
+    Such a process has a file of vLLM open or mapped, or the command line of a vLLM server.
     Processes of other users (without root) and of other containers are not visible.
     """
-    progress.step("looking for processes that serve from there")
+    progress.step("looking for processes that serve from the installation")
     if processes := list(serving(installation)):
         raise OverlayError(
             Exit.BUSY,
             "is in use; a worker that starts later would mix two versions of the files",
             subject=installation.site,
             found="; ".join(processes),
-            next_step="stop it first, or set FORCE=1 (--force) if it will start no more workers",
+            next_step="stop the process, or set FORCE=1 (--force) if it will start no more workers",
         )
 
 
 def serving(installation: Installation) -> Iterator[str]:
-    """Yield the processes that use the installation, with the evidence."""
+    """Yield a phrase for each process that serves from the installation, with the evidence."""
     site = installation.site
     here = os.stat(site)
     python = installation.interpreter
@@ -37,7 +38,7 @@ def serving(installation: Installation) -> Iterator[str]:
         if int(entry.name) == os.getpid():
             continue
         try:
-            # Paths below /proc are those of the process's own mount namespace.
+            # /proc/PID/root is the root directory in the process's mount namespace.
             if os.path.samestat(os.stat(f"{entry}/root{site}"), here) and (
                 evidence := _evidence(entry, str(site), bins)
             ):

@@ -1,6 +1,6 @@
 """A status line on the terminal for slow runs, erased before other output.
 
-Nothing is drawn in the first second, or if stderr is not a terminal.
+Nothing is drawn in the first second, on a dumb terminal, or if stderr is not a terminal.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _line: Line | None = None
 
 @contextmanager
 def shown(name: str, quiet: bool = False) -> Iterator[None]:
-    """Show the steps of the context, once it has taken a second; no-op if ``quiet``."""
+    """Show a status line during the context; no-op if ``quiet``, or without a terminal."""
     global _line  # noqa: PLW0603 - a process has one terminal
     dumb = os.environ.get("TERM", "dumb") == "dumb"
     if quiet or dumb or _line or not os.isatty(_STDERR):

@@ -24,7 +24,7 @@ def row(path: str, data: bytes) -> bytes:
 
 
 def overlay(data: bytes, changed: Mapping[bytes, bytes], added: Iterable[bytes]) -> bytes:
-    """RECORD of an overlaid installation.
+    """Return the RECORD of an overlaid installation.
 
     Args:
         data: the present RECORD, in any state.
@@ -35,7 +35,7 @@ def overlay(data: bytes, changed: Mapping[bytes, bytes], added: Iterable[bytes])
     lines = [_swap(line, changed) for line in split_lines(text)]
     end = b"\r\n" if lines and lines[-1].endswith(b"\r\n") else b"\n"
     if lines and not lines[-1].endswith(b"\n"):
-        # Keep the missing line end at the end of the file, or it could not be restored.
+        # End without a line end, too: `restore` then removes the line end added here.
         return b"".join(lines) + end + end.join(added)
     return b"".join(lines) + b"".join(line + end for line in added)
 
@@ -61,7 +61,7 @@ def paths(data: bytes) -> set[str]:
 
 
 def disagrees(data: bytes, digests: Mapping[str, str]) -> bool:
-    """Whether a listed module of ours differs from ``digests``, path to SHA-256."""
+    """Whether a row of our modules disagrees with ``digests``, path to SHA-256."""
     for line in rows_of_ours(data):
         path, _, rest = os.fsdecode(line).partition(",")
         if path.endswith(".py"):

@@ -1,4 +1,4 @@
-"""Errors for an installation that the overlay does not recognise."""
+"""Errors for foreign installations, each with the next step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNKNOWN = "DIR"
 
 
 def refuse_foreign(inspection: Inspection) -> None:
-    """Raise OverlayError if a file is foreign or missing, with the first one and their count."""
+    """Raise OverlayError if files are foreign or missing; it names the first, and their number."""
     files = inspection.foreign_files
     if not files:
         return
@@ -28,7 +28,7 @@ def refuse_foreign(inspection: Inspection) -> None:
 
 
 def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
-    """The error for the first of some foreign or missing files, with the next step."""
+    """The error for foreign or missing ``files``; it names the first, and their number."""
     pin, installation = inspection.overlay.pin, inspection.installation
     if inspection.unknown:
         return _unknown(inspection, inspection.unknown)
@@ -90,7 +90,7 @@ def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
 
 
 def _unknown(inspection: Inspection, unknown: Unknown) -> OverlayError:
-    """The error for an installation of a version that cannot be reverted."""
+    """The error for an installed version of the overlay that this version cannot revert."""
     ours, installation = inspection.overlay.pin, inspection.installation
     reinstall = f"reinstall {installation.title}"
     (pin,) = (file for file in inspection.files if file.path == PIN)
@@ -122,9 +122,9 @@ def _unknown(inspection: Inspection, unknown: Unknown) -> OverlayError:
         reason += f"cannot read its {PIN}"
     elif unknown.paths:
         more = f" and {len(unknown.paths) - 1} more" if len(unknown.paths) > 1 else ""
-        reason += f"does not know upstream's {unknown.paths[0]}{more}, which it changes"
+        reason += f"cannot verify a revert of {unknown.paths[0]}{more}"
     else:
-        reason += "finds files that differ from its pin"
+        reason += "finds files that differ from the installed pin"
     return OverlayError(
         Exit.FOREIGN if installation.release == ours.release else Exit.RELEASE,
         reason,
@@ -135,7 +135,7 @@ def _unknown(inspection: Inspection, unknown: Unknown) -> OverlayError:
 
 
 def _leaving(inspection: Inspection, files: Sequence[FileState]) -> str | None:
-    """The `apply` that also leaves these files out, or None if they hold lines of ours."""
+    """The ``apply`` that also leaves these files unchanged; None if that is impossible."""
     base = inspection.overlay.base or inspection.overlay
     paths = [file.path for file in files if file.path in base.pin.upstream]
     laid = inspection.by_installed and inspection.by_installed.overlay
@@ -154,7 +154,7 @@ def _leaving(inspection: Inspection, files: Sequence[FileState]) -> str | None:
 
 
 def laying(inspection: Inspection) -> str:
-    """The `apply` for the requested part, or else for the installed one, with its options."""
+    """The ``apply`` with the options of the selected part, or else of the installed part."""
     base, asked = inspection.overlay.base or inspection.overlay, _asked(inspection)
     return _apply(options_without(base, asked.without) if asked.without else "", asked)
 

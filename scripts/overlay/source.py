@@ -15,10 +15,10 @@ from overlay.pin import PACKAGE, Pin, sha256
 #: The directory of the pin and the patches in an installation.
 PROVENANCE = f"{PACKAGE}/provenance"
 
-#: In a comment at the top of each file that any version of the overlay changes.
+#: Text of a comment at the top of each changed file, in every version of the overlay.
 MARK = b"vllm-readiness-overlay"
 
-#: Prefix of the user's own patches there.
+#: Prefix of the names of the user's own patches in the provenance.
 EXTRA = "extra-"
 
 
@@ -27,14 +27,15 @@ class Overlay:
     """A pin, a series, and the added files.
 
     Read from a checkout or an unpacked archive (:meth:`load`), or from the provenance in an
-    installation (:meth:`installed`), which suffices for a revert by any version of the tool.
+    installation (:meth:`installed`). The provenance suffices for a revert by another version of
+    the tool.
 
     Attributes:
         root: the directory that it was read from.
         pin: the parsed VERSION_PIN.
-        pin_bytes: its bytes.
+        pin_bytes: the bytes of VERSION_PIN.
         series: the patches.
-        files: path to bytes of added files that differ from ``root``.
+        files: path to bytes of added files that are not read from ``root``.
         base: the whole overlay, if this is a part of it (:mod:`overlay.parts`).
     """
 
@@ -80,8 +81,8 @@ class Overlay:
     def installed(cls, site: Path) -> Overlay | None:
         """Read the overlay from an installation's provenance; None without one.
 
-        The series is empty if an interrupted revert has removed the patches, which it no longer
-        needs.
+        The series is empty if the patches are unreadable. An interrupted revert may leave such a
+        provenance, because it no longer needs the patches.
 
         Raises:
             OverlayError: the pin in the provenance is malformed.
@@ -98,17 +99,17 @@ class Overlay:
 
     @property
     def targets(self) -> list[str]:
-        """Changed files of upstream's, sorted."""
+        """Upstream's files that the overlay changes, sorted."""
         return sorted(self.pin.upstream)
 
     @property
     def added(self) -> list[str]:
-        """Added files, the pin included, sorted."""
+        """Files that the overlay adds, including the pin, sorted."""
         return sorted([*self.pin.added, f"{PROVENANCE}/{pins.NAME}"])
 
     @property
     def extra(self) -> list[str]:
-        """The user's names of their own patches."""
+        """Names of the user's own patches, without :data:`EXTRA`."""
         names = [patch.name for patch in self.series.patches]
         return [name.removeprefix(EXTRA) for name in names if name.startswith(EXTRA)]
 
@@ -142,7 +143,7 @@ class Overlay:
     def overlaid_bytes(self, path: str, pristine: bytes) -> bytes:
         """Apply the series to the ``pristine`` bytes of ``path``, and verify the checksum.
 
-        A vendored copy, as an archive has it, is used if its checksum matches.
+        A vendored copy of the patched file (archives have one) is used if its checksum matches.
 
         Raises:
             OverlayError: the checksum differs from the pin.

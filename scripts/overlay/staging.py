@@ -51,15 +51,16 @@ class Staging:
             remove_if_empty(folder)
 
     def replacement(self, final: Path, data: bytes, expected: bytes | None) -> None:
-        """Stage ``data`` with the traits of ``final``, to replace the bytes ``expected``.
+        """Stage ``data`` as the replacement of ``final``, with its traits.
 
-        Raises OSError as :func:`~overlay.files.write` does.
+        ``expected`` holds the present bytes, which :meth:`commit` checks. Raises OSError as
+        :func:`~overlay.files.write` does.
         """
         self._like[final] = traits(final)
         self.file(final, data, expected, self._like[final])
 
     def file(self, final: Path, data: bytes, expected: bytes | None, like: Traits) -> None:
-        """Stage a file as :meth:`replacement` does, with the traits ``like``."""
+        """Stage a file with the traits ``like``; ``expected`` is None if it must not exist."""
         progress.step(f"writing {final}")
         self._expected[final] = expected
         self._staged.add(final)
@@ -67,7 +68,7 @@ class Staging:
         write(staged_path(final, self.prefix), data, like)
 
     def directory(self, path: Path) -> None:
-        """Create an absent directory and its parents, for staged files."""
+        """Create a directory, and its parents, unless it exists."""
         if not path.is_dir():
             self.directory(path.parent)
             self._folders.add(path.parent)
@@ -80,8 +81,8 @@ class Staging:
     def bytecode(self, sources: Iterable[Path], interpreter: Path, lock: int) -> list[Path]:
         """Compile modules, and stage their bytecode with the permissions of its source.
 
-        Arguments and errors are those of :func:`~overlay.bytecode.compile_modules`, with the final
-        paths of the modules. Returns the final paths of the bytecode.
+        ``sources`` are the final paths of the modules; the other arguments, the result and the
+        errors are those of :func:`~overlay.bytecode.compile_modules`.
         """
         newest = {
             path: staged_path(path, self.prefix) if path in self._staged else path
@@ -127,17 +128,17 @@ class Staging:
             remove(path)
 
     def _refuse_change(self, final: Path) -> None:
-        """Raise if a file has changed since its inspection.
+        """Raise OverlayError if a file has changed since its inspection.
 
-        It is read right before its replacement, so only the time between two system calls is
-        unprotected.
+        The file is read right before its replacement: a change is missed only if it happens
+        between these two system calls.
         """
         if final not in self._expected or (
             (final not in self._like or (final.exists() and self._like[final] == traits(final)))
             and holds(final, self._expected[final])
         ):
             return
-        written = "other files are changed already" if self.begun else "nothing was written"
+        written = "other files were changed already" if self.begun else "nothing was written"
         raise OverlayError(
             Exit.FOREIGN,
             f"was changed by another program during this run, and was not touched; {written}",

@@ -23,7 +23,7 @@ PIN = f"{PROVENANCE}/{pins.NAME}"
 #: Descriptions of traces of a version without provenance.
 LINES = "lines of another version of the overlay"
 ROWS = "rows of another version of the overlay"
-#: Bytes at the top of a file that hold the mark.
+#: Number of bytes at the top of a file that are searched for the mark.
 _TOP = 1024
 
 
@@ -44,9 +44,9 @@ class FileState:
 
     Attributes:
         path: relative to site-packages.
-        state: an added file is pristine if it does not exist.
-        sha256: None without a regular file.
-        data: the bytes, or None.
+        state: pristine for an added file that does not exist.
+        sha256: None if no regular file was read.
+        data: the bytes read, or None.
         description: a phrase for the present content.
     """
 
@@ -61,8 +61,8 @@ class FileState:
 class Asked:
     """The part of the overlay that a command's options select.
 
-    ``extra`` is the directory of extra patches as given; ``names`` and ``paths`` are the patches in
-    it and the files that they change.
+    ``without`` has the features and fixes left out. ``extra`` is the directory of extra patches as
+    given; ``names`` are its patches, ``paths`` the files that they change.
     """
 
     without: frozenset[str] = frozenset()
@@ -80,8 +80,8 @@ class Inspection:
         record: the state of RECORD, or None without one.
         leftovers: staged files of a killed run, and our own directory if it is empty.
         stale: bytecode that would run instead of its source.
-        recognised: another part of this overlay, if that is installed.
-        asked: the selected part; None for the installed one.
+        recognised: the installed part of this overlay, if ``overlay`` is another part.
+        asked: the part selected by options; None without options.
     """
 
     installation: Installation
@@ -125,11 +125,11 @@ class Inspection:
 
     @cached_property
     def by_installed(self) -> Inspection | None:
-        """The installation, compared with the overlay of its own provenance.
+        """The installation, compared with the overlay in its own provenance.
 
-        None if that is this version, if it explains fewer files than this version, or if the
-        provenance is untrusted. A provenance may be forged, so outside our own directory it may
-        only name files that some version of ours changes, with upstream's known checksums.
+        None if nothing is foreign, if the provenance is absent, untrusted or this version's, or if
+        it recognises fewer files than this version. A provenance may be forged, so outside our own
+        directory it may only name files that some version changes, with upstream's checksums.
         """
         if self.state is not State.FOREIGN:
             return None
@@ -186,7 +186,7 @@ class Inspection:
 
     @cached_property
     def installed_version(self) -> str | None:
-        """The name of the version in :attr:`by_installed`."""
+        """The version of :attr:`by_installed` and its selection, or None."""
         if self.by_installed is None:
             return None
         overlay = self.by_installed.overlay
@@ -194,7 +194,7 @@ class Inspection:
         version = pins.releases().versions.get(sha256(overlay.pin_bytes))
         if version is None:
             version = overlay.pin.overlay
-            # The released states of a newer version are not known.
+            # The released pins of a newer version are not known here.
             if overlay.pin_bytes not in ours and not pins.newer(version, self.overlay.pin.overlay):
                 version += " (unreleased)"
         return version + overlay.selection
@@ -229,7 +229,7 @@ class Inspection:
 
 
 def inspect(installation: Installation, overlay: Overlay) -> Inspection:
-    """Compare every file of ``overlay`` with ``installation``; OverlayError if unreadable."""
+    """Compare an installation with ``overlay``; OverlayError if a file is unreadable."""
     paths = sorted([*overlay.targets, *overlay.added])
     try:
         files = [look(installation.site, overlay, path) for path in paths]
@@ -275,7 +275,7 @@ def _foreign(path: str, description: str) -> FileState:
 
 
 def look(site: Path, overlay: Overlay, path: str) -> FileState:
-    """Compare one file of ``overlay`` with an installation's; OSError if it is unreadable."""
+    """Compare one file of an installation with ``overlay``; OSError if it is unreadable."""
     target = path in overlay.pin.upstream
     if link := _link_above(site, path):
         return _foreign(path, f"{link} is not a plain directory")
@@ -392,9 +392,9 @@ def _inspect_record(inspection: Inspection, path: Path) -> None:
 
 
 def _inspect_others(inspection: Inspection) -> None:
-    """Look for lines of other versions in upstream's other files.
+    """Look for lines of other versions in files that this version does not change.
 
-    Only the tops of modules are read, and with a RECORD only of listed modules.
+    Only the top of each module is read. With a RECORD, modules that it does not list are skipped.
     """
     site = inspection.installation.site
     listed = record.paths(inspection.record_bytes) if inspection.record else None

@@ -12,7 +12,7 @@ from pathlib import Path
 _ACCESS_ACL = "system.posix_acl_access"
 _ACLS = (_ACCESS_ACL, "system.posix_acl_default")
 
-#: Checksums and signatures of a file's bytes, invalid for other bytes.
+#: Attributes that hold a checksum or signature of a file's bytes, and are invalid for other bytes.
 _SEALS = ("security.ima", "security.evm")
 
 
@@ -36,14 +36,14 @@ class Traits:
 
 
 def traits(path: Path) -> Traits:
-    """The traits of ``path``; links are followed.
+    """Read the traits of ``path``; links are followed.
 
     Raises:
-        OSError: no permission, or an attribute seals the file's bytes.
+        OSError: no permission, or an attribute is a checksum or signature of the file's bytes.
     """
     status, attributes = os.stat(path), _attributes(path)
     if seal := next((name for name in _SEALS if name in attributes), None):
-        reason = f"the extended attribute {seal} vouches for its bytes, and cannot be kept"
+        reason = f"the extended attribute {seal} depends on its bytes, and cannot be kept"
         raise OSError(errno.EPERM, reason, str(path))
     return Traits(stat.S_IMODE(status.st_mode), (status.st_uid, status.st_gid), attributes)
 

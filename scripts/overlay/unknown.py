@@ -16,7 +16,7 @@ _FACT = r"(?m)^{} = ([\w.,+-]+)$"
 class Unknown:
     """The installed version of the overlay, as far as its pin is readable.
 
-    ``paths`` are its changed files whose upstream bytes this version does not know; None for a
+    ``paths`` are its changed files whose upstream checksums this version does not have; None for a
     malformed pin.
     """
 

@@ -1,4 +1,4 @@
-"""Names of features and fixes: selections, and the patches that serve them."""
+"""Names of features and fixes: selections, and the patches that they need."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from overlay.source import Overlay
 
 #: The runtime's module of features and fixes.
 MODULE = f"{PACKAGE}/registry.py"
-#: A line that is only needed with other changes of its file.
+#: An added line that is only needed together with other changes to its file.
 _MARK = re.compile(rb"#|from vllm\.v1\.readiness(\.\w+)* import \w+ as readiness$")
-#: The header field that names the features and fixes of a patch; :data:`ALL` for all of them.
+#: The header field that names the features and fixes that need a patch; :data:`ALL` names all.
 SERVES, ALL = "Serves", "all"
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The names that the runtime knows.
+    """The names of all features and fixes.
 
     Attributes:
         groups: ``features`` and ``fixes``, with their members.
@@ -42,7 +42,7 @@ class Vocabulary:
 
 
 def vocabulary(overlay: Overlay) -> Vocabulary:
-    """Read the names from the runtime's module, which needs no vLLM.
+    """Read the names from the runtime's registry, which imports nothing of vLLM.
 
     Raises:
         OverlayError: the module is missing, or fails its checksum.
@@ -50,7 +50,7 @@ def vocabulary(overlay: Overlay) -> Vocabulary:
     if MODULE not in overlay.pin.result:
         raise usage(
             "this overlay has no features and fixes to choose from",
-            "leave --features, --fixes and --leave out",
+            "omit --features, --fixes and --leave",
         )
     names: dict[str, object] = {"__name__": "registry"}
     code = compile(overlay.added_bytes(MODULE), MODULE, "exec", dont_inherit=True)
@@ -91,7 +91,7 @@ def _on(words: Vocabulary, group: str, text: str) -> frozenset[str]:
         return members - frozenset(names)
     if any(excluding):
         raise usage(
-            "it mixes names with '-' (all but these) and names without",
+            "mixes names with '-' (all but these) and names without",
             "use one form",
             f"--{group}={text}",
         )
@@ -111,7 +111,7 @@ def _not_understood(words: Vocabulary, group: str, text: str, name: str) -> Over
 
 
 def served(patch: Patch) -> frozenset[str] | None:
-    """Features and fixes that a patch serves; None if all of them need it."""
+    """Features and fixes that need a patch; None if all of them do."""
     text = header_fields(patch.header).get(SERVES, ALL)
     names = frozenset(word.strip() for word in text.replace("\n", " ").split(","))
     return None if ALL in names else names
@@ -132,7 +132,7 @@ def is_mark(file: FilePatch) -> bool:
 
 
 def words_of(overlay: Overlay, path: str) -> frozenset[str] | None:
-    """Names to leave out so that a file stays unchanged; None if all features need a change in it.
+    """Names to leave out so that a file stays unchanged; None if every name needs a change in it.
 
     ``overlay`` is the whole overlay.
     """

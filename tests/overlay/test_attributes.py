@@ -126,7 +126,7 @@ def test_a_seal_on_the_bytes_is_refused(
     before = snapshot(site, bytecode=True)
     assert cli.main(["apply", "--site", str(site)]) == Exit.DENIED
     message = capsys.readouterr().err
-    assert f"{site / TWO}: the extended attribute {name} vouches for its bytes" in message
+    assert f"{site / TWO}: the extended attribute {name} depends on its bytes" in message
     assert "nothing was written" in message
     assert snapshot(site, bytecode=True) == before
 

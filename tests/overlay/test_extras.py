@@ -188,7 +188,7 @@ def test_a_file_that_the_overlay_does_not_change_is_refused(site: Path, tmp_path
         site,
         folder,
         f"{folder / '0001-some.patch'}: changes {OTHER}, which the overlay does not",
-        "could not be proven on a revert",
+        "a revert could not verify upstream's bytes of that file",
         "`patch -p1`",
     )
 

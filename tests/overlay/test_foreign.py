@@ -85,8 +85,8 @@ def test_a_line_in_an_overlaid_file_is_told_from_the_overlay_s_own(
     lines[after.old_at] = b"X = 1  # mine\n"
     (site / path).write_bytes(b"".join(lines))
     text = known(site, path, capsys)
-    changed = f"{after.old_at + 1}-{after.old_at + len(after.old)} have changed"
-    assert f"the overlaid file's lines {changed}, which are the overlay's" in text
+    changed = f"{after.old_at + 1}-{after.old_at + len(after.old)}"
+    assert f"the overlaid file's lines {changed}, which are the overlay's, have changed" in text
     assert "are there" not in text
     assert "upstream's line" not in text
 

@@ -161,7 +161,7 @@ def test_words_are_read_as_the_switch_reads_them(
             ["mixes names with '-' (all but these) and names without"],
         ),
         (["--leave=vllm/logger.py"], ["vllm/logger.py: is not a file that the overlay changes"]),
-        ([f"--leave={FRAME}"], [f"{FRAME}: cannot be left alone: every feature and fix"]),
+        ([f"--leave={FRAME}"], [f"{FRAME}: cannot be left unchanged: every feature and fix"]),
     ],
     ids=str,
 )

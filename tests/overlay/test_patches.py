@@ -111,9 +111,15 @@ def test_a_path_that_climbs_out_is_refused(path: str) -> None:
         ("--- a/vllm/f.py\n+++ b/vllm/f.py\n", "no hunk"),
         ("--- a/vllm/f.py\n+++ b/vllm/g.py\n@@ -0,0 +1 @@\n+x\n", "renames"),
         ("--- a/vllm/f.py\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n", "expected"),
-        ("--- a/vllm/f.py\n+++ b/vllm/f.py\n@@ -1,2 +1 @@\n-x\n+y\n", "promises 2"),
+        (
+            "--- a/vllm/f.py\n+++ b/vllm/f.py\n@@ -1,2 +1 @@\n-x\n+y\n",
+            "lacks lines with -: it needs 2",
+        ),
         ("--- a/vllm/f.py\n+++ b/vllm/f.py\n@@ -1 +1 @@ def f():\n-x\n+y\n", "quotes upstream"),
-        ("--- a/vllm/f.py\n+++ b/vllm/f.py\n@@ -1,2 +1,2 @@\n x\n-y\n+z\n", "promises"),
+        (
+            "--- a/vllm/f.py\n+++ b/vllm/f.py\n@@ -1,2 +1,2 @@\n x\n-y\n+z\n",
+            "the hunk lacks lines with -",
+        ),
         ("--- a/vllm/f.py\n+++ b/vllm/f.py\n@@ -1 +1 @@\n-x\n+y", "middle of a line"),
         ("--- a/vllm/f.py\n+++ b/vllm/f.py\n@@ -0,0 +0,0 @@\n", "empty hunk"),
         (

@@ -48,7 +48,7 @@ SUM = "0" * 64
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ((f"vllm = {OVERLAY.pin.release}\n", ""), "does not say vllm"),
+        ((f"vllm = {OVERLAY.pin.release}\n", ""), "[release] lacks vllm"),
         (("[result]", "[results]"), "no section"),
         (("[upstream]\n", f"[upstream]\n{SUM}  ../evil.py\n"), "not a path inside"),
         (("[upstream]\n", f"[upstream]\n{SUM}  vllm/lone.py\n"), "lacks vllm/lone.py"),
