@@ -48,8 +48,8 @@ SUM = "0" * 64
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ((f"vllm = {OVERLAY.pin.release}\n", ""), "[release] lacks vllm"),
-        (("[result]", "[results]"), "no section"),
+        ((f"vllm = {OVERLAY.pin.release}\n", ""), "lacks vllm"),
+        (("[result]", "[results]"), "unknown section"),
         (("[upstream]\n", f"[upstream]\n{SUM}  ../evil.py\n"), "not a path inside"),
         (("[upstream]\n", f"[upstream]\n{SUM}  vllm/lone.py\n"), "lacks vllm/lone.py"),
         (("[upstream]\n", f"[upstream]\n{SUM}  vllm/envs.py\n"), "listed twice"),
