@@ -23,7 +23,7 @@ def test_each_patch_has_its_reason_link_and_removal_plan() -> None:
     assert f", and adds {added} files of its own. " in text
     # The same counts, in the same words, and their sum.
     command = ["status", "--site", UPSTREAM]
-    whole = f"{changed + added} files ({changed} of vLLM's, {added} of its own): "
+    whole = f"{changed + added} files ({changed} of vLLM's, {added} of the overlay's): "
     assert whole in run(*command).stdout
     table = rows(text)
     assert len(table) == len(OVERLAY.series.patches)
