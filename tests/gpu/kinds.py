@@ -182,7 +182,7 @@ class Watch:
         def counted(event: Any) -> None:
             caller = sys._getframe(1)
             file = Path(caller.f_code.co_filename)
-            ours = file.parts[-2:] == ("readiness", "fences.py")
+            ours = file.parts[-3:] == ("readiness", "engine", "fences.py")
             place = f"{file.name}:{caller.f_lineno} {caller.f_code.co_name}"
             waits["fence" if ours else place] += 1
             synchronize(event)
