@@ -11,12 +11,13 @@ from support.asynchronous import announce
 from support.engine import Engine
 from support.server import Server
 
+pytestmark = pytest.mark.slow
 PROMPT = [3 + 7 * n % 900 for n in range(75)]
 #: Tokens of a block, which the cache keeps whole.
 BLOCK = 32
 
 
-@pytest.fixture(scope="module", params=["on", pytest.param("fixes", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["on", "fixes"])
 def server(request: pytest.FixtureRequest, folder: Path, overlaid: Engine) -> Iterator[Server]:
     """A server with a prefix cache, and a value of the switch."""
     home = folder / f"cached prompts {request.param}"

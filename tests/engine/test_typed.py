@@ -4,14 +4,11 @@ import pytest
 from support.engine import PreloadedEngine
 from support.sites import REPO
 
-SLOW = pytest.mark.slow
+pytestmark = pytest.mark.slow
 PROGRAM = REPO / "tests" / "engine" / "typed.py"
 
 
-@pytest.mark.parametrize(
-    "own",
-    [pytest.param(True, id="own process"), pytest.param(False, id="same process", marks=SLOW)],
-)
+@pytest.mark.parametrize("own", [True, False], ids=["own process", "same process"])
 def test_an_engine_survives_requests_of_wrong_types(overlaid: PreloadedEngine, own: bool) -> None:
     """Stock's ends, or waits for a request that was never sent."""
     setting = {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(own))}

@@ -20,6 +20,8 @@ from series import diffs, places
 from series.check import load_unproven
 from support import mini
 
+pytestmark = pytest.mark.slow
+
 PATCH = (
     mini.HEADER.encode()
     + b"\n"

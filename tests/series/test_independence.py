@@ -8,6 +8,8 @@ from series import git, tree
 from series.upstream import Upstream
 from support.sites import OVERLAY, UPSTREAM
 
+pytestmark = pytest.mark.slow
+
 PATCHES = OVERLAY.series.patches
 
 
