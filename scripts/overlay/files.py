@@ -144,7 +144,7 @@ def finish_bytecode(path: Path, like: Traits) -> None:
 
 
 def make_directory(path: Path, like: Traits) -> None:
-    """Create a directory with the traits ``like``."""
+    """Create a directory with the mode and ownership in ``like``."""
     os.mkdir(path, 0o700)
     with _opened(path, os.O_RDONLY | os.O_DIRECTORY) as handle:
         give(handle, path, like)

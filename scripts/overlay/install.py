@@ -142,12 +142,12 @@ def exchange(installed: Inspection, after: Inspection, lock: int, version: str |
 
 
 def taken_off(installed: Inspection, inspection: Inspection) -> Inspection:
-    """Predict ``inspection`` after a revert of the installed version.
+    """Predict the result of an inspection after reverting the installed version.
 
-    ``installed`` is a comparison with the installed version, ``inspection`` with another.
+    ``installed`` compares files with the installed version, ``inspection`` with another version.
 
     Raises:
-        OverlayError: upstream's bytes cannot be produced.
+        OverlayError: the upstream files cannot be reconstructed.
     """
     overlay, files = inspection.overlay, []
     for path in sorted([*overlay.targets, *overlay.added]):

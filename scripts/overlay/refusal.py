@@ -154,7 +154,7 @@ def _leaving(inspection: Inspection, files: Sequence[FileState]) -> str | None:
 
 
 def laying(inspection: Inspection) -> str:
-    """The ``apply`` with the options of the selected part, or else of the installed part."""
+    """The ``apply`` command for the selected part; if none is selected, the installed part."""
     base, asked = inspection.overlay.base or inspection.overlay, _asked(inspection)
     return _apply(options_without(base, asked.without) if asked.without else "", asked)
 

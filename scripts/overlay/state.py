@@ -125,11 +125,12 @@ class Inspection:
 
     @cached_property
     def by_installed(self) -> Inspection | None:
-        """The installation, compared with the overlay in its own provenance.
+        """Compare the installation with the overlay version that its provenance records.
 
-        None if nothing is foreign, if the provenance is absent, untrusted or this version's, or if
-        it recognises fewer files than this version. A provenance may be forged, so outside our own
-        directory it may only name files that some version changes, with upstream's checksums.
+        Returns None if no file is foreign; if the provenance is missing, untrusted or from this
+        version; or if this version recognises more files. Provenance can be forged. Outside our own
+        directory it may therefore only list files that a known version patches, with upstream's
+        checksums.
         """
         if self.state is not State.FOREIGN:
             return None

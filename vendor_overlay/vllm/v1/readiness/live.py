@@ -63,7 +63,7 @@ def attach(batch: "InputBatch", num_spec_tokens: int) -> None:
 
 
 def detached_state(batch: "InputBatch") -> dict[str, Any]:
-    """Return a batch's state for ``__getstate__``, with all of the overlay off."""
+    """Return a batch's state for ``__getstate__``, with the overlay disabled."""
     state: dict[str, Any] = vars(batch)
     if isinstance(live := state.get(subclasses.ATTRIBUTE), LiveBatch):
         live.settle_older()

@@ -226,7 +226,7 @@ def _affected(holders: list[_Holder], bad: set[int]) -> dict[str, int | None]:
 
 
 def _holders(scheduler: "Scheduler", steps: "Iterable[SchedulerOutput]") -> Iterator[_Holder]:
-    """Yield the blocks of requests that joined the batch in ``steps`` or hold blocks now."""
+    """Yield the KV blocks of each request that joined in ``steps`` or currently holds blocks."""
     manager = scheduler.kv_cache_manager
     sizes = [group.block_size for group in manager.coordinator.single_type_managers]
     null = manager.block_pool.null_block.block_id

@@ -120,7 +120,7 @@ class StepsInFlight(Base):  # type: ignore[misc]
 
 
 def _all_ours(scheduler: StepsInFlight) -> bool:
-    """Whether no derived class overrides a method of the fix; logs once if one does."""
+    """True if no subclass overrides a method of the fix; otherwise logs once."""
     kind = type(scheduler)
     names = ("schedule", "update_from_output", "reset_prefix_cache", "_preempt_request")
     if all(getattr(kind, name) is getattr(StepsInFlight, name) for name in names):

@@ -120,9 +120,9 @@ class Backends:
 
 
 def attempt(params: "StructuredOutputsParams", backends: Backends, limits: Limits) -> Verdict:
-    """Validate, compile and walk a grammar in this process, which is under ``limits``.
+    """Validate, compile and walk a grammar in this process, whose resources are limited.
 
-    Only lack of memory is a verdict. The engine reports all other errors of the compiler.
+    Running out of memory rejects the grammar. The engine reports all other errors of the compiler.
     """
     from vllm.sampling_params import SamplingParams
     from vllm.v1.structured_output.request import get_structured_output_key

@@ -128,7 +128,7 @@ def _without_none(kind: Any) -> Any:  # noqa: ANN401
 
 
 def _converted(value: Any, kind: Any) -> Any:  # noqa: ANN401
-    """Return an equal value of the declared type; the value itself if there is none."""
+    """Convert a value to its declared type if the result is equal; else return it unchanged."""
     if (scalar := _SCALARS.get(kind)) is not None:
         return scalar(value)
     first, *others = get_args(kind)

@@ -120,7 +120,7 @@ class StepInputs(Feature):
         self._tables: list[BlockTable] = []
 
     def lose_block_tables(self) -> None:
-        """Leave the next step to upstream."""
+        """Fall back to upstream for the next step."""
         self.forget_step()
 
     def warm_up(self) -> None:
@@ -142,27 +142,27 @@ class StepInputs(Feature):
             advance(buffers, 1, sampled, longs.view(1, 4)[:0])
 
     def add_request(self, request: "CachedRequestState") -> None:
-        """Leave the next step to upstream."""
+        """Fall back to upstream for the next step."""
         self.forget_step()
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
-        """Leave the next step to upstream."""
+        """Fall back to upstream for the next step."""
         self.forget_step()
 
     def move_row(self, source: int, target: int) -> None:
-        """Leave the next step to upstream."""
+        """Fall back to upstream for the next step."""
         self.forget_step()
 
     def swap_rows(self, one: int, other: int) -> None:
-        """Leave the next step to upstream."""
+        """Fall back to upstream for the next step."""
         self.forget_step()
 
     def cut(self, req_id: str, length: int) -> None:
-        """Leave the next step to upstream."""
+        """Fall back to upstream for the next step."""
         self.forget_step()
 
     def forget_step(self) -> None:
-        """Leave the next step to upstream."""
+        """Fall back to upstream for the next step."""
         if self._decoding is not None:
             self.changing()
         self._last = self._decoding = None
@@ -218,7 +218,7 @@ class StepInputs(Feature):
     def build_metadata(
         self, runner: "GPUModelRunner", shape: object, *special: object
     ) -> dict[str, Any] | None:
-        """Build the metadata from the kept common metadata."""
+        """Build the metadata from the cached common metadata."""
         return self._metadata.build(runner, shape, *special)
 
     def keep_metadata(self, common: "CommonAttentionMetadata") -> None:

@@ -3,13 +3,13 @@
 In 0.22.0's ThinkingBudgetStateHolder
 
 - ``thinking-rows``: two rows share a state after a request with a budget was swapped with one that
-  has none. A row keeps the state of a request that has left, if a request without a budget is moved
-  into it. If the engine has a drafter, a step without drafts forces tokens in its first rows. So an
-  end marker is forced into a request without a budget, or another request's tokens are counted;
+  has none. A row keeps a removed request's state when a request without a budget is moved into it.
+  If the engine has a drafter, a step without drafts forces tokens in its first rows. So an end
+  marker is forced into a request without a budget, or another request's tokens are counted;
 - ``thinking-sections``: the first end marker of an output ends the budget permanently, so that
-  later sections of thinking are unlimited. An end marker outside of a section has the same effect,
-  and, with drafts, a forced marker of several tokens that was rejected in part. If a request leaves
-  the batch while such a marker is forced, the marker starts again when the request returns
+  later thinking sections are unlimited. An end marker outside a section has the same effect. With
+  drafts, so does a forced end marker of several tokens that was partially rejected. If a request
+  leaves the batch while such a marker is forced, the marker starts again when the request returns
   (https://github.com/vllm-project/vllm/issues/43757)
   (https://github.com/vllm-project/vllm/issues/45984);
 - ``thinking-unlimited``: a budget of -1, which means unlimited, forces the end marker once if the
@@ -203,7 +203,7 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
     def _find_last_sequence_index(
         target_list: list[int] | SearchedOutput, token_ids: list[int]
     ) -> int:
-        """Search as upstream does, except in tokens that have been searched."""
+        """Search like upstream, but skip tokens that were already searched."""
         if isinstance(target_list, SearchedOutput):
             return -1
         return find_last(target_list, token_ids, 0, len(target_list))

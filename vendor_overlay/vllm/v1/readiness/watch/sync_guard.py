@@ -118,7 +118,7 @@ _reported: set[str] = set()
 
 
 def install(runner: object) -> None:
-    """Wrap the methods :data:`FUNCTIONS` of a runner if VLLM_READINESS_SYNC_GUARD is set.
+    """Wrap the runner methods in :data:`FUNCTIONS` if VLLM_READINESS_SYNC_GUARD is set.
 
     Raises:
         SwitchError: the variable holds an unknown word.

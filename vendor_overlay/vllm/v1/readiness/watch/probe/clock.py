@@ -59,6 +59,6 @@ class DeviceClock:
 
 
 def _between(earlier: Any, later: Any) -> int:
-    """Return the device time from one event to a later event, in nanoseconds."""
+    """Return the elapsed device time between two events, in nanoseconds."""
     milliseconds: float = later.elapsed_time(earlier)
     return -round(milliseconds * 1e6)

@@ -39,15 +39,15 @@ class ThreadState(threading.local):
     """The state of the current thread. Times are on the records' clock.
 
     Attributes:
-        output_step: the step whose output is being fetched, to which fences belong; 0 for the
+        output_step: step to which fences are attributed while its output is fetched; 0 for the
             newest step.
-        event: the event that the thread last saw complete.
-        seen: time at which the thread saw it complete.
+        event: last event that the thread observed as complete.
+        seen: time of that observation.
         waited: whether the thread waited for it.
         timing: whether new events are created with timing.
         idle: whether the runner is in a step that is not recorded.
-        pending: time since which the engine core waits for tokens that a grammar needs; 0 if it
-            does not wait.
+        pending: time at which the engine core began to wait for tokens that a grammar needs; 0 if
+            it is not waiting.
     """
 
     event: Any = None
