@@ -196,7 +196,9 @@ def test_what_is_called_and_mirrored_is_said_of_the_next_release(
         assert found[what]["diff"]
     holder = found[f"{sampling}thinking_budget_state.ThinkingBudgetStateHolder"]
     assert "_apply_forcing_to_logits" in holder["detail"]
-    assert holder["ours"] == [f"{names.PACKAGE}/thinking_{m}.py" for m in ("budget", "fixes")]
+    assert holder["ours"] == [
+        f"{names.PACKAGE}/sample/thinking_{m}.py" for m in ("budget", "fixes")
+    ]
     # A person reads each definition once.
     texts = [
         each["what"]
@@ -248,7 +250,7 @@ def test_the_matrix_of_real_releases(reviews: Callable[[str], Real], tmp_path: P
     assert cells["thinking-unlimited"] == ["holds", "droppable", "droppable"]
     first = {row["name"]: row["first"] for row in made["words"]}
     assert first["history"] == {"release": "0.23.0", "state": "needs eyes"}
-    assert first["row-state"] == {"release": "0.23.0", "state": "dead"}
+    assert first["cpu-drafts"] == {"release": "0.23.0", "state": "dead"}
     for row in made["words"]:
         for version, cell in zip(versions, row["cells"], strict=True):
             file, _, anchor = cell["url"].partition("#")
