@@ -104,8 +104,8 @@ SAMPLER_COPIES = _feature(
 STEP_INPUTS = _feature(
     "step-inputs",
     "decode steps of an unchanged batch are advanced in place",
+    "inputs.step_metadata:StepMetadata",
     "inputs.step_inputs:StepInputs",
-    "inputs.step_metadata",
     before=(HISTORY,),
 )
 BLOCK_TABLES = _feature(

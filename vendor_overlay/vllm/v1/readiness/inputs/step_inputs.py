@@ -25,7 +25,7 @@ unrecognised runners fall back to upstream, which also fills the buffers that la
 from collections.abc import Callable, Sequence
 from operator import lt
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -36,11 +36,10 @@ from vllm.v1.kv_cache_interface import (
     MambaSpec,
 )
 from vllm.v1.readiness.engine.subclasses import all_vllms
-from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness.feature import Feature, Live
 from vllm.v1.readiness.inputs.step_metadata import StepMetadata
 
 if TYPE_CHECKING:
-    from vllm.v1.attention.backend import CommonAttentionMetadata
     from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
     from vllm.v1.worker.block_table import BlockTable
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
@@ -102,9 +101,9 @@ class StepInputs(Feature):
         changing: callback before the batch changes.
     """
 
-    def __init__(self, batch: "InputBatch") -> None:
+    def __init__(self, batch: "InputBatch", metadata: StepMetadata) -> None:
         super().__init__(batch)
-        self._metadata = StepMetadata()
+        self._metadata = metadata
         self.changing: Callable[[], None] = lambda: None
         #: Requests of the last step, if upstream prepared it and each had one token.
         self._last: list[str] | None = None
@@ -118,6 +117,13 @@ class StepInputs(Feature):
         #: int64 [groups, 4] on the device; see :func:`addresses`.
         self._addresses: torch.Tensor | None = None
         self._tables: list[BlockTable] = []
+
+    @classmethod
+    def make(cls, live: "Live") -> "StepInputs":
+        """Create the inputs, which tell the batch's metadata when a step begins or is forgotten."""
+        metadata = live.find(StepMetadata)
+        assert metadata is not None
+        return cls(live.batch, metadata)
 
     def lose_block_tables(self) -> None:
         """Fall back to upstream for the next step."""
@@ -206,24 +212,6 @@ class StepInputs(Feature):
         self.batch.refresh_metadata()
         self._advanced = True
         return True
-
-    def reuse_slots(self, shape: object, split: object) -> tuple[Any, Any] | None:
-        """Return the slot mappings kept for a step of this shape."""
-        return self._metadata.reuse_slots(shape, split)
-
-    def keep_slots(self, shape: object, slots: tuple[Any, Any]) -> None:
-        """Keep the slot mappings."""
-        self._metadata.keep_slots(shape, slots)
-
-    def build_metadata(
-        self, runner: "GPUModelRunner", shape: object, *special: object
-    ) -> dict[str, Any] | None:
-        """Build the metadata from the cached common metadata."""
-        return self._metadata.build(runner, shape, *special)
-
-    def keep_metadata(self, common: "CommonAttentionMetadata") -> None:
-        """Keep the common metadata."""
-        self._metadata.keep(common)
 
     def _suit(self, runner: "GPUModelRunner") -> bool:
         """Return whether the runner and its batch are supported; update the tables to advance."""

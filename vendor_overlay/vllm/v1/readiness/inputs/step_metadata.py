@@ -15,9 +15,11 @@ from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
+from vllm.v1.readiness.feature import Feature
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backend import AttentionMetadataBuilder, CommonAttentionMetadata
+    from vllm.v1.worker.gpu_input_batch import InputBatch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
@@ -30,10 +32,11 @@ class Part(NamedTuple):
     twin: int | None  # index of an earlier part whose metadata differs only in its blocks
 
 
-class StepMetadata:
+class StepMetadata(Feature):
     """Kept metadata of one decoding batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, batch: "InputBatch") -> None:
+        super().__init__(batch)
         #: Number of steps since the batch last changed.
         self._step = 0
         #: Whether a step's inputs are prepared, and its metadata is not built yet.
@@ -41,8 +44,8 @@ class StepMetadata:
         #: The kept slot mappings, and the shape of their step.
         self._slots_shape: object = None
         self._slots: Any = None
-        #: Shape and number of the step whose common metadata is kept, by KV cache group; ``keep``
-        #: appends to it while ``_keeping``.
+        #: Shape and number of the step whose common metadata is kept, by KV cache group.
+        #: ``keep_metadata`` appends to it while ``_keeping``.
         self._shape: object = None
         self._kept = 0
         self._common: list[CommonAttentionMetadata] = []
@@ -53,7 +56,7 @@ class StepMetadata:
         """Drop everything, because the batch has changed."""
         self._open = self._keeping = False
         if self._step:
-            self.__init__()  # type: ignore[misc]
+            self.__init__(self.batch)  # type: ignore[misc]
 
     def begin_step(self) -> None:
         """Begin a step whose inputs are prepared and whose batch has not changed."""
@@ -71,7 +74,7 @@ class StepMetadata:
         if self._open:
             self._slots_shape, self._slots = shape, slots
 
-    def build(
+    def build_metadata(
         self, runner: "GPUModelRunner", shape: object, *special: object
     ) -> dict[str, Any] | None:
         """Build a step's attention metadata, by layer; see :meth:`Feature.build_metadata`."""
@@ -100,7 +103,7 @@ class StepMetadata:
             metadata.update(dict.fromkeys(part.layers, group))
         return metadata
 
-    def keep(self, common: "CommonAttentionMetadata") -> None:
+    def keep_metadata(self, common: "CommonAttentionMetadata") -> None:
         """Keep the common metadata that upstream built for a step's next KV cache group."""
         if self._keeping:
             self._common.append(copy(common))
