@@ -32,7 +32,7 @@ from weakref import WeakSet
 from vllm.logger import init_logger
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.core import in_flight
-from vllm.v1.readiness.engine import gauges, subclasses, switch
+from vllm.v1.readiness.engine import subclasses, switch
 from vllm.v1.request import RequestStatus
 
 if TYPE_CHECKING:
@@ -267,10 +267,5 @@ def _all_ours(kind: type) -> bool:
     """Whether a scheduler class reaches all seams of the fix; logs once if it does not."""
     if all(subclasses.ends_in_seam(kind, method) for method in _METHODS):
         return True
-    gauges.fall_back(registry.FAILED_LOADS, gauges.OTHER_CLASS)
-    logger.warning_once(
-        "Readiness overlay: %s overrides methods of vLLM's scheduler. vLLM's own code handles "
-        "failed KV loads.",
-        subclasses.full_name(kind),
-    )
+    subclasses.leave_scheduler(kind, registry.FAILED_LOADS, "failed KV loads")
     return False

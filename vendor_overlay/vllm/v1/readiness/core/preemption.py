@@ -28,7 +28,7 @@ from vllm.logger import init_logger
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.core import in_flight
-from vllm.v1.readiness.engine import gauges, subclasses, switch
+from vllm.v1.readiness.engine import subclasses, switch
 from vllm.v1.request import RequestStatus
 
 if TYPE_CHECKING:
@@ -125,10 +125,5 @@ def _all_ours(scheduler: StepsInFlight) -> bool:
     names = ("schedule", "update_from_output", "reset_prefix_cache", "_preempt_request")
     if all(getattr(kind, name) is getattr(StepsInFlight, name) for name in names):
         return True
-    gauges.fall_back(registry.PREEMPTION, gauges.OTHER_CLASS)
-    logger.warning_once(
-        "Readiness overlay: %s overrides methods of vLLM's scheduler. vLLM's own code "
-        "handles preemption.",
-        subclasses.full_name(kind),
-    )
+    subclasses.leave_scheduler(kind, registry.PREEMPTION, "preemption")
     return False

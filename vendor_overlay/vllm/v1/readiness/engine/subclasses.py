@@ -117,6 +117,18 @@ def ends_in_seam(kind: type, method: str) -> bool:
     return False
 
 
+def leave_scheduler(kind: type, word: str, work: str) -> None:
+    """Count and log that vLLM's own code does ``work`` for a scheduler that overrides our methods.
+
+    ``word`` is the fix that falls back.
+    """
+    gauges.fall_back(word, gauges.OTHER_CLASS)
+    logger.warning_once(
+        "Readiness overlay: %s overrides methods of vLLM's scheduler. vLLM's own code handles %s.",
+        *(full_name(kind), work),
+    )
+
+
 def full_name(kind: type) -> str:
     """Return a class's module and qualified name."""
     return f"{kind.__module__}.{kind.__qualname__}"
