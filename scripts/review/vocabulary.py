@@ -15,7 +15,7 @@ NONE: Words = frozenset()
 #: The registry's path below the package.
 REGISTRY = "registry.py"
 #: Modules that serve no word of their own: the doors, the switch, the log line and the probe.
-FRAME = ("live", "fixes", "registry", "feature", "version", "engine", "watch")
+FRAME = ("live", "registry", "feature", "version", "engine", "watch")
 
 OURS = PACKAGE.replace("/", ".")
 

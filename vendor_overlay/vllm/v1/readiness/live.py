@@ -21,14 +21,14 @@ from contextlib import suppress
 from functools import partial
 from operator import is_
 from sys import modules
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, SupportsIndex
 from weakref import proxy
 
 import torch
 from vllm.logger import init_logger
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import fences, gauges, subclasses, switch
-from vllm.v1.readiness.feature import VERBS, Feature
+from vllm.v1.readiness.feature import VERBS, F, Feature
 from vllm.v1.readiness.inputs.pinned_inputs import keep as keep_inputs
 from vllm.v1.readiness.inputs.step_inputs import StepInputs
 from vllm.v1.readiness.outputs.history import History, LiveRows
@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 __all__ = ["LiveBatch", "Outputs", "attach", "detached_state", "keep_inputs", "of", "start", "wait"]
 
 logger = init_logger(__name__)
-
-T = TypeVar("T", bound=Feature)
 
 
 def attach(batch: "InputBatch", num_spec_tokens: int) -> None:
@@ -151,14 +149,9 @@ class LiveBatch(Feature):
 
     __hash__ = None  # type: ignore[assignment]
 
-    def find(self, kind: type[T]) -> T | None:
+    def find(self, kind: type[F]) -> F | None:
         """Return the feature of this class; None if it is off."""
         return next((feature for feature in self._features if type(feature) is kind), None)
-
-    def warm_up(self) -> None:
-        """Warm up the features; called on ranks that sample."""
-        for warm_up in self._methods["warm_up"]:
-            warm_up()
 
     def add_request(self, request: "CachedRequestState") -> None:
         """Start tracking a request that was given a row."""

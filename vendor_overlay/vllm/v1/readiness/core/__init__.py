@@ -5,6 +5,13 @@
 from vllm.v1.readiness.engine.doors import door
 
 __getattr__ = door(
-    *(__name__, "block_ids", "failed_loads", "grammar_masks", "orphan_drafts", "preemption"),
-    *("refused_grammars", "sessions", "window_blocks"),
+    __name__,
+    "block_ids",
+    "failed_loads",
+    "grammar_masks",
+    "orphan_drafts",
+    "preemption",
+    "refused_grammars",
+    "sessions",
+    "window_blocks",
 )

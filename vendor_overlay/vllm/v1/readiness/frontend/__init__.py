@@ -5,6 +5,11 @@
 from vllm.v1.readiness.engine.doors import door
 
 __getattr__ = door(
-    *(__name__, "bad_requests", "cached_prompt_logprobs", "grammar_limits", "logprob_messages"),
-    *("logprobs", "request_types"),
+    __name__,
+    "bad_requests",
+    "cached_prompt_logprobs",
+    "grammar_limits",
+    "logprob_messages",
+    "logprobs",
+    "request_types",
 )
