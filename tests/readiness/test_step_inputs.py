@@ -1,4 +1,4 @@
-"""The inputs of decode steps whose batch has not changed, beside upstream's own preparation.
+"""A step's requests and inputs, compared with upstream's own update and preparation.
 
 Lockstep runs compare every buffer of both runners after every step (``support.lockstep.inputs``).
 """
@@ -20,16 +20,33 @@ from vllm.v1.worker.block_table import BlockTable
 
 
 @pytest.fixture
-def advanced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Rows of each step that was advanced here."""
+def prepared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Number of requests in each step whose inputs were prepared here."""
     rows: list[int] = []
-    advance = step_inputs.advance
+    prepare = step_inputs.prepare
 
-    def noted(runner: Any, count: int, *arguments: Any) -> None:
-        rows.append(count)
-        advance(runner, count, *arguments)
+    def noted(runner: Any, step: step_inputs.Rows, *arguments: Any) -> Any:
+        rows.append(len(step.ends))
+        return prepare(runner, step, *arguments)
 
-    monkeypatch.setattr(step_inputs, "advance", noted)
+    monkeypatch.setattr(step_inputs, "prepare", noted)
+    return rows
+
+
+@pytest.fixture
+def continued(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Number of requests in each step that were updated here."""
+    rows: list[int] = []
+    advance = step_inputs.StepInputs.advance
+
+    def noted(self: Any, runner: Any, scheduled: Any) -> Any:
+        rest = advance(self, runner, scheduled)
+        if rest is not None:
+            assert not rest.scheduled_cached_reqs.req_ids
+            rows.append(len(scheduled.scheduled_cached_reqs.req_ids))
+        return rest
+
+    monkeypatch.setattr(step_inputs.StepInputs, "advance", noted)
     return rows
 
 
@@ -41,78 +58,61 @@ def decode(run: LockstepRun, requests: int, length: int) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_unchanged_batch_is_advanced(asynchronous: bool, advanced: list[int]) -> None:
-    """All decode steps but the first are served here, across several blocks."""
-    run = LockstepRun(asynchronous=asynchronous)
-    decode(run, requests=5, length=20)
-    assert advanced == [5] * 18
-
-
-def test_changed_batch_is_upstreams(advanced: list[int]) -> None:
-    """Upstream prepares the step that changes the batch, and the one after it."""
-    run = LockstepRun()
+def test_every_step_is_served(
+    asynchronous: bool, prepared: list[int], continued: list[int]
+) -> None:
+    """Steps with prompts, and steps of a changed batch, are served like all others."""
+    run = LockstepRun(asynchronous=asynchronous, max_num_seqs=3, max_tokens_a_step=6)
     for request in range(2):
         run.add([1 + request, 2, 3], max_tokens=20, ignore_eos=True)
     run.run(6)
-    before = len(advanced)
-    run.add([9, 9], max_tokens=4, ignore_eos=True)
-    run.run(2)
-    assert len(advanced) == before
-    run.run(2)
-    assert advanced[before:] == [3, 3]
+    run.add([9] * 12, max_tokens=4, ignore_eos=True)
+    run.run(3)
+    assert prepared == [2] * 6 + [3] * 3
+    assert continued == [2] * 6 + [3] * 2
     run.finish()
-    assert advanced[before:] == [3, 3, *[2] * 9]
+    assert len(prepared) == 20
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_prompt_in_chunks_of_a_token_is_upstreams(asynchronous: bool, advanced: list[int]) -> None:
+def test_prompt_in_chunks_of_a_token(asynchronous: bool, prepared: list[int]) -> None:
     """Each request gets one token a step, as if all decoded; one of them is a prompt's."""
     run = LockstepRun(asynchronous=asynchronous, max_num_seqs=3, max_tokens_a_step=3)
     for request in range(2):
         run.add([1 + request], max_tokens=40, ignore_eos=True)
     run.run(5)
     run.add([9] * 12, max_tokens=8, ignore_eos=True)
-    run.run(1)
-    before = len(advanced)
-    run.run(11)
-    assert len(advanced) == before
-    run.run(4)
-    assert advanced[before:] == [3, 3, 3]
     run.finish()
+    assert len(prepared) == 40
 
 
-def test_memory_that_was_given_back_is_filled_by_upstream(advanced: list[int]) -> None:
+def test_memory_that_was_given_back_is_filled(prepared: list[int]) -> None:
     """After the KV cache was asleep, the device may hold anything."""
     run = LockstepRun()
     for number in range(2):
         run.add([1 + number, 2, 3], max_tokens=20, ignore_eos=True)
     run.run(6)
-    before = len(advanced)
     live.of(run.ours.batch).lose_block_tables()
-    run.run(1)
-    assert len(advanced) == before
-    run.run(2)
-    assert len(advanced) == before + 2
+    for runner in (run.ours.runner, run.stock.runner):
+        for name in ("seq_lens", "positions", "num_computed_tokens"):
+            getattr(runner, name).fill_(77)
     run.finish()
+    assert len(prepared) == 20
 
 
-def test_step_after_one_that_was_not_prepared_is_upstreams(advanced: list[int]) -> None:
-    """Its batch was updated, and then a connector, say, ended it."""
-    run = LockstepRun()
-    for number in range(2):
-        run.add([1 + number, 2, 3], max_tokens=20, ignore_eos=True)
-    run.run(6)
-    before = len(advanced)
-    prepare = run.ours.runner._prepare_inputs
-    run.ours.runner._prepare_inputs = run.stock.runner._prepare_inputs = lambda *_: (None, None)
-    with mock.patch("support.lockstep.run.same_inputs"):
-        run.run(1)
-    del run.ours.runner._prepare_inputs, run.stock.runner._prepare_inputs
-    assert prepare == run.ours.runner._prepare_inputs
-    run.run(1)
-    assert len(advanced) == before
+@pytest.mark.parametrize("named", [{}, {"own": "_update_states"}])
+def test_requests_that_come_and_go_at_every_step(named: dict[str, Any]) -> None:
+    """Arrivals, aborts, preemption and resumption, with blocks for few requests."""
+    run = LockstepRun(max_num_seqs=4, num_blocks=18, max_tokens_a_step=9, **named)
+    names = []
+    for number in range(30):
+        names.append(run.add([1 + number % 7] * (1 + number % 9), max_tokens=3 + number % 11))
+        run.step()
+        if number % 3 == 0:
+            run.abort(names[number // 2])
+        if number % 7 == 0:
+            run.preempt_all()
     run.finish()
-    assert len(advanced) > before
 
 
 def in_flight(run: LockstepRun) -> int:
@@ -167,59 +167,117 @@ def test_tokens_that_are_read_are_written_in_each_step(named: dict[str, Any]) ->
     assert max(settled(run, 12)) <= 2
 
 
-def test_switched_off(advanced: list[int]) -> None:
+def test_switched_off(prepared: list[int], continued: list[int]) -> None:
     """With the feature off, every step is upstream's."""
     decode(LockstepRun(switch="-step-inputs"), requests=3, length=9)
-    assert not advanced
+    assert not prepared
+    assert not continued
 
 
-@pytest.mark.parametrize("own", ["_update_states", "batch"])
-def test_subclass_is_upstreams(own: str, advanced: list[int]) -> None:
-    """A user's own batch, or own way to update it, is served by upstream's code."""
-    decode(LockstepRun(own=own), requests=3, length=9)
-    assert not advanced
+def test_drafts_are_upstreams(prepared: list[int], continued: list[int]) -> None:
+    decode(LockstepRun(drafts=2), requests=3, length=9)
+    assert not prepared
+    assert not continued
 
 
-def make_state(rows: int, sizes: list[int], seed: int) -> tuple[Any, list[BlockTable]]:
+def test_own_way_to_update_the_batch_is_kept(continued: list[int]) -> None:
+    """A user's own way to update the batch is not replaced, and its inputs are served."""
+    decode(LockstepRun(own="_update_states"), requests=3, length=9)
+    assert not continued
+
+
+def test_derived_batch_is_upstreams(prepared: list[int]) -> None:
+    decode(LockstepRun(own="batch"), requests=3, length=9)
+    assert not prepared
+
+
+def make_state(sizes: list[int], seed: int) -> tuple[Any, list[BlockTable]]:
     """Make a runner's buffers with drawn contents, and a block table for each block size."""
     draw = torch.Generator().manual_seed(seed)
-    most, length, device = rows + 3, 200, torch.device("cpu")
+    most, length, device = 133, 3000, torch.device("cpu")
 
-    def drawn(high: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.randint(high, (most,), generator=draw, dtype=dtype)
+    def drawn(high: int, dtype: torch.dtype = torch.int32, size: int = most) -> torch.Tensor:
+        return torch.randint(high, (size,), generator=draw, dtype=dtype)
 
     tables = []
     for size in sizes:
-        table = BlockTable(size, most, -(-length // size), most, False, device, size, 1)
+        table = BlockTable(size, most, -(-length // size), 4000, False, device, size, 1)
         table.block_table.gpu.random_(1, 2**20, generator=draw)
-        table.slot_mapping.gpu.fill_(-1)
+        table.slot_mapping.gpu.fill_(-7)
         tables.append(table)
-    ids = CpuGpuBuffer(most, dtype=torch.int32, device=device, pin_memory=False)
-    ids.gpu = drawn(1000)
+
+    def buffer(size: int, dtype: torch.dtype) -> CpuGpuBuffer:
+        made = CpuGpuBuffer(size, dtype=dtype, device=device, pin_memory=False)
+        made.gpu = drawn(2, dtype, size)
+        return made
+
     return SimpleNamespace(
-        arange_np=np.arange(most),
-        num_computed_tokens=drawn(length - 1),
+        arange_np=np.arange(4000),
+        num_computed_tokens=drawn(9),
         seq_lens=drawn(9),
-        positions=drawn(9, torch.int64),
-        input_ids=ids,
+        optimistic_seq_lens_cpu=torch.zeros(most, dtype=torch.int32),
+        positions=drawn(9, torch.int64, 4000),
+        input_ids=buffer(4000, torch.int32),
+        query_start_loc=buffer(most + 1, torch.int32),
+        discard_request_mask=buffer(most, torch.bool),
     ), tables
+
+
+def make_rows(count: int, longest: int, sampled: bool, seed: int) -> step_inputs.Rows:
+    """Draw a step of ``count`` requests of up to ``longest`` tokens each."""
+    draw = np.random.default_rng(seed)
+    lengths = draw.integers(1, longest + 1, count).astype(np.int32)
+    ends = np.cumsum(lengths, dtype=np.int32)
+    computed = draw.integers(0, 900, count).astype(np.int32)
+    previous = draw.permutation(count) if sampled else None
+    tokens = None
+    if previous is None or longest > 1:
+        tokens = draw.integers(0, 1000, ends[-1]).astype(np.int32)
+        if previous is not None:
+            previous[draw.random(count) < 0.3] = -1
+    return step_inputs.Rows(lengths, ends, computed, draw.random(count) < 0.5, previous, tokens)
 
 
 @pytest.mark.parametrize("sampled", [None, torch.int32, torch.int64])
 @pytest.mark.parametrize("sizes", [[16], [4, 16, 1], []])
-@pytest.mark.parametrize("rows", [1, 130])
-def test_kernel_equals_host(rows: int, sizes: list[int], sampled: torch.dtype | None) -> None:
+@pytest.mark.parametrize(("count", "longest"), [(1, 1), (1, 1500), (130, 1), (130, 20)])
+def test_kernel_equals_host(
+    count: int, longest: int, sizes: list[int], sampled: torch.dtype | None
+) -> None:
     """The kernel, interpreted, writes what the code for the CPU writes, and nothing else."""
     tokens = None
     if sampled is not None:
-        tokens = torch.arange(2 * rows, dtype=sampled).view(rows, 2)[:, :1]
-    one, tables = make_state(rows, sizes, seed=rows)
-    other, others = make_state(rows, sizes, seed=rows)
-    step_inputs.advance(one, rows, tokens, tables)
+        tokens = torch.arange(2 * count, dtype=sampled).view(count, 2)[:, :1]
+    rows = make_rows(count, longest, sampled is not None, seed=count)
+    total = int(rows.ends[-1])
+    one, tables = make_state(sizes, seed=count)
+    other, others = make_state(sizes, seed=count)
+    starts = one.query_start_loc.np
+    starts[1 : count + 1] = rows.ends
+    starts[count + 1 :] = total
+    one.optimistic_seq_lens_cpu[:count] = torch.from_numpy(rows.computed + rows.lengths)
+    one.discard_request_mask.np[:count] = rows.discarded
+    expected = step_inputs.prepare(one, rows, tokens, tables)
+    words = np.full(5000, 55, np.int32)
+    size = step_inputs.pack(rows, words)
+    assert (words[size:] == 55).all()
+    indices = torch.full((133,), 99, dtype=torch.int32)
     with interpreted("step_inputs") as kernels:
-        kernels.advance(other, rows, tokens, step_inputs.addresses(others))
+        kernels.prepare(
+            other,
+            torch.from_numpy(words),
+            count,
+            total,
+            rows.tokens is not None,
+            tokens,
+            indices,
+            step_inputs.addresses(others),
+        )
+    assert torch.equal(indices[:count], expected)
+    assert (indices[count:] == 99).all()
     for name in ("num_computed_tokens", "seq_lens", "positions"):
         assert torch.equal(getattr(one, name), getattr(other, name)), name
-    assert torch.equal(one.input_ids.gpu, other.input_ids.gpu)
+    for name in ("input_ids", "query_start_loc", "discard_request_mask"):
+        assert torch.equal(getattr(one, name).gpu, getattr(other, name).gpu), name
     for mine, theirs in zip(tables, others, strict=True):
         assert torch.equal(mine.slot_mapping.gpu, theirs.slot_mapping.gpu)

@@ -89,7 +89,8 @@ def same_inputs(one: "RunnerUnderTest", other: "RunnerUnderTest") -> None:
             theirs = torch.where(mine == PLACEHOLDER, mine, theirs)
         assert torch.equal(mine[:size], theirs[:size]), name
     mine, theirs = (each.batch.block_table[0] for each in (one, other))
-    assert torch.equal(mine.slot_mapping.gpu, theirs.slot_mapping.gpu)
+    # Behind the tokens, upstream's kernel for the CPU leaves slots of earlier steps.
+    assert torch.equal(mine.slot_mapping.gpu[:tokens], theirs.slot_mapping.gpu[:tokens])
     for row, blocks in enumerate(mine.num_blocks_per_row[:count]):
         # Behind a row's end stock has blocks of others; see readiness.row_state.
         rows = (table.block_table.gpu[row, :blocks] for table in (mine, theirs))

@@ -115,8 +115,13 @@ class Feature:
         Called just before the truncation.
         """
 
-    def advance(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> bool | None:
-        """Update the runner's requests and batch for a step, instead of upstream; True if done."""
+    def advance(
+        self, runner: "GPUModelRunner", scheduled: "SchedulerOutput"
+    ) -> "SchedulerOutput | None":
+        """Update the requests that continue, instead of upstream.
+
+        Returns the step without these requests, or None to fall back to upstream.
+        """
 
     def rejoin(self, runner: "GPUModelRunner", request: "CachedRequestState") -> None:
         """Restore the state of a request that is about to rejoin the batch."""
@@ -133,7 +138,7 @@ class Feature:
         """
 
     def forget_step(self) -> None:
-        """Leave the next step to upstream, because buffers may not hold the last step's values."""
+        """Derive nothing from the last step, because a dummy run has overwritten its buffers."""
 
     def find_previous(self, previous: "np.ndarray") -> bool | None:
         """Write each request's last row, or -1 if none, into ``previous`` [rows]; True if done."""
@@ -172,22 +177,26 @@ class Feature:
         row's last token.
         """
 
-    def reuse_slots(self, shape: object, split: object) -> tuple[Any, Any] | None:
-        """Return a step's slot mappings, by KV cache group and by layer; None to fall back.
+    def make_slots(
+        self, runner: "GPUModelRunner", padded: int, split: object
+    ) -> "tuple[dict[int, torch.Tensor], dict[str, torch.Tensor]] | None":
+        """Make a step's slot mappings, by KV cache group and by layer; None to fall back.
 
-        ``shape`` identifies the step's size. ``split`` is its division into ubatches, or None.
+        ``padded`` is the number of tokens with padding. ``split`` is the step's division into
+        ubatches, or None.
         """
 
-    def keep_slots(self, shape: object, slots: tuple[Any, Any]) -> None:
-        """Keep the slot mappings that upstream computed for a step without ubatches."""
-
     def build_metadata(
-        self, runner: "GPUModelRunner", shape: object, *special: object
+        self,
+        runner: "GPUModelRunner",
+        shape: tuple[int, int, int, int | None, int | None],
+        *special: object,
     ) -> dict[str, Any] | None:
         """Build the attention metadata of a step, by layer; None to fall back to upstream.
 
-        The metadata depends on ``shape`` and the batch. In a plain step each of ``special`` is
-        None or False.
+        ``shape``: numbers of tokens and requests, tokens of the longest request, and numbers of
+        tokens and requests with padding, or None without padding. In a plain step each of
+        ``special`` is None or False.
         """
 
     def keep_metadata(self, common: "CommonAttentionMetadata") -> None:

@@ -30,7 +30,6 @@ from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import fences, gauges, subclasses, switch
 from vllm.v1.readiness.feature import VERBS, F, Feature
 from vllm.v1.readiness.inputs.pinned_inputs import keep as keep_inputs
-from vllm.v1.readiness.inputs.step_inputs import StepInputs
 from vllm.v1.readiness.outputs.history import History, LiveRows
 from vllm.v1.readiness.outputs.model_outputs import Outputs, wait
 from vllm.v1.readiness.sample import readers, sampler_copies
@@ -122,7 +121,6 @@ class LiveBatch(Feature):
         self.bad_words = self.find(BadWords)
         self.seeds = self.find(Seeds)
         self._cpu_seeds = self.find(CpuSeeds)
-        self._step_inputs = self.find(StepInputs)
         self.slots = [slots for slots in (self.penalties, self.bad_words) if slots is not None]
         self._slots_with_seams: list[Slots] = []
         #: Verb to the methods of the features that override it.
@@ -182,8 +180,7 @@ class LiveBatch(Feature):
     def begin_step(self) -> None:
         """See :meth:`History.begin_step`."""
         if self.history is not None:
-            inputs = self._step_inputs
-            self.history.begin_step(inputs is not None and inputs.unchanged)
+            self.history.begin_step()
 
     def cut(self, req_id: str, length: int) -> None:
         """Prepare for truncating an output; no-op if the request is not in the batch."""

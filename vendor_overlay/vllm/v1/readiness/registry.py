@@ -103,10 +103,9 @@ SAMPLER_COPIES = _feature(
 )
 STEP_INPUTS = _feature(
     "step-inputs",
-    "decode steps of an unchanged batch are advanced in place",
+    "requests and inputs of a step are updated for the whole batch, with one upload",
     "inputs.step_metadata:StepMetadata",
     "inputs.step_inputs:StepInputs",
-    before=(HISTORY,),
 )
 BLOCK_TABLES = _feature(
     "block-tables",

@@ -48,10 +48,7 @@ class InputIds(Feature):
         """Find previous rows in one pass over the request ids."""
         if len(previous) < _FEW:
             return False
-        known, names = self.batch.prev_req_id_to_index, self.batch.req_ids
-        same = [*known] == names
-        rows = known.values() if same else map(known.get, names, repeat(-1))
-        previous[:] = np.fromiter(rows, previous.dtype, len(previous))
+        previous[:] = previous_rows(self.batch, len(previous))
         return True
 
     def count_tokens(self, runner: "GPUModelRunner") -> np.ndarray | None:
@@ -186,6 +183,14 @@ def _scatter(
     if drafted:
         kept = drafts.take(sent[third:]).to(torch.int32)
         ids.scatter_(0, sent[second:third], kept)
+
+
+def previous_rows(batch: "InputBatch", rows: int) -> np.ndarray:
+    """Return each row's row in the previous step, int64 [rows]; -1 if it has none."""
+    known, names = batch.prev_req_id_to_index or {}, batch.req_ids
+    same = [*known] == names
+    found = known.values() if same else map(known.get, names, repeat(-1))
+    return np.fromiter(found, np.int64, rows)
 
 
 def count(batch: "InputBatch", drafts: Drafts, rows: int) -> np.ndarray:

@@ -1,15 +1,14 @@
-"""Feature ``step-inputs``: decode steps of an unchanged batch are advanced in place.
+"""Feature ``step-inputs``: a step's requests and inputs are updated for the whole batch at once.
 
-For each step 0.22.0's runner looks up each request, computes its token positions, fills about ten
-buffers and uploads them. While a batch decodes, nearly all of that repeats the previous step: each
-request is one token further, and some have a new block.
+For each step 0.22.0's runner walks all requests in Python, although most of them only continue by
+one token. It then fills about ten buffers and uploads them one by one, and computes positions and
+slots by one launch each.
 
-Here such a step is recognised by the scheduler's output, and because no verb of
-:class:`~vllm.v1.readiness.feature.Feature` has reported a change since the previous step.
-Unchanged buffers are reused. Values that grow by one are advanced in place: on the host by numpy,
-on the device by one kernel, which also copies the sampled tokens and computes each token's slot.
-The host uploads only new blocks and, under synchronous scheduling, the tokens. All other steps and
-unrecognised runners fall back to upstream, which also fills the buffers that later steps advance.
+Here a few numpy operations update all requests that continue. One upload carries a step's inputs,
+and one kernel writes all buffers on the device: positions, lengths, slots, the sampled tokens, and
+the padding. The cost does not depend on changes to the batch: requests that come, leave or move
+cost their own update in upstream's code. Steps with drafts, and unrecognised runners, fall back to
+upstream. Every value that a later step reads equals upstream's.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states
@@ -17,30 +16,29 @@ unrecognised runners fall back to upstream, which also fills the buffers that la
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_input_ids
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._calc_mrope_positions
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._calc_xdrope_positions
-# mirrors: vllm.v1.worker.gpu_input_batch:InputBatch.refresh_metadata
+# mirrors: vllm.v1.worker.gpu_input_batch:InputBatch.update_req_spec_token_ids
 # mirrors: vllm.v1.worker.block_table:BlockTable.append_row
 # mirrors: vllm.v1.worker.block_table:BlockTable.compute_slot_mapping
 # mirrors: vllm.v1.worker.block_table:_compute_slot_mapping_kernel
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from copy import copy
 from operator import lt
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from vllm.v1.kv_cache_interface import (
-    CrossAttentionSpec,
-    EncoderOnlyAttentionSpec,
-    KVCacheSpec,
-    MambaSpec,
-)
+from vllm.v1.core.sched.output import CachedRequestData
+from vllm.v1.kv_cache_interface import CrossAttentionSpec, EncoderOnlyAttentionSpec
 from vllm.v1.readiness.engine.subclasses import all_vllms
 from vllm.v1.readiness.feature import Feature, Live
+from vllm.v1.readiness.inputs.input_ids import previous_rows
 from vllm.v1.readiness.inputs.step_metadata import StepMetadata
 
 if TYPE_CHECKING:
-    from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.worker.block_table import BlockTable
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -50,272 +48,295 @@ _RUNNERS = (
     "_prepare_input_ids",
     "_compute_prev_positions",
     "_get_cumsum_and_arange",
-    "_may_reorder_batch",
     "_calc_mrope_positions",
     "_calc_xdrope_positions",
 )
-_BATCHES = ("update_req_spec_token_ids", "condense")
+_BATCHES = ("update_req_spec_token_ids",)
 _TABLES = ("append_row", "commit_block_table", "compute_slot_mapping")
 
 
-class Decoding:
-    """Requests of a batch that decodes, in the scheduler's order.
+class Rows(NamedTuple):
+    """A step's requests, by row.
 
     Attributes:
-        ids: request ids.
-        rows: their rows.
-        states: their states.
-        computed: number of computed tokens per request.
-        outputs: output list per request.
-        logits_indices: int32 [requests] on the device: index of each row's token in the step.
+        lengths: int32 [rows], number of tokens in the step.
+        ends: int32 [rows], index after the last token in the step.
+        computed: int32 [rows], number of computed tokens.
+        discarded: bool [rows], whether the sampled token is dropped.
+        previous: int [rows], row in the previous step, or -1; None if the host knows all tokens.
+        tokens: int32 [tokens], token ids on the host, of which the last of a request that has a
+            previous row is undefined; None if each request's only token is on the device.
     """
 
-    __slots__ = ("computed", "ids", "logits_indices", "outputs", "rows", "states")
-
-    def __init__(self, ids: list[str], runner: "GPUModelRunner") -> None:
-        rows = runner.input_batch.req_id_to_index
-        self.ids = ids
-        self.rows = [rows[req_id] for req_id in ids]
-        self.states: list[CachedRequestState] = [runner.requests[req_id] for req_id in ids]
-        self.outputs = [state.output_token_ids for state in self.states]
-        self.computed = [state.num_computed_tokens for state in self.states]
-        self.logits_indices: torch.Tensor = runner.query_start_loc.gpu[1 : len(ids) + 1] - 1
-
-    def continues(self, cached: "CachedRequestData") -> bool:
-        """Return whether the step adds one token to each request, and cuts no output."""
-        lengths = list(map(len, self.outputs))
-        return (
-            cached.req_ids == self.ids
-            and cached.num_computed_tokens == [number + 1 for number in self.computed]
-            and (
-                cached.num_output_tokens == lengths
-                or not any(map(lt, cached.num_output_tokens, lengths))
-            )
-        )
+    lengths: np.ndarray
+    ends: np.ndarray
+    computed: np.ndarray
+    discarded: np.ndarray
+    previous: np.ndarray | None
+    tokens: np.ndarray | None
 
 
 class StepInputs(Feature):
-    """Inputs of one runner's decode steps.
-
-    Attributes:
-        changing: callback before the batch changes.
-    """
+    """Inputs of one runner's steps."""
 
     def __init__(self, batch: "InputBatch", metadata: StepMetadata) -> None:
         super().__init__(batch)
         self._metadata = metadata
-        self.changing: Callable[[], None] = lambda: None
-        #: Requests of the last step, if upstream prepared it and each had one token.
-        self._last: list[str] | None = None
-        self._decoding: Decoding | None = None
-        #: Whether the batch was advanced for a step that is not prepared yet.
-        self._advanced = False
-        self._new_blocks = False
         #: The runner's KV cache config when last checked; whether the runner is supported.
         self._cache: object = None
-        self._suits = self._small = False
-        #: int64 [groups, 4] on the device; see :func:`addresses`.
-        self._addresses: torch.Tensor | None = None
+        self._suits = False
+        self._device: _Device | None = None
         self._tables: list[BlockTable] = []
+        #: The last step's request ids, sampling metadata, rows and states.
+        self._ids: list[str] = []
+        self._ids_of: SamplingMetadata | None = None
+        self._rows = np.empty(0, np.intp)
+        self._states: list[CachedRequestState] = []
+        #: Sampling metadata and computed tokens of the last step, if all its rows decoded.
+        self._decoded: SamplingMetadata | None = None
+        self._computed = np.empty(0, np.int32)
 
     @classmethod
     def make(cls, live: "Live") -> "StepInputs":
-        """Create the inputs, which tell the batch's metadata when a step begins or is forgotten."""
+        """Create the inputs, which report the steps that they serve to the batch's metadata."""
         metadata = live.find(StepMetadata)
         assert metadata is not None
         return cls(live.batch, metadata)
 
-    def lose_block_tables(self) -> None:
-        """Fall back to upstream for the next step."""
-        self.forget_step()
-
     def warm_up(self) -> None:
-        """Compile the kernel, for tokens on the device and for uploaded tokens."""
+        """Compile the kernel, with and without sampled tokens."""
         device = self.batch.device
         if device.type == "cpu":
             return
-        from vllm.v1.readiness.kernels.step_inputs import advance
+        from vllm.v1.readiness.kernels.step_inputs import prepare
 
-        ints = torch.zeros(4, dtype=torch.int32, device=device)
+        ints = torch.zeros(16, dtype=torch.int32, device=device)
         longs = ints.to(torch.int64)
         buffers = SimpleNamespace(
             num_computed_tokens=ints,
-            seq_lens=ints,
+            seq_lens=ints[:1],
             positions=longs,
+            query_start_loc=SimpleNamespace(gpu=ints),
+            discard_request_mask=SimpleNamespace(gpu=ints.to(torch.bool)),
             input_ids=SimpleNamespace(gpu=ints),
         )
-        for sampled in (None, ints.view(4, 1)):
-            advance(buffers, 1, sampled, longs.view(1, 4)[:0])
-
-    def add_request(self, request: "CachedRequestState") -> None:
-        """Fall back to upstream for the next step."""
-        self.forget_step()
-
-    def remove_request(self, request: "CachedRequestState", row: int) -> None:
-        """Fall back to upstream for the next step."""
-        self.forget_step()
-
-    def move_row(self, source: int, target: int) -> None:
-        """Fall back to upstream for the next step."""
-        self.forget_step()
-
-    def swap_rows(self, one: int, other: int) -> None:
-        """Fall back to upstream for the next step."""
-        self.forget_step()
-
-    def cut(self, req_id: str, length: int) -> None:
-        """Fall back to upstream for the next step."""
-        self.forget_step()
+        for sampled in (None, ints.view(16, 1)):
+            prepare(buffers, ints, 1, 1, True, sampled, ints, longs.view(2, 8)[:0])
 
     def forget_step(self) -> None:
-        """Fall back to upstream for the next step."""
-        if self._decoding is not None:
-            self.changing()
-        self._last = self._decoding = None
-        self._advanced = False
-        self._metadata.forget()
+        """Have upstream compute the next step's M-RoPE positions."""
+        self._decoded = None
 
-    @property
-    def unchanged(self) -> bool:
-        """Whether the batch has decoded unchanged, and outputs are small."""
-        return self._decoding is not None and self._small
+    def idle(self) -> None:
+        """Release the states of the last step."""
+        self._ids, self._ids_of, self._states, self._decoded = [], None, [], None
 
-    def advance(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> bool:
-        """Advance a decoding batch that has not changed."""
-        last, self._last = self._last, None
-        if self._advanced:  # the last step ended before its inputs were prepared
-            self.forget_step()
-        if last is None and self._decoding is None:
-            return False
+    def advance(
+        self, runner: "GPUModelRunner", scheduled: "SchedulerOutput"
+    ) -> "SchedulerOutput | None":
+        """Update the requests that continue, and return the step without them."""
         cached = scheduled.scheduled_cached_reqs
-        count = len(cached.req_ids)
         if (
-            scheduled.scheduled_new_reqs
-            or scheduled.scheduled_spec_decode_tokens
-            or scheduled.scheduled_encoder_inputs
+            not cached.req_ids
             or cached.resumed_req_ids
-            or not count == self.batch.num_reqs == scheduled.total_num_scheduled_tokens
-            or (self.batch.prev_sampled_token_ids is not None) != runner.use_async_scheduling
+            or scheduled.scheduled_spec_decode_tokens
+            or not self._suit(runner)
+            or not self._look_up(runner, cached.req_ids)
         ):
-            self.forget_step()
-            return False
-        decoding = self._decoding
-        if decoding is None:
-            if cached.req_ids != last or not self._suit(runner) or not _all_decoded(runner, count):
+            return None
+        states = self._states
+        lengths = [len(state.output_token_ids) for state in states]
+        if cached.num_output_tokens != lengths and any(map(lt, cached.num_output_tokens, lengths)):
+            return None  # an output is truncated
+        for state, number in zip(states, cached.num_computed_tokens, strict=True):
+            state.num_computed_tokens = number
+        self.batch.num_computed_tokens_cpu[self._rows] = cached.num_computed_tokens
+        if any(cached.new_block_ids):
+            for index, new in enumerate(cached.new_block_ids):
+                if new is not None:
+                    for blocks, ids in zip(states[index].block_ids, new, strict=False):
+                        blocks.extend(ids)
+                    self.batch.block_table.append_row(new, int(self._rows[index]))
+        rest = copy(scheduled)
+        rest.scheduled_cached_reqs = CachedRequestData.make_empty()
+        return rest
+
+    def _look_up(self, runner: "GPUModelRunner", ids: list[str]) -> bool:
+        """Look up rows and states; return whether all requests are in the batch."""
+        batch = self.batch
+        if self._ids_of is not batch.sampling_metadata or ids != self._ids:
+            try:
+                rows = [*map(batch.req_id_to_index.__getitem__, ids)]
+            except KeyError:
                 return False
-            decoding = Decoding(cached.req_ids, runner)
-        if not decoding.continues(cached):
-            self.forget_step()
-            return False
-        self._decoding = decoding
-        self._update(decoding, cached)
-        self.batch.refresh_metadata()
-        self._advanced = True
+            self._rows = np.array(rows, np.intp)
+            self._states = [*map(runner.requests.__getitem__, ids)]
+            self._ids, self._ids_of = ids, batch.sampling_metadata
         return True
 
     def _suit(self, runner: "GPUModelRunner") -> bool:
-        """Return whether the runner and its batch are supported; update the tables to advance."""
+        """Return whether the runner and its batch are supported."""
         if runner.kv_cache_config is not self._cache:
             self._cache = runner.kv_cache_config
             self._suits = _suits(runner)
-            self._small = self._suits and not runner.routed_experts_initialized
             if self._suits:
-                groups = runner.kv_cache_config.kv_cache_groups
                 tables = runner.input_batch.block_table.block_tables
-                self._tables = [
-                    table
-                    for table, group in zip(tables, groups, strict=True)
-                    if not isinstance(group.kv_cache_spec, MambaSpec)
-                ]
+                self._tables = [table for table in tables if table.maps_slots]
+                # No other step writes these, without drafts.
+                runner.num_accepted_tokens.np.fill(1)
+                runner.num_accepted_tokens.gpu.fill_(1)
                 if runner.device.type != "cpu":
-                    values = addresses(self._tables)
-                    staged = values.pin_memory() if runner.pin_memory else values
-                    self._addresses = staged.to(runner.device, non_blocking=True)
+                    self._device = _Device(runner, self._tables)
         return self._suits
-
-    def _update(self, decoding: Decoding, cached: "CachedRequestData") -> None:
-        batch = self.batch
-        self._new_blocks = False
-        decoding.computed = cached.num_computed_tokens
-        for state, number in zip(decoding.states, decoding.computed, strict=True):
-            state.num_computed_tokens = number
-        batch.num_computed_tokens_cpu[: len(decoding.rows)] += 1
-        if not any(cached.new_block_ids):
-            return
-        for index, new in enumerate(cached.new_block_ids):
-            if new is not None:
-                self._new_blocks = True
-                for blocks, ids in zip(decoding.states[index].block_ids, new, strict=False):
-                    blocks.extend(ids)
-                batch.block_table.append_row(new, decoding.rows[index])
 
     def prepare_inputs(
         self, runner: "GPUModelRunner", scheduled: "SchedulerOutput", lengths: np.ndarray
     ) -> tuple[torch.Tensor, None] | None:
-        """Advance the inputs of a step whose batch was advanced."""
-        advanced, self._advanced = self._advanced, False
-        decoding, count = self._decoding, self.batch.num_reqs
-        if not advanced or decoding is None:
-            cached = scheduled.scheduled_cached_reqs
-            alone = len(cached.req_ids) == count == scheduled.total_num_scheduled_tokens
-            self.forget_step()
-            if alone and not scheduled.scheduled_spec_decode_tokens:
-                self._last = cached.req_ids
+        """Prepare the inputs of a step without drafts."""
+        if scheduled.scheduled_spec_decode_tokens or not self._suit(runner):
+            self._decoded = None
             return None
-        if self._new_blocks:
-            self.batch.block_table.commit_block_table(count)
-        runner.optimistic_seq_lens_cpu[:count] += 1
-        sampled = self.batch.prev_sampled_token_ids
-        if sampled is None:
-            rows = runner.arange_np[:count]
-            columns = self.batch.num_computed_tokens_cpu[:count]
-            runner.input_ids.np[:count] = self.batch.token_ids_cpu[rows, columns]
-            runner.input_ids.copy_to_gpu(count)
-        if self._addresses is None:
-            advance(runner, count, sampled, self._tables)
+        batch, count, total = self.batch, self.batch.num_reqs, scheduled.total_num_scheduled_tokens
+        computed = batch.num_computed_tokens_cpu[:count]
+        if (runner.uses_mrope or runner.uses_xdrope_dim > 0) and not self._rotate(
+            runner, computed, total
+        ):
+            return None
+        batch.block_table.commit_block_table(count)
+        starts = runner.query_start_loc.np
+        ends = starts[1 : count + 1]
+        starts[0] = 0
+        np.cumsum(lengths, out=ends)
+        starts[count + 1 :] = total
+        seq_lens = runner.optimistic_seq_lens_cpu.numpy()
+        np.add(computed, lengths, out=seq_lens[:count])
+        seq_lens[count:] = 0
+        discarded = runner.discard_request_mask.np[:count]
+        np.less(seq_lens[:count], batch.num_tokens_no_spec[:count], out=discarded)
+        sampled = batch.prev_sampled_token_ids
+        previous = None if sampled is None else previous_rows(batch, count)
+        tokens = None
+        if previous is None or total > count or previous.min() < 0:
+            tokens = _gather(runner, lengths, ends, computed)
+        rows = Rows(lengths, ends, computed, discarded, previous, tokens)
+        if self._device is None:
+            logits_indices = prepare(runner, rows, sampled, self._tables)
         else:
-            from vllm.v1.readiness.kernels import step_inputs as kernels
-
-            kernels.advance(runner, count, sampled, self._addresses)
-        if runner.uses_mrope:
-            runner.mrope_positions.gpu[:, :count] += 1
-        elif runner.uses_xdrope_dim > 0:
-            runner.xdrope_positions.gpu[:, :count] += 1
+            logits_indices = self._device.prepare(runner, rows, sampled)
         if runner.lora_config:
-            runner.set_active_loras(self.batch, lengths, np.ones(count, np.int32))
+            runner.set_active_loras(batch, lengths, np.ones(count, np.int32))
         self._metadata.begin_step()
-        return decoding.logits_indices, None
+        return logits_indices, None
+
+    def _rotate(self, runner: "GPUModelRunner", computed: np.ndarray, total: int) -> bool:
+        """Advance M-RoPE or XD-RoPE positions of a decoding batch; False to fall back.
+
+        Upstream computes a prompt's positions from its images.
+        """
+        batch, count = self.batch, len(computed)
+        last, self._decoded = self._decoded, None
+        if total == count and (computed >= batch.num_prompt_tokens[:count]).all():
+            self._decoded = batch.sampling_metadata
+        before, self._computed = self._computed, computed.copy()
+        if not (
+            last is self._decoded is not None and np.array_equal(computed, before + 1)
+        ):
+            return False
+        positions = runner.mrope_positions if runner.uses_mrope else runner.xdrope_positions
+        positions.gpu[:, :count] += 1
+        return True
 
 
-def advance(
+class _Device:
+    """Inputs on a device: staging buffers, and the addresses of block tables."""
+
+    def __init__(self, runner: "GPUModelRunner", tables: "Sequence[BlockTable]") -> None:
+        size = 4 * runner.max_num_reqs + runner.max_num_tokens
+        # Under async scheduling the runner waits for the previous step's uploads; else the host
+        # has read the previous step's tokens.
+        self._host = torch.zeros(size, dtype=torch.int32, pin_memory=runner.pin_memory)
+        self._words = self._host.numpy()
+        self._sent = torch.zeros(size, dtype=torch.int32, device=runner.device)
+        self._logits_indices = torch.zeros(
+            runner.max_num_reqs, dtype=torch.int32, device=runner.device
+        )
+        self._tables = addresses(tables).to(runner.device)
+
+    def prepare(
+        self, runner: "GPUModelRunner", rows: Rows, sampled: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Write all buffers on the device; see the function ``prepare``."""
+        from vllm.v1.readiness.kernels.step_inputs import prepare
+
+        size, words, count, total = pack(rows, self._words), self._words, len(rows.ends), 0
+        total = int(words[count - 1])
+        self._sent[:size].copy_(self._host[:size], non_blocking=True)
+        prepare(
+            *(runner, self._sent, count, total, rows.tokens is not None, sampled),
+            *(self._logits_indices, self._tables),
+        )
+        return self._logits_indices[:count]
+
+
+def pack(rows: Rows, words: np.ndarray) -> int:
+    """Write rows into int32 ``words`` as the kernel reads them, and return their number.
+
+    In order: ends, computed tokens, previous rows, discarded flags, and token ids if any.
+    """
+    count = len(rows.ends)
+    words[:count] = rows.ends
+    words[count : 2 * count] = rows.computed
+    words[2 * count : 3 * count] = -1 if rows.previous is None else rows.previous
+    size = 4 * count
+    words[3 * count : size] = rows.discarded
+    if rows.tokens is not None:
+        words[size : size + len(rows.tokens)] = rows.tokens
+        size += len(rows.tokens)
+    return size
+
+
+def prepare(
     runner: "GPUModelRunner",
-    count: int,
+    rows: Rows,
     sampled: torch.Tensor | None,
     tables: "Sequence[BlockTable]",
-) -> None:
-    """Advance the buffers of a runner on the CPU; see ``kernels.step_inputs``.
+) -> torch.Tensor:
+    """Write the buffers of a runner on the CPU; see ``kernels.step_inputs``.
 
-    ``sampled`` [rows, 1] is the last step's tokens, or None if ``input_ids`` holds them. Slots are
-    computed for ``tables``.
+    ``sampled`` [previous rows, 1] is the last step's tokens, or None if ``rows`` holds all tokens.
+    Slots are computed for ``tables``.
+
+    Returns:
+        int32 [rows]: index of each request's last token in the step.
     """
-    computed, positions = runner.num_computed_tokens[:count], runner.positions[:count]
-    computed += 1
-    torch.add(computed, 1, out=runner.seq_lens[:count])
-    positions.copy_(computed)
-    if sampled is not None:
-        runner.input_ids.gpu[:count] = sampled[:, 0]
-    rows = torch.from_numpy(runner.arange_np[:count])
+    count, total = len(rows.ends), int(rows.ends[-1])
+    runner.query_start_loc.copy_to_gpu()
+    runner.discard_request_mask.copy_to_gpu(count)
+    runner.seq_lens.copy_(runner.optimistic_seq_lens_cpu)
+    runner.num_computed_tokens[:count] = torch.from_numpy(rows.computed)
+    row_of = np.repeat(runner.arange_np[:count], rows.lengths)
+    places = (rows.computed - rows.ends + rows.lengths)[row_of] + runner.arange_np[:total]
+    positions = runner.positions[:total]
+    positions.copy_(torch.from_numpy(places))
+    ids = runner.input_ids.gpu
+    if rows.tokens is not None:
+        ids[:total] = torch.from_numpy(rows.tokens)
+    if sampled is not None and rows.previous is not None:
+        known = rows.previous >= 0
+        ids[rows.ends[known] - 1] = sampled[rows.previous[known], 0].to(ids.dtype)
     for table in tables:
-        blocks = table.block_table.gpu[rows, positions // table.block_size]
-        offsets = positions % table.block_size
-        torch.add(offsets, blocks, alpha=table.block_size, out=table.slot_mapping.gpu[:count])
+        slots = table.slot_mapping.gpu
+        blocks = table.block_table.gpu[torch.from_numpy(row_of), positions // table.block_size]
+        slots[:total] = positions % table.block_size + blocks.to(torch.int64) * table.block_size
+        slots[total:] = -1
+    return runner.query_start_loc.gpu[1 : count + 1] - 1
 
 
 def addresses(tables: "Sequence[BlockTable]") -> torch.Tensor:
-    """Return the kernel's view of block tables, int64 [groups, 4] on the host.
+    """Return the kernel's view of block tables, int64 [groups, 5] on the host.
 
-    Columns: address of the table on the device, its stride, block size in tokens, and address of
-    the slot mapping.
+    Columns: address of the table on the device, its stride, block size in tokens, and address and
+    length of the slot mapping.
     """
     values = [
         (
@@ -323,23 +344,25 @@ def addresses(tables: "Sequence[BlockTable]") -> torch.Tensor:
             table.block_table.gpu.stride(0),
             table.block_size,
             table.slot_mapping.gpu.data_ptr(),
+            len(table.slot_mapping.gpu),
         )
         for table in tables
     ]
-    return torch.tensor(values, dtype=torch.int64).view(-1, 4)
+    return torch.tensor(values, dtype=torch.int64).view(-1, 5)
 
 
-def _all_decoded(runner: "GPUModelRunner", count: int) -> bool:
-    """Return whether each row got a token in the last step, after its prompt.
-
-    Models with M-RoPE compute positions of prompts and of outputs differently.
-    """
-    batch = runner.input_batch
-    return (
-        not runner.discard_request_mask.np[:count].any()
-        and bool((batch.num_computed_tokens_cpu[:count] >= batch.num_prompt_tokens[:count]).all())
-        and (not runner.use_async_scheduling or len(batch.prev_req_id_to_index or ()) == count)
-    )
+def _gather(
+    runner: "GPUModelRunner", lengths: np.ndarray, ends: np.ndarray, computed: np.ndarray
+) -> np.ndarray:
+    """Gather a step's token ids on the host, int32 [tokens]."""
+    batch, total = runner.input_batch, int(ends[-1])
+    width = batch.token_ids_cpu.shape[1]
+    numbers = runner.arange_np
+    firsts = numbers[: len(ends)] * width + computed - ends + lengths
+    indices = np.repeat(firsts, lengths) + numbers[:total]
+    flat = batch.token_ids_cpu_tensor.view(-1)
+    tokens: np.ndarray = flat.index_select(0, torch.from_numpy(indices)).numpy()
+    return tokens
 
 
 def _suits(runner: "GPUModelRunner") -> bool:
@@ -359,9 +382,8 @@ def _suits(runner: "GPUModelRunner") -> bool:
         and all(all_vllms(table, _TABLES) for table in tables)
         and all(table.pcp_world_size == table.dcp_world_size == 1 for table in tables)
         and len(tables) == len(groups)
-        and all(_has_slots(group.kv_cache_spec) for group in groups)
+        and not any(
+            isinstance(group.kv_cache_spec, EncoderOnlyAttentionSpec | CrossAttentionSpec)
+            for group in groups
+        )
     )
-
-
-def _has_slots(spec: KVCacheSpec) -> bool:
-    return not isinstance(spec, EncoderOnlyAttentionSpec | CrossAttentionSpec)

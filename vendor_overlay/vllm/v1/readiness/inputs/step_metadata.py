@@ -1,9 +1,10 @@
-"""Attention metadata of decode steps whose batch has not changed; see ``step_inputs``.
+"""Attention metadata of the steps that ``step_inputs`` prepares.
 
-Upstream builds the common metadata in each step, although it is only views of persistent buffers
-plus ``max_seq_len``, which grows by one. Here the common metadata of the first such step is kept,
-and passed to the builders of each attention group in every step. Their computation on the device
-runs as in upstream.
+Upstream makes about fifteen views of persistent buffers per step and KV cache group. Nearly all of
+them depend only on the number of requests. Here the common metadata that upstream built for a
+number of requests is kept, and completed for each later step of that size: with the views that
+depend on the number of tokens, ``max_seq_len`` and ``is_prefilling``. The builders of the attention
+groups run as in upstream.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._build_attention_metadata
@@ -14,6 +15,7 @@ runs as in upstream.
 from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
 from vllm.v1.readiness.feature import Feature
 
@@ -22,118 +24,150 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_input_batch import InputBatch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+#: Block id of padding rows.
+_NULL_BLOCK = 0
+
 
 class Part(NamedTuple):
     """One attention group's share of a step's metadata."""
 
     builder: "AttentionMetadataBuilder[Any]"
     layers: list[str]  # names
-    common: "CommonAttentionMetadata"  # for the group's KV cache
+    cache: int  # index of the group's KV cache group
     twin: int | None  # index of an earlier part whose metadata differs only in its blocks
 
 
 class StepMetadata(Feature):
-    """Kept metadata of one decoding batch."""
+    """Kept metadata of one batch."""
 
     def __init__(self, batch: "InputBatch") -> None:
         super().__init__(batch)
-        #: Number of steps since the batch last changed.
-        self._step = 0
         #: Whether a step's inputs are prepared, and its metadata is not built yet.
         self._open = False
-        #: The kept slot mappings, and the shape of their step.
-        self._slots_shape: object = None
-        self._slots: Any = None
-        #: Shape and number of the step whose common metadata is kept, by KV cache group.
-        #: ``keep_metadata`` appends to it while ``_keeping``.
-        self._shape: object = None
-        self._kept = 0
-        self._common: list[CommonAttentionMetadata] = []
-        self._keeping = False
+        #: The step's slot mapping by KV cache group, if made here.
+        self._slots: dict[int, torch.Tensor] | None = None
+        #: Attention groups that the rest was made for.
+        self._attention: object = None
+        self._plain = False
         self._parts: list[Part] = []
+        #: Common metadata of each KV cache group, by number of requests with padding.
+        self._common: dict[int, list[CommonAttentionMetadata]] = {}
+        #: The entry of ``_common`` that ``keep_metadata`` appends to, or None.
+        self._keeping: list[CommonAttentionMetadata] | None = None
 
-    def forget(self) -> None:
-        """Drop everything, because the batch has changed."""
-        self._open = self._keeping = False
-        if self._step:
-            self.__init__(self.batch)  # type: ignore[misc]
+    def forget_step(self) -> None:
+        """Leave the step to upstream."""
+        self._open, self._slots, self._keeping = False, None, None
+
+    def lose_block_tables(self) -> None:
+        """Drop all views of the block tables."""
+        self.forget_step()
+        self._attention = None
 
     def begin_step(self) -> None:
-        """Begin a step whose inputs are prepared and whose batch has not changed."""
-        self._step += 1
-        self._open = True
+        """Begin a step whose inputs were prepared by ``step_inputs``."""
+        self._open, self._slots = True, None
 
-    def reuse_slots(self, shape: object, split: object) -> tuple[Any, Any] | None:
-        """Return a step's slot mappings; None to fall back, always for a step with ubatches."""
+    def make_slots(
+        self, runner: "GPUModelRunner", padded: int, split: object
+    ) -> tuple[dict[int, torch.Tensor], dict[str, torch.Tensor]] | None:
+        """Return views of the slot mappings, which ``step_inputs`` has padded."""
         if not self._open or split is not None:
             return None
-        return self._slots if shape == self._slots_shape else None
-
-    def keep_slots(self, shape: object, slots: tuple[Any, Any]) -> None:
-        """Keep the slot mappings that upstream computed for a step without ubatches."""
-        if self._open:
-            self._slots_shape, self._slots = shape, slots
+        tables = runner.input_batch.block_table.block_tables
+        by_group: dict[int, torch.Tensor] = {}
+        by_layer: dict[str, torch.Tensor] = {}
+        for number, group in enumerate(runner.kv_cache_config.kv_cache_groups):
+            by_group[number] = slots = tables[number].slot_mapping.gpu[:padded]
+            by_layer.update(dict.fromkeys(group.layer_names, slots))
+        self._slots = by_group
+        return by_group, by_layer
 
     def build_metadata(
-        self, runner: "GPUModelRunner", shape: object, *special: object
+        self,
+        runner: "GPUModelRunner",
+        shape: tuple[int, int, int, int | None, int | None],
+        *special: object,
     ) -> dict[str, Any] | None:
         """Build a step's attention metadata, by layer; see :meth:`Feature.build_metadata`."""
-        self._keeping, step, self._open = False, self._open, False
-        if not step or any(special):
+        step, self._open, self._keeping = self._open, False, None
+        slots, self._slots = self._slots, None
+        if not step or slots is None or any(special) or not self._is_plain(runner):
             return None
-        groups = len(runner.kv_cache_config.kv_cache_groups)
-        if shape != self._shape or len(self._common) != groups:
-            self._shape, self._kept, self._keeping = shape, self._step, _is_plain(runner)
-            self._common.clear()
-            self._parts.clear()
+        tokens, count, longest, padded_tokens, padded_count = shape
+        tokens, rows = padded_tokens or tokens, padded_count or count
+        kept = self._common.get(rows)
+        if kept is None or len(kept) != len(slots):
+            self._common[rows] = self._keeping = []
             return None
-        if not self._parts:
-            self._divide(runner)
+        batch = self.batch
+        max_seq_len = int(runner.optimistic_seq_lens_cpu.numpy()[:count].max())
+        prefilling = (
+            batch.num_computed_tokens_cpu_tensor[:rows] < batch.num_prompt_tokens_cpu_tensor[:rows]
+        )
+        prefilling[count:] = False
+        positions = runner.positions[:tokens]
+        commons = []
+        for number, template in enumerate(kept):
+            common = copy(template)
+            common.num_actual_tokens = tokens
+            common.max_query_len = longest
+            common.max_seq_len = max_seq_len
+            common.is_prefilling = prefilling
+            common.positions = positions
+            common.slot_mapping = slots[number]
+            if rows > count:
+                common.block_table_tensor[count:].fill_(_NULL_BLOCK)
+            commons.append(common)
         metadata: dict[str, Any] = {}
         built: list[Any] = []
         for part in self._parts:
-            common = copy(part.common)
-            common.max_seq_len += self._step - self._kept
+            common = commons[part.cache]
             if part.twin is None:
                 group = part.builder.build(common_prefix_len=0, common_attn_metadata=common)
             else:
-                blocks, slots = common.block_table_tensor, common.slot_mapping
-                group = part.builder.update_block_table(built[part.twin], blocks, slots)
+                blocks, mapping = common.block_table_tensor, common.slot_mapping
+                group = part.builder.update_block_table(built[part.twin], blocks, mapping)
             built.append(group)
             metadata.update(dict.fromkeys(part.layers, group))
         return metadata
 
     def keep_metadata(self, common: "CommonAttentionMetadata") -> None:
         """Keep the common metadata that upstream built for a step's next KV cache group."""
-        if self._keeping:
-            self._common.append(copy(common))
+        if self._keeping is not None:
+            self._keeping.append(copy(common))
 
-    def _divide(self, runner: "GPUModelRunner") -> None:
-        """List the builders that upstream calls, with their common metadata and layers."""
-        config = runner.kv_cache_config.kv_cache_groups
-        firsts: dict[tuple[object, type], int] = {}
-        for number, (common, groups) in enumerate(
-            zip(self._common, runner.attn_groups, strict=True)
-        ):
-            for group in groups:
-                builder = group.get_metadata_builder(0)
-                spec = config[number].kv_cache_spec
-                if isinstance(spec, UniformTypeKVCacheSpecs):
-                    spec = spec.kv_cache_specs[group.layer_names[0]]
-                alike = (spec, type(builder))
-                shared = builder.supports_update_block_table
-                twin = firsts.get(alike) if shared else None
-                if shared and twin is None:
-                    firsts[alike] = len(self._parts)
-                self._parts.append(Part(builder, group.layer_names, common, twin))
+    def _is_plain(self, runner: "GPUModelRunner") -> bool:
+        """Return whether upstream needs nothing but the builders for a step's metadata."""
+        if runner.attn_groups is not self._attention:
+            self._attention = runner.attn_groups
+            self._common.clear()
+            self._parts = _divide(runner)
+            self._plain = not (
+                runner.routed_experts_initialized
+                or runner.dcp_world_size > 1
+                or runner.cache_config.kv_sharing_fast_prefill
+                or runner.is_mm_prefix_lm
+                or runner.speculative_config
+            )
+        return self._plain
 
 
-def _is_plain(runner: "GPUModelRunner") -> bool:
-    """Return whether upstream needs nothing but these builders for a plain step's metadata."""
-    return not (
-        runner.routed_experts_initialized
-        or runner.dcp_world_size > 1
-        or runner.cache_config.kv_sharing_fast_prefill
-        or runner.is_mm_prefix_lm
-        or runner.speculative_config
-    )
+def _divide(runner: "GPUModelRunner") -> list[Part]:
+    """List the builders that upstream calls, with their layers and KV cache groups."""
+    config = runner.kv_cache_config.kv_cache_groups
+    parts: list[Part] = []
+    firsts: dict[tuple[object, type], int] = {}
+    for number, groups in enumerate(runner.attn_groups):
+        for group in groups:
+            builder = group.get_metadata_builder(0)
+            spec = config[number].kv_cache_spec
+            if isinstance(spec, UniformTypeKVCacheSpecs):
+                spec = spec.kv_cache_specs[group.layer_names[0]]
+            alike = (spec, type(builder))
+            shared = builder.supports_update_block_table
+            twin = firsts.get(alike) if shared else None
+            if shared and twin is None:
+                firsts[alike] = len(parts)
+            parts.append(Part(builder, group.layer_names, number, twin))
+    return parts

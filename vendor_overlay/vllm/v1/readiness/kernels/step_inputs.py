@@ -1,4 +1,4 @@
-"""Triton kernel for the inputs of a decode step whose batch has not changed."""
+"""Triton kernel that writes a step's inputs into all buffers on the device."""
 
 # mirrors: vllm.v1.worker.block_table:_compute_slot_mapping_kernel
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_inputs
@@ -13,58 +13,112 @@ if TYPE_CHECKING:
     import torch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-#: Rows per program.
-_BLOCK = 128
+#: Tokens, or padding entries, per iteration.
+_BLOCK = 1024
 
 
-@triton.jit(do_not_specialize=["rows", "sampled_stride", "groups"])
-def advance_kernel(
+@triton.jit(
+    do_not_specialize=["rows", "max_rows", "tokens", "on_host", "sampled_stride", "groups"]
+)
+def prepare_kernel(
+    staged,  # int32; see step_inputs.pack
     rows,
-    computed,  # int32 [at least rows], advanced in place
-    seq_lens,  # int32 [at least rows]
-    positions,  # int64 [at least rows]
-    input_ids,  # int32 [at least rows]; written if SAMPLED
-    sampled,  # [rows, 1], any integer dtype; read if SAMPLED
+    max_rows,
+    tokens,
+    on_host,  # whether token ids are staged
+    computed,  # int32 [max_rows]
+    seq_lens,  # int32 [max_rows]
+    starts,  # int32 [max_rows + 1]
+    discarded,  # bool [max_rows]
+    positions,  # int64 [at least tokens]
+    input_ids,  # int32 [at least tokens]
+    logits_indices,  # int32 [max_rows]
+    sampled,  # [previous rows, 1], any integer dtype; read if SAMPLED
     sampled_stride,
     groups,
-    tables,  # int64 [groups, 4]: address of the block table, its stride, block size, slot mapping
+    tables,  # int64 [groups, 5]; see step_inputs.addresses
     SAMPLED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Advance each row by one position; launch with grid [blocks of rows]."""
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = row < rows
-    position = tl.load(computed + row, mask=inside, other=0) + 1
-    tl.store(computed + row, position, mask=inside)
-    tl.store(seq_lens + row, position + 1, mask=inside)
-    tl.store(positions + row, position.to(tl.int64), mask=inside)
+    """Write one row's inputs; launch with grid [rows + 1], whose last program pads."""
+    row = tl.program_id(0)
+    if row == rows:
+        for i in range(rows, max_rows, BLOCK):
+            entry = i + tl.arange(0, BLOCK)
+            tl.store(seq_lens + entry, 0, mask=entry < max_rows)
+        for i in range(rows, max_rows + 1, BLOCK):
+            entry = i + tl.arange(0, BLOCK)
+            tl.store(starts + entry, tokens, mask=entry <= max_rows)
+        for group in range(groups):
+            slots = tl.load(tables + group * 5 + 3).to(tl.pointer_type(tl.int64))
+            most = tl.load(tables + group * 5 + 4).to(tl.int32)
+            for i in range(tokens, most, BLOCK):
+                entry = i + tl.arange(0, BLOCK)
+                tl.store(slots + entry, -1, mask=entry < most)
+        return
+    start = tl.load(staged + row - 1, mask=row > 0, other=0)
+    end = tl.load(staged + row)
+    first = tl.load(staged + rows + row)
+    previous = tl.load(staged + 2 * rows + row)
+    tl.store(starts + row, start)
+    tl.store(logits_indices + row, end - 1)
+    tl.store(computed + row, first)
+    tl.store(seq_lens + row, first + end - start)
+    tl.store(discarded + row, tl.load(staged + 3 * rows + row) != 0)
+    for i in range(start, end, BLOCK):
+        token = i + tl.arange(0, BLOCK)
+        inside = token < end
+        position = first + token - start
+        tl.store(positions + token, position.to(tl.int64), mask=inside)
+        held = inside
+        if SAMPLED:
+            held = inside & ((previous < 0) | (token < end - 1))
+        ids = tl.load(staged + 4 * rows + token, mask=held & (on_host != 0), other=0)
+        tl.store(input_ids + token, ids, mask=held)
+        for group in range(groups):
+            table = tl.load(tables + group * 5).to(tl.pointer_type(tl.int32))
+            stride = tl.load(tables + group * 5 + 1)
+            size = tl.load(tables + group * 5 + 2)
+            slots = tl.load(tables + group * 5 + 3).to(tl.pointer_type(tl.int64))
+            block = tl.load(table + row * stride + position // size, mask=inside, other=0)
+            tl.store(slots + token, block.to(tl.int64) * size + position % size, mask=inside)
     if SAMPLED:
-        token = tl.load(sampled + row * sampled_stride, mask=inside, other=0)
-        tl.store(input_ids + row, token.to(tl.int32), mask=inside)
-    for group in range(groups):
-        table = tl.load(tables + group * 4).to(tl.pointer_type(tl.int32))
-        stride = tl.load(tables + group * 4 + 1)
-        size = tl.load(tables + group * 4 + 2)
-        slots = tl.load(tables + group * 4 + 3).to(tl.pointer_type(tl.int64))
-        block = tl.load(table + row * stride + position // size, mask=inside, other=0)
-        tl.store(slots + row, block.to(tl.int64) * size + position % size, mask=inside)
+        if previous >= 0:
+            newest = tl.load(sampled + previous.to(tl.int64) * sampled_stride)
+            tl.store(input_ids + end - 1, newest.to(tl.int32))
 
 
-def advance(
-    runner: "GPUModelRunner", rows: int, sampled: "torch.Tensor | None", tables: "torch.Tensor"
+def prepare(
+    runner: "GPUModelRunner",
+    staged: "torch.Tensor",
+    rows: int,
+    tokens: int,
+    on_host: bool,
+    sampled: "torch.Tensor | None",
+    logits_indices: "torch.Tensor",
+    tables: "torch.Tensor",
 ) -> None:
-    """Advance the runner's buffers on the device.
+    """Write the runner's buffers on the device for a step of ``rows`` requests.
 
-    ``sampled`` [rows, 1] is the last step's tokens, or None if the host uploads them. ``tables``,
-    int64 [groups, 4], comes from ``step_inputs.addresses``.
+    ``staged`` is as written by ``step_inputs.pack``; ``on_host`` says whether it holds token ids.
+    ``sampled`` [previous rows, 1] is the last step's tokens, or None if ``staged`` holds all
+    tokens. ``logits_indices``, int32 [at least rows], receives the index of each request's last
+    token. ``tables``, int64 [groups, 5], comes from ``step_inputs.addresses``.
     """
     ids = runner.input_ids.gpu
-    advance_kernel[(triton.cdiv(rows, _BLOCK),)](
+    prepare_kernel[(rows + 1,)](
+        staged,
         rows,
+        len(runner.seq_lens),
+        tokens,
+        int(on_host),
         runner.num_computed_tokens,
         runner.seq_lens,
+        runner.query_start_loc.gpu,
+        runner.discard_request_mask.gpu,
         runner.positions,
         ids,
+        logits_indices,
         ids if sampled is None else sampled,
         0 if sampled is None else sampled.stride(0),
         len(tables),

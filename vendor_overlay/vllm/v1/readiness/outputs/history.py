@@ -25,7 +25,6 @@ the scheduler has discarded it. An error prevents its use: see :meth:`History.ch
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, SupportsIndex
 from weakref import ref
 
@@ -34,7 +33,6 @@ import torch
 from vllm.v1.readiness.engine import fences
 from vllm.v1.readiness.feature import Feature, Live
 from vllm.v1.readiness.inputs import input_ids
-from vllm.v1.readiness.inputs.step_inputs import StepInputs
 
 if TYPE_CHECKING:
     from vllm.v1.sample.metadata import SamplingMetadata
@@ -44,6 +42,8 @@ if TYPE_CHECKING:
 PLACEHOLDER = -1
 #: Number of steps in flight beyond which those of an unchanged batch are settled.
 LAG = 16
+#: Maximum size of a step's output on the host, in bytes, for several to be kept.
+SMALL = 1 << 16
 
 
 class LiveRows(list["list[int] | None"]):
@@ -141,32 +141,37 @@ class History(Feature):
     def make(cls, live: "Live") -> "History":
         """Create the history; its rows become the batch's output lists."""
         history = cls(live.batch, live.num_spec_tokens, live.requests)
-        if (step_inputs := live.find(StepInputs)) is not None:
-            step_inputs.changing = partial(history.settle_older, fences.HISTORY)
         live.batch.req_output_token_ids = live.rows
         return history
 
-    def begin_step(self, unchanged: bool = False) -> None:
+    def begin_step(self) -> None:
         """Settle all steps but the newest, before the batch changes for a step.
 
         The scheduler usually requests a step once it has the tokens of the step before last. Only
         ranks that return no tokens, and pipelines of three or more stages whose requests run in
-        every step, may wait. If ``unchanged``, steps may be settled later, by :meth:`settle_older`
-        before the batch changes.
+        every step, may wait. While the batch decodes unchanged, steps are settled later: before
+        the batch changes, and at the latest after ``LAG`` steps.
         """
-        if not unchanged or len(self.in_flight) > LAG or not self._may_lag():
+        if len(self.in_flight) > LAG or not self._may_lag():
             self.settle_older(fences.HISTORY)
         self._begun = True
 
     def _may_lag(self) -> bool:
-        """Return whether there is no reader, and steps in flight take little memory."""
+        """Return whether there is no reader, and steps in flight take little memory.
+
+        If each request got a token in the newest step, rows move only as others come or leave.
+        """
         metadata = self.batch.sampling_metadata
-        return not (
+        newest = self.in_flight[-1] if self.in_flight else None
+        return newest is None or not (
             self.num_spec_tokens
             or self.arrived is not None
             or self.batch.logitsprocs_need_output_token_ids
             or metadata.max_num_logprobs is not None
             or metadata.logprob_token_ids
+            or len(newest.rows) < self.batch.num_reqs
+            or self.in_flight[0].metadata is not metadata
+            or newest.tokens.untyped_storage().nbytes() > SMALL
         )
 
     def prepare(self) -> bool:
@@ -220,6 +225,7 @@ class History(Feature):
 
     def add_request(self, request: "CachedRequestState") -> None:
         """Store the number of tokens of a request that joins the batch."""
+        self.settle_older(fences.HISTORY)
         self._joined[request.req_id] = request.num_tokens
 
     def check_inputs(self, counts: np.ndarray, drafts: Mapping[str, Sequence[int]]) -> None:
@@ -254,12 +260,14 @@ class History(Feature):
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
         """Drop the request's tokens in flight."""
+        self.settle_older(fences.HISTORY)
         self._joined.pop(request.req_id, None)
         for step in self.in_flight:
             step.rows.pop(request.req_id, None)
 
     def cut(self, req_id: str, length: int) -> None:
         """Drop tokens in flight that do not fit into the truncated output."""
+        self.settle_older(fences.HISTORY)
         row = self.batch.req_id_to_index[req_id]
         end = int(self.batch.num_prompt_tokens[row]) + length
         for step in self.in_flight:
