@@ -142,19 +142,21 @@ def test_tokens_of_an_unchanged_batch_are_written_for_many_steps_at_once() -> No
 
 
 @pytest.mark.parametrize("late", [{}, {"presence_penalty": 1.0}, {"logprobs": 2}])
-def test_tokens_are_written_before_the_batch_changes(late: dict[str, Any]) -> None:
-    """Lockstep runs then compare all that is known with what the scheduler has."""
-    run = LockstepRun(max_model_len=200)
-    first = run.add([1, 2, 3], max_tokens=100, ignore_eos=True)
-    run.run(10)
+def test_tokens_are_written_together_though_the_batch_changes(late: dict[str, Any]) -> None:
+    """Rows move, requests come and leave, and their tokens still reach their own rows."""
+    run = LockstepRun(max_model_len=200, max_num_seqs=4)
+    first = run.add([1, 2, 3], max_tokens=60, ignore_eos=True)
+    second = run.add([2, 3], max_tokens=60, ignore_eos=True)
+    for number in range(2):
+        run.add([4 + number], max_tokens=6, ignore_eos=True)
+    lengths = settled(run, 5)
+    run.abort(first)
     run.add([4, 5], max_tokens=60, ignore_eos=True, **late)
-    run.run(1)
-    assert in_flight(run) == 2
-    known = run.settled()[first]
-    assert len(known) > 6
-    assert known == run.truth(first)[: len(known)]
-    lengths = settled(run, 12)
-    assert (max(lengths) > 2) is ("logprobs" not in late)
+    lengths += settled(run, 5)
+    assert lengths == ([*range(1, 11)] if "logprobs" not in late else [*range(1, 7), 2, 2, 2, 2])
+    known = run.settled()[second]
+    assert len(known) >= 9
+    assert known == run.truth(second)[: len(known)]
     run.finish()
 
 

@@ -22,8 +22,6 @@ upstream. Every value that a later step reads equals upstream's.
 # mirrors: vllm.v1.worker.block_table:_compute_slot_mapping_kernel
 
 from collections.abc import Sequence
-from copy import copy
-from operator import lt
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -53,6 +51,9 @@ _RUNNERS = (
 )
 _BATCHES = ("update_req_spec_token_ids",)
 _TABLES = ("append_row", "commit_block_table", "compute_slot_mapping")
+
+
+_NO_REQUESTS = CachedRequestData.make_empty()
 
 
 class Rows(NamedTuple):
@@ -144,21 +145,23 @@ class StepInputs(Feature):
             or not self._look_up(runner, cached.req_ids)
         ):
             return None
-        states = self._states
-        lengths = [len(state.output_token_ids) for state in states]
-        if cached.num_output_tokens != lengths and any(map(lt, cached.num_output_tokens, lengths)):
+        batch, rows, states = self.batch, self._rows, self._states
+        ends = batch.num_prompt_tokens[rows]
+        ends += np.fromiter(cached.num_output_tokens, ends.dtype, len(rows))
+        if (ends < batch.num_tokens_no_spec[rows]).any():
             return None  # an output is truncated
         for state, number in zip(states, cached.num_computed_tokens, strict=True):
             state.num_computed_tokens = number
-        self.batch.num_computed_tokens_cpu[self._rows] = cached.num_computed_tokens
+        computed = batch.num_computed_tokens_cpu
+        computed[rows] = np.fromiter(cached.num_computed_tokens, computed.dtype, len(rows))
         if any(cached.new_block_ids):
             for index, new in enumerate(cached.new_block_ids):
                 if new is not None:
                     for blocks, ids in zip(states[index].block_ids, new, strict=False):
                         blocks.extend(ids)
-                    self.batch.block_table.append_row(new, int(self._rows[index]))
-        rest = copy(scheduled)
-        rest.scheduled_cached_reqs = CachedRequestData.make_empty()
+                    batch.block_table.append_row(new, int(rows[index]))
+        rest = object.__new__(type(scheduled))
+        vars(rest).update(vars(scheduled), scheduled_cached_reqs=_NO_REQUESTS)
         return rest
 
     def _look_up(self, runner: "GPUModelRunner", ids: list[str]) -> bool:

@@ -127,6 +127,8 @@ class History(Feature):
         #: Number of tokens of each request when it joined the batch; none was a placeholder.
         self._joined: dict[str, int] = {}
         self._all_rows = np.arange(batch.max_num_reqs)
+        #: Range of columns that is settled, by row.
+        self._first, self._end = np.zeros((2, batch.max_num_reqs), np.int64)
         self._lists: list[list[int]] = []
         self._lists_of: SamplingMetadata | None = None
         #: Whether the batch is updated for the step after the newest in flight.
@@ -145,33 +147,27 @@ class History(Feature):
         return history
 
     def begin_step(self) -> None:
-        """Settle all steps but the newest, before the batch changes for a step.
+        """Settle all steps but the newest, unless this may be done for several steps at once.
 
         The scheduler usually requests a step once it has the tokens of the step before last. Only
         ranks that return no tokens, and pipelines of three or more stages whose requests run in
-        every step, may wait. While the batch decodes unchanged, steps are settled later: before
-        the batch changes, and at the latest after ``LAG`` steps.
+        every step, may wait.
         """
         if len(self.in_flight) > LAG or not self._may_lag():
             self.settle_older(fences.HISTORY)
         self._begun = True
 
     def _may_lag(self) -> bool:
-        """Return whether there is no reader, and steps in flight take little memory.
-
-        If each request got a token in the newest step, rows move only as others come or leave.
-        """
+        """Return whether there is no reader, and steps in flight take little memory."""
         metadata = self.batch.sampling_metadata
-        newest = self.in_flight[-1] if self.in_flight else None
-        return newest is None or not (
+        return not self.in_flight or not (
             self.num_spec_tokens
             or self.arrived is not None
+            or self._cuts_may_be_missed
             or self.batch.logitsprocs_need_output_token_ids
             or metadata.max_num_logprobs is not None
             or metadata.logprob_token_ids
-            or len(newest.rows) < self.batch.num_reqs
-            or self.in_flight[0].metadata is not metadata
-            or newest.tokens.untyped_storage().nbytes() > SMALL
+            or self.in_flight[-1].tokens.untyped_storage().nbytes() > SMALL
         )
 
     def prepare(self) -> bool:
@@ -225,7 +221,6 @@ class History(Feature):
 
     def add_request(self, request: "CachedRequestState") -> None:
         """Store the number of tokens of a request that joins the batch."""
-        self.settle_older(fences.HISTORY)
         self._joined[request.req_id] = request.num_tokens
 
     def check_inputs(self, counts: np.ndarray, drafts: Mapping[str, Sequence[int]]) -> None:
@@ -260,7 +255,6 @@ class History(Feature):
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
         """Drop the request's tokens in flight."""
-        self.settle_older(fences.HISTORY)
         self._joined.pop(request.req_id, None)
         for step in self.in_flight:
             step.rows.pop(request.req_id, None)
@@ -311,7 +305,9 @@ class History(Feature):
             if step.rows:
                 fences.wait(step.event, owner)
                 steps.append(step)
-        if len(steps) < 2 or not self._write_together(steps):
+        if self.arrived is None and all(step.columns is not None for step in steps):
+            self._write_together(steps)
+        else:
             for step in steps:
                 self._write(step)
 
@@ -341,12 +337,7 @@ class History(Feature):
         batch = self.batch
         if self._cuts_may_be_missed:
             self._drop_cut(step, step.columns)
-        sources = self._rows(step.rows, len(step.tokens))
-        rows = sources
-        if step.metadata is not batch.sampling_metadata:
-            rows = np.fromiter(
-                map(batch.req_id_to_index.__getitem__, step.rows), np.intp, len(step.rows)
-            )
+        rows, sources = self._rows_of(step)
         columns = step.columns[sources]
         tokens = step.tokens.numpy()[sources, 0]
         batch.token_ids_cpu[rows, columns] = tokens
@@ -357,25 +348,41 @@ class History(Feature):
         if self.arrived is not None:
             self.arrived(written, ids)
 
-    def _write_together(self, steps: list[Step]) -> bool:
-        """Settle steps of an unchanged batch; False if they must be settled one by one."""
-        batch, count = self.batch, len(steps[0].tokens)
+    def _write_together(self, steps: list[Step]) -> None:
+        """Settle steps without drafts, oldest first. Rows may have moved since."""
+        if not steps:
+            return
+        batch, first, end = self.batch, self._first, self._end
+        first.fill(-1)
+        places = []
         for step in steps:
-            if step.metadata is not batch.sampling_metadata or len(step.rows) != count:
-                return False
-        columns = [step.columns for step in steps if step.columns is not None]
-        if self.arrived is not None or len(columns) < len(steps):
-            return False
-        places = np.stack(columns, axis=1)
-        if (np.diff(places) != 1).any():  # an output was truncated
-            return False
-        tokens = np.stack([step.tokens.numpy()[:, 0] for step in steps], axis=1)
-        batch.token_ids_cpu[self._all_rows[:count, None], places] = tokens
-        starts = (places[:, 0] - batch.num_prompt_tokens[:count]).tolist()
-        outputs = batch.req_output_token_ids[:count]
-        for output, start, new in zip(outputs, starts, tokens.tolist(), strict=True):
-            output[start : start + len(new)] = new
-        return True
+            assert step.columns is not None
+            rows, sources = self._rows_of(step)
+            columns = step.columns[sources]
+            batch.token_ids_cpu[rows, columns] = step.tokens.numpy()[sources, 0]
+            end[rows] = columns + 1
+            places.append((rows, columns))
+        for rows, columns in reversed(places):
+            first[rows] = columns
+        rows = np.flatnonzero(first >= 0)
+        starts, ends = first[rows], end[rows]
+        columns = starts[:, None] + np.arange((ends - starts).max())
+        np.minimum(columns, batch.token_ids_cpu.shape[1] - 1, out=columns)
+        tokens = batch.token_ids_cpu[rows[:, None], columns].tolist()
+        prompts = batch.num_prompt_tokens[rows]
+        starts, ends = (starts - prompts).tolist(), (ends - prompts).tolist()
+        for output, new, start, stop in zip(
+            self._outputs(rows.tolist()), tokens, starts, ends, strict=True
+        ):
+            output[start:stop] = new[: stop - start]
+
+    def _rows_of(self, step: Step) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows of a step's requests in the batch, and in the step."""
+        sources = self._rows(step.rows, len(step.tokens))
+        if step.metadata is self.batch.sampling_metadata:
+            return sources, sources
+        rows = map(self.batch.req_id_to_index.__getitem__, step.rows)
+        return np.fromiter(rows, np.intp, len(step.rows)), sources
 
     def _outputs(self, rows: Iterable[int]) -> Iterable[list[int]]:
         return map(self.batch.req_output_token_ids.__getitem__, rows)
