@@ -50,24 +50,9 @@ class BadWords(Slots):
         self._words: dict[str, Words] = {}
         #: Requests with words that only upstream's code can interpret.
         self._unsupported: set[str] = set()
-        self._blocks = 0
+        #: Blocks of the longest list of words.
+        self._blocks = 1
         self._tails: Tails | None = None
-
-    def warm_up(self) -> None:
-        """Compile and load the kernels."""
-        if self.kernels is None:
-            return
-        addresses = torch.zeros(1, dtype=torch.int64, device=self.device)
-        # Strides of real logits without their memory: kernels skip requests without a slot.
-        logits = torch.zeros(1, dtype=torch.float32, device=self.device)
-        logits = logits.as_strided((1, 1), (self.vocab_size, 1))
-        ids = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
-        discarded = torch.zeros(1, dtype=torch.bool, device=self.device)
-        kernels = self.kernels
-        modes = {kernels.NO_DRAFTS: addresses, kernels.TARGET: ids, kernels.BONUS: ids}
-        for mode, drafts in modes.items():
-            self._launch(logits, addresses, mode, drafts, drafts, (1, 1))
-        self._launch_append(ids, discarded, addresses)
 
     def add_request(self, request: "CachedRequestState") -> None:
         """Give the request a slot if its words are supported."""
@@ -104,32 +89,27 @@ class BadWords(Slots):
     def _strip(metadata: "SamplingMetadata") -> None:
         metadata.bad_words_token_ids = {}
 
-    def apply(self, logits: torch.Tensor, after_drafts: bool) -> None:
-        """Mask the tokens that would complete a bad word."""
-        drafts = self._drafts if after_drafts else None
-        if self.kernels is not None:
-            mode = self.kernels.NO_DRAFTS if drafts is None else self.kernels.BONUS
-            self._mask(logits, mode, drafts, 1)
+    def _apply(
+        self, logits: torch.Tensor, drafts: "SpecDecodeMetadata | None", per_draft: bool
+    ) -> None:
+        if self.kernels is None:
+            assert self._tails is not None
+            self._tails.mask(logits, drafts, per_draft)
             return
-        assert self._tails is not None
-        self._tails.mask(logits, drafts, per_draft=False)
-
-    def apply_to_targets(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata") -> None:
-        """Mask the tokens that would complete a bad word, at the positions of drafts."""
-        if self.kernels is not None:
-            self._mask(logits, self.kernels.TARGET, drafts, drafts.max_spec_len)
-            return
-        assert self._tails is not None
-        self._tails.mask(logits, drafts, per_draft=True)
+        assert self._addresses is not None
+        ids, ends, mode, positions = self._kernel_drafts(drafts, per_draft)
+        arguments = (logits, *logits.stride(), self._addresses, ids, ends, self._width)
+        grid = (len(self._addresses), self._blocks, positions)
+        self.kernels.mask_kernel[grid](*arguments, MODE=mode, BLOCK=_BLOCK, num_warps=1)
 
     def _update_slots(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
-        """Append the sampled tokens to the tails."""
-        if self.kernels is not None:
-            assert self._addresses is not None
-            self._launch_append(sampled, discarded, self._addresses)
+        if self.kernels is None:
+            assert self._tails is not None
+            self._tails.append(sampled, discarded)
             return
-        assert self._tails is not None
-        self._tails.append(sampled, discarded)
+        assert self._addresses is not None
+        arguments = (sampled, *sampled.stride(), sampled.shape[1], discarded, self._addresses)
+        self.kernels.append_kernel[(len(self._addresses),)](*arguments, BLOCK=_BLOCK, num_warps=1)
 
     def _forget_rows(self) -> None:
         super()._forget_rows()
@@ -164,51 +144,6 @@ class BadWords(Slots):
         for req_id, view in zip(self.batch.req_ids, tails.views, strict=True):
             if view is not None:
                 self._slots[req_id] = view
-
-    def _mask(
-        self, logits: torch.Tensor, mode: int, drafts: "SpecDecodeMetadata | None", positions: int
-    ) -> None:
-        assert self._addresses is not None
-        ids = ends = self._addresses
-        if drafts is not None:
-            ids, ends = drafts.draft_token_ids, drafts.cu_num_draft_tokens
-        self._launch(logits, self._addresses, mode, ids, ends, (self._blocks, positions))
-
-    def _launch(
-        self,
-        logits: torch.Tensor,
-        addresses: torch.Tensor,
-        mode: int,
-        drafts: torch.Tensor,
-        drafts_end: torch.Tensor,
-        grid: tuple[int, int],
-    ) -> None:
-        assert self.kernels is not None
-        self.kernels.mask_kernel[(len(addresses), *grid)](
-            logits,
-            *logits.stride(),
-            addresses,
-            drafts,
-            drafts_end,
-            self._width,
-            MODE=mode,
-            BLOCK=_BLOCK,
-            num_warps=1,
-        )
-
-    def _launch_append(
-        self, sampled: torch.Tensor, discarded: torch.Tensor, addresses: torch.Tensor
-    ) -> None:
-        assert self.kernels is not None
-        self.kernels.append_kernel[(len(addresses),)](
-            sampled,
-            *sampled.stride(),
-            sampled.shape[1],
-            discarded,
-            addresses,
-            BLOCK=_BLOCK,
-            num_warps=1,
-        )
 
 
 def _words(request: "CachedRequestState") -> list[list[int]]:

@@ -24,6 +24,7 @@ The KV cache then shrinks by their size.
 # mirrors: vllm.v1.sample.sampler:Sampler.apply_penalties
 # mirrors: vllm.v1.sample.rejection_sampler:RejectionSampler.apply_penalties
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,6 +51,8 @@ _COUNT = np.iinfo(np.int32).max
 #: Bytes that vLLM may use outside its fraction: contexts, graphs, workspaces, fragmentation.
 _MARGIN = 1 << 30
 _BLOCK = 1024
+#: Fields of the sampling metadata, float32 [requests] each.
+_FIELDS = ("repetition_penalties", "frequency_penalties", "presence_penalties")
 _NUM_WARPS = 8
 
 
@@ -67,23 +70,14 @@ class Penalties(Slots):
             self.kernels = kernels
 
     def warm_up(self) -> None:
-        """Compile and load the kernels."""
+        """Compile and load the kernels. Memory profiling has ended."""
         self.memory.end_profile()
         if self.kernels is None:
             return
-        addresses = torch.zeros(1, dtype=torch.int64, device=self.device)
-        numbers = torch.zeros(1, dtype=torch.float32, device=self.device)
-        # Strides of real logits without their memory: kernels skip requests without a slot.
-        logits = numbers.as_strided((1, 1), (self.vocab_size, 1))
-        ids = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
-        discarded = torch.zeros(1, dtype=torch.bool, device=self.device)
-        kernels = self.kernels
-        modes = {kernels.NO_DRAFTS: addresses, kernels.TARGET: ids, kernels.BONUS: ids}
-        for mode, drafts in modes.items():
-            penalties = (numbers, numbers, numbers)
-            self._launch(logits, addresses, penalties, mode, drafts, drafts, 1, True)
-        self._launch_count(ids, discarded, addresses)
-        _count(torch.zeros(1, dtype=torch.int32, device=self.device), addresses, addresses)
+        zeros = torch.zeros(1, dtype=torch.float32, device=self.device)
+        self._metadata = SimpleNamespace(**dict.fromkeys(_FIELDS, zeros))
+        super().warm_up()
+        _count(zeros.int(), zeros.long(), zeros.long())
 
     def reserve(self, cache: "CacheConfig") -> None:
         """Allocate all slots now if the device may have no room for them later."""
@@ -121,11 +115,8 @@ class Penalties(Slots):
 
     def _describes_rows(self, metadata: "SamplingMetadata") -> bool:
         live = self._metadata
-        return (
-            live is not None
-            and metadata.repetition_penalties is live.repetition_penalties
-            and metadata.frequency_penalties is live.frequency_penalties
-            and metadata.presence_penalties is live.presence_penalties
+        return live is not None and all(
+            getattr(metadata, field) is getattr(live, field) for field in _FIELDS
         )
 
     @staticmethod
@@ -136,33 +127,29 @@ class Penalties(Slots):
     def _strip(metadata: "SamplingMetadata") -> None:
         metadata.no_penalties = True
 
-    def apply(self, logits: torch.Tensor, after_drafts: bool) -> None:
-        """Apply penalties, by the kernel or row by row."""
-        drafts = self._drafts if after_drafts else None
-        if self.kernels is not None and _kernel_takes(logits):
-            mode = self.kernels.NO_DRAFTS if drafts is None else self.kernels.BONUS
-            self._apply_kernel(logits, mode, drafts, 1)
+    def _apply(
+        self, logits: torch.Tensor, drafts: "SpecDecodeMetadata | None", per_draft: bool
+    ) -> None:
+        if self.kernels is not None and logits.dtype == torch.float32 and logits.stride(-1) == 1:
+            divide = logits.is_cuda and logits.is_contiguous()
+            self._launch(logits, drafts, per_draft, divide)
             return
-        before = [None] * len(self._rows) if drafts is None else _by_request(drafts)
-        for row, ids in enumerate(before):
-            self._apply_row(logits, row, row, ids)
-
-    def apply_to_targets(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata") -> None:
-        """Apply penalties at the positions of drafts, by the kernel or row by row."""
-        if self.kernels is not None and _kernel_takes(logits):
-            self._apply_kernel(logits, self.kernels.TARGET, drafts, drafts.max_spec_len)
-            return
+        drafted = [None] * len(self._rows)
+        if drafts is not None:
+            drafted = drafts.draft_token_ids.split(drafts.num_draft_tokens)
         position = 0
-        for row, ids in enumerate(_by_request(drafts)):
-            for before in range(len(ids)):
-                self._apply_row(logits, position, row, ids[:before])
+        for row, ids in enumerate(drafted):
+            for before in [ids[:count] for count in range(len(ids))] if per_draft else [ids]:
+                self._apply_row(logits, position, row, before)
                 position += 1
 
     def _update_slots(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
-        """Count the sampled tokens; ids outside the vocabulary are ignored."""
+        # Ids outside the vocabulary are ignored.
         if self.kernels is not None and sampled.stride(-1) == 1:
             assert self._addresses is not None
-            self._launch_count(sampled, discarded, self._addresses)
+            shape = (sampled.stride(0), sampled.shape[1])
+            arguments = (sampled, *shape, discarded, self._addresses, self.vocab_size)
+            self.kernels.count_kernel[(len(self._addresses),)](*arguments, num_warps=1)
             return
         ids, valid = self._valid(sampled)
         counted = valid & ~discarded[: len(ids), None]
@@ -219,63 +206,25 @@ class Penalties(Slots):
         logit -= metadata.frequency_penalties[this].unsqueeze(1) * counts
         logit -= metadata.presence_penalties[this].unsqueeze(1) * generated
 
-    def _apply_kernel(
-        self, logits: torch.Tensor, mode: int, drafts: "SpecDecodeMetadata | None", positions: int
-    ) -> None:
-        metadata = self._metadata
-        assert metadata is not None
-        assert self._addresses is not None
-        penalties = (
-            metadata.repetition_penalties,
-            metadata.frequency_penalties,
-            metadata.presence_penalties,
-        )
-        ids = ends = self._addresses
-        if drafts is not None:
-            ids, ends = drafts.draft_token_ids, drafts.cu_num_draft_tokens
-        divide = logits.is_cuda and logits.is_contiguous()
-        self._launch(logits, self._addresses, penalties, mode, ids, ends, positions, divide)
-
     def _launch(
         self,
         logits: torch.Tensor,
-        addresses: torch.Tensor,
-        penalties: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        mode: int,
-        drafts: torch.Tensor,
-        drafts_end: torch.Tensor,
-        positions: int,
+        drafts: "SpecDecodeMetadata | None",
+        per_draft: bool,
         divide: bool,
     ) -> None:
         assert self.kernels is not None
+        assert self._addresses is not None
+        penalties = [getattr(self._metadata, field) for field in _FIELDS]
+        ids, ends, mode, positions = self._kernel_drafts(drafts, per_draft)
         blocks = -(-self.vocab_size // _BLOCK)
-        self.kernels.apply_kernel[(len(addresses), blocks, positions)](
-            logits,
-            logits.stride(0),
-            addresses,
-            *penalties,
-            drafts,
-            drafts_end,
-            self.vocab_size,
+        self.kernels.apply_kernel[(len(self._addresses), blocks, positions)](
+            *(logits, logits.stride(0), self._addresses, *penalties, ids, ends, self.vocab_size),
             MODE=mode,
             DIVIDE=divide,
             BLOCK=_BLOCK,
             num_warps=_NUM_WARPS,
             enable_fp_fusion=False,
-        )
-
-    def _launch_count(
-        self, sampled: torch.Tensor, discarded: torch.Tensor, addresses: torch.Tensor
-    ) -> None:
-        assert self.kernels is not None
-        self.kernels.count_kernel[(len(addresses),)](
-            sampled,
-            sampled.stride(0),
-            sampled.shape[1],
-            discarded,
-            addresses,
-            self.vocab_size,
-            num_warps=1,
         )
 
 
@@ -285,14 +234,6 @@ def _count(slot: torch.Tensor, prompt: torch.Tensor | None, generated: torch.Ten
         slot.index_fill_(0, prompt, _PROMPT)
     if generated is not None:
         slot.index_add_(0, generated, torch.ones_like(generated, dtype=torch.int32))
-
-
-def _kernel_takes(logits: torch.Tensor) -> bool:
-    return bool(logits.dtype == torch.float32 and logits.stride(-1) == 1)
-
-
-def _by_request(drafts: "SpecDecodeMetadata") -> list[torch.Tensor]:
-    return list(drafts.draft_token_ids.split(drafts.num_draft_tokens))
 
 
 #: Entry point of the samplers.

@@ -17,7 +17,7 @@ keeps its slot, and reuses it if it returns unchanged.
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, ClassVar
 from weakref import WeakValueDictionary
 
@@ -137,19 +137,57 @@ class Slots(Feature, ABC):
         """Remove the feature from metadata, so that upstream does not apply it."""
 
     @abstractmethod
+    def _apply(
+        self, logits: torch.Tensor, drafts: "SpecDecodeMetadata | None", per_draft: bool
+    ) -> None:
+        """Apply the feature as :meth:`apply_to_targets` does if ``per_draft``, else :meth:`apply`.
+
+        ``drafts`` is None if the logits do not depend on drafts.
+        """
+
     def apply(self, logits: torch.Tensor, after_drafts: bool) -> None:
         """Apply the feature to logits [requests, vocab], in place.
 
         ``after_drafts``: whether the logits are those of bonus tokens, after all drafts.
         """
+        self._apply(logits, self._drafts if after_drafts else None, per_draft=False)
 
-    @abstractmethod
     def apply_to_targets(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata") -> None:
         """Apply the feature at the positions where drafts are verified, in place.
 
         ``logits`` is [drafts of all requests, vocab]: one position per draft, after the request's
         earlier drafts.
         """
+        self._apply(logits, drafts, per_draft=True)
+
+    def _kernel_drafts(
+        self, drafts: "SpecDecodeMetadata | None", per_draft: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, int, int]:
+        """Return a kernel's arguments on drafts: ids, ends, MODE and positions per request."""
+        assert self.kernels is not None
+        if drafts is None:
+            assert self._addresses is not None
+            return self._addresses, self._addresses, self.kernels.NO_DRAFTS, 1  # ids are not read
+        ids, ends = drafts.draft_token_ids, drafts.cu_num_draft_tokens
+        if per_draft:
+            return ids, ends, self.kernels.TARGET, drafts.max_spec_len
+        return ids, ends, self.kernels.BONUS, 1
+
+    def warm_up(self) -> None:
+        """Compile and load the kernels."""
+        if self.kernels is None:
+            return
+        zeros = torch.zeros(1, dtype=torch.float32, device=self.device)
+        # Strides of real logits without their memory: kernels skip requests without a slot.
+        logits = zeros.as_strided((1, 1), (self.vocab_size, 1))
+        ids = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
+        drafts = SimpleNamespace(draft_token_ids=ids, cu_num_draft_tokens=ids, max_spec_len=1)
+        self._addresses = zeros.long()
+        self._apply(logits, None, per_draft=False)
+        self._apply(logits, drafts, per_draft=True)
+        self._apply(logits, drafts, per_draft=False)
+        self._update_slots(ids, zeros.bool())
+        self._forget_rows()
 
     @classmethod
     def take(
