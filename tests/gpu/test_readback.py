@@ -145,7 +145,7 @@ def test_late_copies_held_dropped_and_reused_are_always_right(seed: int) -> None
                     source.fill_(-1)
             del sources
             assert readback.event is not None
-            early += not readback.ready()
+            early += not readback.event.query()
             views, halves = (
                 [tensor[len(tensor) // 2 :] for tensor in tensors]
                 for tensors in (readback.tensors, expected)

@@ -263,10 +263,10 @@ def test_a_wait_is_a_fence_of_its_owner_for_one_event() -> None:
         readbacks = Readbacks(CPU)
         before = fences.counts().get("test-owner", 0)
         first, second = (readbacks.start([torch.arange(3)]) for _ in range(2))
-        assert not first.ready()
+        assert not first.event.query()
         assert first.wait("test-owner")[0].tolist() == [0, 1, 2]
-        assert first.ready()
-        assert not second.ready()
+        assert first.event.query()
+        assert not second.event.query()
         first.wait("test-owner")
         assert fences.counts()["test-owner"] == before + 1
 

@@ -1,4 +1,4 @@
-"""The front end, and messages to it: logprobs, refused requests."""
+"""Front end: requests in, logprobs and messages out."""
 
 # mirrors: nothing
 

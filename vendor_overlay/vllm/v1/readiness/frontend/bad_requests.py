@@ -3,20 +3,18 @@
 Stock 0.22.0's front end accepts requests that kill the engine, or never end:
 
 - ``min_tokens`` that do not fit into max_model_len. The front end sets an unset ``max_tokens`` to
-  the remaining room only after its checks. The engine core checks again in its input thread, which
-  dies: no further request is read. If the client sets a ``max_tokens`` that does not fit either,
-  the request holds its blocks until the client disconnects
+  the remaining length only after its checks. The engine core checks again in its input thread, and
+  the thread dies: no further request is read. If the client sets a ``max_tokens`` that does not
+  fit either, the request holds its blocks until the client disconnects
   (https://github.com/vllm-project/vllm/pull/51299);
 - stop strings without detokenization: the input thread dies;
 - token ids outside the vocabulary in a prompt, ``logprob_token_ids`` or ``allowed_token_ids``, and
   seeds of more than 64 bits (63 with Model Runner V2): the step fails;
 - ``routed_experts_prompt_start`` at or past the prompt's end: the scheduler fails;
-- values of a wrong type, such as ``max_tokens=16.0``
-  (:mod:`~vllm.v1.readiness.frontend.request_types`);
+- values of a wrong type, such as ``max_tokens=16.0`` (:mod:`.request_types`);
 - NaN as temperature, penalty or bias: all logits of the request become NaN.
 
-Here ``min_tokens`` is lowered to the room that is left. All other such requests are refused with
-an error.
+Here ``min_tokens`` is lowered to fit. All other such requests are refused with an error.
 """
 
 # mirrors: vllm.v1.engine.input_processor:InputProcessor.process_inputs
@@ -55,10 +53,7 @@ def check(
 ) -> None:
     """Validate a request, and convert its parameters in place.
 
-    Args:
-        processor: the front end's input processor.
-        prompt: the decoder's prompt.
-        params: the request's own copy of its parameters; None for pooling.
+    ``prompt`` is the decoder's prompt; ``params`` is the request's own copy, None for pooling.
 
     Raises:
         VLLMValidationError: the engine cannot serve the request.
@@ -111,7 +106,7 @@ def check_message(processor: "InputProcessor", request: "EngineCoreRequest") -> 
 
 
 def _check_types(params: "SamplingParams") -> None:
-    """Refuse values of types that fail a step, even with the engine core in this process."""
+    """Refuse types that fail a step even if the engine core runs in this process."""
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(params, name)
         if value is not None and not request_types.is_integer(value):

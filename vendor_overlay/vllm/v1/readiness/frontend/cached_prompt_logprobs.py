@@ -37,7 +37,7 @@ _NO_RANK = -1
 
 
 class CachedPromptLogprobs(Feature):
-    """The runner's part of the fix."""
+    """Marks for prompt positions that are not computed."""
 
     def mark_prompt(self, room: LogprobsTensors) -> None:
         """Mark all positions of a prompt as not computed."""
@@ -49,8 +49,7 @@ class CachedPromptLogprobs(Feature):
 def place(state: "RequestState", output: "EngineCoreOutput") -> None:
     """Append None for prompt positions without logprobs, and the logprobs of all others.
 
-    Called before upstream processes an output. If all positions have logprobs, fall back to
-    upstream.
+    Called before upstream processes an output. Falls back to upstream if no position lacks them.
     """
     processor, prompt = state.logprobs_processor, state.prompt_token_ids
     if processor is None or processor.num_prompt_logprobs is None or prompt is None:
@@ -84,9 +83,9 @@ def place(state: "RequestState", output: "EngineCoreOutput") -> None:
 
 @contextmanager
 def _context(processor: "LogprobsProcessor", prompt: list[int]) -> Iterator[None]:
-    """Use up to four preceding prompt tokens, except the first, to decode partial characters.
+    """Decode partial characters with up to four preceding prompt tokens, without the first token.
 
-    Upstream takes these tokens from their logprobs, which some positions lack.
+    Upstream takes these tokens from the logprobs of their positions, some of which are missing.
     """
     name = "_get_sampled_context_ids"
     vars(processor)[name] = lambda shown, most=4: prompt[max(1, len(shown) - most) : len(shown)]

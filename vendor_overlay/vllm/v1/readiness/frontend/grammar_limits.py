@@ -72,7 +72,9 @@ def check(
     structured = params.structured_outputs
     if structured is None or not _limits_apply(processor):
         return processor.structured_outputs_config
-    _apply(structured, _trials(processor).verdict(structured).result())
+    verdict = _trials(processor).verdict(structured).result()
+    _raise(verdict)
+    vars(structured).update(verdict.fields)
     return None
 
 
@@ -91,9 +93,9 @@ async def prepare(processor: "InputProcessor", params: object) -> None:
 
 
 def _limits_apply(processor: "InputProcessor") -> bool:
-    """Whether the fix is on and the front end accepts grammars.
+    """Return whether the fix is on and the front end accepts grammars.
 
-    False with external_launcher: each rank has a front end, and their verdicts might differ.
+    False with external_launcher: each rank has a front end, and the verdicts might differ.
     """
     return (
         registry.GRAMMAR_LIMITS in switch.enabled()
@@ -104,12 +106,6 @@ def _limits_apply(processor: "InputProcessor") -> bool:
     )
 
 
-def _apply(structured: "StructuredOutputsParams", verdict: Verdict) -> None:
-    """Raise if the verdict refuses the grammar; else copy the fields changed by validation."""
-    _raise(verdict)
-    vars(structured).update(verdict.fields)
-
-
 def _raise(verdict: Verdict) -> None:
     if verdict.error is not None:
         raise verdict.error.with_traceback(None)
@@ -118,7 +114,7 @@ def _raise(verdict: Verdict) -> None:
 
 
 def _sentence(verdict: Verdict) -> str:
-    """Return the error text of a verdict: the exceeded limit, and the next step."""
+    """Return the error text for a refused grammar: the exceeded limit, and the next step."""
     if verdict.exceeded == grammar_trials.UNTRIED:
         return (
             "The grammar of structured_outputs was not tried: the trial process has exited. Check "
@@ -151,7 +147,7 @@ def _trials(processor: "InputProcessor") -> "Trials":
 
 
 class Trials:
-    """Runs and caches the trials of grammars for one front end; thread-safe."""
+    """Trials of grammars for one front end, with a cache of verdicts. Thread-safe."""
 
     def __init__(self, config: "VllmConfig") -> None:
         self._config = config
@@ -181,7 +177,6 @@ class Trials:
         return future
 
     def _try(self, key: str, params: bytes, future: "Future[Verdict]") -> None:
-        """Run a trial; retry once if the trial process exits."""
         verdict = Verdict(grammar_trials.UNTRIED)
         for _ in range(_STARTS):
             with contextlib.suppress(ProgramError):
@@ -221,7 +216,7 @@ class Program:
 
         self.ended = False
         self._lock = threading.Lock()
-        self._asked: dict[str, Future[Verdict]] = {}
+        self._pending: dict[str, Future[Verdict]] = {}
         ours, theirs = socket.socketpair()
         # No device, no threads (which a fork loses), no second set of start-up logs.
         environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -253,25 +248,25 @@ class Program:
             with self._lock:
                 if self.ended:
                     raise ProgramError("the trial process has exited")
-                self._asked[key] = future
+                self._pending[key] = future
                 self._connection.send((key, params, limits))
         except OSError as error:
             raise ProgramError("the trial process has exited") from error
         return future.result()
 
     def _read(self, config: bytes) -> None:
-        """Deliver verdicts until the trial process exits."""
+        """Set the futures of arriving verdicts until the trial process exits."""
         try:
             with self._process.stdin as stdin:  # type: ignore[union-attr]
                 stdin.write(config)
             while True:
                 key, verdict = self._connection.recv()
-                self._asked.pop(key).set_result(verdict)
+                self._pending.pop(key).set_result(verdict)
         except (EOFError, OSError):
             pass
         with self._lock:
             self.ended = True
-            left = list(self._asked.values())
+            left = list(self._pending.values())
         self._connection.close()
         for future in left:
             future.set_exception(ProgramError("the trial process has exited"))

@@ -1,8 +1,8 @@
 """The trial process for grammars, which compiles each grammar in a forked child under limits.
 
-:mod:`vllm.v1.readiness.frontend.grammar_limits` starts it, and talks to it through a socket. It has
-one thread, and loads vLLM, the tokenizer and the backends once. A child that exhausts memory or
-crashes affects nothing else.
+:mod:`vllm.v1.readiness.frontend.grammar_limits` starts the process, and talks to it through a
+socket. The process has one thread, and loads vLLM, the tokenizer and the backends once. A child
+that exhausts memory or crashes affects nothing else.
 """
 
 # mirrors: vllm.v1.structured_output:StructuredOutputManager.grammar_init
@@ -43,11 +43,11 @@ _BACKENDS = {
 }
 #: Number of tokens that a trial samples from a grammar.
 _WALK = 24
-#: The limit of seconds divided by this is the limit per token, on average over a walk.
+#: Divisor of the limit of seconds: gives the limit per token, on average over a walk.
 TOKEN_SECONDS_PART = 100
 #: Extra bytes of address space for the stacks and arenas of a compiler's threads.
 _ROOM = 256 << 20
-#: Any error is a failed allocation if the peak address space is this close to the limit, in bytes.
+#: Any error counts as a failed allocation if peak memory is this close to the limit, in bytes.
 _NEAR = 128 << 20
 #: Limit of wall time as a multiple of the limit of CPU time.
 _PATIENCE = 4
@@ -83,7 +83,7 @@ class _ExceededError(Exception):
 
 
 class Backends:
-    """The grammar backends of an engine. The forks inherit them."""
+    """Grammar backends of an engine, which the forked children inherit."""
 
     def __init__(self, config: "VllmConfig") -> None:
         """Load the tokenizer, as the engine core does."""
@@ -98,25 +98,21 @@ class Backends:
     def get(self, name: str) -> "StructuredOutputBackend":
         """Return a backend by name, created on first use."""
         if name not in self._made:
-            self._made[name] = self._make(name)
+            module, kind = _BACKENDS[name]
+            home = import_module(f"vllm.v1.structured_output.{module}")
+            backend: type[StructuredOutputBackend] = getattr(home, kind)
+            size = self.config.model_config.get_vocab_size()
+            self._made[name] = backend(self.config, tokenizer=self.tokenizer, vocab_size=size)
         return self._made[name]
 
     def candidates(self, name: str) -> list[str]:
         """Return the backends that may compile a grammar validated for ``name``.
 
-        With "auto" an engine keeps the backend of its first request, which may differ from
-        ``name``.
+        With "auto" an engine keeps its first request's backend, which may differ from ``name``.
         """
         if self.config.structured_outputs_config.backend != "auto":
             return [name]
         return list(dict.fromkeys([name, "xgrammar", *self._made]))
-
-    def _make(self, name: str) -> "StructuredOutputBackend":
-        module, kind = _BACKENDS[name]
-        home = import_module(f"vllm.v1.structured_output.{module}")
-        backend: type[StructuredOutputBackend] = getattr(home, kind)
-        size = self.config.model_config.get_vocab_size()
-        return backend(self.config, tokenizer=self.tokenizer, vocab_size=size)
 
 
 def attempt(params: "StructuredOutputsParams", backends: Backends, limits: Limits) -> Verdict:
@@ -174,10 +170,10 @@ def _walk(grammar: "StructuredOutputGrammar", backends: Backends, limits: Limits
 
 
 def _lacks_memory(error: BaseException | None) -> bool:
-    """Whether an error, or its cause, is a failed allocation.
+    """Return whether an error or its cause is a failed allocation.
 
-    Compilers report a failed allocation in many ways, such as a thread that cannot be started. So
-    any error near the limit counts.
+    Compilers report a failed allocation in many ways, such as a thread that cannot be started.
+    Therefore any error near the limit counts.
     """
     while error is not None:
         if isinstance(error, MemoryError) or "bad_alloc" in str(error):
@@ -207,7 +203,7 @@ class _Trial(NamedTuple):
 
 
 class TrialServer:
-    """Runs up to ``at_a_time`` concurrent trials for one front end."""
+    """Server of one front end, with up to ``at_a_time`` concurrent trials."""
 
     def __init__(self, front_end: Connection, backends: Backends, at_a_time: int) -> None:
         self._front_end, self._backends, self._at_a_time = front_end, backends, at_a_time
@@ -224,7 +220,7 @@ class TrialServer:
                         self._queued.append(self._front_end.recv())
                     elif isinstance(source, Connection):
                         self._finish(source)
-                self._end_the_late()
+                self._kill_overdue()
                 while self._queued and len(self._running) < self._at_a_time:
                     self._begin(*self._queued.popleft())
         except (EOFError, ConnectionError):
@@ -254,7 +250,7 @@ class TrialServer:
         self._running[reader] = _Trial(key, pid, deadline)
 
     def _finish(self, reader: Connection) -> None:
-        """Send a trial's verdict to the front end; derive a missing one from the exit status."""
+        """Send a trial's verdict to the front end; without one, derive it from the exit status."""
         trial = self._running.pop(reader)
         verdict = None
         with reader, contextlib.suppress(EOFError):
@@ -267,7 +263,7 @@ class TrialServer:
                 self._backends.get(verdict.backend)  # create it for later forks
         self._front_end.send((trial.key, verdict))
 
-    def _end_the_late(self) -> None:
+    def _kill_overdue(self) -> None:
         now = time.monotonic()
         for trial in self._running.values():
             if now > trial.deadline:
@@ -293,7 +289,7 @@ def _verdict(number: int) -> Verdict:
 
 
 def trials_at_a_time() -> int:
-    """Maximum number of concurrent trials: the engine's compiler threads, at least two."""
+    """Return the maximum number of concurrent trials: the engine's compiler threads, or 2."""
     return max(2, ((os.cpu_count() or 1) + 1) // 2)
 
 

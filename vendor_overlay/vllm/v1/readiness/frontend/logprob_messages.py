@@ -1,12 +1,12 @@
 """Feature ``logprobs``, for messages from the engine core to the front end.
 
-Stock 0.22.0 makes Python calls per array of each request, in both processes. With 128 requests it
-takes 0.8 ms to encode a step's message and 1.0 ms to decode it.
+Stock 0.22.0 makes several Python calls per array and request, in both processes. With 128 requests
+a step's message takes 0.8 ms to encode and 1.0 ms to decode.
 
-Here the bytes around an array, which depend only on its shape and type, are cached. A request's
-three small arrays are joined with them by one call. The decoder creates each array directly on its
-buffer. Messages are byte-identical to stock's, so either process may run stock vLLM. Large arrays
-and unusual values fall back to upstream.
+Here the bytes around an array, which depend only on its shape and type, are cached. One call joins
+them with a request's three small arrays. The decoder creates each array directly on its buffer.
+Messages are byte-identical to stock's, so either process may run stock vLLM. Large arrays and
+unusual values fall back to upstream.
 """
 
 # mirrors: vllm.v1.serial_utils:MsgpackEncoder.encode
@@ -41,7 +41,7 @@ _DECODER_METHODS = ("decode", "dec_hook", "_decode_ndarray", "ext_hook")
 
 
 def packed(outputs: EngineCoreOutputs, encoder: MsgpackEncoder) -> EngineCoreOutputs:
-    """Return a copy of a step's outputs with encoded logprobs; the outputs to fall back."""
+    """Return a copy of a step's outputs with encoded logprobs; ``outputs`` to fall back."""
     if (
         not any(output.new_logprobs for output in outputs.outputs)
         or registry.LOGPROBS not in switch.enabled()
@@ -102,10 +102,7 @@ def _message(lists: LogprobsLists, limit: int) -> bytes | None:
 
 @cache
 def _pieces(characters: str, *shapes: tuple[int, ...]) -> list[bytes] | None:
-    """Return the bytes that upstream writes around three small arrays.
-
-    None for unsupported types.
-    """
+    """Return the bytes that upstream writes around three small arrays; None if unsupported."""
     if not _TYPES.keys() >= set(characters):
         return None
     heads = []

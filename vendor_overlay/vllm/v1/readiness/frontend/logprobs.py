@@ -90,10 +90,9 @@ class Columns:
         self.texts: dict[int, tuple[str | None, ...]] = {}
 
     def take(self, ids: np.ndarray, logprobs: np.ndarray, ranks: np.ndarray) -> bool:
-        """Append positions: ``ids`` and ``logprobs`` [positions, columns], ``ranks`` [positions].
+        """Append positions; False if types are unsupported, or types or width have changed.
 
-        Returns:
-            False if their types are unsupported, or if width or types differ from the stored ones.
+        ``ids`` and ``logprobs`` are [positions, columns], ``ranks`` is [positions].
         """
         types = ids.dtype, logprobs.dtype, ranks.dtype
         width = columns = ids.shape[1]
@@ -114,7 +113,7 @@ class Columns:
 
 
 class Series:
-    """The logprobs of a request's output or prompt.
+    """Logprobs of a request's output or prompt.
 
     Attributes:
         shown: upstream's container, visible to the client.
@@ -187,7 +186,7 @@ class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
 
     def _update_prompt_logprobs(self, prompt_logprobs_tensors: "LogprobsTensors") -> None:
         tensors = prompt_logprobs_tensors[:3]
-        if all(map(_is_readable, tensors)):
+        if all(type(t) is torch.Tensor and t.is_cpu and t.dtype in _DTYPES for t in tensors):
             arrays = (tensor.numpy() for tensor in tensors)
             if self._take(self._prompt, self.num_prompt_logprobs, *arrays):
                 return
@@ -226,7 +225,7 @@ class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
     def _decode_parts(self, series: Series, count: int) -> None:
         """Decode the positions with partial characters among the newest ``count``.
 
-        Each takes several tokenizer calls, as in stock: too many to defer to the last step.
+        Such a position takes several tokenizer calls, too many to defer to the last step.
         """
         columns, known = series.columns, self._texts
         if known is None or columns is None:
@@ -324,7 +323,7 @@ def shown(
 
 
 def _is_upstreams(processor: upstream.LogprobsProcessor) -> bool:
-    """Whether the processor's class, methods and helper functions are upstream's."""
+    """Return whether the processor's class, methods and helper functions are upstream's."""
     return (
         type(processor) is upstream.LogprobsProcessor
         and subclasses.all_vllms(processor, _METHODS)
@@ -333,10 +332,7 @@ def _is_upstreams(processor: upstream.LogprobsProcessor) -> bool:
 
 
 class _Collector:
-    """Pauses the garbage collector by raising its threshold.
-
-    Calls of ``gc.disable`` and ``gc.enable`` keep their effect.
-    """
+    """Garbage collector, paused by a raised threshold: ``gc.enable`` keeps its effect."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -345,9 +341,9 @@ class _Collector:
 
     @contextmanager
     def paused(self, objects: int) -> Iterator[None]:
-        """Pause the collector during the creation of many objects, none of which is garbage.
+        """Pause the collector while many objects are created, none of which is garbage.
 
-        Otherwise collections take three quarters of a step that ends all requests of a batch.
+        Otherwise collections take three quarters of a step in which a batch's requests end.
         """
         if objects < _MANY:
             yield
@@ -375,13 +371,8 @@ def _limit(number: int | None) -> int | None:
     return None if number is None or number < 0 else 1 + number
 
 
-def _is_readable(tensor: torch.Tensor) -> bool:
-    """Whether numpy can view a tensor's memory, and its type is supported."""
-    return type(tensor) is torch.Tensor and tensor.is_cpu and tensor.dtype in _DTYPES
-
-
 def _in_order(ids: object, logprobs: object, ranks: object) -> bool:
-    """Whether these are arrays of the expected shapes, with at least one column."""
+    """Return whether these are arrays of the expected shapes, with at least one column."""
     return (
         type(ids) is type(logprobs) is type(ranks) is np.ndarray
         and ids.ndim == 2

@@ -2,7 +2,7 @@
 
 Stock 0.22.0's front ends do not check the types of these fields. Most values can be encoded, but
 the engine core's input thread decodes them by the declared types, and dies if the type differs.
-Numbers of numpy cannot be encoded: the request fails after the front end has registered it, and
+NumPy's numbers cannot be encoded: the request fails after the front end has registered it, and
 stays registered.
 
 Here numbers of other libraries are converted to Python's (:func:`convert`). A request that the
@@ -56,7 +56,7 @@ def serve_in_process(core: "EngineCore") -> None:
 
 
 def is_in_process(config: "VllmConfig") -> bool:
-    """Whether the engine core of a config runs in this process."""
+    """Return whether the engine core of a config runs in this process."""
     with _lock:
         return any(core.vllm_config is config for core in _in_process)
 
@@ -93,18 +93,14 @@ def check(request: EngineCoreRequest) -> None:
 
 
 def is_integer(value: object) -> bool:
-    """Whether a converted value is an integer, and not a bool."""
+    """Return whether a converted value is an integer, and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def refuse(parameter: str, value: object, kind: object, why: str | None = None) -> NoReturn:
-    """Refuse a value of a wrong type.
+    """Refuse a field's value, whose type is not ``kind``.
 
-    Args:
-        parameter: name of the field.
-        value: its value.
-        kind: the declared type.
-        why: the decoder's message; by default the name of the value's type.
+    ``why`` is the decoder's message; by default the name of the value's type.
     """
     expected = kind.__name__ if type(kind) is type else kind
     raise VLLMValidationError(
@@ -173,7 +169,7 @@ _SCALARS: "Mapping[type, Callable[[Any], Any]]" = {
 
 
 def _encode(value: object) -> object:
-    """Encoder hook for the trial encoding: accept the same values as upstream's, uncopied."""
+    """Accept the same values as upstream's encoder hook, without copying them."""
     if (
         isinstance(value, (torch.Tensor, np.ndarray, slice))
         or envs.VLLM_ALLOW_INSECURE_SERIALIZATION

@@ -1,9 +1,8 @@
-"""Triton kernels for bad words: match and mask a request's words, and append to its tail.
+"""Triton kernels for bad words: mask tokens that would complete a word, and append to tails.
 
-A request's tail is the newest part of its output, as long as its longest word needs.
-
-A slot is int32 and holds, in this order: the number of words W; the length T of the tail; the tail
-[T], newest token last, padded with -1 in front; the last token of each word [W]; the length of each
+A request's tail is the newest part of its output, as long as its longest word needs. A slot is
+int32 and holds, in this order: the number of words W; the length T of the tail; the tail [T],
+newest token last, padded with -1 in front; the last token of each word [W]; the length of each
 word's prefix, the tokens before its last [W]; the offset of each prefix in the slot [W]; and the
 prefixes. A slot is passed by its address, 0 for a request without bad words.
 """

@@ -8,15 +8,15 @@ element with the thread's index, and each of the others to the element G after t
 Then the thread draws again. The generator's offset grows by four per draw of a thread.
 
 exponential_ (float32) uses one word per element; uniform_ (float64) makes two numbers of the four
-words. PyTorch 2.11's DistributionTemplates.h and cuRAND's headers define this. :func:`agree` checks
-it for the installed torch and device.
+words. PyTorch 2.11's DistributionTemplates.h and cuRAND's headers define these rules. :func:`agree`
+checks them for the installed torch and device.
 """
 
 # mirrors: vllm.v1.sample.ops.topk_topp_sampler:random_sample
 # mirrors: vllm.v1.sample.rejection_sampler:generate_uniform_probs
 # mirrors: vllm.v1.sample.rejection_sampler:sample_recovered_tokens
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -38,6 +38,8 @@ _LN_2 = tl.constexpr(0.693147182464599609375)  # as a float32
 
 #: Seeds and offsets that :func:`agree` compares: small, and beyond 32 bits each.
 _CASES = ((0, 0), (10**14 + 7, 4 * 1000), (2**63 + 12345, 4 * (2**32 - 1)))
+#: Number of uniform values per case.
+_COUNTS = (1, 5, _MOST_DRAFTS)
 _ARGUMENTS = ["behind", "size", "threads"]
 
 
@@ -115,7 +117,7 @@ def exponential_kernel(
 def uniform_kernel(
     values,  # float64 [drafts of all requests]
     firsts,  # int64 [requests]: a request's first draft
-    counts,  # int64 [requests]: its drafts, at most LANES
+    counts,  # int64 [requests]: its number of drafts, at most LANES
     seeds,  # int64 [requests]
     counters,  # int64 [requests]
     behind,
@@ -179,37 +181,28 @@ class Draws:
 def agree(draws: Draws, device: torch.device, sizes: Iterable[int]) -> bool:
     """Return whether torch draws the same bits. Compiles the kernels and waits for the device.
 
-    ``sizes`` are row lengths to compare. Two are added: one that few threads fill, and one for
-    which threads draw twice.
+    ``sizes`` are row lengths to compare. A short length is added, and one for which each thread
+    draws twice.
     """
-    sizes = {*sizes, 997, 4 * draws.most_threads + 1}
-    return all(_agrees(draws, device, size) for size in sizes) and _uniforms_agree(draws, device)
+    for size in {*sizes, 997, 4 * draws.most_threads + 1}:
+        rows = torch.empty(len(_CASES), size, device=device)
+        if not _agrees(draws.exponential, torch.Tensor.exponential_, rows, [1] * len(_CASES)):
+            return False
+    values = torch.empty(sum(_COUNTS), dtype=torch.float64, device=device)
+    return _agrees(draws.uniform, torch.Tensor.uniform_, values, _COUNTS)
 
 
-def _agrees(draws: Draws, device: torch.device, size: int) -> bool:
+def _agrees(draw: Callable, original: Callable, values: torch.Tensor, counts: Sequence) -> bool:
+    """Compare one kind of draws; ``counts`` is the number of rows or values per case."""
+    device = values.device
     generators = [_generator(device, *case) for case in _CASES]
-    wanted = torch.empty(len(_CASES), size, device=device)
-    for row, generator in zip(wanted, generators, strict=True):
-        row.exponential_(generator=generator)
-    drawn = torch.empty_like(wanted)
-    grown = draws.exponential(drawn, _send_cases(device), 0)
+    for part, generator in zip(values.split(counts), generators, strict=True):
+        original(part, generator=generator)
+    drawn = torch.empty_like(values)
+    grown = draw(drawn, _send_cases(device, counts), 0)
     offsets = [generator.get_offset() for generator in generators]
     return offsets == [offset + 4 * grown for _, offset in _CASES] and bool(
-        torch.equal(drawn.view(torch.int32), wanted.view(torch.int32))
-    )
-
-
-def _uniforms_agree(draws: Draws, device: torch.device) -> bool:
-    generators = [_generator(device, *case) for case in _CASES]
-    counts = (1, 5, _MOST_DRAFTS)
-    wanted = torch.empty(sum(counts), dtype=torch.float64, device=device)
-    for part, generator in zip(wanted.split(counts), generators, strict=True):
-        part.uniform_(generator=generator)
-    drawn = torch.empty_like(wanted)
-    grown = draws.uniform(drawn, _send_cases(device, counts), 0)
-    offsets = [generator.get_offset() for generator in generators]
-    return offsets == [offset + 4 * grown for _, offset in _CASES] and bool(
-        torch.equal(drawn.view(torch.int64), wanted.view(torch.int64))
+        torch.equal(drawn.view(torch.int32), values.view(torch.int32))
     )
 
 
@@ -220,7 +213,7 @@ def _generator(device: torch.device, seed: int, offset: int) -> torch.Generator:
     return generator
 
 
-def _send_cases(device: torch.device, counts: Sequence[int] = (0, 0, 0)) -> list[torch.Tensor]:
+def _send_cases(device: torch.device, counts: Sequence[int]) -> list[torch.Tensor]:
     seeds = np.array([seed for seed, _ in _CASES], np.uint64).view(np.int64)
     counters = np.array([offset // 4 for _, offset in _CASES])
     many = np.array(counts)

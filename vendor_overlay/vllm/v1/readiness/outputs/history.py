@@ -49,8 +49,7 @@ SMALL = 1 << 16
 class LiveRows(list["list[int] | None"]):
     """Output lists of the live batch's rows.
 
-    Sampling metadata describes the live batch if it holds this object; an equal list does not
-    count.
+    Sampling metadata describes the live batch if it holds this very object, not an equal list.
     """
 
     def __init__(self, live: "Live") -> None:
@@ -70,7 +69,7 @@ class LiveRows(list["list[int] | None"]):
 
 
 class Step:
-    """Tokens that one step sampled, on their way to the host.
+    """Sampled tokens of one step, on their way to the host.
 
     Attributes:
         tokens: int32 [rows, 1 + drafts] on the host, valid once ``event`` has completed; a row ends
@@ -149,16 +148,16 @@ class History(Feature):
     def begin_step(self) -> None:
         """Settle all steps but the newest, unless this may be done for several steps at once.
 
-        The scheduler usually requests a step once it has the tokens of the step before last. Only
-        ranks that return no tokens, and pipelines of three or more stages whose requests run in
-        every step, may wait.
+        The scheduler usually requests a step once it has the tokens of the step before last. Waits
+        are possible on ranks that return no tokens, and in pipelines of three or more stages if
+        requests run in every step.
         """
         if len(self.in_flight) > LAG or not self._may_lag():
             self.settle_older(fences.HISTORY)
         self._begun = True
 
     def _may_lag(self) -> bool:
-        """Return whether there is no reader, and steps in flight take little memory."""
+        """Return whether no reader exists and steps in flight take little memory."""
         metadata = self.batch.sampling_metadata
         return not self.in_flight or not (
             self.num_spec_tokens
@@ -173,7 +172,7 @@ class History(Feature):
     def prepare(self) -> bool:
         """Prepare for sampling a step; return whether :meth:`begin_step` was called for it.
 
-        A runner that overrides ``_update_states`` does not call it, and may have truncated outputs.
+        A runner that overrides ``_update_states`` may have truncated outputs without that call.
         """
         self.batch_updated()
         self._prepared, self._begun = self._begun, False
@@ -202,12 +201,12 @@ class History(Feature):
             batch.token_ids_cpu[rows, columns] = PLACEHOLDER
         batch.is_token_ids[rows, columns] = True
         batch.num_tokens_no_spec[rows] = columns + 1
-        whole = len(indices) == batch.num_reqs
-        for output in self._whole() if whole else self._outputs(indices.values()):
+        some = map(batch.req_output_token_ids.__getitem__, indices.values())
+        for output in self._whole() if len(indices) == batch.num_reqs else some:
             output.append(PLACEHOLDER)
 
     def expect(self, tokens: torch.Tensor, event: torch.Event) -> None:
-        """Enqueue a step whose tokens are on their way; see :class:`Step`."""
+        """Enqueue a step whose tokens are being copied to the host; see :class:`Step`."""
         drafted = self.num_spec_tokens > 0 and any(
             self._requests[req_id].prev_num_draft_len for req_id in self.batch.req_ids
         )
@@ -273,9 +272,9 @@ class History(Feature):
     def loses_tokens(self, req_id: str, length: int, owner: str) -> bool:
         """Return whether truncating an output to ``length`` may lose a sampled token.
 
-        ``length`` includes placeholders. Only placeholders are lost if the scheduler truncates
-        because drafts were rejected. The step in flight has then arrived, except on a lagging rank,
-        which waits; ``owner`` names the fence.
+        ``length`` includes placeholders. A truncation for rejected drafts loses only placeholders.
+        The step in flight has then arrived, except on a lagging rank: this waits for the step, and
+        ``owner`` names the fence.
         """
         row = self.batch.req_id_to_index[req_id]
         (*older, newest) = self.in_flight or (None,)
@@ -291,7 +290,8 @@ class History(Feature):
         If called before the batch is updated for a step, skip the newest step if it has drafts: its
         requests do not have their draft placeholders yet.
         """
-        self._settle_to(self._held(), owner)
+        held = bool(self.in_flight) and self.in_flight[-1].drafted and not self._updated
+        self._settle_to(int(held), owner)
 
     def settle_older(self, owner: str) -> None:
         """Settle all steps but the newest; ``owner`` names the fence."""
@@ -326,10 +326,6 @@ class History(Feature):
         if any(map(self.unsettled, rows)):
             self.settle_now(owner)
 
-    def _held(self) -> int:
-        """Return the number of steps in flight that cannot be settled yet."""
-        return int(bool(self.in_flight) and self.in_flight[-1].drafted and not self._updated)
-
     def _write(self, step: Step) -> None:
         if step.columns is None:
             self._write_guessed(step)
@@ -343,8 +339,8 @@ class History(Feature):
         batch.token_ids_cpu[rows, columns] = tokens
         positions = (columns - batch.num_prompt_tokens[rows]).tolist()
         written, ids = rows.tolist(), tokens.tolist()
-        for output, position, token in zip(self._outputs(written), positions, ids, strict=True):
-            output[position] = token
+        for row, position, token in zip(written, positions, ids, strict=True):
+            batch.req_output_token_ids[row][position] = token
         if self.arrived is not None:
             self.arrived(written, ids)
 
@@ -372,7 +368,7 @@ class History(Feature):
         prompts = batch.num_prompt_tokens[rows]
         starts, ends = (starts - prompts).tolist(), (ends - prompts).tolist()
         for output, new, start, stop in zip(
-            self._outputs(rows.tolist()), tokens, starts, ends, strict=True
+            map(batch.req_output_token_ids.__getitem__, rows.tolist()), tokens, starts, ends, strict=True
         ):
             output[start:stop] = new[: stop - start]
 
@@ -384,9 +380,6 @@ class History(Feature):
         rows = map(self.batch.req_id_to_index.__getitem__, step.rows)
         return np.fromiter(rows, np.intp, len(step.rows)), sources
 
-    def _outputs(self, rows: Iterable[int]) -> Iterable[list[int]]:
-        return map(self.batch.req_output_token_ids.__getitem__, rows)
-
     def _whole(self) -> list[list[int]]:
         """Return the output list of each row, cached until a row gets another request."""
         metadata = self.batch.sampling_metadata
@@ -396,13 +389,13 @@ class History(Feature):
         return self._lists
 
     def _rows(self, named: Mapping[str, int], count: int) -> np.ndarray:
-        """Return the rows of the named requests, in order; ``count`` is the number of all rows."""
+        """Return the rows of the named requests; ``count`` is the number of all rows."""
         if len(named) == count:
             return self._all_rows[:count]
         return np.fromiter(named.values(), np.intp, len(named))
 
     def _drop_cut(self, step: Step, columns: np.ndarray) -> None:
-        """Drop tokens whose placeholders are gone, because an output was truncated."""
+        """Drop tokens without placeholders, because their outputs were truncated."""
         for req_id, source in list(step.rows.items()):
             row = self.batch.req_id_to_index[req_id]
             output = self.batch.req_output_token_ids[row]

@@ -1,9 +1,9 @@
 """Feature ``readback``: a step's outputs reach the host by readbacks.
 
 Under synchronous scheduling upstream waits for the sampled ids, then makes three blocking copies of
-the logprobs. With drafts it selects the accepted ids by a mask on the device, which also waits.
-After the logprobs of prompts it waits for the whole device. Here each of these is one readback with
-one event. The model runner also calls this module for pooling models.
+the logprobs. With drafts it selects the accepted ids by a mask on the device, and waits again.
+After the logprobs of prompts it waits for the whole device. Here one readback with one event
+replaces each of these waits. The model runner also calls this module for pooling models.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:AsyncGPUModelRunnerOutput.__init__
@@ -55,8 +55,8 @@ class Outputs(Feature):
     """Outputs of one model runner.
 
     Attributes:
-        readbacks: None to use upstream's copies: with the feature off, or on a platform without
-            events or pinned memory.
+        readbacks: None with the feature off, or on a platform without events or pinned memory.
+            Upstream's copies are then used.
         pin_memory: whether to pin uploads.
     """
 
@@ -91,7 +91,7 @@ class Outputs(Feature):
         logprobs = sampled.logprobs_tensors
         if self.readbacks is None:
             return sampled.sampled_token_ids, logprobs
-        started = self.readbacks.start([sampled.sampled_token_ids, *_parts(logprobs)])
+        started = self.readbacks.start([sampled.sampled_token_ids, *(logprobs or ())[:3]])
         ids, *parts = started.wait(fences.OUTPUT)
         return ids, _joined(logprobs, parts)
 
@@ -104,7 +104,7 @@ class Outputs(Feature):
         if self.readbacks is None:
             return False
         logprobs, routed = output._logprobs_tensors, output._routed_experts
-        parts = _parts(logprobs)
+        parts = (logprobs or ())[:3]
         tensors = [output._sampled_token_ids, *parts, *(routed or ())]
         started = self.readbacks.start(tensors, stream)
         ids, *rest = started.tensors
@@ -150,7 +150,7 @@ class Outputs(Feature):
     def empty_prompt_logprobs(self, positions: int, width: int) -> LogprobsTensors:
         """Allocate uninitialised host tensors for a prompt's logprobs, ``width`` per position.
 
-        They are pinned; beyond the limit they are pageable, and upstream's code copies into them.
+        The tensors are pinned. Beyond the limit they are pageable, and upstream copies into them.
         """
         shape = (positions, width)
         tensors = self.readbacks and self.readbacks.reserve(
@@ -161,7 +161,7 @@ class Outputs(Feature):
     def start_prompt_logprobs(
         self, tensors: LogprobsTensors, rows: slice, *sources: torch.Tensor
     ) -> bool:
-        """Start the readback of one chunk of a prompt's logprobs; False to fall back to upstream.
+        """Start the readback of a prefill chunk's logprobs; False to fall back to upstream.
 
         ``sources`` are the ids, logprobs and ranks of positions ``rows``, on the device.
         """
@@ -172,8 +172,8 @@ class Outputs(Feature):
     ) -> bool:
         """Wait for the logprobs of prompts that end with this step; False to fall back to upstream.
 
-        Under async scheduling this does not wait: these copies were started before the step's
-        output, and complete before it.
+        Under async scheduling this does not wait: these copies were started before the copies of
+        the step's outputs, and complete before those.
         """
         if self.readbacks is None:
             return False
@@ -188,11 +188,11 @@ class Outputs(Feature):
         return True
 
     def pinned(self, values: Sequence[int]) -> torch.Tensor:
-        """Create an int64 tensor [n] on the host, pinned if uploads are."""
+        """Create an int64 tensor [n] on the host, pinned if :attr:`pin_memory`."""
         return uploads.pinned(values, self.pin_memory)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Start a copy into upstream's pinned memory; upstream records the event after it."""
+        """Start a copy into upstream's pinned memory. Upstream then records its event."""
         if self.readbacks is None:
             target.copy_(source, non_blocking=True)
         else:
@@ -208,11 +208,6 @@ class Outputs(Feature):
 def wait(event: torch.Event) -> None:
     """Wait for the event of an asynchronous output."""
     fences.wait(event, fences.OUTPUT)
-
-
-def _parts(logprobs: LogprobsTensors | None) -> list[torch.Tensor]:
-    """Return the tensors of logprobs that are on the device."""
-    return [] if logprobs is None else list(logprobs[:3])
 
 
 def _joined(

@@ -1,8 +1,8 @@
 """Readbacks: copies from the device to the host, each with one event to wait for.
 
-The tensors of a step share one pinned buffer, and the host waits for the event after them. It waits
-neither for the rest of the stream nor for other streams (vLLM pull request 22760 does the same for
-sampled ids).
+The tensors of a step share one pinned buffer, and the host waits for the event after their copies.
+It waits neither for the rest of the stream nor for other streams (vLLM pull request 22760 does the
+same for sampled ids).
 
 On CUDA, a kernel stores small tensors into the pinned buffer. The copy engine serves all copies of
 one direction in order, regardless of streams and priorities. A copy of a few kilobytes therefore
@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -44,24 +45,13 @@ def has_events(device: torch.device) -> bool:
     return supported and device.type != "cpu" and bool(is_pin_memory_available())
 
 
-class Readback:
-    """Tensors on their way to the host.
+class Readback(NamedTuple):
+    """Tensors on their way to the host."""
 
-    Attributes:
-        tensors: on the host, with the sources' shapes and dtypes. They are valid once the readback
-            is ready, and as long as they or views of them are referenced.
-        event: recorded after the copies.
-    """
-
-    __slots__ = ("event", "tensors")
-
-    def __init__(self, tensors: list[torch.Tensor], event: torch.Event) -> None:
-        self.tensors = tensors
-        self.event = event
-
-    def ready(self) -> bool:
-        """Return whether all tensors have arrived, without waiting."""
-        return bool(self.event.query())
+    #: On the host, with the sources' shapes and dtypes. Valid once the event has completed, and as
+    #: long as the tensors or views of them are referenced.
+    tensors: list[torch.Tensor]
+    event: torch.Event  # recorded after the copies
 
     def wait(self, owner: str) -> list[torch.Tensor]:
         """Wait for the tensors and return them; ``owner`` names the fence."""
@@ -172,10 +162,10 @@ class Readbacks:
     def fill(
         self, tensors: Sequence[torch.Tensor], rows: slice, sources: Sequence[torch.Tensor]
     ) -> bool:
-        """Start copies into ``rows`` of reserved tensors; False if they were not reserved here.
+        """Start copies into ``rows`` of reserved tensors; False for tensors reserved elsewhere.
 
-        ``tensors`` are those of one :meth:`reserve`, in order; the first is not empty. ``sources``,
-        one per tensor, were computed on the current stream; dtypes are converted.
+        ``tensors`` are the result of one :meth:`reserve`; the first is not empty. ``sources``, one
+        per tensor, were computed on the current stream; dtypes are converted.
         """
         buffer = self._buffers.get(tensors[0].data_ptr())
         if buffer is None:
@@ -194,7 +184,7 @@ class Readbacks:
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Start one copy into contiguous pinned memory; the caller records the event.
 
-        ``source`` was computed on the current stream, and is converted if dtypes differ.
+        ``source`` was computed on the current stream; its dtype is converted.
         """
         sources, targets = [source.to(target.dtype).contiguous()], [target]
         self._choose_copy(sources, targets)(sources, targets)
@@ -202,7 +192,7 @@ class Readbacks:
     def _choose_copy(
         self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
     ) -> Copy:
-        """Return the store kernel if it can copy these tensors, else torch's copy."""
+        """Return the store kernel if it supports these tensors, else torch's copy."""
         if (
             self._store is not None
             and sum(source.nbytes for source in sources) <= _MAX_STORED
@@ -225,7 +215,7 @@ class Readbacks:
         buffer.event.record()
 
     def _allocate(self, layout: Layout) -> tuple[list[torch.Tensor], _Buffer]:
-        """Take a buffer and create tensors in it; it is in use while any of them is referenced."""
+        """Create tensors in a buffer, which is in use while any of the tensors is referenced."""
         size, offsets = _offsets(layout)
         buffer, free = self._take(size)
         # Only the tensors and views created here reference this array.

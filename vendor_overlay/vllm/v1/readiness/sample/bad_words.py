@@ -1,11 +1,11 @@
 """Feature ``bad-words``: bad words matched and masked on the device.
 
-On each step upstream compares the end of every output with every word in Python lists, for which
-the host waits for the newest token. Here each request with bad words has a slot on the device, with
-its words and its tail: the newest output tokens, as many as the longest word needs. Sampled tokens
-are appended to the tail, and tokens that would complete a word are masked.
+On each step upstream compares the end of every output with every word in Python lists, so that the
+host waits for the newest token. Here each request with bad words has a slot on the device. The slot
+holds the words and a tail, the newest output tokens that a word may match. Sampled tokens are
+appended to the tail, and tokens that would complete a word are masked.
 
-The result equals that of upstream's ``apply_bad_words`` bit for bit: both write minus infinity and
+The result equals that of ``apply_bad_words`` bit for bit: both write minus infinity and
 read no logit. Prompts are not matched, and words whose last token is beyond the logits are skipped.
 On platforms other than CUDA, PyTorch operations serve all rows at once, and a slot holds only a
 tail; see ``bad_words_torch``.
@@ -55,7 +55,7 @@ class BadWords(Slots):
         self._tails: Tails | None = None
 
     def add_request(self, request: "CachedRequestState") -> None:
-        """Give the request a slot if its words are supported."""
+        """Give the request a slot if all of its words are supported."""
         super().add_request(request)
         if request.req_id in self._slots:
             self._words[request.req_id] = Words.of(_words(request))

@@ -30,7 +30,7 @@ _PLANS = 8
 
 
 class Words(NamedTuple):
-    """Concatenated bad words; a word is a prefix, which may be empty, and a last token."""
+    """Bad words of one request, each of a possibly empty prefix and a last token."""
 
     lasts: np.ndarray  # int32 [words], last tokens
     lengths: np.ndarray  # int32 [words], lengths of the prefixes
@@ -38,7 +38,7 @@ class Words(NamedTuple):
 
     @classmethod
     def of(cls, words: Sequence[Sequence[int]]) -> "Words":
-        """Convert words, non-empty lists of ids from 0 to :data:`MAX_ID`."""
+        """Convert words: non-empty lists of token ids from 0 to :data:`MAX_ID`."""
         lasts = np.fromiter((word[-1] for word in words), np.int32, len(words))
         lengths = np.fromiter(map(len, words), np.int32, len(words)) - 1
         prefixes = chain.from_iterable(word[:-1] for word in words)
@@ -60,10 +60,10 @@ class Words(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """Indices to compare and to mask, for given numbers of drafts per row.
+    """Indices of tokens to compare and of logits to mask, for given numbers of drafts per row.
 
-    Each word occurs once per position of its row. A target is an element of the logits; words that
-    share a target are combined, so that each element is written once.
+    Each word occurs once per position of its row. A target is an element of the logits. Words with
+    the same target are combined, so that each element is written once.
     """
 
     prefixes: torch.Tensor  # int32 [tokens], the prefixes of all words
@@ -79,7 +79,7 @@ class Tails:
     """Tails of all rows, concatenated in one tensor.
 
     ``words`` and ``tails`` (int32) are per row, None for a row without bad words. ``width`` is the
-    number of columns of the logits. ``views`` correspond to ``tails``, and are updated in place.
+    number of columns of the logits. ``views`` are the new tails per row, updated in place.
     """
 
     def __init__(
@@ -131,8 +131,8 @@ class Tails:
     ) -> None:
         """Mask the tokens that would complete a word, in logits [positions, width], in place.
 
-        ``per_draft``: one position per draft, after earlier drafts; else one per row, after all
-        drafts.
+        With ``per_draft``, the logits have a position per draft, after the row's earlier drafts;
+        otherwise a position per row, after all of its drafts.
         """
         plan = self._plan(drafts, per_draft)
         tokens = self._tokens
@@ -157,9 +157,9 @@ class Tails:
         added = (sampled >= 0).to(torch.int64).cumprod(1).sum(1)
         added.masked_fill_(discarded[:rows], 0)
         added = added[self._rows]
-        # The sampled tokens follow the tails, row by row.
         new = len(self._tokens) + self._rows * width + added - 1 - self._ages
         sources = torch.where(self._ages < added, new, self._entries + added)
+        # In ``tokens``, the sampled tokens come after all tails, row by row.
         tokens = torch.cat((self._tokens, sampled.flatten().to(torch.int32)))
         torch.index_select(tokens, 0, sources, out=self._tokens)
 
@@ -185,7 +185,7 @@ class Tails:
         words, word_position, word_offset = self._words_by_row.gather(rows)
         targets, target_position, target_offset = self._targets_by_row.gather(rows)
         row = rows[token_position]
-        # Counted from the row's first draft; a negative index is in its tail.
+        # Relative to the row's first draft; negative in the row's tail.
         index = preceding[token_position] - self._distances[tokens]
         sources = np.where(index < 0, self._ends[row], self._ends[-1] + starts[row]) + index
         return _Plan(
@@ -203,7 +203,7 @@ class Tails:
 
 
 class _Groups:
-    """Items sorted by row; ``rows`` [items] is the row of each, out of ``count`` rows."""
+    """Items sorted by row. ``rows`` [items] is the row of each item; there are ``count`` rows."""
 
     def __init__(self, rows: np.ndarray, count: int) -> None:
         self._counts = np.bincount(rows, minlength=count)
@@ -213,8 +213,8 @@ class _Groups:
         """Gather the items of rows [groups], row by row; a row may repeat.
 
         Returns:
-            Index of each gathered item; its group; and for each group, its offset after gathering
-            relative to its offset before.
+            The index and the group of each gathered item, [items] each; and the distance by which
+            each group has moved, [groups].
         """
         counts = self._counts[rows]
         offsets = counts.cumsum() - counts - self._starts[rows]

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 def stops(request: "Request") -> bool:
-    """Return whether the newest token ends a request before it has its ``min_tokens``.
+    """Return whether the newest token ends a request, even before its ``min_tokens``.
 
-    A request with a grammar samples a stop token that early only if no other token was left.
+    A request with a grammar samples a stop token that early only if no other token was allowed.
     """
     params = request.sampling_params
     if not request.use_structured_output or params is None:
@@ -57,7 +57,7 @@ class _StopTokens(set[int]):
 
 
 class _Guarded(NamedTuple):
-    """Rows of logits with a grammar, and their stop tokens."""
+    """Rows of the logits whose stop tokens stay if no other token is left."""
 
     rows: torch.Tensor  # [rows], indices of the logits' rows
     positions: tuple[torch.Tensor, torch.Tensor]  # [entries] each: rows and ids of stop tokens
@@ -65,11 +65,7 @@ class _Guarded(NamedTuple):
 
 
 class MinTokens(MinTokensLogitsProcessor):  # type: ignore[misc]
-    """Upstream's processor, except that stop tokens stay if a grammar allows no other token.
-
-    Args:
-        processor: upstream's processor; its attributes are taken over.
-    """
+    """Upstream's processor, except that stop tokens stay if a grammar allows no other token."""
 
     def __init__(self, processor: MinTokensLogitsProcessor) -> None:
         self.__dict__.update(processor.__dict__)
@@ -87,7 +83,7 @@ class MinTokens(MinTokensLogitsProcessor):  # type: ignore[misc]
         return entry[0], entry[1], _StopTokens(entry[2])
 
     def update_state(self, batch_update: "BatchUpdate | None") -> None:
-        """Update for the batch's changes, and upload the positions of rows with a grammar."""
+        """Update for the batch's changes, and find the rows with a grammar."""
         before = self.logits_slice
         super().update_state(batch_update)
         if self.logits_slice is not before:
@@ -117,7 +113,7 @@ class MinTokens(MinTokensLogitsProcessor):  # type: ignore[misc]
         return _mask(logits, guarded, lambda logits: upstream(logits, num_draft_tokens))
 
     def _guard(self, positions: Iterable[tuple[int, int]]) -> _Guarded | None:
-        """Upload the positions of rows with a grammar, from pairs (batch row, logits row)."""
+        """Return the rows with a grammar among ``positions``, pairs of batch row and logits row."""
         rows: list[int] = []
         entries: list[tuple[int, int, int]] = []
         for row, position in positions:
@@ -136,7 +132,7 @@ class MinTokens(MinTokensLogitsProcessor):  # type: ignore[misc]
 def _mask(
     logits: torch.Tensor, guarded: _Guarded, mask: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
-    """Mask stop tokens, and unmask those of guarded rows that have no token left."""
+    """Mask stop tokens, except in guarded rows without any other token."""
     before = logits[guarded.positions]
     logits = mask(logits)
     closed = logits[guarded.rows].amax(dim=-1) == -torch.inf

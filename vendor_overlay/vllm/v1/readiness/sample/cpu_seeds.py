@@ -1,12 +1,12 @@
 """Fix ``cpu-seeds``: on the CPU, a seed applies with chunked prompts and in mixed batches.
 
 0.22.0 samples for every row of a step, and drops the sample of a row whose prompt is not complete.
-So that prefill chunks do not change the tokens of a seeded request, it then sets back the offset of
-the row's generator. CPU generators have no offset: the engine fails. Here the generator's whole
+To keep a seeded request's tokens independent of prefill chunks, it then rewinds the offset of the
+row's generator. CPU generators have no offset, so that the engine fails. Here the generator's whole
 state is saved before sampling, and restored.
 
 The CPU sampler also ignores all seeds unless every row of the batch has one, so that the tokens of
-a seeded request depend on other requests. Here each row with a seed uses it.
+a seeded request depend on other requests. Here each seeded row uses its seed.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync
@@ -40,18 +40,11 @@ class CpuSeeds(Feature):
         return cls(live.batch) if live.batch.device.type == "cpu" else None
 
     def keep(self, runner: "GPUModelRunner | None") -> None:
-        """Save the states of generators whose samples the runner will drop."""
-        if not self.batch.generators:
-            return
-        mask = getattr(runner, "discard_request_mask", None)
-        if mask is None:
-            return
-        discarded = mask.np
-        self._states = {
-            row: generator.get_state()
-            for row, generator in self.batch.generators.items()
-            if discarded[row]
-        }
+        """Save the generator's state for each row whose sample the runner will drop."""
+        generators, mask = self.batch.generators, getattr(runner, "discard_request_mask", None)
+        if generators and mask is not None:
+            rows = [row for row in generators if mask.np[row]]
+            self._states = {row: generators[row].get_state() for row in rows}
 
     def rewind_generator(self, row: int) -> bool | None:
         """Restore the saved state of a row's generator; None to fall back to upstream."""
@@ -63,7 +56,7 @@ class CpuSeeds(Feature):
 
 
 def leave_out(generators: "Mapping[int, torch.Generator]", rows: int) -> bool:
-    """Return whether to sample ``rows`` rows without the requests' generators."""
+    """Return whether to sample a batch of ``rows`` rows without the requests' generators."""
     if len(generators) == rows:
         return False
     return not generators or registry.CPU_SEEDS not in switch.enabled()

@@ -1,13 +1,13 @@
 """Feature ``grammars``: a step sends only masks of rows with a grammar, without a wait.
 
 The scheduler sends the runner a bitmask per position with a grammar, 19 KB at a vocabulary of
-151,936. Upstream builds an array of masks for all rows of the batch, most of them full, and sends
-it from pageable memory. CUDA then blocks the host until the device has finished all earlier work,
-which includes the forward pass. The host cannot prepare the next step meanwhile.
+151,936. Upstream builds an array of masks for all rows of the batch, most of which allow every
+token, and sends it from pageable memory. CUDA then blocks the host until the device has finished
+all earlier work, including the forward pass. The host cannot prepare the next step meanwhile.
 
 Here only existing masks and their row numbers are written to pinned memory, and one copy sends them
-to the device. There the masks are moved to their rows, unless every row has one. xgrammar's kernel
-is called for the same rows as in upstream.
+to the device. There the masks are moved to their rows, unless every row has a mask. xgrammar's
+kernel is called for the same rows as in upstream.
 
 A pinned buffer is reused when the event after its last copy has completed. If no buffer is free,
 another is allocated, without a wait. Buffers are created when a request with a grammar joins the
@@ -74,19 +74,19 @@ class Grammars(Feature):
             words = -(-self.batch.vocab_size // 32)
             most = self.batch.max_num_reqs * self._positions
             self._room = min(max(masks, 2 * self._room, _LEAST // (4 * words)), most)
-            self._size = _Layout.of(self._room, words).size
+            self._size = sum(_sections(self._room, words))
             # torch keeps the memory of smaller buffers until copies from it have completed.
             self._buffers = [_Buffer(self._size) for _ in range(_BUFFERS)]
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
-        """Forget the request."""
+        """Stop tracking the request."""
         del row
         self._names.discard(request.req_id)
 
     def apply_grammars(
         self, scheduled: "SchedulerOutput", grammars: "GrammarOutput", logits: torch.Tensor
     ) -> bool:
-        """Mask the logits as ``apply_grammar_bitmask`` does."""
+        """Mask the logits as ``apply_grammar_bitmask`` does; False to fall back to upstream."""
         masks = grammars.grammar_bitmask
         if (
             logits.device.type != self.batch.device.type
@@ -123,23 +123,23 @@ class Grammars(Feature):
         self, masks: np.ndarray, sources: np.ndarray, targets: np.ndarray | None = None
     ) -> "_Parts":
         """Send the masks at indices ``sources`` [n], with their rows ``targets`` [n] if given."""
-        count, words = len(sources), masks.shape[1]
-        layout = _Layout.of(count, words)
-        begin = layout.masks if targets is None else 0
-        buffer = self._take(layout.size)
-        host = buffer.memory[: layout.size]
-        parts = layout.split(host)
+        sections = _sections(len(sources), masks.shape[1])
+        size = sum(sections)
+        begin = size - sections[-1] if targets is None else 0
+        buffer = self._take(size)
+        host = buffer.memory[:size]
+        parts = _split(host, sections, len(sources))
         if targets is not None:
             parts.rows.numpy()[:] = targets
             parts.indices.numpy()[:] = targets
         np.take(masks, sources, axis=0, out=parts.masks.numpy(), mode="clip")
-        sent = torch.empty(layout.size, dtype=torch.int32, device=self.batch.device)
+        sent = torch.empty(size, dtype=torch.int32, device=self.batch.device)
         sent[begin:].copy_(host[begin:], non_blocking=True)
         buffer.mark_sent()
-        return layout.split(sent)
+        return _split(sent, sections, len(sources))
 
     def _take(self, size: int) -> "_Buffer":
-        """Return a buffer of at least ``size`` words that no copy in flight reads."""
+        """Return a buffer of at least ``size`` words, without a copy in flight."""
         for buffer in self._buffers:
             if len(buffer.memory) >= size and buffer.arrived():
                 return buffer
@@ -149,36 +149,21 @@ class Grammars(Feature):
 
 
 class _Parts(NamedTuple):
-    """Parts of a buffer."""
+    """Masks of n rows, and the rows' numbers."""
 
     rows: torch.Tensor  # int64 [n]
     indices: torch.Tensor  # int32 [n], the same rows for xgrammar
     masks: torch.Tensor  # int32 [n, words]
 
 
-class _Layout(NamedTuple):
-    """Layout of a buffer, in words of 4 bytes; ``rows`` begin at 0."""
+def _sections(count: int, words: int) -> list[int]:
+    """Return the padded size of each part for ``count`` masks, in words of 4 bytes."""
+    return [_padded(2 * count), _padded(count), count * words]
 
-    number: int  # number of masks
-    words: int  # words per mask
-    indices: int  # where indices begin
-    masks: int  # where masks begin
-    size: int  # where masks end
 
-    @classmethod
-    def of(cls, count: int, words: int) -> "_Layout":
-        """Compute the layout for ``count`` masks."""
-        indices = _padded(2 * count)
-        masks = indices + _padded(count)
-        return cls(count, words, indices, masks, masks + count * words)
-
-    def split(self, memory: torch.Tensor) -> _Parts:
-        """Return views of the parts, in memory of the layout's size."""
-        return _Parts(
-            memory[: 2 * self.number].view(torch.int64),
-            memory[self.indices : self.indices + self.number],
-            memory[self.masks :].view(self.number, self.words),
-        )
+def _split(memory: torch.Tensor, sections: list[int], count: int) -> _Parts:
+    rows, indices, masks = memory.split(sections)
+    return _Parts(rows[: 2 * count].view(torch.int64), indices[:count], masks.view(count, -1))
 
 
 class _Buffer:
@@ -191,7 +176,7 @@ class _Buffer:
         self._event: torch.Event | None = None
 
     def arrived(self) -> bool:
-        """Return whether the last copy has completed, without waiting."""
+        """Return whether the last copy has completed."""
         return self._event is None or bool(self._event.query())
 
     def mark_sent(self) -> None:
@@ -208,10 +193,10 @@ def _padded(words: int) -> int:
 def _match(
     batch: "InputBatch", names: Sequence[str], drafts: Mapping[str, Sequence[int]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Match masks with rows of the logits; return the masks' indices, and the row of each.
+    """Match masks with rows of the logits; return the masks' indices, and the row of each mask.
 
-    Each request of the batch has one row of logits per draft, and one more. Each of ``names`` has
-    as many masks. Masks of requests that are not in the batch are unused.
+    A request has a row per draft and one more, and as many masks if it is one of ``names``. Masks
+    of requests that have left the batch are skipped.
     """
     rows = np.fromiter(map(batch.req_id_to_index.get, names, repeat(-1)), np.int64, len(names))
     if not drafts:

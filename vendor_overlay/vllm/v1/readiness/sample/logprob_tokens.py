@@ -2,12 +2,11 @@
 
 A request to ``/generative_scoring`` names the tokens whose logprobs are returned. In 0.22.0
 
-- every other request in its batch loses its logprobs: it gets that of the sampled token, and token
-  0 with a logprob of -inf instead of the likeliest tokens;
+- every other request in the batch gets token 0 with a logprob of -inf instead of its likeliest
+  tokens;
 - with drafts, the sampler of bonus tokens passes only the logits of the named tokens to the
-  rejection sampler, which needs all. Unless the shapes happen to agree, the engine fails
-  (https://github.com/vllm-project/vllm/issues/42592). The logprobs of
-  named tokens are not computed either.
+  rejection sampler, which needs all logits. Unless the shapes happen to agree, the engine fails
+  (https://github.com/vllm-project/vllm/issues/42592). The logprobs of named tokens are missing.
 
 Here each row has its own request's tokens.
 """
@@ -41,9 +40,9 @@ def merge(
 ) -> LogprobsTensors:
     """Combine the logprobs of a batch in which some requests name tokens.
 
-    ``likeliest`` has the sampled and likeliest tokens of each row, or all logprobs if the metadata
-    requests -1 of them. ``named`` has the sampled and named tokens. Returns ``likeliest`` with the
-    rows of requests that name tokens taken from ``named``. With the fix off, returns ``named``.
+    ``likeliest`` has the sampled and likeliest tokens of each row, or all tokens if
+    ``max_num_logprobs`` is -1. ``named`` has the sampled and named tokens. Returns ``likeliest``
+    with the rows of requests that name tokens from ``named``. With the fix off, returns ``named``.
     """
     rows = metadata.logprob_token_ids
     if not rows or registry.LOGPROB_TOKENS not in switch.enabled():
@@ -65,11 +64,11 @@ def with_drafts(
     targets: torch.Tensor,
     bonus: torch.Tensor,
 ) -> LogprobsTensors:
-    """Set the logprobs of named tokens in their requests' rows; a no-op with the fix off.
+    """Put the logprobs of named tokens into their requests' rows; a no-op with the fix off.
 
-    ``likeliest`` has the sampled and likeliest tokens of each position; each request has as many
-    positions as the maximum number of drafts, and one more. ``targets`` [drafts, vocab] are the
-    logits at the positions of drafts, ``bonus`` [requests, vocab] those of bonus tokens.
+    ``likeliest`` has the sampled and likeliest tokens of each position, ``1 + max_spec_len``
+    positions per request. ``targets`` [drafts, vocab] are the logits at the positions of drafts,
+    ``bonus`` [requests, vocab] those of bonus tokens.
     """
     rows = metadata.logprob_token_ids
     if not rows or registry.LOGPROB_TOKENS not in switch.enabled():
@@ -102,9 +101,9 @@ def _replace(
     logprobs: torch.Tensor,
     first: int,
 ) -> LogprobsTensors:
-    """Write values into rows of a table from column ``first`` on, and widen it if needed.
+    """Write values into rows of a table from column ``first`` on, and widen the table if needed.
 
-    Columns after these are beyond the request's number of logprobs.
+    Clients do not get the columns after the written ones.
     """
     missing = max(0, first + ids.shape[1] - table.logprobs.shape[1])
     columns = slice(first, first + ids.shape[1])
@@ -116,6 +115,5 @@ def _replace(
 
 
 def _upload(values: list[int], device: torch.device) -> torch.Tensor:
-    """Upload integers without waiting, int64 [n]."""
-    staged = uploads.pinned(values, is_pin_memory_available())
-    return staged.to(device, non_blocking=True)
+    """Upload integers as int64 [n], without waiting."""
+    return uploads.pinned(values, is_pin_memory_available()).to(device, non_blocking=True)

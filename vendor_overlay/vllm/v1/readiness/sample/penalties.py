@@ -1,13 +1,13 @@
 """Feature ``penalties``: penalties from token counts that stay on the device.
 
-On each step upstream rebuilds every request's counts from Python lists, for which the host waits
-for the newest token. Here each request with a penalty has a slot of counts on the device. Sampled
+On each step upstream rebuilds every request's counts from Python lists, so that the host waits for
+the newest token. Here each request with a penalty has a slot of counts on the device. Sampled
 tokens are counted there, and all three penalties are applied in one pass over the logits.
 
-The result equals upstream's ``apply_all_penalties`` bit for bit, on each platform and for each
-layout of the logits: repetition, then frequency, then presence, each product rounded before it is
-subtracted. A slot is int32 [vocab]: the low 31 bits count generated tokens, and the sign bit marks
-prompt tokens. A vocabulary of 151,936 takes 0.61 MB per slot.
+The result equals that of ``apply_all_penalties`` bit for bit, on each platform and for each layout
+of the logits. The order is repetition, frequency, presence, and each product is rounded before it
+is subtracted. A slot is int32 [vocab]: the low 31 bits count generated tokens, and the sign bit
+marks prompt tokens. A vocabulary of 151,936 takes 0.61 MB per slot.
 
 vLLM fills its fraction of the device (``gpu_memory_utilization``) with KV cache. Slots use memory
 outside that fraction. If they do not fit there, all slots are allocated while vLLM profiles memory.
@@ -90,7 +90,7 @@ class Penalties(Slots):
         if reserved:
             logger.info_once(
                 "Readiness overlay: the KV cache is %.0f MiB smaller, to leave room for the "
-                "penalties of %d requests. Set %s=N to reserve fewer.",
+                "penalties of %d requests. Set %s=N to reserve memory for N requests.",
                 *(reserved / (1 << 20), self.capacity, switch.SLOTS),
             )
 
@@ -163,7 +163,7 @@ class Penalties(Slots):
         prompt_end = int(self.batch.num_prompt_tokens[row])
         output = self.batch.req_output_token_ids[row]
         assert output is not None
-        # Upstream also reads the row of a request with prompt embeddings.
+        # As in upstream, this includes the ids of a request with prompt embeddings.
         prompt = self._upload(tokens[:prompt_end])
         generated = self._upload(tokens[prompt_end : prompt_end + len(output)])
         _count(slot, prompt, generated)
@@ -182,7 +182,7 @@ class Penalties(Slots):
     def _apply_row(
         self, logits: torch.Tensor, position: int, row: int, drafts: torch.Tensor | None
     ) -> None:
-        """Apply one row's penalties with upstream's operations."""
+        """Apply a row's penalties at one position, with upstream's operations."""
         slot = self._rows[row]
         metadata = self._metadata
         if slot is None:

@@ -2,7 +2,7 @@
 
 Before each step is sampled, the rows that :func:`readers` yields are settled; each wait has an
 owner from :mod:`fences`. A user's logits processor may declare by a class attribute, :data:`READS`,
-that it does not read the newest token. The host then does not wait on its behalf.
+that it does not read the newest token. The host then does not wait for that processor.
 
 This module also holds the fix ``plugin-processors``. 0.22.0 counts a logits processor as a reader
 if it is named when the engine is created, but not if it comes from an entry point
@@ -47,12 +47,12 @@ _OWN_PROCESSORS = (
     closed_grammars.MinTokens,
 )
 
-#: Class attribute of a logits processor: the output tokens that it reads.
+#: Class attribute of a logits processor that declares which output tokens the processor reads.
 READS = "readiness_reads"
-#: All tokens; all but the newest of each request; none, only their number.
+#: Values of READS: all tokens; all but each request's newest token; only the number of tokens.
 NEWEST, OLDER, NONE = "newest", "older", "none"
 
-#: The owner of a fence, and the rows that it needs.
+#: The owner of a fence, and the rows that the owner needs.
 Reader = tuple[str, Iterable[int]]
 
 
@@ -66,7 +66,7 @@ class Sampled(Live, Protocol):
 
 
 def readers(live: "Sampled") -> Iterator[Reader]:
-    """Yield the readers of the step to be sampled."""
+    """Yield the readers of the step that is about to be sampled."""
     batch = live.batch
     if batch.bad_words_token_ids and not (live.bad_words and live.bad_words.serving):
         yield fences.BAD_WORDS, batch.bad_words_token_ids

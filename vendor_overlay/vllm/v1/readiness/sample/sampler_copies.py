@@ -1,12 +1,12 @@
 """V1 samplers without needless passes over the logits.
 
-A plan is computed when the batch changes. It records whether any request's parameters may change
-the logits before the greedy choice, and whether any temperature divides them. By the plan and the
-metadata the samplers omit
+A plan is computed when the batch changes. It says whether any request's parameters may change the
+logits before the greedy choice, and whether any temperature divides them. Based on the plan and the
+metadata, the samplers omit
 
 - the conversion to float32 if only the greedy choice and raw logprobs read the logits. The
-  conversion is exact, so that the first of the largest logits is the same either way. CPUs convert
-  nevertheless, because their argmax is faster in float32;
+  conversion is exact, and does not change which logit is the first maximum. CPUs convert
+  nevertheless, because argmax on CPUs is faster in float32;
 - the second conversion if logprobs and processing both need one;
 - copies that preserve raw logits, if no logprobs are requested or nothing changes the logits;
 - the division by temperatures that are all 1;
@@ -36,7 +36,7 @@ upstream.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import MethodType
+from types import MethodType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -71,9 +71,9 @@ class Plan(subclasses.Uncopied):
 
 
 def plan(batch: "InputBatch", metadata: "SamplingMetadata") -> Plan:
-    """Compute the plan of a batch from its new metadata.
+    """Compute the plan of a batch from new metadata.
 
-    A request's parameters count even after they have ceased to apply.
+    A parameter that ceases to apply still counts until the batch changes.
     """
     holder = metadata.thinking_budget_state_holder
     changes_logits = (
@@ -119,7 +119,7 @@ def raw_logits(logits: torch.Tensor, metadata: "SamplingMetadata") -> torch.Tens
 
 
 def only_argmax(sampler: "Sampler", metadata: "SamplingMetadata") -> bool:
-    """Return whether only argmax reads the processed logits, and needs no conversion.
+    """Return whether only argmax reads the processed logits, without a conversion to float32.
 
     The sampler's logprobs mode may require it to return processed logits or their logprobs.
     """
@@ -147,7 +147,7 @@ def topk_topp_sampler(sampler: "Sampler", metadata: "SamplingMetadata") -> Calla
     function: Any = getattr(vars(original).get("forward"), "__func__", None)
     if function not in (type(original).forward_native, type(original).forward_cpu):
         return original  # type: ignore[no-any-return]
-    return MethodType(function, _WithoutLogprobs())
+    return MethodType(function, SimpleNamespace(logprobs_mode="raw_logprobs"))
 
 
 def bonus_logprobs(metadata: "SamplingMetadata") -> dict[str, Any]:
@@ -162,21 +162,15 @@ def bonus_logprobs(metadata: "SamplingMetadata") -> dict[str, Any]:
 
 
 def needs_raw_targets(metadata: "SamplingMetadata") -> bool:
-    """Return whether raw target logits must be copied before processing, for logprobs."""
+    """Return whether logprobs need a copy of the raw target logits before processing."""
     plan = _valid_plan(metadata)
     if plan is None:
         return True
     return metadata.max_num_logprobs is not None and not _only_greedy(plan, metadata)
 
 
-class _WithoutLogprobs:
-    """Stand-in for ``self`` in upstream's top-k top-p sampler: no processed logprobs."""
-
-    logprobs_mode = "raw_logprobs"
-
-
 def _valid_plan(metadata: "SamplingMetadata") -> Plan | None:
-    """Return the metadata's plan; None if it has none, or that of another metadata object."""
+    """Return the metadata's plan; None without a plan, or with the plan of other metadata."""
     plan: Plan | None = getattr(metadata, "copies", None)
     if (
         plan is None
@@ -193,12 +187,11 @@ def _only_greedy(plan: Plan, metadata: "SamplingMetadata") -> bool:
 
 
 def _logprobs_requested(metadata: "SamplingMetadata") -> bool:
-    """Return whether any request has requested logprobs."""
     return metadata.max_num_logprobs is not None or bool(metadata.logprob_token_ids)
 
 
 def _may_change_logits(processor: "LogitsProcessor") -> bool:
-    """Return whether a logits processor may change logits before the batch changes."""
+    """Return whether a logits processor may change any logit until the batch changes."""
     if type(processor) in (MinTokensLogitsProcessor, closed_grammars.MinTokens):
         return bool(processor.min_toks)
     if type(processor) is LogitBiasLogitsProcessor:

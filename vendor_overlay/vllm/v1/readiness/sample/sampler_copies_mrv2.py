@@ -51,7 +51,7 @@ class Handling(Enum):
 
 @dataclass(frozen=True)
 class Plan:
-    """Needs of a batch's requests."""
+    """Properties of a batch that decide the handling of its logits."""
 
     changes_logits: bool  # before sampling
     greedy: bool  # every request is greedy
@@ -67,7 +67,7 @@ def attach(sampler: "Sampler", max_num_reqs: int) -> None:
 
 
 def of(sampler: "Sampler") -> "SamplerCopies":
-    """Return a sampler's plans. If its class attached none, they are off."""
+    """Return a sampler's plans; disabled plans if its class attached none."""
     return subclasses.attached(sampler, SamplerCopies, lambda: SamplerCopies(sampler, 0, on=False))
 
 
@@ -83,7 +83,7 @@ class SamplerCopies:
         self._plan: Plan | None = None
 
     def add_request(self, req_idx: int) -> None:
-        """Record a request's place, once the sampler's states hold its parameters."""
+        """Mark a place as known, once the sampler's states hold its request's parameters."""
         if self.on:
             self._added[req_idx] = True
             self._batch = None
@@ -110,7 +110,7 @@ class SamplerCopies:
         return Handling.COPY if sums else Handling.AS_IS
 
     def _warm_up(self, logits: torch.Tensor, idx_mapping_np: np.ndarray) -> None:
-        """Compile the kernels for uncopied logits; upstream's dummy runs do not."""
+        """Compile the kernels for uncopied logits, which upstream's dummy runs do not use."""
         if not self.on or logits.stride(-1) != 1 or len(logits) != len(idx_mapping_np):
             return
         zeros = torch.zeros(2, dtype=torch.int32, device=logits.device)

@@ -1,4 +1,4 @@
-"""Feature ``seeds``: all seeded requests of a step are drawn by one launch, with torch's bits.
+"""Feature ``seeds``: one launch draws the noise of a step's seeded requests, with torch's bits.
 
 Upstream draws the noise of seeded requests by one call per generator: 128 launches per step for 128
 requests, and three times as many with drafts. A CUDA generator is a seed and an offset, from which
@@ -8,7 +8,7 @@ unseeded requests, with the same calls on the default generator.
 Rows, seeds and offsets are sent when the batch has changed. All requests of a launch advance by the
 same number of draws, which is a kernel argument: nothing is sent while a batch decodes.
 
-The offsets of the generators themselves therefore lag. Updating all of them in each draw would
+The offsets of the generators therefore lag. Updating all of them in each draw would
 again cost a call per request. Instead, an offset is updated when a caller reads its generator from
 the batch: :class:`Generators` replaces the batch's dict, and updates a generator before any method
 returns it. The caller may change the generator's state, which is read again at the next draw. So
@@ -85,7 +85,7 @@ class Generators(dict[int, torch.Generator]):
         return row, self.pop(row)
 
     def copy(self) -> Plain:
-        """Return a plain dict."""
+        """Return a plain dict with the same generators."""
         return dict(self.items())
 
     __copy__ = copy
@@ -106,13 +106,13 @@ class Generators(dict[int, torch.Generator]):
 
 
 for _name in ("clear", "get", "items", "setdefault", "update", "values"):
-    # Built on the methods above, which dict's own would bypass.
+    # Built on the methods above; dict's versions would bypass them.
     setattr(Generators, _name, getattr(MutableMapping, _name))
 
 
 @dataclass(slots=True)
 class Sent:
-    """Device data of the requests that are drawn together."""
+    """Device data of the requests drawn by one launch."""
 
     rows: np.ndarray  # [requests]
     #: On the device, int64 [requests] each: rows, seeds, counters; with drafts also the first
@@ -168,11 +168,11 @@ class Seeds(Feature):
             )
 
     def prepare(self, runner: object) -> None:
-        """Note the class of the runner that will sample; None counts as vLLM's own."""
+        """Check whether the runner's class is vLLM's; None counts as vLLM's."""
         self._runner_known = runner is None or type(runner).__module__.startswith("vllm.")
 
     def give_back(self, row: int) -> None:
-        """Update a row's generator to its current offset, and read it again at the next draw."""
+        """Set a row's generator to its current offset; the next draw reads the generator again."""
         if row in self._generators and self._kept[row]:
             self._kept[row] = False
             self.change()
@@ -212,14 +212,9 @@ class Seeds(Feature):
         return True
 
     def _count_fallback(self) -> None:
-        """Count a fallback to upstream if any request has a seed."""
         if self._generators:
-            reason = gauges.OTHER_INPUT
-            if not self.agrees:
-                reason = gauges.OTHER_BITS
-            elif not self._runner_known:
-                reason = gauges.OTHER_CLASS
-            gauges.fall_back(registry.SEEDS, reason)
+            known = gauges.OTHER_INPUT if self._runner_known else gauges.OTHER_CLASS
+            gauges.fall_back(registry.SEEDS, known if self.agrees else gauges.OTHER_BITS)
 
     def _serves(self, target: torch.Tensor, dtype: torch.dtype, dim: int, rows: int) -> bool:
         """Return whether all generators are cached and the tensor is supported."""
@@ -236,7 +231,7 @@ class Seeds(Feature):
         )
 
     def _keep(self) -> bool:
-        """Read all generators that are not cached; return whether all are supported."""
+        """Cache the generators that are not cached; return whether all are supported."""
         if self._rows is not None:
             return True
         known = dict.items(self._generators)
@@ -258,7 +253,7 @@ class Seeds(Feature):
         return True
 
     def _send(self, drafts: Sequence[int] | None) -> Sent:
-        """Return the requests' data on the device; send it if it is not current."""
+        """Return the requests' data on the device; send the data if they have changed."""
         sent, rows = self._sent, self._rows
         assert rows is not None
         if sent is not None and (sent.complete if drafts is None else sent.drafts == drafts):
@@ -310,7 +305,7 @@ def draw(
 
 
 def draw_uniform(generators: Plain, values: torch.Tensor, drafts: Sequence[int]) -> bool | None:
-    """Draw a number per draft of seeded requests; None to fall back to upstream."""
+    """Draw a number per draft of each seeded request; None to fall back to upstream."""
     if type(generators) is Generators and generators.seeds.draw_uniform(values, drafts):
         return True
     return None

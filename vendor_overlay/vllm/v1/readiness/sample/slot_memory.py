@@ -2,8 +2,8 @@
 
 Slots are parts of slabs. On CUDA and ROCm slabs are allocated from a separate memory pool, so that
 no slab splits a cached block that activations will need again. A slot is free again when its tensor
-is no longer referenced. A slab is allocated only if the device has room for it and for vLLM's
-activations, whose memory PyTorch's allocator may not hold at that moment.
+is no longer referenced. A slab is allocated only if the device has room for both the slab and the
+activation memory that PyTorch's allocator does not hold at that moment.
 """
 
 # mirrors: nothing
@@ -70,7 +70,7 @@ class SlotMemory:
         return needed
 
     def end_profile(self) -> None:
-        """Record the memory that activations need; later calls are no-ops."""
+        """Measure the memory that activations need; later calls are no-ops."""
         if self._on_device and self._activations is None:
             self._activations = torch.cuda.max_memory_allocated(self._device) - self._before
 
@@ -84,7 +84,7 @@ class SlotMemory:
             self._grow()
         row = self._free.pop()
         slot = row.view_as(row)
-        # Bind the current lists, not self: a slab released meanwhile is not used again.
+        # Bind the current lists, not self, so that a slot of a released slab is not reused.
         taken, free, address = self._taken, self._free, row.data_ptr()
 
         def give_back(_: object) -> None:
@@ -101,13 +101,10 @@ class SlotMemory:
             self._pool = None
 
     def _grow(self) -> None:
-        """Allocate another slab."""
         slots = max(1, min(_SLAB // self.nbytes, self._capacity - self.allocated))
         if self._on_device:
-            cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(
-                self._device
-            )
-            planned = max(0, (self._activations or 0) - cached)
+            used = torch.cuda.memory_allocated(self._device) + (self._activations or 0)
+            planned = max(0, used - torch.cuda.memory_reserved(self._device))
             free, _ = torch.cuda.mem_get_info(self._device)
             if free - planned < slots * self.nbytes:
                 raise torch.OutOfMemoryError(

@@ -1,15 +1,15 @@
 """Slots: device state of a feature for each request that uses it.
 
 A request gets a slot in the first step that samples it. The slot is built from the history in
-``token_ids_cpu``, then updated on the device with sampled tokens, so that nothing waits and no cost
-grows with the output.
+``token_ids_cpu``, then updated on the device with each sampled token. The host does not wait, and
+the cost of a step does not grow with the output.
 
 A step is served from slots only if every slot holds its request's whole history. A slot is rebuilt
 from the history if the two may differ: after a step that fell back to upstream or was not observed,
 and after a truncation.
 
 A request that leaves the batch unfinished (preempted, or in another micro-batch of a pipeline)
-keeps its slot, and reuses it if it returns unchanged.
+keeps its slot, and reuses the slot if the request returns unchanged.
 """
 
 # mirrors: vllm.v1.sample.metadata:SamplingMetadata
@@ -196,15 +196,14 @@ class Slots(Feature, ABC):
         logits: torch.Tensor,
         drafts: "SpecDecodeMetadata | None" = None,
     ) -> "tuple[Self | None, SamplingMetadata]":
-        """Take the feature over from upstream's sampler, if this step is served from slots.
+        """Take over the feature from upstream's sampler if slots serve this step.
 
-        Otherwise upstream's code reads the output lists, which are settled for it here. ``drafts``
-        are verified at the positions of ``logits`` [positions, vocab]; None for one position per
-        request.
+        Otherwise settle the output lists, which upstream's code then reads. ``drafts`` are verified
+        at the positions of ``logits`` [positions, vocab]; None for one position per request.
 
         Returns:
-            The slots, to be applied by the caller, and a copy of the metadata without the feature;
-            None and ``metadata`` to fall back to upstream.
+            The slots, for the caller to apply, and a copy of the metadata without the feature; or
+            None and ``metadata``, to fall back to upstream.
         """
         rows = metadata.output_token_ids
         live = rows.live if isinstance(rows, LiveRows) else None
@@ -277,12 +276,9 @@ class Slots(Feature, ABC):
         """Return the bytes of device memory allocated for slots, in use or not."""
         return sum(slot.nbytes for slot in list(self._slots.values()) if slot is not None)
 
-    def _trim_kept(self) -> None:
-        """Release kept slots, oldest first, down to the capacity."""
-        self._give_up_kept(self.capacity - len(self._slots))
-
-    def _give_up_kept(self, most: int) -> None:
-        """Release kept slots, oldest first, until ``most`` are left."""
+    def _trim_kept(self, most: int | None = None) -> None:
+        """Release kept slots, oldest first, until ``most`` are left; by default to the capacity."""
+        most = self.capacity - len(self._slots) if most is None else most
         while len(self._kept) > max(0, most):
             self._kept.pop(next(iter(self._kept))).slot = None
 
@@ -300,7 +296,7 @@ class Slots(Feature, ABC):
         return all(slot is not None for slot in self._slots.values())
 
     def cut(self, req_id: str, length: int) -> None:
-        """Have the slot rebuilt before the next step, if truncating may lose a sampled token."""
+        """Mark the slot for rebuilding if the truncation may lose a sampled token."""
         if self._slots.get(req_id) is not None and self.history.loses_tokens(
             req_id, length, self.name
         ):
@@ -309,7 +305,7 @@ class Slots(Feature, ABC):
     def prepare(
         self, metadata: "SamplingMetadata", width: int, drafts: "SpecDecodeMetadata | None"
     ) -> None:
-        """Prepare the slots for a step, or fall back to upstream; sets :attr:`serving`.
+        """Prepare the slots for a step, or fall back to upstream; set :attr:`serving`.
 
         ``metadata`` is the live batch's, a new object whenever a row has moved. ``width`` is the
         number of columns of the logits.
@@ -317,7 +313,7 @@ class Slots(Feature, ABC):
         if self.serving:
             logger.warning_once(
                 "Readiness overlay: this model runner overrides sample_tokens. The state of %s is "
-                "rebuilt on every step, for which the host waits for the device.",
+                "rebuilt on every step, and the host waits for the device each time.",
                 self.name,
             )
             self.leave_step()
@@ -341,7 +337,7 @@ class Slots(Feature, ABC):
         self._update_slots(sampled, discarded)
 
     def leave_step(self) -> None:
-        """Leave a step to upstream. The slots will lack its samples, and are rebuilt later."""
+        """Leave a step to upstream. The slots will lack the step's samples, and are rebuilt."""
         if not (self._slots or self._rows or self.serving):
             return
         self._forget_rows()
@@ -350,7 +346,6 @@ class Slots(Feature, ABC):
             self._release()
 
     def _look_up(self, metadata: "SamplingMetadata") -> None:
-        """Look up the slot of each row."""
         self._rows = [self._slots.get(req_id) for req_id in self.batch.req_ids]
         if self.kernels is not None:
             addresses = [0 if slot is None else slot.data_ptr() for slot in self._rows]
@@ -360,7 +355,7 @@ class Slots(Feature, ABC):
         self._metadata = metadata
 
     def _forget_rows(self) -> None:
-        """Forget the rows' slots, until the rows are looked up again."""
+        """Forget the slot of each row, until rows are looked up again."""
         self.serving = False
         self._metadata = None
         self._rows = []
@@ -368,14 +363,14 @@ class Slots(Feature, ABC):
         self._drafts = None
 
     def _fill_slots(self) -> str:
-        """Build the missing slots. Return an empty string, or the reason why they do not fit."""
+        """Build missing slots; return the reason if that fails, else an empty string."""
         if self.complete:
             return ""
         waiting = [req_id for req_id, slot in self._slots.items() if slot is None]
         if len(self._slots) > self.capacity:
             logger.warning_once(
                 "Readiness overlay: more than %d requests use %s (limited by %s). Falling back to "
-                "vLLM, for which the host waits on every step.",
+                "vLLM: the host waits on every step.",
                 *(self.capacity, self.name, switch.SLOTS),
             )
             return gauges.NO_SLOT
@@ -389,7 +384,7 @@ class Slots(Feature, ABC):
                 self._slots[req_id] = self._build_slot(row)
         except torch.OutOfMemoryError:
             if self._kept:
-                self._give_up_kept(0)
+                self._trim_kept(0)
                 return self._fill_slots()
             # Do not retry before a request with a slot has left.
             self._exhausted = True
@@ -400,7 +395,7 @@ class Slots(Feature, ABC):
     def _warn_no_room(self) -> None:
         logger.warning_once(
             "Readiness overlay: the device has no memory left for the %s of %d requests. Falling "
-            "back to vLLM, for which the host waits on every step. Lower gpu_memory_utilization or "
+            "back to vLLM: the host waits on every step. Lower gpu_memory_utilization or "
             "max_num_seqs.",
             *(self.name, len(self._slots) or self.capacity),
         )

@@ -1,8 +1,8 @@
 """Feature ``thinking-budget``: thinking budgets that search only new tokens, and rarely wait.
 
-Upstream searches a request's whole output for the start and the end marker on every step until each
-is found, and needs the newest token on the host for that. Here upstream's ``_update_think_state``
-still makes every decision, but
+On every step, upstream searches a request's whole output for the start and the end marker until it
+has found both, and needs the newest token on the host for that. Here upstream's
+``_update_think_state`` still makes every decision, but
 
 - markers are searched in tokens that have arrived since the last search, with an overlap of a
   marker's length less one;
@@ -12,8 +12,8 @@ still makes every decision, but
 - only a step that may force the end marker, or continue to force it, waits.
 
 Without ``thinking-rows``, upstream leaves two rows with one shared state when it swaps a request
-that has a budget with one that has none. Both are then searched from the start and waited for, as
-in upstream. With ``thinking-sections`` (:mod:`.thinking_fixes`) the search continues after a
+that has a budget with one that has none. Both rows are then searched from the start and waited for,
+as in upstream. With ``thinking-sections`` (:mod:`.thinking_fixes`) the search continues after a
 section has ended, and nothing waits until another section may exceed the budget.
 
 Lengths are in output tokens. A request's *reach* at a step is the length of its output plus the
@@ -98,7 +98,7 @@ class _Progress:
 
 
 class ThinkingBudget(FixedHolder, Feature):
-    """Upstream's state holder for one live batch, with its history."""
+    """Upstream's state holder, with the history of one live batch."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class ThinkingBudget(FixedHolder, Feature):
             state[_PROGRESS].begin_anew()
 
     def begin_anew(self) -> None:
-        """Make the next update of each request immediate, after a search from the start."""
+        """Make each request's next update immediate, after a search from the start."""
         for _, _, progress in self._tracked:
             progress.begin_anew()
 
@@ -250,7 +250,7 @@ class ThinkingBudget(FixedHolder, Feature):
         return logits
 
     def _may_force(self, row: int, state: dict[str, Any], progress: _Progress, reach: int) -> bool:
-        """Return whether an update, unless skipped, may force a token or continue to force one."""
+        """Return whether an update at ``reach`` may force a token, if it is not skipped."""
         budget: int = state["thinking_token_budget"]
         if progress.force_from == _NEVER:
             return False
@@ -293,7 +293,7 @@ class ThinkingBudget(FixedHolder, Feature):
     def _update_now(
         self, state: dict[str, Any], progress: _Progress, output: list[int], drafts: list[int]
     ) -> None:
-        """Make this step's update, after the skipped and deferred ones."""
+        """Make this step's update, after all skipped and deferred updates."""
         length = len(output)
         if progress.output is not None:
             known = len(progress.output)  # its request may have moved to another row
@@ -322,7 +322,7 @@ class ThinkingBudget(FixedHolder, Feature):
             progress.update_from = 0
 
     def _update_skipped(self, state: dict[str, Any], progress: _Progress) -> None:
-        """Make one update instead of the skipped ones; it has the same effect."""
+        """Make one update, which has the effect of all skipped updates."""
         length, progress.skipped = progress.skipped, None
         if length is not None:
             self._call_upstream(state, progress, length, [])
@@ -330,7 +330,7 @@ class ThinkingBudget(FixedHolder, Feature):
     def _update_at(
         self, state: dict[str, Any], progress: _Progress, length: int, drafts: list[int]
     ) -> None:
-        """Make an update at a length of the output, after the skipped ones."""
+        """Make an update at a length of the output, after all skipped updates."""
         self._update_skipped(state, progress)
         self._call_upstream(state, progress, length, drafts)
         self._set_thresholds(state, progress)
@@ -371,5 +371,5 @@ class ThinkingBudget(FixedHolder, Feature):
 
 
 def reads_lists(holder: "ThinkingBudgetStateHolder | None", otherwise: bool) -> bool:
-    """Return upstream's answer ``otherwise``; False for a holder that does not read the lists."""
+    """Return ``otherwise``, upstream's answer; False if the holder does not read the lists."""
     return otherwise and not isinstance(holder, ThinkingBudget)

@@ -9,7 +9,7 @@ In 0.22.0's ThinkingBudgetStateHolder
 - ``thinking-sections``: the first end marker of an output ends the budget permanently, so that
   later thinking sections are unlimited. An end marker outside a section has the same effect. With
   drafts, so does a forced end marker of several tokens that was partially rejected. If a request
-  leaves the batch while such a marker is forced, the marker starts again when the request returns
+  leaves the batch while such a marker is forced, forcing starts again when the request returns
   (https://github.com/vllm-project/vllm/issues/43757)
   (https://github.com/vllm-project/vllm/issues/45984);
 - ``thinking-unlimited``: a budget of -1, which means unlimited, forces the end marker once if the
@@ -49,9 +49,9 @@ _KEPT = ("prompt_tok_ids", "output_tok_ids", "spec_token_ids", "in_spec_mode")
 
 
 class SearchedOutput:
-    """First tokens of an output, which have been searched for markers.
+    """Prefix of an output that has been searched for markers.
 
-    Upstream's update gets it instead of a list, and finds no marker in it; see
+    Upstream's update gets this object instead of a list, and finds no marker; see
     :meth:`FixedHolder._find_last_sequence_index`.
     """
 
@@ -83,7 +83,7 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
         self.fixes_sections = registry.THINKING_SECTIONS in on
         self.fixes_unlimited = registry.THINKING_UNLIMITED in on
         markers = (self.think_start_token_ids, self.think_end_token_ids)
-        #: Last tokens of the markers: without one of them there is no new marker.
+        #: Last token of each marker; new tokens without any of these complete no marker.
         self.last_tokens = {marker[-1] for marker in markers if marker}
 
     def sync_batch(self, batch_update: "BatchUpdate | None") -> None:
@@ -118,11 +118,7 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
     def follow_sections(
         self, state: dict[str, Any], output: list[int], searched: int, length: int
     ) -> bool:
-        """Search the tokens ``output[searched:length]`` for markers.
-
-        Returns:
-            Whether a section has begun or ended.
-        """
+        """Search ``output[searched:length]`` for markers; return whether any section changed."""
         changed = False
         while state["thinking_token_budget"] != UNLIMITED:
             begins = state["start_thinking"] == -1
@@ -153,7 +149,7 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
         """Resume an end marker that was being forced when the request left its row."""
         if state["start_thinking"] == -1 or state["thinking_token_budget"] == UNLIMITED:
             return
-        used_up = 0 if state["in_end"] else self.used_up(state)  # 0: by the prompt
+        used_up = 0 if state["in_end"] else self.used_up(state)  # 0: by the prompt alone
         forced = len(output) - used_up
         end = self.think_end_token_ids
         if 0 < forced < len(end) and output[used_up:] == end[:forced]:
@@ -203,7 +199,7 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
     def _find_last_sequence_index(
         target_list: list[int] | SearchedOutput, token_ids: list[int]
     ) -> int:
-        """Search like upstream, but skip tokens that were already searched."""
+        """Search like upstream, but not in tokens that were searched already."""
         if isinstance(target_list, SearchedOutput):
             return -1
         return find_last(target_list, token_ids, 0, len(target_list))
