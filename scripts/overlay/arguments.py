@@ -59,7 +59,7 @@ def command(
 
 
 class Once(argparse.Action):
-    """An argparse action that stores a value; ArgumentError if the option is repeated."""
+    """Argparse action that stores a value; ArgumentError if the option is repeated."""
 
     def __call__(
         self,
@@ -77,7 +77,7 @@ class Once(argparse.Action):
 
 
 def seconds(text: str) -> float:
-    """Argument type: seconds, from 0 to 1e9."""
+    """Parse an argument in seconds, from 0 to 1e9."""
     try:
         value = float(text)
     except ValueError:
@@ -88,7 +88,7 @@ def seconds(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """Argument type: a number of lines."""
+    """Parse an argument that is a number of lines."""
     if not (text.isascii() and text.isdecimal()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of lines")
     return int(text)

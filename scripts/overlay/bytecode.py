@@ -19,7 +19,7 @@ from overlay.interpreter import MARK, NoAnswer, answer
 
 _UNCHECKED = 0b01
 
-#: Program for the target's interpreter. Compiles each staged source under the final file's name.
+#: Program for the target's interpreter: compiles each staged source under the final file's name.
 #: The rename keeps the staged file's mtime, so the bytecode stays valid. With SOURCE_DATE_EPOCH,
 #: py_compile stores the source's hash instead of its mtime: every build has the same bytes, even
 #: if the builder sets all mtimes. The umask is 0, so that bytecode gets the mode of its source.
@@ -48,7 +48,7 @@ except EOFError:
 os.write(1, {MARK!r} + json.dumps([names, error, refused]).encode() + b"\\n")
 """
 
-#: Program for the target's interpreter. Compiles sources from stdin, and writes no file.
+#: Program for the target's interpreter: compiles sources from stdin, and writes no file.
 _CHECK = f"""
 import sys
 sys.path = [path for path in sys.path if path]  # The empty entry is the current directory.
@@ -66,7 +66,7 @@ os.write(1, {MARK!r} + json.dumps(refused).encode() + b"\\n")
 
 
 def cached(source: Path) -> list[Path]:
-    """Bytecode files of ``source``, for all interpreters and optimisation levels."""
+    """Return the bytecode files of ``source``, for all interpreters and optimisation levels."""
     folders = [source.parent / "__pycache__"]
     if prefix := os.environ.get("PYTHONPYCACHEPREFIX"):
         folders.append(Path(prefix) / source.parent.absolute().relative_to("/"))
@@ -82,7 +82,7 @@ def cached(source: Path) -> list[Path]:
 
 
 def stale(source: Path, data: bytes | None) -> list[Path]:
-    """Bytecode that Python would run although it does not match ``source``.
+    """Return the bytecode that Python would run although it does not match ``source``.
 
     ``data`` holds the bytes of ``source``, or None if it is absent.
     """
@@ -115,7 +115,7 @@ def compile_modules(
         interpreter: the target's Python.
         sources: maps each module's final path to the present path of its source. The
             ``__pycache__`` directories must exist.
-        lock: file descriptor of the lock; the child inherits it, and so also holds the lock.
+        lock: file descriptor of the lock. The child inherits it, and then also holds the lock.
         prefix: prefix of the names of staged files.
 
     Returns:
@@ -156,7 +156,7 @@ def check_modules(interpreter: Path, sources: Mapping[Path, bytes]) -> None:
 
 
 def _answer(interpreter: Path, program: str, request: object, *inherited: int) -> Any:  # noqa: ANN401
-    # Before 3.11, sets in code are marshalled in hash order. -I would ignore PYTHONHASHSEED.
+    # Before 3.11, marshal writes sets in hash order. With -I, Python ignores PYTHONHASHSEED.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     env = kept | {"PYTHONHASHSEED": "0"}
     try:

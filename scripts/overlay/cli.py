@@ -1,4 +1,4 @@
-"""The command line: parse the arguments, run one command, print its report."""
+"""Command line: parse the arguments, run one command, print its report."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
-    """Run the command that the arguments name, report its errors, and return the exit code."""
+    """Run the command named by the arguments, report errors, and return the exit code."""
     args = parser.parse_args(argv)
     try:
         body: Callable[[argparse.Namespace], int] = args.run
@@ -132,7 +132,7 @@ def installation(args: argparse.Namespace) -> Installation:
 
 
 def _active() -> tuple[str | None, str | None, str | None]:
-    """Return the active environment's variable and directory, and why another was skipped."""
+    """Return the active environment's variable and directory, and why another is not used."""
     venv, conda = os.environ.get("VIRTUAL_ENV"), os.environ.get("CONDA_PREFIX")
     base = os.environ.get("CONDA_DEFAULT_ENV") == "base"
     if not conda or (venv and (base or conda == venv)):
@@ -174,7 +174,7 @@ def _change(
 
 
 def _counted(inspection: Inspection) -> str:
-    """The number of files, in total and by owner."""
+    """Return the number of files as text, in total and by owner."""
     targets, added = set(inspection.overlay.targets), set(inspection.overlay.added)
     paths = inspection.paths
     parts = [f"{len(paths & targets)} of vLLM's", f"{len(paths & added)} of the overlay's"]

@@ -1,4 +1,4 @@
-"""The commands apply, revert, status, verify, exec and diff."""
+"""Commands: apply, revert, status, verify, exec and diff."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from overlay.refusal import laying, refuse_foreign
 from overlay.source import Overlay
 from overlay.state import Inspection, State, inspect
 
-#: Choices of the whole overlay, and of the installed part.
+#: Choice of the whole overlay, and choice of the installed part.
 WHOLE, KEPT = Choice(), Choice(keep=True)
 
 
 @dataclass
 class Outcome:
-    """The result of a command.
+    """Result of a command.
 
     ``inspection`` is the state after the command, or the unchanged state after a dry run.
     ``changed`` lists paths relative to site-packages.
@@ -104,7 +104,7 @@ def _complete(inspection: Inspection, notes: list[str], options: Options, lock: 
 
 
 def _lacking(installation: Installation) -> list[str]:
-    """Notes on a missing interpreter or RECORD."""
+    """Return notes on a missing interpreter or RECORD."""
     notes = []
     if installation.interpreter is None:
         notes.append("no interpreter found: the first import compiles the bytecode")
@@ -146,7 +146,7 @@ def revert(installation: Installation, overlay: Overlay, options: Options) -> Ou
 
 
 def status(installation: Installation, overlay: Overlay, choice: Choice = KEPT) -> Outcome:
-    """Compare the installation with the chosen part of the overlay, and write nothing.
+    """Compare the installation with the chosen part of the overlay.
 
     Raises:
         OverlayError: the choice is invalid.
@@ -155,7 +155,7 @@ def status(installation: Installation, overlay: Overlay, choice: Choice = KEPT) 
 
 
 def problem(inspection: Inspection, want_overlaid: bool) -> OverlayError | None:
-    """The error for ``status`` or ``verify``, or None.
+    """Return the error that ``status`` or ``verify`` reports; None without one.
 
     With ``want_overlaid`` a pristine installation is an error.
     """
@@ -202,7 +202,7 @@ def become(words: Sequence[str]) -> NoReturn:
 
 
 def _on_path(name: str) -> str:
-    """The first executable called ``name`` on PATH; FileNotFoundError if there is none.
+    """Return the first executable called ``name`` on PATH; FileNotFoundError without one.
 
     ``execvp`` would skip a script whose interpreter does not exist, and run the same command of
     another environment.

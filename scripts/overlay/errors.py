@@ -1,4 +1,4 @@
-"""Exit codes, and the one error type that carries them."""
+"""Exit codes, and the error type that carries them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from overlay.output import escaped
 
 
 class Exit(enum.IntEnum):
-    """The exit codes of all commands, as in docs/operations.md."""
+    """Exit codes of all commands, as in docs/operations.md."""
 
     DONE = 0
     FAULT = 1
@@ -44,7 +44,7 @@ class OverlayError(Exception):
     Attributes:
         code: the process's exit code.
         reason: one sentence, without its subject if ``subject`` is set.
-        subject: the file, directory or argument that ``reason`` is about, if any.
+        subject: the subject of ``reason``: a file, directory or argument, if any.
         expected: phrase for the accepted value, if known.
         found: phrase for the present value, if known.
         next_step: advice to the user.
@@ -84,13 +84,13 @@ class OverlayError(Exception):
 
     @property
     def line(self) -> str:
-        """The error and the next step, on one line."""
+        """Error and next step, on one line."""
         head = self.reason if self.subject is None else f"{self.subject}: {self.reason}"
         named = f" (named by {self.named_by})" if self.named_by else ""
         return escaped(f"{head}{named}; next: {self.next_step}")
 
     def to_json(self) -> dict[str, object]:
-        """The error as plain values, for ``--json``."""
+        """Return the error as plain values, for ``--json``."""
         return {
             "code": int(self.code),
             "name": self.code.name.lower(),
@@ -106,12 +106,12 @@ class OverlayError(Exception):
 def usage(
     reason: str, next_step: str, subject: str | os.PathLike[str] | None = None
 ) -> OverlayError:
-    """An error for a wrong or missing argument."""
+    """Return the error for a wrong or missing argument."""
     return OverlayError(Exit.USAGE, reason, subject=subject, next_step=next_step)
 
 
 def damaged(reason: str, subject: str | os.PathLike[str]) -> OverlayError:
-    """An error for an inconsistent copy of the overlay."""
+    """Return the error for an inconsistent copy of the overlay."""
     return OverlayError(
         Exit.FAULT,
         reason,
@@ -130,7 +130,7 @@ _NEXT_STEP = {
 
 
 def denied(error: OSError, written: str) -> OverlayError:
-    """An error for a failed system call; ``written`` is a clause such as "nothing was written"."""
+    """Return the error for a failed system call; ``written`` says which files were written."""
     return OverlayError(
         Exit.DENIED,
         f"{error.strerror or error}; {written}",

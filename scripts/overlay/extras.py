@@ -1,4 +1,4 @@
-"""The user's own patches, which ``apply`` adds after the series."""
+"""User's own patches, which ``apply`` adds after the series."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ FIELDS = ("Description", "How", "Bug", "Origin", "Forwarded", "Drop-When")
 
 @dataclass(frozen=True)
 class Extra:
-    """A user's patch, whose name begins with :data:`~overlay.source.EXTRA`, and its bytes."""
+    """User's patch, whose name begins with :data:`~overlay.source.EXTRA`, and its bytes."""
 
     patch: Patch
     data: bytes
 
     @property
     def paths(self) -> set[str]:
-        """The files that the patch changes."""
+        """Files that the patch changes."""
         return {file.path for file in self.patch.files}
 
 
@@ -113,7 +113,7 @@ def require_python(path: str, before: bytes, after: bytes) -> None:
 
 
 def no_python(path: str, data: bytes) -> str | None:
-    """The reason why a module does not compile, or None. The module is not run.
+    """Return the reason why a module does not compile, or None. The module is not run.
 
     ``ast.parse`` would accept more, such as a ``return`` outside a function.
     """
@@ -127,7 +127,7 @@ def no_python(path: str, data: bytes) -> str | None:
 
 
 def misfit(extra: Extra, error: OverlayError) -> OverlayError:
-    """The error for a patch that does not apply, or stops a module from compiling."""
+    """Return the error for a patch that does not apply, or stops a module from compiling."""
     return _wrong(extra.patch.name.removeprefix(EXTRA), error)
 
 
@@ -140,7 +140,7 @@ def _wrong(file: str | Path, error: OverlayError) -> OverlayError:
 
 
 def installed(overlay: Overlay) -> list[Extra]:
-    """The user's patches in an installation, from the ``overlay`` of its provenance.
+    """Return the user's patches in ``overlay``, read from an installation's provenance.
 
     Raises:
         OverlayError: a patch is missing, or its checksum is missing or wrong.
@@ -156,7 +156,7 @@ def installed(overlay: Overlay) -> list[Extra]:
 
 
 def described(overlay: Overlay) -> list[dict[str, str]]:
-    """The name and the one-line origin of each of the user's patches."""
+    """Return the name and the one-line origin of each of the user's patches."""
     return [
         {
             "name": patch.name.removeprefix(EXTRA),

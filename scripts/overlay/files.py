@@ -1,8 +1,8 @@
 """Read, write and remove files.
 
 Nothing is written in place or through a link: a target may be linked to a file of a package cache,
-which must not change. Each change is made by an ``os`` function of one system call, so that
-tests can interrupt a run at every one.
+which must not change. Each change is one ``os`` function and one system call, so that tests can
+interrupt a run before every change.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _FLAGS = {0x10: "is immutable (chattr +i)", 0x20: "is append-only (chattr +a)"}
 
 
 def special(mode: int) -> str | None:
-    """A phrase for the type of a file, or None if it is regular."""
+    """Return a phrase for the type of a file; None if the file is regular."""
     if stat.S_ISREG(mode):
         return None
     return "a directory" if stat.S_ISDIR(mode) else "a special file"
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a regular file; links are followed.
+    """Read a regular file; links are followed.
 
     Raises:
         OSError: also for a pipe, a device, a directory, or a file larger than :data:`LARGEST`.
@@ -53,7 +53,7 @@ def read(path: Path) -> bytes:
 
 
 def head(path: Path, size: int) -> bytes:
-    """The first ``size`` bytes of a regular file; empty if unreadable."""
+    """Read the first ``size`` bytes of a regular file; empty if unreadable."""
     try:
         with open(path, "rb", opener=_open_without_blocking) as file:
             return file.read(size) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
@@ -62,7 +62,7 @@ def head(path: Path, size: int) -> bytes:
 
 
 def holds(path: Path, data: bytes | None) -> bool:
-    """Whether ``path`` is a regular file with the bytes ``data``, or None if it must be absent."""
+    """Return whether ``path`` is a regular file with the bytes ``data``, or absent if None."""
     try:
         with open(path, "rb", opener=_open_without_blocking) as file:
             status, now = os.fstat(file.fileno()), path.stat()
@@ -73,7 +73,7 @@ def holds(path: Path, data: bytes | None) -> bool:
 
 
 def unchangeable(path: Path) -> str | None:
-    """A phrase for the flag that stops even root from changing a file or directory, or None."""
+    """Return a phrase for a flag that stops even root from changing a path, or None."""
     if not os.path.lexists(path) or os.path.islink(path):
         return None
     try:
@@ -85,7 +85,7 @@ def unchangeable(path: Path) -> str | None:
 
 
 def mount_points() -> set[str]:
-    """All mount points, both directories and single files (mountinfo in proc(5))."""
+    """Return all mount points, directories and single files (mountinfo in proc(5))."""
     try:
         with open("/proc/self/mountinfo", "rb") as file:
             points = [line.split(b" ")[4] for line in file]
@@ -203,11 +203,11 @@ def remove_if_empty(folder: Path) -> None:
 
 
 def staged_path(final: Path, prefix: str = STAGED) -> Path:
-    """The staging path of ``final``."""
+    """Return the staging path of ``final``."""
     return final.with_name(prefix + final.name)
 
 
 def staged_in(folder: Path, prefix: str = STAGED) -> list[Path]:
-    """Staged files in a directory, sorted by name; empty if there is no directory."""
+    """Return the staged files in a directory, sorted by name; empty without a directory."""
     names = os.listdir(folder) if folder.is_dir() else []
     return sorted(folder / name for name in names if name.startswith(prefix))

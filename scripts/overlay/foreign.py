@@ -26,7 +26,7 @@ _MARK = re.compile(
 
 @dataclass(frozen=True)
 class Place:
-    """The place of one of our hunks in a foreign file.
+    """Place of one of our hunks in a foreign file.
 
     ``shift`` is the offset in lines from upstream's position, or None if no place was found.
     """
@@ -36,9 +36,9 @@ class Place:
 
 
 def describe(inspection: Inspection, file: FileState) -> list[str]:
-    """Sentences on a foreign file: its patcher, its changes, and whether our hunks would merge.
+    """Describe a foreign file: its patcher, its changes, and whether our hunks would merge.
 
-    Empty for an absent file, and for a file that the overlay does not change.
+    Returns sentences; none for an absent file, or for a file that the overlay does not change.
     """
     overlay = inspection.overlay
     if file.data is None or file.path not in overlay.pin.upstream:
@@ -55,7 +55,7 @@ def describe(inspection: Inspection, file: FileState) -> list[str]:
 
 
 def _recognised(placed: Sequence[Place]) -> int:
-    """The number of placed hunks that replace lines; pure insertions do not count."""
+    """Return the number of placed hunks that replace lines, without pure insertions."""
     return sum(bool(place.hunk.old) and place.shift is not None for place in placed)
 
 
@@ -136,9 +136,9 @@ def _differences(placed: Sequence[Place], lines_of: str, whose: str) -> Iterator
 def places(series: Series, path: str, data: bytes) -> list[Place]:
     """Find the place of each of our hunks in a foreign file.
 
-    The hunks have no context. A hunk that replaces lines is found by those lines, at the shift
-    of the previous hunk or else at their only occurrence. A pure insertion is found if the
-    hunks around it, found by their lines, have the same shift; lines in between may differ.
+    The hunks have no context. A hunk that replaces lines is found by those lines, at the shift of
+    the previous hunk, or else at their only occurrence. A pure insertion is found if the nearest
+    such hunks before and after it have the same shift; lines in between may differ.
     """
     return _places(composed(series, path), data)
 
@@ -179,9 +179,9 @@ def _find(
 
 
 def _between(anchors: Sequence[int | None], index: int) -> int | None:
-    """The shift of the nearest anchors before and after, or None if they differ.
+    """Return the shift of the nearest anchors before and after, or None if they differ.
 
-    The start of the file is an anchor with shift 0. After the last anchor, its shift holds.
+    The start of the file is an anchor with shift 0. The last anchor's shift applies after it.
     """
     before = next((a for a in reversed(anchors[:index]) if a is not None), 0)
     after = next((a for a in anchors[index + 1 :] if a is not None), before)

@@ -142,7 +142,7 @@ def exchange(installed: Inspection, after: Inspection, lock: int, version: str |
 
 
 def taken_off(installed: Inspection, inspection: Inspection) -> Inspection:
-    """Predict the result of an inspection after reverting the installed version.
+    """Predict the inspection after a revert of the installed version.
 
     ``installed`` compares files with the installed version, ``inspection`` with another version.
 
@@ -168,7 +168,7 @@ def taken_off(installed: Inspection, inspection: Inspection) -> Inspection:
 
 
 def rehearse(inspection: Inspection) -> None:
-    """Dry run of :func:`lay_over`: produce, verify and compile its files.
+    """Rehearse :func:`lay_over`: produce, verify and compile its files.
 
     Raises:
         OverlayError: a file differs from its pin, or does not compile.
@@ -182,7 +182,7 @@ def rehearse(inspection: Inspection) -> None:
 
 
 def rehearse_off(inspection: Inspection) -> None:
-    """Dry run of :func:`take_off`: produce, verify and compile its files.
+    """Rehearse :func:`take_off`: produce, verify and compile its files.
 
     Raises:
         OverlayError: upstream's bytes cannot be produced, or no longer compile.
@@ -267,7 +267,7 @@ def _commit_upstreams(
 
 
 def _lasting(path: str) -> tuple[bool, bool, str]:
-    """Sort key of our files in a revert: modules, then patches, then the pin."""
+    """Return the sort key of our files in a revert: modules, then patches, then the pin."""
     return (path.endswith(f"/{pins.NAME}"), path.startswith(PROVENANCE + "/"), path)
 
 
@@ -306,7 +306,7 @@ def _forget(site: Path, paths: Iterable[str]) -> None:
 
 @contextmanager
 def _staging(prefix: str = STAGED) -> Iterator[Staging]:
-    """Open a :class:`Staging`; an OSError in it becomes an OverlayError with the files' state."""
+    """Open a :class:`Staging`; turn an OSError in it into an OverlayError."""
     with Staging(prefix) as staging:
         try:
             yield staging

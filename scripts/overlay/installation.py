@@ -19,7 +19,7 @@ _VERSION = re.compile(r"^__version__ = (?:version = )?['\"]([^'\"]+)['\"]", re.M
 
 @dataclass(frozen=True)
 class Installation:
-    """An installed vLLM.
+    """Installed vLLM.
 
     Attributes:
         site: the directory that holds ``vllm/``, with links resolved.
@@ -42,7 +42,7 @@ class Installation:
 
     @property
     def release(self) -> str:
-        """The version without a local label such as ``+cu129``."""
+        """Version without a local label such as ``+cu129``."""
         return (self.version or "").partition("+")[0]
 
 
@@ -59,8 +59,8 @@ def locate(
             selects the version by that directory.
 
     Raises:
-        OverlayError: the arguments name no target, or two; the target has no vLLM, or two; its
-            vLLM is outside the target, or cannot be overlaid.
+        OverlayError: the arguments do not name exactly one target, the target does not have exactly
+            one vLLM, or that vLLM is outside the target or cannot be overlaid.
     """
     for option, value in (("VENV", venv), ("SITE", site), ("PYTHON", python)):
         if value == "":
@@ -126,7 +126,7 @@ def _in_site(site: Path, interpreter: Path | None) -> Installation:
 
 
 def _on_path(python: Interpreter, venv: Path | None = None) -> Installation:
-    """The installation that ``python`` imports; it must be inside the named target."""
+    """Return the installation that ``python`` imports; OverlayError if outside the target."""
     interpreters.refuse_old(python)
     roots, named = ([venv], str(venv)) if venv else (python.own, str(python.executable))
     # Skip unreadable directories, as imports do.
@@ -171,7 +171,7 @@ def _refuse_outside(site: Path, roots: Iterable[Path], named: str, why: str) -> 
 
 
 def _describe(site: Path, interpreter: Path | None) -> Installation | None:
-    """The installation in ``site``, or None without a vllm package."""
+    """Return the installation in ``site``, or None without a vllm package."""
     if not os.path.lexists(site / "vllm"):
         return None
     dists = _distributions(site)
@@ -194,7 +194,7 @@ def _describe(site: Path, interpreter: Path | None) -> Installation | None:
 
 
 def _distributions(site: Path) -> list[Path]:
-    """The ``.dist-info`` directories in ``site`` that own the vllm package."""
+    """Return the ``.dist-info`` directories in ``site`` that own the vllm package."""
     infos = [p for p in site.iterdir() if p.suffix == ".dist-info" and p.is_dir()]
     named = [p for p in infos if re.match(r"vllm[-_.]", p.name, re.IGNORECASE)]
     return [p for p in named if _owns(p)] or [p for p in infos if p not in named and _owns(p)]

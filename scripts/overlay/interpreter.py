@@ -16,7 +16,7 @@ from typing import Any
 from overlay import progress
 from overlay.errors import OverlayError, usage
 
-#: Precedes the answer on stdout, where sitecustomize, a ``.pth`` file or a wrapper may also print.
+#: Mark before the answer on stdout: sitecustomize, .pth files and wrappers may also print there.
 MARK = b"\nreadiness-overlay answers: "
 
 #: The empty entry of sys.path is the current directory, where a ``json.py`` may be.
@@ -32,7 +32,7 @@ answer = dict(version="%d.%d" % sys.version_info[:2] + free,
               shared=site.getsitepackages())
 os.write(1, {MARK!r} + json.dumps(answer).encode() + b"\\n")
 """
-#: The only PYTHON variables that a query passes on: they control the user site directory.
+#: PYTHON variables that a query passes on, because they control the user site directory.
 _KEPT = ("PYTHONUSERBASE", "PYTHONNOUSERSITE")
 
 _LAYOUT = re.compile(r"^(.*)/lib(?:64)?/(python3(?:\.\d+t?)?)/(?:site|dist)-packages$")
@@ -40,7 +40,7 @@ _LAYOUT = re.compile(r"^(.*)/lib(?:64)?/(python3(?:\.\d+t?)?)/(?:site|dist)-pack
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A queried Python interpreter.
+    """Python interpreter that has been queried.
 
     Attributes:
         executable: absolute path, of the real interpreter if a shim was queried.
@@ -59,7 +59,7 @@ class Interpreter:
     shared: list[Path]
 
     def why_on_path(self, site: Path) -> str:
-        """A phrase for the reason why ``site``, which is not in :attr:`own`, is on the path."""
+        """Return the reason why ``site`` is on the path although it is not in :attr:`own`."""
         entries = [path for path in map(Path, self.path) if path.resolve() == site]
         if any(path.is_relative_to(own) for path in entries for own in self.own):
             return "a link leads there"
@@ -142,7 +142,7 @@ def ask(executable: Path, *flags: str) -> Interpreter:
 
 
 def of_directory(site: Path) -> Path | None:
-    """The Python of the environment that holds ``site``, or None if none is found."""
+    """Return the Python of the environment that holds ``site``; None if not found."""
     match = _LAYOUT.search(str(site))
     if not match:
         return None
@@ -157,7 +157,7 @@ def of_directory(site: Path) -> Path | None:
 
 
 def command(python: str) -> Path:
-    """The absolute path of an interpreter, from a path or command; OverlayError if not runnable."""
+    """Return an interpreter's absolute path; OverlayError if the path or command cannot run."""
     for folder in [""] if "/" in python else os.get_exec_path():
         candidate = Path(folder, python)
         if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
@@ -168,7 +168,7 @@ def command(python: str) -> Path:
 
 
 def for_directory(site: Path, executable: Path) -> Path:
-    """The real interpreter behind ``executable``, which the user named for ``site``.
+    """Return the real interpreter behind ``executable``, which the user named for ``site``.
 
     Raises:
         OverlayError: the version is too old, or differs from the directory's.

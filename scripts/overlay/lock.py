@@ -17,8 +17,8 @@ from overlay.errors import Exit, OverlayError
 def exclusive(site: Path, wait: float) -> Iterator[int]:
     """Hold an flock on the directory ``site`` during the context.
 
-    Yields its file descriptor; a child process that inherits it also holds the lock. The kernel
-    releases the lock once all these processes have ended.
+    Yields the directory's file descriptor. A child process that inherits the descriptor also holds
+    the lock. The kernel releases the lock once all these processes have ended.
 
     Raises:
         OverlayError: another run still holds the lock after ``wait`` seconds.

@@ -1,7 +1,7 @@
 """Derive a part of a series: apply all patches, and mark each line with its patches.
 
-The whole series applies at exact line numbers, so nothing is searched for. The patches of a part
-are then generated from the marked lines.
+The whole series applies at exact line numbers, without a search. The patches of a part are then
+generated from the marked lines.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Line:
     removed_by: str | None = None
 
     def lives(self, patches: Collection[str]) -> bool:
-        """Whether the line is in the file with these patches applied."""
+        """Return whether the line is in the file with these patches applied."""
         added = self.added_by is None or self.added_by in patches
         return added and self.removed_by not in patches
 
@@ -33,7 +33,7 @@ class Line:
 def part(
     series: Series, kept: Collection[str], paths: Iterable[str], upstream: Callable[[str], bytes]
 ) -> Series:
-    """The series reduced to the patches ``kept`` and the files ``paths``.
+    """Return the series reduced to the patches ``kept`` and the files ``paths``.
 
     ``upstream`` returns upstream's bytes of a path.
 
@@ -83,8 +83,8 @@ def _apply(lines: Sequence[Line], file: FilePatch, name: str, kept: Collection[s
         if hunk.old:
             start, stop = live[first], live[last - 1] + 1
         else:
-            # Insert right behind the preceding live line. Removed lines between that and the next
-            # live line come after the insertion, if a part restores them.
+            # Insert right behind the preceding live line. If a part restores removed lines there,
+            # they come after the insertion.
             start = stop = live[first - 1] + 1 if first else 0
         if name in kept:
             below = live[last] if last < len(live) else len(lines)
@@ -119,7 +119,7 @@ def _refuse_dependent(
         if above == following:
             gone.add(above)  # inserted between lines of one patch
         # Removed lines in between return if their patch is left out. Their order relative to the
-        # insertion is known only if that patch also adds the line below: they take its place.
+        # insertion is known only if that patch also adds the line below, which they then replace.
         gone |= {line.removed_by for line in lines[start:below]} - {following}
     for other in sorted(other for other in gone if other is not None and other not in kept):
         raise DependentError(where[0], where[1], other)
@@ -136,9 +136,9 @@ class DependentError(Exception):
 def _hunks(
     changed: Iterable[tuple[int, Line]], before: Collection[str], after: Collection[str]
 ) -> tuple[Hunk, ...]:
-    """The hunks from a file with the patches ``before`` to the same file with ``after``.
+    """Return the hunks from a file with the patches ``before`` to the file with ``after``.
 
-    ``changed`` holds the lines that some patch adds or removes, with their indices.
+    ``changed`` holds all lines that patches add or remove, with the lines' indices.
     """
     hunks: list[Hunk] = []
     old: list[bytes] = []

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def escaped(text: str) -> str:
-    """``text`` on one line, with non-printable characters escaped.
+    """Return ``text`` on one line, with non-printable characters escaped.
 
     Names with line ends, terminal escapes or bidirectional marks could forge lines of a report.
     """
@@ -26,7 +26,7 @@ def escaped(text: str) -> str:
 
 
 class Guarded(io.RawIOBase):
-    """A raw stream that accepts every write, and drops data that cannot be written.
+    """Raw stream that accepts every write, and drops data that cannot be written.
 
     ``error`` is the reason why data is dropped, or None. ``before`` is called before each write.
     """
@@ -41,11 +41,11 @@ class Guarded(io.RawIOBase):
         return True
 
     def fileno(self) -> int:
-        """The descriptor."""
+        """Return the descriptor."""
         return self._descriptor
 
     def isatty(self) -> bool:
-        """Whether the descriptor is a terminal."""
+        """Return whether the descriptor is a terminal."""
         return os.isatty(self._descriptor)
 
     def write(self, data: ReadableBuffer, /) -> int:
@@ -65,7 +65,7 @@ class Guarded(io.RawIOBase):
 def run(name: str, main: Callable[[Sequence[str]], int]) -> int:
     """Run a program, and return its exit code even if its output is lost.
 
-    From then on SIGINT raises KeyboardInterrupt, unless the process ignores SIGINT.
+    SIGINT raises KeyboardInterrupt in the program, unless the process ignores SIGINT.
     """
     for descriptor in range(3):
         try:
@@ -89,7 +89,7 @@ def run(name: str, main: Callable[[Sequence[str]], int]) -> int:
 
 
 def lost() -> OSError | None:
-    """The error that lost output on stdout, or None. A closed pipe is no error."""
+    """Return the error that lost output on stdout, or None. A closed pipe is no error."""
     sys.stdout.flush()
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     error = raw.error if isinstance(raw, Guarded) else None

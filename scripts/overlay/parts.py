@@ -20,7 +20,7 @@ from overlay.source import EXTRA, PROVENANCE, Overlay
 from overlay.state import Asked, Inspection, State, inspect, look
 
 _PATCHES = f"{PROVENANCE}/patches"
-#: The options whose value may begin with a dash.
+#: Options with values that may begin with a dash.
 _WORDS = ("--features", "--fixes")
 
 #: Maps the given paths to upstream's bytes.
@@ -73,7 +73,7 @@ def joined(arguments: Sequence[str]) -> list[str]:
 
 
 def chosen(args: argparse.Namespace) -> Choice:
-    """The choice in a command's arguments; OverlayError if ``--extra`` is empty."""
+    """Return the choice in a command's arguments; OverlayError if ``--extra`` is empty."""
     if args.command == "revert":
         return Choice()
     if args.extra == "":
@@ -83,12 +83,12 @@ def chosen(args: argparse.Namespace) -> Choice:
 
 
 def to_json(overlay: Overlay) -> dict[str, object]:
-    """Left-out features and fixes, and extra patches, for ``--json``."""
+    """Return the left-out features and fixes and the extra patches, for ``--json``."""
     return {"left_out": list(overlay.pin.without), "extra": extras.described(overlay)}
 
 
 def lines(overlay: Overlay) -> Iterator[str]:
-    """Left-out features and fixes, and extra patches, as lines of a report."""
+    """Yield the left-out features and fixes and the extra patches, as lines of a report."""
     if overlay.pin.without:
         yield f"left out: {', '.join(overlay.pin.without)}"
     for extra in extras.described(overlay):
@@ -109,10 +109,10 @@ def survey(installation: Installation, overlay: Overlay, choice: Choice) -> Insp
 
 
 def recognise(installation: Installation, overlay: Overlay) -> Inspection:
-    """Compare an installation with the installed part of ``overlay``, or else with the whole.
+    """Compare an installation with the installed part of ``overlay``, or else the whole.
 
-    The installed provenance may be forged, so it is only a hint: the part is derived again from
-    this copy of the overlay and upstream's bytes, and must have the installed pin.
+    The installed provenance may be forged, and is only a hint. The part is derived again from this
+    copy of the overlay and upstream's bytes, and must have the installed pin.
     """
     whole = inspect(installation, overlay)
     if whole.state is not State.FOREIGN:
@@ -131,7 +131,7 @@ def recognise(installation: Installation, overlay: Overlay) -> Inspection:
 
 
 def _sound(overlay: Overlay, without: frozenset[str], extra: Iterable[Extra]) -> bool:
-    """Whether ``apply`` accepts this selection: features and fixes left out, and extra patches."""
+    """Return whether ``apply`` accepts these left-out names and extra patches."""
     if without and words.vocabulary(overlay).closed(without) != without:
         return False
     return all(patch.paths.issubset(overlay.pin.upstream) for patch in extra)
@@ -328,7 +328,7 @@ def _fitting(base: Overlay, extra: Iterable[Extra], before: Mapping[str, bytes])
 
 
 def _moved(extra: Extra, series: Series) -> Extra:
-    """A user's patch with its line numbers in the series of a part."""
+    """Return a user's patch with line numbers in the series of a part."""
     patch = next((entry for entry in series.patches if entry.name == extra.patch.name), extra.patch)
     same = {file.path: file for file in patch.files} == {f.path: f for f in extra.patch.files}
     return extra if same else Extra(patch, dumps(patch))

@@ -42,19 +42,19 @@ class Hunk:
     place: str = field(default="", compare=False)
 
     def reversed(self) -> Hunk:
-        """The inverse hunk."""
+        """Return the inverse hunk."""
         return Hunk(self.new_at, self.new, self.old_at, self.old, self.place)
 
 
 @dataclass(frozen=True)
 class FilePatch:
-    """The hunks of one patch in one file, in ascending order."""
+    """Hunks of one patch in one file, in ascending order."""
 
     path: str
     hunks: tuple[Hunk, ...]
 
     def reversed(self) -> FilePatch:
-        """The inverse change."""
+        """Return the inverse change."""
         return FilePatch(self.path, tuple(hunk.reversed() for hunk in self.hunks))
 
     def apply(self, data: bytes, name: str) -> bytes:
@@ -94,7 +94,7 @@ class FilePatch:
 
 @dataclass(frozen=True)
 class Patch:
-    """The changes of one concern, after a DEP-3 header that ends at the first ``---`` line.
+    """Changes of one concern, after a DEP-3 header that ends at the first ``---`` line.
 
     DEP-3 is Debian's tagging convention: https://dep-team.pages.debian.net/deps/dep3/.
     """
@@ -105,7 +105,7 @@ class Patch:
 
 
 def header_fields(header: str) -> dict[str, str]:
-    """The fields of a DEP-3 header; continuation lines are joined with line feeds."""
+    """Return the fields of a DEP-3 header; continuation lines are joined with line feeds."""
     fields: dict[str, str] = {}
     key = ""
     for line in header.splitlines():
@@ -118,7 +118,7 @@ def header_fields(header: str) -> dict[str, str]:
 
 
 def split_lines(data: bytes) -> list[bytes]:
-    """Split ``data`` at line feeds only, and keep them."""
+    """Split ``data`` at line feeds only; lines keep their line feed."""
     return io.BytesIO(data).readlines()
 
 
@@ -213,13 +213,13 @@ def dumps(patch: Patch) -> bytes:
 
 
 def _range(at: int, lines: Sequence[bytes]) -> str:
-    """One side of a hunk header; an empty side has the number of the preceding line."""
+    """Format one side of a hunk header; an empty side has the preceding line's number."""
     start = at + 1 if lines else at
     return f"{start}" if len(lines) == 1 else f"{start},{len(lines)}"
 
 
 class Series:
-    """All patches, in the order of patches/series."""
+    """Patches in the order of patches/series."""
 
     def __init__(self, patches: Iterable[Patch]) -> None:
         self.patches = tuple(patches)
@@ -240,7 +240,7 @@ class Series:
             ) from None
 
     def paths(self) -> set[str]:
-        """The files that the patches change."""
+        """Return the files that the patches change."""
         return {file.path for patch in self.patches for file in patch.files}
 
     def apply(self, path: str, data: bytes) -> bytes:
@@ -261,7 +261,7 @@ class Series:
 
 
 def names_in(listing: bytes) -> list[str]:
-    """The names in a ``series`` file, without comments; OverlayError for a duplicate."""
+    """Return the names in a ``series`` file; OverlayError for a duplicate."""
     lines = [line.strip() for line in listing.decode(errors="replace").splitlines()]
     names = [line for line in lines if line and line[0] != "#"]
     if len(set(names)) != len(names):

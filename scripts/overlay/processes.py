@@ -77,5 +77,5 @@ def _is_server(words: list[str]) -> bool:
 
 
 def _module(words: list[str]) -> str:
-    """The module that ``python -m`` runs, or an empty string."""
+    """Return the module that ``python -m`` runs, or an empty string."""
     return words[words.index("-m") + 1] if "-m" in words[:-1] else ""

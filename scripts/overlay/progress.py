@@ -1,4 +1,4 @@
-"""A status line on the terminal for slow runs, erased before other output.
+"""Status line on the terminal for slow runs, erased before other output.
 
 Nothing is drawn in the first second, on a dumb terminal, or if stderr is not a terminal.
 """
@@ -21,7 +21,7 @@ _CLEAR = "\r\x1b[K"
 
 
 class Line:
-    """A status line, drawn by a thread because a step may block; ``text`` is the present step."""
+    """Status line, drawn by a thread because a step may block; ``text`` is the present step."""
 
     def __init__(self, name: str) -> None:
         self.text = "starting"
@@ -49,7 +49,7 @@ class Line:
                     _write(_CLEAR + self._fitting(_columns()))
 
     def _fitting(self, columns: int) -> str:
-        """The line, truncated to the terminal's width."""
+        """Return the line, truncated to the terminal's width."""
         seconds = f" ({time.monotonic() - self._start:.0f} s)"
         room = max(columns - 1 - len(seconds), 0)
         text = escaped(f"{self._name}: {self.text}")

@@ -18,7 +18,7 @@ from overlay.pin import PACKAGE
 
 
 def row(path: str, data: bytes) -> bytes:
-    """The row of a file, without a line end."""
+    """Return the row of a file, without a line end."""
     digest = _encoded(hashlib.sha256(data).digest())
     return b"%s,sha256=%s,%d" % (path.encode(), digest.encode(), len(data))
 
@@ -35,7 +35,7 @@ def overlay(data: bytes, changed: Mapping[bytes, bytes], added: Iterable[bytes])
     lines = [_swap(line, changed) for line in split_lines(text)]
     end = b"\r\n" if lines and lines[-1].endswith(b"\r\n") else b"\n"
     if lines and not lines[-1].endswith(b"\n"):
-        # End without a line end, too: `restore` then removes the line end added here.
+        # Like the original, end without a line end: `restore` removes the one added in between.
         return b"".join(lines) + end + end.join(added)
     return b"".join(lines) + b"".join(line + end for line in added)
 
@@ -51,17 +51,17 @@ def restore(data: bytes, changed: Mapping[bytes, bytes]) -> bytes:
 
 
 def rows_of_ours(data: bytes) -> list[bytes]:
-    """The rows of our own files, without line ends."""
+    """Return the rows of our own files, without line ends."""
     return [line.rstrip(b"\r\n") for line in split_lines(data) if _is_ours(line)]
 
 
 def paths(data: bytes) -> set[str]:
-    """The listed paths, verbatim."""
+    """Return the listed paths, verbatim."""
     return {os.fsdecode(line.partition(b",")[0]) for line in split_lines(data)}
 
 
 def disagrees(data: bytes, digests: Mapping[str, str]) -> bool:
-    """Whether a row of our modules disagrees with ``digests``, path to SHA-256."""
+    """Return whether a row of our modules disagrees with ``digests``, path to SHA-256."""
     for line in rows_of_ours(data):
         path, _, rest = os.fsdecode(line).partition(",")
         if path.endswith(".py"):

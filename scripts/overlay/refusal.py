@@ -16,7 +16,7 @@ UNKNOWN = "DIR"
 
 
 def refuse_foreign(inspection: Inspection) -> None:
-    """Raise OverlayError if files are foreign or missing; it names the first, and their number."""
+    """Raise OverlayError if files are foreign or missing, with the first file and the number."""
     files = inspection.foreign_files
     if not files:
         return
@@ -28,7 +28,7 @@ def refuse_foreign(inspection: Inspection) -> None:
 
 
 def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
-    """The error for foreign or missing ``files``; it names the first, and their number."""
+    """Return the error for foreign or missing files, with the first file and the number."""
     pin, installation = inspection.overlay.pin, inspection.installation
     if inspection.unknown:
         return _unknown(inspection, inspection.unknown)
@@ -90,7 +90,7 @@ def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
 
 
 def _unknown(inspection: Inspection, unknown: Unknown) -> OverlayError:
-    """The error for an installed version of the overlay that this version cannot revert."""
+    """Return the error for an installed version that this version cannot revert."""
     ours, installation = inspection.overlay.pin, inspection.installation
     reinstall = f"reinstall {installation.title}"
     (pin,) = (file for file in inspection.files if file.path == PIN)
@@ -135,7 +135,7 @@ def _unknown(inspection: Inspection, unknown: Unknown) -> OverlayError:
 
 
 def _leaving(inspection: Inspection, files: Sequence[FileState]) -> str | None:
-    """The ``apply`` that also leaves these files unchanged; None if that is impossible."""
+    """Return the ``apply`` command that also leaves these files unchanged; None if impossible."""
     base = inspection.overlay.base or inspection.overlay
     paths = [file.path for file in files if file.path in base.pin.upstream]
     laid = inspection.by_installed and inspection.by_installed.overlay
@@ -154,7 +154,7 @@ def _leaving(inspection: Inspection, files: Sequence[FileState]) -> str | None:
 
 
 def laying(inspection: Inspection) -> str:
-    """The ``apply`` command for the selected part; if none is selected, the installed part."""
+    """Return the ``apply`` command for the selected part, by default the installed part."""
     base, asked = inspection.overlay.base or inspection.overlay, _asked(inspection)
     return _apply(options_without(base, asked.without) if asked.without else "", asked)
 

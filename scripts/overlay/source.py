@@ -1,4 +1,4 @@
-"""The overlay as a set of files, read from a checkout or an installation."""
+"""Overlay as a set of files, read from a checkout or an installation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXTRA = "extra-"
 
 @dataclass(frozen=True)
 class Overlay:
-    """A pin, a series, and the added files.
+    """Overlay: a pin, a series, and the added files.
 
     Read from a checkout or an unpacked archive (:meth:`load`), or from the provenance in an
     installation (:meth:`installed`). The provenance suffices for a revert by another version of
@@ -99,7 +99,7 @@ class Overlay:
 
     @property
     def targets(self) -> list[str]:
-        """Upstream's files that the overlay changes, sorted."""
+        """Files of upstream that the overlay changes, sorted."""
         return sorted(self.pin.upstream)
 
     @property
@@ -121,18 +121,18 @@ class Overlay:
         return "".join(f" {phrase}" for phrase in (*without, *extra))
 
     def digest_of(self, path: str) -> str:
-        """SHA-256 of ``path`` in an overlaid installation."""
+        """Return the SHA-256 of ``path`` in an overlaid installation."""
         if path == f"{PROVENANCE}/{pins.NAME}":
             return sha256(self.pin_bytes)
         return self.pin.result[path]
 
     def origin_of(self, path: str) -> Path:
-        """The path of an added file in this copy of the overlay."""
+        """Return the path of an added file in this copy of the overlay."""
         copied = path.removeprefix(PROVENANCE + "/")
         return self.root / (copied if copied != path else f"vendor_overlay/{path}")
 
     def added_bytes(self, path: str) -> bytes:
-        """The bytes of an added file; OverlayError if it is missing or fails its checksum."""
+        """Read an added file; OverlayError if it is missing or fails its checksum."""
         origin = self.origin_of(path)
         try:
             data = self.files[path] if path in self.files else read(origin)

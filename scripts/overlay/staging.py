@@ -25,7 +25,7 @@ from overlay.traits import Traits, traits
 
 
 class Staging:
-    """New files next to their targets, until :meth:`commit` renames them.
+    """Staged files next to their targets, until :meth:`commit` renames them.
 
     Uncommitted files are removed at the end of the context. ``begun`` is set once a file has been
     renamed into place or removed.
@@ -130,8 +130,8 @@ class Staging:
     def _refuse_change(self, final: Path) -> None:
         """Raise OverlayError if a file has changed since its inspection.
 
-        The file is read right before its replacement: a change is missed only if it happens
-        between these two system calls.
+        The file is read right before its replacement: only a change between these two system calls
+        is missed.
         """
         if final not in self._expected or (
             (final not in self._like or (final.exists() and self._like[final] == traits(final)))

@@ -1,4 +1,4 @@
-"""The state of an installation, by the checksums of its files."""
+"""State of an installation, by the checksums of its files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TOP = 1024
 
 
 class State(enum.Enum):
-    """The state of a file, of RECORD, or of a whole installation."""
+    """State of a file, of RECORD, or of a whole installation."""
 
     PRISTINE = "pristine"
     OVERLAID = "overlaid"
@@ -40,7 +40,7 @@ class State(enum.Enum):
 
 @dataclass(frozen=True)
 class FileState:
-    """The state of one file.
+    """State of one file.
 
     Attributes:
         path: relative to site-packages.
@@ -59,10 +59,10 @@ class FileState:
 
 @dataclass(frozen=True)
 class Asked:
-    """The part of the overlay that a command's options select.
+    """Part of the overlay that a command's options select.
 
-    ``without`` has the features and fixes left out. ``extra`` is the directory of extra patches as
-    given; ``names`` are its patches, ``paths`` the files that they change.
+    ``without`` has the features and fixes left out. ``extra`` is the directory of extra patches, as
+    given. ``names`` are these patches, and ``paths`` the files that they change.
     """
 
     without: frozenset[str] = frozenset()
@@ -73,7 +73,7 @@ class Asked:
 
 @dataclass
 class Inspection:
-    """An installation, compared with one version of the overlay.
+    """Comparison of an installation with one version of the overlay.
 
     Attributes:
         files: every file of the overlay, sorted by path.
@@ -96,7 +96,7 @@ class Inspection:
 
     @property
     def state(self) -> State:
-        """The installation's state."""
+        """State of the installation."""
         if self.foreign_files:
             return State.FOREIGN
         states = {file.state for file in self.files} | ({self.record} if self.record else set())
@@ -106,7 +106,7 @@ class Inspection:
 
     @cached_property
     def digest(self) -> str:
-        """One SHA-256 over all files, to compare machines.
+        """SHA-256 over all files, to compare machines.
 
         Hashes the output of ``sha256sum``, sorted by path, with ``-`` for an absent file.
         """
@@ -115,7 +115,7 @@ class Inspection:
 
     @property
     def paths(self) -> set[str]:
-        """The paths of all files."""
+        """Paths of all files."""
         return {file.path for file in self.files}
 
     @property
@@ -125,9 +125,9 @@ class Inspection:
 
     @cached_property
     def by_installed(self) -> Inspection | None:
-        """Compare the installation with the overlay version that its provenance records.
+        """Comparison with the overlay version in the installation's provenance.
 
-        Returns None if no file is foreign; if the provenance is missing, untrusted or from this
+        None if no file is foreign; if the provenance is missing, untrusted or from this
         version; or if this version recognises more files. Provenance can be forged. Outside our own
         directory it may therefore only list files that a known version patches, with upstream's
         checksums.
@@ -152,14 +152,14 @@ class Inspection:
 
     @property
     def _known(self) -> set[tuple[str, str]]:
-        """Path and SHA-256 of upstream's files that some version changes."""
+        """Path and SHA-256 of each upstream file changed by any version."""
         pin = (self.overlay.base or self.overlay).pin
         earlier = {(p, d) for p, d in pins.releases().upstream if p not in pin.upstream}
         return {*pin.upstream.items()} | earlier
 
     @cached_property
     def unknown(self) -> Unknown | None:
-        """The installed version, if this version cannot revert it."""
+        """Installed version, if this version cannot revert it."""
         file = next((file for file in self.files if file.path == PIN), None)
         if file is None or file.state is not State.FOREIGN or self.by_installed is not None:
             return None
@@ -187,7 +187,7 @@ class Inspection:
 
     @cached_property
     def installed_version(self) -> str | None:
-        """The version of :attr:`by_installed` and its selection, or None."""
+        """Version of :attr:`by_installed` and its selection, or None."""
         if self.by_installed is None:
             return None
         overlay = self.by_installed.overlay
@@ -201,7 +201,7 @@ class Inspection:
         return version + overlay.selection
 
     def pristine(self, path: str) -> bytes:
-        """A target's pristine bytes, from the pristine or the overlaid file."""
+        """Return a target's pristine bytes, from the pristine or the overlaid file."""
         file = self.file(path)
         assert file.data is not None
         if file.state is State.OVERLAID:
@@ -209,7 +209,7 @@ class Inspection:
         return file.data
 
     def overlaid(self, path: str) -> bytes:
-        """A target's overlaid bytes, from the pristine or the overlaid file."""
+        """Return a target's overlaid bytes, from the pristine or the overlaid file."""
         file = self.file(path)
         assert file.data is not None
         if file.state is State.OVERLAID:
@@ -217,7 +217,7 @@ class Inspection:
         return self.overlay.overlaid_bytes(path, file.data)
 
     def file(self, path: str) -> FileState:
-        """The overlay's file at ``path``."""
+        """Return the state of the overlay's file at ``path``."""
         return next(file for file in self.files if file.path == path)
 
     @cached_property
@@ -263,7 +263,7 @@ def _require_patches(installed: Inspection) -> None:
 
 
 def _fault(provenance: Path) -> str:
-    """Suffix naming the fault of unreadable patches, or empty."""
+    """Return a suffix naming the fault of unreadable patches, or an empty string."""
     try:
         Overlay.load(provenance)
     except OverlayError as error:
@@ -306,7 +306,7 @@ def look(site: Path, overlay: Overlay, path: str) -> FileState:
 
 
 def _link_above(site: Path, path: str) -> str | None:
-    """The first parent of ``path`` below ``site`` that is a link or not a directory, or None."""
+    """Return the first parent of ``path`` below ``site`` that is no plain directory, or None."""
     for parent in reversed(Path(path).parents[:-1]):
         try:
             if not stat.S_ISDIR(os.lstat(site / parent).st_mode):
@@ -317,7 +317,7 @@ def _link_above(site: Path, path: str) -> str | None:
 
 
 def _foreign_in_package(site: Path, overlay: Overlay) -> list[FileState]:
-    """Files in our own directory that the overlay does not add."""
+    """Find files in our own directory that the overlay does not add."""
     ours = {site / path for path in overlay.added}
     return [
         _foreign(str(path.relative_to(site)), "a file that is not the overlay's")
@@ -331,7 +331,7 @@ def _foreign_in_package(site: Path, overlay: Overlay) -> list[FileState]:
 
 
 def _foreign_bytecode(site: Path, overlay: Overlay) -> list[FileState]:
-    """Linked ``__pycache__`` directories, and bytecode that is not a regular file."""
+    """Find linked ``__pycache__`` directories, and bytecode that is not a regular file."""
     modules = [path for path in (*overlay.targets, *overlay.added) if path.endswith(".py")]
     folders = sorted({str(Path(path).parent / "__pycache__") for path in modules})
     foreign = [
@@ -395,7 +395,7 @@ def _inspect_record(inspection: Inspection, path: Path) -> None:
 def _inspect_others(inspection: Inspection) -> None:
     """Look for lines of other versions in files that this version does not change.
 
-    Only the top of each module is read. With a RECORD, modules that it does not list are skipped.
+    Only the top of each module is read. Modules that a RECORD does not list are skipped.
     """
     site = inspection.installation.site
     listed = record.paths(inspection.record_bytes) if inspection.record else None

@@ -18,10 +18,10 @@ _SEALS = ("security.ima", "security.evm")
 
 @dataclass(frozen=True)
 class Traits:
-    """Properties of a file that its replacement keeps.
+    """Properties that a file's replacement keeps.
 
-    ``mode`` has the permission bits; with an ACL, the group's bits are its mask. ``owner`` has the
-    ids of user and group. ``attributes`` include ACLs, security labels and the user's own.
+    ``mode`` has the permission bits; with an ACL, the group's bits are the ACL's mask. ``owner``
+    has the ids of user and group. ``attributes`` include ACLs, security labels and user attributes.
     """
 
     mode: int
@@ -30,7 +30,7 @@ class Traits:
 
     @property
     def permissions(self) -> Traits:
-        """Traits for a new file next to it: mode, owner and ACLs only."""
+        """Traits for a new file in the same directory: mode, owner and ACLs only."""
         kept = {name: value for name, value in self.attributes.items() if name in _ACLS}
         return replace(self, attributes=kept)
 

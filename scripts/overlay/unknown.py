@@ -1,4 +1,4 @@
-"""An installed VERSION_PIN that this version of the overlay cannot verify."""
+"""Installed VERSION_PIN that this version of the overlay cannot verify."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ _FACT = r"(?m)^{} = ([\w.,+-]+)$"
 
 @dataclass(frozen=True)
 class Unknown:
-    """The installed version of the overlay, as far as its pin is readable.
+    """Installed version of the overlay, as far as its pin is readable.
 
-    ``paths`` are its changed files whose upstream checksums this version does not have; None for a
-    malformed pin.
+    ``paths`` are its changed files without known upstream checksums; None for a malformed pin.
     """
 
     version: str | None

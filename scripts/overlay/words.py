@@ -1,4 +1,4 @@
-"""Names of features and fixes: selections, and the patches that they need."""
+"""Selections of features and fixes by name, and the patches that they need."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from overlay.source import Overlay
 
 #: The runtime's module of features and fixes.
 MODULE = f"{PACKAGE}/registry.py"
-#: An added line that is only needed together with other changes to its file.
+#: Added line that is only needed together with other changes of its file.
 _MARK = re.compile(rb"#|from vllm\.v1\.readiness(\.\w+)* import \w+ as readiness$")
-#: The header field that names the features and fixes that need a patch; :data:`ALL` names all.
+#: Header field with the features and fixes that need a patch; :data:`ALL` stands for all.
 SERVES, ALL = "Serves", "all"
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The names of all features and fixes.
+    """Names of all features and fixes.
 
     Attributes:
         groups: ``features`` and ``fixes``, with their members.
@@ -37,7 +37,7 @@ class Vocabulary:
     with_needs: Callable[[Iterable[str]], frozenset[str]]
 
     def closed(self, names: Iterable[str]) -> frozenset[str]:
-        """Names and their dependents."""
+        """Return the names and their dependents."""
         return self.every - self.without(names, self.every)
 
 
@@ -60,7 +60,7 @@ def vocabulary(overlay: Overlay) -> Vocabulary:
 
 
 def left_out(words: Vocabulary, chosen: Mapping[str, str | None]) -> frozenset[str]:
-    """Features and fixes that a choice leaves out, with their dependents.
+    """Return the features and fixes that a choice leaves out, with their dependents.
 
     ``chosen`` maps each group to its option's value, in the grammar of ``VLLM_READINESS``: ``on``,
     ``off``, ``-a,-b`` (all but these), ``a,b`` (only these); None is ``on``.
@@ -111,28 +111,28 @@ def _not_understood(words: Vocabulary, group: str, text: str, name: str) -> Over
 
 
 def served(patch: Patch) -> frozenset[str] | None:
-    """Features and fixes that need a patch; None if all of them do."""
+    """Return the features and fixes that need a patch; None if all of them need it."""
     text = header_fields(patch.header).get(SERVES, ALL)
     names = frozenset(word.strip() for word in text.replace("\n", " ").split(","))
     return None if ALL in names else names
 
 
 def stays(patch: Patch, without: Collection[str]) -> bool:
-    """Whether a patch is needed without these features and fixes."""
+    """Return whether a patch is needed without these features and fixes."""
     names = served(patch)
     return names is None or not names.issubset(without)
 
 
 def is_mark(file: FilePatch) -> bool:
-    """Whether a change only adds comments and the import of the overlay.
+    """Return whether a change only adds comments and the import of the overlay.
 
-    A file needs these only with another change.
+    These lines are needed only together with another change of the file.
     """
     return all(not hunk.old and all(map(_MARK.match, hunk.new)) for hunk in file.hunks)
 
 
 def words_of(overlay: Overlay, path: str) -> frozenset[str] | None:
-    """Names to leave out so that a file stays unchanged; None if every name needs a change in it.
+    """Return the names that change a file; None if every feature and fix needs a change in it.
 
     ``overlay`` is the whole overlay.
     """
@@ -149,7 +149,7 @@ def words_of(overlay: Overlay, path: str) -> frozenset[str] | None:
 def options_that_leave(
     overlay: Overlay, paths: Iterable[str], without: Iterable[str]
 ) -> str | None:
-    """The options of ``apply`` that leave ``paths`` unchanged, or None if none do.
+    """Return the options of ``apply`` that leave ``paths`` unchanged; None if impossible.
 
     ``without`` names the features and fixes that are already left out.
     """
@@ -166,7 +166,7 @@ def options_that_leave(
 
 
 def options_without(overlay: Overlay, names: Iterable[str]) -> str:
-    """The options of ``apply`` that leave out these features and fixes, and their dependents.
+    """Return the options of ``apply`` that leave out these names and their dependents.
 
     Raises OverlayError as :func:`vocabulary` does.
     """
