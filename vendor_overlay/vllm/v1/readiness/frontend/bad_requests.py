@@ -91,11 +91,7 @@ def check(
 
 
 def check_message(processor: "InputProcessor", request: "EngineCoreRequest") -> "EngineCoreRequest":
-    """Convert a complete request in place for the engine core's decoder, and return it.
-
-    Raises:
-        VLLMValidationError: the engine core cannot decode the request.
-    """
+    """Convert a request in place, and return it; VLLMValidationError if it cannot be decoded."""
     if registry.BAD_REQUESTS in switch.enabled():
         request_types.convert(request)
         if request.pooling_params is not None:

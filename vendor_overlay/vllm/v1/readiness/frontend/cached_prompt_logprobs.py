@@ -27,7 +27,6 @@ from vllm.v1.readiness.engine import switch
 from vllm.v1.readiness.feature import Feature
 
 if TYPE_CHECKING:
-    from vllm.logprobs import PromptLogprobs
     from vllm.v1.engine import EngineCoreOutput
     from vllm.v1.engine.logprobs import LogprobsProcessor
     from vllm.v1.engine.output_processor import RequestState
@@ -60,7 +59,7 @@ def place(state: "RequestState", output: "EngineCoreOutput") -> None:
     if tensors is None:
         # Prompt logprobs, if any, come with the first token at the latest.
         first = state.is_prefilling and output.new_token_ids
-        if first and len(_container(processor)) == 1:
+        if first and len(processor.prompt_logprobs) == 1:  # its first entry is always None
             _skip(processor, len(prompt) - 1)
         return
     computed = [rank != _NO_RANK for rank in tensors.selected_token_ranks.tolist()]
@@ -97,13 +96,6 @@ def _context(processor: "LogprobsProcessor", prompt: list[int]) -> Iterator[None
 
 def _skip(processor: "LogprobsProcessor", positions: int) -> None:
     """Append positions without logprobs."""
-    container = _container(processor)
+    container = processor.prompt_logprobs
     for _ in range(positions):
         container.append(None)
-
-
-def _container(processor: "LogprobsProcessor") -> "PromptLogprobs":
-    """Return the container of a request's prompt logprobs, whose first entry is None."""
-    container = processor.prompt_logprobs
-    assert container is not None
-    return container

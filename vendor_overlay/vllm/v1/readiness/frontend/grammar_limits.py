@@ -158,10 +158,7 @@ class Trials:
         self._program: Program | None = None
 
     def verdict(self, structured: "StructuredOutputsParams") -> "Future[Verdict]":
-        """Return a future of a grammar's verdict: cached, pending, or from a new trial.
-
-        The future never raises.
-        """
+        """Return a future of a grammar's verdict. The future never raises."""
         params = pickle.dumps(structured)
         key = hashlib.sha256(params).hexdigest()
         with self._lock:
@@ -238,11 +235,7 @@ class Program:
         threading.Thread(target=self._read, args=(cloudpickle.dumps(config),), daemon=True).start()
 
     def verdict(self, key: str, params: bytes, limits: Limits) -> Verdict:
-        """Wait for the verdict on pickled StructuredOutputsParams.
-
-        Raises:
-            ProgramError: the trial process has exited.
-        """
+        """Wait for the verdict on pickled StructuredOutputsParams, or raise ProgramError."""
         future: Future[Verdict] = Future()
         try:
             with self._lock:

@@ -8,11 +8,9 @@ request in the batch asked for.
 
 Here a request's logprobs are stored in three arrays until an output contains them. A streamed
 output creates the dicts of its own tokens, a final output the dicts of all tokens. Each token is
-decoded once for all requests. The list of cumulative outputs, which the client shares, is extended
-at every step as in stock. So is a FlatLogprobs.
-
-Clients get equal values of the same types. Unknown processors, tokenizers and values fall back to
-upstream.
+decoded once for all requests. A FlatLogprobs, and the list of cumulative outputs that the client
+shares, is extended at every step as in stock. Clients get equal values of the same types. Unknown
+processors, tokenizers and values fall back to upstream.
 """
 
 # mirrors: vllm.v1.engine.logprobs:LogprobsProcessor
@@ -65,9 +63,6 @@ _NEVER = (1 << 31) - 1
 class Columns:
     """Logprobs of consecutive positions in three arrays, without an object per logprob.
 
-    Args:
-        limit: maximum logprobs per position; None for all.
-
     Attributes:
         count: number of positions.
         width: logprobs per position; 0 without positions.
@@ -79,7 +74,7 @@ class Columns:
     __slots__ = ("_limit", "_types", "count", "ids", "logprobs", "ranks", "texts", "width")
 
     def __init__(self, limit: int | None) -> None:
-        self._limit = limit
+        self._limit = limit  # maximum logprobs per position; None for all
         self.clear()
 
     def clear(self) -> None:

@@ -76,11 +76,7 @@ def convert(struct: msgspec.Struct) -> None:
 
 
 def check(request: EngineCoreRequest) -> None:
-    """Refuse a request that an engine core in another process cannot decode.
-
-    Raises:
-        VLLMValidationError: a field cannot be decoded; the error names it.
-    """
+    """Raise VLLMValidationError if an engine core in another process cannot decode a field."""
     try:
         msgspec.convert(request.prompt_token_ids, list[int] | None)
     except msgspec.ValidationError as error:

@@ -154,7 +154,7 @@ class Draws:
         """Fill rows of contiguous float32 ``noise`` [rows, size] as exponential_ does.
 
         ``sent`` is the rows, seeds and counters of the requests, int64 [requests] each. ``behind``
-        is the number of draws per thread since these were sent. Returns the number of draws per
+        is the number of draws per thread since this data was sent. Returns the number of draws per
         thread in this call, for the caller to add to the counters.
         """
         size = noise.shape[1]

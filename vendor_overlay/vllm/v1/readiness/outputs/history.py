@@ -77,8 +77,8 @@ class Step:
         event: recorded after the copy.
         rows: request id to row in ``tokens``, of requests still in the batch.
         metadata: the batch's sampling metadata, which is replaced when a row moves.
-        drafted: whether the batch assumes more than one token for some request, because drafts were
-            scheduled for it. The runner may have dropped them.
+        drafted: whether drafts were scheduled for any request, so that the batch may assume several
+            tokens for it. The runner may have dropped the drafts.
         columns: [rows], column of each request's placeholder in ``token_ids_cpu``; None if it
             depends on the number of drafts accepted in this step or an earlier one.
     """
@@ -108,8 +108,8 @@ class History(Feature):
 
     Attributes:
         in_flight: steps that have been sampled and not settled.
-        arrived: callback per settled step, with the rows that got tokens and the token of each
-            (None if there may be more than one); None for no callback.
+        arrived: callback per settled step, with the rows that got tokens and each row's token
+            (None if a row may have several tokens). None for no callback.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class History(Feature):
         self._begun = self._prepared = self._updated = False
 
     def add_request(self, request: "CachedRequestState") -> None:
-        """Store the number of tokens of a request that joins the batch."""
+        """Store the request's number of tokens."""
         self._joined[request.req_id] = request.num_tokens
 
     def check_inputs(self, counts: np.ndarray, drafts: Mapping[str, Sequence[int]]) -> None:

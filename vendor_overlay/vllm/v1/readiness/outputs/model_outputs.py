@@ -55,8 +55,7 @@ class Outputs(Feature):
     """Outputs of one model runner.
 
     Attributes:
-        readbacks: None with the feature off, or on a platform without events or pinned memory.
-            Upstream's copies are then used.
+        readbacks: None to use upstream's copies, with the feature off or without events.
         pin_memory: whether to pin uploads.
     """
 

@@ -70,13 +70,13 @@ class BadWords(Slots):
 
     def _wants(self, request: "CachedRequestState") -> bool:
         words = _words(request)
-        legible = all(word and min(word) >= 0 and max(word) <= MAX_ID for word in words)
-        return bool(words) and legible
+        return bool(words) and all(
+            word and min(word) >= 0 and max(word) <= MAX_ID for word in words
+        )
 
     def _can_serve(self, metadata: "SamplingMetadata", width: int) -> bool:
         # Upstream drops some tokens beyond the vocabulary, depending on their source.
-        served = metadata.bad_words_token_ids and not self._unsupported
-        return bool(served) and width <= self.vocab_size
+        return self._used(metadata) and not self._unsupported and width <= self.vocab_size
 
     def _describes_rows(self, metadata: "SamplingMetadata") -> bool:
         return metadata.bad_words_token_ids is self.batch.bad_words_token_ids

@@ -78,18 +78,19 @@ class _Plan(NamedTuple):
 class Tails:
     """Tails of all rows, concatenated in one tensor.
 
-    ``words`` and ``tails`` (int32) are per row, None for a row without bad words. ``width`` is the
-    number of columns of the logits. ``views`` are the new tails per row, updated in place.
+    ``upload`` sends an array, as int64 by default. ``words`` and ``tails`` (int32) are per row, None
+    for a row without bad words. ``width`` is the number of columns of the logits. ``views`` are the
+    new tails per row, updated in place.
     """
 
     def __init__(
         self,
-        upload: Callable[[np.ndarray, torch.dtype], torch.Tensor],
+        upload: Callable[..., torch.Tensor],
         words: Sequence[Words | None],
         tails: Sequence[torch.Tensor | None],
         width: int,
     ) -> None:
-        self._to_device = upload
+        self._upload = upload
         present = [tail for tail in tails if tail is not None]
         self._tokens = torch.cat(present)
         parts = iter(self._tokens.split([len(tail) for tail in present]))
@@ -197,9 +198,6 @@ class Tails:
             positions=self._upload(target_position),
             columns=self._upload(self._columns[targets]),
         )
-
-    def _upload(self, values: np.ndarray, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return self._to_device(values, dtype)
 
 
 class _Groups:

@@ -8,10 +8,6 @@ all earlier work, including the forward pass. The host cannot prepare the next s
 Here only existing masks and their row numbers are written to pinned memory, and one copy sends them
 to the device. There the masks are moved to their rows, unless every row has a mask. xgrammar's
 kernel is called for the same rows as in upstream.
-
-A pinned buffer is reused when the event after its last copy has completed. If no buffer is free,
-another is allocated, without a wait. Buffers are created when a request with a grammar joins the
-batch.
 """
 
 # mirrors: vllm.v1.structured_output.utils:apply_grammar_bitmask
@@ -31,7 +27,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
-#: Initial number of buffers: the number of steps that may be in flight.
+#: Initial number of buffers: the number of steps that may be in flight. More are added on demand.
 _BUFFERS = 2
 #: Minimum size of a buffer in bytes, unless the batch can never need as much.
 _LEAST = 4 << 20

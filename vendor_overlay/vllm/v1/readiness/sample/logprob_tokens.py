@@ -101,10 +101,7 @@ def _replace(
     logprobs: torch.Tensor,
     first: int,
 ) -> LogprobsTensors:
-    """Write values into rows of a table from column ``first`` on, and widen the table if needed.
-
-    Clients do not get the columns after the written ones.
-    """
+    """Write values into rows of a table from column ``first`` on, and widen the table if needed."""
     missing = max(0, first + ids.shape[1] - table.logprobs.shape[1])
     columns = slice(first, first + ids.shape[1])
     all_ids = F.pad(table.logprob_token_ids, (0, missing))

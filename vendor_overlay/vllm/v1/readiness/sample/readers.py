@@ -85,16 +85,14 @@ def readers(live: "Sampled") -> Iterator[Reader]:
 def counters(live: "Sampled") -> Iterator[Reader]:
     """Yield host-side consumers of a row's number of tokens.
 
-    The host knows this number without the tokens, unless it depends on the number of accepted
-    drafts. In that case upstream waits if it keeps output lists, for any purpose, and otherwise
-    assumes that all drafts were accepted.
+    The host knows this number before the tokens, unless it depends on accepted drafts. In that case
+    upstream waits if it keeps output lists, and otherwise assumes that all drafts were accepted.
     """
     batch, history = live.batch, live.history
     if history is None or not history.drafted:
         return
-    if not history.in_flight[-1].metadata.output_token_ids:
-        return
-    if not batch.sampling_metadata.output_token_ids:
+    newest = history.in_flight[-1].metadata
+    if not (newest.output_token_ids and batch.sampling_metadata.output_token_ids):
         return
     for processor in batch.logitsprocs.non_argmax_invariant:
         if isinstance(processor, MinTokensLogitsProcessor):
@@ -119,11 +117,7 @@ def _others(batch: "InputBatch") -> list[object]:
 
 
 def check_declarations(batch: "InputBatch") -> None:
-    """Check the declarations of users' logits processors.
-
-    Raises:
-        ValueError: a class declares an unknown value.
-    """
+    """Raise ValueError if a user's logits processor declares an unknown value."""
     for processor in _others(batch):
         declared = getattr(type(processor), READS, NEWEST)
         if declared not in (NEWEST, OLDER, NONE):

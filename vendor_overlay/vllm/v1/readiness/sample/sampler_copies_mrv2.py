@@ -97,7 +97,9 @@ class SamplerCopies:
         if plan is None:
             self._warm_up(logits, idx_mapping_np)
             return Handling.COPY
-        like_copy = _is_like_copy(logits)
+        # Whether the logits have the dtype and layout of upstream's copy.
+        aligned = logits.is_contiguous() and logits.data_ptr() % 16 == 0
+        like_copy = logits.dtype == torch.float32 and aligned
         if plan.changes_logits:
             in_place = like_copy and not plan.raw_logprobs
             return Handling.IN_PLACE if in_place else Handling.COPY
@@ -178,10 +180,3 @@ class SamplerCopies:
             raw_logprobs=requested and not processed,
             processed_logprobs=processed,
         )
-
-
-def _is_like_copy(logits: torch.Tensor) -> bool:
-    """Return whether the logits have the dtype and layout of upstream's copy."""
-    if logits.dtype != torch.float32 or not logits.is_contiguous():
-        return False
-    return bool(logits.data_ptr() % 16 == 0)

@@ -16,17 +16,16 @@ removed, moved and swapped rows, rewound prompts, upstream's loops and a user's 
 generator in the state that it would have in upstream, and may change it.
 
 Code that keeps a request's generator outside the batch could read a lagging offset, or draw from
-the generator unnoticed. No class of vLLM does so. A runner of any other package falls back to
-upstream.
+the generator unnoticed. No class of vLLM does so; a runner of another package falls back.
 """
 
 # mirrors: vllm.v1.sample.ops.topk_topp_sampler:random_sample
 # mirrors: vllm.v1.sample.rejection_sampler:generate_uniform_probs
 # mirrors: vllm.v1.sample.rejection_sampler:sample_recovered_tokens
 
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, SupportsIndex
 
 import numpy as np
 import torch
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-T = TypeVar("T")
 #: Generators by row, as upstream keeps them.
 Plain = dict[int, torch.Generator]
 #: Words per draw; offsets count words.
@@ -71,12 +69,7 @@ class Generators(dict[int, torch.Generator]):
         super().__delitem__(row)
 
     def __iter__(self) -> Iterator[int]:
-        return super().__iter__()
-
-    def pop(self, row: int, *default: T) -> torch.Generator | T:
-        """Remove and return a generator; see dict."""
-        self.seeds.give_back(row)
-        return super().pop(row, *default)
+        return super().__iter__()  # without this method, dict() would bypass __getitem__
 
     def popitem(self) -> tuple[int, torch.Generator]:
         """Remove and return the last generator; see dict."""
@@ -105,7 +98,7 @@ class Generators(dict[int, torch.Generator]):
         return self
 
 
-for _name in ("clear", "get", "items", "setdefault", "update", "values"):
+for _name in ("clear", "get", "items", "pop", "setdefault", "update", "values"):
     # Built on the methods above; dict's versions would bypass them.
     setattr(Generators, _name, getattr(MutableMapping, _name))
 
@@ -189,46 +182,49 @@ class Seeds(Feature):
         ``drafts`` [rows] is the number of drafts per row; rows without drafts are skipped. None to
         draw for all rows.
         """
-        if not self._serves(noise, torch.float32, 2, len(noise)):
-            self._count_fallback()
-            return False
-        sent = self._send(drafts)
-        if len(sent.rows):
-            self._advance(sent, self.draws.exponential(noise, sent.arrays, sent.behind))
-        return True
+        fits = noise.dtype == torch.float32 and noise.dim() == 2
+        return self._draw(self.draws.exponential, noise, drafts, fits, len(noise))
 
     def draw_uniform(self, values: torch.Tensor, drafts: Sequence[int]) -> bool:
         """Draw the values [drafts of all rows] of seeded requests, in place; False to fall back."""
-        if (
-            not self._serves(values, torch.float64, 1, len(drafts))
-            or max(drafts) > self.draws.most_drafts
-            or sum(drafts) != len(values)
-        ):
-            self._count_fallback()
+        fits = (
+            len(self._generators) > 0
+            and values.dtype == torch.float64
+            and values.dim() == 1
+            and max(drafts) <= self.draws.most_drafts
+            and sum(drafts) == len(values)
+        )
+        return self._draw(self.draws.uniform, values, drafts, fits, len(drafts))
+
+    def _draw(
+        self,
+        fill: Callable[[torch.Tensor, list[torch.Tensor], int], int],
+        target: torch.Tensor,
+        drafts: Sequence[int] | None,
+        fits: bool,
+        rows: int,
+    ) -> bool:
+        """Fill ``target`` and advance the counters; False if a draw is not supported."""
+        if not self._generators:
+            return False
+        reason = ""
+        if not self.agrees:
+            reason = gauges.OTHER_BITS
+        elif not self._runner_known:
+            reason = gauges.OTHER_CLASS
+        elif not (fits and target.is_contiguous() and target.device == self.device):
+            reason = gauges.OTHER_INPUT
+        elif not self._keep() or self._end > rows:
+            reason = gauges.OTHER_INPUT
+        if reason:
+            gauges.fall_back(registry.SEEDS, reason)
             return False
         sent = self._send(drafts)
         if len(sent.rows):
-            self._advance(sent, self.draws.uniform(values, sent.arrays, sent.behind))
+            draws = fill(target, sent.arrays, sent.behind)
+            sent.behind += draws
+            self._counters[sent.rows] += draws
         return True
-
-    def _count_fallback(self) -> None:
-        if self._generators:
-            known = gauges.OTHER_INPUT if self._runner_known else gauges.OTHER_CLASS
-            gauges.fall_back(registry.SEEDS, known if self.agrees else gauges.OTHER_BITS)
-
-    def _serves(self, target: torch.Tensor, dtype: torch.dtype, dim: int, rows: int) -> bool:
-        """Return whether all generators are cached and the tensor is supported."""
-        return bool(
-            self.agrees
-            and self._runner_known
-            and self._generators
-            and target.dtype == dtype
-            and target.dim() == dim
-            and target.is_contiguous()
-            and target.device == self.device
-            and self._keep()
-            and self._end <= rows
-        )
 
     def _keep(self) -> bool:
         """Cache the generators that are not cached; return whether all are supported."""
@@ -272,11 +268,6 @@ class Seeds(Feature):
             complete=len(rows) == len(self._generators),
         )
         return self._sent
-
-    def _advance(self, sent: Sent, draws: int) -> None:
-        """Advance these requests by a number of draws per thread."""
-        sent.behind += draws
-        self._counters[sent.rows] += draws
 
 
 def draws_on(device: torch.device) -> "Draws | None":

@@ -50,10 +50,7 @@ class SlotMemory:
 
         ``utilization`` is the fraction of the device's memory that vLLM fills. It is None if the
         user has set the size of the KV cache, which then stays unchanged. ``margin`` is the number
-        of bytes that vLLM may use outside this fraction.
-
-        Raises:
-            torch.OutOfMemoryError: the device has no room for them.
+        of bytes that vLLM may use outside this fraction. Raises torch.OutOfMemoryError.
         """
         if not self._on_device or self.reserved:
             return 0
@@ -75,11 +72,7 @@ class SlotMemory:
             self._activations = torch.cuda.max_memory_allocated(self._device) - self._before
 
     def take(self) -> torch.Tensor:
-        """Take a zeroed slot.
-
-        Raises:
-            torch.OutOfMemoryError: the device has no room for it.
-        """
+        """Take a zeroed slot, or raise torch.OutOfMemoryError if the device has no room."""
         if not self._free:
             self._grow()
         row = self._free.pop()

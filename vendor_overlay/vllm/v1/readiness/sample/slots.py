@@ -62,19 +62,20 @@ class Slots(Feature, ABC):
     """Slots of one batch for one feature.
 
     Attributes:
-        name: the feature's name, which also owns its fences.
         serving: whether slots serve the current step. Set by :meth:`prepare`, and reset when the
             step's samples are observed.
         capacity: maximum number of requests with a slot.
         kernels: the feature's Triton kernels, which take slots by address; None to use PyTorch.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str]  #: of the feature; also the owner of its fences
 
     def __init__(self, batch: "InputBatch", history: "History") -> None:
         self.batch = batch
         limit = switch.slots()
         self.capacity = batch.max_num_reqs if limit is None else min(limit, batch.max_num_reqs)
+        #: Attribute for a kept slot, in the state object of its request.
+        self._attribute = f"readiness {self.name}"
         self.history = history
         self.vocab_size: int = batch.vocab_size
         self.device: torch.device = batch.device
@@ -112,11 +113,7 @@ class Slots(Feature, ABC):
 
     @abstractmethod
     def _build_slot(self, row: int) -> torch.Tensor:
-        """Build a slot, int32, from this row's history in token_ids_cpu.
-
-        Raises:
-            torch.OutOfMemoryError: the device has no room for it.
-        """
+        """Build an int32 slot from a row of ``token_ids_cpu``, or raise torch.OutOfMemoryError."""
 
     @abstractmethod
     def _update_slots(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
@@ -286,11 +283,6 @@ class Slots(Feature, ABC):
         """Free device memory that no slot uses."""
 
     @property
-    def _attribute(self) -> str:
-        """Attribute for a kept slot, in the state object of its request."""
-        return f"readiness {self.name}"
-
-    @property
     def complete(self) -> bool:
         """Whether every request that needs a slot has one with its history."""
         return all(slot is not None for slot in self._slots.values())
@@ -400,6 +392,5 @@ class Slots(Feature, ABC):
             *(self.name, len(self._slots) or self.capacity),
         )
 
-    def _staged(self, values: "np.ndarray", dtype: torch.dtype) -> torch.Tensor:
-        """Upload values [n] without waiting for the device."""
+    def _staged(self, values: "np.ndarray", dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return upload(values, dtype, self.device, pin_memory=self.batch.pin_memory)
