@@ -78,9 +78,9 @@ class _Plan(NamedTuple):
 class Tails:
     """Tails of all rows, concatenated in one tensor.
 
-    ``upload`` sends an array, as int64 by default. ``words`` and ``tails`` (int32) are per row, None
-    for a row without bad words. ``width`` is the number of columns of the logits. ``views`` are the
-    new tails per row, updated in place.
+    ``upload`` sends an array, by default as int64. ``words`` and ``tails`` (int32) are per row,
+    None for a row without bad words. ``width`` is the number of columns of the logits. ``views``
+    are the new tails per row, updated in place.
     """
 
     def __init__(

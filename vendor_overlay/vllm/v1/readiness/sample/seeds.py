@@ -212,9 +212,10 @@ class Seeds(Feature):
             reason = gauges.OTHER_BITS
         elif not self._runner_known:
             reason = gauges.OTHER_CLASS
-        elif not (fits and target.is_contiguous() and target.device == self.device):
-            reason = gauges.OTHER_INPUT
-        elif not self._keep() or self._end > rows:
+        elif not (
+            (fits and target.is_contiguous() and target.device == self.device)
+            and (self._keep() and self._end <= rows)
+        ):
             reason = gauges.OTHER_INPUT
         if reason:
             gauges.fall_back(registry.SEEDS, reason)
