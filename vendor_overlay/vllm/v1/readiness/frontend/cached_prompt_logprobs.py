@@ -48,7 +48,7 @@ class CachedPromptLogprobs(Feature):
 def place(state: "RequestState", output: "EngineCoreOutput") -> None:
     """Append None for prompt positions without logprobs, and the logprobs of all others.
 
-    Called before upstream processes an output. Falls back to upstream if no position lacks them.
+    Called before upstream processes an output. Falls back if all positions have logprobs.
     """
     processor, prompt = state.logprobs_processor, state.prompt_token_ids
     if processor is None or processor.num_prompt_logprobs is None or prompt is None:

@@ -248,7 +248,7 @@ class Program:
         return future.result()
 
     def _read(self, config: bytes) -> None:
-        """Set the futures of arriving verdicts until the trial process exits."""
+        """Pass arriving verdicts to their futures until the trial process exits."""
         try:
             with self._process.stdin as stdin:  # type: ignore[union-attr]
                 stdin.write(config)

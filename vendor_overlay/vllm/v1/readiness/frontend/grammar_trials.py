@@ -61,7 +61,7 @@ class Limits(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The result of a trial.
+    """Result of a trial.
 
     Attributes:
         exceeded: one of the limits and abnormal ends above; None within all limits.
@@ -289,7 +289,7 @@ def _verdict(number: int) -> Verdict:
 
 
 def trials_at_a_time() -> int:
-    """Return the maximum number of concurrent trials: the engine's compiler threads, or 2."""
+    """Return the maximum number of concurrent trials: the engine's compiler threads, at least 2."""
     return max(2, ((os.cpu_count() or 1) + 1) // 2)
 
 

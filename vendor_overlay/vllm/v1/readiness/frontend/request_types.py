@@ -94,7 +94,7 @@ def is_integer(value: object) -> bool:
 
 
 def refuse(parameter: str, value: object, kind: object, why: str | None = None) -> NoReturn:
-    """Refuse a field's value, whose type is not ``kind``.
+    """Refuse a value whose type is not ``kind``, the field's declared type.
 
     ``why`` is the decoder's message; by default the name of the value's type.
     """

@@ -179,7 +179,7 @@ class History(Feature):
         return self._prepared
 
     def batch_updated(self) -> None:
-        """Note that the batch has been updated for the next step to be sampled."""
+        """Mark the batch as updated for the next step."""
         self._updated = True
 
     def place(self, max_model_len: int) -> None:

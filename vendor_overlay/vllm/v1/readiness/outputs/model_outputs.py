@@ -198,7 +198,7 @@ class Outputs(Feature):
             self.readbacks.copy(target, source)
 
     def read_nan_counts(self, counts: torch.Tensor) -> torch.Tensor:
-        """Copy NaN counts to the host and wait; return them unchanged to fall back to upstream."""
+        """Copy NaN counts to the host and wait; return ``counts`` to fall back to upstream."""
         if self.readbacks is None:
             return counts
         return self.readbacks.start([counts]).wait(fences.NAN_COUNTS)[0]

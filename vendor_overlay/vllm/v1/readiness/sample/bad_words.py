@@ -50,7 +50,7 @@ class BadWords(Slots):
         self._words: dict[str, Words] = {}
         #: Requests with words that only upstream's code can interpret.
         self._unsupported: set[str] = set()
-        #: Blocks of the longest list of words.
+        #: Number of kernel blocks for the longest list of words.
         self._blocks = 1
         self._tails: Tails | None = None
 

@@ -191,8 +191,8 @@ def _match(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Match masks with rows of the logits; return the masks' indices, and the row of each mask.
 
-    A request has a row per draft and one more, and as many masks if it is one of ``names``. Masks
-    of requests that have left the batch are skipped.
+    A request has one row per draft and one more row. Each of ``names`` has as many masks as rows.
+    Masks of requests that have left the batch are skipped.
     """
     rows = np.fromiter(map(batch.req_id_to_index.get, names, repeat(-1)), np.int64, len(names))
     if not drafts:

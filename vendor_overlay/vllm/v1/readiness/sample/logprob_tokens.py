@@ -41,8 +41,8 @@ def merge(
     """Combine the logprobs of a batch in which some requests name tokens.
 
     ``likeliest`` has the sampled and likeliest tokens of each row, or all tokens if
-    ``max_num_logprobs`` is -1. ``named`` has the sampled and named tokens. Returns ``likeliest``
-    with the rows of requests that name tokens from ``named``. With the fix off, returns ``named``.
+    ``max_num_logprobs`` is -1. ``named`` has the sampled and named tokens. Returns ``likeliest``,
+    with rows of ``named`` for requests that name tokens. With the fix off, returns ``named``.
     """
     rows = metadata.logprob_token_ids
     if not rows or registry.LOGPROB_TOKENS not in switch.enabled():

@@ -204,7 +204,7 @@ class Seeds(Feature):
         fits: bool,
         rows: int,
     ) -> bool:
-        """Fill ``target`` and advance the counters; False if a draw is not supported."""
+        """Fill ``target`` and advance the counters; False to fall back to upstream."""
         if not self._generators:
             return False
         reason = ""

@@ -50,7 +50,7 @@ class _KeptSlot(subclasses.Uncopied):
     ) -> None:
         self.slot: torch.Tensor | None = slot  # None once released
         self.params = params  # a new object in each turn of a streaming session
-        self.length = length  # of the prompt, and of prompt and output
+        self.length = length  # number of prompt tokens, and of prompt and output tokens
 
     def matches(self, request: "CachedRequestState") -> bool:
         """Return whether the request is unchanged since it left."""
@@ -68,7 +68,7 @@ class Slots(Feature, ABC):
         kernels: the feature's Triton kernels, which take slots by address; None to use PyTorch.
     """
 
-    name: ClassVar[str]  #: of the feature; also the owner of its fences
+    name: ClassVar[str]  #: The feature's name, which is also the owner of its fences.
 
     def __init__(self, batch: "InputBatch", history: "History") -> None:
         self.batch = batch
@@ -81,7 +81,7 @@ class Slots(Feature, ABC):
         self.device: torch.device = batch.device
         self.serving = False
         self.kernels: ModuleType | None = None
-        #: Request id to slot; None if it must be built before the next step.
+        #: Request id to slot; None if the slot must be built before the next step.
         self._slots: dict[str, torch.Tensor | None] = {}
         #: Slots of requests that have left the batch, oldest first. The state object of a request
         #: owns its slot, so that the slot is freed when the runner drops the object.
@@ -90,7 +90,7 @@ class Slots(Feature, ABC):
         #: Reason why the newest step fell back to upstream; empty if slots serve it.
         self._left = ""
         gauges.watch(self)
-        # The current step: the sampling metadata that the rows below belong to.
+        # Of the current step; the rows are those of the metadata.
         self._metadata: SamplingMetadata | None = None
         self._rows: list[torch.Tensor | None] = []
         self._addresses: torch.Tensor | None = None

@@ -188,7 +188,7 @@ class ThinkingBudget(FixedHolder, Feature):
 
     def arrive(self, rows: list[int], tokens: list[int] | None) -> None:
         """Search the tokens of a settled step; ``tokens`` is None if a row may have several."""
-        # Without the last token of a marker there is no new marker.
+        # Tokens without the last token of a marker complete no marker.
         if tokens is not None and not self._any_deferred and self.last_tokens.isdisjoint(tokens):
             return
         outputs = self.batch.req_output_token_ids
@@ -347,7 +347,7 @@ class ThinkingBudget(FixedHolder, Feature):
         self._update_think_state(state)
 
     def _set_thresholds(self, state: dict[str, Any], progress: _Progress) -> None:
-        """Compute the reach from which updates do more than count down, and may force a token."""
+        """Compute the reaches from which updates do more than count down, and may force tokens."""
         budget = state["thinking_token_budget"]
         start, end = state["start_thinking"], state["end_thinking"]
         prompt = len(state["prompt_tok_ids"] or ()) if state["continue_thinking"] else 0

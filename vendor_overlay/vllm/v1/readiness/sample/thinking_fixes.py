@@ -118,7 +118,7 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
     def follow_sections(
         self, state: dict[str, Any], output: list[int], searched: int, length: int
     ) -> bool:
-        """Search ``output[searched:length]`` for markers; return whether any section changed."""
+        """Search ``output[searched:length]``; return whether a section began or ended in it."""
         changed = False
         while state["thinking_token_budget"] != UNLIMITED:
             begins = state["start_thinking"] == -1
@@ -149,7 +149,7 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
         """Resume an end marker that was being forced when the request left its row."""
         if state["start_thinking"] == -1 or state["thinking_token_budget"] == UNLIMITED:
             return
-        used_up = 0 if state["in_end"] else self.used_up(state)  # 0: by the prompt alone
+        used_up = 0 if state["in_end"] else self.used_up(state)  # 0: used up in the prompt
         forced = len(output) - used_up
         end = self.think_end_token_ids
         if 0 < forced < len(end) and output[used_up:] == end[:forced]:
