@@ -25,7 +25,7 @@ the generator unnoticed. No class of vLLM does so; a runner of another package f
 
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING, SupportsIndex, TypeVar
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
+T = TypeVar("T")
 #: Generators by row, as upstream keeps them.
 Plain = dict[int, torch.Generator]
 #: Words per draw; offsets count words.
@@ -71,6 +72,11 @@ class Generators(dict[int, torch.Generator]):
     def __iter__(self) -> Iterator[int]:
         return super().__iter__()  # without this method, dict() would bypass __getitem__
 
+    def pop(self, row: int, *default: T) -> torch.Generator | T:
+        """Remove and return a generator; see dict."""
+        self.seeds.give_back(row)
+        return super().pop(row, *default)
+
     def popitem(self) -> tuple[int, torch.Generator]:
         """Remove and return the last generator; see dict."""
         row, generator = super().popitem()
@@ -98,7 +104,7 @@ class Generators(dict[int, torch.Generator]):
         return self
 
 
-for _name in ("clear", "get", "items", "pop", "setdefault", "update", "values"):
+for _name in ("clear", "get", "items", "setdefault", "update", "values"):
     # Built on the methods above; dict's versions would bypass them.
     setattr(Generators, _name, getattr(MutableMapping, _name))
 
