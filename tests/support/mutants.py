@@ -10,7 +10,7 @@ from vllm.v1.readiness.engine import fences
 from vllm.v1.readiness.outputs import readback
 from vllm.v1.readiness.outputs.readback import Readback, Readbacks
 
-_arrived = readback._Buffer.arrived
+_arrived = readback.Buffer.arrived
 _copy = Readbacks._copy
 _fill = Readbacks.fill
 _start = Readbacks.start
@@ -69,7 +69,7 @@ def _fill_elsewhere(self: Readbacks, tensors: Any, rows: slice, sources: Any) ->
 MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "read early": (fences, "wait", _no_wait),
     "reused while referred to": (Readbacks, "_take", _take_and_leave),
-    "reused in flight": (readback._Buffer, "arrived", lambda _: True),
+    "reused in flight": (readback.Buffer, "arrived", lambda _: True),
     "event before the copies": (Readbacks, "_copy", _record_first),
     "event of the copies before": (Readbacks, "_copy", _record_last_time),
     "event of another stream": (Readbacks, "_copy", _record_elsewhere),

@@ -178,7 +178,11 @@ class Trials:
         for _ in range(_STARTS):
             with contextlib.suppress(ProgramError):
                 limits = Limits(switch.grammar_seconds(), switch.grammar_memory())
-                verdict = self._running_program().verdict(key, params, limits)
+                with self._starting:
+                    if self._program is None or self._program.ended:
+                        self._program = Program(self._config)
+                    program = self._program
+                verdict = program.verdict(key, params, limits)
                 break
         with self._lock:
             del self._running[key]
@@ -195,13 +199,6 @@ class Trials:
         while len(self._kept) > _VERDICTS or self._bytes > _BYTES:
             _, (_, size) = self._kept.popitem(last=False)
             self._bytes -= size
-
-    def _running_program(self) -> "Program":
-        """Return the running trial process, started if needed, or raise ProgramError."""
-        with self._starting:
-            if self._program is None or self._program.ended:
-                self._program = Program(self._config)
-            return self._program
 
 
 class Program:

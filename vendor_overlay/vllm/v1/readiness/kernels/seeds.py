@@ -192,7 +192,12 @@ def agree(draws: Draws, device: torch.device, sizes: Iterable[int]) -> bool:
     return _agrees(draws.uniform, torch.Tensor.uniform_, values, _COUNTS)
 
 
-def _agrees(draw: Callable, original: Callable, values: torch.Tensor, counts: Sequence) -> bool:
+def _agrees(
+    draw: Callable[..., int],
+    original: Callable[..., object],
+    values: torch.Tensor,
+    counts: Sequence[int],
+) -> bool:
     """Compare one kind of draws; ``counts`` is the number of rows or values per case."""
     device = values.device
     generators = [_generator(device, *case) for case in _CASES]

@@ -2,7 +2,7 @@
 
 Under async scheduling the runner writes a placeholder for each token that it has sampled and not
 read back. Upstream replaces placeholders only in the Python lists, and only for batches that need
-them. It waits for the copy each time, and ``token_ids_cpu`` keeps its placeholders.
+the lists. It waits for the copy each time, and ``token_ids_cpu`` keeps its placeholders.
 
 Here all steps but the newest are settled when the next one begins: their tokens are written into
 ``token_ids_cpu`` and the lists. The scheduler has usually seen those tokens by then, so that the

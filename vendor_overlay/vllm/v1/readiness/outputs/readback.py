@@ -59,8 +59,8 @@ class Readback(NamedTuple):
         return self.tensors
 
 
-class _Buffer:
-    """Pinned memory, and the event after the newest copy into it."""
+class Buffer:
+    """Pinned memory, uint8 [size], and the event after the newest copy into it or from it."""
 
     __slots__ = ("event", "lease", "memory")
 
@@ -73,6 +73,11 @@ class _Buffer:
     def arrived(self) -> bool:
         """Return whether the newest copy has completed."""
         return self.event is None or bool(self.event.query())
+
+    def mark_copied(self) -> None:
+        """Record the event after a copy in the current stream."""
+        self.event = torch.Event()
+        self.event.record()
 
 
 @lru_cache(maxsize=256)
@@ -102,9 +107,9 @@ class Readbacks:
         self.least = least
         self.most = most
         self._pinned = 0
-        self._free: dict[int, list[_Buffer]] = {}
+        self._free: dict[int, list[Buffer]] = {}
         #: All buffers, by address.
-        self._buffers: dict[int, _Buffer] = {}
+        self._buffers: dict[int, Buffer] = {}
         self._store: Copy | None = None
         if current_platform.is_cuda():
             from vllm.v1.readiness.kernels import readback
@@ -207,14 +212,13 @@ class Readbacks:
         copy: Copy,
         sources: Sequence[torch.Tensor],
         targets: Sequence[torch.Tensor],
-        buffer: _Buffer,
+        buffer: Buffer,
     ) -> None:
         """Start copies in the current stream, and record the buffer's event after them."""
         copy(sources, targets)
-        buffer.event = torch.Event()
-        buffer.event.record()
+        buffer.mark_copied()
 
-    def _allocate(self, layout: Layout) -> tuple[list[torch.Tensor], _Buffer]:
+    def _allocate(self, layout: Layout) -> tuple[list[torch.Tensor], Buffer]:
         """Create tensors in a buffer, which is in use while any of the tensors is referenced."""
         size, offsets = _offsets(layout)
         buffer, free = self._take(size)
@@ -235,7 +239,7 @@ class Readbacks:
         """Return the size of buffers that hold ``size`` bytes: a power of two."""
         return 1 << (max(size, self.least) - 1).bit_length()
 
-    def _take(self, size: int) -> tuple[_Buffer, list[_Buffer]]:
+    def _take(self, size: int) -> tuple[Buffer, list[Buffer]]:
         """Take or allocate a buffer of at least ``size`` bytes; return it and its free list."""
         size = self._buffer_size(size)
         free = self._free.get(size)
@@ -247,7 +251,7 @@ class Readbacks:
                 buffer = free.pop(index)
                 break
         else:
-            buffer = _Buffer(size)
+            buffer = Buffer(size)
             self._buffers[buffer.memory.data_ptr()] = buffer
             self._pinned += size
         buffer.event = None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.engine import gauges, pinning
+from vllm.v1.readiness.engine import gauges
 from vllm.v1.readiness.feature import Feature, Live
 from vllm.v1.readiness.outputs import readback
 
@@ -45,7 +45,7 @@ class Grammars(Feature):
         self._names: set[str] = set()
         #: Capacity of a buffer in masks, and its size in words.
         self._room = self._size = 0
-        self._buffers: list[_Buffer] = []
+        self._buffers: list[readback.Buffer] = []
         gauges.watch(self)
 
     @classmethod
@@ -72,7 +72,7 @@ class Grammars(Feature):
             self._room = min(max(masks, 2 * self._room, _LEAST // (4 * words)), most)
             self._size = sum(_sections(self._room, words))
             # torch keeps the memory of smaller buffers until copies from it have completed.
-            self._buffers = [_Buffer(self._size) for _ in range(_BUFFERS)]
+            self._buffers = [readback.Buffer(4 * self._size) for _ in range(_BUFFERS)]
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
         """Stop tracking the request."""
@@ -123,7 +123,7 @@ class Grammars(Feature):
         size = sum(sections)
         begin = size - sections[-1] if targets is None else 0
         buffer = self._take(size)
-        host = buffer.memory[:size]
+        host = buffer.memory.view(torch.int32)[:size]
         parts = _split(host, sections, len(sources))
         if targets is not None:
             parts.rows.numpy()[:] = targets
@@ -131,15 +131,15 @@ class Grammars(Feature):
         np.take(masks, sources, axis=0, out=parts.masks.numpy(), mode="clip")
         sent = torch.empty(size, dtype=torch.int32, device=self.batch.device)
         sent[begin:].copy_(host[begin:], non_blocking=True)
-        buffer.mark_sent()
+        buffer.mark_copied()
         return _split(sent, sections, len(sources))
 
-    def _take(self, size: int) -> "_Buffer":
+    def _take(self, size: int) -> readback.Buffer:
         """Return a buffer of at least ``size`` words, without a copy in flight."""
         for buffer in self._buffers:
-            if len(buffer.memory) >= size and buffer.arrived():
+            if len(buffer.memory) >= 4 * size and buffer.arrived():
                 return buffer
-        buffer = _Buffer(max(size, self._size))
+        buffer = readback.Buffer(4 * max(size, self._size))
         self._buffers.append(buffer)
         return buffer
 
@@ -160,26 +160,6 @@ def _sections(count: int, words: int) -> list[int]:
 def _split(memory: torch.Tensor, sections: list[int], count: int) -> _Parts:
     rows, indices, masks = memory.split(sections)
     return _Parts(rows[: 2 * count].view(torch.int64), indices[:count], masks.view(count, -1))
-
-
-class _Buffer:
-    """Pinned memory, int32 [size], and the event after the last copy from it."""
-
-    __slots__ = ("_event", "memory")
-
-    def __init__(self, size: int) -> None:
-        self.memory = pinning.allocate(4 * size).view(torch.int32)
-        self._event: torch.Event | None = None
-
-    def arrived(self) -> bool:
-        """Return whether the last copy has completed."""
-        return self._event is None or bool(self._event.query())
-
-    def mark_sent(self) -> None:
-        """Record the event after a copy in the current stream."""
-        if self._event is None:
-            self._event = torch.Event()
-        self._event.record()
 
 
 def _padded(words: int) -> int:

@@ -25,7 +25,7 @@ The KV cache then shrinks by their size.
 # mirrors: vllm.v1.sample.rejection_sampler:RejectionSampler.apply_penalties
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -134,7 +134,7 @@ class Penalties(Slots):
             divide = logits.is_cuda and logits.is_contiguous()
             self._launch(logits, drafts, per_draft, divide)
             return
-        drafted = [None] * len(self._rows)
+        drafted: list[Any] = [None] * len(self._rows)
         if drafts is not None:
             drafted = drafts.draft_token_ids.split(drafts.num_draft_tokens)
         position = 0

@@ -8,12 +8,11 @@ unseeded requests, with the same calls on the default generator.
 Rows, seeds and offsets are sent when the batch has changed. All requests of a launch advance by the
 same number of draws, which is a kernel argument: nothing is sent while a batch decodes.
 
-The offsets of the generators therefore lag. Updating all of them in each draw would
-again cost a call per request. Instead, an offset is updated when a caller reads its generator from
-the batch: :class:`Generators` replaces the batch's dict, and updates a generator before any method
-returns it. The caller may change the generator's state, which is read again at the next draw. So
-removed, moved and swapped rows, rewound prompts, upstream's loops and a user's sampler all get the
-generator in the state that it would have in upstream, and may change it.
+The offsets of the generators therefore lag. Updating all of them in each draw would again cost a
+call per request. Instead, :class:`Generators` replaces the batch's dict, and updates a generator
+before any method returns it. The caller may change the generator's state, which is read again at
+the next draw. So removed, moved and swapped rows, rewound prompts, upstream's loops and a user's
+sampler all get the generator in the state that it would have in upstream, and may change it.
 
 Code that keeps a request's generator outside the batch could read a lagging offset, or draw from
 the generator unnoticed. No class of vLLM does so; a runner of another package falls back.
