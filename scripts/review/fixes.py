@@ -146,7 +146,7 @@ MENDS: Mapping[str, Mend] = MappingProxyType(
         "orphan-drafts": Mend(
             bugs=("37159",),
             since="0.25.0",
-            patches=("schedule-no-drafts-that-nobody-proposed",),
+            patches=("discard-the-draft-placeholders-of-skipped-requests",),
         ),
         "preemption": Mend(
             bugs=("48245",),
@@ -175,7 +175,7 @@ MENDS: Mapping[str, Mend] = MappingProxyType(
         "block-ids": Mend(
             bugs=("44175",),
             since="0.26.0",
-            patches=("drop-the-block-ids-that-nobody-reads",),
+            patches=("drop-block-ids-that-the-worker-never-reads",),
         ),
         "cpu-pinning": Mend(
             since="0.24.0",

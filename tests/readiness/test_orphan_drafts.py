@@ -1,4 +1,4 @@
-"""The fix orphan-drafts: no step has drafts that nobody proposed.
+"""The fix orphan-drafts: no step has drafts that the worker did not propose.
 
 The worker notes a request that runs with drafts though the step before was not its own. The
 pinned scheduler and ours with the fix off schedule such drafts.
@@ -64,7 +64,7 @@ CASES = [near_the_models_length, short_budget]
 
 
 def orphans(case: Callable[[Make], Steps], make: Make) -> list[str]:
-    """The requests that run with drafts which nobody proposed."""
+    """Requests that run with drafts that the worker did not propose."""
     steps = case(make)
     steps.finish()
     assert steps.faults() == []
@@ -72,7 +72,7 @@ def orphans(case: Callable[[Make], Steps], make: Make) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_no_draft_is_scheduled_that_nobody_proposed(case: Callable[[Make], Steps]) -> None:
+def test_only_proposed_drafts_are_scheduled(case: Callable[[Make], Steps]) -> None:
     assert orphans(case, pinned)
     assert orphans(case, ours) == []
 

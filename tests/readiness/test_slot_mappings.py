@@ -1,4 +1,4 @@
-"""The feature block-tables: no slots are computed for recurrent layers, where nobody reads them."""
+"""The feature block-tables: no slots are computed for recurrent layers, which never read them."""
 
 import inspect
 import os

@@ -36,7 +36,7 @@ def test_model_runner_v2_claims_what_acts_there(
 ) -> None:
     kind = load(V2).GPUModelRunner
     if derived:
-        kind = type("Own", (kind,), {"__module__": "somebodys.runner"})
+        kind = type("Own", (kind,), {"__module__": "other_project.runner"})
     first, idle = lines(kind, caplog_vllm)
     assert listed(first) == [registry.ON_V2 & group for group in registry.GROUPS.values()]
     assert "Set VLLM_USE_V2_MODEL_RUNNER=0 to use V1" in idle

@@ -35,7 +35,7 @@ class Steps:
     Attributes:
         delivered: the tokens that each request was given.
         prompts: the logprobs of prompts that requests were given.
-        orphans: requests that ran with drafts which nobody proposed.
+        orphans: requests that ran with drafts that the worker did not propose.
         scheduled: each step's requests, and how many tokens each had scheduled.
     """
 
