@@ -30,7 +30,7 @@ F = TypeVar("F", bound="Feature")
 
 
 class Live(Protocol):
-    """Interface of the live batch to its features.
+    """Interface of the live batch for its features.
 
     Attributes:
         batch: the InputBatch, as a weak proxy.
@@ -69,7 +69,7 @@ class Feature:
 
     @classmethod
     def make(cls, live: "Live") -> "Self | None":
-        """Create the feature; None if it does not apply. The features that it needs exist."""
+        """Create the feature; None if it does not apply. Its dependencies exist already."""
         return cls(live.batch)
 
     # At start-up
@@ -81,7 +81,7 @@ class Feature:
         """Compile kernels and pin memory, so that the first request does not stall."""
 
     def choose_slots(self, runner: "GPUModelRunner") -> None:
-        """Choose the KV cache groups that need a slot mapping. Called once they are known."""
+        """Choose the KV cache groups that need a slot mapping. Called once the groups exist."""
 
     # As the batch changes for a step
 
@@ -89,25 +89,25 @@ class Feature:
         """Start tracking a request that was given a row."""
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
-        """Stop tracking a request that leaves ``row``; it may come back.
+        """Stop tracking a request that leaves ``row`` and may come back.
 
-        The row's token ids and counts are still those of the request.
+        The row still holds the request's token ids and counts.
         """
 
     def idle(self) -> None:
         """Release all state held for requests. Called when the batch is empty."""
 
     def move_row(self, source: int, target: int) -> None:
-        """Move a row's state. Called by ``condense`` as it fills the empty row ``target``."""
+        """Move a row's state to the empty row ``target``. Called by ``condense``."""
 
     def swap_rows(self, one: int, other: int) -> None:
         """Swap the states of two rows. Called by ``swap_states``."""
 
     def clear_mask(self, row: int) -> None:
-        """Clear a row's mask of allowed tokens, which ``condense`` has copied to another row."""
+        """Clear a row's allowed-token mask after ``condense`` has copied it to another row."""
 
     def swap_masks(self, one: int, other: int) -> bool | None:
-        """Swap two rows' masks of allowed tokens, instead of upstream; True if done."""
+        """Swap two rows' allowed-token masks, instead of upstream; True if done."""
 
     def cut(self, req_id: str, length: int) -> None:
         """Prepare for truncating a request to ``length`` output tokens, placeholders included.
@@ -141,7 +141,7 @@ class Feature:
         """Derive nothing from the last step, because a dummy run has overwritten its buffers."""
 
     def find_previous(self, previous: "np.ndarray") -> bool | None:
-        """Write each request's last row, or -1 if none, into ``previous`` [rows]; True if done."""
+        """Write each request's previous row, or -1, into ``previous`` [rows]; True if done."""
 
     def count_tokens(self, runner: "GPUModelRunner") -> "np.ndarray | None":
         """Count each request's tokens, int [rows]; None to fall back to upstream."""
@@ -156,8 +156,8 @@ class Feature:
     ) -> bool | None:
         """Fill ``input_ids`` on the device, instead of upstream; True if done.
 
-        The step has ``rows`` requests and ``tokens`` tokens. ``ends`` [rows] is the index after
-        each request's last token.
+        ``rows`` and ``tokens`` are the numbers of requests and tokens in the step. ``ends`` [rows]
+        is the index after each request's last token.
         """
 
     def count_drafts(
@@ -200,7 +200,7 @@ class Feature:
         """
 
     def keep_metadata(self, common: "CommonAttentionMetadata") -> None:
-        """Keep the common metadata that upstream built for a step's next KV cache group."""
+        """Keep upstream's common metadata. Called once per KV cache group, in order."""
 
     def mark_tokens(self, flags: "np.ndarray", rows: "np.ndarray", positions: "np.ndarray") -> None:
         """Mark the positions after prompts as token ids, in bool ``flags`` [tokens].
@@ -221,7 +221,7 @@ class Feature:
         """
 
     def empty_states(self, runner: "GPUModelRunner", lengths: "np.ndarray") -> None:
-        """Zero the recurrent states of requests that begin with one token.
+        """Zero the recurrent states of requests whose first step has one token.
 
         ``lengths`` [requests] is the number of tokens per request in the step. The step's inputs
         have been prepared.
@@ -246,10 +246,10 @@ class Feature:
     def apply_grammars(
         self, scheduled: "SchedulerOutput", grammars: "GrammarOutput", logits: "torch.Tensor"
     ) -> bool | None:
-        """Mask logits [positions, vocab] of rows with a grammar, in place; True if done."""
+        """Mask logits [positions, vocab] in place for rows with a grammar; True if done."""
 
     def observe_sampled(self, sampled: "torch.Tensor", discarded: "torch.Tensor") -> None:
-        """Update for a step's tokens [requests, 1 + drafts]; a row ends at its first -1.
+        """Update the state with a step's tokens [requests, 1 + drafts], padded with -1.
 
         ``discarded``, bool [at least requests], marks rows whose samples are dropped. Both
         tensors are on the device.
@@ -259,10 +259,10 @@ class Feature:
         """Restore the generator of a row whose sample is dropped; True if done."""
 
     def prompt_scores(self, sampler: "Sampler", logits: "torch.Tensor") -> "torch.Tensor | None":
-        """Return a prompt's scores, float32 [positions, vocab]; None to compute logprobs."""
+        """Return a prompt's logits, float32 [positions, vocab]; None to compute logprobs."""
 
     def mark_prompt(self, room: "LogprobsTensors") -> None:
-        """Mark all positions of a prompt as not computed. Called before its first chunk."""
+        """Mark all prompt positions in ``room`` as not computed. Called before the prefill."""
 
     def take_part(self, runner: "GPUModelRunner") -> None:
         """Run the drafter on a rank that does not draft in this step, if other ranks may draft."""

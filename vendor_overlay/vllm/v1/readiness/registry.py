@@ -2,9 +2,9 @@
 
 A *feature* keeps the outputs of stock vLLM, bit for bit. A *fix* changes only wrong outputs. The
 switch, the live batch, the overlay tool, the review and the documentation's tests read the words
-here. A patch names the words that need it under ``Serves:``.
+here. The ``Serves:`` line of a patch names the words that need the patch.
 
-The module imports nothing of vLLM: the overlay tool runs it separately.
+The module imports nothing of vLLM, because the overlay tool executes it without vLLM.
 """
 
 # mirrors: nothing
@@ -18,43 +18,39 @@ from typing import Any
 
 
 class Word(str):
-    """Name of a feature or fix in VLLM_READINESS, with its declaration.
+    """Name of a feature or fix in VLLM_READINESS, in lower case with dashes.
 
-    Args:
-        name: lower-case with dashes.
-        summary: purpose, in one line.
+    Attributes:
         homes: modules below ``vllm.v1.readiness``; the folder names the process. ``module:Class``
             for a class that a live batch instantiates.
-        is_fix: whether it may change outputs.
-        needs: words that it builds on; it is disabled if any of them is disabled.
-        before: words whose objects a live batch creates and calls after this word's.
-        on_v2: whether it works under Model Runner V2. True if some of its seams are in V2's files,
-            the scheduler or the front end, and those work without the others.
+        is_fix: whether the word may change outputs.
+        needs: words that this word depends on. It is off if any of them is off.
+        before: words whose objects a live batch creates and calls after this word's object.
+        on_v2: whether the word works under Model Runner V2. True if some of its seams are in V2's
+            files, the scheduler or the front end, and those work without the others.
     """
 
-    __slots__ = ("before", "homes", "is_fix", "needs", "on_v2", "summary")
+    __slots__ = ("before", "homes", "is_fix", "needs", "on_v2")
 
-    summary: str
     homes: tuple[str, ...]
     is_fix: bool
-    needs: "tuple[Word, ...]"
-    before: "tuple[Word, ...]"
+    needs: tuple["Word", ...]
+    before: tuple["Word", ...]
     on_v2: bool
 
     def __new__(
         cls,
         name: str,
-        summary: str,
         *homes: str,
         is_fix: bool,
-        needs: "tuple[Word, ...]" = (),
-        before: "tuple[Word, ...]" = (),
+        needs: tuple["Word", ...] = (),
+        before: tuple["Word", ...] = (),
         on_v2: bool = False,
     ) -> "Word":
         """Create the string."""
         word = super().__new__(cls, name)
-        word.summary, word.homes, word.is_fix = summary, homes, is_fix
-        word.needs, word.before, word.on_v2 = needs, before, on_v2
+        word.homes, word.is_fix, word.on_v2 = homes, is_fix, on_v2
+        word.needs, word.before = needs, before
         return word
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
@@ -65,290 +61,148 @@ class Word(str):
 _feature = partial(Word, is_fix=False)
 _fix = partial(Word, is_fix=True)
 
-HISTORY = _feature(
-    "history",
-    "token_ids_cpu receives sampled tokens as they arrive; each wait has an owner",
-    "outputs.history:History",
-)
-READBACK = _feature(
-    "readback",
-    "outputs arrive by one pinned copy with an event; no blocking copy",
-    "outputs.model_outputs:Outputs",
-)
+#: Writes sampled tokens into token_ids_cpu as they arrive; each wait has an owner.
+HISTORY = _feature("history", "outputs.history:History")
+#: Copies outputs to the host with one pinned copy and one event per step.
+READBACK = _feature("readback", "outputs.model_outputs:Outputs")
+#: Searches only new tokens for markers; waits only if a token may be forced.
 THINKING_BUDGET = _feature(
-    "thinking-budget",
-    "markers searched in new tokens only; waits where a force may be due",
-    "sample.thinking_budget:ThinkingBudget",
-    needs=(HISTORY,),
+    "thinking-budget", "sample.thinking_budget:ThinkingBudget", needs=(HISTORY,)
 )
-PENALTIES = _feature(
-    "penalties",
-    "penalties from counts on the device; no cost grows with the output",
-    "sample.penalties:Penalties",
-    needs=(HISTORY,),
-)
+#: Applies penalties from counts on the device, at a cost independent of output length.
+PENALTIES = _feature("penalties", "sample.penalties:Penalties", needs=(HISTORY,))
+#: Matches and masks bad words on the device, without a wait.
 BAD_WORDS = _feature(
-    "bad-words",
-    "bad words matched and masked on the device, without a wait",
-    "sample.bad_words:BadWords",
-    "sample.bad_words_torch",
-    needs=(HISTORY,),
+    "bad-words", "sample.bad_words:BadWords", "sample.bad_words_torch", needs=(HISTORY,)
 )
+#: Copies and converts logits only if a consumer changes them.
 SAMPLER_COPIES = _feature(
-    "sampler-copies",
-    "logits are copied and converted only where something changes them",
-    "sample.sampler_copies",
-    "sample.sampler_copies_mrv2",
-    on_v2=True,
+    "sampler-copies", "sample.sampler_copies", "sample.sampler_copies_mrv2", on_v2=True
 )
+#: Updates a step's requests and inputs for the whole batch, with one upload.
 STEP_INPUTS = _feature(
     "step-inputs",
-    "requests and inputs of a step are updated for the whole batch, with one upload",
     "inputs.step_metadata:StepMetadata",
     "inputs.step_inputs:StepInputs",
 )
-BLOCK_TABLES = _feature(
-    "block-tables",
-    "a step sends only changed block ids, and computes no unused slot mappings",
-    "inputs.block_tables:BlockTables",
-    "inputs.slot_mappings",
-)
-ROPE_POSITIONS = _feature(
-    "rope-positions",
-    "positions of several dimensions are sent without a wait",
-    "inputs.rope_positions:RopePositions",
-)
-INPUT_IDS = _feature(
-    "input-ids",
-    "input ids and drafts are placed for the whole batch, with one upload",
-    "inputs.input_ids:InputIds",
-)
-SEEDS = _feature(
-    "seeds",
-    "all requests with a seed are drawn by one launch, with torch's bits",
-    "sample.seeds:Seeds",
-)
+#: Sends only changed block ids; computes no unused slot mappings.
+BLOCK_TABLES = _feature("block-tables", "inputs.block_tables:BlockTables", "inputs.slot_mappings")
+#: Sends M-RoPE and XD-RoPE positions without a wait.
+ROPE_POSITIONS = _feature("rope-positions", "inputs.rope_positions:RopePositions")
+#: Places input ids and drafts for the whole batch, with one upload.
+INPUT_IDS = _feature("input-ids", "inputs.input_ids:InputIds")
+#: Draws for all seeded requests in one launch, with torch's bits.
+SEEDS = _feature("seeds", "sample.seeds:Seeds")
+#: Builds logprobs only for outputs that return them; decodes each token once.
 LOGPROBS = _feature(
-    "logprobs",
-    "logprobs are built only for outputs that return them; tokens decoded once",
-    "frontend.logprobs",
-    "frontend.logprob_messages",
-    "frontend.token_texts",
-    on_v2=True,
+    "logprobs", "frontend.logprobs", "frontend.logprob_messages", "frontend.token_texts", on_v2=True
 )
-GRAMMARS = _feature(
-    "grammars",
-    "only masks of rows with a grammar are sent, without a wait",
-    "sample.grammars:Grammars",
-    "core.grammar_masks",
-    on_v2=True,
-)
+#: Sends only the masks of rows with a grammar, without a wait.
+GRAMMARS = _feature("grammars", "sample.grammars:Grammars", "core.grammar_masks", on_v2=True)
 
-ACCEPTED_COUNTS = _fix(
-    "accepted-counts",
-    "a request of a hybrid model reads its own count of accepted drafts",
-    "inputs.accepted_counts:AcceptedCounts",
-)
-ALLOWED_TOKENS = _fix(
-    "allowed-tokens",
-    "a request's allowed tokens do not restrict other requests",
-    "sample.allowed_tokens:AllowedTokens",
-)
-CLOSED_GRAMMARS = _fix(
-    "closed-grammars",
-    "a complete grammar ends its request before min_tokens, without an error",
-    "sample.closed_grammars:ClosedGrammars",
-)
-CPU_PINNING = _fix(
-    "cpu-pinning", "memory is pinned only where the platform has pinned memory", "engine.pinning"
-)
-EMPTY_STATES = _fix(
-    "empty-states",
-    "a prompt of one token begins with an empty recurrent state",
-    "inputs.empty_states:EmptyStates",
-)
-DRAFTER_RANKS = _fix(
-    "drafter-ranks",
-    "a data-parallel rank that does not draft runs its drafter for the others",
-    "inputs.drafter_ranks:DrafterRanks",
-)
+#: A request of a hybrid model reads its own count of accepted drafts.
+ACCEPTED_COUNTS = _fix("accepted-counts", "inputs.accepted_counts:AcceptedCounts")
+#: A request's allowed tokens do not restrict other requests.
+ALLOWED_TOKENS = _fix("allowed-tokens", "sample.allowed_tokens:AllowedTokens")
+#: A complete grammar ends its request before min_tokens, without an error.
+CLOSED_GRAMMARS = _fix("closed-grammars", "sample.closed_grammars:ClosedGrammars")
+#: Memory is pinned only on platforms with pinned memory.
+CPU_PINNING = _fix("cpu-pinning", "engine.pinning")
+#: A prompt of one token begins with an empty recurrent state.
+EMPTY_STATES = _fix("empty-states", "inputs.empty_states:EmptyStates")
+#: Every data-parallel rank runs its drafter if any rank drafts.
+DRAFTER_RANKS = _fix("drafter-ranks", "inputs.drafter_ranks:DrafterRanks")
+#: Neither replies nor cached blocks are computed from a failed KV load.
 FAILED_LOADS = _fix(
-    "failed-loads",
-    "no reply, and no block of the prefix cache, is made from a failed KV load",
-    "core.failed_loads",
-    "core.in_flight",
-    "inputs.restarts:Restarts",
-    on_v2=True,
+    "failed-loads", "core.failed_loads", "core.in_flight", "inputs.restarts:Restarts", on_v2=True
 )
-LOST_WAKEUPS = _fix(
-    "lost-wakeups",
-    "an engine's processes read messages whose announcement was lost",
-    "engine.lost_wakeups",
-    on_v2=True,
-)
-ORPHAN_DRAFTS = _fix(
-    "orphan-drafts",
-    "a request left out of a step keeps no placeholders of drafts",
-    "core.orphan_drafts",
-    on_v2=True,
-)
-PLUGIN_PROCESSORS = _fix(
-    "plugin-processors",
-    "a logits processor from an entry point reads each sampled token",
-    "sample.readers",
-)
-REFUSED_GRAMMARS = _fix(
-    "refused-grammars",
-    "a grammar that cannot be compiled ends only its own request",
-    "core.refused_grammars",
-    on_v2=True,
-)
+#: An engine's processes read messages whose notification was lost.
+LOST_WAKEUPS = _fix("lost-wakeups", "engine.lost_wakeups", on_v2=True)
+#: A request skipped by a step keeps no draft placeholders.
+ORPHAN_DRAFTS = _fix("orphan-drafts", "core.orphan_drafts", on_v2=True)
+#: Logits processors from entry points read every sampled token.
+PLUGIN_PROCESSORS = _fix("plugin-processors", "sample.readers")
+#: A grammar that fails to compile ends only its own request.
+REFUSED_GRAMMARS = _fix("refused-grammars", "core.refused_grammars", on_v2=True)
+#: A grammar that takes too much time or memory is refused.
 GRAMMAR_LIMITS = _fix(
-    "grammar-limits",
-    "a grammar that takes too much time or memory is refused",
-    "frontend.grammar_limits",
-    "frontend.grammar_trials",
-    on_v2=True,
+    "grammar-limits", "frontend.grammar_limits", "frontend.grammar_trials", on_v2=True
 )
-PREEMPTION = _fix(
-    "preemption",
-    "a preempted request receives each token in flight once and in order",
-    "core.preemption",
-    on_v2=True,
-)
-PINNED_INPUTS = _fix(
-    "pinned-inputs",
-    "a step's pinned inputs stay until the device has read them",
-    "inputs.pinned_inputs",
-)
-PROMPT_EMBEDS = _fix(
-    "prompt-embeds",
-    "prompts of embeddings work with drafts in flight",
-    "inputs.prompt_embeds:PromptEmbeds",
-)
-ROW_STATE = _fix(
-    "row-state", "a row keeps no state of an earlier request", "inputs.row_state:RowState"
-)
-RECOVERED_TOKENS = _fix(
-    "recovered-tokens",
-    "a token that replaces a draft is in the vocabulary",
-    "sample.recovered_tokens",
-)
-STOP_TOKENS = _fix(
-    "stop-tokens",
-    "min_tokens ignores stop tokens outside the vocabulary",
-    "sample.stop_tokens:StopTokens",
-)
-CPU_SEEDS = _fix(
-    "cpu-seeds",
-    "on the CPU, a seed applies with chunked prompts and in mixed batches",
-    "sample.cpu_seeds:CpuSeeds",
-)
-CPU_DRAFTS = _fix(
-    "cpu-drafts",
-    "on the CPU, drafts are sampled with their request's parameters",
-    "sample.cpu_drafts",
-)
-UNDRAFTED_ROWS = _fix(
-    "undrafted-rows",
-    "a hybrid model's row without drafts continues from its own state",
-    "inputs.undrafted_rows:UndraftedRows",
-)
-PROMPT_LOGITS = _fix(
-    "prompt-logits",
-    "logprobs_mode applies to the logprobs of prompts",
-    "sample.prompt_logits:PromptLogits",
-)
+#: A preempted request receives each in-flight token once and in order.
+PREEMPTION = _fix("preemption", "core.preemption", on_v2=True)
+#: A step's pinned inputs stay unchanged until the device has read them.
+PINNED_INPUTS = _fix("pinned-inputs", "inputs.pinned_inputs")
+#: The model reads the right token ids with prompt embeddings and in-flight drafts.
+PROMPT_EMBEDS = _fix("prompt-embeds", "inputs.prompt_embeds:PromptEmbeds")
+#: A row keeps no state of an earlier request.
+ROW_STATE = _fix("row-state", "inputs.row_state:RowState")
+#: A token that replaces a rejected draft is in the vocabulary.
+RECOVERED_TOKENS = _fix("recovered-tokens", "sample.recovered_tokens")
+#: min_tokens ignores stop tokens outside the vocabulary.
+STOP_TOKENS = _fix("stop-tokens", "sample.stop_tokens:StopTokens")
+#: On the CPU, seeds work with chunked prefill and in mixed batches.
+CPU_SEEDS = _fix("cpu-seeds", "sample.cpu_seeds:CpuSeeds")
+#: On the CPU, drafts are sampled with their request's parameters.
+CPU_DRAFTS = _fix("cpu-drafts", "sample.cpu_drafts")
+#: A hybrid model's row without drafts continues from its own state.
+UNDRAFTED_ROWS = _fix("undrafted-rows", "inputs.undrafted_rows:UndraftedRows")
+#: logprobs_mode applies to prompt logprobs.
+PROMPT_LOGITS = _fix("prompt-logits", "sample.prompt_logits:PromptLogits")
+#: Prompt positions that were not computed have no logprobs.
 CACHED_PROMPT_LOGPROBS = _fix(
-    "cached-prompt-logprobs",
-    "positions of a prompt that were not computed have no logprobs",
-    "frontend.cached_prompt_logprobs:CachedPromptLogprobs",
-    on_v2=True,
+    "cached-prompt-logprobs", "frontend.cached_prompt_logprobs:CachedPromptLogprobs", on_v2=True
 )
-UNIFORM_DECODE = _fix(
-    "uniform-decode",
-    "no prompt of a hybrid model takes the CUDA graph of decodes",
-    "inputs.uniform_decode:UniformDecode",
-)
-LOGPROB_TOKENS = _fix(
-    "logprob-tokens",
-    "logprob_token_ids of a request do not change other requests' logprobs",
-    "sample.logprob_tokens",
-)
-WINDOW_BLOCKS = _fix(
-    "window-blocks",
-    "a sliding window keeps its blocks while drafts may be rejected",
-    "core.window_blocks",
-    on_v2=True,
-)
-BLOCK_IDS = _fix(
-    "block-ids",
-    "no list of block ids grows for as long as the engine runs",
-    "core.block_ids",
-    on_v2=True,
-)
-BAD_REQUESTS = _fix(
-    "bad-requests",
-    "a request that the engine cannot serve is refused, without harm to others",
-    "frontend.bad_requests",
-    "frontend.request_types",
-    on_v2=True,
-)
+#: No prefill chunk of a hybrid model runs in the CUDA graph of uniform decodes.
+UNIFORM_DECODE = _fix("uniform-decode", "inputs.uniform_decode:UniformDecode")
+#: logprob_token_ids of a request do not change other requests' logprobs.
+LOGPROB_TOKENS = _fix("logprob-tokens", "sample.logprob_tokens")
+#: A sliding window keeps blocks that it needs if drafts are rejected.
+WINDOW_BLOCKS = _fix("window-blocks", "core.window_blocks", on_v2=True)
+#: Lists of new block ids do not grow without limit.
+BLOCK_IDS = _fix("block-ids", "core.block_ids", on_v2=True)
+#: A request that the engine cannot serve is refused, without harm to others.
+BAD_REQUESTS = _fix("bad-requests", "frontend.bad_requests", "frontend.request_types", on_v2=True)
+#: A thinking budget applies only to its own request.
 THINKING_ROWS = _fix(
-    "thinking-rows",
-    "a thinking budget stays with its own request",
-    "sample.thinking_fixes:ThinkingFixes",
-    before=(THINKING_BUDGET,),
+    "thinking-rows", "sample.thinking_fixes:ThinkingFixes", before=(THINKING_BUDGET,)
 )
+#: A thinking budget applies to every thinking section.
 THINKING_SECTIONS = _fix(
     "thinking-sections",
-    "a thinking budget holds for each section of thinking",
     "sample.thinking_fixes:ThinkingFixes",
     needs=(THINKING_ROWS,),
     before=(THINKING_BUDGET,),
 )
+#: A thinking budget of -1 never ends the thinking.
 THINKING_UNLIMITED = _fix(
-    "thinking-unlimited",
-    "a thinking budget of -1 never ends the thinking",
-    "sample.thinking_fixes:ThinkingFixes",
-    before=(THINKING_BUDGET,),
+    "thinking-unlimited", "sample.thinking_fixes:ThinkingFixes", before=(THINKING_BUDGET,)
 )
-SESSIONS = _fix(
-    "sessions",
-    "each turn of a streaming session begins where the previous one ended",
-    "core.sessions",
-    on_v2=True,
-)
+#: Each turn of a streaming session begins at the end of the previous answer.
+SESSIONS = _fix("sessions", "core.sessions", on_v2=True)
 
 #: Name to declaration, features first.
 WORDS: Mapping[str, Word] = MappingProxyType(
     {word: word for word in tuple(vars().values()) if isinstance(word, Word)}
 )
-#: Feature to its summary.
-FEATURES: Mapping[str, str] = MappingProxyType(
-    {word: word.summary for word in WORDS.values() if not word.is_fix}
-)
-#: Fix to its summary.
-FIXES: Mapping[str, str] = MappingProxyType(
-    {word: word.summary for word in WORDS.values() if word.is_fix}
-)
+FEATURES: Mapping[str, Word] = MappingProxyType({w: w for w in WORDS.values() if not w.is_fix})
+FIXES: Mapping[str, Word] = MappingProxyType({w: w for w in WORDS.values() if w.is_fix})
 #: Group to its members.
 GROUPS: Mapping[str, frozenset[str]] = MappingProxyType(
     {"features": frozenset(FEATURES), "fixes": frozenset(FIXES)}
 )
 ALL = frozenset(WORDS)
-#: Words that work under Model Runner V2. Of ``grammars``, only the filling of masks does.
+#: Words that work under Model Runner V2. Of ``grammars``, only the mask filling does.
 ON_V2 = frozenset(word for word in WORDS.values() if word.on_v2)
 
 
 def with_needs(names: Iterable[str]) -> frozenset[str]:
-    """Add the words that ``names`` build on."""
+    """Return ``names`` and the words that they depend on."""
     names = frozenset(names)
     return names.union(*(WORDS[name].needs for name in names))
 
 
 def without(names: Iterable[str], on: frozenset[str]) -> frozenset[str]:
-    """Return ``on`` without ``names``, and without all words that need them."""
+    """Return ``on`` without ``names`` and their dependents."""
     left, gone = on - frozenset(names), frozenset(names)
     while gone:
         gone = frozenset(name for name in left if not left.issuperset(WORDS[name].needs))
@@ -357,7 +211,7 @@ def without(names: Iterable[str], on: frozenset[str]) -> frozenset[str]:
 
 
 def classes(on: Iterable[str]) -> Iterator[type[Any]]:
-    """Import each class that a live batch instantiates for these words, in order."""
+    """Import and yield the classes that a live batch instantiates for these words, in order."""
     graph: dict[str, set[str]] = {name: {*word.needs} for name, word in WORDS.items()}
     for word in WORDS.values():
         for later in word.before:

@@ -13,24 +13,15 @@ frozen the lists, so memory profilers that call ``gc.get_objects`` miss the leak
 from typing import TYPE_CHECKING
 
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.engine import subclasses, switch
+from vllm.v1.readiness.engine import switch
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
 
-#: Attribute of the manager that caches the result of :func:`_drops`.
-_DROPS = "readiness_drops_block_ids"
-
 
 def drop_unread(manager: "KVCacheManager") -> None:
     """Drop the block ids of the previous step unless the worker zeroes new blocks."""
-    if subclasses.remembered(manager, _DROPS, lambda: _drops(manager)):
+    if manager.kv_cache_config.needs_kv_cache_zeroing:
+        return
+    if registry.BLOCK_IDS in switch.enabled():
         manager.take_new_block_ids()
-
-
-def _drops(manager: "KVCacheManager") -> bool:
-    """Whether the fix is on and the model never reads the ids."""
-    return (
-        not manager.kv_cache_config.needs_kv_cache_zeroing
-        and registry.BLOCK_IDS in switch.enabled()
-    )

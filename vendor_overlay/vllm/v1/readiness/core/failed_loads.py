@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-#: Methods of the scheduler that have a seam.
+#: Scheduler methods that have a seam.
 _METHODS = ("schedule", "_update_after_schedule", "update_from_output", "_handle_invalid_blocks")
 #: Attribute of the scheduler that holds its :class:`_Loads`.
 _ATTRIBUTE = "readiness_failed_loads"
@@ -60,9 +60,11 @@ class _Loads:
     """
 
     def __init__(self, scheduler: "Scheduler") -> None:
-        self.on = scheduler.connector is not None and registry.FAILED_LOADS in switch.enabled()
-        if self.on and not _all_ours(type(scheduler)):
-            self.on = False
+        self.on = (
+            scheduler.connector is not None
+            and registry.FAILED_LOADS in switch.enabled()
+            and _all_ours(type(scheduler))
+        )
         self.arrived: SchedulerOutput | None = None
         self.to_preempt: list[Request] = []
         self.recomputed: WeakSet[Request] = WeakSet()
@@ -70,14 +72,14 @@ class _Loads:
 
 @dataclass
 class _Holder:
-    """Blocks of a request, from joining the batch until its preemption or end.
+    """Blocks of a request, from its admission until its preemption or end.
 
     Attributes:
         name: request id.
         groups: per KV cache group, the block size in tokens, and the block ids by block index.
         computed: ``num_computed_tokens`` when the request was scheduled.
         current: whether the request holds these blocks now.
-        bad: position of the first token with wrong KV; None without such a token.
+        bad: position of the first token with wrong KV, if any.
     """
 
     name: str
@@ -90,7 +92,7 @@ class _Holder:
         """Find the first token with wrong KV, and add its block and all later ones to ``bad``.
 
         Returns:
-            True if the attribute ``bad`` was set, or moved to an earlier position.
+            True if the attribute ``bad`` has changed.
         """
         positions = [
             size * index
@@ -112,7 +114,7 @@ def _of(scheduler: "Scheduler") -> _Loads:
 
 
 def refused(scheduler: "Scheduler", request: "Request") -> bool:
-    """Whether nothing may be loaded for a waiting request, because an earlier load failed.
+    """Return whether loading for a waiting request is refused, because an earlier load failed.
 
     The seam calls the connector's lookup first: some connectors drop old blocks only in a lookup.
     """
@@ -153,8 +155,8 @@ def handle(scheduler: "Scheduler", invalid: set[int]) -> set[str] | None:
     """Handle blocks that a connector failed to load.
 
     Returns:
-        Ids of the affected requests; None to fall back to upstream. Upstream skips their output
-        in the reporting step, and ends the requests if the policy is "fail".
+        Ids of the affected requests, or None to fall back to upstream. The caller skips their
+        output in the reporting step, and ends the requests if the policy is "fail".
     """
     loads = _of(scheduler)
     if not loads.on:
@@ -193,8 +195,7 @@ def handle(scheduler: "Scheduler", invalid: set[int]) -> set[str] | None:
 def _recompute(scheduler: "Scheduler", request: "Request", position: int | None) -> None:
     """Mark a request for recomputation, and drop its output in flight.
 
-    ``position`` is that of the first token with wrong KV in the request's current blocks; None
-    without such a token.
+    ``position`` is the first token with wrong KV in the request's current blocks, if any.
     """
     loads = _of(scheduler)
     loads.recomputed.add(request)
@@ -211,11 +212,10 @@ def _recompute(scheduler: "Scheduler", request: "Request", position: int | None)
 
 
 def _affected(holders: list[_Holder], bad: set[int]) -> dict[str, int | None]:
-    """Find the requests that used bad blocks, and add all blocks computed from these to ``bad``.
+    """Find the requests that used bad blocks, and add the blocks computed from them to ``bad``.
 
     Returns:
-        Request id to the position of the first token with wrong KV in the request's current
-        blocks; None without such a token.
+        Request id to the first position with wrong KV in the request's current blocks, if any.
     """
     while any(holder.spread(bad) for holder in holders):
         pass
@@ -264,7 +264,7 @@ def _holders(scheduler: "Scheduler", steps: "Iterable[SchedulerOutput]") -> Iter
 
 
 def _all_ours(kind: type) -> bool:
-    """Whether a scheduler class reaches all seams of the fix; logs once if it does not."""
+    """Return whether a scheduler class reaches all seams of the fix; log once if it does not."""
     if all(subclasses.ends_in_seam(kind, method) for method in _METHODS):
         return True
     subclasses.leave_scheduler(kind, registry.FAILED_LOADS, "failed KV loads")

@@ -1,9 +1,9 @@
 """Feature ``grammars``, in the scheduler: fill slow grammar masks in several threads.
 
-A mask takes from a few microseconds to a few tenths of a millisecond, depending on how many tokens
-xgrammar must check. The device idles if filling all masks takes longer than the forward pass. Stock
-fills the masks of up to 128 requests serially, although xgrammar releases the GIL and the masks are
-independent.
+Filling a mask takes from a few microseconds to a few tenths of a millisecond, depending on the
+number of tokens that xgrammar must check. The device idles if filling all masks takes longer than
+the forward pass. Stock fills the masks of up to 128 requests serially, although xgrammar releases
+the GIL and the masks are independent.
 
 Here helper threads share the work if the previous step's masks were slow. With speculative
 decoding, and with other backends, upstream fills the masks.
@@ -50,19 +50,13 @@ def fill(
     names: list[str],
     drafts: int,
 ) -> "np.ndarray | None":
-    """Fill the masks of a step, as ``grammar_bitmask`` does.
+    """Fill the masks of a step, as ``grammar_bitmask`` does; None to fall back to upstream.
 
-    Args:
-        manager: the manager, which has allocated its masks.
-        requests: all requests, by id.
-        names: ids of the requests that need a mask, in the order of the masks.
-        drafts: maximum number of drafts per request.
-
-    Returns:
-        int32 [masks, words], or None to fall back to upstream.
+    ``names`` are the ids of the requests that need a mask, in the order of the masks. ``drafts`` is
+    the maximum number of drafts per request. The result is int32 [masks, words].
     """
     filler: Filler = subclasses.remembered(manager, _ATTRIBUTE, lambda: Filler(manager))
-    if drafts or not filler.serves(manager):
+    if drafts or not filler.serves(manager.backend):
         return None
     grammars = []
     for name in names:
@@ -89,12 +83,12 @@ class Filler:
         #: Mean CPU seconds per mask in the newest step.
         self._each = 0.0
 
-    def serves(self, manager: "StructuredOutputManager") -> bool:
-        """Whether the feature is on, and supports the manager's class and its backend."""
-        return self._on and type(manager.backend) is self._backend
+    def serves(self, backend: object) -> bool:
+        """Return whether the feature is on and supports the manager and its backend."""
+        return self._on and type(backend) is self._backend
 
     def knows(self, grammars: Sequence[object]) -> bool:
-        """Whether the masks of these grammars may be filled in parallel."""
+        """Return whether the masks of these grammars may be filled in parallel."""
         return all(type(grammar) is self._grammar for grammar in grammars)
 
     def fill(self, manager: "StructuredOutputManager", masks: "list[Mask]") -> None:

@@ -23,10 +23,7 @@ _ATTRIBUTE = "readiness_in_flight"
 
 
 class InFlight:
-    """The steps in flight of one scheduler.
-
-    Args:
-        requests: the scheduler's requests, by id.
+    """The steps in flight of one scheduler, whose requests are ``requests``, by id.
 
     Attributes:
         steps: the steps whose output has not arrived, oldest first.
@@ -48,7 +45,7 @@ class InFlight:
             self.steps.append(step)
 
     def awaits(self, name: str) -> bool:
-        """Whether output of a request is in flight and will be delivered."""
+        """Return whether a request has output in flight that will be delivered."""
         return any(
             name in step.num_scheduled_tokens and name not in self.dropped.get(id(step), ())
             for step in self.steps
@@ -57,7 +54,8 @@ class InFlight:
     def drop(self, name: str, prompt_is_stale: bool = False) -> None:
         """Drop a request's output in all steps in flight.
 
-        The request's prompt logprobs are delivered with its next tokens, or dropped if stale.
+        Prompt logprobs in this output are delivered with the request's next tokens, unless
+        ``prompt_is_stale``.
         """
         for step in self.steps:
             if name in step.num_scheduled_tokens:

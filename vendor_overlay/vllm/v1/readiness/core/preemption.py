@@ -24,7 +24,6 @@ flight, this is always the case.
 
 from typing import TYPE_CHECKING
 
-from vllm.logger import init_logger
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.core import in_flight
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 else:
     Base = object
-
-logger = init_logger(__name__)
 
 
 class StepsInFlight(Base):  # type: ignore[misc]
@@ -106,21 +103,21 @@ class StepsInFlight(Base):  # type: ignore[misc]
             self._preempted.append(request)
 
     def _awaits_tokens(self) -> bool:
-        """Whether a preempted request has tokens in flight that will be delivered."""
+        """Return whether a preempted request has tokens in flight that will be delivered."""
         awaited = []
         for request in self._preempted:
             if request.status != RequestStatus.PREEMPTED or not request.num_output_placeholders:
                 continue
             if in_flight.of(self).awaits(request.request_id):
                 awaited.append(request)
-            else:  # nothing is in flight
+            else:
                 request.num_output_placeholders = 0
         self._preempted = awaited
         return bool(awaited)
 
 
 def _all_ours(scheduler: StepsInFlight) -> bool:
-    """True if no subclass overrides a method of the fix; otherwise logs once."""
+    """Return whether the scheduler's class overrides no method of the fix; log once if it does."""
     kind = type(scheduler)
     names = ("schedule", "update_from_output", "reset_prefix_cache", "_preempt_request")
     if all(getattr(kind, name) is getattr(StepsInFlight, name) for name in names):

@@ -33,10 +33,10 @@ _PATIENCE = 1e-4
 
 
 def waits(scheduler: "Scheduler", request: "Request") -> bool:
-    """Whether a request keeps waiting: its grammar is being compiled, or failed to compile.
+    """Return whether a request's grammar is still compiling, or has failed to compile.
 
-    :func:`finish` ends a request whose grammar failed. Upstream must not poll a pending grammar,
-    which could fail between this check and that poll.
+    The request then keeps waiting. :func:`finish` ends it if its grammar failed. Upstream must not
+    poll a pending grammar, which could fail between this check and the poll.
     """
     structured = request.structured_output_request
     grammar = None if structured is None else structured._grammar
@@ -78,7 +78,7 @@ def finish(scheduler: "Scheduler", outputs: dict[int, list[EngineCoreOutput]]) -
 
 
 def _mends(scheduler: "Scheduler") -> bool:
-    """Whether the fix is on and the scheduler's class calls :func:`finish`."""
+    """Return whether the fix is on and the scheduler's class calls :func:`finish`."""
     return registry.REFUSED_GRAMMARS in switch.enabled() and subclasses.ends_in_seam(
         type(scheduler), "update_from_output"
     )

@@ -44,9 +44,8 @@ class _Turns:
         self.on = registry.SESSIONS in switch.enabled() and subclasses.ends_in_seam(
             kind, "update_from_output"
         )
-        #: The newest scheduled step that has tokens.
         self.newest: SchedulerOutput | None = None
-        #: Request id to the session, and the step that must arrive before it resumes.
+        #: Request id to a held session, and the step that must arrive before the session resumes.
         self.held: dict[str, tuple[Request, SchedulerOutput | None]] = {}
         #: The session that :func:`resume` is resuming.
         self.resumed: Request | None = None
@@ -57,7 +56,7 @@ def _of(scheduler: "Scheduler") -> _Turns:
 
 
 def scheduled(scheduler: "Scheduler", step: "SchedulerOutput") -> None:
-    """Remember a scheduled step as the newest, if it has tokens."""
+    """Remember the newest scheduled step that has tokens."""
     if step.total_num_scheduled_tokens:
         _of(scheduler).newest = step
 
@@ -103,8 +102,8 @@ def release(scheduler: "Scheduler", names: "Iterable[str]") -> None:
 def kept(scheduler: "Scheduler", session: "Request", update: "StreamingUpdate") -> int:
     """Return the number of tokens that a resuming session keeps.
 
-    With the fix on, these are all tokens but the last of its answer, and the session's counts,
-    drafts, block hashes and ``max_tokens`` are updated. Otherwise it is upstream's number.
+    With the fix off, return upstream's number. Otherwise the session keeps all tokens but the last
+    of its answer. Its counts, drafts, block hashes and ``max_tokens`` are updated to match.
     """
     end: int = session.num_computed_tokens
     if not _of(scheduler).on:

@@ -51,7 +51,7 @@ def remove_skipped_blocks(
 
 
 def _mends(coordinator: KVCacheCoordinator) -> bool:
-    """Whether the fix is on, a layer has a window, and the coordinator's method is upstream's."""
+    """Return whether the fix is on, a layer has a window, and the method is upstream's."""
     return (
         type(coordinator).remove_skipped_blocks is KVCacheCoordinator.remove_skipped_blocks
         and any(isinstance(item, _WINDOWS) for item in coordinator.single_type_managers)
