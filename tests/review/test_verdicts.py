@@ -191,10 +191,10 @@ def test_a_conflict_in_what_all_share_is_said_first() -> None:
 
 @pytest.mark.parametrize("verdict", ["adopted", "gone"])
 def test_an_obsolete_patch_needs_eyes(verdict: str) -> None:
-    findings = examine(patches=judged_as(verdict, "drop-the-block-ids"))
+    findings = examine(patches=judged_as(verdict, "drop-block-ids"))
     assert unlike(findings) == {"block-ids"}
     assert findings["block-ids"]["verdict"] == "needs eyes"
-    assert findings["block-ids"]["because"] == [f"{number('drop-the-block-ids')} is obsolete"]
+    assert findings["block-ids"]["because"] == [f"{number('drop-block-ids')} is obsolete"]
 
 
 def test_a_fix_that_the_release_has_is_droppable_whatever_else() -> None:

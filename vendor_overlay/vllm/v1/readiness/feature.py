@@ -223,8 +223,7 @@ class Feature:
     def empty_states(self, runner: "GPUModelRunner", lengths: "np.ndarray") -> None:
         """Zero the recurrent states of requests whose first step has one token.
 
-        ``lengths`` [requests] is the number of tokens per request in the step. The step's inputs
-        have been prepared.
+        ``lengths`` [requests] is the number of tokens per request in the step.
         """
 
     def force_uniform_decode(

@@ -91,8 +91,7 @@ class _Holder:
     def spread(self, bad: set[int]) -> bool:
         """Find the first token with wrong KV, and add its block and all later ones to ``bad``.
 
-        Returns:
-            True if the attribute ``bad`` has changed.
+        Return whether the attribute ``bad`` has changed.
         """
         positions = [
             size * index
@@ -136,10 +135,7 @@ def arrive(scheduler: "Scheduler", step: "SchedulerOutput", output: "ModelRunner
 
 
 def preempt(scheduler: "Scheduler", preempted: "list[Request]", timestamp: float) -> None:
-    """Preempt the requests to recompute, and append them to ``preempted``.
-
-    Called before a step is scheduled.
-    """
+    """Preempt the requests to recompute before a step is scheduled; add them to ``preempted``."""
     loads = _of(scheduler)
     if not loads.to_preempt:
         return
@@ -152,11 +148,10 @@ def preempt(scheduler: "Scheduler", preempted: "list[Request]", timestamp: float
 
 
 def handle(scheduler: "Scheduler", invalid: set[int]) -> set[str] | None:
-    """Handle blocks that a connector failed to load.
+    """Handle blocks that a connector failed to load; None to fall back to upstream.
 
-    Returns:
-        Ids of the affected requests, or None to fall back to upstream. The caller skips their
-        output in the reporting step, and ends the requests if the policy is "fail".
+    Return the ids of the affected requests. The caller skips their output in the reporting step,
+    and ends the requests if the policy is "fail".
     """
     loads = _of(scheduler)
     if not loads.on:
@@ -193,10 +188,7 @@ def handle(scheduler: "Scheduler", invalid: set[int]) -> set[str] | None:
 
 
 def _recompute(scheduler: "Scheduler", request: "Request", position: int | None) -> None:
-    """Mark a request for recomputation, and drop its output in flight.
-
-    ``position`` is the first token with wrong KV in the request's current blocks, if any.
-    """
+    """Recompute a request from its first wrong ``position``, if any; drop its output in flight."""
     loads = _of(scheduler)
     loads.recomputed.add(request)
     in_flight.of(scheduler).drop(request.request_id, prompt_is_stale=True)
@@ -214,8 +206,7 @@ def _recompute(scheduler: "Scheduler", request: "Request", position: int | None)
 def _affected(holders: list[_Holder], bad: set[int]) -> dict[str, int | None]:
     """Find the requests that used bad blocks, and add the blocks computed from them to ``bad``.
 
-    Returns:
-        Request id to the first position with wrong KV in the request's current blocks, if any.
+    Return request id to the first position with wrong KV in the request's current blocks, if any.
     """
     while any(holder.spread(bad) for holder in holders):
         pass

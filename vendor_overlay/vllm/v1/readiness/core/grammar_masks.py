@@ -15,7 +15,7 @@ decoding, and with other backends, upstream fills the masks.
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
@@ -56,13 +56,13 @@ def fill(
     the maximum number of drafts per request. The result is int32 [masks, words].
     """
     filler: Filler = subclasses.remembered(manager, _ATTRIBUTE, lambda: Filler(manager))
-    if drafts or not filler.serves(manager.backend):
+    if drafts or not filler.on or type(manager.backend) is not filler.backend:
         return None
     grammars = []
     for name in names:
         structured = requests[name].structured_output_request
         grammars.append(structured.grammar if structured is not None else None)
-    if not filler.knows(grammars):
+    if any(type(grammar) is not filler.grammar for grammar in grammars):
         return None
     apply = [manager.should_fill_bitmask(requests[name]) for name in names]
     filler.fill(manager, list(zip(grammars, range(len(names)), apply, strict=True)))
@@ -71,25 +71,17 @@ def fill(
 
 
 class Filler:
-    """Fills the masks of one manager."""
+    """Fills the masks of one manager; ``backend`` and ``grammar`` are the supported classes."""
 
     def __init__(self, manager: "StructuredOutputManager") -> None:
         from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend, XgrammarGrammar
 
-        self._on = registry.GRAMMARS in switch.enabled() and subclasses.all_vllms(manager, _METHODS)
-        self._backend, self._grammar = XgrammarBackend, XgrammarGrammar
+        self.on = registry.GRAMMARS in switch.enabled() and subclasses.all_vllms(manager, _METHODS)
+        self.backend, self.grammar = XgrammarBackend, XgrammarGrammar
         self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self._threads: ThreadPoolExecutor | None = None
         #: Mean CPU seconds per mask in the newest step.
         self._each = 0.0
-
-    def serves(self, backend: object) -> bool:
-        """Return whether the feature is on and supports the manager and its backend."""
-        return self._on and type(backend) is self._backend
-
-    def knows(self, grammars: Sequence[object]) -> bool:
-        """Return whether the masks of these grammars may be filled in parallel."""
-        return all(type(grammar) is self._grammar for grammar in grammars)
 
     def fill(self, manager: "StructuredOutputManager", masks: "list[Mask]") -> None:
         """Fill masks with as many threads as the previous step's cost justifies."""

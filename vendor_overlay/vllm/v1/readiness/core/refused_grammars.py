@@ -40,8 +40,10 @@ def waits(scheduler: "Scheduler", request: "Request") -> bool:
     """
     structured = request.structured_output_request
     grammar = None if structured is None else structured._grammar
-    if not isinstance(grammar, Future) or not _mends(scheduler):
+    if not isinstance(grammar, Future) or registry.REFUSED_GRAMMARS not in switch.enabled():
         return False
+    if not subclasses.ends_in_seam(type(scheduler), "update_from_output"):
+        return False  # the scheduler does not call finish
     wait((grammar,), _PATIENCE)
     if not grammar.done():
         return True
@@ -75,10 +77,3 @@ def finish(scheduler: "Scheduler", outputs: dict[int, list[EngineCoreOutput]]) -
             new_token_ids=[],
         )
         outputs.setdefault(request.client_index, []).append(output)
-
-
-def _mends(scheduler: "Scheduler") -> bool:
-    """Return whether the fix is on and the scheduler's class calls :func:`finish`."""
-    return registry.REFUSED_GRAMMARS in switch.enabled() and subclasses.ends_in_seam(
-        type(scheduler), "update_from_output"
-    )

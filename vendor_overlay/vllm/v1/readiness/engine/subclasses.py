@@ -20,7 +20,7 @@ logger = init_logger(__name__)
 T = TypeVar("T")
 #: Attribute of an upstream object that holds the overlay's object.
 ATTRIBUTE = "readiness"
-#: The name under which a patched file imports its door.
+#: Name under which a patched file imports its door.
 DOOR = "readiness"
 _RUNTIME = "vllm.v1.readiness."
 
@@ -40,13 +40,10 @@ class Uncopied:
 
 
 def attached(owner: object, kind: type[T], off: Callable[[], T]) -> T:
-    """Return the object that the overlay has attached to an upstream object.
+    """Return the object of class ``kind`` that the overlay has attached to an upstream object.
 
-    Args:
-        owner: the upstream object, of any class, mocks included.
-        kind: class of the attached object.
-        off: creates a substitute with every feature off. It is attached, with a log message per
-            class, if the owner's class skips the patched constructor.
+    If the owner's class skips the patched constructor, the result of ``off`` is attached and
+    returned, in which every feature is off. This is logged once per class. The owner may be a mock.
     """
     present = getattr(owner, ATTRIBUTE, None)
     if isinstance(present, kind):
@@ -63,10 +60,7 @@ def attached(owner: object, kind: type[T], off: Callable[[], T]) -> T:
 
 
 def remembered(owner: object, name: str, make: Callable[[], T]) -> T:
-    """Return our attribute ``name`` of an object without a seam in its constructor.
-
-    It is created on first use.
-    """
+    """Return attribute ``name`` of an upstream object, created by ``make`` on first use."""
     known: T | None = vars(owner).get(name)
     if known is None:
         known = vars(owner)[name] = make()
@@ -74,13 +68,11 @@ def remembered(owner: object, name: str, make: Callable[[], T]) -> T:
 
 
 def all_have_seam(samplers: Iterable[object], called: ModuleType) -> bool:
-    """Whether every sampler's class calls the module ``called``; logs once if not.
-
-    None is skipped.
-    """
+    """Return whether all samplers that are not None call a module; log once if one does not."""
+    name = called.__name__.rpartition(".")[2]
     for sampler in samplers:
-        if sampler is not None and not _has_seam(sampler, called):
-            gauges.fall_back(called.__name__.rpartition(".")[2], gauges.OTHER_CLASS)
+        if sampler is not None and not _has_seam(sampler, name):
+            gauges.fall_back(name, gauges.OTHER_CLASS)
             logger.warning_once(
                 "Readiness overlay: the sampler %s falls back to vLLM's own code, because its "
                 "class does not call %s.",
@@ -90,21 +82,21 @@ def all_have_seam(samplers: Iterable[object], called: ModuleType) -> bool:
     return True
 
 
-def _has_seam(instance: object, called: ModuleType) -> bool:
-    """Whether an object's own class, not a base class, calls the module ``called``."""
-    names = {DOOR, called.__name__.rpartition(".")[2]}
+def _has_seam(instance: object, called: str) -> bool:
+    """Return whether an object's own class, not a base class, calls the module ``called``."""
+    names = {DOOR, called}
     functions = filter(isfunction, map(unwrap, vars(type(instance)).values()))
     return any(names.issubset(function.__code__.co_names) for function in functions)
 
 
 def has_door(module: ModuleType | None) -> bool:
-    """Whether a module is patched: each patched file imports its door as :data:`DOOR`."""
+    """Return whether a module is patched: each patched file imports its door as :data:`DOOR`."""
     door = getattr(module, DOOR, None)
     return isinstance(door, ModuleType) and door.__name__.startswith(_RUNTIME)
 
 
 def ends_in_seam(kind: type, method: str) -> bool:
-    """Whether calls of a method reach a patched file.
+    """Return whether calls of a method reach a patched file.
 
     vLLM's own overrides call super. Third-party overrides may not.
     """
@@ -118,10 +110,7 @@ def ends_in_seam(kind: type, method: str) -> bool:
 
 
 def leave_scheduler(kind: type, word: str, work: str) -> None:
-    """Count and log that vLLM's own code does ``work`` for a scheduler that overrides our methods.
-
-    ``word`` is the fix that falls back.
-    """
+    """Count and log that fix ``word`` leaves ``work`` to upstream for a scheduler class."""
     gauges.fall_back(word, gauges.OTHER_CLASS)
     logger.warning_once(
         "Readiness overlay: %s overrides methods of vLLM's scheduler. vLLM's own code handles %s.",
@@ -135,14 +124,14 @@ def full_name(kind: type) -> str:
 
 
 def all_vllms(owner: object, methods: Iterable[str]) -> bool:
-    """Whether an object's methods are vLLM's own: neither overridden nor replaced."""
+    """Return whether an object's methods are vLLM's own: neither overridden nor replaced."""
     return all(
         name not in vars(owner) and is_vllms(getattr(type(owner), name, None)) for name in methods
     )
 
 
 def is_vllms(function: object) -> bool:
-    """Whether a function is vLLM's own, not wrapped."""
+    """Return whether a function is vLLM's own, not wrapped."""
     return str(getattr(function, "__module__", "")).startswith("vllm.") and not hasattr(
         function, "__wrapped__"
     )

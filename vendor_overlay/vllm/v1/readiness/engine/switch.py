@@ -2,8 +2,8 @@
 
 - ``VLLM_READINESS``: the features and fixes that are on, in the style of ``TORCH_LOGS``. ``on``
   (default) or ``off``; ``-penalties,-fixes``: all but these; ``history,readback``: only these and
-  the words that they need. ``features`` and ``fixes`` name a group. Upstream's code runs in place
-  of a feature or fix that is off.
+  their dependencies. ``features`` and ``fixes`` name a group. Upstream's code replaces each feature
+  and fix that is off.
 - ``VLLM_READINESS_SYNC_GUARD``: ``warn`` logs, and ``error`` raises, if a step waits for the
   device. ``off`` (default) installs no guard.
 - ``VLLM_READINESS_SLOTS``: maximum number of requests with penalties or bad words on the device;
@@ -63,13 +63,7 @@ class PathError(VariableError):
 
 @cache
 def parse(value: str) -> frozenset[str]:
-    """Parse a value of ``VLLM_READINESS``.
-
-    Args:
-        value: value of the variable; empty if unset.
-
-    Returns:
-        The features and fixes that are on.
+    """Parse a value of ``VLLM_READINESS``, empty if unset, into the words that are on.
 
     Raises:
         SwitchError: a word is unknown, or words with and without ``-`` are mixed.
@@ -98,7 +92,7 @@ def _members(name: str) -> frozenset[str]:
 
 
 def _not_understood(value: str, problem: str) -> SwitchError:
-    """Return the error for a value, with the valid words and the closest valid value."""
+    """Return the error for a value; the message has the valid words and the closest value."""
     groups = "; ".join(
         f"{group} ({', '.join(sorted(members))})" for group, members in registry.GROUPS.items()
     )
@@ -113,7 +107,7 @@ def _not_understood(value: str, problem: str) -> SwitchError:
 
 
 def _probable(value: str) -> Iterator[str]:
-    """Yield the corrected words of a value; in a mixture, only those with ``-``."""
+    """Yield the corrected words of a value; only the words with ``-`` if there are any."""
     excluding = ",-" in f",{value.replace(' ', '')}"
     known = [*registry.GROUPS, *sorted(registry.ALL), *(() if excluding else ("on", "off"))]
     words = [word.strip() for word in value.lower().split(",")]
@@ -128,7 +122,7 @@ def _probable(value: str) -> Iterator[str]:
 
 
 def enabled() -> frozenset[str]:
-    """Read the features and fixes that are on; words that `apply` left out are off."""
+    """Read the features and fixes that are on, without words that `apply` left out."""
     return _installed(os.environ.get(NAME, ""))
 
 

@@ -1,8 +1,8 @@
 """Fix ``accepted-counts``: a request of a hybrid model reads its own count of accepted drafts.
 
 A recurrent layer keeps a state per draft. The next step continues from the state after the last
-accepted draft, so that a wrong count corrupts every later token. 0.22.0 keeps the counts by row, in
-one array that the device writes into and whose rows are moved:
+accepted draft, so a wrong count corrupts every later token. 0.22.0 keeps the counts by row. The
+device writes into the array in which the rows are moved:
 
 - under async scheduling a step's counts are mapped from the previous step's rows. Counts that
   arrive before rows are exchanged are moved with the rows, and then mapped again;
@@ -41,8 +41,8 @@ class AcceptedCounts(Feature):
         super().__init__(batch)
         #: Whether the runner counts accepted drafts; None before its first step.
         self._serving: bool | None = None
-        #: A step's counts by that step's rows, written by the device; None without async
-        #: scheduling, where rows are moved in the array that the device writes.
+        #: The newest step's counts by that step's rows, written by the device; None without async
+        #: scheduling.
         self._arrived: np.ndarray | None = None
         #: Request id to row in ``_arrived``, of requests that have left since the last step.
         self._leaving: dict[str, int] = {}
@@ -64,7 +64,7 @@ class AcceptedCounts(Feature):
             self._leaving[request.req_id] = before
 
     def gather_accepted(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> None:
-        """Gather the counts into their rows, and restore those of requests that came back."""
+        """Write each request's count into its row; requests that come back keep their counts."""
         if self._serving is None:
             self._begin(runner)
         if not self._serving:
@@ -82,7 +82,7 @@ class AcceptedCounts(Feature):
         runner.num_accepted_tokens.np[:count] = rows
 
     def _begin(self, runner: "GPUModelRunner") -> None:
-        """Under async scheduling, separate the device's array from the one whose rows move."""
+        """Under async scheduling, separate the device's array from the array that rows move in."""
         # A derived class may write its counts elsewhere.
         ours = subclasses.ends_in_seam(type(runner), "_update_states_after_model_execute")
         self._serving = ours and runner.model_config.is_hybrid
@@ -91,7 +91,7 @@ class AcceptedCounts(Feature):
             self.batch.num_accepted_tokens_cpu = self._arrived.copy()
 
     def _restore(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> None:
-        """Restore the counts of requests that were left out and still have their states."""
+        """Restore the counts of requests that come back with their recurrent states."""
         cached = scheduled.scheduled_cached_reqs
         for name in [name for name in self._left if name in self.batch.req_id_to_index]:
             kept = self._left.pop(name)

@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 
 class EmptyStates(Feature):
-    """Zeroed states of requests that begin with a single token."""
+    """Zeroing of recurrent states for requests whose first step has one token."""
 
     pooling = True
 
     def __init__(self, batch: "InputBatch") -> None:
         super().__init__(batch)
-        #: KV cache groups whose builders treat such requests as decodes; None before a step.
+        #: KV cache groups whose builders treat such requests as decodes; None before first use.
         self._groups: list[int] | None = None
 
     def empty_states(self, runner: "GPUModelRunner", lengths: np.ndarray) -> None:
-        """Zero the states of the requests that begin with one token."""
+        """Zero the recurrent states of requests whose first step has one token."""
         if self._groups is None:
             hybrid = runner.kv_cache_config.has_mamba_layers
             self._groups = list(_groups(runner)) if hybrid else []

@@ -2,11 +2,10 @@
 
 Copies of a step's inputs to the device read pinned tensors that the next step overwrites. With
 asynchronous scheduling the runner waits for the copies first. With synchronous scheduling 0.22.0
-has no event for that, since the host waits for a step that samples. Two kinds of steps do not
-sample: those of all pipeline stages but the last, and those of a pooling model in which no prompt
-ends. The next step, even one without requests, then changes inputs that the device may not have
-read yet.
-(https://github.com/vllm-project/vllm/pull/47644, 48214)
+has no event for that, because the host waits for the sampled tokens anyway. Two kinds of steps do
+not sample: steps of all pipeline stages but the last, and steps of a pooling model in which no
+prompt ends. The next step, even one without requests, then changes inputs that the device may not
+have read yet. (https://github.com/vllm-project/vllm/pull/47644, 48214)
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner.synchronize_input_prep
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def keep(runner: "GPUModelRunner") -> None:
-    """Create the event of a runner under construction, if it needs one and has none."""
+    """Create a runner's input event in its constructor, if it needs the event and has none."""
     if runner.prepare_inputs_event is not None or registry.PINNED_INPUTS not in switch.enabled():
         return
     if runner.parallel_config.pipeline_parallel_size > 1 or runner.is_pooling_model:

@@ -4,8 +4,8 @@ With ``--enable-prompt-embeds`` 0.22.0's runner embeds the tokens at positions m
 ``is_token_ids``, and reads prompt embeddings at all others. Under async scheduling a step with
 drafts is prepared before the host knows the number of accepted drafts: positions count all of them,
 while the flags are written as if each step added one token. From the second step with drafts on,
-flags are missing, or belong to the row's earlier request. There the model reads stale inputs of an
-earlier step, often of another request. (https://github.com/vllm-project/vllm/pull/57356)
+flags are missing, or belong to the row's earlier request. At these positions the model reads stale
+inputs of an earlier step, often of another request. (https://github.com/vllm-project/vllm/pull/57356)
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_inputs

@@ -3,7 +3,7 @@
 A request whose KV load failed joins the batch again, without the tokens sampled after the load. The
 worker has drawn these with the request's generator, and may have computed the logprobs of its
 prompt, which upstream does only once. Here the generator is reset if the request joins again with
-the same number of tokens, and prompt logprobs are computed whenever the prompt is.
+the same number of tokens. Prompt logprobs are computed again with the prompt.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_input_batch import CachedRequestState
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-#: Attribute of a request: its number of tokens and its generator's state when it joined the batch.
+#: Attribute of a request: its token count and generator state when it joined the batch.
 _JOINED = "readiness_joined"
 
 
@@ -28,7 +28,7 @@ class Restarts(Feature):
     pooling = True
 
     def rejoin(self, runner: "GPUModelRunner", request: "CachedRequestState") -> None:
-        """Reset the generator and the prompt logprobs; no-op without a KV connector."""
+        """Reset the generator and the prompt logprobs; a no-op without a KV connector."""
         if not has_kv_transfer_group():
             return
         generator = request.generator

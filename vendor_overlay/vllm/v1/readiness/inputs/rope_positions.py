@@ -1,12 +1,10 @@
 """Feature ``rope-positions``: M-RoPE and XD-RoPE positions are sent without a wait.
 
-M-RoPE and XD-RoPE give a token a position in each of several dimensions. Upstream keeps them in a
-pinned buffer, one row per dimension, and copies the first columns of all rows to the device at
-once. Those are not contiguous, so that the copy goes through pageable memory. Up to 64 KiB, CUDA
-guarantees that such a copy does not wait for the device; beyond that, it depends on the driver.
-
-Here a larger step's rows are copied one by one, because the first columns of one row are
-contiguous.
+M-RoPE and XD-RoPE give a token a position in each of several dimensions. Upstream keeps the
+positions in a pinned buffer, one row per dimension, and copies the first columns of all rows to the
+device at once. This slice is not contiguous, so the copy goes through pageable memory. Up to
+64 KiB, CUDA guarantees that such a copy does not wait for the device. Beyond that, the driver
+decides. Here a larger step's rows are copied one by one: the slice of one row is contiguous.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_inputs

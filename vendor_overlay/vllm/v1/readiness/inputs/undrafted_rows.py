@@ -6,9 +6,9 @@ to the layers only if the step has drafts, and gated delta nets use it only for 
 row without drafts (n-grams without a match, an output close to its limit) then continues from the
 state after its first token of the previous step, and stays wrong.
 
-Here such rows count as rows with drafts; the layers still compute as many tokens as the row has.
-Only steps with such a row that accepted a draft in its previous step are changed. Excluded are
-steps that also recompute a preempted request's output in a prefill chunk as short as a decode.
+Here such rows count as rows with drafts. The number of tokens that the layers compute is unchanged.
+Only steps in which such a row has just accepted a draft are affected, except steps that also
+recompute a preempted request's output in a prefill chunk as short as a decode.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._build_attention_metadata
@@ -47,10 +47,9 @@ class UndraftedRows(Feature):
         if not (undrafted & (runner.num_accepted_tokens.np[:requests] > 1)).any():
             return None
         if not drafted:
-            # A preempted request that recomputes its output would be treated as a decode if its
-            # last chunk is as short as one with drafts.
+            # A short prefill chunk of a preempted request's output would count as a decode.
             if (decoding & (lengths > 1) & (lengths <= runner.uniform_decode_query_len)).any():
                 return None
-            counts.fill(-1)  # drop an earlier step's counts
+            counts.fill(-1)
         counts[:requests][undrafted] = _NONE
         return True

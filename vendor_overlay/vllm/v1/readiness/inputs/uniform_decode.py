@@ -3,8 +3,8 @@
 0.22.0 calls a step a uniform decode if each request has as many tokens as a decode: one, or one and
 its drafts. A prefill chunk of that length is counted as well, which is right for attention. A
 recurrent layer computes prefills differently: its metadata counts a prefill, so that the tensors
-that the full CUDA graph reads keep an earlier step's values. The chunk is then never read, and the
-graph writes into the states of that earlier step's requests.
+that the full CUDA graph reads keep an earlier step's values. The graph then never reads the chunk,
+and writes into the states of that earlier step's requests.
 (https://github.com/vllm-project/vllm/issues/49918, 53051)
 """
 
@@ -36,8 +36,8 @@ class UniformDecode(Feature):
     ) -> bool | None:
         """Return False if a step is not a uniform decode; None to decide by its shape.
 
-        Without drafts, a prefill chunk of one token is computed like a decode if it continues from
-        a state: only a request without computed tokens is a prefill.
+        Without drafts, only requests without computed tokens count as prefills: a later prefill
+        chunk of one token continues from a state, like a decode.
         """
         if longest != runner.uniform_decode_query_len:
             return None

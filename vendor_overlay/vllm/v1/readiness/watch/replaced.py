@@ -46,8 +46,8 @@ def report() -> None:
 def replacements(modules: Iterable[ModuleType]) -> Iterator[tuple[str, str]]:
     """Yield each replaced function's dotted name, and the location of its replacement.
 
-    Only functions that belong to the overlay or call it are considered. A function wrapped in the
-    manner of functools.wraps still runs, and is not yielded. Modules may be of any kind.
+    Only functions that belong to the overlay or call it are considered. A function wrapped with
+    functools.wraps still runs, and is not yielded.
     """
     for module in modules:
         ours = module.__name__.startswith(_OURS)
@@ -86,7 +86,7 @@ def _functions(code: CodeType | None, prefix: str = "") -> Iterator[tuple[str, C
 
 
 def _has_seam(code: CodeType) -> bool:
-    """Whether a function, or one nested in it, calls the overlay."""
+    """Return whether a function, or one nested in it, calls the overlay."""
     if any(name.startswith(_SEAM) for name in code.co_names):
         return True
     return any(_has_seam(inner) for inner in code.co_consts if isinstance(inner, CodeType))
@@ -97,7 +97,7 @@ def _origin(code: CodeType) -> _Origin:
 
 
 def _layers(module: ModuleType, name: str) -> Iterator[FunctionType]:
-    """Yield the functions under a dotted name: the current one, and those that it wraps."""
+    """Yield the current function under a dotted name, and the functions that it wraps."""
     current: Any = module
     for part in name.split("."):
         current = inspect.getattr_static(current, part, None)
@@ -120,6 +120,6 @@ def _wrapped(layer: object) -> Iterable[object]:
         return layer.fget, layer.fset, layer.fdel
     if isinstance(layer, functools.cached_property):
         return (layer.func,)
-    # A wrapper or Triton kernel. Not by getattr: a mock has every attribute.
+    # A wrapper or a Triton kernel. getattr would not do: a mock has every attribute.
     attributes = getattr(layer, "__dict__", {})
     return attributes.get("__wrapped__"), attributes.get("fn")

@@ -13,33 +13,29 @@ from importlib import import_module
 from vllm import envs
 from vllm.v1.readiness.watch.wrapping import Function, wrap_once
 
-#: Per part: its name in traces, its class or module, and the functions to wrap.
+#: Per part: name in traces, class or module, and the functions to wrap.
 _PARTS = (
     (
         "live batch",
         "live:LiveBatch",
-        ("begin_step", "prepare", "settle_for_sampling", "place", "observe_sampled"),
+        "begin_step prepare settle_for_sampling place observe_sampled",
     ),
-    ("penalties", "sample.penalties:Penalties", ("apply", "apply_to_targets")),
-    ("bad-words", "sample.bad_words:BadWords", ("apply", "apply_to_targets")),
-    (
-        "thinking-budget",
-        "sample.thinking_budget:ThinkingBudget",
-        ("update_state", "apply_to_logits"),
-    ),
-    ("seeds", "sample.seeds:Seeds", ("draw", "draw_uniform")),
-    ("grammars", "sample.grammars:Grammars", ("apply_grammars",)),
-    ("step-inputs", "inputs.step_inputs:StepInputs", ("advance", "prepare_inputs")),
-    ("input-ids", "inputs.input_ids:InputIds", ("fill_input_ids", "draft_metadata")),
-    ("block-tables", "inputs.block_tables:BlockTables", ("commit",)),
-    ("outputs", "outputs.model_outputs:Outputs", ("show", "start_async")),
-    ("readback", "outputs.readback:Readbacks", ("start", "fill")),
-    ("fence", "engine.fences", ("wait",)),
+    ("penalties", "sample.penalties:Penalties", "apply apply_to_targets"),
+    ("bad-words", "sample.bad_words:BadWords", "apply apply_to_targets"),
+    ("thinking-budget", "sample.thinking_budget:ThinkingBudget", "update_state apply_to_logits"),
+    ("seeds", "sample.seeds:Seeds", "draw draw_uniform"),
+    ("grammars", "sample.grammars:Grammars", "apply_grammars"),
+    ("step-inputs", "inputs.step_inputs:StepInputs", "advance prepare_inputs"),
+    ("input-ids", "inputs.input_ids:InputIds", "fill_input_ids draft_metadata"),
+    ("block-tables", "inputs.block_tables:BlockTables", "commit"),
+    ("outputs", "outputs.model_outputs:Outputs", "show start_async"),
+    ("readback", "outputs.readback:Readbacks", "start fill"),
+    ("fence", "engine.fences", "wait"),
 )
 
 
 def install() -> None:
-    """Wrap the parts of a step, once per process, if vLLM's own scopes are on."""
+    """Wrap the functions of all parts, once per process, if vLLM's own scopes are on."""
     if not (envs.VLLM_CUSTOM_SCOPES_FOR_PROFILING or envs.VLLM_NVTX_SCOPES_FOR_PROFILING):
         return
     for part, owner, names in _parts():
@@ -47,12 +43,11 @@ def install() -> None:
             wrap_once(owner, name, partial(_scoped, label=f"{part}: {name}"), by=__name__)
 
 
-def _parts() -> Iterator[tuple[str, object, tuple[str, ...]]]:
-    """Yield each part's name in traces, class or module, and functions."""
+def _parts() -> Iterator[tuple[str, object, list[str]]]:
     for part, home, names in _PARTS:
         module, _, kind = home.partition(":")
         owner = import_module(f"vllm.v1.readiness.{module}")
-        yield part, getattr(owner, kind) if kind else owner, names
+        yield part, getattr(owner, kind) if kind else owner, names.split()
 
 
 def _scoped(function: Function, label: str) -> Function:

@@ -10,23 +10,24 @@ from vllm.v1.readiness.watch import replaced, scopes, sync_guard
 
 logger = init_logger(__name__)
 
-#: The package of Model Runner V2, and vLLM's variable that selects V1 or V2.
+#: Package of Model Runner V2, and vLLM's variable that selects V1 or V2.
 _V2, _CHOICE = "vllm.v1.worker.gpu.", "VLLM_USE_V2_MODEL_RUNNER"
 
 
 def start(runner: object) -> None:
     """Check the variables, log the overlay, compare the ranks, install scopes and sync guard.
 
-    Called first in each model runner's constructor: the process groups exist, and nothing has run.
-    Logs one line per node with the active features and fixes. Further lines list features and fixes
-    that have no effect under this runner or are not installed.
+    Called first in each model runner's constructor. The process groups exist by then. One log line
+    per node lists the active features and fixes. Further lines list those that have no effect under
+    this runner or are not installed.
 
     Raises:
         VariableError: one of the overlay's variables is invalid.
         RanksError: the ranks run different overlays, or a rank runs none.
     """
     on = switch.enabled()
-    idle = on - registry.ON_V2 if _is_v2(type(runner)) else frozenset()
+    is_v2 = any(base.__module__.startswith(_V2) for base in type(runner).__mro__)
+    idle = on - registry.ON_V2 if is_v2 else frozenset()
     listed = [", ".join(sorted(group & on - idle)) or "none" for group in registry.GROUPS.values()]
     digest = identity.digest()
     logger.info_once(
@@ -48,8 +49,3 @@ def start(runner: object) -> None:
     ranks.check(digest)
     scopes.install()
     sync_guard.install(runner)
-
-
-def _is_v2(kind: type) -> bool:
-    """Whether a class is Model Runner V2's or derived from one."""
-    return any(base.__module__.startswith(_V2) for base in kind.__mro__)

@@ -2,23 +2,22 @@
 
 With ``VLLM_READINESS_SYNC_GUARD`` set, a model runner's ``execute_model`` and ``sample_tokens`` run
 under torch's CUDA sync debug mode. ``warn`` logs each stack that waits, once; ``error`` raises.
-Unset, nothing is installed.
 
 torch's mode misses some waits. So the guard also wraps ``torch.cuda.synchronize`` and
 ``torch.accelerator.synchronize`` (as attributes of their modules), and ``Tensor.copy_`` and
 ``Tensor.to``, whose non-blocking copies to the host may block. Outside of a step a wrapper only
-reads a thread-local flag. Waits during a compilation by torch.compile are ignored: they are
-inevitable, and occur once. Not reported are
+reads a thread-local flag. The guard does not report
 
+- waits during a compilation by torch.compile, which occur once;
 - ``Event.synchronize``, which the overlay's fences call;
 - non-blocking copies of more than 64 KiB from pageable memory to the device;
 - waits in C++ extensions that bypass torch, and in ``torch.distributed``;
 - waits in operators called through ``torch.ops``: torch's warning goes to stderr;
 - waits while another filter silences Python's warnings.
 
-torch's mode is per process, not per thread (vLLM issue 51455). So it is ``warn`` while any thread
-is in a step, and each warning is handled in the thread that waits. In a step, the guard logs or
-raises after the wait. Elsewhere the previous mode of the process applies.
+torch's mode is per process, not per thread (vLLM issue 51455). The mode is ``warn`` while any
+thread is in a step. The waiting thread handles its own warnings: in a step the guard logs or raises
+after the wait, elsewhere the previous mode of the process applies.
 """
 
 # mirrors: nothing
@@ -28,7 +27,6 @@ import os
 import threading
 import traceback
 import warnings
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -39,11 +37,11 @@ from vllm.v1.readiness.watch.wrapping import Function, wrap_once
 
 logger = init_logger(__name__)
 
-#: The guarded methods of a runner, which make up a step.
+#: Guarded methods of a runner. Together they are a step.
 FUNCTIONS = ("execute_model", "sample_tokens")
 #: Prefix of torch's warning about a wait.
 _SYNC = "called a synchronizing CUDA operation"
-#: Number of torch's mode that raises.
+#: Numeric value of torch's mode ``error``.
 _ERROR = 2
 #: Prefix of torch's warning about the mode itself.
 _PROTOTYPE = "Synchronization debug mode is a prototype feature"
@@ -72,14 +70,10 @@ class DeviceSyncError(RuntimeError):
 class _Step(threading.local):
     """State of the current thread: the guarded method that it runs, if any, and the guard's mode.
 
-    Waits are ignored while ``compiling`` is set.
+    While ``compiling`` is set, waits are ignored.
     """
 
     function, word, compiling = "", "", False
-
-
-def _wrap(owner: object, name: str, wrapper: Callable[[Function], Function]) -> None:
-    wrap_once(owner, name, wrapper, by=__name__)
 
 
 class _Mode:
@@ -96,7 +90,6 @@ class _Mode:
             return self._before if self._steps else torch.cuda.get_sync_debug_mode()
 
     def enter(self) -> None:
-        """Begin a step, in any thread."""
         with self._lock:
             if not self._steps:
                 self._before = torch.cuda.get_sync_debug_mode()
@@ -104,7 +97,6 @@ class _Mode:
             self._steps += 1
 
     def leave(self) -> None:
-        """End a step."""
         with self._lock:
             self._steps -= 1
             if not self._steps:
@@ -113,6 +105,7 @@ class _Mode:
 
 _step = _Step()
 _mode = _Mode()
+_wrap = partial(wrap_once, by=__name__)
 #: Stacks that have been logged.
 _reported: set[str] = set()
 
@@ -147,10 +140,8 @@ def install(runner: object) -> None:
 
 
 def _guarded(function: Function, name: str, word: str) -> Function:
-    """Run ``function`` with torch's mode and this thread's flag set."""
-
     def guarded(*args: object, **kwargs: object) -> object:
-        if kwargs.get("dummy_run"):  # runner V2 profiles and warms up with dummy steps
+        if kwargs.get("dummy_run"):  # runner V2's profiling and warm-up
             return function(*args, **kwargs)
         outer = _step.function, _step.word
         _exempt_compilation()  # torch._dynamo.reset() drops callbacks
@@ -166,7 +157,7 @@ def _guarded(function: Function, name: str, word: str) -> Function:
 
 
 def _exempt_compilation() -> None:
-    """Register callbacks that ignore waits during a compilation."""
+    """Register callbacks that make the guard ignore waits during a compilation."""
     from torch._dynamo.callback import callback_handler  # slow to import
 
     if _on_compile_start not in callback_handler.start_callbacks:
@@ -195,7 +186,7 @@ def _report(operation: str) -> None:
 
 
 def _is_autotuning() -> bool:
-    """Whether this thread is benchmarking a compiled kernel."""
+    """Return whether this thread is benchmarking a compiled kernel."""
     frame = inspect.currentframe()
     while frame is not None:
         if any(part in frame.f_code.co_filename for part in _AUTOTUNERS):
@@ -214,7 +205,7 @@ def _stack() -> str:
 
 
 def _show_warning(original: Function) -> Function:
-    """Report torch's warnings about waits in a step; show all others as before.
+    """Report torch's warnings about waits in a step; show all other warnings as before.
 
     Outside of a step, raise RuntimeError if the process has set torch's mode to ``error``.
     """
@@ -233,8 +224,6 @@ def _show_warning(original: Function) -> Function:
 
 
 def _synchronize(original: Function, name: str) -> Function:
-    """Report a wait for a whole device."""
-
     def synchronize(*args: object, **kwargs: object) -> object:
         if _step.function:
             _report(name)
@@ -266,15 +255,15 @@ def _to(original: Function) -> Function:
 
 
 def _non_blocking(args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
-    """Whether a copy is non-blocking; torch's mode reports blocking ones."""
+    """Return whether a copy is non-blocking. torch's mode reports blocking copies."""
     return bool(kwargs.get("non_blocking")) or any(arg is True for arg in args)
 
 
 def _blocks(destination: torch.Tensor, source: torch.Tensor) -> bool:
-    """Whether a non-blocking copy to the host blocks.
+    """Return whether a non-blocking copy to the host blocks nevertheless.
 
-    It does if ``destination`` is pageable, or if either side is not contiguous in memory: torch
-    then copies through a pageable temporary.
+    A copy blocks if ``destination`` is pageable, or if either side is not contiguous in memory:
+    torch then copies through a pageable temporary.
     """
     if not source.is_cuda or destination.device.type != "cpu" or destination.numel() == 0:
         return False

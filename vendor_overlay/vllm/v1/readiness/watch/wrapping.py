@@ -33,11 +33,7 @@ def wrap_once(owner: object, name: str, wrapper: Callable[[Function], Function],
 
 
 class ImportHook(importlib.abc.MetaPathFinder):
-    """A finder that makes the loaders of chosen modules call back.
-
-    Attributes:
-        callbacks: callback per module name, called once after the module has been executed.
-    """
+    """Import finder that calls ``callbacks[name]`` once, after module ``name`` is executed."""
 
     def __init__(self) -> None:
         self.callbacks: dict[str, Callback] = {}

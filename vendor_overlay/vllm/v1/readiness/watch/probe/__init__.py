@@ -1,25 +1,22 @@
 """The probe: durations of the parts of a step, and waits for the device by owner.
 
 With ``VLLM_READINESS_PROBE=FILE`` each process with a worker or an engine core records the parts of
-its steps (:data:`ring.KINDS`) into a ring buffer. It writes them to ``FILE.rank0``, ``FILE.rank1``,
-..., or ``FILE.engine0`` in a process without a worker: at exit, on SIGUSR2, and after a few seconds
-without a record. ``scripts/probe`` reads these files. ``metrics`` exports the durations as
+its steps (:data:`ring.KINDS`) into a ring buffer. The process writes them to ``FILE.rank0``,
+``FILE.rank1``, ..., or without a worker to ``FILE.engine0``: at exit, on SIGUSR2, and after a few
+seconds without a record. ``scripts/probe`` reads these files. ``metrics`` exports the durations as
 histograms on vLLM's /metrics.
 
 The probe wraps methods of the runners, their outputs and the scheduler (``methods``), and reads the
-clock around each call. On stock vLLM a plugin loads this package, so that the same instrument
-measures stock and overlaid.
+clock around each call. On stock vLLM a plugin loads this package: one instrument measures both.
 
 A fence is a wait for an event that has not completed. Its owner is the name passed to
 ``fences.wait``, or else the name of the waiting function (``events``). Waits without an event
-(``.cpu()``, ``.item()``, blocking copies) are not fences. They count as time of the enclosing
-function.
+(``.cpu()``, ``.item()``, blocking copies) count as time of the enclosing function.
 
 Importing this package imports neither torch nor numpy.
 """
 
 import logging
-import os
 
 from vllm.v1.readiness.engine import switch
 
@@ -43,7 +40,7 @@ def install() -> None:
 
     claims.engine_id()  # inherited by the engine's other processes
     recorder.listen()
-    if not recorder.enable(os.path.abspath(path)):
+    if not recorder.enable(path):
         return
     fences.listeners.append(recorder.record_fence)
     events.watch()

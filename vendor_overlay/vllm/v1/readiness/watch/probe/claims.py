@@ -27,10 +27,9 @@ def engine_id() -> str:
 
 
 def claim(path: str) -> bool:
-    """Claim a path for this engine until this process exits.
+    """Claim a path until this process exits; False if another engine records to the path.
 
-    Returns:
-        False if another engine records to the path. True if locks are not supported.
+    Without support for locks, return True.
     """
     if path in _held:
         return True
@@ -50,7 +49,7 @@ def claim(path: str) -> bool:
 
 
 def _lock(lock: int) -> bool:
-    """Lock an open file if it is free or holds this engine's id.
+    """Lock an open file if the file is free or holds this engine's id; False otherwise.
 
     Raises:
         OSError: the file system does not support locks.
@@ -58,7 +57,7 @@ def _lock(lock: int) -> bool:
     own = engine_id().encode()
     for _ in range(_TRIES):
         with suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # free
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails unless free
             os.ftruncate(lock, 0)
             os.pwrite(lock, own, 0)
         with suppress(BlockingIOError):

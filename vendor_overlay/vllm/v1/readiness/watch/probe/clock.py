@@ -1,10 +1,10 @@
 """Conversion of the device's clock to the host's, without waits.
 
 Two completed CUDA events with timing give a duration on the device's clock. A reference is a moment
-known on both clocks: the end of a wait in which the host has really waited for an event. Other
-times are durations since the reference. No event completes before its launch, or after the host has
-seen it complete. A result outside of these limits shows that the reference is inaccurate. The limit
-then becomes the new reference.
+known on both clocks: the end of a wait during which an event completed. All other times are
+durations since the reference. An event completes after its launch, and before the host has seen it
+complete. A result outside of these limits shows that the reference is inaccurate. The limit then
+becomes the new reference.
 """
 
 # mirrors: nothing
@@ -30,17 +30,11 @@ class DeviceClock:
     def times(
         self, started: Any, ready: Any, launched: int, seen: int, waited: bool
     ) -> tuple[int, int]:
-        """Return when two events completed.
+        """Return the completion times of two events, in ns.
 
-        Args:
-            started: a completed event with timing, of torch's own type.
-            ready: a later completed event, possibly of a subclass.
-            launched: time at which the host launched the work before ``ready``.
-            seen: time at which the host saw ``ready`` complete.
-            waited: whether the host waited for ``ready`` until ``seen``.
-
-        Returns:
-            Both times in ns. The time of ``ready`` lies between ``launched`` and ``seen``.
+        ``started`` is an event of torch's own type, and ``ready`` a later one, possibly of a
+        subclass. The host launched the work before ``ready`` at ``launched``, and saw ``ready``
+        complete at ``seen``, after a wait if ``waited``. The time of ``ready`` lies in between.
 
         Raises:
             RuntimeError: an event has no timing, or has not completed.

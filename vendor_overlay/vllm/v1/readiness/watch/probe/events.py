@@ -1,4 +1,4 @@
-"""Instrumented torch events, which report waits to the probe and enable timing of readbacks."""
+"""Instrumented torch events: report waits to the probe, and enable timing of readbacks."""
 
 # mirrors: nothing
 
@@ -57,8 +57,7 @@ def watch() -> None:
 def recorded_now(event_type: Callable[..., Any] | None = None) -> Any:
     """Return an event with timing, recorded in the current stream; None without a CUDA device.
 
-    Args:
-        event_type: class of the event; None for the original ``torch.Event``.
+    ``event_type`` is by default the original ``torch.Event``.
     """
     if not _has_device():
         return None
@@ -68,7 +67,7 @@ def recorded_now(event_type: Callable[..., Any] | None = None) -> Any:
 
 
 class _Replacement(type):
-    """Metaclass of a class that counts instances and subclasses of its base as its own."""
+    """Metaclass: instances and subclasses of a class's base count as those of the class."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, cls.__base__ or object)

@@ -1,7 +1,7 @@
 """A process's file of records: a sequence of blocks, one per write.
 
-A block is one line of JSON, followed by the records in memory order, oldest first. The first block
-replaces the file; later blocks append new records only. A file that would exceed the size of
+A block is one line of JSON, followed by the records as in memory, oldest first. The first block
+replaces the file, and later blocks append new records. A file that would exceed the size of
 :data:`_ROOM` rings is replaced by the current content of the ring.
 """
 
@@ -25,7 +25,7 @@ class RecordFile:
         self.path = path
         self._cursor = 0
         self._records = 0
-        # Device, inode and size after the last write; None before the first.
+        # Device, inode and size after the last write.
         self._state: tuple[int, int, int] | None = None
 
     def write(self, header: Callable[[], Mapping[str, object]]) -> None:

@@ -4,8 +4,8 @@ Every few seconds each recording process writes its :class:`Histograms` and the 
 :mod:`~vllm.v1.readiness.engine.gauges` to ``FILE.rank0.metrics``, for the label ``rank0``. The file
 identifies its process; :func:`read` ignores files of ended processes.
 
-The multiprocess mode of prometheus_client does not serve: its counters outlive their process, it
-needs PROMETHEUS_MULTIPROC_DIR at import, and a full disk kills the writer of an mmap by SIGBUS.
+prometheus_client's multiprocess mode is unsuitable: its counters outlive their process, it needs
+PROMETHEUS_MULTIPROC_DIR at import, and on a full disk SIGBUS kills the process that writes.
 """
 
 # mirrors: nothing
@@ -61,17 +61,14 @@ Key = tuple[str, str | None]
 
 
 class Series(NamedTuple):
-    """One histogram: non-cumulative counts per bucket, and the sum in ns.
-
-    The last bucket is for durations above all bounds.
-    """
+    """Counts per bucket, not cumulative, and the sum in ns. The last bucket is above all bounds."""
 
     counts: list[int]
     total: int
 
 
 class Contents(NamedTuple):
-    """The content of a process's file: histograms by key, and values of gauges and counters."""
+    """Contents of a process's file: histograms by key, and values of gauges and counters."""
 
     histograms: dict[Key, Series]
     values: list[gauges.Value]
@@ -90,11 +87,10 @@ class Histograms:
         self._failed = False
 
     def update(self, records: "npt.NDArray[np.int64]", owners: Sequence[str]) -> None:
-        """Count new records, except those with negative durations and outputs after a pause.
+        """Count new records, without negative durations and outputs after a pause.
 
-        Args:
-            records: int64 [records, 6]: kind, began, ended, step, owner, extra.
-            owners: names of the owners of fences by index.
+        ``records``, int64 [records, 6], has the fields :data:`ring.FIELDS`. ``owners`` are the
+        names of the owners of fences by index.
         """
         kinds, began, ended, owner = records[:, 0], records[:, 1], records[:, 2], records[:, 4]
         durations = ended - began
@@ -122,13 +118,10 @@ class Histograms:
         self.series[key] = Series(counts, before.total + int(durations.sum()))
 
     def write(self, path: str, values: Sequence[gauges.Value] = ()) -> None:
-        """Replace the file atomically; an error is logged once, and not raised.
+        """Replace the file ``FILE.label.metrics`` atomically; log the first error, and raise none.
 
-        A file at a previous path is removed: the label of a process that starts a worker changes.
-
-        Args:
-            path: FILE.label.metrics; the label, such as ``rank0``, has no dot.
-            values: values of gauges and counters.
+        A file at a previous path is removed: a process gets another label once it starts a worker.
+        A label, such as ``rank0``, has no dot. ``values`` are those of gauges and counters.
         """
         if path != self._path:
             self.remove()
@@ -172,8 +165,7 @@ class Histograms:
 def read(path: str, label: str) -> Contents:
     """Read a process's file, whose name contains ``label``.
 
-    Returns:
-        The contents of the file; empty if its process has ended, or belongs to another server.
+    The result is empty if the process has ended, or belongs to another server.
 
     Raises:
         OSError: the file cannot be read.
@@ -195,7 +187,7 @@ def read(path: str, label: str) -> Contents:
 
 
 def _validated(content: dict[str, object]) -> Contents:
-    """Return a file's histograms and values; raise like :func:`read` for invalid content."""
+    """Return a file's histograms and values; raise like :func:`read`."""
     if content["form"] != FORMAT or content["bounds"] != list(BOUNDS):
         raise ValueError("it was written by another version")
     histograms: dict[Key, Series] = {}

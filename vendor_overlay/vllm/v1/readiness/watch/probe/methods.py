@@ -22,10 +22,7 @@ from vllm.v1.readiness.watch.wrapping import Function, wrap_once
 
 #: Prefix of the request ids of runner V2's warm-up.
 _WARM_UP = "_warmup_"
-
-
-def _wrap(owner: object, name: str, wrapper: Callable[[Function], Function]) -> None:
-    wrap_once(owner, name, wrapper, by=__name__)
+_wrap = partial(wrap_once, by=__name__)
 
 
 def watch_runner(module: ModuleType) -> None:
@@ -77,17 +74,14 @@ WATCHED: Mapping[str, Callable[[ModuleType], None]] = MappingProxyType(
 
 
 def _watch_output(output: type, event_type: Function | None = None) -> None:
-    """Observe a class of asynchronous outputs, whose events are of class ``event_type``.
-
-    None stands for ``torch.Event``.
-    """
+    """Observe a class of asynchronous outputs; ``event_type`` is by default ``torch.Event``."""
     _wrap(output, "__init__", partial(_output_init, event_type=event_type))
     _wrap(output, "get_output", _get_output)
 
 
 def _execute_model(original: Function) -> Function:
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        # Idle steps only remove requests, or belong to profiling or warm-up of runner V2.
+        # Idle steps only remove requests, or belong to runner V2's profiling or warm-up.
         this_thread.idle = (
             not scheduler_output.total_num_scheduled_tokens
             or bool(kwargs.get("dummy_run"))
@@ -128,8 +122,6 @@ def _sample_tokens(original: Function) -> Function:
 
 
 def _output_init(original: Function, event_type: Function | None) -> Function:
-    """Wrap the constructor of an asynchronous output, which starts the copies to the host."""
-
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         if this_thread.idle:
             original(self, *args, **kwargs)
@@ -150,7 +142,7 @@ def _output_init(original: Function, event_type: Function | None) -> Function:
 def _get_output(original: Function) -> Function:
     def get_output(self: Any) -> Any:
         step, continuing, started, launched = getattr(self, "_probe", (0, 0, None, 0))
-        if not step:  # created before the probe, or in an idle step
+        if not step:  # created before the probe was on, or in an idle step
             return original(self)
         current = recorder()
         this_thread.output_step, this_thread.event = step, None
@@ -167,10 +159,8 @@ def _get_output(original: Function) -> Function:
 
 
 def _to_list(original: Function) -> Function:
-    """Wrap the synchronous readback of sampled ids: a copy and a wait."""
-
     def to_list(self: Any, sampled: Any) -> Any:
-        # The overlaid runner may pass ids that are on the host already.
+        # The overlaid runner may pass ids on the host.
         started = None if getattr(sampled, "is_cpu", False) else events.recorded_now()
         if started is None:
             return original(self, sampled)
@@ -234,8 +224,6 @@ def _update_from_output(original: Function) -> Function:
 
 
 def _shutdown(original: Function) -> Function:
-    """Wrap an engine core's shutdown; its process may be killed while it awaits its workers."""
-
     def shutdown(*args: Any, **kwargs: Any) -> Any:
         if (current := existing()) is not None:
             current.write()

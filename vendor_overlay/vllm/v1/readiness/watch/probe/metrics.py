@@ -1,7 +1,7 @@
 """Export of the probe's histograms and gauges on vLLM's own /metrics.
 
-Each recording process writes its histograms to a small file (``histograms``). The API server's
-:class:`ProbeCollector` reads these files at each scrape. Steps are not affected.
+Each recording process writes its histograms to a small file (``histograms``). In the API server
+:class:`ProbeCollector` reads these files at each scrape.
 
 ``vllm.v1.metrics.prometheus`` calls ``expose`` if the overlay is installed; otherwise a plugin
 calls ``install``. Both are no-ops without VLLM_READINESS_PROBE.
@@ -81,10 +81,9 @@ class ProbeCollector:
 
 
 def expose(registry: "CollectorRegistry") -> "CollectorRegistry":
-    """Add the probe's collector to the registry of /metrics, once, if the probe is on.
+    """Add the probe's collector to the registry of /metrics, once; return ``registry``.
 
-    Returns:
-        ``registry``.
+    A no-op if the probe is off.
 
     Raises:
         PathError: VLLM_READINESS_PROBE names a file that cannot be written.
@@ -100,8 +99,7 @@ def expose(registry: "CollectorRegistry") -> "CollectorRegistry":
 def install() -> None:
     """Export the probe's metrics on stock vLLM, which does not call ``expose``.
 
-    Must be called before the server creates its routes. A no-op on a second call, in other
-    processes, and on an overlaid vLLM.
+    Must be called before the server creates its routes. Further calls are no-ops.
 
     Raises:
         PathError: VLLM_READINESS_PROBE names a file that cannot be written.
@@ -146,7 +144,7 @@ def _register_with_multiprocess(file: str) -> None:
     """Register the collector with every registry that combines metrics of several API servers.
 
     With several API servers the route of /metrics (prometheus_fastapi_instrumentator) ignores its
-    registry. Per scrape it creates a registry with only a ``MultiProcessCollector``, which it looks
+    registry. Per scrape the route creates a registry with only a ``MultiProcessCollector``, looked
     up in ``prometheus_client.multiprocess``.
     """
     from prometheus_client import multiprocess
@@ -184,7 +182,7 @@ def _families() -> dict[str, Any]:
 
 
 def _warn_once(path: str, reason: Exception | str) -> None:
-    """Log that a file or directory is skipped, once per path."""
+    """Log once per path that a file or directory is skipped."""
     if path not in _warned:
         _warned.add(path)
         if isinstance(reason, Exception):

@@ -39,15 +39,13 @@ class ThreadState(threading.local):
     """The state of the current thread. Times are on the records' clock.
 
     Attributes:
-        output_step: step to which fences are attributed while its output is fetched; 0 for the
+        output_step: step whose output is being fetched, to which fences are attributed; 0 for the
             newest step.
-        event: last event that the thread observed as complete.
-        seen: time of that observation.
-        waited: whether the thread waited for it.
+        event, seen, waited: last event that the thread observed as complete, time of the
+            observation, and whether the thread waited for the event.
         timing: whether new events are created with timing.
         idle: whether the runner is in a step that is not recorded.
-        pending: time at which the engine core began to wait for tokens that a grammar needs; 0 if
-            it is not waiting.
+        pending: time at which the engine core began to wait for tokens that a grammar needs, or 0.
     """
 
     event: Any = None
@@ -63,14 +61,12 @@ class Recorder:
 
     Attributes:
         ring: the records.
-        names: owners of fences by index.
         step: number of the worker's newest step.
         continuing: number of requests that this step continues.
     """
 
     def __init__(self, path: str, ring: Ring | None = None) -> None:
         self.path, self.ring = path, ring or Ring()
-        self.names: list[str] = []
         self.step = self.continuing = 0
         self.started = _started
         self._clock = DeviceClock()
@@ -109,7 +105,7 @@ class Recorder:
         return [f"dp{replica}-rank{rank}" for replica in range(replicas) for rank in ranks]
 
     def identified(self) -> bool:
-        """Whether a worker or an engine core has begun a step in this process."""
+        """Return whether a worker or an engine core has begun a step in this process."""
         return self._worker_config is not None or self._engine_config is not None
 
     def begin_step(self, config: Any, continuing: int) -> int:
@@ -127,12 +123,9 @@ class Recorder:
         self._engine_config = config
 
     def record(self, kind: int, began: int, step: int | None = None, owner: int = 0) -> int:
-        """Record this thread's work from ``began`` until now.
+        """Record this thread's work from ``began`` until now, and return its end.
 
         ``step`` is the newest step by default. See :data:`ring.FIELDS` for the other values.
-
-        Returns:
-            The end of the work.
         """
         ended = now()
         step = self.step if step is None else step
@@ -149,10 +142,9 @@ class Recorder:
         self._last_output = ended
 
     def record_readback(self, started: Any, launched: int, step: int) -> None:
-        """Record a readback whose event this thread has just seen complete.
+        """Record a readback launched at ``launched``, whose event this thread saw complete last.
 
-        ``started`` is an event with timing, recorded before the copy; None without a device. The
-        copy was launched at ``launched``.
+        ``started`` is an event with timing, recorded before the copy; None without a device.
         """
         ready, seen = this_thread.event, this_thread.seen
         if started is None or ready is None:
@@ -170,17 +162,12 @@ class Recorder:
         self.ring.put(FENCE, began, ended, step, self.owner(owner), threading.get_ident())
 
     def owner(self, name: str) -> int:
-        """Return the index of an owner's name, added if new."""
-        index = self._owners.get(name)
-        if index is None:
-            with self._owners_lock:
-                index = self._owners.setdefault(name, len(self.names))
-                if index == len(self.names):
-                    self.names.append(name)
-        return index
+        """Return the index of an owner's name, which is added if new."""
+        with self._owners_lock:
+            return self._owners.setdefault(name, len(self._owners))
 
     def start_thread(self) -> None:
-        """Start the thread that updates /metrics and writes files."""
+        """Start the thread that updates /metrics and writes files; write at exit, too."""
         receiver, sender = os.pipe()
         os.set_blocking(sender, False)
         self._wake = sender
@@ -188,11 +175,11 @@ class Recorder:
             target=self._serve, args=(receiver,), name="readiness-probe", daemon=True
         )
         thread.start()
-        # Also runs at the end of a process of multiprocessing, which skips atexit.
+        # Processes of multiprocessing skip atexit.
         util.Finalize(None, self.close, exitpriority=100)
 
     def write(self) -> None:
-        """Write the file; an error is logged once, and not raised."""
+        """Write the file; log the first error, and raise none."""
         label = self.label()
         path = f"{self.path}.{label}"
         with _errors_logged(f"cannot write {switch.shown(path)}"), self._write_lock:
@@ -209,7 +196,7 @@ class Recorder:
             assert self._file is not None
             self._file.write(lambda: self._header(label))
             if before is not None and before.path != path:
-                # Written under the label of an engine core, before the worker's first step.
+                # The label was an engine core's before the worker's first step.
                 _remove_own_file(before.path)
 
     def close(self) -> None:
@@ -222,7 +209,7 @@ class Recorder:
     def request_write(self) -> None:
         """Make the probe's thread write the file; safe in a signal handler."""
         if self._wake is not None:
-            with suppress(BlockingIOError):  # the pipe is full of requests
+            with suppress(BlockingIOError):  # the pipe is full
                 os.write(self._wake, b"!")
 
     def _serve(self, receiver: int) -> None:
@@ -248,7 +235,7 @@ class Recorder:
                 return  # another engine has claimed the path
             if self._histograms is None:
                 self._histograms = Histograms(KINDS)
-            self._histograms.update(records, list(self.names))
+            self._histograms.update(records, list(self._owners))
             self._histograms.write(f"{self.path}.{self.label()}{SUFFIX}", values)
             self._values = values
 
@@ -263,7 +250,7 @@ class Recorder:
             "engine": claims.engine_id(),
             "workers": self._workers(),
             "thread": threading.main_thread().ident,
-            "owners": list(self.names),
+            "owners": list(self._owners),
             "vllm": getattr(vllm, "__version__", "unknown"),
             "overlay": __version__ if digest else None,
             "digest": digest,
@@ -297,7 +284,7 @@ def enable(path: str) -> bool:
 
 
 def recorder() -> Recorder:
-    """Return this process's recorder; created with its thread on first use."""
+    """Return this process's recorder; the first call creates it and starts its thread."""
     global _recorder  # noqa: PLW0603
     if _recorder is None:
         with _recorder_lock:
@@ -310,12 +297,12 @@ def recorder() -> Recorder:
 
 
 def existing() -> Recorder | None:
-    """Return this process's recorder, or None."""
+    """Return this process's recorder; None if it has recorded nothing."""
     return _recorder
 
 
 def record_fence(owner: str, began: int, ended: int) -> None:
-    """Record a wait, except during the engine's start-up."""
+    """Record a wait of this thread for the device, except during the engine's start-up."""
     if _recorder is not None and _recorder.identified():
         _recorder.record_fence(registry.GRAMMARS if this_thread.pending else owner, began, ended)
 
@@ -323,7 +310,7 @@ def record_fence(owner: str, began: int, ended: int) -> None:
 def listen() -> None:
     """Install a handler that writes this process's file on SIGUSR2.
 
-    Processes that record nothing need one too: without a handler the signal kills them.
+    Processes that record nothing need a handler, too: without one the signal kills them.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -339,7 +326,7 @@ def _on_signal(*_: object) -> None:
 
 
 def _reset_after_fork() -> None:
-    """Drop the parent's recorder; a recording child creates its own."""
+    """Drop the parent's recorder; a child that records creates its own."""
     global _recorder, _recorder_lock, _started  # noqa: PLW0603
     _recorder, _recorder_lock = None, threading.Lock()
     _started = (time.time_ns(), now())
@@ -347,7 +334,7 @@ def _reset_after_fork() -> None:
 
 def _device_name() -> str:
     torch = sys.modules.get("torch")
-    # Do not create a CUDA context only for the name.
+    # Do not create a CUDA context for the name.
     if torch is None or not torch.cuda.is_initialized():
         return "CPU"
     return str(torch.cuda.get_device_name())
@@ -364,7 +351,7 @@ def _remove_own_file(path: str) -> None:
 
 @contextmanager
 def _errors_logged(failure: str) -> Iterator[None]:
-    """Log an error in the body once, and suppress it."""
+    """Suppress an error in the body, and log it once."""
     try:
         yield
     except Exception as error:

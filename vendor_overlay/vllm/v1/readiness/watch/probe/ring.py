@@ -7,13 +7,13 @@ from struct import Struct
 
 import numpy as np
 
-#: The fields of a record. ``began`` and ``ended`` are ns of ``time.perf_counter_ns``. ``step``
-#: counts the worker's steps from 1. ``owner`` is the index of a fence's owner; for
-#: ``execute_model`` and ``output``, the number of requests that the step continues. ``extra`` is
-#: the thread's ident; for a readback, the time at which the host saw it complete.
+#: Fields of a record. ``began`` and ``ended`` are ns of ``time.perf_counter_ns``. ``step`` counts
+#: the worker's steps from 1. ``owner`` is the index of a fence's owner; for ``execute_model`` and
+#: ``output``, the number of requests that the step continues. ``extra`` is the thread's ident; for
+#: a readback, the time at which the host saw the readback complete.
 FIELDS = ("kind", "began", "ended", "step", "owner", "extra")
-#: The kinds of records; ``kind`` is an index. An ``output`` lasts from the previous output to this
-#: one, a ``readback`` from the earliest start of the copy until the host may read the result.
+#: Kinds of records; ``kind`` is an index. An ``output`` lasts from the previous output to this one.
+#: A ``readback`` lasts from the earliest start of the copy until the host may read the result.
 KINDS = (
     "execute_model",
     "sample_tokens",
@@ -63,17 +63,16 @@ class Ring:
             _pack(self._memory, offset, kind, began, ended, step, owner, extra)
 
     def since(self, cursor: int) -> tuple[np.ndarray, int]:
-        """Return the records added after ``cursor``, except overwritten ones.
+        """Return the records added after ``cursor`` and not overwritten, int64 [records, fields].
 
-        Returns:
-            int64 [records, fields], and the cursor for the next call. The first call passes 0.
+        Also return the cursor for the next call. The first call passes 0.
         """
         parts, end = self.parts(cursor)
         records = np.frombuffer(b"".join(parts), np.int64).reshape(-1, len(FIELDS))
         return records, end
 
     def parts(self, cursor: int) -> tuple[list[bytes], int]:
-        """Like :meth:`since`, but return parts of at most ``_CHUNK`` records as bytes."""
+        """Return the records of :meth:`since` as bytes, in parts of at most ``_CHUNK`` records."""
         parts: list[bytes] = []
         with self._lock:
             end = self.count
