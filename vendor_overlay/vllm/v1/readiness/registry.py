@@ -30,8 +30,6 @@ class Word(str):
             files, the scheduler or the front end, and those work without the others.
     """
 
-    __slots__ = ("before", "homes", "is_fix", "needs", "on_v2")
-
     homes: tuple[str, ...]
     is_fix: bool
     needs: tuple["Word", ...]
@@ -47,7 +45,6 @@ class Word(str):
         before: tuple["Word", ...] = (),
         on_v2: bool = False,
     ) -> "Word":
-        """Create the string."""
         word = super().__new__(cls, name)
         word.homes, word.is_fix, word.on_v2 = homes, is_fix, on_v2
         word.needs, word.before = needs, before

@@ -1,8 +1,8 @@
 """Fix ``failed-loads``: recompute KV blocks that failed to load, and drop tokens sampled from them.
 
-A KV connector reports, with a step's output, the blocks that it failed to load. With
+With a step's output a KV connector reports the blocks that it failed to load. With
 ``kv_load_failure_policy="recompute"`` stock 0.22.0 lowers ``num_computed_tokens`` of the running
-requests that hold such blocks, and drops their tokens of that step. It misses
+requests that hold such blocks, and drops their tokens of that step. Stock misses
 
 - placeholders of in-flight tokens, under asynchronous scheduling: -1 reaches the embedding, and the
   engine dies (https://github.com/vllm-project/vllm/issues/45138);
@@ -11,10 +11,9 @@ requests that hold such blocks, and drops their tokens of that step. It misses
 - the prefix cache: other requests hit the bad blocks, and blocks computed from them;
 - sliding windows: tokens are recomputed although their blocks have been freed.
 
-Here each request that used bad blocks is preempted, and its output in the steps in flight is
-dropped. The bad blocks, and all blocks computed from them, are evicted from the prefix cache. The
-request resumes like any preempted request, but nothing is loaded for it again. With the policy
-"fail" these requests end, as in stock, including the requests that stock misses.
+Here each request that used bad blocks is preempted, and its output in flight is dropped. The bad
+blocks, and all blocks computed from them, are evicted from the prefix cache. The request resumes
+like any preempted request, without another load. With the policy "fail" all these requests end.
 """
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.schedule
@@ -249,9 +248,8 @@ def _holders(scheduler: "Scheduler", steps: "Iterable[SchedulerOutput]") -> Iter
         yield holder(name, manager.get_block_ids(name), number, current=True)
     for request in scheduler.skipped_waiting:
         if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
-            name = request.request_id
-            blocks = manager.get_block_ids(name)
-            yield holder(name, blocks, request.num_computed_tokens, current=True)
+            name, number = request.request_id, request.num_computed_tokens
+            yield holder(name, manager.get_block_ids(name), number, current=True)
 
 
 def _all_ours(kind: type) -> bool:

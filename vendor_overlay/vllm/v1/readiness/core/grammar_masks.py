@@ -5,8 +5,8 @@ number of tokens that xgrammar must check. The device idles if filling all masks
 the forward pass. Stock fills the masks of up to 128 requests serially, although xgrammar releases
 the GIL and the masks are independent.
 
-Here helper threads share the work if the previous step's masks were slow. With speculative
-decoding, and with other backends, upstream fills the masks.
+Here helper threads share the work if the previous step's masks were slow. Upstream fills the masks
+with speculative decoding and for other backends.
 """
 
 # mirrors: vllm.v1.structured_output:StructuredOutputManager.grammar_bitmask

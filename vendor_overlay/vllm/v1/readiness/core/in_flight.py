@@ -40,7 +40,7 @@ class InFlight:
         self._stale_prompts: set[str] = set()
 
     def schedule(self, step: "SchedulerOutput") -> None:
-        """Add a scheduled step; the second call for a step is a no-op."""
+        """Add a scheduled step; a second call for the same step is a no-op."""
         if not (self.steps and self.steps[-1] is step):
             self.steps.append(step)
 
@@ -66,7 +66,7 @@ class InFlight:
             self._prompt_logprobs.pop(name, None)
 
     def arrive(self, step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
-        """Remove dropped results from a step's output; the second call for a step is a no-op.
+        """Remove dropped results from a step's output; a second call for a step is a no-op.
 
         Steps arrive in order. An abandoned step never arrives.
         """
@@ -76,11 +76,7 @@ class InFlight:
             self.dropped.pop(id(first), None)
         for name in self.dropped.pop(id(step), ()):
             self._take_out(name, output)
-        self._stale_prompts = {
-            name
-            for name in self._stale_prompts
-            if any(name in names for names in self.dropped.values())
-        }
+        self._stale_prompts &= set[str]().union(*self.dropped.values())
         self._deliver_prompt_logprobs(output)
 
     def _take_out(self, name: str, output: "ModelRunnerOutput") -> None:

@@ -4,17 +4,14 @@ Under asynchronous scheduling a request may be preempted while some of its token
 Stock 0.22.0 miscounts these tokens in two cases:
 
 - ``reset_prefix_cache(reset_running_requests=True)`` drops one output per token in flight. With
-  drafts an output holds several tokens, so outputs sampled after the reset are dropped too.
-  Rejected drafts of a dropped output are subtracted from the counts of the resumed request. An
-  assert kills the engine, or the request never ends. Another assert fails if a dropped output
-  carries prompt logprobs.
+  drafts an output holds several tokens, so outputs sampled after the reset are dropped too, and
+  rejected drafts are subtracted from the counts of the resumed request. An assert kills the engine,
+  or the request never ends. Another assert fails if a dropped output has prompt logprobs.
 - With more than two steps in flight (three pipeline stages or more), a request preempted for lack
-  of blocks may resume before all its tokens have arrived. It then computes tokens at wrong
-  positions, from a wrong history.
+  of blocks may resume before all its tokens have arrived, and compute from a wrong history.
 
 Here the scheduler tracks its steps in flight. A reset drops only output of these steps. A request
-preempted for lack of blocks resumes once its tokens have been delivered. With at most two steps in
-flight, this is always the case.
+preempted for lack of blocks resumes once its tokens have been delivered.
 """
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.schedule
@@ -43,7 +40,7 @@ else:
 class StepsInFlight(Base):  # type: ignore[misc]
     """Tracks the steps in flight; a base class of AsyncScheduler, ahead of Scheduler in its MRO.
 
-    The methods only call upstream's if the fix is off or a derived class overrides one of them.
+    If the fix is off or a derived class overrides a method, all methods only call upstream's.
     """
 
     _pause_state: PauseState

@@ -4,17 +4,16 @@ A session (streaming input) resumes with a new prompt once its answer has ended.
 cache, and drops the last token of the answer. Stock 0.22.0 resumes it at once:
 
 - under asynchronous scheduling a step with the session is still in flight. The tokens of that step
-  join the new turn, an assert or an unexpected status kills the engine
-  (https://github.com/vllm-project/vllm/issues/52693), or a turn is answered twice;
-- the session keeps ``num_computed_tokens`` tokens. This number includes the step in flight, and
-  drafts beyond the end of the answer, so some tokens of the new prompt are never computed. After a
-  preemption it is 0, and the session loses its history or its place in the queue;
+  join the new turn, a turn is answered twice, or an assert or an unexpected status kills the engine
+  (https://github.com/vllm-project/vllm/issues/52693);
+- the session keeps ``num_computed_tokens`` tokens. This includes the step in flight and drafts
+  beyond the answer, so some tokens of the new prompt are never computed. After a preemption the
+  number is 0, and the session loses its history or its place in the queue;
 - a block that ends with the dropped token keeps its hash. Other requests hit it in the prefix
   cache, with the KV of another token;
 - every turn has the ``max_tokens`` of the first turn.
 
-Here a session resumes once no step with it is in flight, and keeps all but the last token of its
-answer.
+Here a session resumes once it is in no step in flight. It keeps all but its answer's last token.
 """
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler._update_request_as_session

@@ -39,9 +39,8 @@ def remove_skipped_blocks(
     """
     # A step samples at least one token; the other placeholders are for drafts.
     drafts = request.num_output_placeholders - 1
-    overridden = (
-        type(coordinator).remove_skipped_blocks is not KVCacheCoordinator.remove_skipped_blocks
-    )
+    method = type(coordinator).remove_skipped_blocks
+    overridden = method is not KVCacheCoordinator.remove_skipped_blocks
     if drafts <= 0 or overridden or registry.WINDOW_BLOCKS not in switch.enabled():
         coordinator.remove_skipped_blocks(request.request_id, computed)
         return

@@ -4,11 +4,10 @@ The processes of an engine exchange messages through shared memory. A reader tha
 a second sleeps until ZeroMQ notifies it. ZeroMQ may drop a notification: its queue holds one, and
 counts as full for about a millisecond after a send.
 
-Suppose that the writer is descheduled for more than a second between a message and its
-notification. The reader finds this message by polling. If the next message follows the late
-notification within a millisecond, the notification of that message is dropped. A worker of stock
-0.22.0 then waits forever, and the engine dies after VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS (300).
-(https://github.com/vllm-project/vllm/pull/45224)
+If the writer is descheduled for more than a second between a message and its notification, the
+reader finds this message by polling. The notification of another message is dropped if it is sent
+within a millisecond after the late one. A worker of stock 0.22.0 then waits forever, and the engine
+dies after VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS (300). (https://github.com/vllm-project/vllm/pull/45224)
 """
 
 # mirrors: vllm.distributed.device_communicators.shm_broadcast:SpinCondition.wait

@@ -49,10 +49,10 @@ class RanksError(RuntimeError):
 
 @dataclass(frozen=True)
 class Announcement:
-    """The overlay of one rank.
+    """The overlay of one rank; ``digest`` is empty in a checkout.
 
     ``site`` is the rank's site-packages directory, ``value`` its VLLM_READINESS, and ``on`` the
-    sorted names of the enabled features and fixes. ``digest`` is empty in a checkout.
+    sorted names of the enabled features and fixes.
     """
 
     host: str
@@ -120,7 +120,7 @@ class _Meeting:
             RanksError: ranks differ or are silent, or the store is lost.
         """
         try:
-            # A process group may outlive an engine: number the comparisons.
+            # Comparisons are numbered because a process group may outlive an engine.
             number = self._store.add(f"readiness/{self._rank}/meetings", 1)
             self._folder = f"readiness/meeting {number}"
             self._store.set(self._key(self._rank), own.written())

@@ -50,15 +50,15 @@ class VariableError(ValueError):
 
 
 class SwitchError(VariableError):
-    """A variable holds an unknown word, or words that contradict each other."""
+    """A word in a variable is unknown, or contradicts another word."""
 
 
 class NumberError(VariableError):
-    """A variable holds no number, or a number out of range."""
+    """The value of a variable is not a number, or out of range."""
 
 
 class PathError(VariableError):
-    """A variable names a file that cannot be written."""
+    """The file that a variable names cannot be written."""
 
 
 @cache
@@ -157,14 +157,14 @@ def slots() -> int | None:
     value = os.environ.get(SLOTS, "").strip()
     if not value:
         return None
-    if not (value.isascii() and value.isdigit()):
-        raise NumberError(
-            SLOTS,
-            value,
-            "this is not a number of requests. Set a whole number, 0 or more, or unset "
-            "the variable to allow every request.",
-        )
-    return int(value)
+    if value.isascii() and value.isdigit():
+        return int(value)
+    raise NumberError(
+        SLOTS,
+        value,
+        "this is not a number of requests. Set a whole number, 0 or more, or unset the variable "
+        "to allow every request.",
+    )
 
 
 def grammar_seconds() -> int:
@@ -182,17 +182,14 @@ def _limit(name: str, default: int, unit: str) -> int:
     value = os.environ.get(name, "").strip()
     if not value:
         return default
-    number = 0
-    if value.isascii() and value.isdigit() and len(value) < _DIGITS:
-        number = int(value)
-    if not number:
-        raise NumberError(
-            name,
-            value,
-            f"this is not a number of {unit}. Set a whole number, 1 or more, or unset the "
-            f"variable for {default}.",
-        )
-    return number
+    if value.isascii() and value.isdigit() and len(value) < _DIGITS and int(value):
+        return int(value)
+    raise NumberError(
+        name,
+        value,
+        f"this is not a number of {unit}. Set a whole number, 1 or more, or unset the variable "
+        f"for {default}.",
+    )
 
 
 def probe() -> str | None:

@@ -5,13 +5,13 @@ accepted draft, so a wrong count corrupts every later token. 0.22.0 keeps the co
 device writes into the array in which the rows are moved:
 
 - under async scheduling a step's counts are mapped from the previous step's rows. Counts that
-  arrive before rows are exchanged are moved with the rows, and then mapped again;
-- if no request of the previous step is left, the counts are taken by row: a new request reads the
-  count of its row's previous request;
-- a request left out of a step, because the token budget was exhausted or its drafts might exceed
-  max_model_len, comes back with a count of 1.
+  arrive before two rows are swapped are moved with the rows, and then mapped again;
+- if no request of the previous step remains, a new request reads the count of its row's previous
+  request;
+- a request skipped by a step comes back with a count of 1. A step skips requests if the token
+  budget is exhausted or if drafts might exceed max_model_len.
 
-Here the device writes into a separate array, and the count of a request that is left out is kept.
+Here the device writes into a separate array, and a skipped request keeps its count.
 (https://github.com/vllm-project/vllm/issues/45100, 51571)
 """
 
@@ -44,7 +44,7 @@ class AcceptedCounts(Feature):
         #: The newest step's counts by that step's rows, written by the device; None without async
         #: scheduling.
         self._arrived: np.ndarray | None = None
-        #: Request id to row in ``_arrived``, of requests that have left since the last step.
+        #: Id of each request that has left since the last step, to its row in ``_arrived``.
         self._leaving: dict[str, int] = {}
         #: Counts of requests that may come back.
         self._left: dict[str, int] = {}

@@ -1,7 +1,7 @@
 """Fix ``drafter-ranks``: every data-parallel rank runs its drafter if any rank drafts.
 
 A drafter that is a model runs collectives with the other data-parallel ranks, to agree on the batch
-size and to exchange the tokens of experts. 0.22.0 skips the drafter on a rank whose longest request
+size and to dispatch tokens to experts. 0.22.0 skips the drafter on a rank whose longest request
 plus drafts exceeds the drafter's max_model_len. Other ranks meanwhile draft, or run the drafter in
 a dummy batch, and hang.
 

@@ -1,9 +1,9 @@
 """Claims of a path by an engine, so that two engines do not replace each other's files.
 
 The engine's first process with the probe generates an engine id, and stores it in an environment
-variable that the other processes inherit. Until it exits, each recording process holds a shared
-lock on ``FILE.lock``, which contains the id. Another engine may claim the path once no process
-holds the lock.
+variable that the other processes inherit. Each recording process holds a shared lock on
+``FILE.lock``, which contains the id, until the process exits. Another engine may claim the path
+once no process holds the lock.
 """
 
 # mirrors: nothing

@@ -52,7 +52,7 @@ OWNED = "fence"
 _UNKNOWN_OWNER = "unknown"
 #: The kind whose ``owner`` is the number of requests that its step continues; 0 after a pause.
 _INTERVAL = "output"
-#: Maximum file size, and number in a file, that :func:`read` accepts; far above real ones.
+#: Maximum file size and integer that :func:`read` accepts; both are far above real values.
 _LARGEST_FILE, _LARGEST_NUMBER = 1 << 20, 1 << 80
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
@@ -177,7 +177,7 @@ def read(path: str, label: str) -> Contents:
     except FileNotFoundError:
         return Contents({}, [])  # its process has exited
     if (
-        content["label"] != label  # file of another FILE that begins with our FILE
+        content["label"] != label  # another probe's FILE may begin with our FILE
         or content["instance"] is None
         or content["instance"] != process_instance(content["pid"])
     ):

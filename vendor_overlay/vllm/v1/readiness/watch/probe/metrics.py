@@ -29,9 +29,9 @@ logger = init_logger(__name__)
 
 
 class ProbeCollector:
-    """A Prometheus collector of the histograms and gauges of this host's running processes.
+    """Prometheus collector of the histograms and gauges of this host's running processes.
 
-    An invalid file is skipped and logged once; it does not fail the scrape.
+    An invalid file is skipped and logged once, and the scrape succeeds.
     """
 
     def __init__(self, file: str) -> None:

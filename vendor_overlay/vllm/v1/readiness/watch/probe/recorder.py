@@ -240,8 +240,6 @@ class Recorder:
             self._values = values
 
     def _header(self, label: str) -> dict[str, object]:
-        torch = sys.modules.get("torch")
-        vllm = sys.modules["vllm"]
         digest = identity.digest()
         return {
             "label": label,
@@ -251,11 +249,11 @@ class Recorder:
             "workers": self._workers(),
             "thread": threading.main_thread().ident,
             "owners": list(self._owners),
-            "vllm": getattr(vllm, "__version__", "unknown"),
+            "vllm": getattr(sys.modules["vllm"], "__version__", "unknown"),
             "overlay": __version__ if digest else None,
             "digest": digest,
             "features": sorted(switch.enabled()) if digest else [],
-            "torch": getattr(torch, "__version__", None),
+            "torch": getattr(sys.modules.get("torch"), "__version__", None),
             "device": self._device,
             "command": sys.argv,
             "started_unix_ns": self.started[0],
