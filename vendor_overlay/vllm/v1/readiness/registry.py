@@ -45,6 +45,7 @@ class Word(str):
         before: tuple["Word", ...] = (),
         on_v2: bool = False,
     ) -> "Word":
+        """Create the string."""
         word = super().__new__(cls, name)
         word.homes, word.is_fix, word.on_v2 = homes, is_fix, on_v2
         word.needs, word.before = needs, before

@@ -52,7 +52,7 @@ class _Loads:
     """State of the fix for one scheduler.
 
     Attributes:
-        on: whether the fix is on and there is a connector.
+        on: whether the fix is on, there is a connector, and the scheduler has all seams.
         arrived: the step whose output is being processed.
         to_preempt: running requests to preempt before the next step is scheduled.
         recomputed: requests with a failed load; nothing is loaded for them again.
@@ -88,10 +88,7 @@ class _Holder:
     bad: int | None = None
 
     def spread(self, bad: set[int]) -> bool:
-        """Find the first token with wrong KV, and add its block and all later ones to ``bad``.
-
-        Return whether the attribute ``bad`` has changed.
-        """
+        """Add the blocks from the first wrong one on to ``bad``; return whether any was found."""
         positions = [
             size * index
             for size, blocks in self.groups
@@ -187,7 +184,7 @@ def handle(scheduler: "Scheduler", invalid: set[int]) -> set[str] | None:
 
 
 def _recompute(scheduler: "Scheduler", request: "Request", position: int | None) -> None:
-    """Recompute a request from its first wrong ``position``, if any; drop its output in flight."""
+    """Prepare to recompute a request from ``position``, if any; drop its output in flight."""
     loads = _of(scheduler)
     loads.recomputed.add(request)
     in_flight.of(scheduler).drop(request.request_id, prompt_is_stale=True)
@@ -205,7 +202,7 @@ def _recompute(scheduler: "Scheduler", request: "Request", position: int | None)
 def _affected(holders: list[_Holder], bad: set[int]) -> dict[str, int | None]:
     """Find the requests that used bad blocks, and add the blocks computed from them to ``bad``.
 
-    Return request id to the first position with wrong KV in the request's current blocks, if any.
+    Map each request's id to the first wrong position in the request's current blocks, if any.
     """
     while any(holder.spread(bad) for holder in holders):
         pass
@@ -216,7 +213,7 @@ def _affected(holders: list[_Holder], bad: set[int]) -> dict[str, int | None]:
 
 
 def _holders(scheduler: "Scheduler", steps: "Iterable[SchedulerOutput]") -> Iterator[_Holder]:
-    """Yield the KV blocks of each request that joined in ``steps`` or currently holds blocks."""
+    """Yield the KV blocks of each request that ``steps`` admitted or that holds blocks now."""
     manager = scheduler.kv_cache_manager
     sizes = [group.block_size for group in manager.coordinator.single_type_managers]
     null = manager.block_pool.null_block.block_id

@@ -23,11 +23,11 @@ _ATTRIBUTE = "readiness_in_flight"
 
 
 class InFlight:
-    """The steps in flight of one scheduler, whose requests are ``requests``, by id.
+    """Steps in flight of one scheduler; ``requests`` are all of its requests, by id.
 
     Attributes:
         steps: the steps whose output has not arrived, oldest first.
-        dropped: ``id()`` of a step in flight to the ids of requests whose output in it is dropped.
+        dropped: ``id()`` of a step in flight to ids of requests whose output is dropped.
     """
 
     def __init__(self, requests: "Mapping[str, Request]") -> None:
@@ -101,5 +101,5 @@ class InFlight:
 
 
 def of(scheduler: "Scheduler") -> InFlight:
-    """Return the steps in flight of a scheduler, created on first use."""
+    """Return a scheduler's steps in flight, created on first use."""
     return subclasses.remembered(scheduler, _ATTRIBUTE, lambda: InFlight(scheduler.requests))

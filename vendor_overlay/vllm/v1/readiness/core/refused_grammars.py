@@ -61,7 +61,7 @@ def waits(scheduler: "Scheduler", request: "Request") -> bool:
 
 
 def finish(scheduler: "Scheduler", outputs: dict[int, list[EngineCoreOutput]]) -> None:
-    """End the refused requests, and add their outputs to a step's outputs per client."""
+    """End the refused requests, and add their final outputs to ``outputs``, by client index."""
     refused: dict[str, Request] | None = vars(scheduler).pop(_REFUSED, None)
     if refused is None:
         return

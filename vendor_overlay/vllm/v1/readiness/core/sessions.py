@@ -37,7 +37,7 @@ _TURNS = "readiness_turns"
 
 
 class _Turns:
-    """State of the fix for one scheduler: the sessions held until a step in flight arrives."""
+    """State of the fix for one scheduler."""
 
     def __init__(self, kind: "type[Scheduler]") -> None:
         self.on = registry.SESSIONS in switch.enabled() and subclasses.ends_in_seam(

@@ -12,7 +12,7 @@ from types import ModuleType
 
 
 def door(folder: str, *modules: str) -> Callable[[str], ModuleType]:
-    """Return the ``__getattr__`` of a folder whose ``modules`` are called by seams."""
+    """Return a folder's ``__getattr__``, which imports ``modules`` when seams access them."""
 
     def load(name: str) -> ModuleType:
         if name not in modules:

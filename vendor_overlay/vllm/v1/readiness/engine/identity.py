@@ -18,8 +18,8 @@ def digest(provenance: Path = PROVENANCE, site: Path = SITE) -> str | None:
     """Compute one SHA-256 over all installed files of the overlay, in lower-case hexadecimal.
 
     ``scripts/overlay status`` prints the same digest: the SHA-256 of the lines that ``sha256sum``
-    prints for VERSION_PIN and the files in its [result] section, sorted by path. None in a
-    checkout, which has no installed VERSION_PIN.
+    prints for VERSION_PIN and the files in its [result] section, sorted by path. A checkout has no
+    digest: the result is None.
     """
     pin = provenance / "VERSION_PIN"
     if not pin.is_file():

@@ -64,7 +64,7 @@ class Announcement:
 
     @property
     def identity(self) -> tuple[str, str, tuple[str, ...]]:
-        """The part that must be equal on all ranks."""
+        """Fields that must be equal on all ranks."""
         return self.version, self.digest, self.on
 
     @classmethod
@@ -173,7 +173,7 @@ class _Meeting:
         return [rank for rank in ranks if self._store.check([self._key(rank, word)])]
 
     def _let_read(self, announced: Mapping[int, Announcement]) -> None:
-        """Wait a few seconds until all others have read: the store may end with this process."""
+        """Wait up to a few seconds for all ranks to read: the store may end with this process."""
         deadline = time.monotonic() + _FAREWELL
         while time.monotonic() < deadline:
             if len(self._present("has read", announced)) == len(announced):
@@ -182,7 +182,7 @@ class _Meeting:
 
 
 def refusal(announced: Mapping[int, Announcement], size: int) -> RanksError | None:
-    """Return the error for announcements that differ, with repair commands; None if all agree.
+    """Return an error with repair commands if announcements differ; None if all ranks agree.
 
     Silent ranks are absent from ``announced``.
     """

@@ -35,15 +35,14 @@ class Uncopied:
     __slots__ = ()
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type[None], tuple[()]]:
-        """Pickle and deep-copy as None."""
         return NoneType, ()
 
 
 def attached(owner: object, kind: type[T], off: Callable[[], T]) -> T:
-    """Return the object of class ``kind`` that the overlay has attached to an upstream object.
+    """Return the overlay's object of class ``kind`` that is attached to an upstream object.
 
-    If the owner's class skips the patched constructor, the result of ``off`` is attached and
-    returned, in which every feature is off. This is logged once per class. The owner may be a mock.
+    If the owner's class skips the patched constructor, attach and return ``off()``, which has every
+    feature off, and log this once per class. The owner may be a mock.
     """
     present = getattr(owner, ATTRIBUTE, None)
     if isinstance(present, kind):
@@ -68,7 +67,7 @@ def remembered(owner: object, name: str, make: Callable[[], T]) -> T:
 
 
 def all_have_seam(samplers: Iterable[object], called: ModuleType) -> bool:
-    """Return whether all samplers that are not None call a module; log once if one does not."""
+    """Return whether every sampler's class calls a module; log once if not. Skips None."""
     name = called.__name__.rpartition(".")[2]
     for sampler in samplers:
         if sampler is not None and not _has_seam(sampler, name):
@@ -96,10 +95,7 @@ def has_door(module: ModuleType | None) -> bool:
 
 
 def ends_in_seam(kind: type, method: str) -> bool:
-    """Return whether calls of a method reach a patched file.
-
-    vLLM's own overrides call super. Third-party overrides may not.
-    """
+    """Return whether calls of a method reach a patched file: vLLM's own overrides call super."""
     for base in kind.__mro__:
         if method in vars(base):
             if has_door(sys.modules.get(base.__module__)):

@@ -42,7 +42,7 @@ PROBE_ENGINE = "VLLM_READINESS_PROBE_ENGINE"
 
 
 class VariableError(ValueError):
-    """A variable has an invalid value; the message names the next step."""
+    """A variable has an invalid value; the message says how to correct it."""
 
     def __init__(self, name: str, value: str, sentence: str) -> None:
         self.name, self.value = name, value
@@ -133,12 +133,12 @@ def _installed(value: str) -> frozenset[str]:
 
 
 def sync_guard() -> str:
-    """Read the guard's mode: ``warn``, ``error`` or ``off``."""
+    """Read the sync guard's mode: ``warn``, ``error`` or ``off``."""
     return _mode(SYNC_GUARD, "off", "for no guard")
 
 
 def ranks() -> str:
-    """Read the mode of the comparison of ranks: ``error``, ``warn`` or ``off``."""
+    """Read the mode of the rank comparison: ``error``, ``warn`` or ``off``."""
     return _mode(RANKS, "error", "to refuse ranks that differ")
 
 
@@ -168,12 +168,12 @@ def slots() -> int | None:
 
 
 def grammar_seconds() -> int:
-    """Read the limit of CPU seconds for compiling one grammar, 1 or more."""
+    """Read the limit in CPU seconds for compiling one grammar, 1 or more."""
     return _limit(GRAMMAR_SECONDS, 30, "seconds")
 
 
 def grammar_memory() -> int:
-    """Read the limit of MiB of memory for compiling one grammar, 1 or more."""
+    """Read the memory limit in MiB for compiling one grammar, 1 or more."""
     return _limit(GRAMMAR_MEMORY, 1024, "MiB")
 
 
@@ -193,7 +193,7 @@ def _limit(name: str, default: int, unit: str) -> int:
 
 
 def probe() -> str | None:
-    """Read the absolute path of the probe's files; None for no probe."""
+    """Read the absolute path prefix of the probe's files; None for no probe."""
     value = os.environ.get(PROBE, "")
     if not value.strip():
         return None

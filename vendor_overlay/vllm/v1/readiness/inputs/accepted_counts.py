@@ -51,7 +51,7 @@ class AcceptedCounts(Feature):
 
     @classmethod
     def make(cls, live: "Live") -> "AcceptedCounts | None":
-        """Create the counts of a batch with drafts."""
+        """Create the counts of a batch; None without speculative decoding."""
         return cls(live.batch) if live.num_spec_tokens else None
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
@@ -82,7 +82,7 @@ class AcceptedCounts(Feature):
         runner.num_accepted_tokens.np[:count] = rows
 
     def _begin(self, runner: "GPUModelRunner") -> None:
-        """Under async scheduling, separate the device's array from the array that rows move in."""
+        """Under async scheduling, give the batch a copy of the array that the device writes."""
         # A derived class may write its counts elsewhere.
         ours = subclasses.ends_in_seam(type(runner), "_update_states_after_model_execute")
         self._serving = ours and runner.model_config.is_hybrid

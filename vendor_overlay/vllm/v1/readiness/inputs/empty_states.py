@@ -54,7 +54,7 @@ class EmptyStates(Feature):
 
 
 def _groups(runner: "GPUModelRunner") -> Iterator[int]:
-    """Yield the groups of recurrent layers whose metadata never has a prefill of one token."""
+    """Yield the KV cache groups whose builders treat every row of one token as a decode."""
     from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadataBuilder
     from vllm.v1.attention.backends.linear_attn import LinearAttentionMetadataBuilder
 

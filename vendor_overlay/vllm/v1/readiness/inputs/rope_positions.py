@@ -21,7 +21,7 @@ _STAGED = 64 << 10
 
 
 class RopePositions(Feature):
-    """Positions of one runner's steps."""
+    """M-RoPE and XD-RoPE positions of one runner's steps."""
 
     pooling = True
 

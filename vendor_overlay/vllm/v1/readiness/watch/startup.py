@@ -18,8 +18,8 @@ def start(runner: object) -> None:
     """Check the variables, log the overlay, compare the ranks, install scopes and sync guard.
 
     Called first in each model runner's constructor. The process groups exist by then. One log line
-    per node lists the active features and fixes. Further lines list those that have no effect under
-    this runner or are not installed.
+    per node lists the active features and fixes. Further lines list features and fixes that have no
+    effect under this runner or are not installed.
 
     Raises:
         VariableError: one of the overlay's variables is invalid.

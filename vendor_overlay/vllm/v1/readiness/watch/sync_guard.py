@@ -68,10 +68,7 @@ class DeviceSyncError(RuntimeError):
 
 
 class _Step(threading.local):
-    """State of the current thread: the guarded method that it runs, if any, and the guard's mode.
-
-    While ``compiling`` is set, waits are ignored.
-    """
+    """State of this thread: guarded method, guard's mode, and whether to ignore its waits."""
 
     function, word, compiling = "", "", False
 
@@ -85,7 +82,7 @@ class _Mode:
 
     @property
     def own(self) -> int:
-        """The mode without the guard: 0, 1 or 2 for default, warn or error."""
+        """Torch's mode without the guard: 0, 1 or 2 for default, warn or error."""
         with self._lock:
             return self._before if self._steps else torch.cuda.get_sync_debug_mode()
 

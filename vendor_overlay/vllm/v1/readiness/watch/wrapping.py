@@ -19,10 +19,7 @@ _WRAPPED_BY = "_readiness_wrapped_by"
 
 
 def wrap_once(owner: object, name: str, wrapper: Callable[[Function], Function], by: str) -> None:
-    """Replace ``owner.name`` by a wrapper with its name, module and docstring.
-
-    A second call with the same ``by`` is a no-op.
-    """
+    """Replace ``owner.name``, once per ``by``, by a wrapper with the same name and docstring."""
     original = getattr(owner, name)
     before: frozenset[str] = getattr(original, _WRAPPED_BY, frozenset())
     if by in before:
@@ -41,7 +38,7 @@ class ImportHook(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the module's own spec, with a loader that calls back."""
+        """Return the module's spec with a loader that runs the callback."""
         callback = self.callbacks.pop(fullname, None)
         if callback is None:
             return None

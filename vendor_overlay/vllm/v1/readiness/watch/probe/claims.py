@@ -27,10 +27,7 @@ def engine_id() -> str:
 
 
 def claim(path: str) -> bool:
-    """Claim a path until this process exits; False if another engine records to the path.
-
-    Without support for locks, return True.
-    """
+    """Claim a path until this process exits; False if another engine records to the path."""
     if path in _held:
         return True
     try:
@@ -40,7 +37,7 @@ def claim(path: str) -> bool:
     try:
         claimed = _lock(lock)
     except OSError:
-        claimed = True
+        claimed = True  # locks are not supported
     if claimed:
         _held[path] = lock
     else:

@@ -17,7 +17,7 @@ _HORIZON = 8_000_000_000
 
 
 class DeviceClock:
-    """Converts completed events into ``time.perf_counter_ns``. Not thread-safe.
+    """Converts completion times of events to ``time.perf_counter_ns``. Not thread-safe.
 
     The argument of ``elapsed_time`` must be of torch's own type, not of a subclass. So
     ``elapsed_time`` is called on ``ready`` with the earlier event, and returns a negative time.
@@ -34,7 +34,7 @@ class DeviceClock:
 
         ``started`` is an event of torch's own type, and ``ready`` a later one, possibly of a
         subclass. The host launched the work before ``ready`` at ``launched``, and saw ``ready``
-        complete at ``seen``, after a wait if ``waited``. The time of ``ready`` lies in between.
+        complete at ``seen``, after a wait if ``waited``. These limits bound the time of ``ready``.
 
         Raises:
             RuntimeError: an event has no timing, or has not completed.

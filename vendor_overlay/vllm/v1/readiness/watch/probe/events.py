@@ -55,10 +55,7 @@ def watch() -> None:
 
 
 def recorded_now(event_type: Callable[..., Any] | None = None) -> Any:
-    """Return an event with timing, recorded in the current stream; None without a CUDA device.
-
-    ``event_type`` is by default the original ``torch.Event``.
-    """
+    """Return an event with timing, recorded in the current stream; None without a CUDA device."""
     if not _has_device():
         return None
     event = (event_type or _torch_event)(enable_timing=True)

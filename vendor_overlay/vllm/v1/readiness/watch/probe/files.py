@@ -31,8 +31,7 @@ class RecordFile:
     def write(self, header: Callable[[], Mapping[str, object]]) -> None:
         """Append the new records, or replace the file.
 
-        ``header`` returns further fields for the line of JSON. It is called after the records have
-        been copied.
+        ``header``, called after the records have been copied, returns more fields for the JSON.
 
         Raises:
             OSError: the file cannot be written; its content is unchanged.

@@ -87,10 +87,10 @@ class Histograms:
         self._failed = False
 
     def update(self, records: "npt.NDArray[np.int64]", owners: Sequence[str]) -> None:
-        """Count new records, without negative durations and outputs after a pause.
+        """Count new records, except negative durations and outputs after a pause.
 
-        ``records``, int64 [records, 6], has the fields :data:`ring.FIELDS`. ``owners`` are the
-        names of the owners of fences by index.
+        ``records``, int64 [records, 6], has the fields :data:`ring.FIELDS`. ``owners`` maps the
+        field ``owner`` of a fence to a name.
         """
         kinds, began, ended, owner = records[:, 0], records[:, 1], records[:, 2], records[:, 4]
         durations = ended - began
@@ -118,10 +118,10 @@ class Histograms:
         self.series[key] = Series(counts, before.total + int(durations.sum()))
 
     def write(self, path: str, values: Sequence[gauges.Value] = ()) -> None:
-        """Replace the file ``FILE.label.metrics`` atomically; log the first error, and raise none.
+        """Replace the file ``FILE.label.metrics`` atomically; log the first error only.
 
         A file at a previous path is removed: a process gets another label once it starts a worker.
-        A label, such as ``rank0``, has no dot. ``values`` are those of gauges and counters.
+        A label, such as ``rank0``, has no dot. ``values`` are gauges and counters.
         """
         if path != self._path:
             self.remove()

@@ -81,9 +81,7 @@ class ProbeCollector:
 
 
 def expose(registry: "CollectorRegistry") -> "CollectorRegistry":
-    """Add the probe's collector to the registry of /metrics, once; return ``registry``.
-
-    A no-op if the probe is off.
+    """Add the probe's collector to /metrics, once, if the probe is on; return ``registry``.
 
     Raises:
         PathError: VLLM_READINESS_PROBE names a file that cannot be written.
@@ -99,7 +97,8 @@ def expose(registry: "CollectorRegistry") -> "CollectorRegistry":
 def install() -> None:
     """Export the probe's metrics on stock vLLM, which does not call ``expose``.
 
-    Must be called before the server creates its routes. Further calls are no-ops.
+    Must be called before the server creates its routes. A no-op on a second call, in other
+    processes, and on an overlaid vLLM.
 
     Raises:
         PathError: VLLM_READINESS_PROBE names a file that cannot be written.

@@ -123,7 +123,7 @@ class Recorder:
         self._engine_config = config
 
     def record(self, kind: int, began: int, step: int | None = None, owner: int = 0) -> int:
-        """Record this thread's work from ``began`` until now, and return its end.
+        """Record this thread's work from ``began`` until now; return the end time.
 
         ``step`` is the newest step by default. See :data:`ring.FIELDS` for the other values.
         """
@@ -142,7 +142,7 @@ class Recorder:
         self._last_output = ended
 
     def record_readback(self, started: Any, launched: int, step: int) -> None:
-        """Record a readback launched at ``launched``, whose event this thread saw complete last.
+        """Record a readback, launched at ``launched``, from this thread's last completed event.
 
         ``started`` is an event with timing, recorded before the copy; None without a device.
         """
@@ -179,7 +179,7 @@ class Recorder:
         util.Finalize(None, self.close, exitpriority=100)
 
     def write(self) -> None:
-        """Write the file; log the first error, and raise none."""
+        """Write the file; log the first error, and never raise."""
         label = self.label()
         path = f"{self.path}.{label}"
         with _errors_logged(f"cannot write {switch.shown(path)}"), self._write_lock:
@@ -358,5 +358,5 @@ def _errors_logged(failure: str) -> Iterator[None]:
 
 @lru_cache
 def log_once(sentence: str) -> None:
-    """Log a warning once."""
+    """Log a warning once per sentence."""
     logger.warning("%s: %s", switch.PROBE, sentence)
