@@ -110,10 +110,7 @@ class Feature:
         """Swap two rows' allowed-token masks, instead of upstream; True if done."""
 
     def cut(self, req_id: str, length: int) -> None:
-        """Prepare for truncating a request to ``length`` output tokens, placeholders included.
-
-        Called just before the truncation.
-        """
+        """Prepare for truncating a request to ``length`` output tokens, placeholders included."""
 
     def advance(
         self, runner: "GPUModelRunner", scheduled: "SchedulerOutput"
@@ -133,8 +130,7 @@ class Feature:
     ) -> "tuple[torch.Tensor, None] | None":
         """Prepare a step's inputs and return ``_prepare_inputs``'s result; None to fall back.
 
-        ``lengths``, int32 [requests], is the number of tokens per request. The runner's batch has
-        been updated for the step.
+        ``lengths``, int32 [requests], is the number of tokens per request in the step.
         """
 
     def forget_step(self) -> None:
@@ -250,8 +246,7 @@ class Feature:
     def observe_sampled(self, sampled: "torch.Tensor", discarded: "torch.Tensor") -> None:
         """Update the state with a step's tokens [requests, 1 + drafts], padded with -1.
 
-        ``discarded``, bool [at least requests], marks rows whose samples are dropped. Both
-        tensors are on the device.
+        ``discarded``, bool [at least requests], marks rows with dropped samples.
         """
 
     def rewind_generator(self, row: int) -> bool | None:

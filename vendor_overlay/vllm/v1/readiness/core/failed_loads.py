@@ -88,7 +88,7 @@ class _Holder:
     bad: int | None = None
 
     def spread(self, bad: set[int]) -> bool:
-        """Add the blocks from the first wrong one on to ``bad``; return whether any was found."""
+        """Add all blocks from the first bad one on to ``bad``; return whether any is new."""
         positions = [
             size * index
             for size, blocks in self.groups

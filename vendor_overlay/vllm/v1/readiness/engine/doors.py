@@ -1,7 +1,7 @@
 """Doors: folders through which patched files call the modules of the runtime.
 
-A door imports a module when a seam first accesses it (PEP 562). It cannot import the module
-earlier, because the module may import the patched file.
+A door imports a module when a seam first accesses it (PEP 562), not earlier: the module may import
+the patched file.
 """
 
 # mirrors: nothing

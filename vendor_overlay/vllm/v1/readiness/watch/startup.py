@@ -17,9 +17,8 @@ _V2, _CHOICE = "vllm.v1.worker.gpu.", "VLLM_USE_V2_MODEL_RUNNER"
 def start(runner: object) -> None:
     """Check the variables, log the overlay, compare the ranks, install scopes and sync guard.
 
-    Called first in each model runner's constructor. The process groups exist by then. One log line
-    per node lists the active features and fixes. Further lines list features and fixes that have no
-    effect under this runner or are not installed.
+    Called first in each model runner's constructor. One log line per node lists the active features
+    and fixes. More lines list those without effect under this runner, and those not installed.
 
     Raises:
         VariableError: one of the overlay's variables is invalid.

@@ -103,7 +103,6 @@ class _Mode:
 _step = _Step()
 _mode = _Mode()
 _wrap = partial(wrap_once, by=__name__)
-#: Stacks that have been logged.
 _reported: set[str] = set()
 
 
@@ -243,7 +242,6 @@ def _copy(original: Function) -> Function:
 def _to(original: Function) -> Function:
     def to(self: torch.Tensor, *args: object, **kwargs: object) -> object:
         result = original(self, *args, **kwargs)
-        # The destination is the result, which Tensor.to allocates.
         if _step.function and _non_blocking(args, kwargs) and _blocks(result, self):
             _report("Tensor.to with non_blocking=True")
         return result

@@ -121,10 +121,8 @@ def install() -> None:
             namespace["get_prometheus_registry"] = get_prometheus_registry
 
 
-#: Registries that have the probe's collector.
 _registries: "weakref.WeakSet[CollectorRegistry]" = weakref.WeakSet()
 _lock = threading.Lock()
-#: Paths for which a warning has been logged.
 _warned: set[str] = set()
 
 

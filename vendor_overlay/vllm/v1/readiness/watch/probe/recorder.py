@@ -60,7 +60,6 @@ class Recorder:
     """The records of one process.
 
     Attributes:
-        ring: the records.
         step: number of the worker's newest step.
         continuing: number of requests that this step continues.
     """
@@ -340,10 +339,8 @@ def _device_name() -> str:
 
 def _remove_own_file(path: str) -> None:
     """Remove a file of this process, unless another process has replaced it."""
-    with suppress(FileNotFoundError):
-        with open(path, "rb") as file:
-            own = json.loads(file.readline())["pid"] == os.getpid()
-        if own:
+    with suppress(FileNotFoundError), open(path, "rb") as file:
+        if json.loads(file.readline())["pid"] == os.getpid():
             os.unlink(path)
 
 
