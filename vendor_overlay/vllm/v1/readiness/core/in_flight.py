@@ -54,8 +54,7 @@ class InFlight:
     def drop(self, name: str, prompt_is_stale: bool = False) -> None:
         """Drop a request's output in all steps in flight.
 
-        Prompt logprobs in this output are delivered with the request's next tokens, unless
-        ``prompt_is_stale``.
+        Its prompt logprobs are delivered with the next tokens, unless ``prompt_is_stale``.
         """
         for step in self.steps:
             if name in step.num_scheduled_tokens:

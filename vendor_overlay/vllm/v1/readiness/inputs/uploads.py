@@ -27,8 +27,8 @@ def together(
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Upload arrays [n] in one copy; does not wait for the device if memory can be pinned.
 
-    ``wide`` arrays become int64, ``narrow`` arrays int32. Host memory is allocated per call, because
-    copies may be in flight. On the device, arrays are aligned to 16 bytes for Triton kernels.
+    ``wide`` arrays become int64, ``narrow`` arrays int32. Each call allocates new host memory, as
+    earlier copies may be in flight. Device arrays are aligned to 16 bytes for Triton kernels.
     """
     split = 2 * sum(_padded(array.size, 2) for array in wide)
     size = split + sum(_padded(array.size, 4) for array in narrow)

@@ -39,8 +39,7 @@ class ThreadState(threading.local):
     """The state of the current thread. Times are on the records' clock.
 
     Attributes:
-        output_step: step whose output is being fetched, to which fences are attributed; 0 for the
-            newest step.
+        output_step: step to which fences are attributed; 0 for the newest step.
         event, seen, waited: last event that the thread observed as complete, time of the
             observation, and whether the thread waited for the event.
         timing: whether new events are created with timing.
