@@ -246,7 +246,7 @@ class Feature:
     def observe_sampled(self, sampled: "torch.Tensor", discarded: "torch.Tensor") -> None:
         """Update the state with a step's tokens [requests, 1 + drafts], padded with -1.
 
-        ``discarded``, bool [at least requests], marks rows with dropped samples.
+        Both are on the device. ``discarded``, bool [>= requests], marks rows with dropped samples.
         """
 
     def rewind_generator(self, row: int) -> bool | None:

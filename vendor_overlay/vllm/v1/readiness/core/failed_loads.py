@@ -88,7 +88,7 @@ class _Holder:
     bad: int | None = None
 
     def spread(self, bad: set[int]) -> bool:
-        """Add all blocks from the first bad one on to ``bad``; return whether ``self.bad`` changed."""
+        """Add all blocks after the first bad one to ``bad``; return whether ``self.bad`` changed."""
         positions = [
             size * index
             for size, blocks in self.groups
