@@ -88,7 +88,7 @@ class _Holder:
     bad: int | None = None
 
     def spread(self, bad: set[int]) -> bool:
-        """Add all blocks after the first bad one to ``bad``; return whether ``self.bad`` changed."""
+        """Add the blocks from the first bad one on to ``bad``; return whether it is a new first."""
         positions = [
             size * index
             for size, blocks in self.groups
