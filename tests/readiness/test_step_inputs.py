@@ -5,7 +5,6 @@ Lockstep runs compare every buffer of both runners after every step (``support.l
 
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest

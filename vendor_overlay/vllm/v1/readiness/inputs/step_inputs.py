@@ -111,7 +111,7 @@ class StepInputs(Feature):
             return
         from vllm.v1.readiness.kernels.step_inputs import prepare
 
-        ints = torch.zeros(16, dtype=torch.int32, device=device)
+        ints = torch.ones(16, dtype=torch.int32, device=device)
         longs = ints.to(torch.int64)
         buffers = SimpleNamespace(
             num_computed_tokens=ints,
@@ -241,9 +241,7 @@ class StepInputs(Feature):
         if total == count and (computed >= batch.num_prompt_tokens[:count]).all():
             self._decoded = batch.sampling_metadata
         before, self._computed = self._computed, computed.copy()
-        if not (
-            last is self._decoded is not None and np.array_equal(computed, before + 1)
-        ):
+        if not (last is self._decoded is not None and np.array_equal(computed, before + 1)):
             return False
         positions = runner.mrope_positions if runner.uses_mrope else runner.xdrope_positions
         positions.gpu[:, :count] += 1

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 _BLOCK = 1024
 
 
-@triton.jit(
-    do_not_specialize=["rows", "max_rows", "tokens", "on_host", "sampled_stride", "groups"]
-)
+@triton.jit(do_not_specialize=["rows", "max_rows", "tokens", "on_host", "sampled_stride", "groups"])
 def prepare_kernel(
     staged,  # int32; see step_inputs.pack
     rows,
@@ -83,9 +81,9 @@ def prepare_kernel(
             block = tl.load(table + row * stride + position // size, mask=inside, other=0)
             tl.store(slots + token, block.to(tl.int64) * size + position % size, mask=inside)
     if SAMPLED:
-        if previous >= 0:
-            newest = tl.load(sampled + previous.to(tl.int64) * sampled_stride)
-            tl.store(input_ids + end - 1, newest.to(tl.int32))
+        known = previous >= 0
+        newest = tl.load(sampled + previous.to(tl.int64) * sampled_stride, mask=known, other=0)
+        tl.store(input_ids + end - 1, newest.to(tl.int32), mask=known)
 
 
 def prepare(

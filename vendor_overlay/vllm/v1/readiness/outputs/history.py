@@ -8,8 +8,7 @@ Here all steps but the newest are settled when the next one begins: their tokens
 ``token_ids_cpu`` and the lists. The scheduler has usually seen those tokens by then, so that the
 copies are complete; a lagging rank waits. The newest step is settled only for a reader, which owns
 the wait. The tokens that the host sees thus depend only on the schedule, never on the time at which
-a copy arrives. While a batch decodes unchanged (see ``step_inputs``) and has no reader, several
-steps are settled at once, at the latest when the batch changes.
+a copy arrives. While the batch has no reader, several steps are settled at once.
 
 A request that leaves the batch loses its tokens in flight, as in upstream: if it comes back, the
 scheduler sends its output along.
@@ -368,7 +367,11 @@ class History(Feature):
         prompts = batch.num_prompt_tokens[rows]
         starts, ends = (starts - prompts).tolist(), (ends - prompts).tolist()
         for output, new, start, stop in zip(
-            map(batch.req_output_token_ids.__getitem__, rows.tolist()), tokens, starts, ends, strict=True
+            map(batch.req_output_token_ids.__getitem__, rows.tolist()),
+            tokens,
+            starts,
+            ends,
+            strict=True,
         ):
             output[start:stop] = new[: stop - start]
 
