@@ -227,3 +227,26 @@ def test_a_kernel_counts_only_the_vocabulary(interpreted: ModuleType) -> None:
     interpreted.count_kernel[(3,)](sampled, 4, 4, discarded, slots, vocab)
     assert memory.nonzero().flatten().tolist() == [2]
     assert memory[2] == 2
+
+
+@pytest.mark.parametrize("named", [{}, {"own": "sampler"}, {"drafts": 2}])
+def test_prompts_are_gathered_for_upstream_only(
+    named: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tensor of prompts, as wide as the longest one, is made only if upstream reads it."""
+    made: list[int] = []
+    batch = modules.overlaid(modules.INPUT_BATCH).InputBatch
+    make = batch._make_prompt_token_ids_cpu_tensor
+
+    def noted(self: Any) -> torch.Tensor:
+        made.append(self.num_reqs)
+        return make(self)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(batch, "_make_prompt_token_ids_cpu_tensor", noted)
+    run = LockstepRun(max_num_seqs=3, **named)
+    run.add([1, 2, 3], max_tokens=4, ignore_eos=True)
+    run.run(2)
+    for number in range(6):
+        run.add([1 + number] * 9, max_tokens=4, ignore_eos=True, **PENALTY)
+    run.finish()
+    assert bool(made) is ("own" in named)

@@ -172,6 +172,10 @@ class LiveBatch(Feature):
         if self._samplers_plan_copies:
             metadata.copies = sampler_copies.plan(self.batch, metadata)
 
+    def defers_prompts(self) -> bool:
+        """Return whether new metadata needs no prompt token ids, unless penalties fall back."""
+        return self.penalties is not None and self.penalties in self._slots_with_seams
+
     def observe_sampled(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
         """See :meth:`Feature.observe_sampled`; has a scope in traces."""
         for observe in self._methods["observe_sampled"]:
@@ -226,6 +230,8 @@ class LiveBatch(Feature):
                 slots.prepare(self.batch.sampling_metadata, logits.shape[-1], drafts)
             else:
                 slots.leave_step()
+            if not slots.serving:
+                slots.restore(self.batch.sampling_metadata)
 
     def _check_samplers(self, runner: "GPUModelRunner | None") -> None:
         """Check the runner's samplers for seams, unless they are unchanged."""

@@ -123,6 +123,12 @@ class Penalties(Slots):
     def _used(metadata: "SamplingMetadata") -> bool:
         return not metadata.no_penalties
 
+    def restore(self, metadata: "SamplingMetadata") -> None:
+        """Add the prompt token ids, int64 [requests, longest prompt]."""
+        if metadata.prompt_token_ids is None and not metadata.no_penalties:
+            ids = self.batch._make_prompt_token_ids_cpu_tensor()
+            metadata.prompt_token_ids = ids.to(self.device, non_blocking=True)
+
     @staticmethod
     def _strip(metadata: "SamplingMetadata") -> None:
         metadata.no_penalties = True

@@ -128,6 +128,9 @@ class Slots(Feature, ABC):
     def _used(metadata: "SamplingMetadata") -> bool:
         """Return whether any request of this metadata uses the feature."""
 
+    def restore(self, metadata: "SamplingMetadata") -> None:
+        """Add to the live batch's metadata the fields that only upstream's code reads."""
+
     @staticmethod
     @abstractmethod
     def _strip(metadata: "SamplingMetadata") -> None:
@@ -210,6 +213,7 @@ class Slots(Feature, ABC):
         if slots is None or not slots.recognises(metadata, logits, drafts):
             if slots is not None:
                 gauges.fall_back(cls.name, slots._left or gauges.OTHER_INPUT)
+                slots.restore(metadata)
             live.settle_all(cls.name)
             return None, metadata
         stripped = copy.copy(metadata)
