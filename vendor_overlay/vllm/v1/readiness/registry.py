@@ -91,6 +91,8 @@ ROPE_POSITIONS = _feature("rope-positions", "inputs.rope_positions:RopePositions
 INPUT_IDS = _feature("input-ids", "inputs.input_ids:InputIds")
 #: Draws for all seeded requests in one launch, with torch's bits.
 SEEDS = _feature("seeds", "sample.seeds:Seeds")
+#: Counts ranks of tokens by a kernel that needs no compilation while serving.
+LOGPROB_RANKS = _feature("logprob-ranks", "sample.logprob_ranks:LogprobRanks")
 #: Builds logprobs only for outputs that return them; decodes each token once.
 LOGPROBS = _feature(
     "logprobs", "frontend.logprobs", "frontend.logprob_messages", "frontend.token_texts", on_v2=True

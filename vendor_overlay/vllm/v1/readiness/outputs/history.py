@@ -151,20 +151,19 @@ class History(Feature):
         are possible on ranks that return no tokens, and in pipelines of three or more stages if
         requests run in every step.
         """
+        while len(self.in_flight) > 1 and not self.in_flight[0].rows:
+            self.in_flight.popleft()  # all its requests have left
         if len(self.in_flight) > LAG or not self._may_lag():
             self.settle_older(fences.HISTORY)
         self._begun = True
 
     def _may_lag(self) -> bool:
         """Return whether no reader exists and steps in flight take little memory."""
-        metadata = self.batch.sampling_metadata
         return not self.in_flight or not (
             self.num_spec_tokens
             or self.arrived is not None
             or self._cuts_may_be_missed
             or self.batch.logitsprocs_need_output_token_ids
-            or metadata.max_num_logprobs is not None
-            or metadata.logprob_token_ids
             or self.in_flight[-1].tokens.untyped_storage().nbytes() > SMALL
         )
 

@@ -10,6 +10,7 @@ __getattr__ = door(
     "closed_grammars",
     "cpu_drafts",
     "cpu_seeds",
+    "logprob_ranks",
     "logprob_tokens",
     "penalties",
     "sampler_copies",

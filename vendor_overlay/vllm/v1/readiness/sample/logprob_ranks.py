@@ -1,0 +1,44 @@
+"""Feature ``logprob-ranks``: ranks of tokens are counted by a kernel that start-up has compiled.
+
+Each step with logprobs counts, per row, the logprobs that are at least the token's. Upstream calls
+a function under ``torch.compile``. The first such request stalls the engine for about a second
+while inductor compiles it, and every call evaluates dynamo's guards on the host. Here one Triton
+kernel counts. The counts are integers, so that the result is the same.
+"""
+
+# mirrors: vllm.v1.sample.sampler:Sampler.gather_logprobs
+# mirrors: vllm.v1.sample.sampler:Sampler.gather_specific_token_logprobs
+# mirrors: vllm.v1.sample.ops.logprobs:batched_count_greater_than
+
+from collections.abc import Callable
+
+import torch
+from vllm.v1.readiness import registry
+from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.feature import Feature
+
+
+class LogprobRanks(Feature):
+    """Warm-up of the kernel."""
+
+    def warm_up(self) -> None:
+        """Compile the kernel."""
+        if self.batch.device.type == "cuda":
+            scores = torch.zeros((1, 1), dtype=torch.float32, device=self.batch.device)
+            count(count, scores, scores)
+
+
+def count(
+    upstream: Callable[..., torch.Tensor], scores: torch.Tensor, values: torch.Tensor
+) -> torch.Tensor:
+    """Count each row's scores that are at least its value, int64 [rows].
+
+    ``scores`` is [rows, vocab], ``values`` [rows, 1]. Calls ``upstream`` for tensors that are not
+    float32 on a CUDA device.
+    """
+    served = scores.is_cuda and scores.dtype == values.dtype == torch.float32
+    if not served or scores.stride(1) != 1 or registry.LOGPROB_RANKS not in switch.enabled():
+        return upstream(scores, values)
+    from vllm.v1.readiness.kernels import logprob_ranks
+
+    return logprob_ranks.count(scores, values)
