@@ -17,7 +17,6 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 
 import argparse
 import json
-import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -30,6 +29,7 @@ from probe import engines, records
 
 from bench.compare import clock, command_line
 from bench.compare.installations import PLUGIN, Installations, end, in_turn, log_tail
+from bench.compare.machine import gpus
 from bench.compare.run import (
     SIDES,
     WITHOUT_FIXES,
@@ -47,6 +47,7 @@ from bench.engines.slices import Baton
 from bench.engines.step_figures import results
 from bench.engines.turns import Kept
 from bench.errors import Failure
+from bench.plugins import announce
 
 _RUNNER, _PROBE = "VLLM_USE_V2_MODEL_RUNNER", "VLLM_READINESS_PROBE"
 #: One process, so that the driver can interfere with the steps; a sampler without compiler.
@@ -145,7 +146,11 @@ class EngineRun(Run):
         module += ["--rows", *(row.name for row in rows)]
         module += ["--model", str(args.model)] if args.model else []
         module += ["--output", str(args.output)] if args.output else []
-        return module, environment, [PLUGIN] if args.gpu else [PLUGIN, _unpinned(work)]
+        if args.gpu:
+            return module, environment, [PLUGIN]
+        # With it, stock can force tokens where there is no driver. Both sides load it.
+        unpinned = announce(work / "unpinned", "bench.thinking:unpin")
+        return module, environment, [PLUGIN, unpinned]
 
     def _driver_name(self, job: Job) -> str:
         """Return the name of the process that measures a job."""
@@ -255,25 +260,6 @@ def _table(row: Row, args: argparse.Namespace) -> Table:
     return Table(list(sides), about, cases, engine.name, BASELINE)
 
 
-def _unpinned(work: Path) -> Path:
-    """Make a path entry that announces :func:`bench.thinking.unpin` as a plugin of vLLM.
-
-    With it, stock can force tokens where there is no driver. Both sides load it.
-    """
-    metadata = work / "unpinned" / "bench_unpinned.dist-info"
-    metadata.mkdir(parents=True, exist_ok=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: bench-unpinned\n")
-    entry = "[vllm.general_plugins]\nbench_unpinned = bench.thinking:unpin\n"
-    (metadata / "entry_points.txt").write_text(entry)
-    return metadata.parent
-
-
-def _gpus() -> int:
-    """Return how many GPUs vLLM may use."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return len(named.split(",")) if named else len([*Path("/dev").glob("nvidia[0-9]*")])
-
-
 def main(argv: Sequence[str]) -> int:
     """Measure, and print the tables; see :func:`bench.compare.run.run`."""
     gpu = Path("/dev/nvidiactl").exists()
@@ -290,7 +276,7 @@ def main(argv: Sequence[str]) -> int:
     options.add_argument("--size", choices=("full", "small", "tiny"), default=size)
     options.add_argument("--timeout", type=float, default=900.0, help="seconds for one child")
     args = command_line.parse(options, argv)
-    args.gpu, args.gpus = gpu, _gpus()
+    args.gpu, args.gpus = gpu, len(gpus())
     return run(args, lambda installations: EngineRun(args, installations))
 
 

@@ -31,12 +31,22 @@ def install(engine: Any, vocabulary: int) -> None:
         engine: an LLMEngine without a tokenizer.
         vocabulary: number of its tokens.
     """
-    import xgrammar
     from vllm import SamplingParams
-    from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
     SamplingParams._validate_structured_outputs = lambda *_: None  # it asks for a tokenizer
-    manager = engine.engine_core.engine_core.scheduler.structured_output_manager
+    serve(engine.engine_core.engine_core.scheduler.structured_output_manager, vocabulary)
+
+
+def serve(manager: Any, vocabulary: int) -> None:
+    """Give a structured output manager the backend of a model without a tokenizer.
+
+    Args:
+        manager: a StructuredOutputManager.
+        vocabulary: number of the model's tokens.
+    """
+    import xgrammar
+    from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+
     info = xgrammar.TokenizerInfo(
         texts(vocabulary), vocab_size=vocabulary, stop_token_ids=[vocabulary - 1]
     )

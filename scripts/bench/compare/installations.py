@@ -66,6 +66,17 @@ class Installations:
         }
         self.python_version = {self._imported(side) for side in SIDES}.pop()
 
+    def add_copy(self) -> None:
+        """Make another view of stock, as the side "copy".
+
+        Raises:
+            Failure: it is not pristine.
+        """
+        stock, site = self.paths["stock"]
+        self.paths["copy"] = [self.work / "copy", site]
+        _view(stock, self.work / "copy")
+        self.digests["copy"] = _prove(self.work / "copy", "pristine")
+
     def start(
         self,
         side: str,

@@ -60,6 +60,15 @@ def describe(started: float, device: str, installations: Installations) -> dict[
     }
 
 
+def gpus() -> list[str]:
+    """Return the names of the GPUs that vLLM may use, as CUDA_VISIBLE_DEVICES has them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named:
+        return named.split(",")
+    # Counted from 0, whichever of the machine's devices a container shows.
+    return [str(number) for number, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
+
+
 def overlay_version() -> str | None:
     """Return the version of this checkout's overlay."""
     version = re.search(r"^overlay = (\S+)$", PIN.read_text(), re.MULTILINE)

@@ -51,7 +51,7 @@ _BAMBA: Mapping[str, Any] = {
     "vocab_size": 128256,
 }
 #: For a CPU: a step takes tens of milliseconds, and sampling is a fair part of it.
-_SMALL: Mapping[str, Any] = {
+SMALL: Mapping[str, Any] = {
     "hidden_size": 256,
     "num_hidden_layers": 4,
     "vocab_size": 32000,
@@ -177,7 +177,7 @@ class Row:
         """
         if size == "full":
             return replace(self, output=output or self.output)
-        model, length = (_SMALL, 1024) if size == "small" else ({}, 256)
+        model, length = (SMALL, 1024) if size == "small" else ({}, 256)
         engine = Engine("small", model, 8, 16, length, asynchronous=False, thinking=True)
         cases = {}
         for name, case in self.cases.items():
@@ -227,15 +227,15 @@ def _logprobs(
     return tuple({**one, "logprobs": top} for one in parameters)
 
 
-_MIXED = _logprobs(_PENALISED)
-_PRESENCE = {"presence_penalty": 1.5}
-_BUDGETED = Case(({**_PRESENCE, "thinking_token_budget": 0.75},))
+MIXED = _logprobs(_PENALISED)
+PRESENCE = {"presence_penalty": 1.5}
+_BUDGETED = Case(({**PRESENCE, "thinking_token_budget": 0.75},))
 #: Decoding as most servers do it: greedily, with draws, with a penalty, and with all of these.
 _DECODING: Mapping[str, Case] = {
     BASELINE: Case(),
     "temperature 1": Case(({"temperature": 1.0},)),
-    "presence 1.5": Case((_PRESENCE,)),
-    "mixed": Case(_MIXED),
+    "presence 1.5": Case((PRESENCE,)),
+    "mixed": Case(MIXED),
 }
 #: Drawn with no seed, with one for a request of 128, and with one for each.
 _DRAWN = {"temperature": 1.0}
@@ -268,12 +268,12 @@ ROWS: Mapping[str, Row] = {
             output=128,
             cases={
                 BASELINE: Case(),
-                "mixed, batch 8": Case(_MIXED, batch=8),
-                "mixed, batch 32": Case(_MIXED),
-                "mixed, streamed": Case(_MIXED, streamed=True),
+                "mixed, batch 8": Case(MIXED, batch=8),
+                "mixed, batch 32": Case(MIXED),
+                "mixed, streamed": Case(MIXED, streamed=True),
                 "mixed, no history": Case(_logprobs(_WITHOUT_HISTORY)),
                 "mixed, no logprobs": Case(_PENALISED),
-                "mixed, consumed at once": Case(_MIXED, consumed=True),
+                "mixed, consumed at once": Case(MIXED, consumed=True),
                 "greedy, penalties, logprobs": Case(
                     (
                         {
@@ -292,7 +292,7 @@ ROWS: Mapping[str, Row] = {
             source="prime-rl pull request 2772",
             engine=HALF_B,
             output=2048,
-            cases={BASELINE: Case(), "presence 1.5": Case((_PRESENCE,))},
+            cases={BASELINE: Case(), "presence 1.5": Case((PRESENCE,))},
         ),
         Row(
             name="prime-rl-2772-thinking",
@@ -314,7 +314,7 @@ ROWS: Mapping[str, Row] = {
             output=512,
             cases={
                 BASELINE: Case(),
-                "presence 1.5": Case((_PRESENCE,)),
+                "presence 1.5": Case((PRESENCE,)),
                 "presence 1.5, budget": _BUDGETED,
             },
         ),

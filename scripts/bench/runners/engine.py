@@ -126,16 +126,8 @@ class Engine:
         self._case, self._added = load.cases[0], 0
 
     def _watch(self, synchronize: Callable[[], None]) -> None:
-        clock, runner, scheduler = self.clock, self.runner, self._core.scheduler
-        for part in ("schedule", "update_from_output"):
-            clock.time(scheduler, part)
-        for part in ("execute_model", "sample_tokens"):
-            clock.time(runner, part)
-        parts = _V2_PARTS if self._side.version == 2 else {part: part for part in _V1_PARTS}
-        for path, part in parts.items():
-            clock.time(*_method(runner, path), part)
-        for path in _MODEL[self._side.version]:
-            clock.exclude(*_method(runner, path))
+        runner, scheduler = self.runner, self._core.scheduler
+        time_parts(self.clock, scheduler, runner, self._side.version)
         schedule, sample = scheduler.schedule, runner.sample_tokens
 
         def counted() -> Any:
@@ -235,6 +227,26 @@ class Engine:
             },
             "readiness": [name for name, one in objects.items() if hasattr(one, "readiness")],
         }
+
+
+def time_parts(clock: Clock, scheduler: Any, runner: Any, version: int) -> None:
+    """Time each part of an engine's steps from now on, without the model's forward and logits.
+
+    Args:
+        clock: gets the times.
+        scheduler: of the engine.
+        runner: of the engine.
+        version: of the runner.
+    """
+    for part in ("schedule", "update_from_output"):
+        clock.time(scheduler, part)
+    for part in ("execute_model", "sample_tokens"):
+        clock.time(runner, part)
+    parts = _V2_PARTS if version == 2 else {part: part for part in _V1_PARTS}
+    for path, part in parts.items():
+        clock.time(*_method(runner, path), part)
+    for path in _MODEL[version]:
+        clock.exclude(*_method(runner, path))
 
 
 def _method(owner: Any, path: str) -> tuple[Any, str]:
