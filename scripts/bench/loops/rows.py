@@ -1,0 +1,196 @@
+"""The engines under traffic, and the requests that each row sends them."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from bench import grammars, thinking
+from bench.engines.rows import HALF_B, HYBRID, MIXED, PRESENCE, SEVEN_B, SMALL
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams, TokensPrompt
+
+#: Standard deviation of the logarithms of the lengths.
+_SPREAD = 0.6
+#: The first token id in prompts and bad words.
+_FIRST = 9
+#: Tokens of each bad word.
+_BAD_WORDS = (3, 2, 1, 2, 1)
+#: Tokens that a warm-up request generates.
+_WARMUP = 4
+
+
+class Engine(NamedTuple):
+    """An engine, which is started alike on every side.
+
+    Attributes:
+        model: fields of config.json that differ from the demo's model.
+        vocabulary: number of its tokens.
+        concurrency: numbers of requests in flight that it is measured with.
+        rows: names of the rows that are measured by default.
+        mrv2: whether Model Runner V2 supports the model.
+        prompt: mean number of prompt tokens.
+        output: mean number of output tokens.
+        length: max_model_len in tokens.
+    """
+
+    model: Mapping[str, Any]
+    vocabulary: int
+    concurrency: tuple[int, ...]
+    rows: Sequence[str]
+    mrv2: bool = True
+    prompt: int = 100
+    output: int = 200
+    length: int = 4096
+
+
+class Shape(NamedTuple):
+    """A name of :data:`ENGINES`, and the number of requests in flight."""
+
+    engine: str
+    concurrency: int
+
+
+class Row(NamedTuple):
+    """What the requests of a row ask for.
+
+    Attributes:
+        parameters: sampling parameters, which the asking places of the loop take in turn.
+            "seed" True: a seed for each request. "bad_words" True: five words of its own.
+            "grammar": the grammar of :mod:`bench.grammars`. A "thinking_token_budget" is a
+            fraction of the request's output.
+        every: one place in this number of places asks; the others send plain requests.
+    """
+
+    parameters: tuple[Mapping[str, Any], ...] = ({},)
+    every: int = 1
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the engine needs markers of thinking, which Model Runner V2 refuses."""
+        return any("thinking_token_budget" in one for one in self.parameters)
+
+
+_BUDGET = {"thinking_token_budget": 0.5}
+#: In the order of measurement. Requests sample with temperature 1, unless a row says otherwise.
+ROWS: Mapping[str, Row] = {
+    "plain": Row(),
+    "mixed": Row(MIXED),
+    "one-presence": Row((PRESENCE,), every=sys.maxsize),
+    "presence": Row((PRESENCE,)),
+    "seeded": Row(({"seed": True},)),
+    "logprobs": Row(({"logprobs": 5},)),
+    "greedy": Row(({"temperature": 0.0},)),
+    "bad-words": Row(({"bad_words": True},)),
+    "grammars": Row(({"grammar": True},), every=10),
+    "thinking": Row((_BUDGET,)),
+    "thinking-presence": Row(({**PRESENCE, **_BUDGET},)),
+}
+
+
+_USUAL = [name for name in ROWS if name != "thinking-presence"]
+
+ENGINES: Mapping[str, Engine] = {
+    "half-b": Engine(HALF_B.model, 151936, (128, 32, 256), _USUAL),
+    "seven-b": Engine(SEVEN_B.model, 152064, (64,), _USUAL),
+    "hybrid": Engine(HYBRID.model, 128256, (64,), ["plain", "thinking-presence"], mrv2=False),
+    "small": Engine(SMALL, 32000, (8,), _USUAL, prompt=32, output=32, length=1024),
+    "tiny": Engine({}, 1024, (4,), _USUAL, prompt=12, output=12, length=256),
+}
+#: Those of one engine are measured in one start of it.
+SHAPES: Mapping[str, Shape] = {
+    f"{name}-{concurrency}": Shape(name, concurrency)
+    for name, engine in ENGINES.items()
+    for concurrency in engine.concurrency
+}
+
+
+class Request(NamedTuple):
+    """A request.
+
+    Attributes:
+        name: its id.
+        place: the place of the loop that sends it.
+        prompt: as vLLM takes it.
+        sampling: its sampling parameters.
+    """
+
+    name: str
+    place: int
+    prompt: TokensPrompt
+    sampling: SamplingParams
+
+
+class Source:
+    """The requests of a slice; equal arguments give equal requests, whatever the speed.
+
+    Args:
+        shape: the engine and the concurrency.
+        row: a name of :data:`ROWS`.
+        seed: of the lengths and tokens.
+    """
+
+    def __init__(self, shape: Shape, row: str, seed: int) -> None:
+        self.concurrency = shape.concurrency
+        self._engine, self._row, self._name = ENGINES[shape.engine], ROWS[row], f"{seed}-{row}"
+        self._sent: Counter[int] = Counter()
+
+    def warmup(self, place: int) -> Request:
+        """Return a short request that asks for the same as the place's others."""
+        return self._request(place, -1)
+
+    def following(self, place: int) -> Request:
+        """Return the next request of a place.
+
+        The first one is cut at a random length: with all requests started together, their ends
+        would come together, too.
+        """
+        self._sent[place] += 1
+        return self._request(place, self._sent[place] - 1)
+
+    def _request(self, place: int, number: int) -> Request:
+        from vllm import SamplingParams, TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+
+        engine, tokens = self._engine, range(_FIRST, self._engine.vocabulary)
+        name = f"{self._name}-{self.concurrency}-{place}-{number}"
+        drawn = random.Random(name)  # noqa: S311 (draws no secret)
+        prompt = drawn.choices(tokens, k=_length(drawn, engine.prompt, engine.length // 4))
+        output = _length(drawn, engine.output, engine.length // 2)
+        if number <= 0:
+            output = math.ceil(output * drawn.random()) if number == 0 else _WARMUP
+        parameters: dict[str, Any] = {"temperature": 1.0}
+        if place % self._row.every == 0:
+            kinds = self._row.parameters
+            parameters |= kinds[place // self._row.every % len(kinds)]
+        if parameters.get("seed") is True:
+            parameters["seed"] = drawn.getrandbits(31)
+        if parameters.pop("grammar", False):
+            parameters["structured_outputs"] = grammars.params()
+        if "thinking_token_budget" in parameters:
+            share = parameters["thinking_token_budget"]
+            parameters["thinking_token_budget"] = math.ceil(output * share)
+            prompt += thinking.START
+        bad_words = parameters.pop("bad_words", False)
+        sampling = SamplingParams(
+            max_tokens=output,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            **parameters,
+        )
+        if bad_words:
+            # vLLM makes tokens of words by a tokenizer, and there is none.
+            sampling._bad_words_token_ids = [drawn.choices(tokens, k=size) for size in _BAD_WORDS]
+        return Request(name, place, TokensPrompt(prompt_token_ids=prompt), sampling)
+
+
+def _length(drawn: random.Random, mean: int, longest: int) -> int:
+    """Draw a log-normal length of at least 1 token."""
+    value = drawn.lognormvariate(math.log(mean) - _SPREAD**2 / 2, _SPREAD)
+    return min(longest, math.ceil(value))

@@ -1,0 +1,117 @@
+"""vLLM's AsyncLLM under closed-loop traffic, its engine core in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.compare import disturbance
+from bench.loops.rows import Request, Source
+
+#: Seconds for aborted requests to leave the engine.
+_REST = 0.3
+
+
+class Served:
+    """An engine and its clients.
+
+    Args:
+        arguments: of vLLM's AsyncEngineArgs.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        async def start() -> AsyncLLM:
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+
+        self._loop = asyncio.new_event_loop()
+        self._engine: Any = self._loop.run_until_complete(start())
+        #: Of each output: when it came, seconds waited for it, its tokens, and whether it is first.
+        self._arrivals: list[tuple[float, float, int, bool]] = []
+        self._unanswered = 0
+
+    def warm_up(self, source: Source) -> None:
+        """Send a short request from each place."""
+
+        async def send() -> None:
+            places = range(source.concurrency)
+            await asyncio.gather(*(self._send(source.warmup(place)) for place in places))
+
+        self._loop.run_until_complete(send())
+
+    def measure(self, source: Source, ramp: float, seconds: float) -> dict[str, Any]:
+        """Measure a slice; return its figures, times in ms.
+
+        Args:
+            source: of the requests.
+            ramp: seconds of traffic before the measured ones.
+            seconds: that are measured.
+        """
+        return self._loop.run_until_complete(self._measure(source, ramp, seconds))
+
+    def shutdown(self) -> None:
+        """End the engine core."""
+        self._engine.shutdown()
+
+    async def _measure(self, source: Source, ramp: float, seconds: float) -> dict[str, Any]:
+        self._arrivals, self._unanswered = [], 0
+        places = range(source.concurrency)
+        loops = [asyncio.create_task(self._place(source, place)) for place in places]
+        await _running(loops, ramp)
+        process = self._engine.engine_core.resources.engine_manager.processes[0].pid
+        before, began = disturbance.snapshot(process), time.perf_counter()
+        await _running(loops, seconds)
+        ended, after = time.perf_counter(), disturbance.snapshot(process)
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+        await asyncio.sleep(_REST)
+        arrivals = [one for when, *one in self._arrivals if began <= when < ended]
+        ran = sum(
+            thread.since(before.threads.get(number, disturbance.Thread())).running
+            for number, thread in after.threads.items()
+        )
+        return {
+            "tokens/s": sum(tokens for _, tokens, _ in arrivals) / (ended - began),
+            **_quantiles("ITL", [waited for waited, _, first in arrivals if not first]),
+            **_quantiles("TTFT", [waited for waited, _, first in arrivals if first]),
+            "engine core's cores": ran / 1e9 / (ended - began),
+            "outputs without their logprobs": self._unanswered,
+            "disturbance": disturbance.during((before, after)),
+        }
+
+    async def _place(self, source: Source, place: int) -> None:
+        """Send one request after the other."""
+        while True:
+            await self._send(source.following(place))
+
+    async def _send(self, request: Request) -> None:
+        """Send a request, and note its outputs as they come."""
+        asked, first, last = request.sampling.logprobs is not None, True, time.perf_counter()
+        outputs = self._engine.generate(request.prompt, request.sampling, request.name)
+        async for output in outputs:
+            now, (piece,) = time.perf_counter(), output.outputs
+            self._arrivals.append((now, now - last, len(piece.token_ids), first))
+            self._unanswered += asked and not piece.logprobs and bool(piece.token_ids)
+            first, last = False, now
+
+
+async def _running(loops: Sequence[asyncio.Task[None]], seconds: float) -> None:
+    """Let the loops run; raise what one of them raises."""
+    done, _ = await asyncio.wait(loops, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+    for loop in done:
+        loop.result()
+
+
+def _quantiles(name: str, seconds: Sequence[float]) -> dict[str, float]:
+    """Return the median and the 99th percentile in ms; none without values."""
+    ordered = sorted(seconds)
+    return {
+        f"{name} {label}": ordered[int(len(ordered) * share)] * 1e3
+        for label, share in (("p50", 0.5), ("p99", 0.99))
+        if ordered
+    }

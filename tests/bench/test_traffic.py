@@ -1,0 +1,399 @@
+"""The benchmark of closed-loop traffic: its requests, kinds of step, pairs, and two real runs."""
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from bench import thinking, traffic
+from bench.errors import Failure
+from bench.host_work import Clock
+from bench.loops import child, tables
+from bench.loops.rows import ENGINES, ROWS, SHAPES, Request, Source
+from bench.loops.stepped import CHANGED, MIXED, SAME, Stepped, Steps
+from bench.reports.run_file import load
+from support.asynchronous import announce
+from support.benches import bench
+from support.sites import REPO
+from support.slow_fixes import SLOWER, slow
+from vllm import SamplingParams
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+SIDES = ("overlaid", "overlaid=-fixes")
+
+
+@pytest.fixture
+def measure(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """A run of the smallest engine, in which steps are slower where the fixes are on."""
+
+    def run(*arguments: str) -> dict[str, Any]:
+        paths = [announce(tmp_path / "plugins", slow), REPO / "tests"]
+        sizes = (
+            "--shapes",
+            "tiny-4",
+            "--rounds",
+            "1",
+            "--seconds",
+            "2",
+            "--pairs",
+            "/".join(SIDES),
+        )
+        done = bench("traffic", tmp_path / "out", *sizes, *arguments, paths=paths)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+        result = load(tmp_path / "out" / "run.json")
+        assert result["complete"]
+        assert result["problems"] == []
+        return result
+
+    return run
+
+
+@pytest.mark.slow
+def test_sides_that_run_at_the_same_time_exchange_places(measure: Any) -> None:
+    run = measure("--rows", "plain", "logprobs", "grammars", "bad-words", "--places", "2")
+    cases = [f"{row}, 4" for row in ("plain", "logprobs", "grammars", "bad-words")]
+    slices = run["rounds"]
+    assert [(one["order"], one["case"]) for one in slices] == [*itertools.product((0, 1), cases)]
+    for one in slices:
+        slower, faster = (one["figures"][side] for side in SIDES)
+        assert slower["ITL p50"] > SLOWER * 1e3
+        assert slower["ITL p50"] > faster["ITL p50"]
+        assert 0 < slower["tokens/s"] < 4 / SLOWER
+        assert slower["tokens/s"] < faster["tokens/s"]
+        for figures in (slower, faster):
+            assert figures["TTFT p99"] >= figures["TTFT p50"] > 0
+            assert figures["ITL p99"] >= figures["ITL p50"]
+            assert 0 < figures["engine core's cores"] <= len(os.sched_getaffinity(0)) + 0.5
+            assert figures["disturbance"]["run delay"] is not None
+    for side in SIDES:
+        first, again = (
+            sum(len(one["figures"][side][tables.COMPILED]) for one in slices if one["order"] == n)
+            for n in (0, 1)
+        )
+        assert first > again == 0
+    shown = {(row[1], row[2]): row[-4:] for row in run["rows"]}
+    (ratio, mark), low, _, pairs = shown["plain, 4", "tokens/s"]
+    assert ratio < 1
+    assert (mark, low, pairs) == ("?", None, 1)
+
+
+@pytest.mark.slow
+def test_a_planted_cost_is_found_in_its_part_of_every_kind_of_step(measure: Any) -> None:
+    run = measure("--rows", "plain", "thinking", "--steps")
+    assert {one["engine"] for one in run["rounds"]} == {"tiny none", "tiny none thinking"}
+    assert [one["order"] for one in run["rounds"]] == [0, 1, 0, 1]
+    for one in run["rounds"]:
+        slower, faster = (one["figures"][side] for side in SIDES)
+        for kind in (SAME, MIXED):
+            assert slower[f"steps, {kind}"] > 0
+            assert slower[f"sample_tokens, {kind}"] > SLOWER * 1e3
+            assert faster[f"sample_tokens, {kind}"] < SLOWER * 1e3
+            for part in ("execute_model", "schedule", "update_from_output"):
+                assert 0 < slower[f"{part}, {kind}"] < SLOWER * 1e3
+            for part in ("_update_states", "_prepare_inputs"):
+                assert 0 < slower[f"{part}, {kind}"] < slower[f"execute_model, {kind}"]
+
+
+def requests(row: str, count: int = 3, seed: int = 1, shape: str = "tiny-4") -> list[list[Request]]:
+    """The first requests of each place, places first."""
+    source = Source(SHAPES[shape], row, seed)
+    return [[source.following(place) for _ in range(count)] for place in range(source.concurrency)]
+
+
+def shown(sent: Sequence[Sequence[Request]]) -> list[Any]:
+    return [[(one.name, one.prompt, repr(one.sampling)) for one in of] for of in sent]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_requests_do_not_depend_on_the_order_in_which_places_send_them(row: str) -> None:
+    source = Source(SHAPES["tiny-4"], row, 1)
+    turned = [[source.following(place) for place in (3, 2, 1, 0)] for _ in range(3)]
+    by_place = [list(of) for of in zip(*turned, strict=True)][::-1]
+    assert shown(by_place) == shown(requests(row))
+    assert shown(requests(row, seed=2)) != shown(requests(row))
+    prompts = [one.prompt["prompt_token_ids"] for of in requests(row) for one in of]
+    assert len({*map(tuple, prompts)}) == len(prompts)
+
+
+def test_lengths_have_their_means_and_first_requests_are_cut() -> None:
+    sent = requests("plain", 30, shape="half-b-128")
+    prompts = [len(one.prompt["prompt_token_ids"]) for of in sent for one in of]
+    assert statistics.fmean(prompts) == pytest.approx(100, rel=0.05)
+    assert statistics.stdev(prompts) > 50
+    first = statistics.fmean(of[0].sampling.max_tokens or 0 for of in sent)
+    later = statistics.fmean(one.sampling.max_tokens or 0 for of in sent for one in of[1:])
+    assert later == pytest.approx(200, rel=0.05)
+    assert first == pytest.approx(100, rel=0.25)
+
+
+def test_rows_ask_for_what_they_are_named_after() -> None:
+    def asking(row: str, name: str, shape: str = "half-b-128") -> int:
+        plain = SamplingParams()
+        sent = requests(row, 1, shape=shape)
+        return sum(getattr(one.sampling, name) != getattr(plain, name) for (one,) in sent)
+
+    assert asking("presence", "presence_penalty") == 128
+    assert asking("one-presence", "presence_penalty") == 1
+    assert asking("grammars", "structured_outputs") == 13
+    assert asking("seeded", "seed") == asking("logprobs", "logprobs") == 128
+    assert asking("bad-words", "_bad_words_token_ids") == 128
+    assert asking("greedy", "temperature") == 128
+    assert all(asking("mixed", name) for name in ("logprobs", "top_p", "top_k", "seed", "min_p"))
+    for (one,) in requests("thinking", 1):
+        assert one.prompt["prompt_token_ids"][-2:] == thinking.START
+        assert 0 < (one.sampling.thinking_token_budget or 0) <= (one.sampling.max_tokens or 0)
+    seeds = {one.sampling.seed for of in requests("seeded") for one in of}
+    assert len(seeds) == 12
+
+
+def test_bad_words_reach_the_engine_core() -> None:
+    sampling = requests("bad-words")[0][0].sampling
+    assert sampling._bad_words_token_ids
+    sent = MsgpackDecoder(SamplingParams).decode(MsgpackEncoder().encode(sampling))
+    assert sent._bad_words_token_ids == sampling._bad_words_token_ids
+    assert [len(word) for word in sent._bad_words_token_ids] == [3, 2, 1, 2, 1]
+
+
+def step(requests: str, new: str = "", prompt: str = "") -> Any:
+    tokens = {name: 7 if name == prompt else 1 for name in requests}
+    return SimpleNamespace(num_scheduled_tokens=tokens, scheduled_new_reqs=[*new])
+
+
+def test_kinds_of_step() -> None:
+    steps = Steps()
+    taken = [
+        (step("ab", new="ab"), MIXED),
+        (step("ab"), SAME),
+        (step("b"), CHANGED),
+        (step("b"), SAME),
+        (step("bc", new="c"), MIXED),
+        (step("bc", prompt="c"), MIXED),
+        (step("cb"), SAME),
+        (step("cd"), CHANGED),
+        (step(""), None),
+        (step("bc"), CHANGED),
+    ]
+    assert [steps.kind(output) for output, _ in taken] == [kind for _, kind in taken]
+
+
+def test_parts_count_for_their_own_step_though_another_was_scheduled_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As under asynchronous scheduling: an output is processed after the next step began."""
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    outputs = iter([step("ab", new="ab"), step("ab"), step("b"), step("")])
+    names = ("_update_states", "_prepare_inputs", "_build_attention_metadata", "_model_forward")
+    runner: Any = SimpleNamespace(**{name: lambda: None for name in names})
+    runner.model = SimpleNamespace(compute_logits=lambda: None)
+    runner.execute_model = lambda _: runner._prepare_inputs()
+    runner.sample_tokens = lambda: None
+    scheduler: Any = SimpleNamespace(
+        schedule=lambda: next(outputs), update_from_output=lambda *_: None
+    )
+    worker = SimpleNamespace(worker=SimpleNamespace(model_runner=runner))
+    stepped: Any = Stepped.__new__(Stepped)
+    stepped._core = SimpleNamespace(
+        scheduler=scheduler, model_executor=SimpleNamespace(driver_worker=worker)
+    )
+    stepped._clock, stepped._steps = Clock(), Steps()
+    stepped._times = defaultdict(lambda: defaultdict(list))
+    stepped._watch()
+    first, second, third = (scheduler.schedule() for _ in range(3))
+    runner.execute_model(first)
+    runner.execute_model(second)
+    runner.sample_tokens()
+    scheduler.update_from_output(first, None)
+    runner.execute_model(third)
+    scheduler.update_from_output(third, None)
+    scheduler.update_from_output(scheduler.schedule(), None)
+    counts = {
+        kind: {part: len(times) for part, times in of.items()}
+        for kind, of in stepped._times.items()
+    }
+    executed = {"schedule": 1, "execute_model": 1, "_prepare_inputs": 1}
+    assert counts == {
+        MIXED: {**executed, "update_from_output": 1},
+        SAME: {**executed, "sample_tokens": 1},
+        CHANGED: {**executed, "update_from_output": 1},
+    }
+
+
+def slice_of(number: int, order: int, first: float, second: float, **more: Any) -> dict[str, Any]:
+    """A slice of one figure."""
+    figures = {"a": {"tokens/s": first, **more}, "b": {"tokens/s": second}}
+    about = {"round": number, "order": order, "engine": "tiny", "case": "plain, 4"}
+    return {**about, "sides": ["a", "b"], "figures": figures}
+
+
+def test_what_a_place_adds_cancels_in_a_pair() -> None:
+    """The first place is 1.5 times as fast; the first side is so by 1.2, 1.21 and so on."""
+    slices = []
+    for number in range(5):
+        ratio = 1.2 + number / 100
+        slices += [slice_of(number, 0, 150 * ratio, 100), slice_of(number, 1, 100 * ratio, 150)]
+    (row,) = tables.table(slices, "")["rows"]
+    assert row[:4] == ["tiny", "plain, 4", "tokens/s", "a/b"]
+    first, second, ratio, low, high, pairs = row[4:]
+    assert ratio == pytest.approx(1.22)
+    assert 1.19 < low < 1.22 < high < 1.25
+    assert (first, second, pairs) == (pytest.approx(152), 125, 5)
+    # A slice whose order was not exchanged is no pair.
+    (row,) = tables.table([*slices, slice_of(5, 0, 900, 100)], "")["rows"]
+    assert row[-4:] == [ratio, low, high, 5]
+    (row,) = tables.table(slices[:9], "")["rows"]
+    assert row[-4:] == [[pytest.approx(1.215), "?"], None, None, 4]
+    (row,) = tables.table(slices[:1], "")["rows"]
+    assert row[-4:] == [[pytest.approx(1.8), "?"], None, None, 0]
+    even = [slice_of(n, order, 100 + n * (-1) ** n, 100) for n in range(6) for order in (0, 1)]
+    (row,) = tables.table(even, "")["rows"]
+    assert row[6][1] == "~"
+
+
+def test_slices_that_measured_something_else_are_problems() -> None:
+    lost = {"outputs without their logprobs": 3, tables.COMPILED: ["k", "k", "l"]}
+    made = tables.table([slice_of(1, 0, 5, 0.0, **lost)], "")
+    assert made["problems"] == [
+        "tiny, plain, 4, round 1, a: 3 outputs without their logprobs",
+        "tiny, plain, 4, round 1, b: no tokens",
+    ]
+    compiled = next(row for row in made["rows"] if row[2] == tables.COMPILED)
+    assert compiled[4:6] == ["3: k x2, l", "0"]
+
+
+def a_run(*slices: Mapping[str, Any], digest: str = "1", device: str = "CPU") -> dict[str, Any]:
+    made = tables.table(slices, "1 s each")
+    about = {"command": "c", "seconds": 1.0, "digests": {"stock": digest}, "complete": True}
+    machine = {"machine": {"device": device}, "columns": list(tables.COLUMNS)}
+    return {**about, **machine, **made, "rounds": list(slices)}
+
+
+def test_runs_are_joined_pair_by_pair() -> None:
+    pair = [slice_of(1, 0, 3, 2), slice_of(1, 1, 3, 2)]
+    run = tables.joined([a_run(*pair), a_run(*pair, slice_of(2, 0, 1, 1)), a_run(*pair)])
+    assert [one["round"] for one in run["rounds"]] == [1, 1, 2, 2, 3, 4, 4]
+    assert run["rows"][0][-1] == 3
+    assert (run["seconds"], run["title"]) == (3.0, a_run(*pair)["title"])
+    for other in (a_run(digest="2"), a_run(device="GPU"), {**a_run(), "columns": []}):
+        with pytest.raises(Failure):
+            tables.joined([a_run(*pair), other])
+
+
+class Faked:
+    """An engine that notes what it is asked for."""
+
+    def __init__(self, side: str, events: list[str]) -> None:
+        self.side, self.events = side, events
+
+    def started(self, _: float) -> None:
+        self.events.append(f"{self.side} started")
+
+    def ask(self) -> None:
+        self.events.append(f"{self.side} asked")
+
+    def result(self, _: float) -> dict[str, Any]:
+        self.events.append(f"{self.side} done")
+        return {"device": "CPU", "figures": {"tokens/s": 1.0}}
+
+
+def turns_of(places: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], list[str]]:
+    """The places of the engines of a round of one case, and the order in which they are used."""
+    events: list[str] = []
+    placed: list[Any] = []
+    monkeypatch.setattr(traffic, "cores", lambda places: [[7], [8]][:places])
+
+    class Run(traffic.TrafficRun):
+        def __init__(self) -> None:
+            self.args = argparse.Namespace(
+                places=places, steps=False, seconds=1.0, gpus=["0", "1"], rounds=1
+            )
+            cases = (("tiny-4", "plain"),)
+            start = traffic.Start("tiny", "none", False, ("a", "b"), cases)
+            self._starts, self._started, self.rounds = {"x": start}, 0.0, []
+
+        def write(self, complete: bool) -> dict[str, Any]:
+            return {}
+
+        def _start(self, side: str, spec: child.Spec, device: Any, _: Any) -> Any:
+            seeds = [seed for *_, seed in spec.slices]
+            placed.append((side, *spec.cores, *device, *seeds))
+            return Faked(side, events)
+
+    run = Run()
+    (job,) = run.jobs()
+    job = type(job)("x", job.side, job.round)
+    run.measure(job)
+    assert [one["order"] for one in run.rounds] == [0, 1]
+    assert [one["sides"] for one in run.rounds] == [["a", "b"]] * 2
+    return placed, events
+
+
+def test_sides_start_again_in_exchanged_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    placed, events = turns_of(2, monkeypatch)
+    assert placed == [("a", 7, "0", 2), ("b", 8, "1", 2), ("b", 7, "0", 3), ("a", 8, "1", 3)]
+    turn = ["a asked", "b asked", "a done", "b done"]  # the warm-up, and then the slice
+    assert events[:10] == ["a started", "b started", *turn, *turn]
+    assert events[10:12] == ["b started", "a started"]
+
+
+def test_sides_on_one_device_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    placed, events = turns_of(1, monkeypatch)
+    assert placed == [("a", 7, "0", 2, 3), ("b", 7, "0", 2, 3)]
+    a, b = ["a asked", "a done"], ["b asked", "b done"]
+    assert [event for event in events if "started" not in event] == a + b + a + b + b + a + b + a
+
+
+def test_places_share_no_core_and_leave_none_out() -> None:
+    here = os.sched_getaffinity(0)
+    assert traffic.cores(1) == [sorted(here)]
+    one, other = traffic.cores(2)
+    assert len(one) == len(other) == max(1, len(here) // 2)
+    assert len(here) == 1 or not {*one} & {*other}
+    assert {*one} | {*other} <= here
+
+
+def test_pairs_are_of_two_known_sides() -> None:
+    for text in (*traffic.PAIRS, "overlaid=-fixes/stock", "mrv2/overlaid=-seeds,-fixes"):
+        assert traffic._pair(text) == text
+    for text in ("stock", "stock/stock", "stock/other", "stock=-fixes/overlaid", "a/b/c", "/stock"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            traffic._pair(text)
+
+
+def test_model_runner_v2_is_given_what_it_supports() -> None:
+    args = argparse.Namespace(
+        shapes=["half-b-128", "half-b-32", "hybrid-64"],
+        pairs=["overlaid/stock", "overlaid/mrv2"],
+        rows=None,
+        graphs=["piecewise"],
+    )
+    made = {start.name: start for start in traffic.starts(args)}
+    assert list(made) == [
+        "half-b piecewise, overlaid/stock",
+        "half-b piecewise thinking, overlaid/stock",
+        "hybrid piecewise, overlaid/stock",
+        "hybrid piecewise thinking, overlaid/stock",
+        "half-b piecewise, overlaid/mrv2",
+    ]
+    cases = made["half-b piecewise, overlaid/mrv2"].cases
+    assert {shape for shape, _ in cases} == {"half-b-128", "half-b-32"}
+    assert len(cases) == 2 * len([row for row in ROWS.values() if not row.thinking])
+    assert ENGINES["hybrid"].rows == ["plain", "thinking-presence"]
+
+
+def test_kernels_are_named_as_they_are_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(child.CACHES[0], str(tmp_path))
+    assert child.compiled() == []
+    for name in ("triton/a/_topk_topp_kernel.ttir", "triton/b/_topk_topp_kernel.ttir", "x/c.cpp"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    (tmp_path / "triton" / "a" / "_topk_topp_kernel.json").write_text(json.dumps({}))
+    assert sorted(child.compiled()) == ["_topk_topp_kernel"] * 2 + ["a C++ kernel"]
