@@ -24,7 +24,6 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 from vllm.logger import init_logger
-from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.readiness.engine import gauges, subclasses, switch
 from vllm.v1.readiness.feature import Feature, Live
 from vllm.v1.readiness.inputs.uploads import upload
@@ -90,9 +89,12 @@ class Slots(Feature, ABC):
         #: Reason why the newest step fell back to upstream; empty if slots serve it.
         self._left = ""
         gauges.watch(self)
+        #: Address of each row's slot; 0 if it has none.
+        self._row_addresses = np.zeros(batch.max_num_reqs, np.int64)
         # Of the current step; the rows are those of the metadata.
         self._metadata: SamplingMetadata | None = None
-        self._rows: list[torch.Tensor | None] = []
+        self._count = 0
+        self._cached_rows: list[torch.Tensor | None] | None = None
         self._addresses: torch.Tensor | None = None
         self._drafts: SpecDecodeMetadata | None = None
         self._width = self.vocab_size
@@ -227,7 +229,7 @@ class Slots(Feature, ABC):
         drafts: "SpecDecodeMetadata | None",
     ) -> bool:
         """Return whether this step's slots belong to these logits; see :meth:`take`."""
-        positions = len(self._rows) if drafts is None else len(drafts.draft_token_ids)
+        positions = self._count if drafts is None else len(drafts.draft_token_ids)
         return (
             self.serving
             and self._describes_rows(metadata)
@@ -238,12 +240,33 @@ class Slots(Feature, ABC):
     def add_request(self, request: "CachedRequestState") -> None:
         """Give the request a slot if it needs one; a new slot is built before the next step."""
         kept: _KeptSlot | None = vars(request).pop(self._attribute, None)
+        slot = None
         if self._wants(request):
             mine = kept is not None and self._kept.pop(request.req_id, None) is kept
             slot = kept.slot if mine and kept is not None and kept.matches(request) else None
             del kept
             self._slots[request.req_id] = slot
             self._trim_kept()
+        self._set_address(request.req_id, slot)
+
+    def move_row(self, source: int, target: int) -> None:
+        """Move the slot's address."""
+        self._row_addresses[target] = self._row_addresses[source]
+
+    def swap_rows(self, one: int, other: int) -> None:
+        """Swap the addresses of slots."""
+        self._row_addresses[[one, other]] = self._row_addresses[[other, one]]
+
+    @property
+    def _rows(self) -> list[torch.Tensor | None]:
+        """Slot of each row, for PyTorch."""
+        if self._cached_rows is None:
+            self._cached_rows = [self._slots.get(req_id) for req_id in self.batch.req_ids]
+        return self._cached_rows
+
+    def _set_address(self, req_id: str, slot: torch.Tensor | None) -> None:
+        row = self.batch.req_id_to_index[req_id]
+        self._row_addresses[row] = 0 if slot is None else slot.data_ptr()
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
         """Keep the request's slot while the runner knows the request, unless drafts are in flight.
@@ -334,7 +357,7 @@ class Slots(Feature, ABC):
 
     def leave_step(self) -> None:
         """Leave a step to upstream. The slots will lack the step's samples, and are rebuilt."""
-        if not (self._slots or self._rows or self.serving):
+        if not (self._slots or self._count or self.serving):
             return
         self._forget_rows()
         self._slots = dict.fromkeys(self._slots)
@@ -342,19 +365,18 @@ class Slots(Feature, ABC):
             self._release()
 
     def _look_up(self, metadata: "SamplingMetadata") -> None:
-        self._rows = [self._slots.get(req_id) for req_id in self.batch.req_ids]
+        self._count = self.batch.num_reqs
+        self._cached_rows = None
         if self.kernels is not None:
-            addresses = [0 if slot is None else slot.data_ptr() for slot in self._rows]
-            self._addresses = async_tensor_h2d(
-                addresses, torch.int64, self.device, pin_memory=self.batch.pin_memory
-            )
+            self._addresses = self._staged(self._row_addresses[: self._count], torch.int64)
         self._metadata = metadata
 
     def _forget_rows(self) -> None:
         """Forget the slot of each row, until rows are looked up again."""
         self.serving = False
         self._metadata = None
-        self._rows = []
+        self._count = 0
+        self._cached_rows = None
         self._addresses = None
         self._drafts = None
 
@@ -377,7 +399,8 @@ class Slots(Feature, ABC):
         self.history.settle_rows(rows, self.name)
         try:
             for req_id, row in zip(waiting, rows, strict=True):
-                self._slots[req_id] = self._build_slot(row)
+                self._slots[req_id] = slot = self._build_slot(row)
+                self._row_addresses[row] = slot.data_ptr()
         except torch.OutOfMemoryError:
             if self._kept:
                 self._trim_kept(0)
