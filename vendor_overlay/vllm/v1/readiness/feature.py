@@ -80,6 +80,9 @@ class Feature:
     def warm_up(self) -> None:
         """Compile kernels and pin memory, so that the first request does not stall."""
 
+    def compile_kernels(self, runner: "GPUModelRunner") -> None:
+        """Compile the kernels that requests can reach. Called once, at the end of start-up."""
+
     def choose_slots(self, runner: "GPUModelRunner") -> None:
         """Choose the KV cache groups that need a slot mapping. Called once the groups exist."""
 

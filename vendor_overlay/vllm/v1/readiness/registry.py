@@ -97,6 +97,8 @@ LOGPROB_RANKS = _feature("logprob-ranks", "sample.logprob_ranks:LogprobRanks")
 LOGPROBS = _feature(
     "logprobs", "frontend.logprobs", "frontend.logprob_messages", "frontend.token_texts", on_v2=True
 )
+#: Compiles the kernels that requests can reach before the engine is ready.
+WARM_UP = _feature("warm-up", "sample.warm_up:WarmUp")
 #: Sends only the masks of rows with a grammar, without a wait.
 GRAMMARS = _feature("grammars", "sample.grammars:Grammars", "core.grammar_masks", on_v2=True)
 

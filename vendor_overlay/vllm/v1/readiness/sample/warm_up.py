@@ -1,0 +1,228 @@
+"""Feature ``warm-up``: kernels that requests can reach are compiled before the engine is ready.
+
+Triton compiles a kernel at its first launch, and again for arguments of another class. The classes
+of an integer are 1, multiples of 16, and all others; a tensor is classified by its dtype and by its
+alignment, or as None. The dummy runs of vLLM's start-up launch few of these variants. The first
+request that needs another variant stalls the whole engine: for seconds if it has ``top_k`` or
+``top_p``, for about a second if it asks for logprobs, whose ranks torch.compile computes.
+
+Here each variant is launched once, at the end of start-up, by vLLM's own functions and with at most
+16 rows. No request is in the batch then, and all results are dropped. Upstream seeds the global
+random number generators afterwards, so that requests draw the same numbers as without the feature.
+
+Kernels of models, attention backends, LoRA and drafters are left to upstream's dummy runs.
+"""
+
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._dummy_sampler_run
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_inputs
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states
+# mirrors: vllm.v1.worker.block_table:_compute_slot_mapping_kernel
+# mirrors: vllm.v1.worker.utils:_zero_kv_blocks_kernel
+# mirrors: vllm.v1.worker.mamba_utils:batch_memcpy_kernel
+# mirrors: vllm.v1.spec_decode.utils:update_num_computed_tokens_for_batch_change
+# mirrors: vllm.v1.sample.sampler:Sampler.gather_logprobs
+# mirrors: vllm.v1.sample.ops.logprobs:batched_count_greater_than
+# mirrors: vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_top_p
+# mirrors: vllm.v1.sample.ops.topk_topp_triton:apply_top_k_top_p_triton
+# mirrors: vllm.v1.sample.rejection_sampler:rejection_sample
+# mirrors: vllm.v1.structured_output.utils:apply_grammar_bitmask
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.distributed import get_pp_group
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+from vllm.v1.readiness.feature import Feature, Live
+from vllm.v1.sample.logits_processor import LogitsProcessors
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+from vllm.v1.spec_decode.utils import update_num_computed_tokens_for_batch_change
+from vllm.v1.worker.mamba_utils import batch_memcpy
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+logger = init_logger(__name__)
+
+#: Divisor by which Triton classifies integers; the largest number of rows of a launch.
+_DIVISOR = 16
+#: Represents the integers that are neither 1 nor a multiple of 16. Not less than 8: top_k and top_p
+#: of smaller batches are applied without Triton.
+_OTHER = 9
+
+
+def counts(most: int) -> list[int]:
+    """Return one integer per class that Triton distinguishes, of those from 1 to ``most``."""
+    return sorted({1, min(_OTHER, most)} | ({_DIVISOR} if most >= _DIVISOR else set()))
+
+
+class WarmUp(Feature):
+    """Compiles the kernels that the requests of one runner can reach."""
+
+    pooling = True
+
+    @classmethod
+    def make(cls, live: "Live") -> "WarmUp | None":
+        """Create the feature; None without CUDA."""
+        served = current_platform.is_cuda() and live.batch.device.type == "cuda"
+        return cls(live.batch) if served else None
+
+    @torch.inference_mode()  # as in a step: torch.compile compiles again in another mode
+    def compile_kernels(self, runner: "GPUModelRunner") -> None:
+        """Launch each variant of the kernels. A kernel that fails is logged and skipped."""
+        begun = time.perf_counter()
+        for part in (map_slots, zero_blocks, correct_counts, copy_states):
+            _try(part, runner)
+        multimodal = runner.model_config.multimodal_config
+        encodes = multimodal is not None and multimodal.mm_encoder_only
+        if get_pp_group().is_last_rank and not (runner.is_pooling_model or encodes):
+            _try(_compile_samplers, runner)
+        logger.info(
+            "Readiness overlay: compiled the kernels that requests can reach in %.1f s.",
+            time.perf_counter() - begun,
+        )
+
+
+def _try(part: "Callable[[GPUModelRunner], None]", runner: "GPUModelRunner") -> None:
+    """Run a part of the warm-up; what it fails to compile is left to the first request."""
+    try:
+        part(runner)
+    except Exception as error:  # a runner or sampler of another class may take no such calls
+        logger.warning_once(
+            "Readiness overlay: %s failed in the warm-up (%s: %s). Its kernels may be compiled "
+            "while requests are served.",
+            *(part.__name__.strip("_"), type(error).__name__, error),
+        )
+
+
+def map_slots(runner: "GPUModelRunner") -> None:
+    """Compile the slot mapping of each KV cache group, for each class of tokens per step."""
+    for tokens in counts(runner.max_num_tokens):
+        # A launch for no requests writes only padding.
+        runner.input_batch.block_table.compute_slot_mapping(
+            0, runner.query_start_loc.gpu[:1], runner.positions[:tokens]
+        )
+
+
+def zero_blocks(runner: "GPUModelRunner") -> None:
+    """Compile the zeroing of new KV cache blocks, on the null block; no-op if none are zeroed."""
+    for blocks in counts(_DIVISOR):
+        runner._zero_block_ids([0] * blocks)
+
+
+def correct_counts(runner: "GPUModelRunner") -> None:
+    """Compile the correction of computed tokens after drafts, under asynchronous scheduling.
+
+    torch.compile distinguishes sizes of 1 from others. Sizes that are equal here become one symbol,
+    and would have to be equal in every step.
+    """
+    if not runner.use_async_spec_decode:
+        return
+    most = runner.max_num_reqs
+    for rows, previous in product(sorted({1, min(2, most), most}), sorted({1, min(3, most)})):
+        # No request had drafts: each count is replaced by itself.
+        update_num_computed_tokens_for_batch_change(
+            runner.num_computed_tokens,
+            runner.num_accepted_tokens.gpu[:rows],
+            runner.prev_positions.gpu[:rows],
+            torch.zeros(previous, dtype=torch.int32, device=runner.device),
+            runner.prev_num_draft_tokens.gpu,
+            runner.num_computed_tokens[:rows].clone(),
+        )
+
+
+def copy_states(runner: "GPUModelRunner") -> None:
+    """Compile the copy of aligned Mamba states, by a copy of no bytes."""
+    if runner.cache_config.mamba_cache_mode == "align":
+        buffers = runner._get_mamba_bufs().preprocess
+        sizes = torch.zeros_like(buffers.sizes.gpu[:1])
+        batch_memcpy(buffers.src_ptrs.gpu[:1], buffers.dst_ptrs.gpu[:1], sizes)
+
+
+def _compile_samplers(runner: "GPUModelRunner") -> None:
+    """Compile the kernels that read logits, with logits of the model's own dtype and strides."""
+    config = runner.model_config
+    size = (_DIVISOR, config.get_hidden_size())
+    logits = runner.model.compute_logits(
+        torch.zeros(size, dtype=config.dtype, device=runner.device)
+    )
+    if logits is not None:  # ranks that do not sample have none
+        for compile_part in (sample, verify_drafts, mask):
+            _try(lambda runner, part=compile_part: part(runner, logits), runner)
+
+
+def _metadata(rows: int, device: torch.device, top_k: bool, top_p: bool) -> SamplingMetadata:
+    """Return metadata of ``rows`` random requests with one logprob each."""
+    ones = torch.ones(rows, device=device)
+    return SamplingMetadata(
+        temperature=ones,
+        all_greedy=False,
+        all_random=False,
+        top_p=ones if top_p else None,
+        top_k=ones.to(torch.int32) if top_k else None,
+        generators={},
+        max_num_logprobs=1,
+        no_penalties=True,
+        prompt_token_ids=None,
+        **dict.fromkeys(
+            ("frequency_penalties", "presence_penalties", "repetition_penalties"), ones
+        ),
+        output_token_ids=[[] for _ in range(rows)],
+        allowed_token_ids_mask=None,
+        bad_words_token_ids={},
+        logitsprocs=LogitsProcessors(),
+    )
+
+
+def _greedy(metadata: SamplingMetadata) -> SamplingMetadata:
+    return replace(metadata, temperature=None, all_greedy=True)
+
+
+def sample(runner: "GPUModelRunner", logits: torch.Tensor) -> None:
+    """Compile top_k, top_p and logprobs, with and without a seed."""
+    seeded = {0: torch.Generator(runner.device).manual_seed(0)}
+    for rows in counts(min(runner.max_num_reqs, len(logits))):
+        for top_k, top_p in product((False, True), repeat=2):
+            metadata = _metadata(rows, runner.device, top_k, top_p)
+            # FlashInfer serves only batches without generators.
+            for each in (metadata, replace(metadata, generators=seeded)):
+                runner.sampler(logits=logits[:rows], sampling_metadata=each)
+        runner.sampler(logits=logits[:rows], sampling_metadata=_greedy(metadata))
+
+
+def verify_drafts(runner: "GPUModelRunner", logits: torch.Tensor) -> None:
+    """Compile the verification of drafts, with top_k, top_p and logprobs."""
+    speculative = runner.speculative_config
+    if speculative is None:
+        return
+    most = runner.num_spec_tokens
+    given: list[torch.Tensor | None] = [None]
+    for positions in counts(min(runner.max_num_reqs * most, len(logits))):
+        lengths = [most] * (positions // most) + [positions % most] * (positions % most > 0)
+        drafts = SpecDecodeMetadata.make_dummy([[0] * length for length in lengths], runner.device)
+        if speculative.draft_sample_method == "probabilistic":
+            given = [None, torch.ones(positions, logits.shape[-1], device=runner.device)]
+        for probabilities, top_k, top_p in product(given, (False, True), (False, True)):
+            metadata = _metadata(len(lengths), runner.device, top_k, top_p)
+            for each in (metadata, _greedy(metadata)):
+                runner.rejection_sampler(drafts, probabilities, logits, each)
+
+
+def mask(runner: "GPUModelRunner", logits: torch.Tensor) -> None:
+    """Compile the masks of grammars, for all rows and for rows given by their indices."""
+    if runner.model_config.skip_tokenizer_init:  # vLLM then refuses grammars
+        return
+    # Imported from upstream's module, so that a replaced library is used here, too.
+    from vllm.v1.structured_output.utils import xgr
+
+    words = -(-runner.input_batch.vocab_size // 32)
+    masks = torch.full((len(logits), words), -1, dtype=torch.int32, device=runner.device)
+    indices = torch.arange(len(logits), dtype=torch.int32, device=runner.device)
+    for rows in counts(min(runner.max_num_reqs * (1 + runner.num_spec_tokens), len(logits))):
+        for rows_masked in (None, indices[:rows]):
+            xgr.apply_token_bitmask_inplace(logits[:rows], masks[:rows], indices=rows_masked)
