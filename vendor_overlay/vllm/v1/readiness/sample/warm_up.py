@@ -42,7 +42,6 @@ from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.spec_decode.utils import update_num_computed_tokens_for_batch_change
-from vllm.v1.worker.mamba_utils import batch_memcpy
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -81,22 +80,22 @@ class WarmUp(Feature):
         multimodal = runner.model_config.multimodal_config
         encodes = multimodal is not None and multimodal.mm_encoder_only
         if get_pp_group().is_last_rank and not (runner.is_pooling_model or encodes):
-            _try(_compile_samplers, runner)
+            _try(read_logits, runner)
         logger.info(
             "Readiness overlay: compiled the kernels that requests can reach in %.1f s.",
             time.perf_counter() - begun,
         )
 
 
-def _try(part: "Callable[[GPUModelRunner], None]", runner: "GPUModelRunner") -> None:
-    """Run a part of the warm-up; what it fails to compile is left to the first request."""
+def _try(part: Callable[..., None], *arguments: object) -> None:
+    """Run a part of the warm-up. If it fails, its kernels are compiled when a step needs them."""
     try:
-        part(runner)
+        part(*arguments)
     except Exception as error:  # a runner or sampler of another class may take no such calls
         logger.warning_once(
             "Readiness overlay: %s failed in the warm-up (%s: %s). Its kernels may be compiled "
             "while requests are served.",
-            *(part.__name__.strip("_"), type(error).__name__, error),
+            *(part.__name__, type(error).__name__, error),
         )
 
 
@@ -139,12 +138,14 @@ def correct_counts(runner: "GPUModelRunner") -> None:
 def copy_states(runner: "GPUModelRunner") -> None:
     """Compile the copy of aligned Mamba states, by a copy of no bytes."""
     if runner.cache_config.mamba_cache_mode == "align":
+        from vllm.v1.worker.mamba_utils import batch_memcpy
+
         buffers = runner._get_mamba_bufs().preprocess
         sizes = torch.zeros_like(buffers.sizes.gpu[:1])
         batch_memcpy(buffers.src_ptrs.gpu[:1], buffers.dst_ptrs.gpu[:1], sizes)
 
 
-def _compile_samplers(runner: "GPUModelRunner") -> None:
+def read_logits(runner: "GPUModelRunner") -> None:
     """Compile the kernels that read logits, with logits of the model's own dtype and strides."""
     config = runner.model_config
     size = (_DIVISOR, config.get_hidden_size())
@@ -152,8 +153,8 @@ def _compile_samplers(runner: "GPUModelRunner") -> None:
         torch.zeros(size, dtype=config.dtype, device=runner.device)
     )
     if logits is not None:  # ranks that do not sample have none
-        for compile_part in (sample, verify_drafts, mask):
-            _try(lambda runner, part=compile_part: part(runner, logits), runner)
+        for part in (sample, verify_drafts, mask):
+            _try(part, runner, logits)
 
 
 def _metadata(rows: int, device: torch.device, top_k: bool, top_p: bool) -> SamplingMetadata:
@@ -215,8 +216,6 @@ def verify_drafts(runner: "GPUModelRunner", logits: torch.Tensor) -> None:
 
 def mask(runner: "GPUModelRunner", logits: torch.Tensor) -> None:
     """Compile the masks of grammars, for all rows and for rows given by their indices."""
-    if runner.model_config.skip_tokenizer_init:  # vLLM then refuses grammars
-        return
     # Imported from upstream's module, so that a replaced library is used here, too.
     from vllm.v1.structured_output.utils import xgr
 
