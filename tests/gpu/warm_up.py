@@ -60,12 +60,16 @@ class Compilations:
             return hook(repr=repr, **named) if hook is not None else None
 
         triton.knobs.runtime.jit_cache_hook = note
-        torch._dynamo.callback.on_compile_start(
-            lambda arguments: self.names.append(f"torch.compile {arguments.compile_id}")
-        )
+
+    def begin(self, arguments: Any) -> None:
+        """Note a compilation of torch.compile's."""
+        self.names.append(f"torch.compile {arguments.compile_id}")
 
     def take(self) -> list[str]:
         """Return the names so far, and forget them."""
+        callbacks = torch._dynamo.callback.callback_handler.start_callbacks
+        if self.begin not in callbacks:  # a reset of dynamo removes it
+            callbacks.append(self.begin)
         names, self.names[:] = list(self.names), []
         return names
 

@@ -71,20 +71,24 @@ class WarmUp(Feature):
         served = current_platform.is_cuda() and live.batch.device.type == "cuda"
         return cls(live.batch) if served else None
 
-    @torch.inference_mode()  # as in a step: torch.compile compiles again in another mode
     def compile_kernels(self, runner: "GPUModelRunner") -> None:
-        """Launch each variant of the kernels. A kernel that fails is logged and skipped."""
+        """Launch each variant of the kernels. A part that fails is logged and skipped."""
         begun = time.perf_counter()
+        with torch.inference_mode():  # as a step: torch.compile compiles again in another mode
+            self._compile(runner)
+        logger.info(
+            "Readiness overlay: compiled the kernels that requests can reach in %.1f s.",
+            time.perf_counter() - begun,
+        )
+
+    @staticmethod
+    def _compile(runner: "GPUModelRunner") -> None:
         for part in (map_slots, zero_blocks, correct_counts, copy_states):
             _try(part, runner)
         multimodal = runner.model_config.multimodal_config
         encodes = multimodal is not None and multimodal.mm_encoder_only
         if get_pp_group().is_last_rank and not (runner.is_pooling_model or encodes):
             _try(read_logits, runner)
-        logger.info(
-            "Readiness overlay: compiled the kernels that requests can reach in %.1f s.",
-            time.perf_counter() - begun,
-        )
 
 
 def _try(part: Callable[..., None], *arguments: object) -> None:
@@ -160,22 +164,24 @@ def read_logits(runner: "GPUModelRunner") -> None:
 def _metadata(rows: int, device: torch.device, top_k: bool, top_p: bool) -> SamplingMetadata:
     """Return metadata of ``rows`` random requests with one logprob each."""
     ones = torch.ones(rows, device=device)
+    filters = {
+        "top_k": ones.to(torch.int32) if top_k else None,
+        "top_p": ones if top_p else None,
+    }
+    penalties = ("frequency_penalties", "presence_penalties", "repetition_penalties")
     return SamplingMetadata(
-        temperature=ones,
-        all_greedy=False,
-        all_random=False,
-        top_p=ones if top_p else None,
-        top_k=ones.to(torch.int32) if top_k else None,
-        generators={},
-        max_num_logprobs=1,
+        **filters,
+        **dict.fromkeys(penalties, ones),  # not read
         no_penalties=True,
-        prompt_token_ids=None,
-        **dict.fromkeys(
-            ("frequency_penalties", "presence_penalties", "repetition_penalties"), ones
-        ),
-        output_token_ids=[[] for _ in range(rows)],
-        allowed_token_ids_mask=None,
+        temperature=ones,
+        all_random=False,
+        all_greedy=False,
+        max_num_logprobs=1,
+        generators={},
         bad_words_token_ids={},
+        allowed_token_ids_mask=None,
+        prompt_token_ids=None,
+        output_token_ids=[[] for _ in range(rows)],
         logitsprocs=LogitsProcessors(),
     )
 
