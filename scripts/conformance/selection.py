@@ -74,6 +74,7 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
         "tests/compile/test_rotary_embedding_compile.py": _SETTING,
         "tests/config/test_config_generation.py": _DOWNLOAD,
         "tests/config/test_mp_reducer.py": _DOWNLOAD,
+        "tests/distributed/test_comm_ops.py": _RAY,
         "tests/distributed/test_mq_connect_ip.py": _CONTEXTS,
         "tests/distributed/test_nccl_symm_mem_allreduce.py": _SEVERAL,
         "tests/distributed/test_quick_all_reduce.py": _SEVERAL,
@@ -93,6 +94,7 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
         "tests/entrypoints/serve/tokenize/test_serving_tokenization.py": _MOCK,
         "tests/kernels/moe/test_grouped_topk.py": _SETTING,
         "tests/kernels/moe/test_routing_simulator.py": _SETTING,
+        "tests/lora/test_worker.py": _DOWNLOAD,
         "tests/models/multimodal/generation/test_voxtral_realtime.py": _DOWNLOAD,
         "tests/models/test_initialization.py": _DOWNLOAD,
         "tests/plugins_tests/test_platform_plugins.py": _PLUGIN,
@@ -125,6 +127,7 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
         "tests/v1/spec_decode/test_eagle.py": _DOWNLOAD,
         "tests/v1/streaming_input/test_async_llm_streaming.py": "needs pytest-asyncio",
         "tests/v1/structured_output/test_backend_guidance.py": _DOWNLOAD,
+        "tests/v1/worker/test_worker_memory_snapshot.py": _SEVERAL,
     }
 )
 
