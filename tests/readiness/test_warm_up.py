@@ -100,6 +100,7 @@ class Runner(SimpleNamespace):
         config = SimpleNamespace(
             multimodal_config=None, dtype=torch.bfloat16, get_hidden_size=lambda: HIDDEN
         )
+        speculative = SimpleNamespace(draft_sample_method="probabilistic")
         super().__init__(
             device=torch.device("cpu"),
             max_num_reqs=requests,
@@ -109,7 +110,7 @@ class Runner(SimpleNamespace):
             is_pooling_model=False,
             model_config=config,
             cache_config=SimpleNamespace(mamba_cache_mode="align"),
-            speculative_config=drafts and SimpleNamespace(draft_sample_method="probabilistic"),
+            speculative_config=speculative if drafts else None,
             input_batch=SimpleNamespace(block_table=tables, vocab_size=VOCABULARY),
             model=SimpleNamespace(compute_logits=self.compute_logits),
             query_start_loc=Buffer(requests + 1),
@@ -163,7 +164,8 @@ def variants(
 
         masks = importlib.import_module("xgrammar.kernels.apply_token_bitmask_inplace_triton")
         apply = masks.apply_token_bitmask_inplace_triton
-        monkeypatch.setattr(xgr, "apply_token_bitmask_inplace", apply, raising=False)
+        assert xgr.apply_token_bitmask_inplace  # loads the library, which replaces what was set
+        monkeypatch.setattr(xgr, "apply_token_bitmask_inplace", apply)
         group = SimpleNamespace(is_last_rank=True)
         monkeypatch.setattr(warm_up, "get_pp_group", lambda: group)
         yield seen
