@@ -240,7 +240,8 @@ def test_prompts_are_gathered_for_upstream_only(
 
     def noted(self: Any) -> torch.Tensor:
         made.append(self.num_reqs)
-        return make(self)  # type: ignore[no-any-return]
+        ids: torch.Tensor = make(self)
+        return ids
 
     monkeypatch.setattr(batch, "_make_prompt_token_ids_cpu_tensor", noted)
     run = LockstepRun(max_num_seqs=3, **named)

@@ -99,7 +99,7 @@ def test_a_mock_is_left_alone() -> None:
     attached = live.of(batch)
     assert isinstance(attached, live.LiveBatch)
     assert live.of(batch) is attached
-    assert attached.build_metadata(mock.MagicMock(), ()) is None
+    assert attached.build_metadata(mock.MagicMock(), (1, 1, 1, None, None)) is None
 
 
 def sampled(load: Any, logits: torch.Tensor) -> Any:

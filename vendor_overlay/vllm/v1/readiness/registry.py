@@ -84,7 +84,12 @@ STEP_INPUTS = _feature(
     "inputs.step_inputs:StepInputs",
 )
 #: Sends only changed block ids; computes no unused slot mappings.
-BLOCK_TABLES = _feature("block-tables", "inputs.block_tables:BlockTables", "inputs.slot_mappings")
+BLOCK_TABLES = _feature(
+    "block-tables",
+    "inputs.block_tables:BlockTables",
+    "inputs.slot_mappings",
+    before=(STEP_INPUTS,),
+)
 #: Sends M-RoPE and XD-RoPE positions without a wait.
 ROPE_POSITIONS = _feature("rope-positions", "inputs.rope_positions:RopePositions")
 #: Places input ids and drafts for the whole batch, with one upload.

@@ -124,6 +124,10 @@ class StepInputs(Feature):
         for sampled in (None, ints.view(16, 1)):
             prepare(buffers, ints, 1, 1, True, sampled, ints, longs.view(2, 8)[:0])
 
+    def choose_slots(self, runner: "GPUModelRunner") -> None:
+        """Allocate the buffers, once the slot mappings to compute are chosen."""
+        self._suit(runner)
+
     def forget_step(self) -> None:
         """Have upstream compute the next step's M-RoPE positions."""
         self._decoded = None
@@ -261,7 +265,8 @@ class _Device:
         self._logits_indices = torch.zeros(
             runner.max_num_reqs, dtype=torch.int32, device=runner.device
         )
-        self._tables = addresses(tables).to(runner.device)
+        places = addresses(tables)
+        self._tables = (places.pin_memory() if runner.pin_memory else places).to(runner.device)
 
     def prepare(
         self, runner: "GPUModelRunner", rows: Rows, sampled: torch.Tensor | None
