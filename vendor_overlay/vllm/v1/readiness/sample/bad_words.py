@@ -25,7 +25,7 @@ import torch
 from vllm.platforms import current_platform
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.sample.bad_words_torch import MAX_ID, NOTHING, Tails, Words
-from vllm.v1.readiness.sample.slots import Slots
+from vllm.v1.readiness.sample.slots import Slots, row_stride
 
 if TYPE_CHECKING:
     from vllm.v1.readiness.outputs.history import History
@@ -98,7 +98,8 @@ class BadWords(Slots):
             return
         assert self._addresses is not None
         ids, ends, mode, positions = self._kernel_drafts(drafts, per_draft)
-        arguments = (logits, *logits.stride(), self._addresses, ids, ends, self._width)
+        strides = row_stride(logits), logits.stride(1)
+        arguments = (logits, *strides, self._addresses, ids, ends, self._width)
         grid = (len(self._addresses), self._blocks, positions)
         self.kernels.mask_kernel[grid](*arguments, MODE=mode, BLOCK=_BLOCK, num_warps=1)
 

@@ -35,7 +35,7 @@ from vllm.platforms import current_platform
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
 from vllm.v1.readiness.sample.slot_memory import SlotMemory
-from vllm.v1.readiness.sample.slots import Slots
+from vllm.v1.readiness.sample.slots import Slots, row_stride
 
 if TYPE_CHECKING:
     from vllm.config import CacheConfig
@@ -225,7 +225,7 @@ class Penalties(Slots):
         ids, ends, mode, positions = self._kernel_drafts(drafts, per_draft)
         blocks = -(-self.vocab_size // _BLOCK)
         self.kernels.apply_kernel[(len(self._addresses), blocks, positions)](
-            *(logits, logits.stride(0), self._addresses, *penalties, ids, ends, self.vocab_size),
+            *(logits, row_stride(logits), self._addresses, *penalties, ids, ends, self.vocab_size),
             MODE=mode,
             DIVIDE=divide,
             BLOCK=_BLOCK,

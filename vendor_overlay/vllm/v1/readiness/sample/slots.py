@@ -421,3 +421,11 @@ class Slots(Feature, ABC):
 
     def _staged(self, values: "np.ndarray", dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return upload(values, dtype, self.device, pin_memory=self.batch.pin_memory)
+
+
+def row_stride(logits: torch.Tensor) -> int:
+    """Return the stride of rows of logits [rows, vocab], for a kernel.
+
+    The stride of a single row is arbitrary. Another value could make Triton compile a variant.
+    """
+    return logits.stride(0) if len(logits) > 1 else logits.shape[1]
