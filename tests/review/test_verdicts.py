@@ -131,7 +131,8 @@ NOT_ON_V2 = {"closed-grammars", "cpu-pinning", "warm-up"}
 
 def test_only_model_runner_v1_runs_these() -> None:
     alive = verdicts.without_v1(seams(), References(base()), overlaid()) - NOT_ON_V2
-    assert registry.FEATURES.keys() & alive == {"sampler-copies", "logprobs", "grammars"}
+    features = {"sampler-copies", "logprobs", "grammars", "schedule", "update-outputs"}
+    assert registry.FEATURES.keys() & alive == features
     assert {"sessions", "preemption", "bad-requests"} < alive
     assert not {"row-state", "thinking-rows", "recovered-tokens"} & alive
 

@@ -102,6 +102,10 @@ LOGPROB_RANKS = _feature("logprob-ranks", "sample.logprob_ranks:LogprobRanks")
 LOGPROBS = _feature(
     "logprobs", "frontend.logprobs", "frontend.logprob_messages", "frontend.token_texts", on_v2=True
 )
+#: Schedules running requests that need no block without a loop over them.
+SCHEDULE = _feature("schedule", "core.schedule", "core.bounds", on_v2=True)
+#: Makes the output of a request that continues by one token in a few operations.
+UPDATE_OUTPUTS = _feature("update-outputs", "core.update_outputs", "core.bounds", on_v2=True)
 #: Compiles the kernels that requests can reach before the engine is ready.
 WARM_UP = _feature("warm-up", "sample.warm_up:WarmUp")
 #: Sends only the masks of rows with a grammar, without a wait.

@@ -12,6 +12,8 @@ __getattr__ = door(
     "orphan_drafts",
     "preemption",
     "refused_grammars",
+    "schedule",
     "sessions",
+    "update_outputs",
     "window_blocks",
 )

@@ -1,0 +1,304 @@
+"""Bounds of decoding requests: lengths below which one more token needs no code of upstream's.
+
+A request that decodes passes through several functions of the scheduler and the KV cache manager
+in each step. Most calls have no effect: a block is allocated, cached or hashed once per block, and
+a length limit is reached once. :class:`Bounds` holds the lengths at which these calls may have an
+effect. The features ``schedule`` and ``update-outputs`` skip the calls below these lengths.
+
+A bound that is too low only costs time, because upstream's code then runs as in stock. A bound is
+valid until the request is preempted or stops.
+"""
+
+# mirrors: vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots
+# mirrors: vllm.v1.core.kv_cache_manager:KVCacheManager.cache_blocks
+# mirrors: vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator
+# mirrors: vllm.v1.core.kv_cache_coordinator:HybridKVCacheCoordinator.cache_blocks
+# mirrors: vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager
+# mirrors: vllm.v1.core.single_type_kv_cache_manager:SlidingWindowManager.get_num_skipped_tokens
+# mirrors: vllm.v1.core.single_type_kv_cache_manager:ChunkedLocalAttentionManager
+# mirrors: vllm.v1.core.single_type_kv_cache_manager:MambaManager
+# mirrors: vllm.v1.core.kv_cache_utils:get_request_block_hasher
+# mirrors: vllm.v1.core.sched.utils:check_stop
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.core.kv_cache_coordinator import (
+    HybridKVCacheCoordinator,
+    KVCacheCoordinatorNoPrefixCache,
+    UnitaryKVCacheCoordinator,
+)
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.single_type_kv_cache_manager import (
+    ChunkedLocalAttentionManager,
+    FullAttentionManager,
+    MambaManager,
+    SingleTypeKVCacheManager,
+    SlidingWindowManager,
+)
+from vllm.v1.readiness.engine import gauges, subclasses, switch
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.request import Request
+
+#: Attribute of a request that holds its :class:`Bounds`.
+ATTRIBUTE = "readiness_bounds"
+_CACHE = "readiness_cache"
+_COORDINATORS = (
+    HybridKVCacheCoordinator,
+    KVCacheCoordinatorNoPrefixCache,
+    UnitaryKVCacheCoordinator,
+)
+_GROUPS = (
+    ChunkedLocalAttentionManager,
+    FullAttentionManager,
+    MambaManager,
+    SlidingWindowManager,
+)
+#: Methods whose calls are skipped: upstream's own code must be in them.
+_SCHEDULER = ("_update_request_with_output", "_update_after_schedule", "_make_cached_request_data")
+_MANAGER = ("allocate_slots", "cache_blocks", "create_kv_cache_blocks")
+#: Attributes of a scheduler that are set if others take part in its decisions.
+_OTHERS = ("connector", "ec_connector", "is_encoder_decoder", "enable_return_routed_experts")
+#: Attributes of a request that its outputs repeat. They change only in upstream's code.
+_CONSTANT = ("trace_headers", "stop_reason", "num_nans_in_logits")
+#: A length that no request reaches.
+_NONE = sys.maxsize
+
+
+class Bounds:
+    """Bounds of one request. Each is a first number of tokens, in the meaning of its attribute.
+
+    Attributes:
+        near: ``num_computed_tokens`` from which scheduling one token may need a block, free or
+            cache one, or reach ``limit``. Under asynchronous scheduling, one token earlier: it is
+            reached only if no token of the request is in flight.
+        limit: ``num_computed_tokens`` from which the request may be left out of a step.
+        cached: ``num_computed_tokens``, without tokens in flight, from which a block is cached.
+        hashed: ``num_tokens`` from which a block is hashed.
+        room: ``num_tokens`` at which the request stops.
+        stops: token ids that stop the request.
+        logprobs: whether the request returns logprobs.
+        constant: further fields of each output of the request, as a dict; empty in most cases.
+        preemptions: ``num_preemptions`` for which the request's outputs are those of a request that
+            continues; -1 if upstream makes its next output.
+    """
+
+    __slots__ = (
+        "cached",
+        "constant",
+        "hashed",
+        "limit",
+        "logprobs",
+        "near",
+        "preemptions",
+        "room",
+        "stops",
+    )
+
+    def __init__(self) -> None:
+        self.near = self.limit = self.hashed = self.room = 0
+        self.cached = _NONE
+        self.stops: frozenset[int | None] = frozenset()
+        self.logprobs = False
+        self.constant: dict[str, Any] = {}
+        self.preemptions = -1
+
+
+#: Bounds of a request that upstream's code serves.
+NEVER = Bounds()
+
+
+class Cache:
+    """A scheduler's KV cache, and the limits of its requests.
+
+    Attributes:
+        asynchronous: whether steps are scheduled ahead of their tokens.
+    """
+
+    def __init__(self, scheduler: "Scheduler") -> None:
+        self.manager = manager = scheduler.kv_cache_manager
+        coordinator = manager.coordinator
+        self.asynchronous = hasattr(scheduler, "_spec_token_placeholders")
+        self.groups: tuple[SingleTypeKVCacheManager, ...] = coordinator.single_type_managers
+        #: The group of a model with full attention alone.
+        self._only = self.groups[0] if [*map(type, self.groups)] == [FullAttentionManager] else None
+        self.caching: bool = manager.enable_caching
+        self._free = coordinator.block_pool.free_block_queue
+        self._null = coordinator.block_pool.null_block
+        self.hash_size: int = coordinator.block_pool.hash_block_size
+        #: Hybrid models cache whole multiples of this number of tokens.
+        self._aligned: int = getattr(coordinator, "lcm_block_size", 1)
+        self.lookahead: int = scheduler.num_lookahead_tokens
+        self.max_model_len: int = scheduler.max_model_len
+
+    def bounds(self, request: "Request") -> Bounds:
+        """Make the bounds of a request from its present state, after a step was scheduled."""
+        params = request.sampling_params
+        if (
+            params is None
+            or is_unusual(request)
+            or request.is_prefill_chunk
+            or request.num_computed_tokens < request.num_prompt_tokens
+        ):
+            return NEVER
+        bounds = Bounds()
+        length = min(request.num_prompt_tokens + request.max_tokens, self.max_model_len)
+        bounds.limit = length - 1
+        self.update(request, bounds)
+        if request.async_tokens_to_discard or params.repetition_detection is not None:
+            return bounds
+        if request._block_hasher is None:
+            bounds.hashed = _NONE
+        elif len(request.block_hashes) == request.num_tokens // self.hash_size:
+            bounds.hashed = (len(request.block_hashes) + 1) * self.hash_size
+        else:  # another block size than ours
+            return bounds
+        bounds.room = length
+        bounds.stops = frozenset((params.eos_token_id, *(params.stop_token_ids or ())))
+        bounds.logprobs = params.num_logprobs is not None
+        constant = {name: getattr(request, name) for name in _CONSTANT}
+        bounds.constant = {name: value for name, value in constant.items() if value}
+        if request.prefill_stats is None and not request.events:
+            bounds.preemptions = request.num_preemptions
+        return bounds
+
+    def allocate(self, request: "Request", bounds: Bounds) -> "KVCacheBlocks | None":
+        """Allocate slots for one more token of a request, and update its bounds.
+
+        With one group of full attention, and enough blocks, ``allocate_slots`` would only make the
+        two calls that are made here.
+
+        Returns:
+            The new blocks; None if there are too few.
+        """
+        manager, group, computed = self.manager, self._only, request.num_computed_tokens
+        if group is None or not self._free.num_free_blocks:
+            blocks = manager.allocate_slots(request, 1, num_lookahead_tokens=self.lookahead)
+            if blocks is not None:
+                self.update(request, bounds)
+            return blocks
+        name, size, count = request.request_id, group.block_size, computed + 1
+        new = group.allocate_new_blocks(
+            name, min(count + self.lookahead, self.max_model_len), count
+        )
+        until = min(bounds.limit, len(group.req_to_blocks[name]) * size - self.lookahead)
+        if self.caching:
+            group.cache_blocks(request, min(count, len(request._all_token_ids)))
+            bounds.cached = (group.num_cached_block.get(name, 0) + 1) * size
+        self._approach(bounds, until)
+        return KVCacheBlocks((new,)) if new else manager.empty_kv_cache_blocks
+
+    def update(self, request: "Request", bounds: Bounds) -> None:
+        """Update ``cached`` and ``until`` after blocks were allocated or cached."""
+        cached, until = _NONE, bounds.limit
+        name = request.request_id
+        for group in self.groups:
+            if self.caching:
+                following = (group.num_cached_block.get(name, 0) + 1) * group.block_size
+                cached = min(cached, -(-following // self._aligned) * self._aligned)
+            until = min(until, self._allocates(group, request))
+        bounds.cached = cached
+        self._approach(bounds, until)
+
+    def _approach(self, bounds: Bounds, until: int) -> None:
+        """Set ``near``; a block is due from ``until`` on, and one is cached from ``cached`` on."""
+        if self.asynchronous:
+            bounds.near = min(until, bounds.cached) - 1
+        else:
+            bounds.near = min(until, bounds.cached - 1)
+
+    def _allocates(self, group: SingleTypeKVCacheManager, request: "Request") -> int:
+        """Return the ``num_computed_tokens`` from which a group allocates or frees a block."""
+        blocks = group.req_to_blocks.get(request.request_id)
+        if not blocks:
+            return 0
+        slots: int = len(blocks) * group.block_size - self.lookahead
+        if type(group) is FullAttentionManager:
+            return slots
+        if isinstance(group, MambaManager):
+            slots = self._recurrent(group, blocks, request)
+        return min(slots, self._frees(group, blocks, request.num_computed_tokens))
+
+    def _recurrent(
+        self, group: MambaManager, blocks: "list[KVCacheBlock]", request: "Request"
+    ) -> int:
+        """Return the ``num_computed_tokens`` from which recurrent layers need another block.
+
+        In mode "align" they also free the block of the state before.
+        """
+        size, drafts = group.block_size, group.num_speculative_blocks
+        slots: int = (len(blocks) - drafts) * size
+        if group.mamba_cache_mode != "align":
+            return slots - self.lookahead
+        if request.num_computed_tokens < slots - size:
+            return 0  # upstream fails
+        last = group.last_state_block_idx.get(request.request_id)
+        if last is not None and blocks[last] is not self._null:
+            slots = min(slots, (last + 1) * size + drafts + 1)
+        return slots
+
+    def _frees(
+        self,
+        group: SingleTypeKVCacheManager,
+        blocks: "list[KVCacheBlock]",
+        computed: int,
+    ) -> int:
+        """Return the ``num_computed_tokens`` from which a group frees a block before its window."""
+        size: int = group.block_size
+        drafts: int = group.num_speculative_blocks if isinstance(group, MambaManager) else 0
+        skipped = group.get_num_skipped_tokens(computed - drafts)
+        number: int = min(max(0, skipped) // size, len(blocks))
+        if number and blocks[number - 1] is not self._null:
+            return 0
+        following: int = (number + 1) * size
+        if isinstance(group, MambaManager):
+            return following + drafts + 1
+        if isinstance(group, SlidingWindowManager):
+            return following + int(group.sliding_window) - 1
+        chunk: int = group.attention_chunk_size
+        return -(-following // chunk) * chunk
+
+
+def cache_of(scheduler: "Scheduler") -> Cache:
+    """Return the KV cache of a scheduler, created on first use."""
+    return subclasses.remembered(scheduler, _CACHE, lambda: Cache(scheduler))
+
+
+def serves(scheduler: "Scheduler", word: str) -> bool:
+    """Whether a feature is on and serves a scheduler; counts and logs once if it does not."""
+    if word not in switch.enabled():
+        return False
+    if not subclasses.has_door(sys.modules.get(type(scheduler).__module__)):
+        subclasses.leave_scheduler(type(scheduler), word, "its steps")
+        return False
+    if not _is_known(scheduler):
+        gauges.fall_back(word, gauges.OTHER_INPUT)
+        return False
+    return True
+
+
+def is_unusual(request: "Request") -> bool:
+    """Whether upstream's code serves a request in each step."""
+    return bool(
+        request.mm_features
+        or request.pooling_params is not None
+        or request.structured_output_request is not None
+    )
+
+
+def _is_known(scheduler: "Scheduler") -> bool:
+    """Whether all that the bounds depend on is vLLM's own, and no connector takes part.
+
+    A scheduler that another program has made may lack attributes.
+    """
+    manager: Any = getattr(scheduler, "kv_cache_manager", None)
+    return (
+        not any(getattr(scheduler, name, True) for name in _OTHERS)
+        and type(getattr(manager, "coordinator", None)) in _COORDINATORS
+        and all(type(group) in _GROUPS for group in manager.coordinator.single_type_managers)
+        and subclasses.all_vllms(scheduler, _SCHEDULER)
+        and subclasses.all_vllms(manager, _MANAGER)
+    )

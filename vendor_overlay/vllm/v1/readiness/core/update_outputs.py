@@ -1,0 +1,124 @@
+"""Feature ``update-outputs``: append a token to each request that continues, and do no more.
+
+For each request of a step, stock 0.22.0 checks whether it stops, hashes and caches blocks, and
+builds an output from some 30 attributes. With 128 requests this takes about 0.4 ms.
+
+Here a request that continues by one token within its bounds (:mod:`bounds`) gets its token and its
+output in a few operations. Upstream's loop serves all other requests, in the same order.
+"""
+
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler.update_from_output
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler._update_request_with_output
+# mirrors: vllm.v1.core.sched.async_scheduler:AsyncScheduler._update_request_with_output
+# mirrors: vllm.v1.request:Request.append_output_token_ids
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.readiness import registry
+from vllm.v1.readiness.core import bounds
+from vllm.v1.readiness.engine import subclasses
+from vllm.v1.request import RequestStatus
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.outputs import ModelRunnerOutput
+
+#: Attribute of the scheduler that caches whether the feature serves it.
+_SERVES = "readiness_updates_outputs"
+
+
+def left_to_upstream(
+    scheduler: "Scheduler",
+    step: "SchedulerOutput",
+    result: "ModelRunnerOutput",
+    outputs: dict[int, list[EngineCoreOutput]],
+) -> Iterable[tuple[str, int]]:
+    """Append their tokens to the requests that continue, and add their outputs.
+
+    Args:
+        scheduler: the scheduler.
+        step: a step.
+        result: the results of the step.
+        outputs: outputs per client, to add to.
+
+    Returns:
+        Request ids and numbers of scheduled tokens that are left to upstream. While iterating over
+        them, the other requests are updated in the step's order.
+    """
+    word = registry.UPDATE_OUTPUTS
+    counts: dict[str, int] = step.num_scheduled_tokens
+    if (
+        not subclasses.remembered(scheduler, _SERVES, lambda: bounds.serves(scheduler, word))
+        or not result.sampled_token_ids
+        or result.pooler_output
+        or result.kv_connector_output is not None
+        or result.routed_experts is not None
+        or min(counts.values(), default=1) <= 0  # upstream fails
+    ):
+        return counts.items()
+    return _update(scheduler, step, result, outputs)
+
+
+def _update(
+    scheduler: "Scheduler",
+    step: "SchedulerOutput",
+    result: "ModelRunnerOutput",
+    outputs: dict[int, list[EngineCoreOutput]],
+) -> Iterator[tuple[str, int]]:
+    requests, manager = scheduler.requests, scheduler.kv_cache_manager
+    cache = bounds.cache_of(scheduler)
+    asynchronous, hash_size, never = cache.asynchronous, cache.hash_size, bounds.NEVER
+    sampled, rows, logprobs = result.sampled_token_ids, result.req_id_to_index, result.logprobs
+    #: Requests with results that only upstream handles.
+    special = {
+        *step.scheduled_spec_decode_tokens,
+        *result.prompt_logprobs_dict,
+        *(result.num_nans_in_logits or ()),
+    }
+    running = RequestStatus.RUNNING
+    limits: bounds.Bounds
+    client = None
+    for name, count in step.num_scheduled_tokens.items():
+        request = requests.get(name)
+        if request is None:
+            continue
+        limits = getattr(request, "readiness_bounds", never)
+        tokens = sampled[rows[name]]
+        known = request._all_token_ids
+        length = len(known) + 1
+        if (
+            limits.preemptions != request.num_preemptions
+            or length >= limits.room
+            or len(tokens) != 1
+            or (token := tokens[0]) in limits.stops
+            or request.status is not running
+            or (special and name in special)
+        ):
+            yield name, count
+            made = cache.bounds(request) if request.status is running else never
+            setattr(request, bounds.ATTRIBUTE, made)
+            continue
+        known.append(token)
+        request._output_token_ids.append(token)
+        if length >= limits.hashed:
+            request.update_block_hashes()
+            limits.hashed += hash_size
+        if asynchronous:
+            request.num_output_placeholders = placeholders = request.num_output_placeholders - 1
+            assert placeholders >= 0
+            if (computed := request.num_computed_tokens - placeholders) >= limits.cached:
+                manager.cache_blocks(request, computed)
+                cache.update(request, limits)
+        if request.client_index != client:
+            client = request.client_index
+            append = outputs[client].append
+        if (limits.logprobs and logprobs) or limits.constant:
+            new_logprobs = None
+            if limits.logprobs and logprobs:
+                new_logprobs = logprobs.slice_request(rows[name], 1)
+            append(EngineCoreOutput(name, tokens, new_logprobs, **limits.constant))
+        else:
+            append(EngineCoreOutput(name, tokens))
