@@ -1,0 +1,277 @@
+"""The features schedule and update-outputs: which requests upstream serves, and what is counted.
+
+That decisions and states are upstream's is tested in tests/lockstep/test_schedulers.py.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support import scheduling
+from support.scheduling import FEATURES, Lockstep, Setup
+from vllm.v1.readiness.core import schedule, update_outputs
+from vllm.v1.readiness.engine import gauges, switch
+from vllm.v1.request import RequestStatus
+
+SETUP = Setup(seqs=8, blocks=200, budget=64, length=128)
+
+
+@pytest.fixture(autouse=True)
+def fallbacks(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str], int]:
+    """The fallbacks of this test alone."""
+    counted: dict[tuple[str, str], int] = {}
+    monkeypatch.setattr(gauges, "_fallbacks", counted)
+    return counted
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Numbers of requests in all steps: served by each feature, and left to upstream."""
+    counts: Counter[str] = Counter()
+    advance, update = schedule.Running.advance_counts, update_outputs._update
+
+    def advancing(self: Any, preempted: bool) -> Iterator[Any]:
+        for item in advance(self, preempted):
+            counts["schedule, left"] += 1
+            yield item
+        counts["schedule"] += len(self.counts) - len(self.others)
+
+    def updating(scheduler: Any, step: Any, *others: Any) -> Iterator[Any]:
+        left = 0
+        for item in update(scheduler, step, *others):
+            left += 1
+            yield item
+        counts["update-outputs, left"] += left
+        counts["update-outputs"] += len(step.num_scheduled_tokens) - left
+
+    monkeypatch.setattr(schedule.Running, "advance_counts", advancing)
+    monkeypatch.setattr(update_outputs, "_update", updating)
+    return counts
+
+
+def serve(setup: Setup = SETUP, requests: int = 24, **options: Any) -> Lockstep:
+    """Serve requests of 40 tokens, which come as others end."""
+    lockstep = Lockstep(setup)
+    with lockstep.clocked():
+        for number in range(requests):
+            lockstep.add(8 + number % 5, 40, **options)
+            for _ in range(3):
+                lockstep.step()
+        lockstep.finish()
+    return lockstep
+
+
+@pytest.mark.parametrize("groups", scheduling.GROUPS)
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_requests_that_continue_are_served_while_others_come_and_go(
+    asynchronous: bool, groups: str, served: Counter[str], fallbacks: dict[tuple[str, str], int]
+) -> None:
+    in_flight = 2 if asynchronous else 1
+    serve(
+        Setup(
+            asynchronous=asynchronous,
+            in_flight=in_flight,
+            caching=groups != "hybrid",
+            groups=groups,
+            seqs=8,
+            blocks=200,
+            budget=64,
+            length=128,
+        )
+    )
+    assert served["schedule, left"] < 0.08 * served["schedule"]
+    assert served["update-outputs, left"] < 0.08 * served["update-outputs"]
+    assert fallbacks == {}
+
+
+def test_the_words_switch_the_features_off(served: Counter[str]) -> None:
+    serve(Setup(words=",".join(f"-{word}" for word in FEATURES)))
+    assert served == {}
+    serve(Setup(words="-schedule"))
+    assert served["update-outputs"]
+    assert not served["schedule"]
+    served.clear()
+    serve(Setup(words="-update-outputs"))
+    assert served["schedule"]
+    assert not served["update-outputs"]
+
+
+def test_requests_with_a_grammar_are_left_to_upstream(
+    served: Counter[str], fallbacks: dict[tuple[str, str], int]
+) -> None:
+    serve(requests=6, grammar=True)
+    assert served["schedule"] == 0
+    assert served["update-outputs"] == 6  # in flight when each request ended
+    assert fallbacks == {("schedule", gauges.OTHER_INPUT): 6}
+
+
+def test_drafts_are_left_to_upstream(
+    served: Counter[str], fallbacks: dict[tuple[str, str], int]
+) -> None:
+    serve(Setup(drafts=2))
+    assert served["schedule"] == 0
+    assert fallbacks == {("schedule", gauges.OTHER_INPUT): 1}
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_derived_schedulers_are_left_to_upstream(
+    asynchronous: bool,
+    served: Counter[str],
+    fallbacks: dict[tuple[str, str], int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    derived = tuple(type("Own", (kind,), {}) for kind in scheduling.classes())
+    monkeypatch.setattr(scheduling, "classes", lambda: derived)
+    serve(Setup(asynchronous=asynchronous, in_flight=1 + asynchronous))
+    assert served == {}
+    assert {word: fallbacks[word, gauges.OTHER_CLASS] for word in FEATURES} == dict.fromkeys(
+        FEATURES, 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value"),
+    [
+        ("scheduler", "connector", object()),
+        ("scheduler", "ec_connector", object()),
+        ("scheduler", "is_encoder_decoder", True),
+        ("scheduler", "enable_return_routed_experts", True),
+        ("scheduler", "_update_request_with_output", lambda *_: ([], False)),
+        ("kv_cache_manager", "allocate_slots", lambda *_: None),
+        ("kv_cache_manager", "coordinator", None),
+    ],
+)
+def test_what_is_not_known_is_left_to_upstream(
+    owner: str,
+    name: str,
+    value: Any,
+    fallbacks: dict[tuple[str, str], int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(switch.NAME, "on")
+    scheduler = scheduling.make(SETUP)
+    assert schedule.begin(scheduler, [], {}, {}) is not None
+    scheduler = scheduling.make(SETUP)
+    changed = scheduler if owner == "scheduler" else getattr(scheduler, owner)
+    if name == "coordinator":
+        kind = type(changed.coordinator)
+        changed.coordinator.__class__ = type("Own", (kind,), {})
+    else:
+        setattr(changed, name, value)
+    assert schedule.begin(scheduler, [], {}, {}) is None
+    assert fallbacks == {("schedule", gauges.OTHER_INPUT): 1}
+
+
+@pytest.mark.parametrize("asynchronous", [0, 1])
+def test_a_scheduler_without_attributes_is_left_to_upstream(asynchronous: int) -> None:
+    bare = object.__new__(scheduling.classes()[asynchronous])
+    assert schedule.begin(bare, [], {}, {}) is None
+    step: Any = SimpleNamespace(num_scheduled_tokens={"r": 1})
+    assert [*schedule.counts_to_advance(bare, step)] == [("r", 1)]
+    assert [*schedule.placeholders_to_add(bare, step)] == ["r"]
+    result: Any = SimpleNamespace(sampled_token_ids=[[1]])
+    assert [*update_outputs.left_to_upstream(bare, step, result, {})] == [("r", 1)]
+
+
+def test_a_request_that_another_program_has_made_run_is_left_to_upstream(
+    monkeypatch: pytest.MonkeyPatch, served: Counter[str]
+) -> None:
+    lockstep = Lockstep(SETUP)
+    with lockstep.clocked():
+        for _ in range(3):
+            lockstep.add(8, 30)
+        for _ in range(5):
+            lockstep.step()
+        del lockstep.sides[1].running[0].readiness_bounds
+        lockstep.add(8, 30)
+        lockstep.finish()
+    assert served["schedule"] > 40
+
+
+def test_the_token_budget_may_end_among_requests_that_continue(served: Counter[str]) -> None:
+    lockstep = Lockstep(SETUP)
+    with lockstep.clocked():
+        for _ in range(6):
+            lockstep.add(8, 40)
+        for _ in range(6):
+            lockstep.step()
+        for budget in (4, 1, 5, 64):
+            for side in lockstep.sides:
+                side.max_num_scheduled_tokens = budget
+            for _ in range(5):
+                lockstep.step()
+        lockstep.finish()
+    assert served["schedule"] > 100
+
+
+def test_the_reason_that_ended_a_turn_is_in_the_outputs_of_the_next(served: Counter[str]) -> None:
+    lockstep = Lockstep(SETUP)
+    with lockstep.clocked():
+        name = lockstep.add(8, 40, resumable=True, stop_token_ids=[*range(scheduling.VOCABULARY)])
+        for _ in range(6):
+            lockstep.step()
+        lockstep.add(3, 20, name=name, resumable=True)
+        for _ in range(12):
+            lockstep.step()
+        assert lockstep.sides[1].requests[name].stop_reason is not None
+    assert served["update-outputs"] > 5
+
+
+@pytest.mark.parametrize("words", ["", "-schedule", "-update-outputs"])
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_preempted_requests_resume_as_on_stock(
+    asynchronous: bool, words: str, served: Counter[str]
+) -> None:
+    setup = Setup(
+        asynchronous=asynchronous, in_flight=1 + asynchronous, blocks=26, length=96, words=words
+    )
+    lockstep = serve(setup, requests=12)
+    assert sum(served.values()) > 400
+    assert sum(map(len, lockstep.preempted)) > 5
+
+
+def test_outputs_that_a_reset_discards_are_discarded_as_on_stock(served: Counter[str]) -> None:
+    lockstep = Lockstep(Setup(in_flight=4, pipeline=True, log_stats=False, words="-fixes"))
+    with lockstep.clocked():
+        for _ in range(3):
+            lockstep.add(8, 40)
+        for _ in range(3):
+            while len(lockstep.queue) < 3:
+                lockstep.step()
+            lockstep.reset(running=True)
+            for _ in range(8):
+                lockstep.step()
+    assert served["update-outputs"]
+
+
+@pytest.mark.parametrize("status", [RequestStatus.PREEMPTED, RequestStatus.FINISHED_ABORTED])
+def test_a_request_whose_status_another_program_has_changed_is_left_to_upstream(
+    status: RequestStatus,
+) -> None:
+    lockstep = Lockstep(SETUP)
+    with lockstep.clocked():
+        for _ in range(3):
+            lockstep.add(8, 30)
+        while len(lockstep.queue) != 1 or lockstep.steps < 8:
+            lockstep.step()
+        for side in lockstep.sides:
+            side.running[0].status = status
+        lockstep.process()
+
+
+def test_a_step_that_is_reused_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+    describe: Any = schedule.Running.cached_data
+
+    def reuse(self: Any, *requests: Any) -> Any:
+        data = describe(self, *requests)
+        kept.append(data.num_computed_tokens)
+        if len(kept) > 1:
+            kept[0][:] = data.num_computed_tokens
+        return data
+
+    monkeypatch.setattr(schedule.Running, "cached_data", reuse)
+    with pytest.raises(AssertionError):
+        serve()
