@@ -428,4 +428,5 @@ def row_stride(logits: torch.Tensor) -> int:
 
     The stride of a single row is arbitrary. Another value could make Triton compile a variant.
     """
-    return logits.stride(0) if len(logits) > 1 else logits.shape[1]
+    stride: int = logits.stride(0) if len(logits) > 1 else logits.shape[1]
+    return stride
