@@ -4,13 +4,14 @@ A :class:`support.lockstep.LockstepRun` runs beside upstream and compares the lo
 """
 
 import copy
+import importlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from support import modules
+from support import launches, modules
 from support.batches import Spec, empty, fill, state
 from support.lockstep import VOCABULARY, LockstepRun, fail_third_slot
 from vllm.v1.readiness.sample.bad_words import BadWords
@@ -304,3 +305,26 @@ def test_slots_of_two_batches_are_apart_where_names_are_equal() -> None:
     one.add_request(state(Spec([1], [2], PENALTY), "r0"))
     assert one.readiness.penalties._slots == {"r0": None}
     assert two.readiness.penalties._slots == {}
+
+
+@pytest.mark.parametrize(
+    ("kernels", "attribute"), [("penalties", "penalties"), ("bad_words", "bad_words")]
+)
+def test_warm_up_launches_the_variants_of_serving(kernels: str, attribute: str) -> None:
+    """Triton classifies the arguments for batches of every size as in the warm-up."""
+    name = f"vllm.v1.readiness.kernels.{kernels}"
+    batch = LockstepRun(max_num_seqs=16).ours.batch
+    slots = getattr(batch.readiness, attribute)
+    fields = ("repetition_penalties", "frequency_penalties", "presence_penalties")
+    with launches.recorded(name) as seen:
+        slots.kernels = importlib.import_module(name)
+        slots.warm_up()
+        warmed = set(seen)
+        for count in (1, 2, 16):
+            slots._addresses = torch.zeros(count, dtype=torch.int64)
+            slots._metadata = SimpleNamespace(**dict.fromkeys(fields, torch.zeros(count)))
+            slots._apply(torch.zeros(count, batch.vocab_size), None, per_draft=False)
+            sampled = torch.zeros((count, 1), dtype=torch.int32)
+            slots._update_slots(sampled, torch.zeros(count, dtype=torch.bool))
+    assert len(warmed) > 2
+    assert seen == warmed

@@ -180,8 +180,7 @@ class Slots(Feature, ABC):
         if self.kernels is None:
             return
         zeros = torch.zeros(1, dtype=torch.float32, device=self.device)
-        # Strides of real logits without their memory: kernels skip requests without a slot.
-        logits = zeros.as_strided((1, 1), (self.vocab_size, 1))
+        logits = zeros.new_zeros((1, self.vocab_size))
         ids = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
         drafts = SimpleNamespace(draft_token_ids=ids, cu_num_draft_tokens=ids, max_spec_len=1)
         self._addresses = zeros.long()
