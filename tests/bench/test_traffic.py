@@ -18,6 +18,7 @@ from bench.host_work import Clock
 from bench.loops import child, tables
 from bench.loops.rows import ENGINES, ROWS, SHAPES, Request, Source
 from bench.loops.stepped import CHANGED, MIXED, SAME, Stepped, Steps
+from bench.reports.markdown import markdown
 from bench.reports.run_file import load
 from support.asynchronous import announce
 from support.benches import bench
@@ -397,3 +398,15 @@ def test_kernels_are_named_as_they_are_compiled(
         (tmp_path / name).touch()
     (tmp_path / "triton" / "a" / "_topk_topp_kernel.json").write_text(json.dumps({}))
     assert sorted(child.compiled()) == ["_topk_topp_kernel"] * 2 + ["a C++ kernel"]
+
+
+def test_published_run_is_on_the_page() -> None:
+    """Every row of the run is published, and each is computed from its slices again."""
+    (file,) = (REPO / "scripts" / "bench" / "loops" / "runs").glob("*.json")
+    run = load(file)
+    page = (REPO / "docs" / "measurements.md").read_text()
+    published = [line for line in page.splitlines() if line.startswith("| half-b ")]
+    again = tables.joined([run])
+    rows = [line for line in markdown(again).splitlines() if line.startswith("| half-b ")]
+    assert len(rows) > 30
+    assert sorted(published) == sorted(rows)
