@@ -343,8 +343,11 @@ class CanaryRunner(RunnerUnderTest):
                 allowed = set((~mask).nonzero().flatten().tolist())
                 own = set(params.allowed_token_ids or range(VOCABULARY))
                 self._same("allowed", tenant, own, allowed)
-            if metadata.prompt_token_ids is not None:
-                prompt = metadata.prompt_token_ids[row].tolist()
+            if not metadata.no_penalties:
+                ids = metadata.prompt_token_ids
+                if ids is None:  # the overlay makes them if penalties fall back
+                    ids = self.batch._make_prompt_token_ids_cpu_tensor()
+                prompt = ids[row].tolist()
                 embedded = not any(tenant.are_tokens)
                 own_prompt = [0] * len(tenant.prompt) if embedded else tenant.prompt
                 own_prompt = own_prompt + [VOCABULARY] * (len(prompt) - len(own_prompt))

@@ -183,8 +183,11 @@ class StepInputs(Feature):
 
     def _suit(self, runner: "GPUModelRunner") -> bool:
         """Return whether the runner and its batch are supported."""
-        if runner.kv_cache_config is not self._cache:
-            self._cache = runner.kv_cache_config
+        cache = getattr(runner, "kv_cache_config", None)
+        if cache is None:
+            return False
+        if cache is not self._cache:
+            self._cache = cache
             self._suits = _suits(runner)
             if self._suits:
                 tables = runner.input_batch.block_table.block_tables
@@ -372,6 +375,8 @@ def _gather(
 
 
 def _suits(runner: "GPUModelRunner") -> bool:
+    if not hasattr(runner, "device"):
+        return False  # made without vLLM's constructor
     batch = runner.input_batch
     groups = runner.kv_cache_config.kv_cache_groups
     tables = batch.block_table.block_tables
