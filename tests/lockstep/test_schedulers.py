@@ -160,7 +160,7 @@ CASES = {
 
 
 @given(**CASES)
-@draws(60)
+@draws(30)
 def test_decisions_and_states_are_upstreams(
     setup: Setup, seed: int, odd: float, steps: int
 ) -> None:
