@@ -177,7 +177,7 @@ class LiveBatch(Feature):
         return self.penalties is not None and self.penalties in self._slots_with_seams
 
     def observe_sampled(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
-        """See :meth:`Feature.observe_sampled`; has a scope in traces."""
+        """See :meth:`Feature.observe_sampled`. Profiler traces show it as a named scope."""
         for observe in self._methods["observe_sampled"]:
             observe(sampled, discarded)
 

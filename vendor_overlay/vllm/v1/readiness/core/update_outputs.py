@@ -36,7 +36,7 @@ def left_to_upstream(
     result: "ModelRunnerOutput",
     outputs: dict[int, list[EngineCoreOutput]],
 ) -> Iterable[tuple[str, int]]:
-    """Append their tokens to the requests that continue, and add their outputs.
+    """Append the sampled token to each request that continues, and add the request's output.
 
     Args:
         scheduler: the scheduler.
@@ -45,8 +45,8 @@ def left_to_upstream(
         outputs: outputs per client, to add to.
 
     Returns:
-        Request ids and numbers of scheduled tokens that are left to upstream. While iterating over
-        them, the other requests are updated in the step's order.
+        Request id and number of scheduled tokens of each request left to upstream. The other
+        requests are updated in the step's order as the iterator advances.
     """
     word = registry.UPDATE_OUTPUTS
     counts: dict[str, int] = step.num_scheduled_tokens

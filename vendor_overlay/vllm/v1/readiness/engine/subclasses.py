@@ -67,7 +67,7 @@ def remembered(owner: object, name: str, make: Callable[[], T]) -> T:
 
 
 def all_have_seam(samplers: Iterable[object], called: ModuleType) -> bool:
-    """Return whether every sampler's class calls a module; log once if not. Skips None."""
+    """Return whether each sampler's class calls the module ``called``; log once if one does not."""
     name = called.__name__.rpartition(".")[2]
     for sampler in samplers:
         if sampler is not None and not _has_seam(sampler, name):

@@ -232,7 +232,11 @@ class Program:
         threading.Thread(target=self._read, args=(cloudpickle.dumps(config),), daemon=True).start()
 
     def verdict(self, key: str, params: bytes, limits: Limits) -> Verdict:
-        """Wait for the verdict on pickled StructuredOutputsParams, or raise ProgramError."""
+        """Wait for the verdict on pickled StructuredOutputsParams.
+
+        Raises:
+            ProgramError: the trial has ended without a verdict.
+        """
         future: Future[Verdict] = Future()
         try:
             with self._lock:

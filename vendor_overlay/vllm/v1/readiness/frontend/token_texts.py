@@ -53,7 +53,7 @@ _texts: "WeakKeyDictionary[TokenizerLike, TokenTexts]" = WeakKeyDictionary()
 
 
 def of(tokenizer: "TokenizerLike") -> TokenTexts | None:
-    """Return the texts of a tokenizer; None if its class may decode tokens by context."""
+    """Return the texts of a tokenizer's tokens; None if a text may depend on other tokens."""
     kind = type(tokenizer)
     homes = {base.__module__.partition(".")[0] for base in kind.__mro__}
     decode = getattr(kind, "decode", None)

@@ -24,5 +24,5 @@ class PromptEmbeds(Feature):
     pooling = True
 
     def mark_tokens(self, flags: "np.ndarray", rows: "np.ndarray", positions: "np.ndarray") -> None:
-        """Mark the positions after prompts, which always hold token ids."""
+        """Mark positions after the prompt as token ids: they never hold embeddings."""
         flags |= positions >= self.batch.num_prompt_tokens[rows]

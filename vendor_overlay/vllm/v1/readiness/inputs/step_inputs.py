@@ -99,7 +99,7 @@ class StepInputs(Feature):
 
     @classmethod
     def make(cls, live: "Live") -> "StepInputs":
-        """Create the inputs, which report the steps that they serve to the batch's metadata."""
+        """Create the step inputs. They tell the batch's metadata which steps they prepare."""
         metadata = live.find(StepMetadata)
         assert metadata is not None
         return cls(live.batch, metadata)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class UniformDecode(Feature):
-    """Detection of steps that are not uniform decodes, for recurrent models."""
+    """Detection of steps that are not uniform decodes, for Mamba and hybrid models."""
 
     pooling = True
 

@@ -2,7 +2,7 @@
 
 The drafts of all requests are concatenated in one tensor. A kernel has a grid of [requests, blocks,
 positions per request], and each program works on one row of the logits. Drafts before that row
-count as generated tokens. The kernel's MODE says which drafts these are.
+count as generated tokens. MODE selects how a program finds the drafts before its row.
 """
 
 # mirrors: vllm.v1.spec_decode.metadata:SpecDecodeMetadata

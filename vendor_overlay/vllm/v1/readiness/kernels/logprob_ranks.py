@@ -1,4 +1,4 @@
-"""Triton kernel that counts the ranks of tokens."""
+"""Triton kernel that computes the ranks of tokens for logprobs."""
 
 # mirrors: vllm.v1.sample.ops.logprobs:batched_count_greater_than
 

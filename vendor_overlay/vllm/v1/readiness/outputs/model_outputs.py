@@ -73,7 +73,7 @@ class Outputs(Feature):
 
     @classmethod
     def make(cls, live: "Live") -> "Outputs":
-        """Create the outputs of a batch's runner."""
+        """Create the model outputs for the runner that owns the batch."""
         return cls(live.batch, live.num_spec_tokens, True)
 
     def warm_up(self) -> None:

@@ -60,10 +60,10 @@ class Words(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """Indices of tokens to compare and of logits to mask, for given numbers of drafts per row.
+    """Indices of tokens to compare and of logits to mask, for a combination of draft counts.
 
-    Each word occurs once per position of its row. A target is an element of the logits. Words with
-    the same target are combined, so that each element is written once.
+    Each word has one entry per position of its row. A target is an element of the logits. Words
+    with the same target are combined, so that each element is written once.
     """
 
     prefixes: torch.Tensor  # int32 [tokens], the prefixes of all words

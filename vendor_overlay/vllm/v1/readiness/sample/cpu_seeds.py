@@ -1,12 +1,12 @@
-"""Fix ``cpu-seeds``: on the CPU, a seed applies with chunked prompts and in mixed batches.
+"""Fix ``cpu-seeds``: on the CPU, a seed applies with chunked prefill and in mixed batches.
 
 0.22.0 samples for every row of a step, and drops the sample of a row whose prompt is not complete.
 To keep a seeded request's tokens independent of prefill chunks, it then rewinds the offset of the
-row's generator. CPU generators have no offset, so that the engine fails. Here the generator's whole
+row's generator. CPU generators have no offset, and the engine fails. Here the generator's whole
 state is saved before sampling, and restored.
 
-The CPU sampler also ignores all seeds unless every row of the batch has one, so that the tokens of
-a seeded request depend on other requests. Here each seeded row uses its seed.
+The CPU sampler also ignores all seeds unless every row of the batch has one. The tokens of a seeded
+request then depend on other requests. Here each seeded row uses its seed.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync

@@ -111,7 +111,7 @@ def convert_once(logits: torch.Tensor, metadata: "SamplingMetadata") -> torch.Te
 
 
 def raw_logits(logits: torch.Tensor, metadata: "SamplingMetadata") -> torch.Tensor:
-    """Return float32 logits [rows, vocab] that processing will not change; a copy if needed."""
+    """Return raw float32 logits [rows, vocab], cloned if later processing may change them."""
     plan = _valid_plan(metadata)
     if plan is not None and _only_greedy(plan, metadata) and logits.is_contiguous():
         return logits
@@ -136,7 +136,7 @@ def scales_logits(metadata: "SamplingMetadata") -> bool:
 
 
 def topk_topp_sampler(sampler: "Sampler", metadata: "SamplingMetadata") -> Callable[..., Any]:
-    """Return the sampler's top-k top-p sampler, without logprobs if none are requested."""
+    """Return the top-k top-p sampler; a variant without logprobs if none are requested."""
     original: Any = sampler.topk_topp_sampler
     if (
         _valid_plan(metadata) is None

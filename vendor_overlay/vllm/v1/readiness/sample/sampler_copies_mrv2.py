@@ -89,9 +89,9 @@ class SamplerCopies:
             self._batch = None
 
     def decide(self, logits: torch.Tensor, idx_mapping_np: np.ndarray) -> Handling:
-        """Choose the handling of logits [positions, vocab].
+        """Choose how to process the logits [positions, vocab].
 
-        ``idx_mapping_np``, int32 [requests], is the place of each request in the sampler's states.
+        ``idx_mapping_np``, int32 [requests], maps requests to indices in the sampler's states.
         """
         plan = self._plan_of(idx_mapping_np)
         if plan is None:

@@ -1,8 +1,8 @@
 """Slots: device state of a feature for each request that uses it.
 
-A request gets a slot in the first step that samples it. The slot is built from the history in
-``token_ids_cpu``, then updated on the device with each sampled token. The host does not wait, and
-the cost of a step does not grow with the output.
+A request gets a slot in the first step that samples a token for it. The slot is built from the
+history in ``token_ids_cpu``, then updated on the device with each sampled token. The host does not
+wait, and the cost of a step does not grow with the output.
 
 A step is served from slots only if every slot holds its request's whole history. A slot is rebuilt
 from the history if the two may differ: after a step that fell back to upstream or was not observed,
@@ -249,7 +249,7 @@ class Slots(Feature, ABC):
         self._set_address(request.req_id, slot)
 
     def move_row(self, source: int, target: int) -> None:
-        """Move the slot's address."""
+        """Move the address of the row's slot to the row's new index."""
         self._row_addresses[target] = self._row_addresses[source]
 
     def swap_rows(self, one: int, other: int) -> None:

@@ -168,7 +168,7 @@ class ThinkingBudget(FixedHolder, Feature):
             state[_PROGRESS].begin_anew()
 
     def begin_anew(self) -> None:
-        """Make each request's next update immediate, after a search from the start."""
+        """Search each request's output from the start again, in the next step."""
         for _, _, progress in self._tracked:
             progress.begin_anew()
 

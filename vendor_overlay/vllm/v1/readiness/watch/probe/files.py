@@ -1,6 +1,6 @@
 """A process's file of records: a sequence of blocks, one per write.
 
-A block is one line of JSON, followed by the records as in memory, oldest first. The first block
+A block is one line of JSON, followed by the raw records, oldest first. The first block
 replaces the file, and later blocks append new records. A file that would exceed the size of
 :data:`_ROOM` rings is replaced by the current content of the ring.
 """

@@ -354,5 +354,5 @@ def _errors_logged(failure: str) -> Iterator[None]:
 
 @lru_cache
 def log_once(sentence: str) -> None:
-    """Log a warning once per sentence."""
+    """Log a warning once per distinct text."""
     logger.warning("%s: %s", switch.PROBE, sentence)
