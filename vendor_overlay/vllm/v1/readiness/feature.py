@@ -1,9 +1,9 @@
-"""Base class of a batch's features and fixes, with all verbs in the order of a step.
+"""Base class of features and fixes, whose methods (verbs) are in the order of a step.
 
-A verb means the same in every module. The live batch (:mod:`~vllm.v1.readiness.live`) has the same
-verbs, and forwards each call to the enabled features. A verb that replaces upstream's code returns
-a value, or None to fall back to upstream. At most one feature returns a value. All other verbs
-return None.
+A verb has the same meaning in every module. The live batch (:mod:`~vllm.v1.readiness.live`) has the
+same verbs, and forwards each call to the enabled features. A verb that replaces upstream's code
+returns a value, or None to fall back to upstream. At most one feature returns a value. All other
+verbs return None.
 """
 
 # mirrors: nothing
@@ -33,8 +33,8 @@ class Live(Protocol):
     """Interface of the live batch for its features.
 
     Attributes:
-        batch: the InputBatch, as a weak proxy.
-        num_spec_tokens: draft tokens per request and step.
+        batch: weak proxy of the InputBatch.
+        num_spec_tokens: number of draft tokens per request and step.
         serving: features and fixes that are on.
         requests: the requests in the batch, by id.
     """
@@ -46,16 +46,16 @@ class Live(Protocol):
 
     @property
     def rows(self) -> "list[list[int] | None]":
-        """Output list of each row."""
+        """Output token ids of each row."""
 
     def find(self, kind: type[F]) -> F | None:
-        """Return the feature of this class, or None if it is off."""
+        """Return the feature of this class; None if it is off."""
 
     def settle_older(self) -> None:
-        """Settle every step but the newest."""
+        """Settle all steps but the newest."""
 
     def settle_all(self, owner: str) -> None:
-        """Settle every row, waiting on behalf of ``owner``."""
+        """Settle all rows; ``owner`` names the fence."""
 
 
 class Feature:
@@ -69,22 +69,22 @@ class Feature:
 
     @classmethod
     def make(cls, live: "Live") -> "Self | None":
-        """Create the feature; None if it does not apply. Its dependencies exist already."""
+        """Create the feature after the features it needs; None if it does not apply."""
         return cls(live.batch)
 
     # At start-up
 
     def reserve(self, cache: "CacheConfig") -> None:
-        """Allocate device memory that may not be free later. Called before memory profiling."""
+        """Allocate device memory. Called before memory profiling, which then accounts for it."""
 
     def warm_up(self) -> None:
-        """Compile kernels and pin memory, so that the first request does not stall."""
+        """Compile kernels and allocate pinned memory before the first request."""
 
     def compile_kernels(self, runner: "GPUModelRunner") -> None:
-        """Compile the kernels that requests can reach. Called once, at the end of start-up."""
+        """Compile all kernels that requests may need. Called once, at the end of start-up."""
 
     def choose_slots(self, runner: "GPUModelRunner") -> None:
-        """Choose the KV cache groups that need a slot mapping. Called once the groups exist."""
+        """Choose the KV cache groups that need slot mappings. Called once the groups are known."""
 
     # As the batch changes for a step
 
@@ -92,25 +92,25 @@ class Feature:
         """Start tracking a request that was given a row."""
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
-        """Stop tracking a request that leaves ``row`` and may come back.
+        """Stop tracking a request that leaves ``row``, which still holds its token ids and counts.
 
-        The row still holds the request's token ids and counts.
+        The request may come back later.
         """
 
     def idle(self) -> None:
         """Release all state held for requests. Called when the batch is empty."""
 
     def move_row(self, source: int, target: int) -> None:
-        """Move a row's state to the empty row ``target``. Called by ``condense``."""
+        """Move the state of row ``source`` to the empty row ``target``. Called by ``condense``."""
 
     def swap_rows(self, one: int, other: int) -> None:
         """Swap the states of two rows. Called by ``swap_states``."""
 
     def clear_mask(self, row: int) -> None:
-        """Clear a row's allowed-token mask after ``condense`` has copied it to another row."""
+        """Clear a row's allowed-token mask. Called after ``condense`` has moved the row."""
 
     def swap_masks(self, one: int, other: int) -> bool | None:
-        """Swap two rows' allowed-token masks, instead of upstream; True if done."""
+        """Swap the allowed-token masks of two rows, instead of upstream; True if done."""
 
     def cut(self, req_id: str, length: int) -> None:
         """Prepare for truncating a request to ``length`` output tokens, placeholders included."""
@@ -118,9 +118,9 @@ class Feature:
     def advance(
         self, runner: "GPUModelRunner", scheduled: "SchedulerOutput"
     ) -> "SchedulerOutput | None":
-        """Update the requests that continue, instead of upstream.
+        """Update the requests that continue, and return the step without these requests.
 
-        Returns the step without these requests, or None to fall back to upstream.
+        Returns None to fall back to upstream.
         """
 
     def rejoin(self, runner: "GPUModelRunner", request: "CachedRequestState") -> None:
@@ -131,16 +131,19 @@ class Feature:
     def prepare_inputs(
         self, runner: "GPUModelRunner", scheduled: "SchedulerOutput", lengths: "np.ndarray"
     ) -> "tuple[torch.Tensor, None] | None":
-        """Prepare a step's inputs and return ``_prepare_inputs``'s result; None to fall back.
+        """Prepare a step's inputs, and return the result of ``_prepare_inputs``; None to fall back.
 
         ``lengths``, int32 [requests], is the number of tokens per request in the step.
         """
 
     def forget_step(self) -> None:
-        """Derive nothing from the last step, because a dummy run has overwritten its buffers."""
+        """Discard state of the last step. Called after a dummy run, which overwrites buffers."""
 
     def find_previous(self, previous: "np.ndarray") -> bool | None:
-        """Write each request's previous row, or -1, into ``previous`` [rows]; True if done."""
+        """Write each request's row in the previous step, or -1, to ``previous`` [rows].
+
+        Returns True if done.
+        """
 
     def count_tokens(self, runner: "GPUModelRunner") -> "np.ndarray | None":
         """Count each request's tokens, int [rows]; None to fall back to upstream."""
@@ -162,15 +165,15 @@ class Feature:
     def count_drafts(
         self, drafts: Mapping[str, Sequence[int]], counts: "np.ndarray", decoding: "np.ndarray"
     ) -> bool | None:
-        """Count each request's drafts into zeroed ``counts`` [rows]; True if done.
+        """Write each request's number of drafts to ``counts`` [rows], which is zero; True if done.
 
-        ``decoding`` [rows] receives the count of each row that is past its prompt.
+        Rows past their prompt have the number written to ``decoding`` [rows], too.
         """
 
     def draft_metadata(
         self, runner: "GPUModelRunner", counts: "np.ndarray", ends: "np.ndarray"
     ) -> "SpecDecodeMetadata | None":
-        """Build the metadata of a step's drafts; None to fall back to upstream.
+        """Build a step's speculative decoding metadata; None to fall back to upstream.
 
         ``counts`` [rows] is the number of drafts per row, and ``ends`` [rows] the index after each
         row's last token.
@@ -179,10 +182,9 @@ class Feature:
     def make_slots(
         self, runner: "GPUModelRunner", padded: int, split: object
     ) -> "tuple[dict[int, torch.Tensor], dict[str, torch.Tensor]] | None":
-        """Make a step's slot mappings, by KV cache group and by layer; None to fall back.
+        """Return a step's slot mappings, by KV cache group and by layer; None to fall back.
 
-        ``padded`` is the number of tokens with padding. ``split`` is the step's division into
-        ubatches, or None.
+        ``padded`` is the number of tokens with padding. ``split`` is the ubatch slices, or None.
         """
 
     def build_metadata(
@@ -191,36 +193,36 @@ class Feature:
         shape: tuple[int, int, int, int | None, int | None],
         *special: object,
     ) -> dict[str, Any] | None:
-        """Build the attention metadata of a step, by layer; None to fall back to upstream.
+        """Build a step's attention metadata, by layer; None to fall back to upstream.
 
-        ``shape``: numbers of tokens and requests, tokens of the longest request, and numbers of
-        tokens and requests with padding, or None without padding. In a plain step each of
-        ``special`` is None or False.
+        ``shape`` is the number of tokens, the number of requests, ``max_query_len``, and the
+        numbers of tokens and requests with padding (None without padding). ``special`` holds
+        upstream's other arguments, such as ubatch slices; each is None or False in a plain step.
         """
 
     def keep_metadata(self, common: "CommonAttentionMetadata") -> None:
-        """Keep upstream's common metadata. Called once per KV cache group, in order."""
+        """Keep the common metadata that upstream built. Called per KV cache group, in order."""
 
     def mark_tokens(self, flags: "np.ndarray", rows: "np.ndarray", positions: "np.ndarray") -> None:
-        """Mark the positions after prompts as token ids, in bool ``flags`` [tokens].
+        """Set ``flags``, bool [tokens], for tokens after the prompt: they are token ids.
 
         ``rows`` and ``positions`` [tokens] are each token's row and its position in the request.
         """
 
     def gather_accepted(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> None:
-        """Write each request's accepted-draft count into its row. The counts are on the host."""
+        """Write each request's number of accepted tokens to its row, on the host."""
 
     def include_undrafted(
         self, runner: "GPUModelRunner", drafted: bool, requests: int
     ) -> bool | None:
-        """Count decoding rows without drafts as drafted, if their recurrent state depends on it.
+        """Count decoding rows without drafts as drafted, if their Mamba state depends on it.
 
-        ``drafted``: whether the step has drafts; ``requests`` excludes padding. Returns True to
-        build the metadata of a step with drafts, and None to fall back to upstream.
+        ``drafted`` is whether the step has drafts. ``requests`` excludes padding. Returns True to
+        build metadata as for a step with drafts; None to fall back to upstream.
         """
 
     def empty_states(self, runner: "GPUModelRunner", lengths: "np.ndarray") -> None:
-        """Zero the recurrent states of requests whose first step has one token.
+        """Zero the Mamba states of requests whose first step has one token.
 
         ``lengths`` [requests] is the number of tokens per request in the step.
         """
@@ -228,41 +230,45 @@ class Feature:
     def force_uniform_decode(
         self, runner: "GPUModelRunner", longest: int, drafts: "SpecDecodeMetadata | None"
     ) -> bool | None:
-        """Return False if a step is not a uniform decode; None to decide by its shape.
+        """Return False if a step is not a uniform decode; None to fall back to upstream.
 
-        ``longest`` is the number of tokens of the longest request in the step.
+        ``longest`` is the step's ``max_query_len``.
         """
 
     def send_positions(self, runner: "GPUModelRunner", tokens: int) -> bool | None:
-        """Send a step's M-RoPE or XD-RoPE positions, instead of upstream; True if done."""
+        """Copy a step's M-RoPE or XD-RoPE positions to the device; True if done."""
 
     def lose_block_tables(self) -> None:
-        """Invalidate the device's block tables, which sleep mode discards."""
+        """Mark the block tables on the device as lost. Called when sleep mode discards them."""
 
     # As a step is sampled
 
     def apply_grammars(
         self, scheduled: "SchedulerOutput", grammars: "GrammarOutput", logits: "torch.Tensor"
     ) -> bool | None:
-        """Mask logits [positions, vocab] in place for rows with a grammar; True if done."""
+        """Apply grammar bitmasks to ``logits`` [positions, vocab] in place; True if done."""
 
     def observe_sampled(self, sampled: "torch.Tensor", discarded: "torch.Tensor") -> None:
-        """Update the state with a step's tokens [requests, 1 + drafts], padded with -1.
+        """Update device state with the tokens that a step has sampled.
 
-        Both are on the device. ``discarded``, bool [>= requests], marks rows with dropped samples.
+        ``sampled`` [requests, 1 + drafts] is padded with -1. ``discarded``, bool [>= requests],
+        marks rows whose sampled tokens are dropped. Both are on the device.
         """
 
     def rewind_generator(self, row: int) -> bool | None:
-        """Restore the generator of a row whose sample is dropped; True if done."""
+        """Rewind the generator of a row whose sampled token is dropped; True if done."""
 
     def prompt_scores(self, sampler: "Sampler", logits: "torch.Tensor") -> "torch.Tensor | None":
-        """Return a prompt's logits, float32 [positions, vocab]; None to compute logprobs."""
+        """Return prompt logits to report as scores, float32 [positions, vocab]; None for logprobs.
+
+        ``logits`` is [positions, vocab].
+        """
 
     def mark_prompt(self, room: "LogprobsTensors") -> None:
-        """Mark all prompt positions in ``room`` as not computed. Called before the prefill."""
+        """Mark all positions in prompt logprobs ``room`` as not computed, before the prefill."""
 
     def take_part(self, runner: "GPUModelRunner") -> None:
-        """Run the drafter on a rank that does not draft in this step, if other ranks may draft."""
+        """Run the drafter on a dummy token, if this rank does not draft but other ranks may."""
 
 
 #: The names of all verbs.

@@ -1,16 +1,15 @@
 """Live batch: the overlay's entry point for vLLM's V1 model runner and its InputBatch.
 
-The live batch has the verbs of :class:`~vllm.v1.readiness.feature.Feature`, and these:
+A live batch has the verbs of :class:`~vllm.v1.readiness.feature.Feature`. It also has methods that
 
-- called by InputBatch: ``attach`` in its constructor, ``plan`` for new sampling metadata,
-  ``settle_for_sampling`` before sampling, ``expect`` for tokens on their way to the host;
-- called by the runner: ``begin_step`` in ``_update_states``, ``check_inputs`` in
-  ``_prepare_inputs``, ``prepare`` and ``host_needs_drafts`` in ``_sample``, ``place`` in
-  ``_bookkeeping_sync``.
+- InputBatch calls: ``plan`` for new sampling metadata, ``settle_for_sampling`` before sampling, and
+  ``expect`` for tokens being copied to the host;
+- the runner calls: ``begin_step`` in ``_update_states``, ``check_inputs`` in ``_prepare_inputs``,
+  ``prepare`` and ``host_needs_drafts`` in ``_sample``, and ``place`` in ``_bookkeeping_sync``.
 
-The samplers reach the live batch through their metadata, and call the modules of features directly:
-``penalties``, ``bad_words``, ``thinking_budget``, ``sampler_copies``, ``seeds``. The runner's
-outputs go through :mod:`~vllm.v1.readiness.outputs.model_outputs`, also for pooling models. Model
+The samplers reach the live batch through the sampling metadata, and call feature modules directly:
+``penalties``, ``bad_words``, ``thinking_budget``, ``sampler_copies``, ``seeds``. The runner creates
+outputs through :mod:`~vllm.v1.readiness.outputs.model_outputs`, also for pooling models. Model
 Runner V2 has one seam, in its sampler, for :mod:`~vllm.v1.readiness.sample.sampler_copies_mrv2`.
 """
 
@@ -55,12 +54,12 @@ logger = init_logger(__name__)
 
 
 def attach(batch: "InputBatch", num_spec_tokens: int) -> None:
-    """Attach a live batch to a batch under construction."""
+    """Attach a live batch to an InputBatch. Called in the InputBatch's constructor."""
     setattr(batch, subclasses.ATTRIBUTE, LiveBatch(batch, num_spec_tokens))
 
 
 def detached_state(batch: "InputBatch") -> dict[str, Any]:
-    """Return a batch's state for ``__getstate__``, with the overlay disabled."""
+    """Return an InputBatch's state for ``__getstate__``, with the overlay disabled."""
     state: dict[str, Any] = vars(batch)
     if isinstance(live := state.get(subclasses.ATTRIBUTE), LiveBatch):
         live.settle_older()
@@ -73,28 +72,29 @@ def _off() -> "LiveBatch":
 
 
 def of(batch: "InputBatch") -> "LiveBatch":
-    """Return a batch's live batch. If its class attached none, everything is off in it."""
+    """Return the live batch of an InputBatch; one with everything off if its class skips attach."""
     return subclasses.attached(batch, LiveBatch, lambda: LiveBatch(batch, 0, frozenset()))
 
 
 class LiveBatch(Feature):
-    """Features and fixes of one InputBatch. The batch is referenced weakly.
+    """Features and fixes of one InputBatch, which is referenced weakly.
 
-    ``on`` selects them; None reads the environment. With nothing on, the batch is not used.
+    ``on`` names the features and fixes; None reads the environment. If ``on`` is empty, ``batch``
+    may be None.
 
     Attributes:
-        rows: output lists of the batch's rows, if History is on.
+        rows: output token ids of each row, if History is on.
         requests: requests in the batch, by id.
-        outputs: the runner's outputs.
+        outputs: creates the runner's outputs.
         history, thinking, penalties, bad_words, seeds: features; None if off.
-        serving: ``on`` without the features that a user's logits processor disables.
+        serving: ``on`` without the features that a custom logits processor disables.
     """
 
     def __init__(
         self, batch: "InputBatch", num_spec_tokens: int, on: frozenset[str] | None = None
     ) -> None:
         on = switch.enabled() if on is None else on
-        with suppress(TypeError):  # not every batch can be referenced weakly
+        with suppress(TypeError):  # not every class supports weak references
             batch = proxy(batch)
         super().__init__(batch)
         self.num_spec_tokens = num_spec_tokens
@@ -107,7 +107,7 @@ class LiveBatch(Feature):
             readers.check_declarations(batch)
             on = readers.count_plugin_processors(batch, on)
         self.serving = on
-        #: Samplers that were last checked for seams; None before the first check.
+        #: Samplers last checked for seams; None before the first check.
         self._samplers: list[object] | None = None
         self._plans_copies = registry.SAMPLER_COPIES in on and not pooling
         self._samplers_plan_copies = False
@@ -123,14 +123,13 @@ class LiveBatch(Feature):
         self._cpu_seeds = self.find(CpuSeeds)
         self.slots = [slots for slots in (self.penalties, self.bad_words) if slots is not None]
         self._slots_with_seams: list[Slots] = []
-        #: Verb to the methods of the features that override it.
+        #: The features' overriding methods, by verb.
         self._methods = {verb: self._of(verb) for verb in VERBS}
         for verb in VERBS - vars(LiveBatch).keys():
             if methods := self._methods[verb]:
                 setattr(self, verb, methods[0] if len(methods) == 1 else partial(_all, methods))
 
     def _of(self, verb: str) -> list[Callable[..., Any]]:
-        """Return a verb's methods, from the features that override it."""
         return [
             getattr(feature, verb)
             for feature in self._features
@@ -138,11 +137,11 @@ class LiveBatch(Feature):
         ]
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> "tuple[Callable[[], LiveBatch], tuple[()]]":
-        """Pickle and copy as a live batch with everything off."""
+        """Pickle and copy as a live batch with all features and fixes off."""
         return _off, ()
 
     def __eq__(self, other: object) -> bool:
-        """Compare the enabled features, for callers that compare whole batches."""
+        """Compare the enabled words only, for callers that compare whole batches."""
         return isinstance(other, LiveBatch) and self.on == other.on
 
     __hash__ = None  # type: ignore[assignment]
@@ -152,32 +151,32 @@ class LiveBatch(Feature):
         return next((feature for feature in self._features if type(feature) is kind), None)
 
     def add_request(self, request: "CachedRequestState") -> None:
-        """Start tracking a request that was given a row."""
+        """See :meth:`Feature.add_request`."""
         self.requests[request.req_id] = request
         for add in self._methods["add_request"]:
             add(request)
 
     def remove_request(self, req_id: str, row: int) -> None:
-        """Stop tracking a request that leaves its row; go idle if the batch is then empty."""
+        """See :meth:`Feature.remove_request`. Go idle if no request remains."""
         if (request := self.requests.pop(req_id, None)) is None:
             return
         for remove in self._methods["remove_request"]:
             remove(request, row)
         if not self.requests:
-            del request  # frees its kept slots, unless the runner still references it
+            del request  # frees the slots of the request, unless the runner references it
             self.idle()
 
     def plan(self, metadata: "SamplingMetadata") -> None:
-        """Attach a plan of the samplers' copies to new sampling metadata."""
+        """Plan which logits the samplers copy, and attach the plan to new sampling metadata."""
         if self._samplers_plan_copies:
             metadata.copies = sampler_copies.plan(self.batch, metadata)
 
     def defers_prompts(self) -> bool:
-        """Return whether new metadata needs no prompt token ids, unless penalties fall back."""
+        """Return whether new sampling metadata omits prompt token ids until penalties fall back."""
         return self.penalties is not None and self.penalties in self._slots_with_seams
 
     def observe_sampled(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
-        """See :meth:`Feature.observe_sampled`. Profiler traces show it as a named scope."""
+        """See :meth:`Feature.observe_sampled`. Overridden because profiler scopes wrap it."""
         for observe in self._methods["observe_sampled"]:
             observe(sampled, discarded)
 
@@ -187,7 +186,7 @@ class LiveBatch(Feature):
             self.history.begin_step()
 
     def cut(self, req_id: str, length: int) -> None:
-        """Prepare for truncating an output; no-op if the request is not in the batch."""
+        """See :meth:`Feature.cut`. A no-op if the request is not in the batch."""
         if self._features and req_id in self.batch.req_id_to_index:
             for cut in self._methods["cut"]:
                 cut(req_id, length)
@@ -195,10 +194,8 @@ class LiveBatch(Feature):
     def check_inputs(
         self, runner: "GPUModelRunner", scheduled: "SchedulerOutput", counts: "np.ndarray"
     ) -> None:
-        """See :meth:`History.check_inputs`.
-
-        Skipped in a pipeline, in which no stage that samples embeds tokens.
-        """
+        """See :meth:`History.check_inputs`. With pipeline parallelism, nothing is checked."""
+        # In a pipeline, the stage that samples does not embed tokens.
         alone = runner.parallel_config.pipeline_parallel_size == 1
         if self.history is not None and runner.use_async_scheduling and alone:
             self.history.check_inputs(counts, scheduled.scheduled_spec_decode_tokens)
@@ -209,7 +206,7 @@ class LiveBatch(Feature):
         drafts: "SpecDecodeMetadata | None",
         runner: "GPUModelRunner | None" = None,
     ) -> None:
-        """Decide how the next step is served, and prepare the features that serve it.
+        """Decide which features process a step, and prepare them; the others fall back to upstream.
 
         ``logits`` is [positions, vocab]. ``runner`` may be None if the samplers are vLLM's own.
         """
@@ -223,7 +220,7 @@ class LiveBatch(Feature):
         begun = self.history.prepare()
         if not begun:
             self._leave_to_upstream(runner)
-        # A derived batch may keep other lists, which the samplers do not recognise.
+        # A derived batch may hold other output lists, which the samplers do not recognise.
         live = begun and self.batch.req_output_token_ids is self.rows
         for slots in self.slots:
             if live and slots in self._slots_with_seams:
@@ -234,7 +231,7 @@ class LiveBatch(Feature):
                 slots.restore(self.batch.sampling_metadata)
 
     def _check_samplers(self, runner: "GPUModelRunner | None") -> None:
-        """Check the runner's samplers for seams, unless they are unchanged."""
+        """Check the runner's samplers for seams if they have changed."""
         if not (self.slots or self._plans_copies):
             return
         samplers = [getattr(runner, name, None) for name in ("sampler", "rejection_sampler")]
@@ -252,7 +249,7 @@ class LiveBatch(Feature):
         self.plan(self.batch.sampling_metadata)
 
     def _leave_to_upstream(self, runner: "GPUModelRunner | None") -> None:
-        """Fall back to upstream: the runner may truncate outputs without calling :meth:`cut`."""
+        """Fall back to upstream, because the runner may truncate outputs without :meth:`cut`."""
         gauges.fall_back(registry.HISTORY, gauges.OTHER_CLASS)
         logger.warning_once(
             "Readiness overlay: %s does not call GPUModelRunner._update_states. Falling back to "
@@ -264,7 +261,7 @@ class LiveBatch(Feature):
             self.thinking.begin_anew()
 
     def settle_for_sampling(self) -> bool:
-        """Settle the rows that readers on the host need; False to fall back to upstream."""
+        """Settle the rows whose tokens the host reads; False to fall back to upstream."""
         if self.history is None:
             return False
         self.history.batch_updated()
@@ -273,17 +270,17 @@ class LiveBatch(Feature):
         return True
 
     def settle_older(self) -> None:
-        """Settle every step but the newest."""
+        """Settle all steps but the newest."""
         if self.history is not None:
             self.history.settle_older(fences.HISTORY)
 
     def settle_all(self, owner: str) -> None:
-        """Settle every row; ``owner`` names the fence."""
+        """Settle all rows; ``owner`` names the fence."""
         if self.history is not None:
             self.history.settle_rows(range(len(self.rows)), owner)
 
     def host_needs_drafts(self) -> bool:
-        """Return whether a reader on the host needs this step's draft tokens."""
+        """Return whether the host reads this step's draft tokens."""
         return self.history is None or any(True for _ in readers.readers(self))
 
     def place(self, max_model_len: int) -> bool:
@@ -302,7 +299,7 @@ class LiveBatch(Feature):
 
 
 def _all(methods: list[Callable[..., Any]], *arguments: Any) -> Any:  # noqa: ANN401
-    """Call all methods of a verb; return the first result that is not None."""
+    """Call all methods, and return the first result that is not None."""
     answer = None
     for method in methods:
         result = method(*arguments)

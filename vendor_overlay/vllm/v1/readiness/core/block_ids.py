@@ -1,9 +1,9 @@
 """Fix ``block-ids``: drop the ids of new KV cache blocks for models that never read them.
 
-The KV cache managers append the id of each allocated block to a list, so that the worker can zero
-new blocks. The scheduler drains these lists only for models with Mamba layers. For all other models
-the lists of stock 0.22.0 grow by eight bytes per block allocation, without limit. ``gc.freeze`` has
-frozen the lists, so memory profilers that call ``gc.get_objects`` miss the leak.
+The KV cache managers append the id of each allocated block to a list, from which the worker learns
+the blocks to zero. The scheduler drains these lists only for models with Mamba layers. For all
+other models the lists of 0.22.0 grow by eight bytes per block allocation, without limit. Memory
+profilers that call ``gc.get_objects`` miss the leak, because ``gc.freeze`` hides the lists.
 (https://github.com/vllm-project/vllm/issues/44175)
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def drop_unread(manager: "KVCacheManager") -> None:
-    """Drop the block ids of the previous step unless the worker zeroes new blocks."""
+    """Drop the new block ids of the previous step, unless the worker zeroes new blocks."""
     if manager.kv_cache_config.needs_kv_cache_zeroing:
         return
     if registry.BLOCK_IDS in switch.enabled():

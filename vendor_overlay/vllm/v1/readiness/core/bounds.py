@@ -1,12 +1,12 @@
-"""Bounds of decoding requests: lengths below which one more token needs no code of upstream's.
+"""Bounds of decoding requests: lengths below which upstream's per-token calls have no effect.
 
-A request that decodes passes through several functions of the scheduler and the KV cache manager
-in each step. Most calls have no effect: a block is allocated, cached or hashed once per block, and
-a length limit is reached once. :class:`Bounds` holds the lengths at which these calls may have an
-effect. The features ``schedule`` and ``update-outputs`` skip the calls below these lengths.
+For each token of a request, the scheduler and the KV cache manager call several functions. Most
+calls have no effect: each block is allocated, cached and hashed once, and a length limit is reached
+once. :class:`Bounds` holds the lengths from which the calls may have an effect. The features
+``schedule`` and ``update-outputs`` skip the calls below these lengths.
 
-A bound that is too low only costs time, because upstream's code then runs as in stock. A bound is
-valid until the request is preempted or stops.
+A bound that is too low only costs time, because upstream's code then runs. A bound is valid until
+the request is preempted or stops.
 """
 
 # mirrors: vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots
@@ -57,33 +57,33 @@ _GROUPS = (
     MambaManager,
     SlidingWindowManager,
 )
-#: Methods whose calls are skipped: upstream's own code must be in them.
+#: Methods whose calls are skipped. Bounds are used only if none of them is overridden.
 _SCHEDULER = ("_update_request_with_output", "_update_after_schedule", "_make_cached_request_data")
 _MANAGER = ("allocate_slots", "cache_blocks", "create_kv_cache_blocks")
-#: Attributes of a scheduler that are set if others take part in its decisions.
+#: Attributes of a scheduler that are true if bounds do not cover its decisions.
 _OTHERS = ("connector", "ec_connector", "is_encoder_decoder", "enable_return_routed_experts")
-#: Attributes of a request that its outputs repeat. They change only in upstream's code.
+#: Attributes of a request that each output repeats. They change only in upstream's code.
 _CONSTANT = ("trace_headers", "stop_reason", "num_nans_in_logits")
 #: A length that no request reaches.
 _NONE = sys.maxsize
 
 
 class Bounds:
-    """Bounds of one request. Each is a first number of tokens, in the meaning of its attribute.
+    """Bounds of one request.
 
     Attributes:
-        near: ``num_computed_tokens`` from which scheduling one token may need a block, free or
-            cache one, or reach ``limit``. Under asynchronous scheduling, one token earlier: it is
-            reached only if no token of the request is in flight.
-        limit: ``num_computed_tokens`` from which the request may be left out of a step.
-        cached: ``num_computed_tokens``, without tokens in flight, from which a block is cached.
+        near: ``num_computed_tokens`` from which scheduling one token may allocate, free or cache a
+            block, or reach ``limit``. One token less under async scheduling, for requests without
+            in-flight tokens.
+        limit: ``num_computed_tokens`` from which a step may skip the request.
+        cached: ``num_computed_tokens``, without in-flight tokens, from which a block is cached.
         hashed: ``num_tokens`` from which a block is hashed.
         room: ``num_tokens`` at which the request stops.
         stops: token ids that stop the request.
         logprobs: whether the request returns logprobs.
-        constant: further fields of each output of the request, as a dict; empty in most cases.
-        preemptions: ``num_preemptions`` for which the request's outputs are those of a request that
-            continues; -1 if upstream makes its next output.
+        constant: further fields of each output; empty for most requests.
+        preemptions: ``num_preemptions`` while the bounds are valid; -1 if upstream makes the next
+            output.
     """
 
     __slots__ = (
@@ -107,35 +107,31 @@ class Bounds:
         self.preemptions = -1
 
 
-#: Bounds of a request that upstream's code serves.
+#: Bounds of a request that is left to upstream.
 NEVER = Bounds()
 
 
 class Cache:
-    """A scheduler's KV cache, and the limits of its requests.
-
-    Attributes:
-        asynchronous: whether steps are scheduled ahead of their tokens.
-    """
+    """KV cache of a scheduler, and the length limits of requests."""
 
     def __init__(self, scheduler: "Scheduler") -> None:
         self.manager = manager = scheduler.kv_cache_manager
         coordinator = manager.coordinator
         self.asynchronous = hasattr(scheduler, "_spec_token_placeholders")
         self.groups: tuple[SingleTypeKVCacheManager, ...] = coordinator.single_type_managers
-        #: The group of a model with full attention alone.
+        #: The only KV cache group, if it has full attention; else None.
         self._only = self.groups[0] if [*map(type, self.groups)] == [FullAttentionManager] else None
         self.caching: bool = manager.enable_caching
         self._free = coordinator.block_pool.free_block_queue
         self._null = coordinator.block_pool.null_block
         self.hash_size: int = coordinator.block_pool.hash_block_size
-        #: Hybrid models cache whole multiples of this number of tokens.
+        #: Hybrid models cache only multiples of this number of tokens.
         self._aligned: int = getattr(coordinator, "lcm_block_size", 1)
         self.lookahead: int = scheduler.num_lookahead_tokens
         self.max_model_len: int = scheduler.max_model_len
 
     def bounds(self, request: "Request") -> Bounds:
-        """Make the bounds of a request from its present state, after a step was scheduled."""
+        """Compute the bounds of a request. Called after a step with the request is scheduled."""
         params = request.sampling_params
         if (
             params is None
@@ -154,7 +150,7 @@ class Cache:
             bounds.hashed = _NONE
         elif len(request.block_hashes) == request.num_tokens // self.hash_size:
             bounds.hashed = (len(request.block_hashes) + 1) * self.hash_size
-        else:  # another block size than ours
+        else:  # the hasher uses another block size
             return bounds
         bounds.room = length
         bounds.stops = frozenset((params.eos_token_id, *(params.stop_token_ids or ())))
@@ -168,11 +164,8 @@ class Cache:
     def allocate(self, request: "Request", bounds: Bounds) -> "KVCacheBlocks | None":
         """Allocate slots for one more token of a request, and update its bounds.
 
-        With one group of full attention, and enough blocks, ``allocate_slots`` would only make the
-        two calls that are made here.
-
-        Returns:
-            The new blocks; None if there are too few.
+        Returns the new blocks; None if too few are free. If the only KV cache group has full
+        attention and a block is free, upstream's ``allocate_slots`` makes just these two calls.
         """
         manager, group, computed = self.manager, self._only, request.num_computed_tokens
         if group is None or not self._free.num_free_blocks:
@@ -192,7 +185,7 @@ class Cache:
         return KVCacheBlocks((new,)) if new else manager.empty_kv_cache_blocks
 
     def update(self, request: "Request", bounds: Bounds) -> None:
-        """Update ``cached`` and ``until`` after blocks were allocated or cached."""
+        """Update ``cached`` and ``near`` after blocks were allocated or cached."""
         cached, until = _NONE, bounds.limit
         name = request.request_id
         for group in self.groups:
@@ -204,14 +197,14 @@ class Cache:
         self._approach(bounds, until)
 
     def _approach(self, bounds: Bounds, until: int) -> None:
-        """Set ``near``; a block is due from ``until`` on, and one is cached from ``cached`` on."""
+        """Set ``near`` to the nearer of ``cached`` and ``until``, the other events' bound."""
         if self.asynchronous:
             bounds.near = min(until, bounds.cached) - 1
         else:
             bounds.near = min(until, bounds.cached - 1)
 
     def _allocates(self, group: SingleTypeKVCacheManager, request: "Request") -> int:
-        """Return the ``num_computed_tokens`` from which a group allocates or frees a block."""
+        """Return ``num_computed_tokens`` from which a group allocates or frees a block."""
         blocks = group.req_to_blocks.get(request.request_id)
         if not blocks:
             return 0
@@ -225,9 +218,9 @@ class Cache:
     def _recurrent(
         self, group: MambaManager, blocks: "list[KVCacheBlock]", request: "Request"
     ) -> int:
-        """Return the ``num_computed_tokens`` from which recurrent layers need another block.
+        """Return ``num_computed_tokens`` from which a Mamba group allocates a block.
 
-        In mode "align" they also free the block of the state before.
+        In mode "align", the group may also free the block of the previous state.
         """
         size, drafts = group.block_size, group.num_speculative_blocks
         slots: int = (len(blocks) - drafts) * size
@@ -246,7 +239,7 @@ class Cache:
         blocks: "list[KVCacheBlock]",
         computed: int,
     ) -> int:
-        """Return the ``num_computed_tokens`` from which a group frees a block before its window."""
+        """Return ``num_computed_tokens`` from which a group frees a block that it has passed."""
         size: int = group.block_size
         drafts: int = group.num_speculative_blocks if isinstance(group, MambaManager) else 0
         skipped = group.get_num_skipped_tokens(computed - drafts)
@@ -268,7 +261,7 @@ def cache_of(scheduler: "Scheduler") -> Cache:
 
 
 def serves(scheduler: "Scheduler", word: str) -> bool:
-    """Whether a feature is on and serves a scheduler; counts and logs once if it does not."""
+    """Return whether feature ``word`` is on and supports a scheduler; count each fallback."""
     if word not in switch.enabled():
         return False
     if not subclasses.has_door(sys.modules.get(type(scheduler).__module__)):
@@ -281,7 +274,7 @@ def serves(scheduler: "Scheduler", word: str) -> bool:
 
 
 def is_unusual(request: "Request") -> bool:
-    """Whether upstream's code serves a request in each step."""
+    """Return whether a request is left to upstream in each step."""
     return bool(
         request.mm_features
         or request.pooling_params is not None
@@ -290,9 +283,9 @@ def is_unusual(request: "Request") -> bool:
 
 
 def _is_known(scheduler: "Scheduler") -> bool:
-    """Whether all that the bounds depend on is vLLM's own, and no connector takes part.
+    """Return whether the bounds cover a scheduler: vLLM's own classes, and no connector.
 
-    A scheduler that another program has made may lack attributes.
+    A third-party scheduler may lack attributes.
     """
     manager: Any = getattr(scheduler, "kv_cache_manager", None)
     return (

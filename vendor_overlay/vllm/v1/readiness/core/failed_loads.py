@@ -1,19 +1,18 @@
 """Fix ``failed-loads``: recompute KV blocks that failed to load, and drop tokens sampled from them.
 
-With a step's output a KV connector reports the blocks that it failed to load. With
-``kv_load_failure_policy="recompute"`` stock 0.22.0 lowers ``num_computed_tokens`` of the running
-requests that hold such blocks, and drops their tokens of that step. Stock misses
+A KV connector reports the blocks that it failed to load with a step's output. With
+``kv_load_failure_policy="recompute"``, 0.22.0 lowers ``num_computed_tokens`` of the running
+requests that hold such blocks, and drops their tokens of that step. It does not handle
 
-- placeholders of in-flight tokens, under asynchronous scheduling: -1 reaches the embedding, and the
-  engine dies (https://github.com/vllm-project/vllm/issues/45138);
-- later steps in flight, prefill chunks included: their tokens were sampled from missing KV, and are
-  delivered;
+- placeholders of in-flight tokens under async scheduling: -1 reaches the embedding, and the engine
+  dies (https://github.com/vllm-project/vllm/issues/45138);
+- later in-flight steps, prefill chunks included: tokens sampled from missing KV are delivered;
 - the prefix cache: other requests hit the bad blocks, and blocks computed from them;
 - sliding windows: tokens are recomputed although their blocks have been freed.
 
-Here each request that used bad blocks is preempted, and its output in flight is dropped. The bad
+Here each request that used bad blocks is preempted, and its in-flight output is dropped. The bad
 blocks, and all blocks computed from them, are evicted from the prefix cache. The request resumes
-like any preempted request, without another load. With the policy "fail" all these requests end.
+like any preempted request, without another load. With the policy "fail", all these requests end.
 """
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.schedule
@@ -52,10 +51,10 @@ class _Loads:
     """State of the fix for one scheduler.
 
     Attributes:
-        on: whether the fix is on, there is a connector, and the scheduler has all seams.
+        on: whether the fix is on, and the scheduler has a connector and all seams.
         arrived: the step whose output is being processed.
         to_preempt: running requests to preempt before the next step is scheduled.
-        recomputed: requests with a failed load; nothing is loaded for them again.
+        recomputed: requests with a failed load, for which the connector loads nothing more.
     """
 
     def __init__(self, scheduler: "Scheduler") -> None:
@@ -71,7 +70,7 @@ class _Loads:
 
 @dataclass
 class _Holder:
-    """Blocks of a request, from its admission until its preemption or end.
+    """Blocks that a request holds, or held before a preemption or its end.
 
     Attributes:
         name: request id.
@@ -88,7 +87,7 @@ class _Holder:
     bad: int | None = None
 
     def spread(self, bad: set[int]) -> bool:
-        """Add the blocks from the first bad one on to ``bad``; return whether it is a new first."""
+        """Add all blocks from the first bad block on to ``bad``; True if that block is new."""
         positions = [
             size * index
             for size, blocks in self.groups
@@ -109,21 +108,21 @@ def _of(scheduler: "Scheduler") -> _Loads:
 
 
 def refused(scheduler: "Scheduler", request: "Request") -> bool:
-    """Return whether loading for a waiting request is refused, because an earlier load failed.
+    """Return whether a waiting request may not load KV, because an earlier load failed.
 
-    The seam calls the connector's lookup first: some connectors drop old blocks only in a lookup.
+    Called after the connector's lookup, in which some connectors drop old blocks.
     """
     return request in _of(scheduler).recomputed
 
 
 def scheduled(scheduler: "Scheduler", step: "SchedulerOutput") -> None:
-    """Add a scheduled step to the steps in flight, if the fix is on."""
+    """Add a scheduled step to the in-flight steps, if the fix is on."""
     if _of(scheduler).on:
         in_flight.of(scheduler).schedule(step)
 
 
 def arrive(scheduler: "Scheduler", step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
-    """Remove dropped results from a step's output before the scheduler processes it."""
+    """Remove dropped results from a step's output. Called before the output is processed."""
     loads = _of(scheduler)
     if loads.on:
         loads.arrived = step
@@ -131,11 +130,11 @@ def arrive(scheduler: "Scheduler", step: "SchedulerOutput", output: "ModelRunner
 
 
 def preempt(scheduler: "Scheduler", preempted: "list[Request]", timestamp: float) -> None:
-    """Preempt the requests to recompute before a step is scheduled; add them to ``preempted``."""
+    """Preempt the requests to recompute, and add them to ``preempted``. Called before a step."""
     loads = _of(scheduler)
     if not loads.to_preempt:
         return
-    # Each request is prepended to the waiting queue: iterate in reverse to keep the order.
+    # Iterate in reverse to keep the order: each request is prepended to the waiting queue.
     for request in [item for item in reversed(scheduler.running) if item in loads.to_preempt]:
         scheduler.running.remove(request)
         scheduler._preempt_request(request, timestamp)
@@ -144,10 +143,10 @@ def preempt(scheduler: "Scheduler", preempted: "list[Request]", timestamp: float
 
 
 def handle(scheduler: "Scheduler", invalid: set[int]) -> set[str] | None:
-    """Handle blocks that a connector failed to load; None to fall back to upstream.
+    """Process the ids of blocks that failed to load; None to fall back to upstream.
 
-    Return the ids of the affected requests. The caller skips their output in the reporting step,
-    and ends the requests if the policy is "fail".
+    Returns the ids of the affected requests. The caller skips their output of the current step, and
+    ends the requests if the policy is "fail".
     """
     loads = _of(scheduler)
     if not loads.on:
@@ -184,7 +183,10 @@ def handle(scheduler: "Scheduler", invalid: set[int]) -> set[str] | None:
 
 
 def _recompute(scheduler: "Scheduler", request: "Request", position: int | None) -> None:
-    """Prepare to recompute a request from ``position``, if any; drop its output in flight."""
+    """Drop a request's in-flight output, and prepare to recompute the request.
+
+    ``position`` is the first token with wrong KV in the request's current blocks, if any.
+    """
     loads = _of(scheduler)
     loads.recomputed.add(request)
     in_flight.of(scheduler).drop(request.request_id, prompt_is_stale=True)
@@ -200,9 +202,9 @@ def _recompute(scheduler: "Scheduler", request: "Request", position: int | None)
 
 
 def _affected(holders: list[_Holder], bad: set[int]) -> dict[str, int | None]:
-    """Find the requests that used bad blocks, and add the blocks computed from them to ``bad``.
+    """Add all blocks computed from bad blocks to ``bad``, and find the affected requests.
 
-    Map each request's id to the first wrong position in the request's current blocks, if any.
+    Returns request id to the first token with wrong KV in the request's current blocks, if any.
     """
     while any(holder.spread(bad) for holder in holders):
         pass
@@ -250,7 +252,7 @@ def _holders(scheduler: "Scheduler", steps: "Iterable[SchedulerOutput]") -> Iter
 
 
 def _all_ours(kind: type) -> bool:
-    """Return whether a scheduler class reaches all seams of the fix; log once if it does not."""
+    """Return whether a scheduler class reaches all seams; log once if it does not."""
     if all(subclasses.ends_in_seam(kind, method) for method in _METHODS):
         return True
     subclasses.leave_scheduler(kind, registry.FAILED_LOADS, "failed KV loads")

@@ -1,12 +1,12 @@
-"""Feature ``grammars``, in the scheduler: fill slow grammar masks in several threads.
+"""Scheduler part of the feature ``grammars``: fill slow grammar bitmasks in several threads.
 
-Filling a mask takes from a few microseconds to a few tenths of a millisecond, depending on the
-number of tokens that xgrammar must check. The device idles if filling all masks takes longer than
-the forward pass. Stock fills the masks of up to 128 requests serially, although xgrammar releases
-the GIL and the masks are independent.
+Filling one bitmask takes from a few microseconds to a few tenths of a millisecond, depending on the
+number of tokens that xgrammar must check. The device idles if filling all bitmasks takes longer
+than the forward pass. Upstream fills up to 128 bitmasks serially, although xgrammar releases the
+GIL and the bitmasks are independent.
 
-Here helper threads share the work if the previous step's masks were slow. Upstream fills the masks
-with speculative decoding and for other backends.
+Here helper threads share the work if the previous step's bitmasks were slow. Steps with speculative
+decoding, and backends other than xgrammar, fall back to upstream.
 """
 
 # mirrors: vllm.v1.structured_output:StructuredOutputManager.grammar_bitmask
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from vllm.v1.structured_output import StructuredOutputManager
     from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
-    #: A grammar, the row of its mask, and whether it applies.
+    #: A grammar, the row of its bitmask, and whether the bitmask applies.
     Mask = tuple[StructuredOutputGrammar, int, bool]
 
 logger = init_logger(__name__)
@@ -50,10 +50,10 @@ def fill(
     names: list[str],
     drafts: int,
 ) -> "np.ndarray | None":
-    """Fill the masks of a step, as ``grammar_bitmask`` does; None to fall back to upstream.
+    """Fill a step's bitmasks, int32 [bitmasks, words]; None to fall back to upstream.
 
-    ``names`` are the ids of the requests that need a mask, in the order of the masks. ``drafts`` is
-    the maximum number of drafts per request. The result is int32 [masks, words].
+    ``names`` are the ids of the requests that need a bitmask, in order. ``drafts`` is the maximum
+    number of drafts per request.
     """
     filler: Filler = subclasses.remembered(manager, _ATTRIBUTE, lambda: Filler(manager))
     if drafts or not filler.on or type(manager.backend) is not filler.backend:
@@ -71,7 +71,7 @@ def fill(
 
 
 class Filler:
-    """Fills the masks of one manager; ``backend`` and ``grammar`` are the supported classes."""
+    """Fills the bitmasks of one manager; ``backend`` and ``grammar`` are the supported classes."""
 
     def __init__(self, manager: "StructuredOutputManager") -> None:
         from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend, XgrammarGrammar
@@ -80,11 +80,11 @@ class Filler:
         self.backend, self.grammar = XgrammarBackend, XgrammarGrammar
         self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self._threads: ThreadPoolExecutor | None = None
-        #: Mean CPU seconds per mask in the newest step.
+        #: Mean CPU seconds per bitmask in the newest step.
         self._each = 0.0
 
     def fill(self, manager: "StructuredOutputManager", masks: "list[Mask]") -> None:
-        """Fill masks with as many threads as the previous step's cost justifies."""
+        """Fill bitmasks, with as many threads as the previous step's CPU time justifies."""
         helpers = int(min(len(masks) * self._each / _WORTH, self._cores // 2, _THREADS))
         if helpers < 1:
             began = time.thread_time()
@@ -115,11 +115,11 @@ class Filler:
             left.clear()
             raise
         finally:
-            wait(others)  # no thread may write masks after the step
+            wait(others)  # no thread may write bitmasks after the step
         self._each = (taken + sum(other.result() for other in others)) / count
 
     def _submit(self, work: Callable[[], float], count: int, others: "list[Future[float]]") -> None:
-        """Start helper threads. If one cannot be started, later steps use none."""
+        """Start helper threads. If a thread cannot be started, later steps start none."""
         assert self._threads is not None
         try:
             for _ in range(count):

@@ -1,7 +1,7 @@
-"""A scheduler's steps in flight, and the requests whose output in these steps is dropped.
+"""In-flight steps of a scheduler, and the requests whose in-flight output is dropped.
 
 The fixes ``preemption`` and ``failed-loads`` share one :class:`InFlight` per scheduler. Each fix
-updates it from its own seams, so that either can be installed alone.
+calls it from its own seams, so either fix works alone.
 """
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.update_from_output
@@ -23,20 +23,20 @@ _ATTRIBUTE = "readiness_in_flight"
 
 
 class InFlight:
-    """Steps in flight of one scheduler; ``requests`` are all of its requests, by id.
+    """In-flight steps of one scheduler; ``requests`` are all of its requests, by id.
 
     Attributes:
         steps: the steps whose output has not arrived, oldest first.
-        dropped: ``id()`` of a step in flight to ids of requests whose output is dropped.
+        dropped: ``id()`` of an in-flight step to the ids of requests whose output is dropped.
     """
 
     def __init__(self, requests: "Mapping[str, Request]") -> None:
         self.steps: deque[SchedulerOutput] = deque()
         self.dropped: dict[int, set[str]] = {}
         self._requests = requests
-        #: Request id to prompt logprobs saved from a dropped output.
+        #: Prompt logprobs saved from dropped outputs, by request id.
         self._prompt_logprobs: dict[str, LogprobsTensors] = {}
-        #: Ids of requests whose prompt logprobs in flight are wrong, and will be recomputed.
+        #: Ids of requests whose in-flight prompt logprobs are wrong, and will be recomputed.
         self._stale_prompts: set[str] = set()
 
     def schedule(self, step: "SchedulerOutput") -> None:
@@ -45,16 +45,16 @@ class InFlight:
             self.steps.append(step)
 
     def awaits(self, name: str) -> bool:
-        """Return whether a request has output in flight that will be delivered."""
+        """Return whether a request has in-flight output that will be delivered."""
         return any(
             name in step.num_scheduled_tokens and name not in self.dropped.get(id(step), ())
             for step in self.steps
         )
 
     def drop(self, name: str, prompt_is_stale: bool = False) -> None:
-        """Drop a request's output in all steps in flight.
+        """Drop a request's output in all in-flight steps.
 
-        Its prompt logprobs are delivered with the next tokens, unless ``prompt_is_stale``.
+        Prompt logprobs are delivered with the request's next tokens, unless ``prompt_is_stale``.
         """
         for step in self.steps:
             if name in step.num_scheduled_tokens:
@@ -65,9 +65,9 @@ class InFlight:
             self._prompt_logprobs.pop(name, None)
 
     def arrive(self, step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
-        """Remove dropped results from a step's output; a second call for a step is a no-op.
+        """Remove dropped results from a step's output; a second call for the step is a no-op.
 
-        Steps arrive in order. An abandoned step never arrives.
+        Steps arrive in order. Earlier steps that have not arrived were abandoned.
         """
         if not any(known is step for known in self.steps):
             return
@@ -79,7 +79,7 @@ class InFlight:
         self._deliver_prompt_logprobs(output)
 
     def _take_out(self, name: str, output: "ModelRunnerOutput") -> None:
-        """Remove a request from an output, and save its prompt logprobs."""
+        """Remove a request's results from an output, and save the prompt logprobs."""
         row = output.req_id_to_index.get(name)
         if row is not None and output.sampled_token_ids:
             output.sampled_token_ids[row] = []
@@ -90,7 +90,7 @@ class InFlight:
             self._prompt_logprobs[name] = logprobs
 
     def _deliver_prompt_logprobs(self, output: "ModelRunnerOutput") -> None:
-        """Deliver saved prompt logprobs with the next tokens of their request."""
+        """Add saved prompt logprobs to an output with tokens of the same request."""
         for name in list(self._prompt_logprobs):
             row = output.req_id_to_index.get(name)
             if name not in self._requests:
@@ -100,5 +100,5 @@ class InFlight:
 
 
 def of(scheduler: "Scheduler") -> InFlight:
-    """Return a scheduler's steps in flight, created on first use."""
+    """Return the in-flight steps of a scheduler, created on first use."""
     return subclasses.remembered(scheduler, _ATTRIBUTE, lambda: InFlight(scheduler.requests))

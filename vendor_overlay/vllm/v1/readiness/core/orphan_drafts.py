@@ -1,12 +1,11 @@
 """Fix ``orphan-drafts``: discard placeholders of drafts that the worker no longer has.
 
-Under asynchronous scheduling the scheduler gives each scheduled request placeholders (-1) for the
-drafts that the worker will propose. The worker keeps drafts for one step. The scheduler may skip
-the request in that step, because in-flight drafts may already reach max_model_len or because the
-token budget is exhausted. Stock 0.22.0 schedules the placeholders in a later step: -1 reaches the
-embedding, and the engine dies with a device error.
-
-Here a skipped request loses its placeholders, and runs without drafts in its next step.
+Under async scheduling, each scheduled request gets placeholders (-1) for the drafts that the worker
+will propose. The worker keeps drafts only for the next step. That step may skip the request,
+because in-flight drafts may already reach max_model_len or because the token budget is exhausted.
+0.22.0 then schedules the placeholders in a later step: -1 reaches the embedding, and the engine
+dies with a device error. Here a skipped request loses its placeholders, and its next step has no
+drafts.
 """
 
 # mirrors: vllm.v1.core.sched.async_scheduler:AsyncScheduler._update_after_schedule
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def forget(scheduler: "AsyncScheduler", step: "SchedulerOutput") -> None:
-    """Clear the placeholders of running requests that a newly scheduled step skips."""
+    """Clear the draft placeholders of the running requests that ``step`` skips."""
     scheduled = step.num_scheduled_tokens
     if len(scheduled) == len(scheduler.running) or not scheduler.num_spec_tokens:
         return

@@ -1,17 +1,17 @@
 """Fix ``preemption``: account for the in-flight tokens of a preempted request.
 
-Under asynchronous scheduling a request may be preempted while some of its tokens are in flight.
-Stock 0.22.0 miscounts these tokens in two cases:
+Under async scheduling, a request may be preempted while some of its tokens are in flight. 0.22.0
+miscounts these tokens in two cases:
 
-- ``reset_prefix_cache(reset_running_requests=True)`` drops one output per token in flight. With
+- ``reset_prefix_cache(reset_running_requests=True)`` drops one output per in-flight token. With
   drafts an output holds several tokens, so outputs sampled after the reset are dropped too, and
   rejected drafts are subtracted from the counts of the resumed request. An assert kills the engine,
   or the request never ends. Another assert fails if a dropped output has prompt logprobs.
-- With more than two steps in flight (three pipeline stages or more), a request preempted for lack
-  of blocks may resume before all its tokens have arrived, and compute from a wrong history.
+- With more than two in-flight steps (three or more pipeline stages), a request preempted for lack
+  of blocks may resume before all of its tokens have arrived. It then computes from wrong tokens.
 
-Here the scheduler tracks its steps in flight. A reset drops only output of these steps. A request
-preempted for lack of blocks resumes once its tokens have been delivered.
+Here the scheduler tracks its in-flight steps. A reset drops only output of these steps. A request
+preempted for lack of blocks resumes once its in-flight tokens have been delivered.
 """
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.schedule
@@ -38,13 +38,13 @@ else:
 
 
 class StepsInFlight(Base):  # type: ignore[misc]
-    """Tracks the steps in flight; a base class of AsyncScheduler, ahead of Scheduler in its MRO.
+    """Base class of AsyncScheduler that tracks the in-flight steps; precedes Scheduler in the MRO.
 
     If the fix is off or a derived class overrides a method, all methods only call upstream's.
     """
 
     _pause_state: PauseState
-    #: Stays False if a derived class skips our constructor.
+    #: Stays False if a derived class skips this class's constructor.
     _mends_preemption = False
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -54,7 +54,7 @@ class StepsInFlight(Base):  # type: ignore[misc]
         self._preempted: list[Request] = []
 
     def schedule(self) -> "SchedulerOutput":
-        """Schedule a step. Admit no waiting request while a preempted request awaits tokens."""
+        """Schedule a step; admit no waiting request while a preempted request awaits tokens."""
         step: SchedulerOutput
         if not self._mends_preemption:
             step = super().schedule()
@@ -72,7 +72,7 @@ class StepsInFlight(Base):  # type: ignore[misc]
     def update_from_output(
         self, scheduler_output: "SchedulerOutput", model_runner_output: "ModelRunnerOutput"
     ) -> "dict[int, EngineCoreOutputs]":
-        """Remove dropped results from a step's output, and update the requests with the rest."""
+        """Remove dropped results from a step's output, and update the requests."""
         if self._mends_preemption:
             in_flight.of(self).arrive(scheduler_output, model_runner_output)
         outputs: dict[int, EngineCoreOutputs]
@@ -100,7 +100,7 @@ class StepsInFlight(Base):  # type: ignore[misc]
             self._preempted.append(request)
 
     def _awaits_tokens(self) -> bool:
-        """Return whether a preempted request has tokens in flight that will be delivered."""
+        """Return whether a preempted request has in-flight tokens that will be delivered."""
         awaited = []
         for request in self._preempted:
             if request.status != RequestStatus.PREEMPTED or not request.num_output_placeholders:
@@ -114,7 +114,7 @@ class StepsInFlight(Base):  # type: ignore[misc]
 
 
 def _all_ours(scheduler: StepsInFlight) -> bool:
-    """Return whether the scheduler's class overrides no method of the fix; log once if it does."""
+    """Return whether no method of the fix is overridden; log once if one is."""
     kind = type(scheduler)
     names = ("schedule", "update_from_output", "reset_prefix_cache", "_preempt_request")
     if all(getattr(kind, name) is getattr(StepsInFlight, name) for name in names):

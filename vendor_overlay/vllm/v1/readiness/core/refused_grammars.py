@@ -1,10 +1,10 @@
 """Fix ``refused-grammars``: a grammar that fails to compile ends only its own request.
 
-Stock 0.22.0 compiles grammars in a thread. Some grammars pass the front end's checks but fail to
-compile: an empty ``json`` or ``structural_tag``, ``json_object`` set to false, a structural tag
-with a token id outside the vocabulary, or a grammar validated for another backend. The error is
-raised when the scheduler polls the future, and the engine dies for all clients. Here the request
-ends with the finish reason "error", and the log gives the cause.
+0.22.0 compiles grammars in a thread. Some grammars pass the front end's checks but fail to compile:
+an empty ``json`` or ``structural_tag``, ``json_object`` set to false, a structural tag with a token
+id outside the vocabulary, or a grammar validated for another backend. The scheduler's poll of the
+future raises the error, and the engine dies for all clients. Here the request ends with the finish
+reason "error", and the log gives the cause.
 """
 
 # mirrors: vllm.v1.structured_output.request:StructuredOutputRequest
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-#: Attribute of the scheduler that holds refused requests by id; absent if there are none.
+#: Attribute of the scheduler that holds refused requests by id; absent if none is refused.
 _REFUSED = "readiness_refused"
-#: Seconds to wait for a grammar, as in upstream.
+#: Seconds to wait for a grammar; upstream's value.
 _PATIENCE = 1e-4
 
 
 def waits(scheduler: "Scheduler", request: "Request") -> bool:
-    """Return whether a request's grammar is still compiling, or has failed to compile.
+    """Return whether a request keeps waiting: its grammar is compiling, or failed to compile.
 
-    The request then keeps waiting. :func:`finish` ends it if its grammar failed. Upstream must not
-    poll a pending grammar, which could fail between this check and the poll.
+    If the grammar failed, :func:`finish` ends the request. Upstream does not poll a pending
+    grammar, which might fail between this check and the poll.
     """
     structured = request.structured_output_request
     grammar = None if structured is None else structured._grammar
@@ -61,7 +61,7 @@ def waits(scheduler: "Scheduler", request: "Request") -> bool:
 
 
 def finish(scheduler: "Scheduler", outputs: dict[int, list[EngineCoreOutput]]) -> None:
-    """End the refused requests, and add their final outputs to ``outputs``, by client index."""
+    """End the refused requests, and add each final output to ``outputs`` by client index."""
     refused: dict[str, Request] | None = vars(scheduler).pop(_REFUSED, None)
     if refused is None:
         return

@@ -1,13 +1,13 @@
-"""Feature ``schedule``: schedule only the requests that need more than one more token.
+"""Feature ``schedule``: schedule running requests that need no new block all at once.
 
-In each step, stock 0.22.0 looks at each running request, allocates slots for it, describes it in
-the step's output, and advances its counts. With 128 requests this takes about 0.9 ms, though
-nearly all of them continue by one token within a block that they have.
+In each step, 0.22.0 loops over the running requests, allocates slots, fills the scheduler's output
+and advances counts. With 128 requests this takes about 0.9 ms, although nearly all of the requests
+add one token to a block that they already hold.
 
-Here each request has a bound, the length at which its next block or limit is due (:mod:`bounds`).
-Requests below their bounds are scheduled together. A request that needs a block gets it from
-upstream's KV cache manager, in upstream's order. Upstream's loop serves all other running requests,
-and upstream's code all arrivals, preemptions and resumptions. Each list and dict of a step is new.
+Here each request has bounds (:mod:`bounds`). Requests below their bounds are scheduled together. A
+request that needs a block gets it from upstream's KV cache manager, in upstream's order. Upstream's
+loop schedules all other running requests, and upstream's code handles arrivals, preemptions and
+resumptions. No list or dict is shared between the outputs of two steps.
 """
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.schedule
@@ -36,13 +36,10 @@ _ATTRIBUTE = "readiness_running"
 
 
 class Running:
-    """The running requests of one scheduler.
+    """Running requests of one scheduler.
 
-    ``rows`` and the lists after it are aligned, and valid while ``scheduler.running`` is equal to
-    ``rows``. All other lists are those of the step that is being scheduled.
-
-    Args:
-        scheduler: the scheduler.
+    ``rows``, and the lists created with it, are valid while ``scheduler.running`` equals ``rows``.
+    All other lists belong to the step being scheduled.
     """
 
     def __init__(self, scheduler: "Scheduler") -> None:
@@ -51,7 +48,7 @@ class Running:
         if self.on and scheduler.num_spec_tokens:
             gauges.fall_back(registry.SCHEDULE, gauges.OTHER_INPUT)
             self.on = False
-        #: Whether a step has begun that :meth:`advance_counts` has not completed.
+        #: Whether a step has begun, and :meth:`advance_counts` is not called yet.
         self.begun = False
         self.counts: dict[str, int] = {}
         if self.on:
@@ -59,17 +56,16 @@ class Running:
             self._fill([])
 
     def _fill(self, rows: "list[Request]") -> None:
-        """Begin a new list of rows."""
         empty = self.scheduler.kv_cache_manager.empty_kv_cache_blocks
         self.rows = rows
         self.names = [row.request_id for row in rows]
-        #: ``num_computed_tokens`` of a row that continues by one token, less its output tokens.
+        #: ``num_computed_tokens`` minus output tokens, of a row that continues by one token.
         self.bases = [row.num_prompt_tokens - 1 for row in rows]
-        #: ``num_computed_tokens`` from which a row may be due.
+        #: ``num_computed_tokens`` from which a row may need a block, or be left to upstream.
         self.nears: list[int]
         try:
             self.nears = [row.readiness_bounds.near for row in rows]
-        except AttributeError:  # another program has made a request run
+        except AttributeError:  # third-party code has appended a running request
             self.nears = [getattr(row, bounds.ATTRIBUTE, bounds.NEVER).near for row in rows]
         self.one_token = dict.fromkeys(self.names, 1)
         self.no_blocks = dict.fromkeys(self.names, empty)
@@ -80,7 +76,7 @@ class Running:
         blocks: "dict[str, KVCacheBlocks]",
         counts: dict[str, int],
     ) -> None:
-        """Begin a step, whose lists and dicts :meth:`advance` adds to."""
+        """Begin a step. :meth:`advance` adds requests to these collections."""
         self.scheduled, self.blocks, self.counts = scheduled, blocks, counts
         self.begun = True
         running = self.scheduler.running
@@ -89,17 +85,17 @@ class Running:
             self._fill(running.copy())
         rows, asynchronous = self.rows, self.cache.asynchronous
         self.computed = computed = [row.num_computed_tokens for row in rows]
-        #: Rows that need more than one more token, in order; and the next of them.
+        #: Rows that may need a block or are left to upstream, in order.
         self.due = [*compress(range(len(rows)), map(ge, computed, self.nears))]
         if asynchronous:
-            # A row that is one token away is due only if no token of it is in flight.
+            # A row at its bound is due only if it has no in-flight token.
             self.due = [
                 row
                 for row in self.due
                 if computed[row] > self.nears[row] or not rows[row].num_output_placeholders
             ]
         if asynchronous and not new:
-            # A token in flight is counted when it is scheduled, and still counts when it arrives.
+            # Placeholders and arrived tokens both count, so the sum does not change on arrival.
             self.outputs = [*map(sub, computed, self.bases)]
         else:
             self.outputs = [_outputs(row) for row in rows]
@@ -108,20 +104,15 @@ class Running:
                 others = compress(range(len(rows)), map(ne, expected, computed))
                 self.due = sorted({*self.due, *others})
         self.next_due = 0
-        #: Rows that are left to upstream's loop, ranges of rows that are not, and rows with blocks.
+        #: Rows left to upstream's loop, ranges of rows scheduled here, and rows with new blocks.
         self.left: list[int] = []
         self.taken: list[tuple[int, int]] = []
         self.with_blocks: list[int] = []
 
     def advance(self, index: int, budget: int) -> tuple[int, int]:
-        """Schedule rows from ``index`` on, up to the first that is left to upstream's loop.
+        """Schedule rows from ``index`` on, up to the first row that is left to upstream's loop.
 
-        Args:
-            index: a row.
-            budget: the token budget.
-
-        Returns:
-            The first row that is not scheduled, and the rest of the budget.
+        ``budget`` is the token budget. Returns that row, and the remaining budget.
         """
         count = len(self.rows)
         if index >= count or budget <= 0 or len(self.scheduler.running) != count:
@@ -159,11 +150,7 @@ class Running:
         return stop, budget - (stop - index)
 
     def _allocate(self, row: int) -> "KVCacheBlocks | None":
-        """Allocate slots for a row that continues by one token.
-
-        Returns:
-            The new blocks; None to leave the row to upstream's loop, which may preempt for it.
-        """
+        """Allocate slots for one more token; None to leave the row to upstream's loop."""
         request, computed = self.rows[row], self.computed[row]
         limits: bounds.Bounds = getattr(request, bounds.ATTRIBUTE, bounds.NEVER)
         self.outputs[row] = outputs = _outputs(request)
@@ -176,7 +163,7 @@ class Running:
     def cached_data(
         self, running: "list[Request]", resumed: "list[Request]"
     ) -> CachedRequestData | None:
-        """Describe the scheduled requests that the workers know; None to fall back to upstream."""
+        """Create the ``CachedRequestData`` of a step; None to fall back to upstream."""
         before = self.scheduler.prev_step_scheduled_req_ids
         if not resumed and running == self.rows:
             names = self.names.copy()
@@ -214,14 +201,10 @@ class Running:
         )
 
     def advance_counts(self, preempted: bool) -> Iterator[tuple[str, int]]:
-        """Advance the rows that :meth:`advance` has scheduled.
+        """Advance the counts of the rows that :meth:`advance` scheduled.
 
-        Args:
-            preempted: whether the step has preempted requests, of any row.
-
-        Yields:
-            Name and number of tokens of each other request, for upstream to advance. Its bounds are
-            made when the next is taken.
+        Yields the id and number of tokens of each other request, for upstream to advance. The
+        request's bounds are then computed. ``preempted``: whether the step preempted a request.
         """
         self.begun = False
         counts = self.counts
@@ -229,7 +212,7 @@ class Running:
         if self.taken != [(0, len(rows))]:
             rows = [row for start, stop in self.taken for row in self.rows[start:stop]]
         joined = [*islice(counts, len(self.scheduled), None)]
-        if preempted:  # upstream has scheduled the rows after the first for which it preempted
+        if preempted:  # some rows have left the step, or were scheduled by upstream
             rows = [row for row in rows if row.request_id in counts]
             names = {row.request_id for row in rows}
             self.others = [name for name in counts if name not in names]
@@ -253,7 +236,7 @@ class Running:
 
 
 def _outputs(request: "Request") -> int:
-    """Return the number of a request's output tokens, with those in flight."""
+    """Return the number of a request's output tokens, in-flight tokens included."""
     placeholders: int = request.num_output_placeholders
     return len(request._output_token_ids) + placeholders
 
@@ -268,16 +251,10 @@ def begin(
     blocks: "dict[str, KVCacheBlocks]",
     counts: dict[str, int],
 ) -> Running | None:
-    """Begin a step.
+    """Begin a step and return the running requests; None to fall back to upstream.
 
-    Args:
-        scheduler: the scheduler.
-        scheduled: the running requests that the step includes; empty.
-        blocks: request id to new blocks; empty.
-        counts: request id to the number of tokens to compute; empty.
-
-    Returns:
-        The running requests; None to fall back to upstream.
+    ``scheduled`` receives the step's running requests, ``blocks`` their new blocks by request id,
+    and ``counts`` their numbers of tokens to compute. All three are empty.
     """
     running = _of(scheduler)
     if not running.on:
@@ -289,21 +266,17 @@ def begin(
 def cached_data(
     scheduler: "Scheduler", running: "list[Request]", resumed: "list[Request]"
 ) -> CachedRequestData | None:
-    """Describe a step's requests that the workers know; None to fall back to upstream."""
+    """Create the ``CachedRequestData`` of a step; None to fall back to upstream."""
     rows = _of(scheduler)
     if not rows.begun or rows.scheduled is not running:
         return None
     if scheduler.use_pp and not scheduler.scheduler_config.async_scheduling:
-        return None  # such a step holds the tokens, too
+        return None  # upstream also sends the sampled token ids
     return rows.cached_data(running, resumed)
 
 
 def counts_to_advance(scheduler: "Scheduler", step: "SchedulerOutput") -> Iterable[tuple[str, int]]:
-    """Advance the counts of a scheduled step's requests.
-
-    Returns:
-        Request ids and numbers of tokens that are left to upstream.
-    """
+    """Advance the counts of a step's requests; return request ids and counts left to upstream."""
     running = _of(scheduler)
     counts: dict[str, int] = step.num_scheduled_tokens
     if not running.begun or running.counts is not counts:
@@ -313,9 +286,9 @@ def counts_to_advance(scheduler: "Scheduler", step: "SchedulerOutput") -> Iterab
 
 
 def placeholders_to_add(scheduler: "Scheduler", step: "SchedulerOutput") -> Iterable[str]:
-    """Return the ids of the scheduled requests that upstream adds a placeholder to.
+    """Return the ids of the requests to which upstream must add a placeholder.
 
-    :func:`counts_to_advance` has added one to each other request.
+    :func:`counts_to_advance` has added a placeholder to all other scheduled requests.
     """
     running = _of(scheduler)
     counts: dict[str, int] = step.num_scheduled_tokens

@@ -1,19 +1,19 @@
 """Fix ``sessions``: a streaming session resumes exactly at the end of its last answer.
 
-A session (streaming input) resumes with a new prompt once its answer has ended. It keeps its KV
-cache, and drops the last token of the answer. Stock 0.22.0 resumes it at once:
+A streaming-input session resumes with a new prompt once its answer has ended. It keeps its KV
+cache, and drops the last token of the answer. 0.22.0 resumes a session at once:
 
-- under asynchronous scheduling a step with the session is still in flight. The tokens of that step
-  join the new turn, a turn is answered twice, or an assert or an unexpected status kills the engine
+- under async scheduling, a step with the session is still in flight. The tokens of that step join
+  the new turn, a turn is answered twice, or an assert or an unexpected status kills the engine
   (https://github.com/vllm-project/vllm/issues/52693);
-- the session keeps ``num_computed_tokens`` tokens. This includes the step in flight and drafts
-  beyond the answer, so some tokens of the new prompt are never computed. After a preemption the
-  number is 0, and the session loses its history or its place in the queue;
-- a block that ends with the dropped token keeps its hash. Other requests hit it in the prefix
-  cache, with the KV of another token;
+- the session keeps ``num_computed_tokens`` tokens. This number includes in-flight tokens, and
+  drafts beyond the answer, so some tokens of the new prompt are never computed. After a preemption
+  the number is 0, and the session loses its earlier tokens or its position in the queue;
+- a block that ends with the dropped token keeps its block hash. Other requests hit the block in the
+  prefix cache, although it holds the KV of another token;
 - every turn has the ``max_tokens`` of the first turn.
 
-Here a session resumes once it is in no step in flight. It keeps all but its answer's last token.
+Here a session resumes once no in-flight step includes it, and drops only its answer's last token.
 """
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler._update_request_as_session
@@ -44,7 +44,7 @@ class _Turns:
             kind, "update_from_output"
         )
         self.newest: SchedulerOutput | None = None
-        #: Request id to a held session, and the step that must arrive before the session resumes.
+        #: Held sessions by request id, each with the step that must arrive before it resumes.
         self.held: dict[str, tuple[Request, SchedulerOutput | None]] = {}
         #: The session that :func:`resume` is resuming.
         self.resumed: Request | None = None
@@ -55,15 +55,15 @@ def _of(scheduler: "Scheduler") -> _Turns:
 
 
 def scheduled(scheduler: "Scheduler", step: "SchedulerOutput") -> None:
-    """Remember the newest scheduled step that has tokens."""
+    """Keep a reference to the newest step that has tokens."""
     if step.total_num_scheduled_tokens:
         _of(scheduler).newest = step
 
 
 def hold(scheduler: "Scheduler", session: "Request") -> bool:
-    """Hold a session whose answer has ended, if a step with it may be in flight; True if held.
+    """Hold a session whose answer has ended while its steps may be in flight; True if held.
 
-    A held session keeps its finished status, so that the scheduler skips its output.
+    A held session keeps its finished status, so the scheduler skips its output.
     """
     turns = _of(scheduler)
     settled = not session.num_output_placeholders and session.num_computed_tokens
@@ -92,14 +92,14 @@ def release(scheduler: "Scheduler", names: "Iterable[str]") -> None:
     turns = _of(scheduler)
     for name in [name for name in turns.held if name in names]:
         session, _ = turns.held.pop(name)
-        session.status = type(session.status).PREEMPTED  # else upstream skips it as finished
+        session.status = type(session.status).PREEMPTED  # upstream skips finished requests
 
 
 def kept(scheduler: "Scheduler", session: "Request", update: "StreamingUpdate") -> int:
-    """Return the number of tokens that a resuming session keeps.
+    """Return the number of tokens that a resuming session keeps, and update the session.
 
-    With the fix off, return upstream's number. Otherwise the session keeps all tokens but the last
-    of its answer. Its counts, drafts, block hashes and ``max_tokens`` are updated to match.
+    The session keeps all tokens but the last of its answer. Its counts, drafts, block hashes and
+    ``max_tokens`` are updated to match. With the fix off, return upstream's number.
     """
     end: int = session.num_computed_tokens
     if not _of(scheduler).on:

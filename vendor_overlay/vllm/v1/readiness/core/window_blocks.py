@@ -1,11 +1,10 @@
 """Fix ``window-blocks``: keep blocks that an attention window needs if drafts are rejected.
 
-Layers with a sliding window or chunked local attention free the blocks before the window. Under
-asynchronous scheduling stock 0.22.0 computes the window as if all in-flight drafts were accepted.
-If drafts are rejected, the window moves back into a freed block, and the request attends to the KV
-of another request. (https://github.com/vllm-project/vllm/pull/47728)
-
-Here these layers count in-flight drafts as rejected, as Mamba layers do in 0.22.0.
+KV cache groups with a sliding window or chunked local attention free the blocks before the window.
+Under async scheduling, 0.22.0 computes the window as if all in-flight drafts were accepted. If
+drafts are rejected, the window moves back into a freed block, and the request attends to the KV of
+another request (https://github.com/vllm-project/vllm/pull/47728). Here these groups count in-flight
+drafts as rejected, as Mamba groups do in 0.22.0.
 """
 
 # mirrors: vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots
@@ -37,7 +36,7 @@ def remove_skipped_blocks(
 
     ``computed`` is the number of computed tokens if all in-flight drafts are accepted.
     """
-    # A step samples at least one token; the other placeholders are for drafts.
+    # One placeholder is for the token that a step always samples, the others are for drafts.
     drafts = request.num_output_placeholders - 1
     method = type(coordinator).remove_skipped_blocks
     overridden = method is not KVCacheCoordinator.remove_skipped_blocks
