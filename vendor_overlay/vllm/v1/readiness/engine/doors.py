@@ -1,7 +1,7 @@
-"""Doors: folders through which patched files call the modules of the runtime.
+"""Doors: packages through which patched files call the overlay's modules.
 
-A door imports a module when a seam first accesses it (PEP 562), not earlier: the module may import
-the patched file.
+A door imports a module when a seam first accesses it (PEP 562), because the module may import the
+patched file.
 """
 
 # mirrors: nothing
@@ -12,7 +12,7 @@ from types import ModuleType
 
 
 def door(folder: str, *modules: str) -> Callable[[str], ModuleType]:
-    """Return a folder's ``__getattr__``, which imports ``modules`` when seams access them."""
+    """Return a package's ``__getattr__``, which imports ``modules`` on first access."""
 
     def load(name: str) -> ModuleType:
         if name not in modules:

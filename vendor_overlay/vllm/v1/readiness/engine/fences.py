@@ -1,4 +1,4 @@
-"""Fences: waits of the host for a device event, and the only waits of the overlay.
+"""Fences: waits of the host for a device event. The overlay waits for the device only by fences.
 
 Each fence has an owner: the consumer that needs the value on the host.
 """
@@ -14,7 +14,7 @@ from types import MappingProxyType
 import torch
 from vllm.v1.readiness import registry
 
-# The owners. A feature's fences carry the name of the feature.
+# Names of owners. A feature owns fences under its own name.
 HISTORY = registry.HISTORY
 PENALTIES = registry.PENALTIES
 BAD_WORDS = registry.BAD_WORDS
@@ -28,14 +28,14 @@ NAN_COUNTS = "nan-counts"
 WARM_UP = "warm-up"
 
 _counts: Counter[str] = Counter()
-#: Protects the counts: asynchronous outputs are fetched in another thread.
+#: Protects the counts, because async outputs are read in another thread.
 _lock = threading.Lock()
-#: Called after each fence with its owner, begin and end (ns of ``time.perf_counter_ns``).
+#: Called after each fence with owner, begin and end (``time.perf_counter_ns``).
 listeners: list[Callable[[str, int, int], None]] = []
 
 
 def wait(event: torch.Event, owner: str) -> None:
-    """Wait for an event on behalf of ``owner``; a completed event is not counted as a fence."""
+    """Wait for an event, and count a fence of ``owner`` if the event was not complete."""
     if event.query():
         return
     with _lock:

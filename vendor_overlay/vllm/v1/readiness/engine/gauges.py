@@ -1,4 +1,4 @@
-"""Counters of fallbacks to upstream's path, and gauges of memory; the probe exports both."""
+"""Counters of fallbacks to upstream, and gauges of memory. The probe exports both."""
 
 # mirrors: nothing
 
@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 
 class Metric(NamedTuple):
-    """Kind (``counter`` or ``gauge``), help text and label names of a metric."""
+    """A metric's kind (``counter`` or ``gauge``), help text and label names."""
 
     kind: str
     description: str
@@ -51,7 +51,7 @@ class Value(NamedTuple):
 
 
 class Holder(Protocol):
-    """An object that holds memory."""
+    """Object whose memory is counted."""
 
     def held(self) -> Iterable[Value]:
         """Return the current values. May be called from any thread."""
@@ -64,19 +64,19 @@ _holders: "weakref.WeakSet[Holder]" = weakref.WeakSet()
 
 
 def fall_back(feature: str, reason: str) -> None:
-    """Count a fallback of an enabled feature, for one of the reasons above."""
+    """Count a fallback of an enabled feature; ``reason`` is a constant of this module."""
     with _lock:
         _fallbacks[feature, reason] = _fallbacks.get((feature, reason), 0) + 1
 
 
 def watch(holder: Holder) -> None:
-    """Include an object's memory in :func:`collect` until the object is deleted."""
+    """Include an object's memory in the result of :func:`collect` until the object is deleted."""
     with _lock:
         _holders.add(holder)
 
 
 def collect() -> list[Value]:
-    """Return all values of this process, sorted; memory is summed over all holders."""
+    """Return this process's values, sorted and summed over all holders."""
     with _lock:
         counted = [Value(FALLBACKS, key, number) for key, number in _fallbacks.items()]
         holders = list(_holders)

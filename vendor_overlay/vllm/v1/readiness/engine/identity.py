@@ -15,11 +15,11 @@ SITE = Path(__file__).parents[4]
 
 
 def digest(provenance: Path = PROVENANCE, site: Path = SITE) -> str | None:
-    """Compute one SHA-256 over all installed files of the overlay, in lower-case hexadecimal.
+    """Compute one SHA-256 of all installed overlay files, in lower-case hexadecimal.
 
-    ``scripts/overlay status`` prints the same digest: the SHA-256 of the lines that ``sha256sum``
-    prints for VERSION_PIN and the files in its [result] section, sorted by path. A checkout has no
-    digest: the result is None.
+    The digest is the SHA-256 of the lines that ``sha256sum`` prints for VERSION_PIN and the files
+    in its [result] section, sorted by path. ``scripts/overlay status`` prints the same digest. In a
+    checkout, which has no VERSION_PIN, returns None.
     """
     pin = provenance / "VERSION_PIN"
     if not pin.is_file():
@@ -43,7 +43,7 @@ def left_out(provenance: Path = PROVENANCE) -> frozenset[str]:
 
 
 def _sha256(file: Path) -> str:
-    """Return the SHA-256 of a file; a dash if the file is missing."""
+    """Return a file's SHA-256; a dash if the file is missing."""
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except FileNotFoundError:

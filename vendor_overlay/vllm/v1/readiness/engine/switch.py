@@ -2,14 +2,14 @@
 
 - ``VLLM_READINESS``: the features and fixes that are on, in the style of ``TORCH_LOGS``. ``on``
   (default) or ``off``; ``-penalties,-fixes``: all but these; ``history,readback``: only these and
-  their dependencies. ``features`` and ``fixes`` name a group. Upstream's code replaces each feature
-  and fix that is off.
-- ``VLLM_READINESS_SYNC_GUARD``: ``warn`` logs, and ``error`` raises, if a step waits for the
-  device. ``off`` (default) installs no guard.
+  their dependencies. ``features`` and ``fixes`` each name a group. Anything that is off falls back
+  to upstream.
+- ``VLLM_READINESS_SYNC_GUARD``: if a step syncs with the device, ``warn`` logs the stack and
+  ``error`` raises. ``off`` (default) installs no guard.
 - ``VLLM_READINESS_SLOTS``: maximum number of requests with penalties or bad words on the device;
   by default max_num_seqs.
-- ``VLLM_READINESS_RANKS``: ``error`` (default) refuses to start an engine whose ranks run different
-  overlays, ``warn`` starts it, ``off`` does not compare.
+- ``VLLM_READINESS_RANKS``: if the ranks of an engine run different overlays, ``error`` (default)
+  refuses to start and ``warn`` logs a warning. ``off`` does not compare.
 - ``VLLM_READINESS_GRAMMAR_SECONDS`` and ``VLLM_READINESS_GRAMMAR_MEMORY``: limits in CPU seconds
   and MiB of memory for compiling one request's grammar; 30 and 1024 by default.
 - ``VLLM_READINESS_PROBE``: prefix of the probe's files; unset (default) records nothing.
@@ -35,14 +35,14 @@ SLOTS = "VLLM_READINESS_SLOTS"
 GRAMMAR_SECONDS = "VLLM_READINESS_GRAMMAR_SECONDS"
 GRAMMAR_MEMORY = "VLLM_READINESS_GRAMMAR_MEMORY"
 PROBE = "VLLM_READINESS_PROBE"
-#: Limits with this many digits or more are refused: the kernel takes 64 bits.
+#: Limits with this many digits or more are refused, because the OS kernel takes 64 bits.
 _DIGITS = 10
-#: Set by the probe itself, for the other processes of an engine.
+#: Set by the probe itself, and inherited by the engine's other processes.
 PROBE_ENGINE = "VLLM_READINESS_PROBE_ENGINE"
 
 
 class VariableError(ValueError):
-    """A variable has an invalid value; the message says how to correct it."""
+    """A variable has an invalid value. The message says how to correct it."""
 
     def __init__(self, name: str, value: str, sentence: str) -> None:
         self.name, self.value = name, value
@@ -54,7 +54,7 @@ class SwitchError(VariableError):
 
 
 class NumberError(VariableError):
-    """The value of a variable is not a number, or out of range."""
+    """The value of a variable is not a number, or is out of range."""
 
 
 class PathError(VariableError):
@@ -63,7 +63,7 @@ class PathError(VariableError):
 
 @cache
 def parse(value: str) -> frozenset[str]:
-    """Parse a value of ``VLLM_READINESS``, empty if unset, into the words that are on.
+    """Return the words that are on for a value of ``VLLM_READINESS``; empty counts as unset.
 
     Raises:
         SwitchError: a word is unknown, or words with and without ``-`` are mixed.
@@ -87,12 +87,12 @@ def parse(value: str) -> frozenset[str]:
 
 
 def _members(name: str) -> frozenset[str]:
-    """Return the features and fixes of a group or single word; empty if unknown."""
+    """Return the members of a group, or a single word; empty if unknown."""
     return registry.GROUPS.get(name, registry.ALL & {name})
 
 
 def _not_understood(value: str, problem: str) -> SwitchError:
-    """Return the error for a value; the message has the valid words and the closest value."""
+    """Return an error whose message lists the valid words and suggests a value."""
     groups = "; ".join(
         f"{group} ({', '.join(sorted(members))})" for group, members in registry.GROUPS.items()
     )
@@ -107,7 +107,7 @@ def _not_understood(value: str, problem: str) -> SwitchError:
 
 
 def _probable(value: str) -> Iterator[str]:
-    """Yield the corrected words of a value; only the words with ``-`` if there are any."""
+    """Yield the closest valid words; if words have ``-``, skip those without."""
     excluding = ",-" in f",{value.replace(' ', '')}"
     known = [*registry.GROUPS, *sorted(registry.ALL), *(() if excluding else ("on", "off"))]
     words = [word.strip() for word in value.lower().split(",")]
@@ -122,13 +122,12 @@ def _probable(value: str) -> Iterator[str]:
 
 
 def enabled() -> frozenset[str]:
-    """Read the features and fixes that are on, without words that `apply` left out."""
+    """Read the features and fixes that are on; those that `apply` left out are off."""
     return _installed(os.environ.get(NAME, ""))
 
 
 @cache
 def _installed(value: str) -> frozenset[str]:
-    """Parse a value, without the words left out by `apply` and their dependents."""
     return registry.without(identity.left_out(), parse(value))
 
 
@@ -143,7 +142,6 @@ def ranks() -> str:
 
 
 def _mode(name: str, default: str, purpose: str) -> str:
-    """Read a variable that holds ``off``, ``warn`` or ``error``."""
     value = os.environ.get(name, "")
     word = value.strip() or default
     if word not in ("off", "warn", "error"):
@@ -178,7 +176,6 @@ def grammar_memory() -> int:
 
 
 def _limit(name: str, default: int, unit: str) -> int:
-    """Read a whole number, 1 or more; the default if unset."""
     value = os.environ.get(name, "").strip()
     if not value:
         return default
@@ -211,11 +208,11 @@ def probe() -> str | None:
 
 
 def shown(path: str) -> str:
-    """Escape bytes of a path that are not valid text."""
+    """Return a path with escapes for bytes that are not valid text."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
-#: Variable name to reader, as in ``vllm.envs.environment_variables``. None affects torch.compile.
+#: Readers by variable name, as in ``vllm.envs.environment_variables``. None affects torch.compile.
 VARIABLES: Mapping[str, Callable[[], object]] = MappingProxyType(
     {
         NAME: enabled,

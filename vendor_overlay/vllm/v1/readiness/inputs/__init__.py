@@ -1,1 +1,1 @@
-"""Inputs of a step: token ids, block tables, slot mappings, recurrent states."""
+"""Inputs of a step: token ids, block tables, slot mappings, Mamba states."""

@@ -1,17 +1,17 @@
 """Fix ``accepted-counts``: a request of a hybrid model reads its own count of accepted drafts.
 
-A recurrent layer keeps a state per draft. The next step continues from the state after the last
-accepted draft, so a wrong count corrupts every later token. 0.22.0 keeps the counts by row. The
-device writes into the array in which the rows are moved:
+A Mamba layer keeps a state per draft. The next step continues from the state after the last
+accepted draft, so a wrong count corrupts every later token. 0.22.0 keeps the counts by row, in one
+array that the device writes and in which the host moves rows:
 
-- under async scheduling a step's counts are mapped from the previous step's rows. Counts that
-  arrive before two rows are swapped are moved with the rows, and then mapped again;
+- under async scheduling, the host maps the counts from the previous step's rows to the current
+  rows. Counts that arrive before a row swap are moved by the swap, and then mapped again;
 - if no request of the previous step remains, a new request reads the count of its row's previous
   request;
 - a request skipped by a step comes back with a count of 1. A step skips requests if the token
   budget is exhausted or if drafts might exceed max_model_len.
 
-Here the device writes into a separate array, and a skipped request keeps its count.
+Here the device writes a separate array, and a skipped request keeps its count.
 (https://github.com/vllm-project/vllm/issues/45100, 51571)
 """
 
@@ -41,17 +41,16 @@ class AcceptedCounts(Feature):
         super().__init__(batch)
         #: Whether the runner counts accepted drafts; None before its first step.
         self._serving: bool | None = None
-        #: The newest step's counts by that step's rows, written by the device; None without async
-        #: scheduling.
+        #: Counts by row of the newest step, written by the device; None without async scheduling.
         self._arrived: np.ndarray | None = None
-        #: Id of each request that has left since the last step, to its row in ``_arrived``.
+        #: Rows in ``_arrived`` of requests that have left since the last step, by id.
         self._leaving: dict[str, int] = {}
         #: Counts of requests that may come back.
         self._left: dict[str, int] = {}
 
     @classmethod
     def make(cls, live: "Live") -> "AcceptedCounts | None":
-        """Create the counts of a batch; None without speculative decoding."""
+        """Create the feature; None without speculative decoding."""
         return cls(live.batch) if live.num_spec_tokens else None
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
@@ -64,7 +63,7 @@ class AcceptedCounts(Feature):
             self._leaving[request.req_id] = before
 
     def gather_accepted(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> None:
-        """Write each request's count into its row; requests that come back keep their counts."""
+        """See :meth:`Feature.gather_accepted`. Requests that come back keep their counts."""
         if self._serving is None:
             self._begin(runner)
         if not self._serving:
@@ -82,7 +81,7 @@ class AcceptedCounts(Feature):
         runner.num_accepted_tokens.np[:count] = rows
 
     def _begin(self, runner: "GPUModelRunner") -> None:
-        """Under async scheduling, give the batch a copy of the array that the device writes."""
+        """Check the runner; under async scheduling, split the host's counts from the device's."""
         # A derived class may write its counts elsewhere.
         ours = subclasses.ends_in_seam(type(runner), "_update_states_after_model_execute")
         self._serving = ours and runner.model_config.is_hybrid
@@ -91,7 +90,7 @@ class AcceptedCounts(Feature):
             self.batch.num_accepted_tokens_cpu = self._arrived.copy()
 
     def _restore(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> None:
-        """Restore the counts of requests that come back with their recurrent states."""
+        """Restore the counts of requests that come back with their Mamba states."""
         cached = scheduled.scheduled_cached_reqs
         for name in [name for name in self._left if name in self.batch.req_id_to_index]:
             kept = self._left.pop(name)

@@ -1,22 +1,20 @@
 """Feature ``block-tables``: a step sends changed block ids only.
 
-Upstream copies each row of each KV cache group to the device in every step, as wide as the longest
-possible request: 4 MiB per step for 128 requests of up to 131,072 tokens. In a decode step about
-eight of these block ids are new. Here a commit of the block tables sends only the difference:
+In every step, upstream copies the rows of each block table to the device, at full max_model_len
+width: 4 MiB for 128 requests of up to 131,072 tokens. In a decode step about eight of these block
+ids are new. Here ``commit_block_table`` sends only
 
-- block ids appended to a row: all of them by one pinned buffer, one copy, and one scatter per
-  group;
-- rows written otherwise (a request came, left or moved), and rows that the last commit did not
-  include, which the runner fills with the null block: entirely, by one copy per run of rows;
-- nothing if nothing has changed.
+- block ids appended to rows: through one pinned buffer, with one scatter per KV cache group;
+- entire rows that were written in another way, because a request came, left or moved, and rows that
+  the last commit did not include: by one copy per run of rows.
 
-If the tables are small or many rows have changed, the whole table is copied, as in upstream. On CPU
-engines the device's table is the host's, and nothing is sent.
+A small table, or one with many changed rows, is copied whole, as upstream does. On CPU engines host
+and device share the tables, and nothing is sent.
 
-Appended ids are detected by the number of block ids per row; the table records rows written
-otherwise. Contents are not compared, and the device is never read. No pinned buffer is written
-while the device may still read it: under async scheduling the runner waits for the previous step's
-copies, and otherwise there are more buffers than steps in flight.
+Appended ids are found from the number of block ids per row, and the tables collect the rows written
+in another way. Contents are not compared. No pinned buffer is written while a copy may read it:
+under async scheduling the runner waits for the previous step's copies, and otherwise there are more
+buffers than in-flight steps.
 """
 
 # mirrors: vllm.v1.worker.block_table:BlockTable.commit_block_table
@@ -44,7 +42,7 @@ if TYPE_CHECKING:
     from vllm.v1.worker.block_table import BlockTable, MultiGroupBlockTable
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-#: Bytes up to which a table is copied whole: the copy takes no longer than its launch.
+#: Bytes up to which a table is copied whole, because the copy takes no longer than its launch.
 SMALL = 256 << 10
 #: Maximum number of runs of rows copied one by one, and of block ids scattered.
 RUNS = 4
@@ -54,7 +52,7 @@ _WORDS = 3
 
 
 class ChangedRows(set[int]):
-    """Rows written otherwise than by appending; ignored when tables are compared."""
+    """Rows to send entirely; ignored when tables are compared."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type[set[int]], tuple[list[int]]]:
         """Pickle and copy as a plain set."""
@@ -77,10 +75,9 @@ class Cells(NamedTuple):
 
 
 def attach(tables: "MultiGroupBlockTable | None") -> "BlockTables | None":
-    """Attach the feature to the tables of a batch under construction.
+    """Attach the feature to the block tables of a new batch; None to fall back to upstream.
 
-    Returns None to fall back to upstream: for tables of other classes, and for those whose memory
-    on the host is not pinned.
+    Falls back for third-party table classes, and for a device without pinned host memory.
     """
     if "readiness" not in vars(type(tables)):
         return None
@@ -96,7 +93,7 @@ def attach(tables: "MultiGroupBlockTable | None") -> "BlockTables | None":
 
 
 def _stages() -> int:
-    """Return the number of pinned buffers to rotate."""
+    """Return the number of pinned buffers, used in turn."""
     try:
         return 2 * int(get_pp_group().world_size)
     except AssertionError:  # not initialised
@@ -110,7 +107,7 @@ class BlockTables(subclasses.Uncopied, Feature):
 
     @classmethod
     def make(cls, live: "Live") -> "BlockTables | None":
-        """Attach the feature to a batch's tables; see :func:`attach`."""
+        """See :func:`attach`."""
         return attach(live.batch.block_table)
 
     def __init__(self, tables: "list[BlockTable]") -> None:
@@ -118,7 +115,7 @@ class BlockTables(subclasses.Uncopied, Feature):
         self._changed = ChangedRows()
         for table in tables:
             table.changed_rows = self._changed
-        #: Number of block ids in each row when it was last sent.
+        #: Number of block ids per row when the row was last sent, by group.
         self._counts = [table.num_blocks_per_row.copy() for table in tables]
         #: Number of rows in the last commit; later rows on the device are undefined.
         self._sent = 0
@@ -137,14 +134,14 @@ class BlockTables(subclasses.Uncopied, Feature):
         ]
         gauges.watch(self)
         self._turn = 0
-        #: Views of a pinned buffer and of the device's, by buffer and number of cells.
+        #: Views of the pinned and device buffers, by index of pinned buffer and number of cells.
         self._views: dict[tuple[int, int], _Entries] = {}
         # A kernel's first launch may block.
         dummy = _Entries.of(torch.zeros_like(self._stages[0]), self._staged, 1)
         torch.zeros(1, dtype=torch.int32, device=device).scatter_(0, dummy.where, dummy.what)
 
     def held(self) -> Iterator[gauges.Value]:
-        """Yield the pinned memory of the buffers; see ``gauges``."""
+        """See :meth:`gauges.Holder.held`."""
         pinned = sum(stage.nbytes for stage in self._stages if stage.is_pinned())
         yield gauges.Value(gauges.PINNED_BYTES, (registry.BLOCK_TABLES,), pinned)
 
@@ -183,7 +180,7 @@ class BlockTables(subclasses.Uncopied, Feature):
         slot_mappings.choose(runner)
 
     def lose_block_tables(self) -> None:
-        """Invalidate the device's tables, which sleep mode discards."""
+        """See :meth:`Feature.lose_block_tables`."""
         self.lose()
 
     def lose(self) -> None:
@@ -191,11 +188,11 @@ class BlockTables(subclasses.Uncopied, Feature):
         self._sent = 0
 
     def give_up(self) -> None:
-        """Fall back to upstream permanently: a caller is about to write the tables directly."""
+        """Fall back to upstream permanently. Called before the tables are written directly."""
         self._given_up = True
 
     def _follow(self) -> bool:
-        """Adopt replaced tensors; return whether host and device share the tables' memory."""
+        """Update references to replaced tensors; True if host and device share the tables."""
         targets = [table.block_table.gpu for table in self._tables]
         if not all(map(is_, targets, self._targets)):
             self._targets = targets
@@ -206,7 +203,7 @@ class BlockTables(subclasses.Uncopied, Feature):
         return self._on_host
 
     def _take_rows(self, requests: int) -> list[int]:
-        """Return the rows to send entirely, and mark them as sent."""
+        """Return the rows below ``requests`` to send entirely, and mark them as sent."""
         rows = self._changed
         if requests > self._sent:
             rows.update(range(self._sent, min(requests, len(self._counts[0]))))
@@ -216,7 +213,7 @@ class BlockTables(subclasses.Uncopied, Feature):
         return taken
 
     def _grown(self, group: int, requests: int) -> Cells | None:
-        """Return the cells appended since rows were sent; None if a row has become shorter."""
+        """Return the block ids appended since the rows were sent; None if a row is shorter now."""
         table, counts = self._tables[group], self._counts[group]
         now, sent = table.num_blocks_per_row[:requests], counts[:requests]
         rows = np.flatnonzero(now != sent)
@@ -237,7 +234,7 @@ class BlockTables(subclasses.Uncopied, Feature):
             self._targets[group][begin:end].copy_(source[begin:end], non_blocking=True)
 
     def _send(self, cells: list[Cells], requests: int) -> None:
-        """Send appended block ids."""
+        """Send appended block ids; copy whole tables if there are too many."""
         for group, rows, _, _ in cells:
             self._counts[group][rows] = self._tables[group].num_blocks_per_row[rows]
         total = sum(len(grown.values) for grown in cells)
@@ -248,7 +245,7 @@ class BlockTables(subclasses.Uncopied, Feature):
             self._upload(cells, total)
 
     def _upload(self, cells: list[Cells], total: int) -> None:
-        """Send block ids through a pinned buffer."""
+        """Send appended block ids through a pinned buffer."""
         turn, self._turn = self._turn, (self._turn + 1) % len(self._stages)
         entries = self._views.get((turn, total))
         if entries is None:
@@ -271,7 +268,7 @@ class BlockTables(subclasses.Uncopied, Feature):
 
 
 class _Entries(NamedTuple):
-    """Views of cells in a pinned buffer and on the device: all indices, then all block ids."""
+    """Views of the pinned and device buffers, which hold all indices, then all block ids."""
 
     indices: np.ndarray  # on the host, to be written
     values: np.ndarray  # on the host, to be written
@@ -293,7 +290,7 @@ class _Entries(NamedTuple):
 
 
 def _runs(rows: list[int]) -> list[tuple[int, int]] | None:
-    """Return begin and end of each run of rows; None if there are too many."""
+    """Return begin and end of each run of consecutive rows; None if there are too many runs."""
     runs: list[tuple[int, int]] = []
     for row in sorted(rows):
         if runs and runs[-1][1] == row:

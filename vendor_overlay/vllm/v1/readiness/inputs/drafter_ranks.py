@@ -1,11 +1,9 @@
 """Fix ``drafter-ranks``: every data-parallel rank runs its drafter if any rank drafts.
 
-A drafter that is a model runs collectives with the other data-parallel ranks, to agree on the batch
-size and to dispatch tokens to experts. 0.22.0 skips the drafter on a rank whose longest request
-plus drafts exceeds the drafter's max_model_len. Other ranks meanwhile draft, or run the drafter in
-a dummy batch, and hang.
-
-Here a rank that does not draft runs the drafter once on a dummy token, as idle ranks do.
+A draft model runs collectives with the other data-parallel ranks, to agree on the batch size and to
+dispatch tokens to experts. 0.22.0 skips the drafter on a rank whose longest request plus drafts
+exceeds the drafter's max_model_len. Other ranks that draft, or run the drafter in a dummy batch,
+hang. Here a rank that does not draft runs the drafter on a dummy token, as idle ranks do.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._dummy_run
@@ -25,7 +23,7 @@ class DrafterRanks(Feature):
     pooling = True
 
     def take_part(self, runner: "GPUModelRunner") -> None:
-        """Run the drafter on a dummy token."""
+        """See :meth:`Feature.take_part`."""
         config = runner.speculative_config
         if config is None or runner.parallel_config.data_parallel_size == 1:
             return

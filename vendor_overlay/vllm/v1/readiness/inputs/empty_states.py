@@ -1,9 +1,9 @@
-"""Fix ``empty-states``: a prompt of one token starts from an empty recurrent state.
+"""Fix ``empty-states``: a prompt of one token starts from an empty Mamba state.
 
 In 0.22.0 gated delta nets (Qwen3-Next, Qwen3.5, Kimi-Linear) and linear attention (MiniMax,
-Bailing) treat every row of one token as a decode, which continues from the recurrent state in its
-block. For a prompt or first prefill chunk of one token, that is the state of the block's previous
-request. Here the state is zeroed first. (https://github.com/vllm-project/vllm/issues/51562)
+Bailing) treat every row of one token as a decode, which continues from the state in its block. For
+a prompt or first prefill chunk of one token, this is the state of the block's previous request.
+Here the state is zeroed first. (https://github.com/vllm-project/vllm/issues/51562)
 """
 
 # mirrors: vllm.v1.attention.backends.gdn_attn:GDNAttentionMetadataBuilder.build
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 
 class EmptyStates(Feature):
-    """Zeroing of recurrent states for requests whose first step has one token."""
+    """Zeroes the Mamba states of requests whose first step has one token."""
 
     pooling = True
 
     def __init__(self, batch: "InputBatch") -> None:
         super().__init__(batch)
-        #: KV cache groups whose builders treat such requests as decodes; None before first use.
+        #: Result of :func:`_groups`; None before the first step.
         self._groups: list[int] | None = None
 
     def empty_states(self, runner: "GPUModelRunner", lengths: np.ndarray) -> None:
-        """Zero the recurrent states of requests whose first step has one token."""
+        """See :meth:`Feature.empty_states`."""
         if self._groups is None:
             hybrid = runner.kv_cache_config.has_mamba_layers
             self._groups = list(_groups(runner)) if hybrid else []

@@ -1,12 +1,12 @@
-"""Feature ``input-ids``: a step's input ids are placed for the whole batch at once.
+"""Feature ``input-ids``: a step's input ids are filled for the whole batch at once.
 
-Under async scheduling the newest tokens and drafts are on the device. 0.22.0 computes their sources
-and targets in a Python loop over rows, and sends two lists to the device for tokens and two for
-drafts. With drafts, another loop counts them, and five arrays of their metadata are sent one by
-one, from pageable memory.
+Under async scheduling the newest tokens and drafts are on the device. 0.22.0 computes the indices
+of their copies in a Python loop over rows, and uploads two lists for tokens and two for drafts.
+With drafts, another loop counts drafts, and five metadata arrays are uploaded one by one, from
+pageable memory.
 
-Here numpy operations process all rows, and one upload carries everything, from pinned memory that
-is used once. Results and uploaded values equal upstream's, bit for bit.
+Here numpy operations process all rows, and one upload from newly allocated pinned memory carries
+all values. Results and uploaded values equal upstream's, bit for bit.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._compute_prev_positions
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 #: A step's drafts, by request id.
 Drafts = Mapping[str, Sequence[int]]
-#: Number of rows, or of requests with drafts, below which upstream's loops are as fast.
+#: Number of rows or of requests with drafts below which upstream's loops are as fast.
 _FEW = 16
 
 
@@ -41,18 +41,18 @@ class InputIds(Feature):
 
     def __init__(self, batch: "InputBatch") -> None:
         super().__init__(batch)
-        #: Whether the batch's output lists are its requests' lists; None before the first check.
+        #: Result of :func:`_holds_outputs`; None before the first check.
         self._holds_outputs: bool | None = None
 
     def find_previous(self, previous: np.ndarray) -> bool:
-        """Find previous rows in one pass over the request ids."""
+        """See :meth:`Feature.find_previous`."""
         if len(previous) < _FEW:
             return False
         previous[:] = previous_rows(self.batch, len(previous))
         return True
 
     def count_tokens(self, runner: "GPUModelRunner") -> np.ndarray | None:
-        """Add the lengths of the output lists to those of the prompts."""
+        """See :meth:`Feature.count_tokens`."""
         batch = self.batch
         rows = batch.num_reqs
         if rows < _FEW:
@@ -73,7 +73,7 @@ class InputIds(Feature):
         tokens: int,
         ends: np.ndarray,
     ) -> bool:
-        """Fill ``input_ids`` with one upload."""
+        """See :meth:`Feature.fill_input_ids`."""
         proposed = runner._draft_token_ids
         drafts = scheduled.scheduled_spec_decode_tokens
         if drafts and isinstance(proposed, list):
@@ -99,7 +99,7 @@ class InputIds(Feature):
         return True
 
     def count_drafts(self, drafts: Drafts, counts: np.ndarray, decoding: np.ndarray) -> bool:
-        """Count drafts in one pass."""
+        """See :meth:`Feature.count_drafts`."""
         if len(drafts) < _FEW:
             return False
         batch = self.batch
@@ -112,7 +112,7 @@ class InputIds(Feature):
     def draft_metadata(
         self, runner: "GPUModelRunner", counts: np.ndarray, ends: np.ndarray
     ) -> SpecDecodeMetadata | None:
-        """Build the metadata with one upload."""
+        """See :meth:`Feature.draft_metadata`."""
         if counts.dtype != np.int32 or ends.dtype != np.int64:
             return None
         rows, numbers = len(counts), runner.arange_np
@@ -134,10 +134,10 @@ class InputIds(Feature):
 
 
 def _copy_in_order(runner: "GPUModelRunner", sources: np.ndarray, ends: np.ndarray) -> bool:
-    """Copy the newest tokens if they are the step's first, in the previous step's order.
+    """Fill ``input_ids`` by a plain copy, if the rows did not change; return whether copied.
 
     ``sources`` [n], with n > 0, is each request's row in the previous step, and ``ends`` [n] the
-    index after its last token. Returns whether the tokens were copied.
+    index after its last token.
     """
     count = len(ends)
     # Comparing the bytes costs less than comparing the arrays.
@@ -155,11 +155,11 @@ def _scatter(
     counts: np.ndarray,
     totals: np.ndarray,
 ) -> None:
-    """Scatter the newest tokens, and the drafts after them.
+    """Scatter each request's newest token and its drafts into ``input_ids``.
 
-    ``sources`` [n] is each request's row in the previous step, and ``ends`` [n] the index after
-    its last token. Its last ``counts`` [n] tokens are drafts; ``totals`` [n] is their inclusive
-    sum. Host memory is allocated per call, so that no copy in flight reads later writes.
+    ``sources`` [n] is each request's row in the previous step, ``ends`` [n] the index after its
+    last token, ``counts`` [n] its number of drafts, and ``totals`` [n] the inclusive cumulative sum
+    of ``counts``. Each call allocates host memory, because earlier copies may be in flight.
     """
     drafts = runner._draft_token_ids
     drafted = 0 if drafts is None else int(totals[-1])
@@ -170,7 +170,7 @@ def _scatter(
     np.subtract(ends, counts + 1, out=indices[:first])
     indices[first:second] = sources
     if drafted:
-        # A request's drafts are consecutive, both in the step and as proposed.
+        # A request's drafts are consecutive in the step, and in the proposed drafts.
         numbers = runner.arange_np[:drafted]
         np.add(numbers, (ends - totals).repeat(counts), out=indices[second:third])
         proposed = sources * runner.num_spec_tokens + counts
@@ -194,8 +194,8 @@ def previous_rows(batch: "InputBatch", rows: int) -> np.ndarray:
 
 
 def count(batch: "InputBatch", drafts: Drafts, rows: int) -> np.ndarray:
-    """Count each row's drafts, int64 [rows]; skip requests that are not in the batch."""
-    counts = np.zeros(rows + 1, np.int64)  # the last is for requests not in the batch
+    """Count each row's drafts, int64 [rows]; ignore requests that are not in the batch."""
+    counts = np.zeros(rows + 1, np.int64)  # the last element is for the ignored requests
     if drafts:
         drafted = map(batch.req_id_to_index.get, drafts, repeat(rows))
         counts[np.fromiter(drafted, np.intp, len(drafts))] = np.fromiter(
@@ -205,6 +205,6 @@ def count(batch: "InputBatch", drafts: Drafts, rows: int) -> np.ndarray:
 
 
 def _holds_outputs(runner: type, batch: type) -> bool:
-    """Return whether a batch's output lists are its requests' lists, as in vLLM's classes."""
+    """Return whether the batch and its requests share output lists, as in vLLM's classes."""
     updates = subclasses.ends_in_seam(runner, "_update_states")
     return updates and subclasses.ends_in_seam(batch, "add_request")

@@ -1,9 +1,9 @@
 """Worker part of the fix ``failed-loads``: requests restart in their initial state.
 
-A request whose KV load failed joins the batch again, without the tokens sampled after the load. The
-worker has drawn these with the request's generator, and may have computed the logprobs of its
-prompt, which upstream does only once. Here the generator is reset if the request joins again with
-the same number of tokens. Prompt logprobs are computed again with the prompt.
+A request whose KV load failed rejoins the batch without the tokens sampled after the load. Sampling
+these has advanced the request's generator, and the prompt logprobs, which upstream computes once,
+may be computed already. Here the generator is reset if the request rejoins with the same number of
+tokens, and prompt logprobs are recomputed with the prompt.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_input_batch import CachedRequestState
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-#: Attribute of a request: its token count and generator state when it joined the batch.
+#: Attribute of a request that holds its token count and generator state at joining the batch.
 _JOINED = "readiness_joined"
 
 
 class Restarts(Feature):
-    """Restarted requests of one batch."""
+    """Restores the initial state of restarted requests."""
 
     pooling = True
 

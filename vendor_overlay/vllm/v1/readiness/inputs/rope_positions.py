@@ -1,10 +1,10 @@
 """Feature ``rope-positions``: M-RoPE and XD-RoPE positions are sent without a wait.
 
-M-RoPE and XD-RoPE give a token a position in each of several dimensions. Upstream keeps the
-positions in a pinned buffer, one row per dimension, and copies the first columns of all rows to the
-device at once. This slice is not contiguous, so the copy goes through pageable memory. Up to
-64 KiB, CUDA guarantees that such a copy does not wait for the device. Beyond that, the driver
-decides. Here a larger step's rows are copied one by one: the slice of one row is contiguous.
+With M-RoPE and XD-RoPE, a token has one position per dimension. Upstream keeps the positions in a
+pinned buffer with one row per dimension, and copies the first columns of all rows to the device at
+once. This slice is not contiguous, so torch copies it through pageable memory. CUDA guarantees only
+up to 64 KiB that such a copy does not wait for the device. Here larger slices are copied row by
+row, because a slice of one row is contiguous.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_inputs
@@ -16,7 +16,7 @@ from vllm.v1.readiness.feature import Feature
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-#: Bytes that CUDA copies from pageable memory without waiting.
+#: Bytes up to which CUDA copies from pageable memory without waiting.
 _STAGED = 64 << 10
 
 
@@ -26,7 +26,7 @@ class RopePositions(Feature):
     pooling = True
 
     def send_positions(self, runner: "GPUModelRunner", tokens: int) -> bool | None:
-        """Send a step's positions, unless they fit into 64 KiB or are not in pinned memory."""
+        """See :meth:`Feature.send_positions`. Up to 64 KiB, fall back to upstream."""
         if runner.uses_mrope:
             positions = runner.mrope_positions
         elif runner.uses_xdrope_dim > 0:

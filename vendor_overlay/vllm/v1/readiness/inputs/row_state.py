@@ -2,14 +2,14 @@
 
 In 0.22.0's InputBatch
 
-- ``condense`` leaves the block ids in a row that it has moved. Only dummy runs read them: Mamba
-  layers then write their state into blocks that now belong to another request;
-- prompt embeddings stay in the row of a request that has left, or move with the row. The row's next
-  request overwrites them with the embeddings of its tokens: they only cost memory and time;
+- ``condense`` leaves block ids in the old row of a moved request. In dummy runs, Mamba layers write
+  their states to these blocks, which may belong to another request by then;
+- prompt embeddings of a request that has left stay in its row. They cost memory and time, although
+  the row's next request overwrites them with the embeddings of its tokens;
 - a request with prompt embeddings inherits the token ids of its row, and is penalised for them.
-  Here the row is zeroed, like a fresh row;
-- the flag marking that a pooling request needs its prompt token ids is not moved with its row. If
-  rows are swapped without another change, the metadata keeps the prompt token ids in the old order;
+  Here the row is zeroed;
+- the flag that a pooling request needs its prompt token ids is not moved with the row. If two rows
+  are swapped without another change, the metadata keeps the prompt token ids in the old order;
 - an all-token pooling request preempted between two prefill chunks keeps the hidden states of the
   first chunk, and returns them twice (https://github.com/vllm-project/vllm/pull/55192).
 """
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 class RowState(Feature):
-    """Rows of one batch."""
+    """Clears and moves the state of one batch's rows."""
 
     pooling = True
 
     def add_request(self, request: "CachedRequestState") -> None:
-        """Zero the row for a prompt of embeddings; drop pooled states if the prompt restarts."""
+        """Zero the row for a prompt of embeddings; drop pooling states if the prompt restarts."""
         if request.prompt_token_ids is None:
             row = self.batch.req_id_to_index[request.req_id]
             self.batch.token_ids_cpu[row, : self.batch.num_prompt_tokens[row]] = 0
@@ -46,14 +46,14 @@ class RowState(Feature):
         self.batch.req_prompt_embeds.pop(row, None)
 
     def move_row(self, source: int, target: int) -> None:
-        """Move the flag of a pooling request, and clear the block ids of its old row."""
+        """Move the pooling flag, and clear the block ids of the old row."""
         needs = self.batch.logits_processing_needs_token_ids
         needs[target] = needs[source]
         self.batch.block_table.clear_row(source)
 
     def swap_rows(self, one: int, other: int) -> None:
-        """Swap the flags of pooling requests, and mark the batch as changed."""
+        """Swap the pooling flags, and mark the batch as changed."""
         needs = self.batch.logits_processing_needs_token_ids
         needs[[one, other]] = needs[[other, one]]
-        # Pooling models do not record the swap; other models record it in the builder's moves.
+        # Only for other models does upstream add the swap to the builder's moves.
         self.batch.batch_update_builder.batch_changed = True

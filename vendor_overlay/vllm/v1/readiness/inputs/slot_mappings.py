@@ -1,12 +1,11 @@
-"""Slot mappings of the feature ``block-tables``: none are computed for recurrent layers.
+"""Slot mappings of the feature ``block-tables``: none are computed for Mamba groups.
 
-A slot is the place of a token's key and value. Upstream computes the slots of each KV cache group
-in every step, by one kernel per group. A recurrent layer finds its state by the block table; its
-metadata and kernels read no slots.
+Upstream computes the slot mapping of each KV cache group in every step, by one kernel per group. A
+Mamba layer finds its state by the block table, and reads no slots.
 
 Other readers of slots are KV connectors, drafters that use the metadata of the first group, the
-recording of routed experts, and third-party layers and metadata builders. With any of these, every
-group's slots are computed.
+capture of routed experts, and third-party layers and metadata builders. With any of these, all slot
+mappings are computed.
 """
 
 # mirrors: vllm.v1.worker.block_table:MultiGroupBlockTable.compute_slot_mapping
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 _BACKENDS = "vllm.v1.attention.backends."
 _DRAFTERS = "vllm.v1.spec_decode."
-#: Metadata builders that read no slots, by name: few engines import them all.
+#: Names of metadata builders that read no slots; importing the classes would be slow.
 BUILDERS = {
     _BACKENDS + "gdn_attn.GDNAttentionMetadataBuilder",
     _BACKENDS + "linear_attn.LinearAttentionMetadataBuilder",
@@ -40,7 +39,7 @@ BUILDERS = {
     _BACKENDS + "mamba2_attn.Mamba2AttentionMetadataBuilder",
     _BACKENDS + "short_conv_attn.ShortConvAttentionMetadataBuilder",
 }
-#: Drafters that read no slots, or only slots of their group.
+#: Names of drafters that read no slots, or only those of their own KV cache group.
 DRAFTERS = {
     "builtins.NoneType",
     _DRAFTERS + "eagle.EagleProposer",
@@ -51,7 +50,7 @@ DRAFTERS = {
 
 
 def choose(runner: "GPUModelRunner") -> None:
-    """Choose the block tables whose slots are computed, once the KV cache groups are known."""
+    """Choose the block tables whose slot mappings are computed."""
     others = (
         has_kv_transfer_group()
         or runner.model_config.enable_return_routed_experts
@@ -62,7 +61,7 @@ def choose(runner: "GPUModelRunner") -> None:
 
 
 def _may_be_read(runner: "GPUModelRunner", group: int) -> bool:
-    """Return whether layers, builders or the drafter may read the slots of a group."""
+    """Return whether layers, builders or the drafter may read the slot mapping of a group."""
     groups = runner.kv_cache_config.kv_cache_groups
     if group >= len(groups) or type(groups[group].kv_cache_spec) is not MambaSpec:
         return True

@@ -1,14 +1,13 @@
 """Feature ``step-inputs``: a step's requests and inputs are updated for the whole batch at once.
 
-For each step 0.22.0's runner walks all requests in Python, although most of them only continue by
-one token. It then fills about ten buffers and uploads them one by one, and computes positions and
-slots by one launch each.
+In each step, 0.22.0's runner loops over all requests in Python, although most of them only continue
+by one token. It then uploads about ten buffers one by one, and launches a kernel each for positions
+and slot mappings.
 
 Here a few numpy operations update all requests that continue. One upload carries a step's inputs,
-and one kernel writes all buffers on the device: positions, lengths, slots, the sampled tokens, and
-the padding. The cost does not depend on changes to the batch: requests that come, leave or move
-cost their own update in upstream's code. Steps with drafts, and unrecognised runners, fall back to
-upstream. Every value that a later step reads equals upstream's.
+and one kernel writes all buffers on the device: positions, lengths, slot mappings, sampled tokens
+and padding. Upstream's code still updates requests that come, leave or move. Steps with drafts, and
+unrecognised runners, fall back to upstream. Every value that a later step reads equals upstream's.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-#: Methods of the runner, the batch and its block tables that a step served here does not call.
+#: Methods of runners, batches and block tables that are skipped. None may be overridden.
 _RUNNERS = (
     "_prepare_input_ids",
     "_compute_prev_positions",
@@ -64,9 +63,9 @@ class Rows(NamedTuple):
         ends: int32 [rows], index after the last token in the step.
         computed: int32 [rows], number of computed tokens.
         discarded: bool [rows], whether the sampled token is dropped.
-        previous: int [rows], row in the previous step, or -1; None if the host knows all tokens.
-        tokens: int32 [tokens], token ids on the host, of which the last of a request that has a
-            previous row is undefined; None if each request's only token is on the device.
+        previous: int [rows], row in the previous step, or -1; None if the host has all tokens.
+        tokens: int32 [tokens], token ids on the host; None if each request's only token is on the
+            device. If ``previous`` has a request's row, the request's last token id is undefined.
     """
 
     lengths: np.ndarray
@@ -78,12 +77,12 @@ class Rows(NamedTuple):
 
 
 class StepInputs(Feature):
-    """Inputs of one runner's steps."""
+    """Prepares a runner's step inputs."""
 
     def __init__(self, batch: "InputBatch", metadata: StepMetadata) -> None:
         super().__init__(batch)
         self._metadata = metadata
-        #: The runner's KV cache config when last checked; whether the runner is supported.
+        #: The runner's KV cache config at the last check, and whether the runner was supported.
         self._cache: object = None
         self._suits = False
         self._device: _Device | None = None
@@ -93,13 +92,13 @@ class StepInputs(Feature):
         self._ids_of: SamplingMetadata | None = None
         self._rows = np.empty(0, np.intp)
         self._states: list[CachedRequestState] = []
-        #: Sampling metadata and computed tokens of the last step, if all its rows decoded.
+        #: The last step's sampling metadata, if all its rows decoded, and its computed tokens.
         self._decoded: SamplingMetadata | None = None
         self._computed = np.empty(0, np.int32)
 
     @classmethod
     def make(cls, live: "Live") -> "StepInputs":
-        """Create the step inputs. They tell the batch's metadata which steps they prepare."""
+        """Create the feature, with the batch's StepMetadata."""
         metadata = live.find(StepMetadata)
         assert metadata is not None
         return cls(live.batch, metadata)
@@ -125,21 +124,21 @@ class StepInputs(Feature):
             prepare(buffers, ints, 1, 1, True, sampled, ints, longs.view(2, 8)[:0])
 
     def choose_slots(self, runner: "GPUModelRunner") -> None:
-        """Allocate the buffers, once the slot mappings to compute are chosen."""
+        """Allocate the buffers for the chosen slot mappings."""
         self._suit(runner)
 
     def forget_step(self) -> None:
-        """Have upstream compute the next step's M-RoPE positions."""
+        """Leave the next step's M-RoPE positions to upstream."""
         self._decoded = None
 
     def idle(self) -> None:
-        """Release the states of the last step."""
+        """Release the request states of the last step."""
         self._ids, self._ids_of, self._states, self._decoded = [], None, [], None
 
     def advance(
         self, runner: "GPUModelRunner", scheduled: "SchedulerOutput"
     ) -> "SchedulerOutput | None":
-        """Update the requests that continue, and return the step without them."""
+        """See :meth:`Feature.advance`."""
         cached = scheduled.scheduled_cached_reqs
         if (
             not cached.req_ids
@@ -169,7 +168,7 @@ class StepInputs(Feature):
         return rest
 
     def _look_up(self, runner: "GPUModelRunner", ids: list[str]) -> bool:
-        """Look up rows and states; return whether all requests are in the batch."""
+        """Find the rows and states of requests; return whether all requests are in the batch."""
         batch = self.batch
         if self._ids_of is not batch.sampling_metadata or ids != self._ids:
             try:
@@ -192,7 +191,7 @@ class StepInputs(Feature):
             if self._suits:
                 tables = runner.input_batch.block_table.block_tables
                 self._tables = [table for table in tables if table.maps_slots]
-                # No other step writes these, without drafts.
+                # Without speculative decoding, nothing else writes these.
                 runner.num_accepted_tokens.np.fill(1)
                 runner.num_accepted_tokens.gpu.fill_(1)
                 if runner.device.type != "cpu":
@@ -202,7 +201,7 @@ class StepInputs(Feature):
     def prepare_inputs(
         self, runner: "GPUModelRunner", scheduled: "SchedulerOutput", lengths: np.ndarray
     ) -> tuple[torch.Tensor, None] | None:
-        """Prepare the inputs of a step without drafts."""
+        """See :meth:`Feature.prepare_inputs`."""
         if scheduled.scheduled_spec_decode_tokens or not self._suit(runner):
             self._decoded = None
             return None
@@ -239,10 +238,7 @@ class StepInputs(Feature):
         return logits_indices, None
 
     def _rotate(self, runner: "GPUModelRunner", computed: np.ndarray, total: int) -> bool:
-        """Advance M-RoPE or XD-RoPE positions of a decoding batch; False to fall back.
-
-        Upstream computes a prompt's positions from its images.
-        """
+        """Advance the M-RoPE or XD-RoPE positions of a decoding batch; False to fall back."""
         batch, count = self.batch, len(computed)
         last, self._decoded = self._decoded, None
         if total == count and (computed >= batch.num_prompt_tokens[:count]).all():
@@ -256,12 +252,12 @@ class StepInputs(Feature):
 
 
 class _Device:
-    """Inputs on a device: staging buffers, and the addresses of block tables."""
+    """Staging buffers of the inputs, and the addresses of block tables on the device."""
 
     def __init__(self, runner: "GPUModelRunner", tables: "Sequence[BlockTable]") -> None:
         size = 4 * runner.max_num_reqs + runner.max_num_tokens
-        # Under async scheduling the runner waits for the previous step's uploads; else the host
-        # has read the previous step's tokens.
+        # One buffer suffices. Under async scheduling the runner waits for the previous step's
+        # uploads, and otherwise the host has read the previous step's tokens.
         self._host = torch.zeros(size, dtype=torch.int32, pin_memory=runner.pin_memory)
         self._words = self._host.numpy()
         self._sent = torch.zeros(size, dtype=torch.int32, device=runner.device)
@@ -274,7 +270,7 @@ class _Device:
     def prepare(
         self, runner: "GPUModelRunner", rows: Rows, sampled: torch.Tensor | None
     ) -> torch.Tensor:
-        """Write all buffers on the device; see the function ``prepare``."""
+        """Write all buffers on the device; see :func:`prepare`."""
         from vllm.v1.readiness.kernels.step_inputs import prepare
 
         size, words, count, total = pack(rows, self._words), self._words, len(rows.ends), 0
@@ -288,9 +284,9 @@ class _Device:
 
 
 def pack(rows: Rows, words: np.ndarray) -> int:
-    """Write rows into int32 ``words`` as the kernel reads them, and return their number.
+    """Write ``rows`` to ``words``, int32, and return the number of words written.
 
-    In order: ends, computed tokens, previous rows, discarded flags, and token ids if any.
+    The kernel expects ends, computed tokens, previous rows, discarded flags, and token ids if any.
     """
     count = len(rows.ends)
     words[:count] = rows.ends
@@ -310,13 +306,11 @@ def prepare(
     sampled: torch.Tensor | None,
     tables: "Sequence[BlockTable]",
 ) -> torch.Tensor:
-    """Write the buffers of a runner on the CPU; see ``kernels.step_inputs``.
+    """Write the buffers of a runner on the CPU, as ``kernels.step_inputs`` does on a GPU.
 
-    ``sampled`` [previous rows, 1] is the last step's tokens, or None if ``rows`` holds all tokens.
-    Slots are computed for ``tables``.
-
-    Returns:
-        int32 [rows]: index of each request's last token in the step.
+    ``sampled`` [previous rows, 1] is the last step's tokens; None if ``rows`` has all tokens. Slot
+    mappings are computed for ``tables``. Returns the index of each request's last token, int32
+    [rows].
     """
     count, total = len(rows.ends), int(rows.ends[-1])
     runner.query_start_loc.copy_to_gpu()
@@ -342,10 +336,10 @@ def prepare(
 
 
 def addresses(tables: "Sequence[BlockTable]") -> torch.Tensor:
-    """Return the kernel's view of block tables, int64 [groups, 5] on the host.
+    """Return the kernel's arguments for block tables, int64 [groups, 5], on the host.
 
-    Columns: address of the table on the device, its stride, block size in tokens, and address and
-    length of the slot mapping.
+    The columns are the address of the table on the device, the table's stride, the block size in
+    tokens, and the address and length of the slot mapping.
     """
     values = [
         (

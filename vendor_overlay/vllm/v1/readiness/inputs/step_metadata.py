@@ -1,10 +1,9 @@
 """Attention metadata of the steps that ``step_inputs`` prepares.
 
-Upstream makes about fifteen views of persistent buffers per step and KV cache group. Nearly all of
-them depend only on the number of requests. Here the common metadata that upstream built for a
-number of requests is kept, and completed for each later step of that size: with the views that
-depend on the number of tokens, ``max_seq_len`` and ``is_prefilling``. The builders of the attention
-groups run as in upstream.
+Upstream creates about fifteen views of persistent buffers per step and KV cache group. Nearly all
+of them depend only on the number of requests. Here upstream's common metadata is kept, by number of
+requests. A later step with this number copies it, and sets only the fields that depend on the
+tokens. The builders of the attention groups run as they do upstream.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._build_attention_metadata
@@ -29,24 +28,24 @@ _NULL_BLOCK = 0
 
 
 class Part(NamedTuple):
-    """One attention group's share of a step's metadata."""
+    """An attention group of the runner."""
 
     builder: "AttentionMetadataBuilder[Any]"
     layers: list[str]  # names
     cache: int  # index of the group's KV cache group
-    twin: int | None  # index of an earlier part whose metadata differs only in its blocks
+    twin: int | None  # index of an earlier part whose metadata differs only in block ids and slots
 
 
 class StepMetadata(Feature):
-    """Kept metadata of one batch."""
+    """Builds attention metadata from the common metadata of earlier steps."""
 
     def __init__(self, batch: "InputBatch") -> None:
         super().__init__(batch)
-        #: Whether a step's inputs are prepared, and its metadata is not built yet.
+        #: Whether ``step_inputs`` has prepared a step whose metadata is not built yet.
         self._open = False
-        #: The step's slot mapping by KV cache group, if made here.
+        #: The step's slot mappings by KV cache group, if :meth:`make_slots` returned them.
         self._slots: dict[int, torch.Tensor] | None = None
-        #: Attention groups that the rest was made for.
+        #: The runner's attention groups, for which the attributes below were created.
         self._attention: object = None
         self._plain = False
         self._parts: list[Part] = []
@@ -56,7 +55,7 @@ class StepMetadata(Feature):
         self._keeping: list[CommonAttentionMetadata] | None = None
 
     def forget_step(self) -> None:
-        """Leave the step to upstream."""
+        """Leave the metadata of the current step to upstream."""
         self._open, self._slots, self._keeping = False, None, None
 
     def lose_block_tables(self) -> None:
@@ -65,13 +64,13 @@ class StepMetadata(Feature):
         self._attention = None
 
     def begin_step(self) -> None:
-        """Begin a step whose inputs were prepared by ``step_inputs``."""
+        """Begin a step. Called once ``step_inputs`` has prepared the step."""
         self._open, self._slots = True, None
 
     def make_slots(
         self, runner: "GPUModelRunner", padded: int, split: object
     ) -> tuple[dict[int, torch.Tensor], dict[str, torch.Tensor]] | None:
-        """Return views of the slot mappings, which ``step_inputs`` has padded."""
+        """Return views of the slot mappings that ``step_inputs`` has computed and padded."""
         if not self._open or split is not None:
             return None
         tables = runner.input_batch.block_table.block_tables
@@ -89,7 +88,7 @@ class StepMetadata(Feature):
         shape: tuple[int, int, int, int | None, int | None],
         *special: object,
     ) -> dict[str, Any] | None:
-        """Build a step's attention metadata, by layer; see :meth:`Feature.build_metadata`."""
+        """See :meth:`Feature.build_metadata`."""
         step, self._open, self._keeping = self._open, False, None
         slots, self._slots = self._slots, None
         if not step or slots is None or any(special) or not self._is_plain(runner):
@@ -133,12 +132,12 @@ class StepMetadata(Feature):
         return metadata
 
     def keep_metadata(self, common: "CommonAttentionMetadata") -> None:
-        """Keep the common metadata that upstream built for a step's next KV cache group."""
+        """See :meth:`Feature.keep_metadata`."""
         if self._keeping is not None:
             self._keeping.append(copy(common))
 
     def _is_plain(self, runner: "GPUModelRunner") -> bool:
-        """Return whether upstream needs nothing but the builders for a step's metadata."""
+        """Return whether upstream only calls the builders; update the parts if groups changed."""
         if runner.attn_groups is not self._attention:
             self._attention = runner.attn_groups
             self._common.clear()
@@ -154,7 +153,7 @@ class StepMetadata(Feature):
 
 
 def _divide(runner: "GPUModelRunner") -> list[Part]:
-    """List the builders that upstream calls, with their layers and KV cache groups."""
+    """Return the parts in the order in which upstream calls their builders."""
     config = runner.kv_cache_config.kv_cache_groups
     parts: list[Part] = []
     firsts: dict[tuple[object, type], int] = {}

@@ -1,14 +1,14 @@
 """Fix ``undrafted-rows``: a hybrid model's row without drafts continues from its own state.
 
-With drafts, a recurrent layer (Mamba 2, gated delta net) keeps one state per verified token, and a
-row's next step continues from the state of its last accepted token. 0.22.0 passes the state's index
-to the layers only if the step has drafts, and gated delta nets use it only for rows with drafts. A
-row without drafts (n-grams without a match, an output close to its limit) then continues from the
-state after its first token of the previous step, and stays wrong.
+With drafts, a Mamba layer (Mamba 2, gated delta net) keeps one state per verified token, and the
+row's next step continues from the state after its last accepted token. 0.22.0 passes the index of
+this state to the layers only if the step has drafts, and gated delta nets use the index only for
+rows with drafts. A row without drafts (no n-gram match, or an output close to its limit) continues
+from the state after its first token of the previous step, and all its later tokens are wrong.
 
-Here such rows count as rows with drafts. The number of tokens that the layers compute is unchanged.
-Only steps in which such a row has just accepted a draft are affected, except steps that also
-recompute a preempted request's output in a prefill chunk as short as a decode.
+Here such rows count as rows with drafts, and the layers compute the same number of tokens. Only
+steps with a row that has just accepted a draft are changed. Not fixed: steps without drafts that
+also recompute a preempted request's output in a prefill chunk as short as a decode.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._build_attention_metadata
@@ -23,19 +23,19 @@ from vllm.v1.readiness.feature import Feature
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-#: Draft count of a row without drafts; a step of zeros would count as a step without drafts.
+#: Draft count set for a row without drafts. If all were 0, the step would not count as drafted.
 _NONE = 1
 
 
 class UndraftedRows(Feature):
-    """Rows without drafts of one batch."""
+    """Counts rows without drafts as drafted."""
 
     pooling = True
 
     def include_undrafted(
         self, runner: "GPUModelRunner", drafted: bool, requests: int
     ) -> bool | None:
-        """Count decoding rows without drafts as drafted, if their state depends on it."""
+        """See :meth:`Feature.include_undrafted`."""
         if not (runner.speculative_config and runner.model_config.is_hybrid):
             return None
         batch, counts = runner.input_batch, runner.num_decode_draft_tokens.np

@@ -1,10 +1,10 @@
 """Fix ``uniform-decode``: no prefill chunk runs in the CUDA graph of uniform decodes.
 
-0.22.0 calls a step a uniform decode if each request has as many tokens as a decode: one, or one and
-its drafts. A prefill chunk of that length is counted as well, which is right for attention. A
-recurrent layer computes prefills differently: its metadata counts a prefill, so that the tensors
-that the full CUDA graph reads keep an earlier step's values. The graph then never reads the chunk,
-and writes into the states of that earlier step's requests.
+0.22.0 treats a step as a uniform decode if each request has the number of tokens of a decode: one
+plus its drafts. A prefill chunk of that length also matches, which is right for attention. But the
+metadata of a Mamba layer counts the chunk as a prefill, and leaves an earlier step's values in the
+tensors that the full CUDA graph reads. The graph then skips the chunk, and writes to the states of
+the earlier step's requests.
 (https://github.com/vllm-project/vllm/issues/49918, 53051)
 """
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 
 class UniformDecode(Feature):
-    """Detection of steps that are not uniform decodes, for Mamba and hybrid models."""
+    """Detects prefill chunks in seemingly uniform decodes of Mamba and hybrid models."""
 
     pooling = True
 
     def __init__(self, batch: "InputBatch") -> None:
         super().__init__(batch)
-        #: Whether the model has recurrent layers; None before the first check.
+        #: Whether the model has Mamba layers; None before the first check.
         self._recurrent: bool | None = None
 
     def force_uniform_decode(
         self, runner: "GPUModelRunner", longest: int, drafts: "SpecDecodeMetadata | None"
     ) -> bool | None:
-        """Return False if a step is not a uniform decode; None to decide by its shape.
+        """See :meth:`Feature.force_uniform_decode`.
 
-        Without drafts, only requests without computed tokens count as prefills: a later prefill
-        chunk of one token continues from a state, like a decode.
+        Without drafts, only a request's first prefill chunk matters: a later prefill chunk of one
+        token continues from a state, like a decode.
         """
         if longest != runner.uniform_decode_query_len:
             return None

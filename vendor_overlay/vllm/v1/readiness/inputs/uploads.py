@@ -1,4 +1,4 @@
-"""Uploads: copies from the host to the device that the host does not wait for."""
+"""Non-blocking copies from the host to the device."""
 
 # mirrors: nothing
 
@@ -9,14 +9,14 @@ import torch
 
 
 def pinned(values: Sequence[int], pin_memory: bool) -> torch.Tensor:
-    """Create an int64 tensor on the host from values [n], pinned or pageable."""
+    """Create an int64 tensor [n] on the host, in pinned memory if ``pin_memory``."""
     return torch.tensor(values, pin_memory=pin_memory)
 
 
 def upload(
     values: np.ndarray, dtype: torch.dtype, device: torch.device, pin_memory: bool
 ) -> torch.Tensor:
-    """Upload an array [n]; does not wait for the device if memory can be pinned."""
+    """Upload an array [n]; does not sync with the device if ``pin_memory``."""
     staged = torch.empty(values.size, dtype=dtype, pin_memory=pin_memory)
     staged.numpy()[:] = values
     return staged.to(device, non_blocking=True)
@@ -25,10 +25,10 @@ def upload(
 def together(
     wide: Sequence[np.ndarray], narrow: Sequence[np.ndarray], device: torch.device, pin_memory: bool
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Upload arrays [n] in one copy; does not wait for the device if memory can be pinned.
+    """Upload arrays [n] in one copy; does not sync with the device if ``pin_memory``.
 
-    ``wide`` arrays become int64, ``narrow`` arrays int32. Each call allocates new host memory, as
-    earlier copies may be in flight. Device arrays are aligned to 16 bytes for Triton kernels.
+    ``wide`` arrays become int64, ``narrow`` arrays int32. Each call allocates host memory, because
+    earlier copies may be in flight. Results are aligned to 16 bytes for Triton kernels.
     """
     split = 2 * sum(_padded(array.size, 2) for array in wide)
     size = split + sum(_padded(array.size, 4) for array in narrow)
@@ -42,7 +42,7 @@ def together(
 
 
 def _lay_out(arrays: Sequence[np.ndarray], memory: np.ndarray, unit: int) -> list[slice]:
-    """Write arrays into memory, aligned to ``unit``, and return their slices."""
+    """Write arrays to ``memory``, aligned to ``unit`` elements, and return their slices."""
     slices, start = [], 0
     for array in arrays:
         slices.append(slice(start, start + array.size))

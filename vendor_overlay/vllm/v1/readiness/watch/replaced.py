@@ -1,7 +1,7 @@
-"""Report of patched functions that other code has replaced in this process.
+"""Report patched functions that other code has replaced in this process.
 
 Frameworks that embed vLLM, such as NeMo-RL and prime-rl, replace functions of vLLM when they are
-imported. The overlay is then inactive in those functions, without any other sign.
+imported. Without a report, nothing shows that the overlay is inactive in those functions.
 """
 
 # mirrors: nothing
@@ -18,7 +18,7 @@ from vllm.logger import init_logger
 logger = init_logger(__name__)
 
 _OURS = "vllm.v1.readiness"
-#: Prefix of the names by which patched files call the overlay.
+#: Prefix of the names under which patched files import the overlay.
 _SEAM = "readiness"
 #: Maximum number of functions named in the message.
 _NAMED = 8
@@ -28,7 +28,7 @@ _Origin = tuple[str, int, str]
 
 
 def report() -> None:
-    """Log the replaced functions of the loaded modules, once. Never raises."""
+    """Log once which functions of the loaded modules are replaced. Never raises."""
     try:
         modules = [m for name, m in sys.modules.copy().items() if name.startswith("vllm.") and m]
         names = [f"{name} (by {by})" for name, by in replacements(modules)]
@@ -46,8 +46,8 @@ def report() -> None:
 def replacements(modules: Iterable[ModuleType]) -> Iterator[tuple[str, str]]:
     """Yield each replaced function's dotted name, and the location of its replacement.
 
-    Only functions that belong to the overlay or call it are considered. A function wrapped with
-    functools.wraps still runs, and is not yielded.
+    Only functions of the overlay, and functions that call it, are considered. A function wrapped
+    with ``functools.wraps`` is not replaced.
     """
     for module in modules:
         ours = module.__name__.startswith(_OURS)
@@ -97,7 +97,7 @@ def _origin(code: CodeType) -> _Origin:
 
 
 def _layers(module: ModuleType, name: str) -> Iterator[FunctionType]:
-    """Yield the current function under a dotted name, and the functions that it wraps."""
+    """Yield the current function with a dotted name, and the functions that it wraps."""
     current: Any = module
     for part in name.split("."):
         current = inspect.getattr_static(current, part, None)

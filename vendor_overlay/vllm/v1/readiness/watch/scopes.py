@@ -1,4 +1,4 @@
-"""Scopes that name the overlay's parts in traces, if vLLM's own scopes are on.
+"""Profiler scopes for the overlay's parts, if vLLM's own scopes are on.
 
 ``VLLM_CUSTOM_SCOPES_FOR_PROFILING`` uses ``torch.profiler.record_function``, and
 ``VLLM_NVTX_SCOPES_FOR_PROFILING`` uses nvtx. With neither variable, nothing is wrapped.

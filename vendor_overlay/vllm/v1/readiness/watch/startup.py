@@ -1,4 +1,4 @@
-"""Start-up of a model runner: checks, logs, comparison of ranks, sync guard."""
+"""Start-up of a model runner: checks, log lines, comparison of ranks, sync guard."""
 
 # mirrors: nothing
 
@@ -18,7 +18,7 @@ def start(runner: object) -> None:
     """Check the variables, log the overlay, compare the ranks, install scopes and sync guard.
 
     Called first in each model runner's constructor. One log line per node lists the active features
-    and fixes. More lines list those without effect under this runner, and those not installed.
+    and fixes. Others list those without effect under this runner, and those that `apply` left out.
 
     Raises:
         VariableError: one of the overlay's variables is invalid.

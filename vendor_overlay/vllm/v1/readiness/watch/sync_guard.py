@@ -1,12 +1,12 @@
-"""Sync guard: report steps that wait for the device, with a stack trace.
+"""Sync guard: report steps that sync with the device, with a stack trace.
 
 With ``VLLM_READINESS_SYNC_GUARD`` set, a model runner's ``execute_model`` and ``sample_tokens`` run
-under torch's CUDA sync debug mode. ``warn`` logs each stack that waits, once; ``error`` raises.
+under torch's CUDA sync debug mode. ``warn`` logs each waiting stack once; ``error`` raises.
 
 torch's mode misses some waits. So the guard also wraps ``torch.cuda.synchronize`` and
 ``torch.accelerator.synchronize`` (as attributes of their modules), and ``Tensor.copy_`` and
-``Tensor.to``, whose non-blocking copies to the host may block. Outside of a step a wrapper only
-reads a thread-local flag. The guard does not report
+``Tensor.to``, whose non-blocking copies to the host may block. Outside of a step, the wrappers only
+read a thread-local flag. The guard does not report
 
 - waits during a compilation by torch.compile, which occur once;
 - ``Event.synchronize``, which the overlay's fences call;
@@ -53,7 +53,7 @@ _AUTOTUNERS = tuple(
 
 
 class DeviceSyncError(RuntimeError):
-    """A step waits for the device, in the runner's method ``function``, by ``operation``."""
+    """A step waits for the device in runner method ``function``, because of ``operation``."""
 
     def __init__(self, function: str, operation: str) -> None:
         super().__init__(function, operation)
@@ -68,7 +68,7 @@ class DeviceSyncError(RuntimeError):
 
 
 class _Step(threading.local):
-    """State of this thread: guarded method, guard's mode, and whether to ignore its waits."""
+    """State of this thread: guarded method, the guard's mode, and whether to ignore waits."""
 
     function, word, compiling = "", "", False
 
@@ -170,7 +170,7 @@ def _on_compile_end(_: object) -> None:
 
 
 def _report(operation: str) -> None:
-    """Report a wait of this thread's step: log a new stack, or raise DeviceSyncError."""
+    """Log a wait of this thread's step once per stack; raise DeviceSyncError in mode ``error``."""
     if _step.compiling or _is_autotuning():
         return
     if _step.word == "error":
@@ -203,7 +203,7 @@ def _stack() -> str:
 def _show_warning(original: Function) -> Function:
     """Report torch's warnings about waits in a step; show all other warnings as before.
 
-    Outside of a step, raise RuntimeError if the process has set torch's mode to ``error``.
+    Outside of a step, the wrapper raises RuntimeError if the process set torch's mode to ``error``.
     """
 
     def showwarning(message: Warning | str, *args: object, **kwargs: object) -> None:
@@ -257,8 +257,8 @@ def _non_blocking(args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
 def _blocks(destination: torch.Tensor, source: torch.Tensor) -> bool:
     """Return whether a non-blocking copy to the host blocks nevertheless.
 
-    A copy blocks if ``destination`` is pageable, or if either side is not contiguous in memory:
-    torch then copies through a pageable temporary.
+    A copy blocks if ``destination`` is pageable. It also blocks if the copy is not contiguous,
+    because torch then copies through a pageable temporary.
     """
     if not source.is_cuda or destination.device.type != "cpu" or destination.numel() == 0:
         return False

@@ -1,4 +1,4 @@
-"""Wrapping of functions of vLLM and torch, now or once their module is imported."""
+"""Helpers to wrap functions of vLLM and torch, now or once their module is imported."""
 
 # mirrors: nothing
 
@@ -14,12 +14,12 @@ from typing import Any
 Function = Callable[..., Any]
 Callback = Callable[[ModuleType], None]
 
-#: Attribute of a wrapper that holds the names of the modules that added it.
+#: Attribute of a wrapper: the ``by`` of all wrappers around the original function.
 _WRAPPED_BY = "_readiness_wrapped_by"
 
 
 def wrap_once(owner: object, name: str, wrapper: Callable[[Function], Function], by: str) -> None:
-    """Replace ``owner.name``, once per ``by``, by a wrapper with the same name and docstring."""
+    """Replace ``owner.name`` by ``wrapper(owner.name)``; a no-op on a second call with ``by``."""
     original = getattr(owner, name)
     before: frozenset[str] = getattr(original, _WRAPPED_BY, frozenset())
     if by in before:
@@ -59,7 +59,7 @@ _hook = ImportHook()
 
 
 def when_imported(name: str, callback: Callback) -> None:
-    """Call ``callback`` with a module, now or once it is imported."""
+    """Call ``callback`` with module ``name``, now or once the module is imported."""
     if (module := sys.modules.get(name)) is not None:
         callback(module)
         return

@@ -1,16 +1,16 @@
 """The probe: durations of the parts of a step, and waits for the device by owner.
 
-With ``VLLM_READINESS_PROBE=FILE`` each process with a worker or an engine core records the parts of
-its steps (:data:`ring.KINDS`) into a ring buffer. The process writes them to ``FILE.rank0``,
-``FILE.rank1``, ..., or without a worker to ``FILE.engine0``: at exit, on SIGUSR2, and after a few
-seconds without a record. ``scripts/probe`` reads these files. ``metrics`` exports the durations as
-histograms on vLLM's /metrics.
+With ``VLLM_READINESS_PROBE=FILE``, each process with a worker or an engine core records the parts
+of its steps (:data:`ring.KINDS`) into a ring buffer. A worker's process writes the buffer to
+``FILE.rank0``, ``FILE.rank1``, ..., and other processes to ``FILE.engine0``: at exit, on SIGUSR2,
+and after a few seconds without a record. ``scripts/probe`` reads these files. ``metrics`` exports
+the durations as histograms on vLLM's /metrics.
 
 The probe wraps methods of the runners, their outputs and the scheduler (``methods``), and reads the
-clock around each call. On stock vLLM a plugin loads this package: one instrument measures both.
+clock around each call. On stock vLLM a plugin loads this package, so both are measured alike.
 
 A fence is a wait for an event that has not completed. Its owner is the name passed to
-``fences.wait``, or else the name of the waiting function (``events``). Waits without an event
+``fences.wait``, or the name of another waiting function (``events``). Waits without an event
 (``.cpu()``, ``.item()``, blocking copies) count as time of the enclosing function.
 
 Importing this package imports neither torch nor numpy.
@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 
 
 def install() -> None:
-    """Observe this process if VLLM_READINESS_PROBE names a file; a no-op otherwise.
+    """Observe this process if VLLM_READINESS_PROBE names a file; a no-op on further calls.
 
-    May be called several times, before or after the observed modules are imported.
+    May be called before or after the observed modules are imported.
 
     Raises:
         PathError: the file's directory does not exist, or is not writable.

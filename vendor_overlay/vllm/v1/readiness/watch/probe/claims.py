@@ -1,4 +1,4 @@
-"""Claims of a path by an engine, so that two engines do not replace each other's files.
+"""Claims by which an engine keeps other engines from replacing its probe files.
 
 The engine's first process with the probe generates an engine id, and stores it in an environment
 variable that the other processes inherit. Each recording process holds a shared lock on
@@ -17,7 +17,7 @@ from vllm.v1.readiness.engine import switch
 
 #: Attempts to read an id that another process of the engine is writing.
 _TRIES = 50
-#: Path to the descriptor of a held lock, which is never closed.
+#: File descriptors of held locks, by path; never closed.
 _held: dict[str, int] = {}
 
 
@@ -46,7 +46,7 @@ def claim(path: str) -> bool:
 
 
 def _lock(lock: int) -> bool:
-    """Lock an open file if the file is free or holds this engine's id; False otherwise.
+    """Lock an open file if it is free or contains this engine's id; return whether locked.
 
     Raises:
         OSError: the file system does not support locks.

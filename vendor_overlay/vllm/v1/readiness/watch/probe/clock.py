@@ -1,10 +1,9 @@
 """Conversion of the device's clock to the host's, without waits.
 
-Two completed CUDA events with timing give a duration on the device's clock. A reference is a moment
-known on both clocks: the end of a wait during which an event completed. All other times are
-durations since the reference. An event completes after its launch, and before the host has seen it
-complete. A result outside of these limits shows that the reference is inaccurate. The limit then
-becomes the new reference.
+Two completed CUDA events with timing give a duration on the device's clock. The reference is a
+moment known on both clocks: an event completed at the end of a host wait. All other times are
+durations since the reference. An event completes between its launch and the host's observation. If
+a result is outside of these limits, the reference is inaccurate, and the limit becomes the new one.
 """
 
 # mirrors: nothing
@@ -17,11 +16,7 @@ _HORIZON = 8_000_000_000
 
 
 class DeviceClock:
-    """Converts completion times of events to ``time.perf_counter_ns``. Not thread-safe.
-
-    The argument of ``elapsed_time`` must be of torch's own type, not of a subclass. So
-    ``elapsed_time`` is called on ``ready`` with the earlier event, and returns a negative time.
-    """
+    """Converts completion times of events to ``time.perf_counter_ns``. Not thread-safe."""
 
     def __init__(self) -> None:
         self._reference: Any = None
@@ -32,9 +27,9 @@ class DeviceClock:
     ) -> tuple[int, int]:
         """Return the completion times of two events, in ns.
 
-        ``started`` is an event of torch's own type, and ``ready`` a later one, possibly of a
+        ``started`` is an event of torch's own type, and ``ready`` a later event, possibly of a
         subclass. The host launched the work before ``ready`` at ``launched``, and saw ``ready``
-        complete at ``seen``, after a wait if ``waited``. These limits bound the time of ``ready``.
+        complete at ``seen``, after a wait if ``waited``.
 
         Raises:
             RuntimeError: an event has no timing, or has not completed.
@@ -53,6 +48,7 @@ class DeviceClock:
 
 
 def _between(earlier: Any, later: Any) -> int:
-    """Return the elapsed device time between two events, in nanoseconds."""
+    """Return the device time between two events, in ns."""
+    # The argument of ``elapsed_time`` must not be of a subclass, which ``later`` may be.
     milliseconds: float = later.elapsed_time(earlier)
     return -round(milliseconds * 1e6)

@@ -1,4 +1,4 @@
-"""Instrumented torch events: report waits to the probe, and enable timing of readbacks."""
+"""Instrumented torch events, which report waits to the probe and time readbacks."""
 
 # mirrors: nothing
 
@@ -24,7 +24,7 @@ def watch() -> None:
 
     _torch_event = torch.Event
     if not isinstance(_torch_event, type) or not hasattr(_torch_event, "synchronize"):
-        return  # the placeholder of vLLM's CPU runner during its construction
+        return  # vLLM's CPU runner replaces torch.Event in its constructor
     original: Any = _torch_event
     create = original.__new__
 
@@ -64,7 +64,7 @@ def recorded_now(event_type: Callable[..., Any] | None = None) -> Any:
 
 
 class _Replacement(type):
-    """Metaclass: instances and subclasses of a class's base count as those of the class."""
+    """Metaclass of a class whose base's instances and subclasses count as its own."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, cls.__base__ or object)

@@ -1,8 +1,8 @@
 """A process's file of records: a sequence of blocks, one per write.
 
-A block is one line of JSON, followed by the raw records, oldest first. The first block
-replaces the file, and later blocks append new records. A file that would exceed the size of
-:data:`_ROOM` rings is replaced by the current content of the ring.
+A block is one line of JSON, followed by the raw records, oldest first. The first write replaces the
+file, and later writes append new records. A file that would exceed the size of :data:`_ROOM` rings
+is replaced by the current content of the ring.
 """
 
 # mirrors: nothing
@@ -18,7 +18,7 @@ _ROOM = 2
 
 
 class RecordFile:
-    """A file of a ring's records, in an existing directory. Not thread-safe."""
+    """File of a ring's records, in an existing directory. Not thread-safe."""
 
     def __init__(self, ring: Ring, path: str) -> None:
         self.ring = ring
@@ -31,7 +31,7 @@ class RecordFile:
     def write(self, header: Callable[[], Mapping[str, object]]) -> None:
         """Append the new records, or replace the file.
 
-        ``header``, called after the records have been copied, returns more fields for the JSON.
+        ``header`` returns further fields of the JSON. Called after the records are copied.
 
         Raises:
             OSError: the file cannot be written; its content is unchanged.
@@ -79,7 +79,7 @@ def _append(path: str, line: bytes, parts: list[bytes]) -> None:
 
 
 def _replace(path: str, line: bytes, parts: list[bytes]) -> None:
-    """Replace the file atomically; readers of the old one are unaffected."""
+    """Replace the file atomically; readers of the old file are unaffected."""
     staged = f"{path}.{os.getpid()}.tmp"
     try:
         with open(staged, "wb") as file:

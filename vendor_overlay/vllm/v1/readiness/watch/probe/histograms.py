@@ -1,11 +1,11 @@
 """Histograms of one process's records, and the file from which the API server reads them.
 
-Every few seconds each recording process writes its :class:`Histograms` and the values of
-:mod:`~vllm.v1.readiness.engine.gauges` to ``FILE.rank0.metrics``, for the label ``rank0``. The file
-identifies its process; :func:`read` ignores files of ended processes.
+Every few seconds, each recording process writes its :class:`Histograms` and the values of
+:mod:`~vllm.v1.readiness.engine.gauges` to ``FILE.LABEL.metrics``, such as ``FILE.rank0.metrics``.
+The file identifies its process; :func:`read` ignores files of ended processes.
 
 prometheus_client's multiprocess mode is unsuitable: its counters outlive their process, it needs
-PROMETHEUS_MULTIPROC_DIR at import, and on a full disk SIGBUS kills the process that writes.
+PROMETHEUS_MULTIPROC_DIR at import, and on a full disk SIGBUS kills the writing process.
 """
 
 # mirrors: nothing
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 SUFFIX = ".metrics"
-#: Version of the file's format; other versions are not read.
+#: Version of the file's format; files of other versions are not read.
 FORMAT = 2
 #: Inclusive upper bounds of the buckets in nanoseconds: 1 us to 10 s.
 BOUNDS = (*(step * 10**power for power in range(2, 9) for step in (10, 25, 50)), 10**10)
-#: Kind of record to the metric's name and description.
+#: Names and descriptions of the metrics, by kind of record.
 METRICS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "execute_model": ("execute_model", "Host time in the worker's execute_model."),
@@ -50,9 +50,9 @@ METRICS: Mapping[str, tuple[str, str]] = MappingProxyType(
 #: The kind with one histogram per owner.
 OWNED = "fence"
 _UNKNOWN_OWNER = "unknown"
-#: The kind whose ``owner`` is the number of requests that its step continues; 0 after a pause.
+#: The kind whose ``owner`` is the step's number of cached requests, which is 0 after a pause.
 _INTERVAL = "output"
-#: Maximum file size and integer that :func:`read` accepts; both are far above real values.
+#: Maximum file size and integer that :func:`read` accepts, far above real values.
 _LARGEST_FILE, _LARGEST_NUMBER = 1 << 20, 1 << 80
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
@@ -61,7 +61,7 @@ Key = tuple[str, str | None]
 
 
 class Series(NamedTuple):
-    """Counts per bucket, not cumulative, and the sum in ns. The last bucket is above all bounds."""
+    """Counts per bucket, not cumulative, and the sum in ns. The last bucket has no bound."""
 
     counts: list[int]
     total: int
@@ -118,9 +118,9 @@ class Histograms:
         self.series[key] = Series(counts, before.total + int(durations.sum()))
 
     def write(self, path: str, values: Sequence[gauges.Value] = ()) -> None:
-        """Replace the file ``FILE.label.metrics`` atomically; log the first error only.
+        """Replace the file ``path`` atomically; log only the first error.
 
-        A file at a previous path is removed: a process gets another label once it starts a worker.
+        Remove the file at a previous path: the label of a process changes once it has a worker.
         A label, such as ``rank0``, has no dot. ``values`` are gauges and counters.
         """
         if path != self._path:
@@ -163,9 +163,7 @@ class Histograms:
 
 
 def read(path: str, label: str) -> Contents:
-    """Read a process's file, whose name contains ``label``.
-
-    The result is empty if the process has ended, or belongs to another server.
+    """Read the file of the process with ``label``; empty if the process has ended.
 
     Raises:
         OSError: the file cannot be read.

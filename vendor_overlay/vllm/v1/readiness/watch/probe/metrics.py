@@ -29,9 +29,9 @@ logger = init_logger(__name__)
 
 
 class ProbeCollector:
-    """Prometheus collector of the histograms and gauges of this host's running processes.
+    """Prometheus collector of the metrics of this host's running processes.
 
-    An invalid file is skipped and logged once, and the scrape succeeds.
+    Invalid files are skipped, and each is logged once.
     """
 
     def __init__(self, file: str) -> None:
@@ -63,7 +63,6 @@ class ProbeCollector:
         yield from families.values()
 
     def _files(self) -> list[tuple[str, str]]:
-        """Return the label and path of each process's file, sorted."""
         folder, name = os.path.split(self.file)
         prefix = f"{name}."
         try:
@@ -97,8 +96,7 @@ def expose(registry: "CollectorRegistry") -> "CollectorRegistry":
 def install() -> None:
     """Export the probe's metrics on stock vLLM, which does not call ``expose``.
 
-    Must be called before the server creates its routes. A no-op on a second call, in other
-    processes, and on an overlaid vLLM.
+    Must be called before the server creates its routes. A no-op on a second call.
 
     Raises:
         PathError: VLLM_READINESS_PROBE names a file that cannot be written.
@@ -138,11 +136,11 @@ def _register(registry: "CollectorRegistry", file: str) -> None:
 
 
 def _register_with_multiprocess(file: str) -> None:
-    """Register the collector with every registry that combines metrics of several API servers.
+    """Register the collector with each registry that gets a ``MultiProcessCollector``.
 
-    With several API servers the route of /metrics (prometheus_fastapi_instrumentator) ignores its
-    registry. Per scrape the route creates a registry with only a ``MultiProcessCollector``, looked
-    up in ``prometheus_client.multiprocess``.
+    With several API servers, the /metrics route of prometheus_fastapi_instrumentator creates a
+    registry per scrape, and registers only ``prometheus_client.multiprocess.MultiProcessCollector``
+    with it.
     """
     from prometheus_client import multiprocess
 
@@ -160,7 +158,7 @@ def _register_with_multiprocess(file: str) -> None:
 
 
 def _families() -> dict[str, Any]:
-    """Return the histograms by kind, then counters and gauges by name, without values."""
+    """Return metric families without values: histograms by kind, other metrics by name."""
     from prometheus_client import core
 
     families: dict[str, Any] = {}
@@ -179,7 +177,6 @@ def _families() -> dict[str, Any]:
 
 
 def _warn_once(path: str, reason: Exception | str) -> None:
-    """Log once per path that a file or directory is skipped."""
     if path not in _warned:
         _warned.add(path)
         if isinstance(reason, Exception):

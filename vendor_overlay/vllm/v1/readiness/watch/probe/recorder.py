@@ -1,4 +1,4 @@
-"""The recorder of a process, and its thread that writes files."""
+"""Recorder of a process, with a thread that writes files."""
 
 # mirrors: nothing
 
@@ -36,15 +36,15 @@ now = time.perf_counter_ns
 
 
 class ThreadState(threading.local):
-    """The state of the current thread. Times are on the records' clock.
+    """State of the current thread. Times are values of ``time.perf_counter_ns``.
 
     Attributes:
         output_step: step to which fences are attributed; 0 for the newest step.
-        event, seen, waited: last event that the thread observed as complete, time of the
-            observation, and whether the thread waited for the event.
+        event, seen, waited: last event that the thread saw complete, the time at which it did, and
+            whether it waited for the event.
         timing: whether new events are created with timing.
-        idle: whether the runner is in a step that is not recorded.
-        pending: time at which the engine core began to wait for tokens that a grammar needs, or 0.
+        idle: whether the current step is not recorded.
+        pending: when the engine core began to wait for tokens that grammars need, or 0.
     """
 
     event: Any = None
@@ -60,7 +60,7 @@ class Recorder:
 
     Attributes:
         step: number of the worker's newest step.
-        continuing: number of requests that this step continues.
+        continuing: number of cached requests in this step.
     """
 
     def __init__(self, path: str, ring: Ring | None = None) -> None:
@@ -82,7 +82,7 @@ class Recorder:
         self._file: RecordFile | None = None
 
     def label(self) -> str:
-        """Return the label in file names: ``rank0``, ``dp1-rank0``, ``engine0``."""
+        """Return the label in file names, such as ``rank0``, ``dp1-rank0`` or ``engine0``."""
         config = self._worker_config or self._engine_config
         parallel = getattr(config, "parallel_config", None)
         rank = getattr(parallel, "rank", 0)
@@ -121,9 +121,9 @@ class Recorder:
         self._engine_config = config
 
     def record(self, kind: int, began: int, step: int | None = None, owner: int = 0) -> int:
-        """Record this thread's work from ``began`` until now; return the end time.
+        """Record this thread's work from ``began`` until now, and return the current time.
 
-        ``step`` is the newest step by default. See :data:`ring.FIELDS` for the other values.
+        ``step`` is the newest step by default. For ``owner``, see :data:`ring.FIELDS`.
         """
         ended = now()
         step = self.step if step is None else step
@@ -140,7 +140,7 @@ class Recorder:
         self._last_output = ended
 
     def record_readback(self, started: Any, launched: int, step: int) -> None:
-        """Record a readback, launched at ``launched``, from this thread's last completed event.
+        """Record a readback that the host launched at ``launched`` and this thread has read.
 
         ``started`` is an event with timing, recorded before the copy; None without a device.
         """
@@ -160,12 +160,12 @@ class Recorder:
         self.ring.put(FENCE, began, ended, step, self.owner(owner), threading.get_ident())
 
     def owner(self, name: str) -> int:
-        """Return the index of an owner's name, which is added if new."""
+        """Return the index of an owner's name; a new name is added."""
         with self._owners_lock:
             return self._owners.setdefault(name, len(self._owners))
 
     def start_thread(self) -> None:
-        """Start the thread that updates /metrics and writes files; write at exit, too."""
+        """Start the thread that updates histograms and writes files; write at exit, too."""
         receiver, sender = os.pipe()
         os.set_blocking(sender, False)
         self._wake = sender
@@ -205,7 +205,7 @@ class Recorder:
                 self._histograms.remove()
 
     def request_write(self) -> None:
-        """Make the probe's thread write the file; safe in a signal handler."""
+        """Wake the probe's thread to write the file; safe in a signal handler."""
         if self._wake is not None:
             with suppress(BlockingIOError):  # the pipe is full
                 os.write(self._wake, b"!")
@@ -264,7 +264,7 @@ _recorder: Recorder | None = None
 _recorder_lock = threading.Lock()
 #: The path in VLLM_READINESS_PROBE; None if the probe is off.
 _path: str | None = None
-#: Start of the observation: Unix time, and time on the records' clock.
+#: Start of recording, in ``time.time_ns`` and ``time.perf_counter_ns``.
 _started = (time.time_ns(), now())
 
 
@@ -306,7 +306,7 @@ def record_fence(owner: str, began: int, ended: int) -> None:
 def listen() -> None:
     """Install a handler that writes this process's file on SIGUSR2.
 
-    Processes that record nothing need a handler, too: without one the signal kills them.
+    Called in all processes, because without a handler the signal kills a process.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -322,7 +322,7 @@ def _on_signal(*_: object) -> None:
 
 
 def _reset_after_fork() -> None:
-    """Drop the parent's recorder; a child that records creates its own."""
+    """Drop the parent's recorder in a forked child, which creates its own."""
     global _recorder, _recorder_lock, _started  # noqa: PLW0603
     _recorder, _recorder_lock = None, threading.Lock()
     _started = (time.time_ns(), now())

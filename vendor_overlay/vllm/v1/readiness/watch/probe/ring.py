@@ -7,10 +7,10 @@ from struct import Struct
 
 import numpy as np
 
-#: Fields of a record. ``began`` and ``ended`` are ns of ``time.perf_counter_ns``. ``step`` counts
-#: the worker's steps from 1. ``owner`` is the index of a fence's owner; for ``execute_model`` and
-#: ``output``, the number of requests that the step continues. ``extra`` is the thread's ident; for
-#: a readback, the time at which the host saw the readback complete.
+#: Fields of a record. ``began`` and ``ended`` are values of ``time.perf_counter_ns``. ``step``
+#: counts the worker's steps from 1. ``owner`` is the index of a fence's owner, or the number of
+#: cached requests in an ``execute_model`` or ``output``. ``extra`` is the thread's ident, or the
+#: time at which the host saw a readback complete.
 FIELDS = ("kind", "began", "ended", "step", "owner", "extra")
 #: Kinds of records; ``kind`` is an index. An ``output`` lasts from the previous output to this one.
 #: A ``readback`` lasts from the earliest start of the copy until the host may read the result.
@@ -44,7 +44,7 @@ class Ring:
 
     size = _SIZE
 
-    # Four minutes at a thousand steps per second with eight records each; 100 MB when full.
+    # 100 MB: four minutes at a thousand steps per second, with eight records per step.
     def __init__(self, capacity: int = 1 << 21) -> None:
         assert capacity & (capacity - 1) == 0
         self.capacity = capacity
@@ -63,9 +63,9 @@ class Ring:
             _pack(self._memory, offset, kind, began, ended, step, owner, extra)
 
     def since(self, cursor: int) -> tuple[np.ndarray, int]:
-        """Return the records added after ``cursor`` and not overwritten, int64 [records, fields].
+        """Return the records after ``cursor``, int64 [records, fields], and the next cursor.
 
-        Also return the cursor for the next call. The first call passes 0.
+        The first call passes 0. Overwritten records are missing.
         """
         parts, end = self.parts(cursor)
         records = np.frombuffer(b"".join(parts), np.int64).reshape(-1, len(FIELDS))
