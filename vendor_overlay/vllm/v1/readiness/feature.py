@@ -92,9 +92,9 @@ class Feature:
         """Start tracking a request that was given a row."""
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
-        """Stop tracking a request that leaves ``row``, which still holds its token ids and counts.
+        """Stop tracking a request that leaves its row. The request may come back later.
 
-        The request may come back later.
+        The row still holds the request's token ids and counts.
         """
 
     def idle(self) -> None:
@@ -118,10 +118,7 @@ class Feature:
     def advance(
         self, runner: "GPUModelRunner", scheduled: "SchedulerOutput"
     ) -> "SchedulerOutput | None":
-        """Update the requests that continue, and return the step without these requests.
-
-        Returns None to fall back to upstream.
-        """
+        """Update requests that continue; return the step without them, or None to fall back."""
 
     def rejoin(self, runner: "GPUModelRunner", request: "CachedRequestState") -> None:
         """Restore the state of a request that is about to rejoin the batch."""
@@ -140,10 +137,7 @@ class Feature:
         """Discard state of the last step. Called after a dummy run, which overwrites buffers."""
 
     def find_previous(self, previous: "np.ndarray") -> bool | None:
-        """Write each request's row in the previous step, or -1, to ``previous`` [rows].
-
-        Returns True if done.
-        """
+        """Write each request's previous row, or -1, to ``previous`` [rows]; True if done."""
 
     def count_tokens(self, runner: "GPUModelRunner") -> "np.ndarray | None":
         """Count each request's tokens, int [rows]; None to fall back to upstream."""
@@ -259,9 +253,9 @@ class Feature:
         """Rewind the generator of a row whose sampled token is dropped; True if done."""
 
     def prompt_scores(self, sampler: "Sampler", logits: "torch.Tensor") -> "torch.Tensor | None":
-        """Return prompt logits to report as scores, float32 [positions, vocab]; None for logprobs.
+        """Return prompt logits to report as scores, float32 [positions, vocab].
 
-        ``logits`` is [positions, vocab].
+        ``logits`` is [positions, vocab]. Returns None to report logprobs.
         """
 
     def mark_prompt(self, room: "LogprobsTensors") -> None:

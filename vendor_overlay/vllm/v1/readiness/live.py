@@ -231,7 +231,6 @@ class LiveBatch(Feature):
                 slots.restore(self.batch.sampling_metadata)
 
     def _check_samplers(self, runner: "GPUModelRunner | None") -> None:
-        """Check the runner's samplers for seams if they have changed."""
         if not (self.slots or self._plans_copies):
             return
         samplers = [getattr(runner, name, None) for name in ("sampler", "rejection_sampler")]

@@ -3,10 +3,9 @@
 For each token of a request, the scheduler and the KV cache manager call several functions. Most
 calls have no effect: each block is allocated, cached and hashed once, and a length limit is reached
 once. :class:`Bounds` holds the lengths from which the calls may have an effect. The features
-``schedule`` and ``update-outputs`` skip the calls below these lengths.
-
-A bound that is too low only costs time, because upstream's code then runs. A bound is valid until
-the request is preempted or stops.
+``schedule`` and ``update-outputs`` skip the calls below these lengths. A bound that is too low only
+costs time, because upstream's code then runs. A bound is valid until the request is preempted or
+stops.
 """
 
 # mirrors: vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots

@@ -252,7 +252,7 @@ def _holders(scheduler: "Scheduler", steps: "Iterable[SchedulerOutput]") -> Iter
 
 
 def _all_ours(kind: type) -> bool:
-    """Return whether a scheduler class reaches all seams; log once if it does not."""
+    """Return whether a scheduler class reaches all seams of the fix; log once if it does not."""
     if all(subclasses.ends_in_seam(kind, method) for method in _METHODS):
         return True
     subclasses.leave_scheduler(kind, registry.FAILED_LOADS, "failed KV loads")

@@ -3,10 +3,9 @@
 Filling one bitmask takes from a few microseconds to a few tenths of a millisecond, depending on the
 number of tokens that xgrammar must check. The device idles if filling all bitmasks takes longer
 than the forward pass. Upstream fills up to 128 bitmasks serially, although xgrammar releases the
-GIL and the bitmasks are independent.
-
-Here helper threads share the work if the previous step's bitmasks were slow. Steps with speculative
-decoding, and backends other than xgrammar, fall back to upstream.
+GIL and the bitmasks are independent. Here helper threads share the work if the previous step's
+bitmasks were slow. Steps with speculative decoding, and backends other than xgrammar, fall back to
+upstream.
 """
 
 # mirrors: vllm.v1.structured_output:StructuredOutputManager.grammar_bitmask

@@ -90,7 +90,6 @@ class InFlight:
             self._prompt_logprobs[name] = logprobs
 
     def _deliver_prompt_logprobs(self, output: "ModelRunnerOutput") -> None:
-        """Add saved prompt logprobs to an output with tokens of the same request."""
         for name in list(self._prompt_logprobs):
             row = output.req_id_to_index.get(name)
             if name not in self._requests:

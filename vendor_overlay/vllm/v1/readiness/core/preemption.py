@@ -114,7 +114,6 @@ class StepsInFlight(Base):  # type: ignore[misc]
 
 
 def _all_ours(scheduler: StepsInFlight) -> bool:
-    """Return whether no method of the fix is overridden; log once if one is."""
     kind = type(scheduler)
     names = ("schedule", "update_from_output", "reset_prefix_cache", "_preempt_request")
     if all(getattr(kind, name) is getattr(StepsInFlight, name) for name in names):

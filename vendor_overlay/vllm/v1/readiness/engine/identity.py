@@ -43,7 +43,6 @@ def left_out(provenance: Path = PROVENANCE) -> frozenset[str]:
 
 
 def _sha256(file: Path) -> str:
-    """Return a file's SHA-256; a dash if the file is missing."""
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except FileNotFoundError:

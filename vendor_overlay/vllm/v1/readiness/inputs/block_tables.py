@@ -93,7 +93,6 @@ def attach(tables: "MultiGroupBlockTable | None") -> "BlockTables | None":
 
 
 def _stages() -> int:
-    """Return the number of pinned buffers, used in turn."""
     try:
         return 2 * int(get_pp_group().world_size)
     except AssertionError:  # not initialised
@@ -245,7 +244,6 @@ class BlockTables(subclasses.Uncopied, Feature):
             self._upload(cells, total)
 
     def _upload(self, cells: list[Cells], total: int) -> None:
-        """Send appended block ids through a pinned buffer."""
         turn, self._turn = self._turn, (self._turn + 1) % len(self._stages)
         entries = self._views.get((turn, total))
         if entries is None:
@@ -279,7 +277,7 @@ class _Entries(NamedTuple):
 
     @classmethod
     def of(cls, stage: torch.Tensor, staged: torch.Tensor, total: int) -> "_Entries":
-        """Create the views for ``total`` cells."""
+        """Create the views of ``total`` cells."""
         words = stage.numpy()
         begin, end = 2 * total, _WORDS * total
         return cls(

@@ -3,10 +3,8 @@
 Under async scheduling the newest tokens and drafts are on the device. 0.22.0 computes the indices
 of their copies in a Python loop over rows, and uploads two lists for tokens and two for drafts.
 With drafts, another loop counts drafts, and five metadata arrays are uploaded one by one, from
-pageable memory.
-
-Here numpy operations process all rows, and one upload from newly allocated pinned memory carries
-all values. Results and uploaded values equal upstream's, bit for bit.
+pageable memory. Here numpy operations process all rows, and one upload from newly allocated pinned
+memory carries all values. Results and uploaded values equal upstream's, bit for bit.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._compute_prev_positions
@@ -134,7 +132,7 @@ class InputIds(Feature):
 
 
 def _copy_in_order(runner: "GPUModelRunner", sources: np.ndarray, ends: np.ndarray) -> bool:
-    """Fill ``input_ids`` by a plain copy, if the rows did not change; return whether copied.
+    """Copy the newest tokens if each request's row and index are its previous row; True if copied.
 
     ``sources`` [n], with n > 0, is each request's row in the previous step, and ``ends`` [n] the
     index after its last token.

@@ -1,11 +1,9 @@
 """Slot mappings of the feature ``block-tables``: none are computed for Mamba groups.
 
 Upstream computes the slot mapping of each KV cache group in every step, by one kernel per group. A
-Mamba layer finds its state by the block table, and reads no slots.
-
-Other readers of slots are KV connectors, drafters that use the metadata of the first group, the
-capture of routed experts, and third-party layers and metadata builders. With any of these, all slot
-mappings are computed.
+Mamba layer finds its state by the block table, and reads no slots. Other readers of slots are KV
+connectors, drafters that use the metadata of the first group, the capture of routed experts, and
+third-party layers and metadata builders. With any of these, all slot mappings are computed.
 """
 
 # mirrors: vllm.v1.worker.block_table:MultiGroupBlockTable.compute_slot_mapping
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 
 _BACKENDS = "vllm.v1.attention.backends."
 _DRAFTERS = "vllm.v1.spec_decode."
-#: Names of metadata builders that read no slots; importing the classes would be slow.
+#: Names of metadata builders that read no slots. Names, because few engines import all classes.
 BUILDERS = {
     _BACKENDS + "gdn_attn.GDNAttentionMetadataBuilder",
     _BACKENDS + "linear_attn.LinearAttentionMetadataBuilder",

@@ -2,12 +2,11 @@
 
 In each step, 0.22.0's runner loops over all requests in Python, although most of them only continue
 by one token. It then uploads about ten buffers one by one, and launches a kernel each for positions
-and slot mappings.
-
-Here a few numpy operations update all requests that continue. One upload carries a step's inputs,
-and one kernel writes all buffers on the device: positions, lengths, slot mappings, sampled tokens
-and padding. Upstream's code still updates requests that come, leave or move. Steps with drafts, and
-unrecognised runners, fall back to upstream. Every value that a later step reads equals upstream's.
+and slot mappings. Here a few numpy operations update all requests that continue. One upload carries
+a step's inputs, and one kernel writes all buffers on the device: positions, lengths, slot mappings,
+sampled tokens and padding. Upstream's code still updates requests that come, leave or move. Steps
+with drafts, and unrecognised runners, fall back to upstream. Every value that a later step reads
+equals upstream's.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states
@@ -181,7 +180,6 @@ class StepInputs(Feature):
         return True
 
     def _suit(self, runner: "GPUModelRunner") -> bool:
-        """Return whether the runner and its batch are supported."""
         cache = getattr(runner, "kv_cache_config", None)
         if cache is None:
             return False

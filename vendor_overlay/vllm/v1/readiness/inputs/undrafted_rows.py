@@ -4,11 +4,10 @@ With drafts, a Mamba layer (Mamba 2, gated delta net) keeps one state per verifi
 row's next step continues from the state after its last accepted token. 0.22.0 passes the index of
 this state to the layers only if the step has drafts, and gated delta nets use the index only for
 rows with drafts. A row without drafts (no n-gram match, or an output close to its limit) continues
-from the state after its first token of the previous step, and all its later tokens are wrong.
-
-Here such rows count as rows with drafts, and the layers compute the same number of tokens. Only
-steps with a row that has just accepted a draft are changed. Not fixed: steps without drafts that
-also recompute a preempted request's output in a prefill chunk as short as a decode.
+from the state after its first token of the previous step, and all its later tokens are wrong. Here
+such rows count as rows with drafts, and the layers compute the same number of tokens. Only steps
+with a row that has just accepted a draft are changed. Not fixed: steps without drafts that also
+recompute a preempted request's output in a prefill chunk as short as a decode.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._build_attention_metadata

@@ -113,7 +113,6 @@ def _layers(module: ModuleType, name: str) -> Iterator[FunctionType]:
 
 
 def _wrapped(layer: object) -> Iterable[object]:
-    """Return the objects that an object wraps; None may be among them."""
     if isinstance(layer, staticmethod | classmethod):
         return (layer.__func__,)
     if isinstance(layer, property):

@@ -182,7 +182,6 @@ def _report(operation: str) -> None:
 
 
 def _is_autotuning() -> bool:
-    """Return whether this thread is benchmarking a compiled kernel."""
     frame = inspect.currentframe()
     while frame is not None:
         if any(part in frame.f_code.co_filename for part in _AUTOTUNERS):

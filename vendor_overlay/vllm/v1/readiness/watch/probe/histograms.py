@@ -185,7 +185,6 @@ def read(path: str, label: str) -> Contents:
 
 
 def _validated(content: dict[str, object]) -> Contents:
-    """Return a file's histograms and values; raise like :func:`read`."""
     if content["form"] != FORMAT or content["bounds"] != list(BOUNDS):
         raise ValueError("it was written by another version")
     histograms: dict[Key, Series] = {}
@@ -207,7 +206,6 @@ def _validated(content: dict[str, object]) -> Contents:
 
 
 def _values(entries: object) -> list[gauges.Value]:
-    """Return the values of gauges and counters; raise like :func:`read`."""
     if not isinstance(entries, list):
         raise TypeError("its values are not a list")
     values = [gauges.Value(metric, tuple(labels), value) for metric, labels, value in entries]

@@ -345,7 +345,6 @@ def _remove_own_file(path: str) -> None:
 
 @contextmanager
 def _errors_logged(failure: str) -> Iterator[None]:
-    """Suppress an error in the body, and log it once."""
     try:
         yield
     except Exception as error:
