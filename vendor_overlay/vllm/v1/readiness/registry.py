@@ -21,13 +21,13 @@ class Word(str):
     """Name of a feature or fix in VLLM_READINESS, in lower case with dashes.
 
     Attributes:
-        homes: modules below ``vllm.v1.readiness``; the folder names the process. ``module:Class``
-            for a class that a live batch instantiates.
+        homes: modules below ``vllm.v1.readiness``, or ``module:Class`` if a live batch instantiates
+            the class. The folder names the process.
         is_fix: whether the word may change outputs.
-        needs: words that this word depends on. It is off if any of them is off.
+        needs: words that this word depends on. If any of them is off, this word is off.
         before: words whose objects a live batch creates and calls after this word's object.
-        on_v2: whether the word works under Model Runner V2. True if some of its seams are in V2's
-            files, the scheduler or the front end, and those work without the others.
+        on_v2: whether the word works under Model Runner V2, through seams in V2's files, the
+            scheduler or the front end that work without its other seams.
     """
 
     homes: tuple[str, ...]
@@ -92,21 +92,21 @@ BLOCK_TABLES = _feature(
 )
 #: Sends M-RoPE and XD-RoPE positions without a wait.
 ROPE_POSITIONS = _feature("rope-positions", "inputs.rope_positions:RopePositions")
-#: Places input ids and drafts for the whole batch, with one upload.
+#: Fills input ids and drafts for the whole batch, with one upload.
 INPUT_IDS = _feature("input-ids", "inputs.input_ids:InputIds")
 #: Draws for all seeded requests in one launch, with torch's bits.
 SEEDS = _feature("seeds", "sample.seeds:Seeds")
-#: Counts ranks of tokens by a kernel that needs no compilation while serving.
+#: Computes the ranks of logprobs with a kernel that is not compiled while serving.
 LOGPROB_RANKS = _feature("logprob-ranks", "sample.logprob_ranks:LogprobRanks")
 #: Builds logprobs only for outputs that return them; decodes each token once.
 LOGPROBS = _feature(
     "logprobs", "frontend.logprobs", "frontend.logprob_messages", "frontend.token_texts", on_v2=True
 )
-#: Schedules running requests that need no block without a loop over them.
+#: Schedules all running requests that need no new block at once.
 SCHEDULE = _feature("schedule", "core.schedule", "core.bounds", on_v2=True)
-#: Makes the output of a request that continues by one token in a few operations.
+#: Updates a request that continues by one token with a few operations.
 UPDATE_OUTPUTS = _feature("update-outputs", "core.update_outputs", "core.bounds", on_v2=True)
-#: Compiles the kernels that requests can reach before the engine is ready.
+#: Compiles all kernels that requests may need before the engine is ready.
 WARM_UP = _feature("warm-up", "sample.warm_up:WarmUp")
 #: Sends only the masks of rows with a grammar, without a wait.
 GRAMMARS = _feature("grammars", "sample.grammars:Grammars", "core.grammar_masks", on_v2=True)
