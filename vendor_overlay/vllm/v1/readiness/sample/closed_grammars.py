@@ -1,9 +1,9 @@
 """Fix ``closed-grammars``: a complete grammar may end its request before ``min_tokens``.
 
-A complete grammar allows only stop tokens. In 0.22.0 ``min_tokens`` forbids exactly these, so that
-no token is left: any sampled token then breaks the grammar, and the request ends with an error.
-Here the grammar takes precedence: if masking the stop tokens would leave no token, they stay
-allowed, and the request stops. The rows are checked on the device, without a wait.
+A complete grammar allows only stop tokens, which ``min_tokens`` forbids. In 0.22.0 no token is
+left, so any sampled token breaks the grammar, and the request ends with an error. Here the grammar
+takes precedence: if masking the stop tokens would leave no token, they stay allowed, and the
+request stops. The rows are checked on the device, without a sync.
 (https://github.com/vllm-project/vllm/issues/53665)
 """
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 def stops(request: "Request") -> bool:
-    """Return whether the newest token ends a request, even before its ``min_tokens``.
+    """Return whether the newest token ends a request that has not reached its ``min_tokens``.
 
-    A request with a grammar samples a stop token that early only if no other token was allowed.
+    A request with a grammar samples a stop token so early only if no other token was allowed.
     """
     params = request.sampling_params
     if not request.use_structured_output or params is None:
@@ -41,11 +41,11 @@ def stops(request: "Request") -> bool:
 
 
 class ClosedGrammars(Feature):
-    """Replacement of a batch's logits processor for ``min_tokens``."""
+    """Installs :class:`MinTokens` in a batch."""
 
     @classmethod
     def make(cls, live: "Live") -> None:
-        """Replace the batch's logits processor for ``min_tokens``, if it is upstream's."""
+        """Replace upstream's logits processor for ``min_tokens``."""
         processors = live.batch.logitsprocs.non_argmax_invariant
         for index, processor in enumerate(processors):
             if type(processor) is MinTokensLogitsProcessor:
@@ -53,19 +53,19 @@ class ClosedGrammars(Feature):
 
 
 class _StopTokens(set[int]):
-    """Stop tokens of a request with a grammar. Upstream moves the set with its row."""
+    """Stop tokens of a request with a grammar; upstream moves them with the request's row."""
 
 
 class _Guarded(NamedTuple):
-    """Rows of the logits whose stop tokens stay if no other token is left."""
+    """Rows of the logits in which stop tokens stay allowed if no other token is left."""
 
-    rows: torch.Tensor  # [rows], indices of the logits' rows
-    positions: tuple[torch.Tensor, torch.Tensor]  # [entries] each: rows and ids of stop tokens
-    owners: torch.Tensor  # [entries], index in rows
+    rows: torch.Tensor  # [rows], indices into the logits
+    positions: tuple[torch.Tensor, torch.Tensor]  # [stop tokens] each: logits rows, token ids
+    owners: torch.Tensor  # [stop tokens], indices into ``rows``
 
 
 class MinTokens(MinTokensLogitsProcessor):  # type: ignore[misc]
-    """Upstream's processor, except that stop tokens stay if a grammar allows no other token."""
+    """Upstream's processor, but a stop token stays if a grammar allows nothing else."""
 
     def __init__(self, processor: MinTokensLogitsProcessor) -> None:
         self.__dict__.update(processor.__dict__)
@@ -76,21 +76,21 @@ class MinTokens(MinTokensLogitsProcessor):  # type: ignore[misc]
     def add_request(
         params: "SamplingParams", prompt: list[int] | None, output: list[int]
     ) -> tuple[int, Sequence[int], set[int]] | None:
-        """Add a request; mark its stop tokens if it has a grammar."""
+        """Return the state of a request, with marked stop tokens if it has a grammar."""
         entry = MinTokensLogitsProcessor.add_request(params, prompt, output)
         if entry is None or params.structured_outputs is None:
             return entry  # type: ignore[no-any-return]
         return entry[0], entry[1], _StopTokens(entry[2])
 
     def update_state(self, batch_update: "BatchUpdate | None") -> None:
-        """Update for the batch's changes, and find the rows with a grammar."""
+        """Apply the batch's changes, and find the rows with a grammar."""
         before = self.logits_slice
         super().update_state(batch_update)
         if self.logits_slice is not before:
             self._guarded = self._guard((row, row) for row in self.min_toks)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Mask stop tokens in logits [rows, vocab], unless a grammar leaves no other token."""
+        """Mask stop tokens in logits [rows, vocab], unless a grammar allows nothing else."""
         if self._guarded is None:
             return super().apply(logits)
         return _mask(logits, self._guarded, super().apply)
@@ -98,7 +98,7 @@ class MinTokens(MinTokensLogitsProcessor):  # type: ignore[misc]
     def apply_with_spec_decode(
         self, logits: torch.Tensor, num_draft_tokens: list[int]
     ) -> torch.Tensor:
-        """Mask stop tokens at the positions of drafts, in logits [drafts of all rows, vocab]."""
+        """Mask stop tokens in target logits [drafts of all rows, vocab]."""
         upstream = super().apply_with_spec_decode
         guarded = None
         if self._guarded is not None:
@@ -113,7 +113,7 @@ class MinTokens(MinTokensLogitsProcessor):  # type: ignore[misc]
         return _mask(logits, guarded, lambda logits: upstream(logits, num_draft_tokens))
 
     def _guard(self, positions: Iterable[tuple[int, int]]) -> _Guarded | None:
-        """Return the rows with a grammar among ``positions``, pairs of batch row and logits row."""
+        """Select the rows with a grammar from pairs of a batch row and a logits row."""
         rows: list[int] = []
         entries: list[tuple[int, int, int]] = []
         for row, position in positions:
@@ -132,7 +132,7 @@ class MinTokens(MinTokensLogitsProcessor):  # type: ignore[misc]
 def _mask(
     logits: torch.Tensor, guarded: _Guarded, mask: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
-    """Mask stop tokens, except in guarded rows without any other token."""
+    """Mask stop tokens, except in guarded rows in which no other token is allowed."""
     before = logits[guarded.positions]
     logits = mask(logits)
     closed = logits[guarded.rows].amax(dim=-1) == -torch.inf

@@ -1,12 +1,12 @@
 """Fix ``cpu-seeds``: on the CPU, a seed applies with chunked prefill and in mixed batches.
 
-0.22.0 samples for every row of a step, and drops the sample of a row whose prompt is not complete.
-To keep a seeded request's tokens independent of prefill chunks, it then rewinds the offset of the
-row's generator. CPU generators have no offset, and the engine fails. Here the generator's whole
-state is saved before sampling, and restored.
+0.22.0 samples a token for every row of a step, and discards the token of a row with further prefill
+chunks. It then rewinds the offset of the row's generator, so that the chunks do not affect the
+tokens of a seeded request. CPU generators have no offset, and the engine fails. Here the whole
+state of the generator is saved before sampling and restored afterwards.
 
-The CPU sampler also ignores all seeds unless every row of the batch has one. The tokens of a seeded
-request then depend on other requests. Here each seeded row uses its seed.
+The CPU sampler also ignores all seeds unless every row of the batch has one, so the tokens of a
+seeded request depend on other requests. Here each seeded row uses its seed.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class CpuSeeds(Feature):
-    """Generators of one batch on the CPU."""
+    """Saved generator states of one batch on the CPU."""
 
     pooling = True
 
@@ -36,18 +36,18 @@ class CpuSeeds(Feature):
 
     @classmethod
     def make(cls, live: "Live") -> "CpuSeeds | None":
-        """Create the fix for a batch on the CPU."""
+        """Create the fix; None unless the batch is on the CPU."""
         return cls(live.batch) if live.batch.device.type == "cpu" else None
 
     def keep(self, runner: "GPUModelRunner | None") -> None:
-        """Save the generator's state for each row whose sample the runner will drop."""
+        """Save the generator state of each row whose sampled token will be discarded."""
         generators, mask = self.batch.generators, getattr(runner, "discard_request_mask", None)
         if generators and mask is not None:
             rows = [row for row in generators if mask.np[row]]
             self._states = {row: generators[row].get_state() for row in rows}
 
     def rewind_generator(self, row: int) -> bool | None:
-        """Restore the saved state of a row's generator; None to fall back to upstream."""
+        """Restore a row's saved generator state; return None to fall back to upstream."""
         state = self._states.pop(row, None)
         if state is None:
             return None
@@ -56,7 +56,7 @@ class CpuSeeds(Feature):
 
 
 def leave_out(generators: "Mapping[int, torch.Generator]", rows: int) -> bool:
-    """Return whether to sample a batch of ``rows`` rows without the requests' generators."""
+    """Return whether to sample a batch of ``rows`` rows without per-request generators."""
     if len(generators) == rows:
         return False
     return not generators or registry.CPU_SEEDS not in switch.enabled()

@@ -1,13 +1,13 @@
 """Feature ``grammars``: a step sends only masks of rows with a grammar, without a wait.
 
-The scheduler sends the runner a bitmask per position with a grammar, 19 KB at a vocabulary of
-151,936. Upstream builds an array of masks for all rows of the batch, most of which allow every
-token, and sends it from pageable memory. CUDA then blocks the host until the device has finished
-all earlier work, including the forward pass. The host cannot prepare the next step meanwhile.
+The scheduler sends the runner a bitmask per position with a grammar, 19 KB for a vocabulary of
+151,936. Upstream builds a bitmask for every row of the batch, although most may allow every token,
+and copies all of them from pageable memory. CUDA then blocks the host until the device has finished
+all earlier work, including the forward pass, which delays the preparation of the next step.
 
-Here only existing masks and their row numbers are written to pinned memory, and one copy sends them
-to the device. There the masks are moved to their rows, unless every row has a mask. xgrammar's
-kernel is called for the same rows as in upstream.
+Here only the scheduler's bitmasks and their row indices are written to pinned memory, and one
+non-blocking copy sends them. The device scatters the bitmasks to their rows unless every row has
+one. xgrammar's kernel is called for the same rows as in upstream.
 """
 
 # mirrors: vllm.v1.structured_output.utils:apply_grammar_bitmask
@@ -36,7 +36,7 @@ _ALIGNMENT = 4
 
 
 class Grammars(Feature):
-    """Masks of one batch, on a device with events."""
+    """Grammar bitmasks of one batch."""
 
     def __init__(self, batch: "InputBatch", num_spec_tokens: int) -> None:
         super().__init__(batch)
@@ -55,12 +55,12 @@ class Grammars(Feature):
         return cls(live.batch, live.num_spec_tokens) if readback.has_events(device) else None
 
     def held(self) -> Iterator[gauges.Value]:
-        """Yield the pinned memory of the buffers; see ``gauges``."""
+        """Yield the pinned memory of the buffers."""
         pinned = sum(buffer.memory.nbytes for buffer in list(self._buffers))
         yield gauges.Value(gauges.PINNED_BYTES, (registry.GRAMMARS,), pinned)
 
     def add_request(self, request: "CachedRequestState") -> None:
-        """Enlarge the buffers if they have no room for the masks of all requests."""
+        """Replace the buffers by larger ones if the masks of all requests no longer fit."""
         params = request.sampling_params
         if params is None or params.structured_outputs is None:
             return
@@ -82,7 +82,7 @@ class Grammars(Feature):
     def apply_grammars(
         self, scheduled: "SchedulerOutput", grammars: "GrammarOutput", logits: torch.Tensor
     ) -> bool:
-        """Mask the logits as ``apply_grammar_bitmask`` does; False to fall back to upstream."""
+        """Mask the logits like ``apply_grammar_bitmask``; return False to fall back to it."""
         masks = grammars.grammar_bitmask
         if (
             logits.device.type != self.batch.device.type
@@ -101,7 +101,7 @@ class Grammars(Feature):
         positions = len(logits)
         if targets.max() >= positions or sources.max() >= len(masks):
             return False  # upstream raises the error
-        # Imported from upstream's module, so that a replaced library is used here, too.
+        # Imported from upstream's module, in case that module's library has been replaced.
         from vllm.v1.structured_output.utils import xgr
 
         if len(targets) == positions:
@@ -118,7 +118,7 @@ class Grammars(Feature):
     def _send(
         self, masks: np.ndarray, sources: np.ndarray, targets: np.ndarray | None = None
     ) -> "_Parts":
-        """Send the masks at indices ``sources`` [n], with their rows ``targets`` [n] if given."""
+        """Send the masks with indices ``sources`` [n], and their rows ``targets`` [n] if given."""
         sections = _sections(len(sources), masks.shape[1])
         size = sum(sections)
         begin = size - sections[-1] if targets is None else 0
@@ -145,15 +145,15 @@ class Grammars(Feature):
 
 
 class _Parts(NamedTuple):
-    """Masks of n rows, and the rows' numbers."""
+    """Bitmasks of n rows of the logits, and the indices of these rows."""
 
     rows: torch.Tensor  # int64 [n]
-    indices: torch.Tensor  # int32 [n], the same rows for xgrammar
+    indices: torch.Tensor  # int32 [n], equal to ``rows``; xgrammar needs int32
     masks: torch.Tensor  # int32 [n, words]
 
 
 def _sections(count: int, words: int) -> list[int]:
-    """Return the padded size of each part for ``count`` masks, in words of 4 bytes."""
+    """Return the padded size of each part of ``_Parts``, in words of 4 bytes."""
     return [_padded(2 * count), _padded(count), count * words]
 
 
@@ -169,10 +169,10 @@ def _padded(words: int) -> int:
 def _match(
     batch: "InputBatch", names: Sequence[str], drafts: Mapping[str, Sequence[int]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Match masks with rows of the logits; return the masks' indices, and the row of each mask.
+    """Match masks with rows of the logits; return the mask indices and the row of each.
 
-    A request has one row per draft and one more row. Each of ``names`` has as many masks as rows.
-    Masks of requests that have left the batch are skipped.
+    A request has 1 + drafts rows and, if it is in ``names``, as many masks. Masks of requests that
+    have left the batch are skipped.
     """
     rows = np.fromiter(map(batch.req_id_to_index.get, names, repeat(-1)), np.int64, len(names))
     if not drafts:
@@ -181,7 +181,7 @@ def _match(
     lengths = np.array([1 + len(drafts.get(name, ())) for name in batch.req_ids])
     counts = np.array([1 + len(drafts.get(name, ())) for name in names], np.int64)
     ends = counts.cumsum()
-    # From a request's first mask to its first row of the logits.
+    # Difference between a request's first row of the logits and its first mask.
     shifts = lengths.cumsum()[rows] - lengths[rows] - (ends - counts)
     sources = np.flatnonzero(np.repeat(rows >= 0, counts))
     return sources, sources + np.repeat(shifts, counts)[sources]

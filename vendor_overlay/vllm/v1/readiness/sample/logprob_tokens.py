@@ -2,13 +2,12 @@
 
 A request to ``/generative_scoring`` names the tokens whose logprobs are returned. In 0.22.0
 
-- every other request in the batch gets token 0 with a logprob of -inf instead of its likeliest
-  tokens;
+- every other request in the batch gets token 0 with a logprob of -inf instead of its top tokens;
 - with drafts, the sampler of bonus tokens passes only the logits of the named tokens to the
-  rejection sampler, which needs all logits. Unless the shapes happen to agree, the engine fails
-  (https://github.com/vllm-project/vllm/issues/42592). The logprobs of named tokens are missing.
+  rejection sampler, which needs all logits. The engine fails unless the shapes happen to agree
+  (https://github.com/vllm-project/vllm/issues/42592), and the named tokens' logprobs are missing.
 
-Here each row has its own request's tokens.
+Here each row has the logprobs that its own request asked for.
 """
 
 # mirrors: vllm.v1.sample.sampler:Sampler.forward
@@ -38,11 +37,10 @@ _NO_TOKEN = -1
 def merge(
     likeliest: LogprobsTensors, named: LogprobsTensors, metadata: "SamplingMetadata"
 ) -> LogprobsTensors:
-    """Combine the logprobs of a batch in which some requests name tokens.
+    """Return ``likeliest`` with the rows of ``named`` for requests that name tokens.
 
-    ``likeliest`` has the sampled and likeliest tokens of each row, or all tokens if
-    ``max_num_logprobs`` is -1. ``named`` has the sampled and named tokens. Returns ``likeliest``,
-    with rows of ``named`` for requests that name tokens. With the fix off, returns ``named``.
+    ``likeliest`` has the sampled and top tokens of each row, or all tokens if ``max_num_logprobs``
+    is -1. ``named`` has the sampled and named tokens; it is returned if the fix is off.
     """
     rows = metadata.logprob_token_ids
     if not rows or registry.LOGPROB_TOKENS not in switch.enabled():
@@ -64,11 +62,10 @@ def with_drafts(
     targets: torch.Tensor,
     bonus: torch.Tensor,
 ) -> LogprobsTensors:
-    """Put the logprobs of named tokens into their requests' rows; a no-op with the fix off.
+    """Return ``likeliest`` with the logprobs of named tokens; unchanged if the fix is off.
 
-    ``likeliest`` has the sampled and likeliest tokens of each position, ``1 + max_spec_len``
-    positions per request. ``targets`` [drafts, vocab] are the logits at the positions of drafts,
-    ``bonus`` [requests, vocab] those of bonus tokens.
+    ``likeliest`` has the sampled and top tokens of ``1 + max_spec_len`` positions per request.
+    ``targets`` [drafts, vocab] are the target logits, ``bonus`` [requests, vocab] the bonus logits.
     """
     rows = metadata.logprob_token_ids
     if not rows or registry.LOGPROB_TOKENS not in switch.enabled():
@@ -101,7 +98,7 @@ def _replace(
     logprobs: torch.Tensor,
     first: int,
 ) -> LogprobsTensors:
-    """Write values into rows of a table from column ``first`` on, and widen the table if needed."""
+    """Write values into rows ``index`` of a table, from column ``first``; widen it if needed."""
     missing = max(0, first + ids.shape[1] - table.logprobs.shape[1])
     columns = slice(first, first + ids.shape[1])
     all_ids = F.pad(table.logprob_token_ids, (0, missing))
@@ -112,5 +109,5 @@ def _replace(
 
 
 def _upload(values: list[int], device: torch.device) -> torch.Tensor:
-    """Upload integers as int64 [n], without waiting."""
+    """Upload integers as int64 [n] without a sync."""
     return uploads.pinned(values, is_pin_memory_available()).to(device, non_blocking=True)

@@ -1,17 +1,16 @@
 """Feature ``penalties``: penalties from token counts that stay on the device.
 
-On each step upstream rebuilds every request's counts from Python lists, so that the host waits for
-the newest token. Here each request with a penalty has a slot of counts on the device. Sampled
-tokens are counted there, and all three penalties are applied in one pass over the logits.
+On each step upstream recounts every request's tokens from Python lists, for which the host waits
+for the newest token. Here each request with a penalty has a slot of counts on the device. Sampled
+tokens are counted there, and one pass over the logits applies all three penalties.
 
 The result equals that of ``apply_all_penalties`` bit for bit, on each platform and for each layout
 of the logits. The order is repetition, frequency, presence, and each product is rounded before it
-is subtracted. A slot is int32 [vocab]: the low 31 bits count generated tokens, and the sign bit
-marks prompt tokens. A vocabulary of 151,936 takes 0.61 MB per slot.
+is subtracted. A slot is int32 [vocab]: the low 31 bits count output tokens, and the sign bit marks
+prompt tokens. With a vocabulary of 151,936, a slot takes 0.61 MB.
 
-vLLM fills its fraction of the device (``gpu_memory_utilization``) with KV cache. Slots use memory
-outside that fraction. If they do not fit there, all slots are allocated while vLLM profiles memory.
-The KV cache then shrinks by their size.
+Slots use device memory beyond ``gpu_memory_utilization``. If all slots may not fit there, they are
+allocated while vLLM profiles memory, which reduces the KV cache by their size.
 """
 
 # mirrors: vllm.v1.sample.ops.penalties:apply_all_penalties
@@ -48,7 +47,7 @@ logger = init_logger(__name__)
 
 _PROMPT = np.iinfo(np.int32).min
 _COUNT = np.iinfo(np.int32).max
-#: Bytes that vLLM may use outside its fraction: contexts, graphs, workspaces, fragmentation.
+#: Bytes that vLLM may use beyond gpu_memory_utilization: contexts, graphs, fragmentation.
 _MARGIN = 1 << 30
 _BLOCK = 1024
 #: Fields of the sampling metadata, float32 [requests] each.
@@ -70,7 +69,7 @@ class Penalties(Slots):
             self.kernels = kernels
 
     def warm_up(self) -> None:
-        """Compile and load the kernels. Memory profiling has ended."""
+        """End memory profiling, and compile and load the kernels."""
         self.memory.end_profile()
         if self.kernels is None:
             return
@@ -80,7 +79,7 @@ class Penalties(Slots):
         _count(zeros.int(), zeros.long(), zeros.long())
 
     def reserve(self, cache: "CacheConfig") -> None:
-        """Allocate all slots now if the device may have no room for them later."""
+        """Allocate all slots now if the device may lack memory for them later."""
         fraction = None if cache.kv_cache_memory_bytes else cache.gpu_memory_utilization
         try:
             reserved = self.memory.begin_profile(fraction, _MARGIN)
@@ -109,8 +108,8 @@ class Penalties(Slots):
         )
 
     def _can_serve(self, metadata: "SamplingMetadata", width: int) -> bool:
-        # Upstream pads with the configured vocabulary size, which is a token id if logits are
-        # wider, and out of range if they are narrower: fall back in both cases.
+        # Upstream's padding id is the vocabulary size: a valid id if the logits are wider, and out
+        # of range if they are narrower. Fall back in both cases.
         return not metadata.no_penalties and width == self.vocab_size
 
     def _describes_rows(self, metadata: "SamplingMetadata") -> bool:
@@ -124,7 +123,7 @@ class Penalties(Slots):
         return not metadata.no_penalties
 
     def restore(self, metadata: "SamplingMetadata") -> None:
-        """Add the prompt token ids, int64 [requests, longest prompt]."""
+        """Fill in the prompt token ids, int64 [requests, longest prompt]."""
         if metadata.prompt_token_ids is None and not metadata.no_penalties:
             ids = self.batch._make_prompt_token_ids_cpu_tensor()
             metadata.prompt_token_ids = ids.to(self.device, non_blocking=True)
@@ -150,7 +149,6 @@ class Penalties(Slots):
                 position += 1
 
     def _update_slots(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
-        # Ids outside the vocabulary are ignored.
         if self.kernels is not None and sampled.stride(-1) == 1:
             assert self._addresses is not None
             shape = (sampled.stride(0), sampled.shape[1])
@@ -169,26 +167,26 @@ class Penalties(Slots):
         prompt_end = int(self.batch.num_prompt_tokens[row])
         output = self.batch.req_output_token_ids[row]
         assert output is not None
-        # As in upstream, this includes the ids of a request with prompt embeddings.
+        # Like upstream, count the placeholder ids of prompt embeddings, too.
         prompt = self._upload(tokens[:prompt_end])
         generated = self._upload(tokens[prompt_end : prompt_end + len(output)])
         _count(slot, prompt, generated)
         return slot
 
     def _upload(self, tokens: "np.ndarray") -> torch.Tensor | None:
-        """Upload the tokens inside the vocabulary, as int64; None if there are none."""
+        """Upload the tokens that are in the vocabulary, as int64; None if there are none."""
         tokens = tokens[(tokens >= 0) & (tokens < self.vocab_size)]
         return self._staged(tokens, torch.int64) if tokens.size else None
 
     def _valid(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return token ids clamped to the vocabulary, and a mask of those inside it."""
+        """Return the ids clamped to the vocabulary, and a mask of the ids that are in it."""
         ids = tokens.long()
         return ids.clamp(0, self.vocab_size - 1), (ids >= 0) & (ids < self.vocab_size)
 
     def _apply_row(
         self, logits: torch.Tensor, position: int, row: int, drafts: torch.Tensor | None
     ) -> None:
-        """Apply a row's penalties at one position, with upstream's operations."""
+        """Apply a row's penalties at one position by upstream's operations."""
         slot = self._rows[row]
         metadata = self._metadata
         if slot is None:
@@ -235,7 +233,7 @@ class Penalties(Slots):
 
 
 def _count(slot: torch.Tensor, prompt: torch.Tensor | None, generated: torch.Tensor | None) -> None:
-    """Add int64 token ids on the device to a zeroed slot."""
+    """Count int64 token ids, which are on the device, in a zeroed slot."""
     if prompt is not None:
         slot.index_fill_(0, prompt, _PROMPT)
     if generated is not None:

@@ -1,8 +1,8 @@
 """Fix ``prompt-logits``: ``logprobs_mode`` applies to the logprobs of prompts, too.
 
-The setting selects the values returned as logprobs and as prompt logprobs. In every mode, 0.22.0
-returns logprobs for prompts. Here ``raw_logits`` and ``processed_logits`` return a prompt's logits.
-The two modes are equal for prompts, because no logits processor runs on prompts.
+In every mode, 0.22.0 returns logprobs for the tokens of a prompt. Here ``raw_logits`` and
+``processed_logits`` return logits. The two modes are equal for prompts, because no logits processor
+runs on prompts.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._get_prompt_logprobs_dict
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class PromptLogits(Feature):
-    """Scores of one batch's prompts."""
+    """Prompt logprobs or logits of one batch."""
 
     pooling = True
 
     def prompt_scores(self, sampler: "Sampler", logits: torch.Tensor) -> torch.Tensor | None:
-        """Return the logits as float32 if the mode selects logits; None to compute logprobs."""
+        """Return the logits in float32 if the mode selects logits; None to compute logprobs."""
         if getattr(sampler, "logprobs_mode", "").endswith("logits"):
             return logits.to(torch.float32)
         return None

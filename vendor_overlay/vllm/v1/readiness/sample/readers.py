@@ -1,13 +1,13 @@
 """Readers: host-side consumers of the newest tokens, and the rows that each needs.
 
-Before each step is sampled, the rows that :func:`readers` yields are settled; each wait has an
-owner from :mod:`fences`. A user's logits processor may declare by a class attribute, :data:`READS`,
-that it does not read the newest token. The host then does not wait for that processor.
+Before a step is sampled, the rows that :func:`readers` yields are settled; each wait has an owner
+from :mod:`fences`. A user's logits processor may declare by the class attribute :data:`READS` that
+it does not read the newest token. The host then does not wait for that processor.
 
-This module also holds the fix ``plugin-processors``. 0.22.0 counts a logits processor as a reader
-if it is named when the engine is created, but not if it comes from an entry point
-(``vllm.logits_processors``): under async scheduling the output lists passed to such a processor
-keep a placeholder for every sampled token.
+This module also contains the fix ``plugin-processors``. 0.22.0 counts a logits processor as a
+reader if the engine's arguments name it, but not if it comes from an entry point
+(``vllm.logits_processors``). Under async scheduling, such a processor finds a placeholder for every
+sampled token in the output lists.
 """
 
 # mirrors: vllm.v1.worker.gpu_input_batch:InputBatch.update_async_output_token_ids
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-#: vLLM's own logits processors, which do not read output tokens.
+#: vLLM's own logits processors. None of them reads output tokens.
 _OWN_PROCESSORS = (
     LogitBiasLogitsProcessor,
     MinPLogitsProcessor,
@@ -47,17 +47,17 @@ _OWN_PROCESSORS = (
     closed_grammars.MinTokens,
 )
 
-#: Class attribute of a logits processor that declares which output tokens the processor reads.
+#: Name of the class attribute by which a logits processor declares the output tokens it reads.
 READS = "readiness_reads"
-#: Values of READS: all tokens; all but each request's newest token; only the number of tokens.
+#: Values of READS: all tokens, all but the newest token of each request, or only their number.
 NEWEST, OLDER, NONE = "newest", "older", "none"
 
-#: The owner of a fence, and the rows that the owner needs.
+#: Owner of a fence, and the rows that the owner needs.
 Reader = tuple[str, Iterable[int]]
 
 
 class Sampled(Live, Protocol):
-    """Interface of a live batch to readers. A feature that is off is None."""
+    """A live batch with the features that matter to readers; None for a disabled feature."""
 
     history: "History | None"
     thinking: "ThinkingBudget | None"
@@ -66,7 +66,7 @@ class Sampled(Live, Protocol):
 
 
 def readers(live: "Sampled") -> Iterator[Reader]:
-    """Yield the readers of the step that is about to be sampled."""
+    """Yield the readers of the step to be sampled next."""
     batch = live.batch
     if batch.bad_words_token_ids and not (live.bad_words and live.bad_words.serving):
         yield fences.BAD_WORDS, batch.bad_words_token_ids
@@ -83,10 +83,10 @@ def readers(live: "Sampled") -> Iterator[Reader]:
 
 
 def counters(live: "Sampled") -> Iterator[Reader]:
-    """Yield host-side consumers of a row's number of tokens.
+    """Yield the host-side consumers of the number of tokens of a row.
 
-    The host knows this number before the tokens, unless it depends on accepted drafts. In that case
-    upstream waits if it keeps output lists, and otherwise assumes that all drafts were accepted.
+    The host knows this number before the tokens, unless it depends on how many drafts are accepted.
+    Upstream then waits if it keeps output lists, and otherwise assumes that all are accepted.
     """
     batch, history = live.batch, live.history
     if history is None or not history.drafted:
@@ -102,7 +102,7 @@ def counters(live: "Sampled") -> Iterator[Reader]:
 def _processors_read(live: "Sampled") -> bool:
     """Return whether a logits processor reads the newest tokens.
 
-    Upstream also counts its own processors as readers if there are thinking budgets.
+    With thinking budgets, upstream counts its own processors as readers, too.
     """
     others = _others(live.batch)
     if not others:
@@ -111,13 +111,13 @@ def _processors_read(live: "Sampled") -> bool:
 
 
 def _others(batch: "InputBatch") -> list[object]:
-    """Return the logits processors that are not vLLM's own."""
+    """Return the logits processors that are not part of vLLM."""
     processors = batch.logitsprocs.all
     return [processor for processor in processors if type(processor) not in _OWN_PROCESSORS]
 
 
 def check_declarations(batch: "InputBatch") -> None:
-    """Raise ValueError if a user's logits processor declares an unknown value."""
+    """Raise ValueError if a logits processor declares an unknown value of :data:`READS`."""
     for processor in _others(batch):
         declared = getattr(type(processor), READS, NEWEST)
         if declared not in (NEWEST, OLDER, NONE):
@@ -128,10 +128,10 @@ def check_declarations(batch: "InputBatch") -> None:
 
 
 def count_plugin_processors(batch: "InputBatch", on: frozenset[str]) -> frozenset[str]:
-    """Count logits processors from entry points as readers; return the features that stay on.
+    """Count logits processors from entry points as readers; return the features to keep on.
 
-    With ``plugin-processors`` off and such a processor present, history falls back to upstream, so
-    that the processor receives upstream's lists. Called when the batch has been constructed.
+    If there is such a processor and ``plugin-processors`` is off, ``history`` is disabled, and the
+    processor receives upstream's lists. Called after the batch has been constructed.
     """
     if batch.logitsprocs_need_output_token_ids or not _others(batch):
         return on

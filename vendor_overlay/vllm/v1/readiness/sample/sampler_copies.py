@@ -1,20 +1,18 @@
 """V1 samplers without needless passes over the logits.
 
-A plan is computed when the batch changes. It says whether any request's parameters may change the
-logits before the greedy choice, and whether any temperature divides them. Based on the plan and the
+A plan is computed when the batch changes. It records whether any request's parameters may change
+the logits before argmax, and whether any temperature scales them. Based on the plan and the
 metadata, the samplers omit
 
-- the conversion to float32 if only the greedy choice and raw logprobs read the logits. The
-  conversion is exact, and does not change which logit is the first maximum. CPUs convert
-  nevertheless, because argmax on CPUs is faster in float32;
-- the second conversion if logprobs and processing both need one;
-- copies that preserve raw logits, if no logprobs are requested or nothing changes the logits;
+- the conversion to float32 if only argmax and raw logprobs read the logits. The conversion is exact
+  and preserves the first maximum. CPUs still convert, because their argmax is faster in float32;
+- the second conversion if logprobs and logits processing both need one;
+- copies of the raw logits, if no logprobs are requested or nothing changes the logits;
 - the division by temperatures that are all 1;
 - logprobs that were not requested.
 
-Logits that softmax, log_softmax and topk read keep their dtype, and random numbers are drawn as in
-upstream. Metadata without a plan, or with the plan of another metadata object, falls back to
-upstream.
+The dtype of the logits that softmax, log_softmax and topk read is unchanged, and random numbers are
+drawn as in upstream. Metadata without a matching plan falls back to upstream.
 """
 
 # mirrors: vllm.v1.sample.sampler:Sampler.forward
@@ -53,28 +51,24 @@ if TYPE_CHECKING:
     from vllm.v1.sample.sampler import Sampler
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
-#: Device types that convert to float32 before argmax: PyTorch's CPU argmax is vectorised for
-#: float32 only.
+#: Device types that convert to float32 before argmax: on CPUs only float32 argmax is vectorised.
 _CONVERTING = frozenset({"cpu"})
 
 
 @dataclass(slots=True)
 class Plan(subclasses.Uncopied):
-    """Effects of a batch's requests on the logits; valid until the batch changes."""
+    """How a batch's requests affect the logits; valid until the batch changes."""
 
     changes_logits: bool  # by anything but temperature, min_p, top_k and top_p
     scales_logits: bool  # a temperature is neither 0 (greedy) nor 1
-    converts_for_argmax: bool  # even if only the greedy choice reads the logits
+    converts_for_argmax: bool  # even if only argmax reads the logits
     #: These two identify the plan's metadata.
     temperature: torch.Tensor | None = field(compare=False)
     logitsprocs: "LogitsProcessors" = field(compare=False)
 
 
 def plan(batch: "InputBatch", metadata: "SamplingMetadata") -> Plan:
-    """Compute the plan of a batch from new metadata.
-
-    A parameter that ceases to apply still counts until the batch changes.
-    """
+    """Compute the plan of a batch whose ``metadata`` is new."""
     holder = metadata.thinking_budget_state_holder
     changes_logits = (
         not metadata.no_penalties
@@ -97,10 +91,10 @@ def plan(batch: "InputBatch", metadata: "SamplingMetadata") -> Plan:
 
 
 def convert_once(logits: torch.Tensor, metadata: "SamplingMetadata") -> torch.Tensor:
-    """Convert logits [rows, vocab] to float32 once, if logprobs or processing need it.
+    """Convert bfloat16 logits [rows, vocab] to float32 if logprobs or processing need float32.
 
-    Only bfloat16 is converted. From bfloat16, log_softmax makes a float32 copy with the same bits.
-    From float16, it uses a kernel on CUDA whose sums differ.
+    For bfloat16, log_softmax gives the same bits either way. For float16 on CUDA, its fused kernel
+    sums differently, so float16 logits are left to upstream.
     """
     plan = _valid_plan(metadata)
     if plan is None or logits.dtype != torch.bfloat16:
@@ -111,7 +105,7 @@ def convert_once(logits: torch.Tensor, metadata: "SamplingMetadata") -> torch.Te
 
 
 def raw_logits(logits: torch.Tensor, metadata: "SamplingMetadata") -> torch.Tensor:
-    """Return raw float32 logits [rows, vocab], cloned if later processing may change them."""
+    """Return raw float32 logits [rows, vocab], cloned if processing may change them."""
     plan = _valid_plan(metadata)
     if plan is not None and _only_greedy(plan, metadata) and logits.is_contiguous():
         return logits
@@ -119,10 +113,7 @@ def raw_logits(logits: torch.Tensor, metadata: "SamplingMetadata") -> torch.Tens
 
 
 def only_argmax(sampler: "Sampler", metadata: "SamplingMetadata") -> bool:
-    """Return whether only argmax reads the processed logits, without a conversion to float32.
-
-    The sampler's logprobs mode may require it to return processed logits or their logprobs.
-    """
+    """Return whether the processed logits are read only by argmax, and need no conversion."""
     plan = _valid_plan(metadata)
     if plan is None or plan.converts_for_argmax or not _only_greedy(plan, metadata):
         return False
@@ -130,13 +121,13 @@ def only_argmax(sampler: "Sampler", metadata: "SamplingMetadata") -> bool:
 
 
 def scales_logits(metadata: "SamplingMetadata") -> bool:
-    """Return whether temperatures change any logit. Temperatures of 1 change none."""
+    """Return whether any temperature other than 1 scales the logits."""
     plan = _valid_plan(metadata)
     return plan is None or plan.scales_logits
 
 
 def topk_topp_sampler(sampler: "Sampler", metadata: "SamplingMetadata") -> Callable[..., Any]:
-    """Return the top-k top-p sampler; a variant without logprobs if none are requested."""
+    """Return the top-k top-p sampler, which skips logprobs if none are requested."""
     original: Any = sampler.topk_topp_sampler
     if (
         _valid_plan(metadata) is None
@@ -153,8 +144,8 @@ def topk_topp_sampler(sampler: "Sampler", metadata: "SamplingMetadata") -> Calla
 def bonus_logprobs(metadata: "SamplingMetadata") -> dict[str, Any]:
     """Return the metadata fields that the rejection sampler replaces for bonus tokens.
 
-    Upstream requests all logprobs, to obtain the logits of every bonus token. The rejection sampler
-    reads these only if a request has requested logprobs.
+    Upstream always requests all logprobs, to obtain the logits of the bonus tokens. They are needed
+    only if a request has requested logprobs.
     """
     if _valid_plan(metadata) is None or metadata.max_num_logprobs is not None:
         return {"max_num_logprobs": -1}
@@ -162,7 +153,7 @@ def bonus_logprobs(metadata: "SamplingMetadata") -> dict[str, Any]:
 
 
 def needs_raw_targets(metadata: "SamplingMetadata") -> bool:
-    """Return whether logprobs need a copy of the raw target logits before processing."""
+    """Return whether logprobs require a copy of the raw target logits."""
     plan = _valid_plan(metadata)
     if plan is None:
         return True
@@ -170,7 +161,7 @@ def needs_raw_targets(metadata: "SamplingMetadata") -> bool:
 
 
 def _valid_plan(metadata: "SamplingMetadata") -> Plan | None:
-    """Return the metadata's plan; None without a plan, or with the plan of other metadata."""
+    """Return the metadata's plan; None if there is none or it belongs to other metadata."""
     plan: Plan | None = getattr(metadata, "copies", None)
     if (
         plan is None
@@ -182,7 +173,7 @@ def _valid_plan(metadata: "SamplingMetadata") -> Plan | None:
 
 
 def _only_greedy(plan: Plan, metadata: "SamplingMetadata") -> bool:
-    """Return whether every row is greedy, and nothing changes its logits."""
+    """Return whether all rows are greedy and nothing changes their logits."""
     return metadata.all_greedy and not plan.changes_logits
 
 
@@ -191,7 +182,7 @@ def _logprobs_requested(metadata: "SamplingMetadata") -> bool:
 
 
 def _may_change_logits(processor: "LogitsProcessor") -> bool:
-    """Return whether a logits processor may change any logit until the batch changes."""
+    """Return whether a logits processor may change any logit before the batch changes."""
     if type(processor) in (MinTokensLogitsProcessor, closed_grammars.MinTokens):
         return bool(processor.min_toks)
     if type(processor) is LogitBiasLogitsProcessor:

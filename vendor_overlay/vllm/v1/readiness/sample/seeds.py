@@ -1,21 +1,21 @@
 """Feature ``seeds``: one launch draws the noise of a step's seeded requests, with torch's bits.
 
-Upstream draws the noise of seeded requests by one call per generator: 128 launches per step for 128
-requests, and three times as many with drafts. A CUDA generator is a seed and an offset, from which
-:mod:`~vllm.v1.readiness.kernels.seeds` computes torch's bits. Upstream's code first draws for
-unseeded requests, with the same calls on the default generator.
+Upstream draws the noise of seeded requests with one call per generator: 128 launches per step for
+128 requests, and three times as many with drafts. The state of a CUDA generator is a seed and an
+offset, from which :mod:`~vllm.v1.readiness.kernels.seeds` computes torch's bits. Upstream still
+draws the noise of unseeded requests first, with the same calls on the default generator.
 
 Rows, seeds and offsets are sent when the batch has changed. All requests of a launch advance by the
-same number of draws, which is a kernel argument: nothing is sent while a batch decodes.
+same number of draws, which is a kernel argument, so nothing is sent while a batch decodes.
 
-The offsets of the generators therefore lag. Updating all of them in each draw would again cost a
-call per request. Instead, :class:`Generators` replaces the batch's dict, and updates a generator
-before any method returns it. The caller may change the generator's state, which is read again at
-the next draw. So removed, moved and swapped rows, rewound prompts, upstream's loops and a user's
-sampler all get the generator in the state that it would have in upstream, and may change it.
+The offsets of the generators therefore lag: updating them in each draw would again take a call per
+request. Instead, :class:`Generators` replaces the batch's dict, and updates a generator before any
+method returns it. The caller may change the state, which is read again at the next draw. Removed,
+moved and swapped rows, rewound offsets, upstream's loops and a user's sampler thus find each
+generator in the same state as in upstream.
 
-Code that keeps a request's generator outside the batch could read a lagging offset, or draw from
-the generator unnoticed. No class of vLLM does so; a runner of another package falls back.
+Code that stores a request's generator elsewhere could read a lagging offset, or draw unnoticed. No
+class of vLLM does so. A runner class of another package falls back to upstream.
 """
 
 # mirrors: vllm.v1.sample.ops.topk_topp_sampler:random_sample
@@ -49,7 +49,7 @@ _WORDS = 4
 
 
 class Generators(dict[int, torch.Generator]):
-    """Generators of a batch by row. A generator's offset is updated before it is returned."""
+    """Generators of a batch by row; each is brought up to date before it is returned."""
 
     def __init__(self, seeds: "Seeds", generators: Plain) -> None:
         super().__init__(generators)
@@ -69,15 +69,15 @@ class Generators(dict[int, torch.Generator]):
         super().__delitem__(row)
 
     def __iter__(self) -> Iterator[int]:
-        return super().__iter__()  # without this method, dict() would bypass __getitem__
+        return super().__iter__()  # if not overridden, dict() bypasses __getitem__
 
     def pop(self, row: int, *default: T) -> torch.Generator | T:
-        """Remove and return a generator; see dict."""
+        """Remove and return a row's generator."""
         self.seeds.give_back(row)
         return super().pop(row, *default)
 
     def popitem(self) -> tuple[int, torch.Generator]:
-        """Remove and return the last generator; see dict."""
+        """Remove and return the last row and its generator."""
         row, generator = super().popitem()
         super().__setitem__(row, generator)
         return row, self.pop(row)
@@ -104,21 +104,21 @@ class Generators(dict[int, torch.Generator]):
 
 
 for _name in ("clear", "get", "items", "setdefault", "update", "values"):
-    # Built on the methods above; dict's versions would bypass them.
+    # These call the methods above; dict's versions bypass them.
     setattr(Generators, _name, getattr(MutableMapping, _name))
 
 
 @dataclass(slots=True)
 class Sent:
-    """Device data of the requests drawn by one launch."""
+    """Data on the device for the requests that one launch serves."""
 
     rows: np.ndarray  # [requests]
-    #: On the device, int64 [requests] each: rows, seeds, counters; with drafts also the first
-    #: draft and the number of drafts.
+    #: Rows, seeds and counters, int64 [requests] each; with drafts, also the index of the
+    #: request's first draft and its number of drafts.
     arrays: list[torch.Tensor]
-    drafts: list[int] | None  # per row; None if all rows are drawn
-    complete: bool  # these are all requests with a seed
-    behind: int = 0  # draws per thread since the data was sent
+    drafts: list[int] | None  # number of drafts per row; None to draw for all rows
+    complete: bool  # all seeded requests of the batch are included
+    behind: int = 0  # draws per thread since the counters were sent
 
 
 class Seeds(Feature):
@@ -134,7 +134,7 @@ class Seeds(Feature):
         self._runner_known = False
         self._generators = Generators(self, batch.generators)
         batch.generators = self._generators
-        # Cached seeds and counters, by row. The offset of a cached generator may lag.
+        # By row: whether the generator is cached (its offset may lag), its seed and counter.
         self._kept = np.zeros(batch.max_num_reqs, np.bool_)
         self._seeds = np.zeros(batch.max_num_reqs, np.int64)
         self._counters = np.zeros(batch.max_num_reqs, np.int64)
@@ -145,12 +145,12 @@ class Seeds(Feature):
 
     @classmethod
     def make(cls, live: "Live") -> "Seeds | None":
-        """Create the seeds of a batch; None on an unsupported device."""
+        """Create the feature; None on an unsupported device."""
         draws = draws_on(live.batch.device)
         return None if draws is None else cls(live.batch, draws)
 
     def warm_up(self) -> None:
-        """Compile the kernels and compare their bits with torch's, once."""
+        """Compile the kernels and, once, compare their bits with torch's."""
         if self.agrees is not None:
             return
         reason = "different bits"
@@ -166,11 +166,11 @@ class Seeds(Feature):
             )
 
     def prepare(self, runner: object) -> None:
-        """Check whether the runner's class is vLLM's; None counts as vLLM's."""
+        """Check that the runner, if given, is of a class of vLLM."""
         self._runner_known = runner is None or type(runner).__module__.startswith("vllm.")
 
     def give_back(self, row: int) -> None:
-        """Set a row's generator to its current offset; the next draw reads the generator again."""
+        """Update the offset of a row's generator, and remove the generator from the cache."""
         if row in self._generators and self._kept[row]:
             self._kept[row] = False
             self.change()
@@ -182,16 +182,16 @@ class Seeds(Feature):
         self._rows = self._sent = None
 
     def draw(self, noise: torch.Tensor, drafts: Sequence[int] | None) -> bool:
-        """Draw the noise [rows, vocab] of seeded requests, in place; False to fall back.
+        """Fill the rows of seeded requests in ``noise`` [rows, vocab]; False to fall back.
 
-        ``drafts`` [rows] is the number of drafts per row; rows without drafts are skipped. None to
-        draw for all rows.
+        ``drafts`` [rows] is the number of drafts per row. Rows without drafts are skipped, unless
+        ``drafts`` is None.
         """
         fits = noise.dtype == torch.float32 and noise.dim() == 2
         return self._draw(self.draws.exponential, noise, drafts, fits, len(noise))
 
     def draw_uniform(self, values: torch.Tensor, drafts: Sequence[int]) -> bool:
-        """Draw the values [drafts of all rows] of seeded requests, in place; False to fall back."""
+        """Fill the ``values`` [drafts of all rows] of seeded requests; False to fall back."""
         fits = (
             len(self._generators) > 0
             and values.dtype == torch.float64
@@ -233,7 +233,7 @@ class Seeds(Feature):
         return True
 
     def _keep(self) -> bool:
-        """Cache the generators that are not cached; return whether all are supported."""
+        """Cache all generators; return False if any of them is not supported."""
         if self._rows is not None:
             return True
         known = dict.items(self._generators)
@@ -255,7 +255,7 @@ class Seeds(Feature):
         return True
 
     def _send(self, drafts: Sequence[int] | None) -> Sent:
-        """Return the requests' data on the device; send the data if they have changed."""
+        """Return the data of seeded requests on the device; send it if it has changed."""
         sent, rows = self._sent, self._rows
         assert rows is not None
         if sent is not None and (sent.complete if drafts is None else sent.drafts == drafts):
@@ -277,7 +277,7 @@ class Seeds(Feature):
 
 
 def draws_on(device: torch.device) -> "Draws | None":
-    """Create the draws of a device; None if it is not supported. Tests replace this."""
+    """Create the draws of a device; None if unsupported. Tests replace this function."""
     if device.type != "cuda" or not current_platform.is_cuda():
         return None
     from vllm.v1.readiness.kernels import seeds as kernels
@@ -286,7 +286,7 @@ def draws_on(device: torch.device) -> "Draws | None":
 
 
 def agree(draws: "Draws", device: torch.device, vocab_size: int) -> bool:
-    """Return whether the kernels draw torch's bits. Tests replace this."""
+    """Return whether the kernels draw torch's bits. Tests replace this function."""
     from vllm.v1.readiness.kernels import seeds as kernels
 
     return kernels.agree(draws, device, [vocab_size])
@@ -295,14 +295,14 @@ def agree(draws: "Draws", device: torch.device, vocab_size: int) -> bool:
 def draw(
     generators: Plain, noise: torch.Tensor, drafts: Sequence[int] | None = None
 ) -> bool | None:
-    """Draw the noise of seeded requests; see :meth:`Seeds.draw`. None to fall back."""
+    """Draw the noise of seeded requests by :meth:`Seeds.draw`; None to fall back."""
     if type(generators) is Generators and generators.seeds.draw(noise, drafts):
         return True
     return None
 
 
 def draw_uniform(generators: Plain, values: torch.Tensor, drafts: Sequence[int]) -> bool | None:
-    """Draw a number per draft of each seeded request; None to fall back to upstream."""
+    """Draw uniform values by :meth:`Seeds.draw_uniform`; None to fall back."""
     if type(generators) is Generators and generators.seeds.draw_uniform(values, drafts):
         return True
     return None

@@ -1,9 +1,9 @@
 """Device memory for slots of one size.
 
-Slots are parts of slabs. On CUDA and ROCm slabs are allocated from a separate memory pool, so that
-no slab splits a cached block that activations will need again. A slot is free again when its tensor
-is no longer referenced. A slab is allocated only if the device has room for both the slab and the
-activation memory that PyTorch's allocator does not hold at that moment.
+Slots are parts of slabs. On CUDA and ROCm, slabs are allocated from a separate memory pool, so they
+do not split cached blocks that activations will reuse. A slot is free again when its tensor is no
+longer referenced. A slab is allocated only if the device has room for the slab and for the part of
+the peak activation memory that PyTorch's allocator does not hold at that time.
 """
 
 # mirrors: nothing
@@ -48,9 +48,9 @@ class SlotMemory:
     def begin_profile(self, utilization: float | None, margin: int) -> int:
         """Allocate all slots now if there may be no room later; return the bytes allocated.
 
-        ``utilization`` is the fraction of the device's memory that vLLM fills. It is None if the
-        user has set the size of the KV cache, which then stays unchanged. ``margin`` is the number
-        of bytes that vLLM may use outside this fraction. Raises torch.OutOfMemoryError.
+        ``utilization`` is gpu_memory_utilization; None (no allocation) if the user has set the size
+        of the KV cache. ``margin`` is the number of bytes that vLLM may use beyond it. Raises
+        torch.OutOfMemoryError.
         """
         if not self._on_device or self.reserved:
             return 0
@@ -67,17 +67,17 @@ class SlotMemory:
         return needed
 
     def end_profile(self) -> None:
-        """Measure the memory that activations need; later calls are no-ops."""
+        """Measure the peak activation memory; later calls are no-ops."""
         if self._on_device and self._activations is None:
             self._activations = torch.cuda.max_memory_allocated(self._device) - self._before
 
     def take(self) -> torch.Tensor:
-        """Take a zeroed slot, or raise torch.OutOfMemoryError if the device has no room."""
+        """Take a zeroed slot. Raises torch.OutOfMemoryError if the device has no room."""
         if not self._free:
             self._grow()
         row = self._free.pop()
         slot = row.view_as(row)
-        # Bind the current lists, not self, so that a slot of a released slab is not reused.
+        # Bind the current list, not self: a slot of a released slab must not be reused.
         taken, free, address = self._taken, self._free, row.data_ptr()
 
         def give_back(_: object) -> None:
@@ -88,7 +88,7 @@ class SlotMemory:
         return slot.zero_()
 
     def release(self) -> None:
-        """Return unreserved memory to the device, if no slot is in use."""
+        """Free the slabs if no slot is in use and the slots are not reserved."""
         if not (self._taken or self.reserved):
             self._free = []
             self._pool = None

@@ -1,15 +1,12 @@
 """Slots: device state of a feature for each request that uses it.
 
-A request gets a slot in the first step that samples a token for it. The slot is built from the
-history in ``token_ids_cpu``, then updated on the device with each sampled token. The host does not
-wait, and the cost of a step does not grow with the output.
+A request's slot is built from ``token_ids_cpu`` before the first step that samples a token for the
+request. Each sampled token then updates the slot on the device, without a wait on the host.
 
-A step is served from slots only if every slot holds its request's whole history. A slot is rebuilt
-from the history if the two may differ: after a step that fell back to upstream or was not observed,
-and after a truncation.
-
-A request that leaves the batch unfinished (preempted, or in another micro-batch of a pipeline)
-keeps its slot, and reuses the slot if the request returns unchanged.
+A step is served from slots only if every slot holds its request's whole history. A slot that may
+differ from the history is rebuilt: after a truncation, and after a step that fell back to upstream
+or was not observed. A request that leaves the batch unfinished (preempted, or in another
+micro-batch of a pipeline) keeps its slot, which is reused if the request returns unchanged.
 """
 
 # mirrors: vllm.v1.sample.metadata:SamplingMetadata
@@ -40,7 +37,7 @@ logger = init_logger(__name__)
 
 
 class _KeptSlot(subclasses.Uncopied):
-    """Slot of a request that has left the batch, and the request's state at that time."""
+    """Slot of a request that left the batch, and the state of the request at that time."""
 
     __slots__ = ("__weakref__", "length", "params", "slot")
 
@@ -61,8 +58,8 @@ class Slots(Feature, ABC):
     """Slots of one batch for one feature.
 
     Attributes:
-        serving: whether slots serve the current step. Set by :meth:`prepare`, and reset when the
-            step's samples are observed.
+        serving: whether slots serve the current step; set by :meth:`prepare` until the step's
+            samples are observed.
         capacity: maximum number of requests with a slot.
         kernels: the feature's Triton kernels, which take slots by address; None to use PyTorch.
     """
@@ -73,7 +70,7 @@ class Slots(Feature, ABC):
         self.batch = batch
         limit = switch.slots()
         self.capacity = batch.max_num_reqs if limit is None else min(limit, batch.max_num_reqs)
-        #: Attribute for a kept slot, in the state object of its request.
+        #: Name of the attribute of a request's state object that holds its kept slot.
         self._attribute = f"readiness {self.name}"
         self.history = history
         self.vocab_size: int = batch.vocab_size
@@ -82,8 +79,8 @@ class Slots(Feature, ABC):
         self.kernels: ModuleType | None = None
         #: Request id to slot; None if the slot must be built before the next step.
         self._slots: dict[str, torch.Tensor | None] = {}
-        #: Slots of requests that have left the batch, oldest first. The state object of a request
-        #: owns its slot, so that the slot is freed when the runner drops the object.
+        #: Slots of requests that have left the batch, oldest first. Each is owned by its request's
+        #: state object, and is freed when the runner drops that object.
         self._kept: WeakValueDictionary[str, _KeptSlot] = WeakValueDictionary()
         self._exhausted = False
         #: Reason why the newest step fell back to upstream; empty if slots serve it.
@@ -91,7 +88,7 @@ class Slots(Feature, ABC):
         gauges.watch(self)
         #: Address of each row's slot; 0 if it has none.
         self._row_addresses = np.zeros(batch.max_num_reqs, np.int64)
-        # Of the current step; the rows are those of the metadata.
+        # State of the current step, with the rows of its metadata.
         self._metadata: SamplingMetadata | None = None
         self._count = 0
         self._cached_rows: list[torch.Tensor | None] | None = None
@@ -101,7 +98,7 @@ class Slots(Feature, ABC):
 
     @classmethod
     def make(cls, live: "Live") -> "Self | None":
-        """Create the slots of a batch with a history."""
+        """Create the slots; None for a batch without a history."""
         history = live.find(History)
         return None if history is None else cls(live.batch, history)
 
@@ -111,11 +108,11 @@ class Slots(Feature, ABC):
 
     @abstractmethod
     def _can_serve(self, metadata: "SamplingMetadata", width: int) -> bool:
-        """Return whether a step may be served from slots; see :meth:`prepare`."""
+        """Return whether slots support a step with these arguments of :meth:`prepare`."""
 
     @abstractmethod
     def _build_slot(self, row: int) -> torch.Tensor:
-        """Build an int32 slot from a row of ``token_ids_cpu``, or raise torch.OutOfMemoryError."""
+        """Build an int32 slot from a row of ``token_ids_cpu``; may raise OutOfMemoryError."""
 
     @abstractmethod
     def _update_slots(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
@@ -123,20 +120,20 @@ class Slots(Feature, ABC):
 
     @abstractmethod
     def _describes_rows(self, metadata: "SamplingMetadata") -> bool:
-        """Return whether the metadata's fields of this feature are the live batch's."""
+        """Return whether the metadata holds the live batch's values for this feature."""
 
     @staticmethod
     @abstractmethod
     def _used(metadata: "SamplingMetadata") -> bool:
-        """Return whether any request of this metadata uses the feature."""
+        """Return whether any request in the metadata uses the feature."""
 
     def restore(self, metadata: "SamplingMetadata") -> None:
-        """Add to the live batch's metadata the fields that only upstream's code reads."""
+        """Fill in the fields of the live batch's metadata that only upstream's code reads."""
 
     @staticmethod
     @abstractmethod
     def _strip(metadata: "SamplingMetadata") -> None:
-        """Remove the feature from metadata, so that upstream does not apply it."""
+        """Remove the feature from the metadata, to keep upstream from applying it."""
 
     @abstractmethod
     def _apply(
@@ -148,24 +145,23 @@ class Slots(Feature, ABC):
         """
 
     def apply(self, logits: torch.Tensor, after_drafts: bool) -> None:
-        """Apply the feature to logits [requests, vocab], in place.
+        """Apply the feature in place to [requests, vocab] logits.
 
-        ``after_drafts``: whether the logits are those of bonus tokens, after all drafts.
+        ``after_drafts`` says whether these are the logits of bonus tokens.
         """
         self._apply(logits, self._drafts if after_drafts else None, per_draft=False)
 
     def apply_to_targets(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata") -> None:
-        """Apply the feature at the positions where drafts are verified, in place.
+        """Apply the feature in place to target logits [drafts of all requests, vocab].
 
-        ``logits`` is [drafts of all requests, vocab]: one position per draft, after the request's
-        earlier drafts.
+        The tokens before a draft's position include the request's earlier drafts.
         """
         self._apply(logits, drafts, per_draft=True)
 
     def _kernel_drafts(
         self, drafts: "SpecDecodeMetadata | None", per_draft: bool
     ) -> tuple[torch.Tensor, torch.Tensor, int, int]:
-        """Return a kernel's arguments on drafts: ids, ends, MODE and positions per request."""
+        """Return a kernel's draft arguments: ids, ends, MODE and positions per request."""
         assert self.kernels is not None
         if drafts is None:
             assert self._addresses is not None
@@ -199,12 +195,12 @@ class Slots(Feature, ABC):
     ) -> "tuple[Self | None, SamplingMetadata]":
         """Take over the feature from upstream's sampler if slots serve this step.
 
-        Otherwise settle the output lists, which upstream's code then reads. ``drafts`` are verified
-        at the positions of ``logits`` [positions, vocab]; None for one position per request.
+        Otherwise settle the output lists, because upstream's code reads them. ``logits`` is
+        [positions, vocab], with one position per draft, or per request if ``drafts`` is None.
 
         Returns:
-            The slots, for the caller to apply, and a copy of the metadata without the feature; or
-            None and ``metadata``, to fall back to upstream.
+            The slots to apply and a copy of the metadata without the feature; None and ``metadata``
+            to fall back to upstream.
         """
         rows = metadata.output_token_ids
         live = rows.live if isinstance(rows, LiveRows) else None
@@ -227,7 +223,7 @@ class Slots(Feature, ABC):
         logits: torch.Tensor,
         drafts: "SpecDecodeMetadata | None",
     ) -> bool:
-        """Return whether this step's slots belong to these logits; see :meth:`take`."""
+        """Return whether the slots serve these arguments of :meth:`take`."""
         positions = self._count if drafts is None else len(drafts.draft_token_ids)
         return (
             self.serving
@@ -237,7 +233,7 @@ class Slots(Feature, ABC):
         )
 
     def add_request(self, request: "CachedRequestState") -> None:
-        """Give the request a slot if it needs one; a new slot is built before the next step."""
+        """Reuse the request's kept slot, or mark the request to get a new one."""
         kept: _KeptSlot | None = vars(request).pop(self._attribute, None)
         slot = None
         if self._wants(request):
@@ -249,11 +245,11 @@ class Slots(Feature, ABC):
         self._set_address(request.req_id, slot)
 
     def move_row(self, source: int, target: int) -> None:
-        """Move the address of the row's slot to the row's new index."""
+        """Move the address of a row's slot to another row."""
         self._row_addresses[target] = self._row_addresses[source]
 
     def swap_rows(self, one: int, other: int) -> None:
-        """Swap the addresses of slots."""
+        """Swap the addresses of two rows' slots."""
         self._row_addresses[[one, other]] = self._row_addresses[[other, one]]
 
     @property
@@ -268,9 +264,9 @@ class Slots(Feature, ABC):
         self._row_addresses[row] = 0 if slot is None else slot.data_ptr()
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
-        """Keep the request's slot while the runner knows the request, unless drafts are in flight.
+        """Keep the request's slot for its return, unless drafts are in flight.
 
-        With drafts in flight the host does not know which part of the history the slot holds.
+        With drafts in flight, the host does not know which tokens the slot includes.
         """
         req_id = request.req_id
         if req_id not in self._slots:
@@ -290,7 +286,7 @@ class Slots(Feature, ABC):
         self._release()
 
     def held(self) -> Iterator[gauges.Value]:
-        """Yield the number of filled slots, and the device memory for slots; see ``gauges``."""
+        """Yield the number of built slots and the device memory allocated for slots."""
         filled = sum(slot is not None for slot in list(self._slots.values()))
         yield gauges.Value(gauges.SLOTS, (self.name,), filled)
         yield gauges.Value(gauges.SLOT_BYTES, (self.name,), self._allocated())
@@ -300,7 +296,7 @@ class Slots(Feature, ABC):
         return sum(slot.nbytes for slot in list(self._slots.values()) if slot is not None)
 
     def _trim_kept(self, most: int | None = None) -> None:
-        """Release kept slots, oldest first, until ``most`` are left; by default to the capacity."""
+        """Release the oldest kept slots beyond ``most`` (default: the unused capacity)."""
         most = self.capacity - len(self._slots) if most is None else most
         while len(self._kept) > max(0, most):
             self._kept.pop(next(iter(self._kept))).slot = None
@@ -310,7 +306,7 @@ class Slots(Feature, ABC):
 
     @property
     def complete(self) -> bool:
-        """Whether every request that needs a slot has one with its history."""
+        """Whether the slot of every request that needs one has been built."""
         return all(slot is not None for slot in self._slots.values())
 
     def cut(self, req_id: str, length: int) -> None:
@@ -325,8 +321,8 @@ class Slots(Feature, ABC):
     ) -> None:
         """Prepare the slots for a step, or fall back to upstream; set :attr:`serving`.
 
-        ``metadata`` is the live batch's, a new object whenever a row has moved. ``width`` is the
-        number of columns of the logits.
+        ``metadata`` is the live batch's; it is replaced whenever a row moves. The logits have
+        ``width`` columns.
         """
         if self.serving:
             logger.warning_once(
@@ -355,7 +351,7 @@ class Slots(Feature, ABC):
         self._update_slots(sampled, discarded)
 
     def leave_step(self) -> None:
-        """Leave a step to upstream. The slots will lack the step's samples, and are rebuilt."""
+        """Leave the step to upstream, and mark all slots for rebuilding."""
         if not (self._slots or self._count or self.serving):
             return
         self._forget_rows()
@@ -371,7 +367,7 @@ class Slots(Feature, ABC):
         self._metadata = metadata
 
     def _forget_rows(self) -> None:
-        """Forget the slot of each row, until rows are looked up again."""
+        """Reset the state of the current step."""
         self.serving = False
         self._metadata = None
         self._count = 0
@@ -380,7 +376,7 @@ class Slots(Feature, ABC):
         self._drafts = None
 
     def _fill_slots(self) -> str:
-        """Build missing slots; return the reason if that fails, else an empty string."""
+        """Build the missing slots; return the reason for a failure, else an empty string."""
         if self.complete:
             return ""
         waiting = [req_id for req_id, slot in self._slots.items() if slot is None]
@@ -404,7 +400,7 @@ class Slots(Feature, ABC):
             if self._kept:
                 self._trim_kept(0)
                 return self._fill_slots()
-            # Do not retry before a request with a slot has left.
+            # Do not retry until a request with a slot has left.
             self._exhausted = True
             self._warn_no_room()
             return gauges.NO_ROOM
@@ -423,9 +419,9 @@ class Slots(Feature, ABC):
 
 
 def row_stride(logits: torch.Tensor) -> int:
-    """Return the stride of rows of logits [rows, vocab], for a kernel.
+    """Return the row stride of logits [rows, vocab] for a kernel.
 
-    The stride of a single row is arbitrary. Another value could make Triton compile a variant.
+    The stride of a single row is arbitrary, and could make Triton compile another variant.
     """
     stride: int = logits.stride(0) if len(logits) > 1 else logits.shape[1]
     return stride

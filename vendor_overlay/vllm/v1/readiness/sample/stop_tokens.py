@@ -1,9 +1,9 @@
 """Fix ``stop-tokens``: ``min_tokens`` ignores stop tokens outside the vocabulary.
 
-0.22.0 does not check ``stop_token_ids`` against the vocabulary. Until a request has its
-``min_tokens``, the logits of its stop tokens are masked by index: an id that is too large fails the
-engine, and a negative one masks a token counted from the end of the vocabulary. An id outside the
-vocabulary is never sampled, and needs no mask.
+0.22.0 does not check ``stop_token_ids`` against the vocabulary. Until a request reaches its
+``min_tokens``, its stop tokens are masked by index: an id that is too large fails the engine, and a
+negative id masks a token counted from the end of the vocabulary. An id outside the vocabulary is
+never sampled and needs no mask.
 """
 
 # mirrors: vllm.v1.sample.logits_processor.builtin:MinTokensLogitsProcessor
@@ -21,15 +21,12 @@ class StopTokens(Feature):
     """Stop tokens of one batch's requests."""
 
     def add_request(self, request: "CachedRequestState") -> None:
-        """Drop ids outside the vocabulary before a logits processor reads them.
-
-        The scheduler compares sampled tokens with another list, which stays unchanged.
-        """
+        """Drop ids outside the vocabulary; the list that the scheduler reads is unchanged."""
         params = request.sampling_params
         if params is None or not params.min_tokens:
             return
         ids = params.all_stop_token_ids
         size = self.batch.vocab_size
-        # Not by `in range`, which iterates for an id that is not a plain int.
+        # Not `token in range(size)`, which is slow for an id that is not a plain int.
         if not all(0 <= token < size for token in ids):
             params._all_stop_token_ids = {token for token in ids if 0 <= token < size}

@@ -1,20 +1,20 @@
 """Feature ``thinking-budget``: thinking budgets that search only new tokens, and rarely wait.
 
-On every step, upstream searches a request's whole output for the start and the end marker until it
-has found both, and needs the newest token on the host for that. Here upstream's
+On every step until it has found both markers, upstream searches a request's whole output for the
+start and the end marker, for which it needs the newest token on the host. Here upstream's
 ``_update_think_state`` still makes every decision, but
 
-- markers are searched in tokens that have arrived since the last search, with an overlap of a
-  marker's length less one;
-- while the remaining budget exceeds the tokens that a step may add, an update would only count
-  down: it is skipped, and one call replaces the skipped ones before the next update that matters;
-- an update whose tokens have not arrived, and which cannot force a token yet, is deferred;
-- only a step that may force the end marker, or continue to force it, waits.
+- only tokens that have arrived since the last search are searched, and as many tokens before them
+  as a marker may extend over;
+- while the remaining budget exceeds the number of tokens that a step may add, an update would only
+  count down. It is skipped, and one call later replaces all skipped updates;
+- an update that cannot force a token yet is deferred until its tokens have arrived;
+- the host waits only in a step that may begin or continue to force the end marker.
 
-Without ``thinking-rows``, upstream leaves two rows with one shared state when it swaps a request
-that has a budget with one that has none. Both rows are then searched from the start and waited for,
-as in upstream. With ``thinking-sections`` (:mod:`.thinking_fixes`) the search continues after a
-section has ended, and nothing waits until another section may exceed the budget.
+With ``thinking-rows`` off, swapping a request that has a budget with one that has none leaves two
+rows with one shared state, as in upstream. Both outputs are then searched from the start in every
+step, and the host waits for them. With ``thinking-sections`` (:mod:`.thinking_fixes`) the search
+continues after a section, and nothing waits until another section may exceed the budget.
 
 Lengths are in output tokens. A request's *reach* at a step is the length of its output plus the
 number of its drafts in the step.
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     from vllm.v1.sample.logits_processor.interface import BatchUpdate
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
-#: A reach that no request attains.
+#: Reach that no request attains.
 _NEVER = maxsize
-#: A length that depends on the number of accepted drafts.
+#: Length that depends on how many drafts are accepted.
 _OPEN = -1
-#: Key of a request's :class:`_Progress` in upstream's state, so that they move together.
+#: Key of a request's :class:`_Progress` in upstream's state of the request.
 _PROGRESS = "readiness"
 #: Attributes of :class:`ThinkingBudget` that upstream's holder lacks.
 _OWN = {"batch", "history", "_markers", "_tracked", "_any_deferred"}
@@ -61,44 +61,44 @@ _OWN = {"batch", "history", "_markers", "_tracked", "_any_deferred"}
 class _Progress:
     """Progress of one request's search and updates."""
 
-    output: list[int] | None = None  # the list that has been searched
-    searched: int = 0  # number of its tokens searched
-    #: Reach from which an update does more than count down; 0 if the next must not be skipped.
+    output: list[int] | None = None  # the output list that is searched
+    searched: int = 0  # number of searched tokens of ``output``
+    #: Reach from which an update does more than count down; 0 to make the next update.
     update_from: int = 0
-    #: Reach from which an update may force the end marker of a known start; _NEVER for never.
+    #: Reach from which an update may force the end marker, once the start marker is known.
     force_from: int = 0
-    #: Output length at the last skipped update; _OPEN if its tokens have not arrived.
+    #: Output length at the last skipped update; _OPEN if it is not known yet.
     skipped: int | None = None
-    #: Updates awaiting their tokens: the length, or _OPEN, and the step's drafts.
+    #: Deferred updates: the output length, or _OPEN, and the drafts of the step.
     deferred: deque[tuple[int, list[int]]] = field(default_factory=deque)
-    restart: bool = True  # the next update is immediate, after a search from the start
-    shared: bool = False  # two rows share the state
+    restart: bool = True  # search from the start again, and do not defer the next update
+    shared: bool = False  # the state is that of two rows
 
     @property
     def pending_length(self) -> int:
-        """Length at the newest skipped or deferred update; 0 if it is open or there is none."""
+        """Output length at the newest skipped or deferred update; 0 if unknown or none."""
         return max(0, self.deferred[-1][0] if self.deferred else self.skipped or 0)
 
     @property
     def updated(self) -> int:
-        """Length at the newest update; a lower bound if that length is open."""
+        """Output length at the newest update; a lower bound if that length is _OPEN."""
         return max(self.searched, self.pending_length)
 
     def resolve_open(self, known: int) -> None:
-        """Set the length of an open update to ``known``."""
+        """Replace the length _OPEN of the oldest pending update by ``known``."""
         if self.skipped == _OPEN:
             self.skipped = known
         if self.deferred and self.deferred[0][0] == _OPEN:
             self.deferred[0] = (known, self.deferred[0][1])
 
     def begin_anew(self) -> None:
-        """Make the next update immediate, after a search from the start."""
+        """Restart the search, and do not skip or defer the next update."""
         self.restart = True
         self.update_from = 0
 
 
 class ThinkingBudget(FixedHolder, Feature):
-    """Upstream's state holder, with the history of one live batch."""
+    """Upstream's state holder, based on the history of one live batch."""
 
     def __init__(
         self,
@@ -110,18 +110,18 @@ class ThinkingBudget(FixedHolder, Feature):
         super().__init__(holder, on)
         self.batch = batch
         self.history = history
-        #: Markers, by the key of their index in upstream's state.
+        #: Key of a marker's index in upstream's state, to the marker.
         self._markers = {
             "start_thinking": self.think_start_token_ids,
             "end_thinking": self.think_end_token_ids,
         }
-        #: Rows with a state, the state and its progress.
+        #: Row, state and progress of each request that has a state.
         self._tracked: list[tuple[int, dict[str, Any], _Progress]] = []
         self._any_deferred = False
 
     @classmethod
     def make(cls, live: "Live") -> "ThinkingBudget | None":
-        """Replace a batch's state holder, if it has one."""
+        """Replace the batch's state holder; None if there is none."""
         holder = live.batch.thinking_budget_state_holder
         history = live.find(History)
         if holder is None or history is None:
@@ -132,7 +132,7 @@ class ThinkingBudget(FixedHolder, Feature):
         return thinking
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, tuple[type], dict[str, Any]]:
-        """Pickle and copy as upstream's holder, with the fixes that are on."""
+        """Pickle and copy as upstream's holder, or as a FixedHolder if any fix is on."""
         fixes = self.fixes_rows or self.fixes_sections or self.fixes_unlimited
         own, keys = (_OWN, {_PROGRESS}) if fixes else (_OWN | ATTRIBUTES, {_PROGRESS, *KEYS})
         attributes = {name: vars(self)[name] for name in vars(self).keys() - own}
@@ -145,7 +145,7 @@ class ThinkingBudget(FixedHolder, Feature):
         return object.__new__, (kind,), attributes
 
     def sync_batch(self, batch_update: "BatchUpdate | None") -> None:
-        """Update for requests that join, leave or move. Their progress moves with them."""
+        """Update the states for requests that join, leave or move to another row."""
         super().sync_batch(batch_update)
         if not batch_update:
             return
@@ -161,19 +161,19 @@ class ThinkingBudget(FixedHolder, Feature):
             progress.shared = shared
 
     def cut(self, req_id: str, length: int) -> None:
-        """Restart the search of an output if searched tokens may be truncated."""
+        """Restart the search if the truncation may remove searched tokens."""
         row = self.batch.req_id_to_index[req_id]
         state = self._state.get(row)
         if state is not None and length < self.history.known(row):
             state[_PROGRESS].begin_anew()
 
     def begin_anew(self) -> None:
-        """Search each request's output from the start again, in the next step."""
+        """Restart the search of each output in the next step."""
         for _, _, progress in self._tracked:
             progress.begin_anew()
 
     def waiting(self) -> Iterator[int]:
-        """Yield the rows whose update in this step depends on tokens that may not have arrived."""
+        """Yield the rows whose update in this step needs tokens that may be in flight."""
         outputs = self.batch.req_output_token_ids
         drafts = self.batch.spec_token_ids
         for row, state, progress in self._tracked:
@@ -187,8 +187,8 @@ class ThinkingBudget(FixedHolder, Feature):
                 yield row
 
     def arrive(self, rows: list[int], tokens: list[int] | None) -> None:
-        """Search the tokens of a settled step; ``tokens`` is None if a row may have several."""
-        # Tokens without the last token of a marker complete no marker.
+        """Search a settled step's tokens, one per row; None if a row may have several."""
+        # No marker is complete without its last token.
         if tokens is not None and not self._any_deferred and self.last_tokens.isdisjoint(tokens):
             return
         outputs = self.batch.req_output_token_ids
@@ -201,7 +201,7 @@ class ThinkingBudget(FixedHolder, Feature):
                 continue
             known = self.history.known(row)
             progress.resolve_open(known)
-            # Tokens without a due update may still be truncated.
+            # Tokens beyond the newest update may still be truncated.
             self._search(state, progress, min(known, progress.pending_length))
             self._update_deferred(state, progress, known)
         self._any_deferred = any(progress.deferred for _, _, progress in self._tracked)
@@ -212,10 +212,10 @@ class ThinkingBudget(FixedHolder, Feature):
         spec_token_ids: Lists | None,
         repeat_indices: torch.Tensor | None = None,
     ) -> None:
-        """Make, skip or defer the step's updates; called once per step.
+        """Make, skip or defer the updates of a step, of which ``spec_token_ids`` are the drafts.
 
-        Only ``spec_token_ids`` [rows], the step's drafts, is read: outputs are the live batch's,
-        and 0.22.0's samplers do not pass ``repeat_indices``.
+        The other arguments are ignored: the live batch has the outputs, and 0.22.0's samplers do
+        not pass ``repeat_indices``.
         """
         outputs = self.batch.req_output_token_ids
         drafts = spec_token_ids or []
@@ -244,13 +244,13 @@ class ThinkingBudget(FixedHolder, Feature):
     def apply_to_logits(
         self, logits: torch.Tensor, predict_bonus_token: bool, spec_token_ids: Lists | None
     ) -> torch.Tensor:
-        """Force end markers; a no-op unless an update forces one."""
+        """Force the tokens of end markers; a no-op unless an update has begun to force one."""
         if any(state["in_end"] for state in self._state.values()):
             return super().apply_to_logits(logits, predict_bonus_token, spec_token_ids)
         return logits
 
     def _may_force(self, row: int, state: dict[str, Any], progress: _Progress, reach: int) -> bool:
-        """Return whether an update at ``reach`` may force a token, if it is not skipped."""
+        """Return whether an update at ``reach`` may force a token."""
         budget: int = state["thinking_token_budget"]
         if progress.force_from == _NEVER:
             return False
@@ -258,11 +258,11 @@ class ThinkingBudget(FixedHolder, Feature):
             return True
         if state["start_thinking"] != -1:
             return reach >= progress.force_from
-        # If the start marker has not arrived, neither has any token after it.
+        # If the start marker has not arrived, no token of the section has.
         return reach - self.history.known(row) > budget
 
     def _search(self, state: dict[str, Any], progress: _Progress, length: int) -> None:
-        """Search an output's unsearched tokens up to ``length`` for missing markers."""
+        """Search the unsearched part of the first ``length`` tokens for missing markers."""
         output = progress.output
         assert output is not None
         searched, progress.searched = progress.searched, max(length, progress.searched)
@@ -286,7 +286,7 @@ class ThinkingBudget(FixedHolder, Feature):
 
     @staticmethod
     def _skip_no_older(progress: _Progress, length: int) -> None:
-        """Drop a skipped update of a shorter output: nothing was counted at that time."""
+        """Drop a skipped update of an output shorter than ``length``: it counted nothing."""
         if progress.skipped is not None and progress.skipped < length:
             progress.skipped = None
 
@@ -296,7 +296,7 @@ class ThinkingBudget(FixedHolder, Feature):
         """Make this step's update, after all skipped and deferred updates."""
         length = len(output)
         if progress.output is not None:
-            known = len(progress.output)  # its request may have moved to another row
+            known = len(progress.output)  # the request may have moved to another row
             self._search(state, progress, min(known, progress.pending_length))
             self._update_deferred(state, progress, known)
         if progress.restart or progress.output is not output:
@@ -322,7 +322,7 @@ class ThinkingBudget(FixedHolder, Feature):
             progress.update_from = 0
 
     def _update_skipped(self, state: dict[str, Any], progress: _Progress) -> None:
-        """Make one update, which has the effect of all skipped updates."""
+        """Make one update that has the effect of all skipped updates."""
         length, progress.skipped = progress.skipped, None
         if length is not None:
             self._call_upstream(state, progress, length, [])
@@ -330,7 +330,7 @@ class ThinkingBudget(FixedHolder, Feature):
     def _update_at(
         self, state: dict[str, Any], progress: _Progress, length: int, drafts: list[int]
     ) -> None:
-        """Make an update at a length of the output, after all skipped updates."""
+        """Make an update at an output length, after all skipped updates."""
         self._update_skipped(state, progress)
         self._call_upstream(state, progress, length, drafts)
         self._set_thresholds(state, progress)
@@ -347,7 +347,7 @@ class ThinkingBudget(FixedHolder, Feature):
         self._update_think_state(state)
 
     def _set_thresholds(self, state: dict[str, Any], progress: _Progress) -> None:
-        """Compute the reaches from which updates do more than count down, and may force tokens."""
+        """Compute ``update_from`` and ``force_from`` from upstream's state."""
         budget = state["thinking_token_budget"]
         start, end = state["start_thinking"], state["end_thinking"]
         prompt = len(state["prompt_tok_ids"] or ()) if state["continue_thinking"] else 0
@@ -358,18 +358,18 @@ class ThinkingBudget(FixedHolder, Feature):
         elif state["in_end"]:
             progress.update_from = progress.force_from = 0
         elif start == -1 and self.fixes_sections:
-            # A start marker can only end in a token that has not been searched.
+            # The last token of a start marker has not been searched.
             progress.update_from = progress.force_from = progress.searched + 1 + budget
         else:
             counted = state["prev_output_length"]
             progress.update_from = state["check_count_down"] + counted
             if not counted and not state["continue_thinking"]:
-                # Upstream begins to count after the marker's width, wherever the marker occurs.
+                # Upstream counts from the length of the marker, wherever the marker occurs.
                 width = len(self.think_start_token_ids)
                 progress.update_from = progress.update_from + width if start == -1 else 0
             progress.force_from = self.used_up(state)
 
 
 def reads_lists(holder: "ThinkingBudgetStateHolder | None", otherwise: bool) -> bool:
-    """Return ``otherwise``, upstream's answer; False if the holder does not read the lists."""
+    """Return ``otherwise``, upstream's answer; False if ``holder`` ignores the lists."""
     return otherwise and not isinstance(holder, ThinkingBudget)

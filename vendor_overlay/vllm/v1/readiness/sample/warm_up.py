@@ -1,16 +1,15 @@
 """Feature ``warm-up``: kernels that requests can reach are compiled before the engine is ready.
 
-Triton compiles a kernel at its first launch, and again for arguments of another class. The classes
-of an integer are 1, multiples of 16, and all others; a tensor is classified by its dtype and by its
-alignment, or as None. The dummy runs of vLLM's start-up launch few of these variants. The first
-request that needs another variant stalls the whole engine: for seconds if it has ``top_k`` or
-``top_p``, for about a second if it asks for logprobs, whose ranks torch.compile computes.
+Triton compiles a kernel at its first launch, and again for arguments of another class. Integers are
+classified as 1, multiples of 16, and all others; tensors by dtype and alignment, and None is a
+class of its own. The dummy runs at vLLM's start-up launch few of these variants. The first request
+that needs another variant stalls the whole engine: for seconds if it has ``top_k`` or ``top_p``,
+for about a second if it asks for logprobs, because a compiled function computes their ranks.
 
-Here each variant is launched once, at the end of start-up, by vLLM's own functions and with at most
-16 rows. No request is in the batch then, and all results are dropped. Upstream seeds the global
-random number generators afterwards, so that requests draw the same numbers as without the feature.
-
-Kernels of models, attention backends, LoRA and drafters are left to upstream's dummy runs.
+Here vLLM's own functions launch each variant once at the end of start-up, with at most 16 rows. The
+batch is empty then, and the results are dropped. Upstream seeds the global random number generators
+afterwards, so requests draw the same numbers as without the feature. Kernels of models, attention
+backends, LoRA and drafters are left to upstream's dummy runs.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._dummy_sampler_run
@@ -48,20 +47,20 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-#: Divisor by which Triton classifies integers; the largest number of rows of a launch.
+#: Divisor by which Triton classifies integers, and maximum number of rows per launch.
 _DIVISOR = 16
-#: Represents the integers that are neither 1 nor a multiple of 16. Not less than 8: top_k and top_p
-#: of smaller batches are applied without Triton.
+#: Represents the integers that are neither 1 nor a multiple of 16. At least 8, because top_k and
+#: top_p of smaller batches are applied without Triton.
 _OTHER = 9
 
 
 def counts(most: int) -> list[int]:
-    """Return one integer per class that Triton distinguishes, of those from 1 to ``most``."""
+    """Return one integer per class that Triton distinguishes among 1 to ``most``."""
     return sorted({1, min(_OTHER, most)} | ({_DIVISOR} if most >= _DIVISOR else set()))
 
 
 class WarmUp(Feature):
-    """Compiles the kernels that the requests of one runner can reach."""
+    """Warm-up of the kernels of one runner."""
 
     pooling = True
 
@@ -72,9 +71,9 @@ class WarmUp(Feature):
         return cls(live.batch) if served else None
 
     def compile_kernels(self, runner: "GPUModelRunner") -> None:
-        """Launch each variant of the kernels. A part that fails is logged and skipped."""
+        """Launch each variant of the kernels; log and skip the parts that fail."""
         begun = time.perf_counter()
-        with torch.inference_mode():  # as a step: torch.compile compiles again in another mode
+        with torch.inference_mode():  # like a step: torch.compile recompiles in another mode
             self._compile(runner)
         logger.info(
             "Readiness overlay: compiled the kernels that requests can reach in %.1f s.",
@@ -92,10 +91,10 @@ class WarmUp(Feature):
 
 
 def _try(part: Callable[..., None], *arguments: object) -> None:
-    """Run a part of the warm-up. If it fails, its kernels are compiled when a step needs them."""
+    """Run a part of the warm-up; after a failure, its kernels are compiled on demand."""
     try:
         part(*arguments)
-    except Exception as error:  # a runner or sampler of another class may take no such calls
+    except Exception as error:  # a runner or sampler of another class may not support the call
         logger.warning_once(
             "Readiness overlay: %s failed in the warm-up (%s: %s). Its kernels may be compiled "
             "while requests are served.",
@@ -104,31 +103,31 @@ def _try(part: Callable[..., None], *arguments: object) -> None:
 
 
 def map_slots(runner: "GPUModelRunner") -> None:
-    """Compile the slot mapping of each KV cache group, for each class of tokens per step."""
+    """Compile the slot mapping of each KV cache group, for each class of token counts."""
     for tokens in counts(runner.max_num_tokens):
-        # A launch for no requests writes only padding.
+        # Without requests, the kernel writes only padding.
         runner.input_batch.block_table.compute_slot_mapping(
             0, runner.query_start_loc.gpu[:1], runner.positions[:tokens]
         )
 
 
 def zero_blocks(runner: "GPUModelRunner") -> None:
-    """Compile the zeroing of new KV cache blocks, on the null block; no-op if none are zeroed."""
+    """Compile the zeroing of new KV cache blocks, by zeroing the null block."""
     for blocks in counts(_DIVISOR):
         runner._zero_block_ids([0] * blocks)
 
 
 def correct_counts(runner: "GPUModelRunner") -> None:
-    """Compile the correction of computed tokens after drafts, under asynchronous scheduling.
+    """Compile the correction of num_computed_tokens after rejected drafts (async scheduling).
 
-    torch.compile distinguishes sizes of 1 from others. Sizes that are equal here become one symbol,
-    and would have to be equal in every step.
+    torch.compile specializes sizes of 1. It gives equal sizes the same symbol, so different sizes
+    are used here where they may differ in a step.
     """
     if not runner.use_async_spec_decode:
         return
     most = runner.max_num_reqs
     for rows, previous in product(sorted({1, min(2, most), most}), sorted({1, min(3, most)})):
-        # No request had drafts: each count is replaced by itself.
+        # Without drafts, each count is replaced by itself.
         update_num_computed_tokens_for_batch_change(
             runner.num_computed_tokens,
             runner.num_accepted_tokens.gpu[:rows],
@@ -140,7 +139,7 @@ def correct_counts(runner: "GPUModelRunner") -> None:
 
 
 def copy_states(runner: "GPUModelRunner") -> None:
-    """Compile the copy of aligned Mamba states, by a copy of no bytes."""
+    """Compile the copy of Mamba states in the align mode, by a copy of no bytes."""
     if runner.cache_config.mamba_cache_mode == "align":
         from vllm.v1.worker.mamba_utils import batch_memcpy
 
@@ -150,19 +149,19 @@ def copy_states(runner: "GPUModelRunner") -> None:
 
 
 def read_logits(runner: "GPUModelRunner") -> None:
-    """Compile the kernels that read logits, with logits of the model's own dtype and strides."""
+    """Compile the kernels that read logits, for the dtype and strides of the model's logits."""
     config = runner.model_config
     size = (_DIVISOR, config.get_hidden_size())
     logits = runner.model.compute_logits(
         torch.zeros(size, dtype=config.dtype, device=runner.device)
     )
-    if logits is not None:  # ranks that do not sample have none
+    if logits is not None:  # None on ranks that do not sample
         for part in (sample, verify_drafts, mask):
             _try(part, runner, logits)
 
 
 def _metadata(rows: int, device: torch.device, top_k: bool, top_p: bool) -> SamplingMetadata:
-    """Return metadata of ``rows`` random requests with one logprob each."""
+    """Return metadata of ``rows`` non-greedy requests with one logprob each."""
     ones = torch.ones(rows, device=device)
     filters = {
         "top_k": ones.to(torch.int32) if top_k else None,
@@ -191,7 +190,7 @@ def _greedy(metadata: SamplingMetadata) -> SamplingMetadata:
 
 
 def sample(runner: "GPUModelRunner", logits: torch.Tensor) -> None:
-    """Compile top_k, top_p and logprobs, with and without a seed."""
+    """Compile the kernels of top_k, top_p and logprobs, with and without a seeded request."""
     seeded = {0: torch.Generator(runner.device).manual_seed(0)}
     for rows in counts(min(runner.max_num_reqs, len(logits))):
         for top_k, top_p in product((False, True), repeat=2):
@@ -203,7 +202,7 @@ def sample(runner: "GPUModelRunner", logits: torch.Tensor) -> None:
 
 
 def verify_drafts(runner: "GPUModelRunner", logits: torch.Tensor) -> None:
-    """Compile the verification of drafts, with top_k, top_p and logprobs."""
+    """Compile the kernels that verify drafts, with top_k, top_p and logprobs."""
     speculative = runner.speculative_config
     if speculative is None:
         return
@@ -221,8 +220,8 @@ def verify_drafts(runner: "GPUModelRunner", logits: torch.Tensor) -> None:
 
 
 def mask(runner: "GPUModelRunner", logits: torch.Tensor) -> None:
-    """Compile the masks of grammars, for all rows and for rows given by their indices."""
-    # Imported from upstream's module, so that a replaced library is used here, too.
+    """Compile the kernel that applies grammar bitmasks, with and without row indices."""
+    # Imported from upstream's module, in case that module's library has been replaced.
     from vllm.v1.structured_output.utils import xgr
 
     words = -(-runner.input_batch.vocab_size // 32)
