@@ -1,10 +1,10 @@
 """Triton kernels for bad words: mask tokens that would complete a word, and append to tails.
 
-A request's tail is the newest part of its output, as long as its longest word needs. A slot is
-int32 and holds, in this order: the number of words W; the length T of the tail; the tail [T],
-newest token last, padded with -1 in front; the last token of each word [W]; the length of each
-word's prefix, the tokens before its last [W]; the offset of each prefix in the slot [W]; and the
-prefixes. A slot is passed by its address, 0 for a request without bad words.
+A request's tail is the newest part of its output, as long as the prefix of its longest word. A word
+consists of a prefix and its last token. A slot is int32 and contains the number of words W; the
+length T of the tail; the tail [T], newest token last, padded with -1 in front; the last tokens [W];
+the lengths of the prefixes [W]; their offsets in the slot [W]; and the prefixes. A slot is passed
+by its address, 0 for a request without bad words.
 """
 
 # mirrors: vllm.v1.sample.ops.bad_words:apply_bad_words
@@ -34,7 +34,7 @@ def mask_kernel(
     MODE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Mask the tokens that would complete one block of one request's words, in one row.
+    """Mask the tokens that would complete a block of a request's words, in one row.
 
     Launch with grid [requests, blocks of words, positions per request].
     """
@@ -58,7 +58,7 @@ def mask_kernel(
 
     matches = inside & (last < width)
     for back in range(longest):
-        # The newest tokens are drafts; negative indices are in the tail.
+        # A negative index is in the tail, others are in the drafts.
         index = preceding - 1 - back
         token = tl.load(tail_end + index, mask=index < 0, other=0)
         if MODE != NO_DRAFTS:
@@ -81,10 +81,7 @@ def append_kernel(
     slots,  # int64 [requests]: addresses
     BLOCK: tl.constexpr,
 ):
-    """Append the tokens sampled for one request to its tail; launch with grid [requests].
-
-    A row of ``sampled`` ends at its first negative id.
-    """
+    """Append one request's sampled tokens, up to a negative id, to its tail; grid [requests]."""
     request = tl.program_id(0)
     address = tl.load(slots + request)
     if address == 0:
@@ -109,7 +106,7 @@ def append_kernel(
         new = tl.load(
             row + (source - longest) * column_stride, mask=inside & (source >= longest), other=0
         )
-        # No thread may write before all have read; later blocks read only higher indices.
+        # All threads must read before any writes; later blocks read only higher indices.
         tl.debug_barrier()
         tokens = tl.where(source < longest, shifted, new.to(tl.int32))
         tl.store(tail + index, tokens, mask=inside)

@@ -1,8 +1,8 @@
 """Drafts of a step, for the kernels of penalties and bad words.
 
-The drafts of all requests are concatenated in one tensor. A kernel has a grid of [requests, blocks,
-positions per request], and each program works on one row of the logits. Drafts before that row
-count as generated tokens. MODE selects how a program finds the drafts before its row.
+The drafts of all requests are concatenated in one tensor. A kernel's grid is [requests, blocks,
+positions per request], and each program processes one row of the logits. The request's drafts
+before that row count as output tokens. MODE is the kind of the rows.
 """
 
 # mirrors: vllm.v1.spec_decode.metadata:SpecDecodeMetadata
@@ -23,7 +23,7 @@ def locate(
     drafts_end,  # int32 [requests]: end of each request's drafts; not read if MODE is NO_DRAFTS
     MODE: tl.constexpr,
 ):
-    """Locate this program's row of the logits, and the drafts before that row.
+    """Locate this program's row of the logits and the request's drafts before it.
 
     Returns:
         Scalars: the row, int64; whether it exists; the index of the request's first draft; and the

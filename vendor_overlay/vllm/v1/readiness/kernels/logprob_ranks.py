@@ -20,7 +20,7 @@ def rank_kernel(
     width,
     BLOCK: tl.constexpr,
 ):
-    """Count the scores of one row that are not less than its value; launch with grid [rows]."""
+    """Count the scores of one row that are not less than the row's value; grid [rows]."""
     row = tl.program_id(0).to(tl.int64)
     value = tl.load(values + row * value_stride)
     counts = tl.zeros([BLOCK], tl.int32)
@@ -33,7 +33,7 @@ def rank_kernel(
 
 
 def count(scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Count each row's ``scores`` [rows, width] that are at least its ``values`` [rows, 1]."""
+    """Count the ``scores`` [rows, width] not less than the row's ``values`` [rows, 1]."""
     rows, width = scores.shape
     ranks = torch.empty(rows, dtype=torch.int64, device=scores.device)
     rank_kernel[(rows,)](

@@ -1,8 +1,8 @@
 """Triton kernels for penalties: one pass over the logits, and one increment per token.
 
-A slot is int32 [vocab]: the low 31 bits count how often the request has generated the token, and
-the sign bit is set if its prompt contains it. A slot is passed by its address, 0 for a request
-without penalties, so that slots need not be adjacent in memory.
+A slot is int32 [vocab]: the low 31 bits count the token in the request's output, and the sign bit
+is set if the prompt contains the token. Slots need not be adjacent: each is passed by its address,
+0 for a request without penalties.
 """
 
 # mirrors: vllm.v1.sample.ops.penalties:apply_all_penalties
@@ -37,7 +37,7 @@ def apply_kernel(
 ):
     """Apply one request's penalties to one block of one of its rows.
 
-    Launch with grid [requests, blocks, positions per request], and with enable_fp_fusion=False:
+    Launch with grid [requests, blocks, positions per request] and enable_fp_fusion=False, because
     each product must be rounded before it is subtracted.
     """
     request = tl.program_id(0)
@@ -81,7 +81,7 @@ def count_kernel(
     slots,  # int64 [requests]: addresses
     vocab,
 ):
-    """Count the tokens sampled for one request; launch with grid [requests]."""
+    """Count one request's sampled tokens in its slot; grid [requests]."""
     request = tl.program_id(0)
     slot = tl.load(slots + request)
     if slot == 0:

@@ -1,8 +1,7 @@
 """Triton kernel that stores device tensors into pinned host memory.
 
-The driver maps pinned memory into the device's address space (CUDA's unified virtual addressing),
-so that a kernel can write to it. The host sees the result once an event recorded after the launch
-has completed.
+CUDA's unified virtual addressing lets a kernel write to pinned memory. The host sees the result
+once an event recorded after the launch has completed.
 """
 
 # mirrors: nothing
@@ -40,9 +39,9 @@ def store_kernel(
     size3,
     BLOCK: tl.constexpr,
 ):
-    """Store one block of one tensor; launch with grid [tensors, blocks of the largest].
+    """Store one block of one tensor; grid [tensors, blocks of the largest tensor].
 
-    Addresses are integers and no argument is specialised, so that the kernel is compiled once.
+    Addresses are passed as unspecialized integers, to compile the kernel only once.
     """
     which = tl.program_id(0)
     source = tl.where(which < 2, tl.where(which < 1, source0, source1), source2)
@@ -57,9 +56,9 @@ def store_kernel(
 
 
 def store(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
-    """Store contiguous device tensors into contiguous pinned ones of the same shapes and dtypes.
+    """Store ``sources`` into pinned ``targets``, contiguous and of equal shapes and dtypes.
 
-    Tensors that are not made of aligned 4-byte words are copied instead.
+    A tensor that does not consist of aligned 4-byte words is copied instead.
     """
     jobs = []
     for source, target in zip(sources, targets, strict=True):
@@ -71,7 +70,7 @@ def store(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> N
     for first in range(0, len(jobs), _TENSORS):
         group = jobs[first : first + _TENSORS]
         largest = max(size for _, _, size in group)
-        # Real addresses, because Triton infers the width of an integer from its value.
+        # Pad with real addresses: Triton infers the width of an integer from its value.
         idle = [(*group[0][:2], 0)] * (_TENSORS - len(group))
         grid = (len(group), triton.cdiv(largest, _BLOCK))
         columns = zip(*group, *idle, strict=True)

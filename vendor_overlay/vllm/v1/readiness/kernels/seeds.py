@@ -2,14 +2,14 @@
 
 On CUDA, torch fills n elements with G threads. G is n rounded up to a multiple of 256, but at most
 the number of threads that the device can hold at once. Each thread applies Philox4x32-10, keyed
-with the seed, to a counter. Its low half counts draws, starting from a quarter of the generator's
-offset; its high half is the thread's index. A draw gives four words. The first belongs to the
-element with the thread's index, and each of the others to the element G after the previous one.
-Then the thread draws again. The generator's offset grows by four per draw of a thread.
+with the seed, to a counter. The high half of the counter is the thread's index. The low half counts
+draws, starting from a quarter of the generator's offset, which grows by four per draw of a thread.
+A draw of thread t gives the words for elements t, t + G, t + 2G and t + 3G; the next draw continues
+at t + 4G.
 
-exponential_ (float32) uses one word per element; uniform_ (float64) makes two numbers of the four
-words. PyTorch 2.11's DistributionTemplates.h and cuRAND's headers define these rules. :func:`agree`
-checks them for the installed torch and device.
+exponential_ (float32) uses one word per element; uniform_ (float64) makes two numbers of four
+words. These rules are from PyTorch 2.11's DistributionTemplates.h and cuRAND's headers.
+:func:`agree` checks them for the installed torch and device.
 """
 
 # mirrors: vllm.v1.sample.ops.topk_topp_sampler:random_sample
@@ -23,10 +23,10 @@ import torch
 import triton
 import triton.language as tl
 
-#: Threads per block of torch's kernels, and elements per program of ours.
+#: Threads per block of torch's kernels, and torch's threads per program of these kernels.
 _BLOCK = 256
 _LANES = 1024
-#: Maximum number of drafts per request: vLLM's limit.
+#: vLLM's limit on the number of drafts per request.
 _MOST_DRAFTS = 128
 
 _TWO_POW_M24 = tl.constexpr(2.0**-24)
@@ -36,7 +36,7 @@ _TWO_POW_M53 = tl.constexpr(2.0**-53)
 _TWO_POW_M54 = tl.constexpr(2.0**-54)
 _LN_2 = tl.constexpr(0.693147182464599609375)  # as a float32
 
-#: Seeds and offsets that :func:`agree` compares: small, and beyond 32 bits each.
+#: Seeds and offsets for which :func:`agree` compares bits, some of them beyond 32 bits.
 _CASES = ((0, 0), (10**14 + 7, 4 * 1000), (2**63 + 12345, 4 * (2**32 - 1)))
 #: Number of uniform values per case.
 _COUNTS = (1, 5, _MOST_DRAFTS)
@@ -45,7 +45,7 @@ _ARGUMENTS = ["behind", "size", "threads"]
 
 @triton.jit
 def lg2(value):
-    """Compute the logarithm to base 2, as the GPU approximates it."""
+    """Compute the GPU's approximation of the logarithm to base 2."""
     return tl.inline_asm_elementwise(
         "lg2.approx.f32 $0, $1;", "=f,f", [value], dtype=tl.float32, is_pure=True, pack=1
     )
@@ -53,9 +53,9 @@ def lg2(value):
 
 @triton.jit
 def philox(seed, counter, thread):
-    """Compute Philox4x32-10, as four uint32 blocks, keyed with an int64 seed.
+    """Compute Philox4x32-10 with an int64 ``seed`` as the key; return four uint32 blocks.
 
-    ``counter`` (int64) and ``thread`` (int32 block) are the halves of the counter.
+    The counter's low half is ``counter`` (int64), its high half ``thread`` (int32 block).
     """
     c = thread.to(tl.uint32)
     d = c & 0
@@ -79,7 +79,7 @@ def philox(seed, counter, thread):
 
 @triton.jit
 def _store_exponential(noise, first, lane, word, size, threads):
-    """Store the values of one word of each thread; ``first`` is the first thread's element."""
+    """Store one value per thread of torch, beginning at the element ``first``."""
     if first < size:
         uniform = word.to(tl.float32) * _TWO_POW_M32 + _TWO_POW_M33
         near_one = uniform >= 1.0 - _TWO_POW_M24
@@ -99,7 +99,7 @@ def exponential_kernel(
     threads,
     LANES: tl.constexpr,
 ):
-    """Fill each request's row; launch with grid [requests, blocks of threads, draws]."""
+    """Fill part of a request's row; grid [requests, blocks of threads, draws per thread]."""
     request = tl.program_id(0)
     draw = tl.program_id(2)
     lane = tl.program_id(1) * LANES + tl.arange(0, LANES)
@@ -116,14 +116,14 @@ def exponential_kernel(
 @triton.jit(do_not_specialize=["behind"])
 def uniform_kernel(
     values,  # float64 [drafts of all requests]
-    firsts,  # int64 [requests]: a request's first draft
-    counts,  # int64 [requests]: its number of drafts, at most LANES
+    firsts,  # int64 [requests]: index of each request's first draft
+    counts,  # int64 [requests]: number of drafts per request, at most LANES
     seeds,  # int64 [requests]
     counters,  # int64 [requests]
     behind,
     LANES: tl.constexpr,
 ):
-    """Draw a number in [0, 1) per draft of each request; launch with grid [requests]."""
+    """Draw a number in [0, 1) per draft of one request; grid [requests]."""
     request = tl.program_id(0)
     lane = tl.arange(0, LANES)
     counter = tl.load(counters + request) + behind
@@ -136,7 +136,7 @@ def uniform_kernel(
 
 
 class Draws:
-    """Torch's random numbers on one device; at most ``most_threads`` threads fill a tensor."""
+    """Torch's random numbers on a device where ``most_threads`` threads fill a large tensor."""
 
     most_drafts = _MOST_DRAFTS
 
@@ -145,32 +145,32 @@ class Draws:
 
     @classmethod
     def on(cls, device: torch.device) -> "Draws":
-        """Create the draws of a CUDA device."""
+        """Create the draws for a CUDA device."""
         traits = torch.cuda.get_device_properties(device)
         blocks = traits.max_threads_per_multi_processor // _BLOCK
         return cls(_BLOCK * traits.multi_processor_count * blocks)
 
     def exponential(self, noise: torch.Tensor, sent: Sequence[torch.Tensor], behind: int) -> int:
-        """Fill rows of contiguous float32 ``noise`` [rows, size] as exponential_ does.
+        """Fill rows of contiguous float32 ``noise`` [rows, size] like exponential_.
 
         ``sent`` is the rows, seeds and counters of the requests, int64 [requests] each. ``behind``
-        is the number of draws per thread since this data was sent. Returns the number of draws per
-        thread in this call, for the caller to add to the counters.
+        is the number of draws per thread since the counters were sent. Returns the number of draws
+        per thread in this call, which the caller adds to the counters.
         """
         size = noise.shape[1]
         threads = min(self.most_threads, _BLOCK * triton.cdiv(size, _BLOCK))
         draws: int = triton.cdiv(size, 4 * threads)
         grid = (len(sent[0]), triton.cdiv(threads, _LANES), draws)
-        # No fusion: each product is rounded.
+        # Fusion is disabled because each product must be rounded.
         exponential_kernel[grid](
             *(noise, *sent[:3], behind, size, threads), LANES=_LANES, enable_fp_fusion=False
         )
         return draws
 
     def uniform(self, values: torch.Tensor, sent: Sequence[torch.Tensor], behind: int) -> int:
-        """Fill float64 ``values`` [drafts of all requests] as uniform_ does.
+        """Fill float64 ``values`` [drafts of all requests] like uniform_.
 
-        ``sent`` also has each request's first draft and number of drafts; see :meth:`exponential`.
+        As :meth:`exponential`, but ``sent`` also has each request's first draft and draft count.
         """
         _, seeds, counters, firsts, counts = sent
         arguments = (values, firsts, counts, seeds, counters, behind)
@@ -179,10 +179,9 @@ class Draws:
 
 
 def agree(draws: Draws, device: torch.device, sizes: Iterable[int]) -> bool:
-    """Return whether torch draws the same bits. Compiles the kernels and waits for the device.
+    """Return whether torch draws the same bits; compiles the kernels and syncs with the device.
 
-    ``sizes`` are row lengths to compare. A short length is added, and one for which each thread
-    draws twice.
+    Rows of the given ``sizes`` are compared, of a short one, and of one with two draws per thread.
     """
     for size in {*sizes, 997, 4 * draws.most_threads + 1}:
         rows = torch.empty(len(_CASES), size, device=device)
@@ -198,7 +197,7 @@ def _agrees(
     values: torch.Tensor,
     counts: Sequence[int],
 ) -> bool:
-    """Compare one kind of draws; ``counts`` is the number of rows or values per case."""
+    """Compare one distribution, for ``counts`` rows or values per case."""
     device = values.device
     generators = [_generator(device, *case) for case in _CASES]
     for part, generator in zip(values.split(counts), generators, strict=True):

@@ -1,4 +1,4 @@
-"""Triton kernel that writes a step's inputs into all buffers on the device."""
+"""Triton kernel that writes a step's inputs into the runner's buffers on the device."""
 
 # mirrors: vllm.v1.worker.block_table:_compute_slot_mapping_kernel
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_inputs
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-#: Tokens, or padding entries, per iteration.
+#: Tokens or padding entries per iteration.
 _BLOCK = 1024
 
 
@@ -38,7 +38,7 @@ def prepare_kernel(
     SAMPLED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write one row's inputs; launch with grid [rows + 1], whose last program pads."""
+    """Write the inputs of one row; in the last program of grid [rows + 1], the padding."""
     row = tl.program_id(0)
     if row == rows:
         for i in range(rows, max_rows, BLOCK):
@@ -98,10 +98,10 @@ def prepare(
 ) -> None:
     """Write the runner's buffers on the device for a step of ``rows`` requests.
 
-    ``staged`` is as written by ``step_inputs.pack``; ``on_host`` says whether it holds token ids.
-    ``sampled`` [previous rows, 1] is the last step's tokens, or None if ``staged`` holds all
-    tokens. ``logits_indices``, int32 [at least rows], receives the index of each request's last
-    token. ``tables``, int64 [groups, 5], comes from ``step_inputs.addresses``.
+    ``step_inputs.pack`` wrote ``staged``, which includes token ids if ``on_host``. ``sampled``
+    [previous rows, 1] is the last step's tokens; None if ``staged`` includes all tokens.
+    ``logits_indices``, int32 [at least rows], receives the index of each request's last token.
+    ``tables``, int64 [groups, 5], comes from ``step_inputs.addresses``.
     """
     ids = runner.input_ids.gpu
     prepare_kernel[(rows + 1,)](

@@ -1,21 +1,21 @@
 """Feature ``history``: sampled tokens on the host, with ``token_ids_cpu`` as the source of truth.
 
-Under async scheduling the runner writes a placeholder for each token that it has sampled and not
-read back. Upstream replaces placeholders only in the Python lists, and only for batches that need
-the lists. It waits for the copy each time, and ``token_ids_cpu`` keeps its placeholders.
+Under async scheduling the runner writes a placeholder for each sampled token until it reads the
+token back. Upstream replaces placeholders only in the Python lists, and only if the batch needs the
+lists. It waits for the copy each time, and ``token_ids_cpu`` keeps its placeholders.
 
-Here all steps but the newest are settled when the next one begins: their tokens are written into
-``token_ids_cpu`` and the lists. The scheduler has usually seen those tokens by then, so that the
-copies are complete; a lagging rank waits. The newest step is settled only for a reader, which owns
-the wait. The tokens that the host sees thus depend only on the schedule, never on the time at which
-a copy arrives. While the batch has no reader, several steps are settled at once.
+Here a step is settled by writing its tokens into ``token_ids_cpu`` and the lists. When a step
+begins, all earlier steps but the newest are settled. The scheduler has usually seen their tokens,
+so the copies have completed; only a lagging rank waits. The newest step is settled only for a
+reader, which owns the wait. The tokens that the host sees thus depend only on the schedule, never
+on when a copy completes. While the batch has no reader, several steps are settled at once.
 
-A request that leaves the batch loses its tokens in flight, as in upstream: if it comes back, the
-scheduler sends its output along.
+A request that leaves the batch loses its tokens in flight, as in upstream: if the request returns,
+the scheduler sends its output.
 
-Of the tokens sampled since a request joined the batch, only the newest is on the device. Upstream
-would embed a placeholder for an older one, and fail. Here the older token may have arrived although
-the scheduler has discarded it. An error prevents its use: see :meth:`History.check_inputs`.
+Of the tokens sampled since a request joined the batch, only the newest is on the device. For an
+older token, upstream would embed a placeholder and fail. Here such a token may be on the host,
+although the scheduler has discarded it; :meth:`History.check_inputs` raises an error.
 """
 
 # mirrors: vllm.v1.worker.gpu_input_batch:InputBatch.update_async_output_token_ids
@@ -37,19 +37,16 @@ if TYPE_CHECKING:
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
-#: Token id of a token that has been sampled and not read back.
+#: Token id that stands for a sampled token that has not been read back.
 PLACEHOLDER = -1
-#: Number of steps in flight beyond which those of an unchanged batch are settled.
+#: Number of steps in flight beyond which older steps are settled even without a reader.
 LAG = 16
-#: Maximum size of a step's output on the host, in bytes, for several to be kept.
+#: Maximum bytes of a step's output on the host for which several steps may be in flight.
 SMALL = 1 << 16
 
 
 class LiveRows(list["list[int] | None"]):
-    """Output lists of the live batch's rows.
-
-    Sampling metadata describes the live batch if it holds this very object, not an equal list.
-    """
+    """Output lists of the live batch's rows; its identity marks the live batch's metadata."""
 
     def __init__(self, live: "Live") -> None:
         super().__init__()
@@ -61,7 +58,7 @@ class LiveRows(list["list[int] | None"]):
         return self._live()
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type[list[Any]], tuple[list[Any]]]:
-        """Pickle and copy as a plain list, without a batch."""
+        """Pickle and copy as a plain list, without the batch."""
         if (live := self.live) is not None:
             live.settle_older()
         return list, (list(self),)
@@ -71,15 +68,14 @@ class Step:
     """Sampled tokens of one step, on their way to the host.
 
     Attributes:
-        tokens: int32 [rows, 1 + drafts] on the host, valid once ``event`` has completed; a row ends
+        tokens: int32 [rows, 1 + drafts] on the host, valid once ``event`` has completed. A row ends
             at its first placeholder.
         event: recorded after the copy.
-        rows: request id to row in ``tokens``, of requests still in the batch.
+        rows: request id to row of ``tokens``, for requests that are still in the batch.
         metadata: the batch's sampling metadata, which is replaced when a row moves.
-        drafted: whether drafts were scheduled for any request, so that the batch may assume several
-            tokens for it. The runner may have dropped the drafts.
-        columns: [rows], column of each request's placeholder in ``token_ids_cpu``; None if it
-            depends on the number of drafts accepted in this step or an earlier one.
+        drafted: whether drafts were scheduled for any request, even if the runner dropped them.
+        columns: [rows], the column of each request's placeholder in ``token_ids_cpu``; None if it
+            depends on how many drafts of this or an earlier step are accepted.
     """
 
     __slots__ = ("columns", "drafted", "event", "metadata", "rows", "tokens")
@@ -107,8 +103,8 @@ class History(Feature):
 
     Attributes:
         in_flight: steps that have been sampled and not settled.
-        arrived: callback per settled step, with the rows that got tokens and each row's token
-            (None if a row may have several tokens). None for no callback.
+        arrived: optional callback per settled step, called with the step's rows and the token of
+            each row (None instead of tokens if a row may have several).
     """
 
     def __init__(
@@ -122,43 +118,42 @@ class History(Feature):
         self.in_flight: deque[Step] = deque()
         self.arrived: Callable[[list[int], list[int] | None], None] | None = None
         self._requests = requests  # updated by the live batch
-        #: Number of tokens of each request when it joined the batch; none was a placeholder.
+        #: Number of tokens of each request when it joined the batch, all of them known.
         self._joined: dict[str, int] = {}
         self._all_rows = np.arange(batch.max_num_reqs)
-        #: Range of columns that is settled, by row.
+        #: Columns that are being settled, from first to end, by row.
         self._first, self._end = np.zeros((2, batch.max_num_reqs), np.int64)
         self._lists: list[list[int]] = []
         self._lists_of: SamplingMetadata | None = None
-        #: Whether the batch is updated for the step after the newest in flight.
+        #: Whether the batch has been updated for the step after the newest step in flight.
         self._updated = False
-        #: Whether :meth:`begin_step` was called for the step that is not prepared yet, and
-        #: for the step that is prepared and not expected yet.
+        #: Whether :meth:`begin_step` was called for the next step to prepare, and for the
+        #: prepared step.
         self._begun = self._prepared = False
         #: Whether outputs may have been truncated without calling :meth:`cut`.
         self._cuts_may_be_missed = False
 
     @classmethod
     def make(cls, live: "Live") -> "History":
-        """Create the history; its rows become the batch's output lists."""
+        """Create the history, and make the live batch's rows the batch's output lists."""
         history = cls(live.batch, live.num_spec_tokens, live.requests)
         live.batch.req_output_token_ids = live.rows
         return history
 
     def begin_step(self) -> None:
-        """Settle all steps but the newest, unless this may be done for several steps at once.
+        """Settle all steps but the newest, unless several steps may be settled at once later.
 
         The scheduler usually requests a step once it has the tokens of the step before last. Waits
-        are possible on ranks that return no tokens, and in pipelines of three or more stages if
-        requests run in every step.
+        may occur on ranks that return no tokens, and in pipelines of three or more stages.
         """
         while len(self.in_flight) > 1 and not self.in_flight[0].rows:
-            self.in_flight.popleft()  # all its requests have left
+            self.in_flight.popleft()  # all requests of the step have left
         if len(self.in_flight) > LAG or not self._may_lag():
             self.settle_older(fences.HISTORY)
         self._begun = True
 
     def _may_lag(self) -> bool:
-        """Return whether no reader exists and steps in flight take little memory."""
+        """Return whether the batch has no reader and the steps in flight are small."""
         return not self.in_flight or not (
             self.num_spec_tokens
             or self.arrived is not None
@@ -170,7 +165,7 @@ class History(Feature):
     def prepare(self) -> bool:
         """Prepare for sampling a step; return whether :meth:`begin_step` was called for it.
 
-        A runner that overrides ``_update_states`` may have truncated outputs without that call.
+        A runner that overrides ``_update_states`` may skip that call, and truncate outputs.
         """
         self.batch_updated()
         self._prepared, self._begun = self._begun, False
@@ -181,7 +176,7 @@ class History(Feature):
         self._updated = True
 
     def place(self, max_model_len: int) -> None:
-        """Write a placeholder for each sampled token."""
+        """Write a placeholder for each token that is being sampled."""
         batch = self.batch
         indices = batch.prev_req_id_to_index or {}
         rows = self._rows(indices, batch.num_reqs)
@@ -190,8 +185,7 @@ class History(Feature):
             f"Request would get {columns.max() + 1} tokens; max_model_len is {max_model_len}."
         )
         if self.num_spec_tokens:
-            # With ngram_gpu, upstream corrects a length that the scheduler has already corrected,
-            # so that a column may hold a known token.
+            # With ngram_gpu, upstream corrects a length twice, and a column may hold a known token.
             ends = batch.num_prompt_tokens[rows] + list(map(self.known, indices.values()))
             guessed = columns >= ends
             batch.token_ids_cpu[rows[guessed], columns[guessed]] = PLACEHOLDER
@@ -210,25 +204,25 @@ class History(Feature):
         )
         self.in_flight.append(Step(tokens, event, self.batch, drafted, guessed=self.drafted))
         if not (self._begun or self._prepared):
-            # The runner overrides _update_states: nothing else bounds the steps in flight, and
-            # its next update reads the older tokens.
+            # The runner overrides _update_states: its next update reads the older tokens, and no
+            # other code bounds the number of steps in flight.
             self._cuts_may_be_missed = True
             self.settle_older(fences.HISTORY)
         self._begun = self._prepared = self._updated = False
 
     def add_request(self, request: "CachedRequestState") -> None:
-        """Store the request's number of tokens."""
+        """Store the number of tokens with which the request joins the batch."""
         self._joined[request.req_id] = request.num_tokens
 
     def check_inputs(self, counts: np.ndarray, drafts: Mapping[str, Sequence[int]]) -> None:
-        """Raise if upstream would embed a placeholder.
+        """Check that upstream would not embed a placeholder in this step.
 
         Called under async scheduling, before a step's tokens are gathered on the host. ``counts``
-        [rows] is the number of tokens computed per row, drafts included.
+        [rows] is the number of tokens to compute per row, drafts included.
 
         Raises:
-            IndexError: an input would be a token that was sampled since its request joined the
-                batch, other than the newest. The scheduler has discarded such a token.
+            IndexError: an input token was sampled since the request joined the batch and is not the
+                newest. The scheduler has discarded such a token.
         """
         if counts.max() == 1:
             return
@@ -257,12 +251,12 @@ class History(Feature):
             step.rows.pop(request.req_id, None)
 
     def cut(self, req_id: str, length: int) -> None:
-        """Drop tokens in flight that do not fit into the truncated output."""
+        """Drop tokens in flight beyond ``length`` output tokens, before a truncation to it."""
         self.settle_older(fences.HISTORY)
         row = self.batch.req_id_to_index[req_id]
         end = int(self.batch.num_prompt_tokens[row]) + length
         for step in self.in_flight:
-            # With drafts, _write_guessed computes the room.
+            # With drafts, _write_guessed drops the tokens that do not fit.
             columns, source = step.columns, step.rows.get(req_id)
             if columns is not None and source is not None and columns[source] >= end:
                 del step.rows[req_id]
@@ -271,8 +265,8 @@ class History(Feature):
         """Return whether truncating an output to ``length`` may lose a sampled token.
 
         ``length`` includes placeholders. A truncation for rejected drafts loses only placeholders.
-        The step in flight has then arrived, except on a lagging rank: this waits for the step, and
-        ``owner`` names the fence.
+        To tell the two apart, wait for the step in flight; ``owner`` names the fence. Only a
+        lagging rank spends time in this wait.
         """
         row = self.batch.req_id_to_index[req_id]
         (*older, newest) = self.in_flight or (None,)
@@ -285,8 +279,8 @@ class History(Feature):
     def settle_now(self, owner: str) -> None:
         """Settle every step; ``owner`` names the fence.
 
-        If called before the batch is updated for a step, skip the newest step if it has drafts: its
-        requests do not have their draft placeholders yet.
+        A newest step with drafts is skipped until the batch is updated for the next step, because
+        the placeholders of its drafts do not exist before.
         """
         held = bool(self.in_flight) and self.in_flight[-1].drafted and not self._updated
         self._settle_to(int(held), owner)
@@ -296,7 +290,7 @@ class History(Feature):
         self._settle_to(1, owner)
 
     def _settle_to(self, left: int, owner: str) -> None:
-        """Settle steps, oldest first, until ``left`` remain."""
+        """Settle the oldest steps until ``left`` remain in flight."""
         steps = []
         while len(self.in_flight) > left:
             step = self.in_flight.popleft()
@@ -315,12 +309,12 @@ class History(Feature):
         return any(step.drafted for step in self.in_flight)
 
     def unsettled(self, row: int) -> bool:
-        """Return whether the request in this row has tokens in flight."""
+        """Return whether the request in a row has tokens in flight."""
         output = self.batch.req_output_token_ids[row]
         return bool(output) and output[-1] == PLACEHOLDER
 
     def settle_rows(self, rows: Iterable[int], owner: str) -> None:
-        """Settle every step if a request in one of these rows has tokens in flight."""
+        """Settle every step if the request in any of these rows has tokens in flight."""
         if any(map(self.unsettled, rows)):
             self.settle_now(owner)
 
@@ -343,7 +337,7 @@ class History(Feature):
             self.arrived(written, ids)
 
     def _write_together(self, steps: list[Step]) -> None:
-        """Settle steps without drafts, oldest first. Rows may have moved since."""
+        """Settle ``steps`` without drafts, given oldest first. Rows may have moved since."""
         if not steps:
             return
         batch, first, end = self.batch, self._first, self._end
@@ -375,7 +369,7 @@ class History(Feature):
             output[start:stop] = new[: stop - start]
 
     def _rows_of(self, step: Step) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows of a step's requests in the batch, and in the step."""
+        """Return the rows of a step's requests: in the batch, and in the step's tokens."""
         sources = self._rows(step.rows, len(step.tokens))
         if step.metadata is self.batch.sampling_metadata:
             return sources, sources
@@ -383,7 +377,7 @@ class History(Feature):
         return np.fromiter(rows, np.intp, len(step.rows)), sources
 
     def _whole(self) -> list[list[int]]:
-        """Return the output list of each row, cached until a row gets another request."""
+        """Return the output lists of all rows, cached until a row changes."""
         metadata = self.batch.sampling_metadata
         if metadata is not self._lists_of:
             self._lists_of = metadata
@@ -391,13 +385,13 @@ class History(Feature):
         return self._lists
 
     def _rows(self, named: Mapping[str, int], count: int) -> np.ndarray:
-        """Return the rows of the named requests; ``count`` is the number of all rows."""
+        """Return the rows in ``named`` (request id to row); ``count`` is the number of all rows."""
         if len(named) == count:
             return self._all_rows[:count]
         return np.fromiter(named.values(), np.intp, len(named))
 
     def _drop_cut(self, step: Step, columns: np.ndarray) -> None:
-        """Drop tokens without placeholders, because their outputs were truncated."""
+        """Drop a step's tokens whose placeholders were lost in a truncation."""
         for req_id, source in list(step.rows.items()):
             row = self.batch.req_id_to_index[req_id]
             output = self.batch.req_output_token_ids[row]
@@ -415,10 +409,9 @@ class History(Feature):
         return end
 
     def _write_guessed(self, step: Step) -> None:
-        """Settle a step in which a request may have got fewer tokens than placeholders.
+        """Settle a step in which a request may have fewer tokens than placeholders.
 
-        Placeholders that newer steps do not account for belong to this step: one for the request's
-        token and one per draft.
+        Each newer step accounts for one trailing placeholder; the others belong to this step.
         """
         batch = self.batch
         tokens = step.tokens.tolist()

@@ -1,8 +1,8 @@
 """Fix ``allowed-tokens``: a request's ``allowed_token_ids`` do not restrict other requests.
 
-0.22.0 keeps forbidden tokens in a mask with one row per request. ``condense`` copies the mask of
-the last row into a gap without clearing the original, which then restricts the row's next request.
-``swap_states`` swaps two masks by assigning views, so that both rows get the same mask.
+0.22.0 keeps forbidden tokens in a mask with one row per request. ``condense`` copies the last row
+into a gap without clearing the original, which then restricts the next request in that row.
+``swap_states`` swaps two rows by assigning views, which leaves the same mask in both.
 (https://github.com/vllm-project/vllm/issues/43894)
 """
 
@@ -13,18 +13,18 @@ from vllm.v1.readiness.feature import Feature
 
 
 class AllowedTokens(Feature):
-    """Mask of allowed tokens of one batch."""
+    """Masks of one batch for allowed tokens."""
 
     pooling = True
 
     def clear_mask(self, row: int) -> None:
-        """Clear a row's mask, if the batch has masks."""
+        """Clear the mask of a row, if the batch has masks."""
         mask = self.batch.allowed_token_ids_mask_cpu_tensor
         if mask is not None:
             mask[row] = False
 
     def swap_masks(self, one: int, other: int) -> bool:
-        """Swap two rows' masks, if the batch has masks."""
+        """Swap the masks of two rows, if the batch has masks; return True."""
         mask = self.batch.allowed_token_ids_mask_cpu_tensor
         if mask is not None:
             mask[[one, other]] = mask[[other, one]]

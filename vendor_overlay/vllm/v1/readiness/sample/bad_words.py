@@ -1,14 +1,13 @@
 """Feature ``bad-words``: bad words matched and masked on the device.
 
-On each step upstream compares the end of every output with every word in Python lists, so that the
-host waits for the newest token. Here each request with bad words has a slot on the device. The slot
-holds the words and a tail, the newest output tokens that a word may match. Sampled tokens are
-appended to the tail, and tokens that would complete a word are masked.
+On each step upstream compares the end of every output with every word in Python lists, for which
+the host waits for the newest token. Here each request with bad words has a slot on the device. The
+slot holds the words and a tail: the newest output tokens, as many as a word may match. Sampled
+tokens are appended to the tail, and tokens that would complete a word are masked.
 
-The result equals that of ``apply_bad_words`` bit for bit: both write minus infinity and
-read no logit. Prompts are not matched, and words whose last token is beyond the logits are skipped.
-On platforms other than CUDA, PyTorch operations serve all rows at once, and a slot holds only a
-tail; see ``bad_words_torch``.
+The result equals that of ``apply_bad_words`` bit for bit: both write minus infinity and read no
+logit. Prompts are not matched, and words whose last token is beyond the logits are skipped. On
+platforms other than CUDA, a slot holds only a tail; see ``bad_words_torch``.
 """
 
 # mirrors: vllm.v1.sample.ops.bad_words:apply_bad_words
@@ -48,14 +47,14 @@ class BadWords(Slots):
 
             self.kernels = kernels
         self._words: dict[str, Words] = {}
-        #: Requests with words that only upstream's code can interpret.
+        #: Requests with words that slots do not support.
         self._unsupported: set[str] = set()
         #: Number of kernel blocks for the longest list of words.
         self._blocks = 1
         self._tails: Tails | None = None
 
     def add_request(self, request: "CachedRequestState") -> None:
-        """Give the request a slot if all of its words are supported."""
+        """Mark the request to get a slot, if all of its words are supported."""
         super().add_request(request)
         if request.req_id in self._slots:
             self._words[request.req_id] = Words.of(_words(request))
@@ -63,7 +62,7 @@ class BadWords(Slots):
             self._unsupported.add(request.req_id)
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
-        """Keep the request's slot; see :class:`Slots`."""
+        """Keep the request's slot, and drop its words."""
         super().remove_request(request, row)
         self._words.pop(request.req_id, None)
         self._unsupported.discard(request.req_id)
@@ -75,7 +74,7 @@ class BadWords(Slots):
         )
 
     def _can_serve(self, metadata: "SamplingMetadata", width: int) -> bool:
-        # Upstream drops some tokens beyond the vocabulary, depending on their source.
+        # For wider logits, upstream drops some tokens beyond the vocabulary.
         return self._used(metadata) and not self._unsupported and width <= self.vocab_size
 
     def _describes_rows(self, metadata: "SamplingMetadata") -> bool:
@@ -134,7 +133,7 @@ class BadWords(Slots):
         return self._staged(np.concatenate(parts), torch.int32)
 
     def _look_up(self, metadata: "SamplingMetadata") -> None:
-        """Look up the slot of each row, and rebuild the combined tails."""
+        """Look up the slot of each row, and rebuild the concatenated tails."""
         super()._look_up(metadata)
         words = [self._words.get(req_id) for req_id in self.batch.req_ids]
         if self.kernels is not None:

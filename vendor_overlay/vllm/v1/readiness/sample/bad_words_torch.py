@@ -1,8 +1,8 @@
 """Bad words by PyTorch operations, for platforms without the Triton kernels.
 
-The words and tails of all rows are matched at once. The number of operations per step is
-independent of the number of rows and words, and no operation syncs with the device. The indices for
-the operations are computed on the host when the batch or its numbers of drafts change.
+The words of all rows are compared with the tails at once. The number of ops per step is independent
+of the number of rows and words, and no op syncs with the device. The indices that the ops need are
+computed on the host when the batch or its numbers of drafts change.
 """
 
 # mirrors: vllm.v1.sample.ops.bad_words:apply_bad_words
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 #: Largest token id that a tail can hold.
 MAX_ID = int(np.iinfo(np.int32).max)
-#: Padding of a tail that is longer than its output; no word contains it.
+#: Padding of a tail that is longer than the output; no word contains this id.
 NOTHING = -1
-#: Maximum number of cached plans, one per distribution of drafts over rows. Few occur if every row
-#: usually gets the maximum number of drafts.
+#: Maximum number of cached plans, one per tuple of draft counts. Few occur if most rows get the
+#: maximum number of drafts.
 _PLANS = 8
 
 
 class Words(NamedTuple):
-    """Bad words of one request, each of a possibly empty prefix and a last token."""
+    """Bad words of one request, split into a last token and a prefix, which may be empty."""
 
     lasts: np.ndarray  # int32 [words], last tokens
     lengths: np.ndarray  # int32 [words], lengths of the prefixes
@@ -38,7 +38,7 @@ class Words(NamedTuple):
 
     @classmethod
     def of(cls, words: Sequence[Sequence[int]]) -> "Words":
-        """Convert words: non-empty lists of token ids from 0 to :data:`MAX_ID`."""
+        """Convert words, which are non-empty lists of ids from 0 to :data:`MAX_ID`."""
         lasts = np.fromiter((word[-1] for word in words), np.int32, len(words))
         lengths = np.fromiter(map(len, words), np.int32, len(words)) - 1
         prefixes = chain.from_iterable(word[:-1] for word in words)
@@ -60,14 +60,14 @@ class Words(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """Indices of tokens to compare and of logits to mask, for a combination of draft counts.
+    """Indices of tokens to compare and of logits to mask, for given draft counts per row.
 
-    Each word has one entry per position of its row. A target is an element of the logits. Words
-    with the same target are combined, so that each element is written once.
+    Each word has one entry per position of its row. A target is an element of the logits, shared by
+    all words that may mask it.
     """
 
     prefixes: torch.Tensor  # int32 [tokens], the prefixes of all words
-    sources: torch.Tensor  # int64 [tokens], index of the token to compare in tails and drafts
+    sources: torch.Tensor  # int64 [tokens], index of the compared token in tails and drafts
     words: torch.Tensor  # int64 [tokens], the token's word
     lengths: torch.Tensor  # int32 [words], the word's number of tokens in prefixes
     targets: torch.Tensor  # int64 [words], the word's target
@@ -78,9 +78,9 @@ class _Plan(NamedTuple):
 class Tails:
     """Tails of all rows, concatenated in one tensor.
 
-    ``upload`` sends an array, by default as int64. ``words`` and ``tails`` (int32) are per row,
-    None for a row without bad words. ``width`` is the number of columns of the logits. ``views``
-    are the new tails per row, updated in place.
+    ``upload`` sends an array, by default as int64. ``words`` and ``tails`` (int32) have an item per
+    row, None without bad words. ``width`` is the number of columns of the logits. ``views`` are
+    each row's part of the concatenated tensor, which is updated in place.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Tails:
         entries = np.arange(len(rows))
         self._rows = self._upload(rows)
         self._entries = self._upload(entries)
-        #: Number of newer entries in the row of each entry; 0 for the newest.
+        #: Number of newer entries in the same row, for each entry.
         self._ages = self._upload(self._ends[rows] - 1 - entries)
 
         valid = [None if of_row is None else of_row.below(width) for of_row in words]
@@ -122,7 +122,7 @@ class Tails:
         self._tokens_by_row = _Groups(row_of_word[word_of_token], len(counts))
         self._target_of_word = target_of_word
         self._word_of_token = word_of_token
-        #: Distance of each token from the last token of its word; 1 or more.
+        #: Distance (at least 1) of each prefix token from the last token of its word.
         ends = lengths.cumsum()
         self._distances = ends[word_of_token] - np.arange(len(prefixes))
         self._plans: dict[tuple[tuple[int, ...] | None, bool], _Plan] = {}
@@ -130,10 +130,10 @@ class Tails:
     def mask(
         self, logits: torch.Tensor, drafts: "SpecDecodeMetadata | None", per_draft: bool
     ) -> None:
-        """Mask the tokens that would complete a word, in logits [positions, width], in place.
+        """Mask in place the tokens that would complete a word, in logits [positions, width].
 
-        With ``per_draft``, the logits have a position per draft, after the row's earlier drafts;
-        otherwise a position per row, after all of its drafts.
+        With ``per_draft``, these are target logits, one position per draft. Otherwise there is one
+        position per row, after all of its drafts.
         """
         plan = self._plan(drafts, per_draft)
         tokens = self._tokens
@@ -148,10 +148,7 @@ class Tails:
         logits[plan.positions, plan.columns] = values
 
     def append(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
-        """Append sampled tokens [rows, tokens] to the tails, except for ``discarded`` rows.
-
-        A row of ``sampled`` ends at its first negative id.
-        """
+        """Append ``sampled`` [rows, tokens], up to a negative id, in rows not ``discarded``."""
         if not len(self._tokens):
             return
         rows, width = sampled.shape
@@ -160,12 +157,12 @@ class Tails:
         added = added[self._rows]
         new = len(self._tokens) + self._rows * width + added - 1 - self._ages
         sources = torch.where(self._ages < added, new, self._entries + added)
-        # In ``tokens``, the sampled tokens come after all tails, row by row.
+        # All sampled tokens come after all tails.
         tokens = torch.cat((self._tokens, sampled.flatten().to(torch.int32)))
         torch.index_select(tokens, 0, sources, out=self._tokens)
 
     def _plan(self, drafts: "SpecDecodeMetadata | None", per_draft: bool) -> _Plan:
-        """Return the plan for these numbers of drafts per row, from the cache if possible."""
+        """Return the plan for the numbers of drafts per row, cached if possible."""
         counts = None if drafts is None else tuple(drafts.num_draft_tokens)
         key = counts, per_draft
         if key not in self._plans:
@@ -186,7 +183,7 @@ class Tails:
         words, word_position, word_offset = self._words_by_row.gather(rows)
         targets, target_position, target_offset = self._targets_by_row.gather(rows)
         row = rows[token_position]
-        # Relative to the row's first draft; negative in the row's tail.
+        # Index relative to the row's first draft; a negative index is in the tail.
         index = preceding[token_position] - self._distances[tokens]
         sources = np.where(index < 0, self._ends[row], self._ends[-1] + starts[row]) + index
         return _Plan(
@@ -201,18 +198,18 @@ class Tails:
 
 
 class _Groups:
-    """Items sorted by row. ``rows`` [items] is the row of each item; there are ``count`` rows."""
+    """Items sorted by row, where ``rows`` [items], below ``count``, is the row of each."""
 
     def __init__(self, rows: np.ndarray, count: int) -> None:
         self._counts = np.bincount(rows, minlength=count)
         self._starts = self._counts.cumsum() - self._counts
 
     def gather(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Gather the items of rows [groups], row by row; a row may repeat.
+        """Gather the items of ``rows`` [groups], which may contain a row several times.
 
         Returns:
-            The index and the group of each gathered item, [items] each; and the distance by which
-            each group has moved, [groups].
+            The index and the group of each gathered item, [items] each; and by how far each group
+            has moved, [groups].
         """
         counts = self._counts[rows]
         offsets = counts.cumsum() - counts - self._starts[rows]

@@ -1,9 +1,9 @@
 """Feature ``logprob-ranks``: ranks of tokens are counted by a kernel that start-up has compiled.
 
-Each step with logprobs counts, per row, the logprobs that are at least the token's. Upstream calls
-a function under ``torch.compile``. The first such request stalls the engine for about a second
-while inductor compiles it, and every call evaluates dynamo's guards on the host. Here one Triton
-kernel counts. The counts are integers, so that the result is the same.
+A token's rank is the number of logprobs in its row that are not less than the token's. Upstream
+counts them in a function under ``torch.compile``: the first request with logprobs stalls the engine
+for about a second while inductor compiles the function, and each call evaluates dynamo's guards on
+the host. Here a Triton kernel computes the same integers.
 """
 
 # mirrors: vllm.v1.sample.sampler:Sampler.gather_logprobs
@@ -19,7 +19,7 @@ from vllm.v1.readiness.feature import Feature
 
 
 class LogprobRanks(Feature):
-    """Warm-up of the kernel."""
+    """Compiles the kernel at start-up."""
 
     def warm_up(self) -> None:
         """Compile the kernel."""
@@ -31,10 +31,9 @@ class LogprobRanks(Feature):
 def count(
     upstream: Callable[..., torch.Tensor], scores: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    """Count each row's scores that are at least its value, int64 [rows].
+    """Count the ``scores`` [rows, vocab] not less than the row's ``values`` [rows, 1].
 
-    ``scores`` is [rows, vocab], ``values`` [rows, 1]. Calls ``upstream`` for tensors that are not
-    float32 on a CUDA device.
+    Returns int64 [rows]. Calls ``upstream`` for tensors that are not float32 on a CUDA device.
     """
     served = scores.is_cuda and scores.dtype == values.dtype == torch.float32
     if not served or scores.stride(1) != 1 or registry.LOGPROB_RANKS not in switch.enabled():

@@ -1,13 +1,13 @@
 """Model Runner V2's sampler without needless copies of the logits.
 
 Upstream copies all logits to float32 on every step. Here a plan per batch records whether any
-request's parameters will change logits. If not, the sampler's kernels read the logits directly, and
-convert them to float32 as they load, which is exact. Otherwise the logits are processed in place,
-provided that they have the dtype and layout of upstream's copy and that the raw logits are not read
-later. Copying only the rows that need processing was measured, and was not faster.
+request's parameters change the logits. If not, the sampler's kernels load the logits directly and
+convert them to float32, which is exact. Otherwise the logits are processed in place if they have
+the dtype and layout of upstream's copy and the raw logits are not read later. Copying only the rows
+to process was measured, and was not faster.
 
-A batch with a request unknown to :meth:`SamplerCopies.add_request` falls back to upstream. So does
-the profile run, so that its peak memory is upstream's.
+The logits are copied if any request was not passed to :meth:`SamplerCopies.add_request`. This
+includes the profile run, whose peak memory stays the same as in upstream.
 """
 
 # mirrors: vllm.v1.worker.gpu.sample.sampler:Sampler
@@ -42,48 +42,48 @@ if TYPE_CHECKING:
 
 
 class Handling(Enum):
-    """Handling of a batch's logits."""
+    """How to process a batch's logits."""
 
-    AS_IS = auto()  #: sampled directly, without processing
-    IN_PLACE = auto()  #: processed in place
-    COPY = auto()  #: copied to float32 and processed, as upstream does
+    AS_IS = auto()  #: sample without processing
+    IN_PLACE = auto()  #: process in place
+    COPY = auto()  #: copy to float32 and process, like upstream
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Properties of a batch that decide the handling of its logits."""
+    """Properties of a batch that decide how to process its logits."""
 
-    changes_logits: bool  # before sampling
+    changes_logits: bool  # some request's parameters change the logits
     greedy: bool  # every request is greedy
-    raw_logprobs: bool  # raw logits are read after processing, for logprobs
-    processed_logprobs: bool  # processed logits are read for logprobs
+    raw_logprobs: bool  # logprobs of the raw logits are computed after processing
+    processed_logprobs: bool  # logprobs of the processed logits are computed
 
 
 def attach(sampler: "Sampler", max_num_reqs: int) -> None:
-    """Attach the plans to a sampler under construction."""
-    # A derived class may change state that is read here.
+    """Attach plans to a sampler in its constructor."""
+    # A derived class may change the state that the plans read.
     on = registry.SAMPLER_COPIES in switch.enabled() and type(sampler).__bases__ == (object,)
     setattr(sampler, subclasses.ATTRIBUTE, SamplerCopies(sampler, max_num_reqs, on))
 
 
 def of(sampler: "Sampler") -> "SamplerCopies":
-    """Return a sampler's plans; disabled plans if its class attached none."""
+    """Return the plans attached to a sampler, or else disabled plans."""
     return subclasses.attached(sampler, SamplerCopies, lambda: SamplerCopies(sampler, 0, on=False))
 
 
 class SamplerCopies:
-    """Plans of one sampler, which has ``max_num_reqs`` places for requests."""
+    """Plans of one sampler, whose states have ``max_num_reqs`` entries."""
 
     def __init__(self, sampler: "Sampler", max_num_reqs: int, on: bool) -> None:
         self.sampler = sampler
         self.on = on
         self._added = np.zeros(max_num_reqs, dtype=bool)
-        # The newest batch: its requests' places, as bytes, and its plan.
+        # Indices of the newest batch's requests (as bytes), and the plan of that batch.
         self._batch: bytes | None = None
         self._plan: Plan | None = None
 
     def add_request(self, req_idx: int) -> None:
-        """Mark a place as known, once the sampler's states hold its request's parameters."""
+        """Mark ``req_idx`` as known, once the sampler's states hold the request's parameters."""
         if self.on:
             self._added[req_idx] = True
             self._batch = None
@@ -91,7 +91,7 @@ class SamplerCopies:
     def decide(self, logits: torch.Tensor, idx_mapping_np: np.ndarray) -> Handling:
         """Choose how to process the logits [positions, vocab].
 
-        ``idx_mapping_np``, int32 [requests], maps requests to indices in the sampler's states.
+        ``idx_mapping_np``, int32 [requests], are the requests' indices in the sampler's states.
         """
         plan = self._plan_of(idx_mapping_np)
         if plan is None:
@@ -106,13 +106,13 @@ class SamplerCopies:
         if like_copy:
             return Handling.AS_IS
         if logits.stride(-1) != 1 or plan.processed_logprobs:
-            return Handling.COPY  # the order of ties and of sums may depend on the dtype
+            return Handling.COPY  # sums and the order of ties may depend on the dtype
         # Verifying drafts sums over the logits of rows that are not greedy.
         sums = not plan.greedy and len(logits) != len(idx_mapping_np)
         return Handling.COPY if sums else Handling.AS_IS
 
     def _warm_up(self, logits: torch.Tensor, idx_mapping_np: np.ndarray) -> None:
-        """Compile the kernels for uncopied logits, which upstream's dummy runs do not use."""
+        """Compile the kernels for uncopied logits, which upstream's dummy runs do not launch."""
         if not self.on or logits.stride(-1) != 1 or len(logits) != len(idx_mapping_np):
             return
         zeros = torch.zeros(2, dtype=torch.int32, device=logits.device)
@@ -146,7 +146,7 @@ class SamplerCopies:
             )
 
     def _plan_of(self, idx_mapping_np: np.ndarray) -> Plan | None:
-        """Return the batch's plan; None if any of its requests was not added."""
+        """Return the batch's plan; None if any of its requests is unknown."""
         if not self.on:
             return None
         batch = idx_mapping_np.tobytes()

@@ -2,23 +2,22 @@
 
 In 0.22.0's ThinkingBudgetStateHolder
 
-- ``thinking-rows``: two rows share a state after a request with a budget was swapped with one that
-  has none. A row keeps a removed request's state when a request without a budget is moved into it.
-  If the engine has a drafter, a step without drafts forces tokens in its first rows. So an end
-  marker is forced into a request without a budget, or another request's tokens are counted;
-- ``thinking-sections``: the first end marker of an output ends the budget permanently, so that
-  later thinking sections are unlimited. An end marker outside a section has the same effect. With
-  drafts, so does a forced end marker of several tokens that was partially rejected. If a request
-  leaves the batch while such a marker is forced, forcing starts again when the request returns
+- ``thinking-rows``: two rows share a state after a swap of a request that has a budget with one
+  that has none. If a request without a budget moves to a row, the row keeps the state of its last
+  request. With a drafter, a step without drafts forces tokens in the batch's first rows. An end
+  marker is then forced into a request without a budget, or another request's tokens are counted;
+- ``thinking-sections``: the first end marker of an output, even outside a section, disables the
+  budget, so later sections are unlimited. With drafts, a forced end marker of several tokens has
+  the same effect if some of them are rejected. If a request leaves the batch while such a marker is
+  forced, forcing starts again when the request returns
   (https://github.com/vllm-project/vllm/issues/43757)
   (https://github.com/vllm-project/vllm/issues/45984);
-- ``thinking-unlimited``: a budget of -1, which means unlimited, forces the end marker once if the
-  prompt ends in a section and the engine has a drafter.
+- ``thinking-unlimited``: a budget of -1 (unlimited) forces the end marker once if the prompt ends
+  in a section and the engine has a drafter.
 
 A *section* begins after a start marker, in the output or at the end of the prompt, and ends with
-the first end marker in it. Markers that begin or end no section are ordinary tokens. With
-``thinking-sections`` each section has the whole budget. Upstream's code still makes each decision,
-but gets only the tokens of the current section, and none outside sections.
+the next end marker. Other markers are ordinary tokens. With ``thinking-sections`` each section has
+the whole budget. Upstream's code still makes each decision, but sees only the current section.
 """
 
 # mirrors: vllm.v1.sample.thinking_budget_state:ThinkingBudgetStateHolder
@@ -41,19 +40,15 @@ if TYPE_CHECKING:
 Lists = list[list[int]]
 #: Upstream's value for a request without a budget.
 UNLIMITED = -1
-#: Attributes of :class:`FixedHolder`, and keys of a request's state, that upstream lacks.
+#: Attributes of :class:`FixedHolder` and keys of a request's state that upstream lacks.
 ATTRIBUTES = {"fixes_rows", "fixes_sections", "fixes_unlimited", "last_tokens"}
 KEYS = {"searched", "resumed"}
-#: Keys of a request's state that outlive its section.
+#: Keys of a request's state that stay valid when a section ends.
 _KEPT = ("prompt_tok_ids", "output_tok_ids", "spec_token_ids", "in_spec_mode")
 
 
 class SearchedOutput:
-    """Prefix of an output that has been searched for markers.
-
-    Upstream's update gets this object instead of a list, and finds no marker; see
-    :meth:`FixedHolder._find_last_sequence_index`.
-    """
+    """Searched prefix of an output. Upstream's update gets it as its list, and finds no marker."""
 
     def __init__(self, output: list[int], length: int) -> None:
         self.output = output
@@ -70,9 +65,8 @@ class SearchedOutput:
 class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
     """Upstream's state holder with the fixes that are on.
 
-    In each request's state, ``searched`` is the number of output tokens searched for markers (0 if
-    a derived class searches them), and ``resumed`` the end of the last marker that began or ended a
-    section.
+    In each request's state, ``searched`` is the number of searched output tokens (0 if a derived
+    class searches them), and ``resumed`` the end of the last marker that began or ended a section.
     """
 
     in_spec_mode: bool
@@ -83,11 +77,11 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
         self.fixes_sections = registry.THINKING_SECTIONS in on
         self.fixes_unlimited = registry.THINKING_UNLIMITED in on
         markers = (self.think_start_token_ids, self.think_end_token_ids)
-        #: Last token of each marker; new tokens without any of these complete no marker.
+        #: Last token of each marker.
         self.last_tokens = {marker[-1] for marker in markers if marker}
 
     def sync_batch(self, batch_update: "BatchUpdate | None") -> None:
-        """Update for requests that join, leave or move. States move with their requests."""
+        """Update the states for requests that join, leave or move to another row."""
         if not (self.fixes_rows and batch_update and batch_update.moved):
             super().sync_batch(batch_update)
             return
@@ -102,10 +96,10 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
     def apply_to_logits(
         self, logits: torch.Tensor, predict_bonus_token: bool, spec_token_ids: Lists | None
     ) -> torch.Tensor:
-        """Force the end marker in float32 logits [positions, vocab], in place, and return them.
+        """Force end markers in place in float32 logits [positions, vocab], and return the logits.
 
-        ``predict_bonus_token``: whether the positions are those of bonus tokens, after the drafts
-        ``spec_token_ids`` [rows].
+        ``predict_bonus_token`` says whether these are the logits of bonus tokens, which come after
+        the drafts ``spec_token_ids`` [rows].
         """
         drafts = self.in_spec_mode
         if self.fixes_rows and not predict_bonus_token and not any(spec_token_ids or ()):
@@ -118,7 +112,7 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
     def follow_sections(
         self, state: dict[str, Any], output: list[int], searched: int, length: int
     ) -> bool:
-        """Search ``output[searched:length]``; return whether a section began or ended in it."""
+        """Search ``output[searched:length]``; return whether any section begins or ends there."""
         changed = False
         while state["thinking_token_budget"] != UNLIMITED:
             begins = state["start_thinking"] == -1
@@ -138,15 +132,15 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
         return changed
 
     def used_up(self, state: dict[str, Any]) -> int:
-        """Return the output length from which upstream forces the section's end marker."""
+        """Return the output length at which upstream begins to force the end marker."""
         begin = state["start_thinking"]
-        if state["continue_thinking"]:  # counted from the prompt's beginning
+        if state["continue_thinking"]:  # upstream's index includes the prompt
             begin -= len(state["prompt_tok_ids"] or ())
         length: int = begin + len(self.think_start_token_ids) + state["thinking_token_budget"]
         return length
 
     def _resume_end(self, state: dict[str, Any], output: SearchedOutput) -> None:
-        """Resume an end marker that was being forced when the request left its row."""
+        """Resume forcing an end marker, if the request left the batch within the marker."""
         if state["start_thinking"] == -1 or state["thinking_token_budget"] == UNLIMITED:
             return
         used_up = 0 if state["in_end"] else self.used_up(state)  # 0: used up in the prompt
@@ -158,7 +152,7 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
             state["prev_output_length"] = len(output) - 1
 
     def rewind(self, state: dict[str, Any]) -> None:
-        """Restart from the prompt, because searched tokens have been truncated."""
+        """Reset the state to the end of the prompt, after a truncation of searched tokens."""
         budget = state["thinking_token_budget"]
         if budget == UNLIMITED:
             return
@@ -172,7 +166,7 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
         return entry | {"searched": 0, "resumed": 0}
 
     def _update_think_state(self, state: dict[str, Any]) -> None:
-        """Update the section that the output has reached."""
+        """Run upstream's update on the current section."""
         if not self.fixes_sections:
             super()._update_think_state(state)
             return
@@ -190,7 +184,7 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
         ending = state["in_end"]
         super()._update_think_state(state)
         if ending and not state["in_end"] and not state["in_think"]:
-            # Upstream assumes that drafts will complete the marker. If they do not, the next
+            # Upstream assumes that the drafts complete the marker. If they are rejected, the next
             # update forces it again.
             state["in_think"] = True
             state["check_count_down"] = 0
@@ -199,21 +193,21 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
     def _find_last_sequence_index(
         target_list: list[int] | SearchedOutput, token_ids: list[int]
     ) -> int:
-        """Search like upstream, but not in tokens that were searched already."""
+        """Search like upstream; find nothing in a :class:`SearchedOutput`."""
         if isinstance(target_list, SearchedOutput):
             return -1
         return find_last(target_list, token_ids, 0, len(target_list))
 
 
 def mend(batch: "InputBatch", on: frozenset[str]) -> None:
-    """Replace upstream's state holder; no-op if the batch has none, or one of another class."""
+    """Replace the batch's state holder by a :class:`FixedHolder`, if it is upstream's."""
     holder = batch.thinking_budget_state_holder
     if type(holder) is ThinkingBudgetStateHolder:
         batch.thinking_budget_state_holder = FixedHolder(holder, on)
 
 
 class ThinkingFixes(Feature):
-    """Fixed state holder of one batch."""
+    """Installs a :class:`FixedHolder` in a batch."""
 
     @classmethod
     def make(cls, live: "Live") -> None:
@@ -222,7 +216,7 @@ class ThinkingFixes(Feature):
 
 
 def occurrences(tokens: list[int], marker: list[int], first: int, end: int) -> Iterator[int]:
-    """Yield the index of each occurrence of a marker in ``tokens[first:end]``."""
+    """Yield the indices at which a marker occurs in ``tokens[first:end]``."""
     index = first + len(marker) - 1
     while marker:
         try:
@@ -236,5 +230,5 @@ def occurrences(tokens: list[int], marker: list[int], first: int, end: int) -> I
 
 
 def find_last(tokens: list[int], marker: list[int], first: int, end: int) -> int:
-    """Return the index of a marker's last occurrence in ``tokens[first:end]``, or -1."""
+    """Return the last index at which a marker occurs in ``tokens[first:end]``, or -1."""
     return max(occurrences(tokens, marker, first, end), default=-1)
