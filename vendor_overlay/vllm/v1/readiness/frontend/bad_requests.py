@@ -3,9 +3,9 @@
 Stock 0.22.0's front end accepts requests that kill the engine, or never end:
 
 - ``min_tokens`` that do not fit into max_model_len. The front end sets an unset ``max_tokens`` to
-  the remaining length only after its checks. The engine core checks again in its input thread, and
-  the thread dies: no further request is read. If the client sets a ``max_tokens`` that does not
-  fit either, the request holds its blocks until the client disconnects
+  the remaining length only after its checks. The engine core's input thread then repeats the checks
+  and dies, and no further request is read. If the client sets a ``max_tokens`` that does not fit
+  either, the request holds its KV cache blocks until the client disconnects
   (https://github.com/vllm-project/vllm/pull/51299);
 - stop strings without detokenization: the input thread dies;
 - token ids outside the vocabulary in a prompt, ``logprob_token_ids`` or ``allowed_token_ids``, and
@@ -14,7 +14,7 @@ Stock 0.22.0's front end accepts requests that kill the engine, or never end:
 - values of a wrong type, such as ``max_tokens=16.0`` (:mod:`.request_types`);
 - NaN as temperature, penalty or bias: all logits of the request become NaN.
 
-Here ``min_tokens`` is lowered to fit. All other such requests are refused with an error.
+Here ``min_tokens`` is lowered to fit. The other requests are refused with an error.
 """
 
 # mirrors: vllm.v1.engine.input_processor:InputProcessor.process_inputs
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.engine.input_processor import InputProcessor
 
-#: Range of seeds of a torch.Generator, and the largest seed of Model Runner V2.
+#: Smallest and largest seed of a torch.Generator, and largest seed of Model Runner V2.
 _LEAST_SEED, _LARGEST_SEED, _LARGEST_SEED_MRV2 = -(1 << 63), (1 << 64) - 1, (1 << 63) - 1
 _FACTORS = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
@@ -53,7 +53,7 @@ def check(
 ) -> None:
     """Validate a request, and convert its parameters in place.
 
-    ``prompt`` is the decoder's prompt; ``params`` is the request's own copy, None for pooling.
+    ``prompt`` is the decoder's prompt. ``params`` is the request's own copy; None for pooling.
 
     Raises:
         VLLMValidationError: the engine cannot serve the request.
@@ -91,7 +91,7 @@ def check(
 
 
 def check_message(processor: "InputProcessor", request: "EngineCoreRequest") -> "EngineCoreRequest":
-    """Convert a request in place, and return it; VLLMValidationError if it cannot be decoded."""
+    """Convert a request in place and return it; refuse a request that cannot be decoded."""
     if registry.BAD_REQUESTS in switch.enabled():
         request_types.convert(request)
         if request.pooling_params is not None:
@@ -102,7 +102,7 @@ def check_message(processor: "InputProcessor", request: "EngineCoreRequest") -> 
 
 
 def _check_types(params: "SamplingParams") -> None:
-    """Refuse types that fail a step even if the engine core runs in this process."""
+    """Refuse values that fail a step even if the engine core runs in this process."""
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(params, name)
         if value is not None and not request_types.is_integer(value):
@@ -117,14 +117,14 @@ def _check_types(params: "SamplingParams") -> None:
 
 
 def _check_seed(processor: "InputProcessor", params: "SamplingParams") -> None:
-    """Refuse a seed that is out of range. V1 ignores the seed of a greedy request."""
+    """Refuse a seed that is out of range, unless V1 ignores it in a greedy request."""
     mrv2 = processor.vllm_config.use_v2_model_runner
     if not mrv2 and params.sampling_type != SamplingType.RANDOM_SEED:
         return
     if not request_types.is_integer(params.seed):
         request_types.refuse("seed", params.seed, int)
     largest = _LARGEST_SEED_MRV2 if mrv2 else _LARGEST_SEED
-    # The n samples have consecutive seeds.
+    # The request's n samples use consecutive seeds.
     _require("seed", params.seed, _LEAST_SEED, largest - (params.n - 1))
 
 

@@ -1,14 +1,14 @@
 """Fix ``cached-prompt-logprobs``: no logprobs for prompt positions that were not computed.
 
 A prompt position from the prefix cache (``skip_reading_prefix_cache: false``) or a KV connector has
-no logits. Stock 0.22.0's runner allocates tensors for all positions of a prompt, fills the computed
-positions, and returns all positions: stale logprobs, or token ids that kill the front end. Model
+no logits. Stock 0.22.0's runner allocates tensors for all positions of a prompt, fills in only the
+computed positions, and returns all: some logprobs are stale, or token ids kill the front end. Model
 Runner V2 returns only the computed positions, as if the prompt began with them, or nothing.
 (https://github.com/vllm-project/vllm/issues/42019)
 
 Here V1's runner marks all positions as not computed when it allocates the tensors. The front end
 returns None for a position without logprobs, as upstream does for the first position: null in JSON,
-no entry in FlatLogprobs. A front end without the fix shows a logprob of minus infinity.
+no entry in FlatLogprobs. Without the fix, a front end returns minus infinity for a marked position.
 """
 
 # mirrors: vllm.v1.engine.output_processor:OutputProcessor.process_outputs
@@ -36,7 +36,7 @@ _NO_RANK = -1
 
 
 class CachedPromptLogprobs(Feature):
-    """Marks for prompt positions that are not computed."""
+    """Marks prompt positions that are not computed."""
 
     def mark_prompt(self, room: LogprobsTensors) -> None:
         """Mark all positions of a prompt as not computed."""
@@ -46,9 +46,9 @@ class CachedPromptLogprobs(Feature):
 
 
 def place(state: "RequestState", output: "EngineCoreOutput") -> None:
-    """Append None for prompt positions without logprobs, and the logprobs of all others.
+    """Append an output's prompt logprobs, with None for positions without logprobs.
 
-    Called before upstream processes an output. Falls back if all positions have logprobs.
+    Called before upstream processes the output. If all positions have logprobs, upstream appends.
     """
     processor, prompt = state.logprobs_processor, state.prompt_token_ids
     if processor is None or processor.num_prompt_logprobs is None or prompt is None:
@@ -57,7 +57,7 @@ def place(state: "RequestState", output: "EngineCoreOutput") -> None:
         return
     tensors = output.new_prompt_logprobs_tensors
     if tensors is None:
-        # Prompt logprobs, if any, come with the first token at the latest.
+        # Any prompt logprobs would arrive no later than the first output token.
         first = state.is_prefilling and output.new_token_ids
         if first and len(processor.prompt_logprobs) == 1:  # its first entry is always None
             _skip(processor, len(prompt) - 1)
@@ -82,9 +82,9 @@ def place(state: "RequestState", output: "EngineCoreOutput") -> None:
 
 @contextmanager
 def _context(processor: "LogprobsProcessor", prompt: list[int]) -> Iterator[None]:
-    """Decode partial characters with up to four preceding prompt tokens, without the first token.
+    """Make upstream decode partial characters with preceding tokens of ``prompt``.
 
-    Upstream takes these tokens from the logprobs of their positions, some of which are missing.
+    Upstream takes these (up to four) tokens from prompt logprobs, some of which are missing here.
     """
     name = "_get_sampled_context_ids"
     vars(processor)[name] = lambda shown, most=4: prompt[max(1, len(shown) - most) : len(shown)]
@@ -95,7 +95,7 @@ def _context(processor: "LogprobsProcessor", prompt: list[int]) -> Iterator[None
 
 
 def _skip(processor: "LogprobsProcessor", positions: int) -> None:
-    """Append positions without logprobs."""
+    """Append None for a number of positions without logprobs."""
     container = processor.prompt_logprobs
     for _ in range(positions):
         container.append(None)

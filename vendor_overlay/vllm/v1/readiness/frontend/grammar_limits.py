@@ -1,13 +1,13 @@
 """Fix ``grammar-limits``: refuse a grammar that takes too much time or memory.
 
 Stock 0.22.0 validates a grammar in the front end's event loop, compiles it in a thread of the
-engine core, and fills a mask per token, all without limits. A schema of 19 KB stalls the front end
-for many seconds. A regex of 43 characters stalls the engine for seconds per token. A grammar of 400
-KB may exhaust memory, so that the kernel kills the engine. A compilation cannot be interrupted.
+engine core, and fills a bitmask per token, all without limits. A schema of 19 KB stalls the front
+end for many seconds. A regex of 43 characters stalls the engine for seconds per token. A grammar of
+400 KB may exhaust memory, and the kernel kills the engine. A compilation cannot be interrupted.
 
-Here each grammar is first validated, compiled and sampled for a few tokens in a forked process
-under limits (:mod:`vllm.v1.readiness.frontend.grammar_trials`). A grammar that exceeds a limit is
-refused with an error that names the limit.
+Here a forked process first validates and compiles each grammar under limits, and samples a few
+tokens (:mod:`vllm.v1.readiness.frontend.grammar_trials`). A grammar that exceeds a limit is refused
+with an error that names the limit.
 """
 
 # mirrors: vllm.v1.engine.input_processor:InputProcessor._validate_params
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-#: Attribute of the input processor that holds its :class:`Trials`.
+#: Name of the input processor's attribute for its :class:`Trials`.
 _TRIALS = "readiness_grammar_trials"
-#: Maximum number and bytes of cached verdicts.
+#: Maximum number of cached verdicts, and maximum bytes.
 _VERDICTS, _BYTES = 1024, 64 << 20
-#: Attempts per trial; each restarts the trial process if it has exited.
+#: Attempts per trial. Each attempt restarts a trial process that has exited.
 _STARTS = 2
 _PROGRAM = "from vllm.v1.readiness.frontend import grammar_trials; grammar_trials.main({})"
 
@@ -57,13 +57,10 @@ class ProgramError(RuntimeError):
 def check(
     processor: "InputProcessor", params: "SamplingParams"
 ) -> "StructuredOutputsConfig | None":
-    """Validate the grammar of a request within the limits, if it has one.
+    """Validate the grammar of a request, if it has one, under the limits.
 
-    Waits for the trial, unless :func:`prepare` has waited already. Changes ``params`` in the same
-    way as upstream's validation.
-
-    Returns:
-        The configuration for upstream's validation; None to skip that validation.
+    Waits for the trial, unless :func:`prepare` was called. Changes ``params`` like upstream's
+    validation. Returns the configuration for upstream's validation, or None to skip it.
 
     Raises:
         VLLMValidationError: the grammar exceeds a limit.
@@ -79,7 +76,7 @@ def check(
 
 
 async def prepare(processor: "InputProcessor", params: object) -> None:
-    """Run the trial of a request's grammar, if it has one, without blocking the event loop.
+    """Try the grammar of a request, if it has one, without blocking the event loop.
 
     Raises:
         VLLMValidationError: the grammar exceeds a limit.
@@ -95,7 +92,8 @@ async def prepare(processor: "InputProcessor", params: object) -> None:
 def _limits_apply(processor: "InputProcessor") -> bool:
     """Return whether the fix is on and the front end accepts grammars.
 
-    False with external_launcher: each rank has a front end, and the verdicts might differ.
+    With external_launcher, the limits do not apply: each rank has a front end, and the verdicts
+    might differ.
     """
     return (
         registry.GRAMMAR_LIMITS in switch.enabled()
@@ -114,7 +112,7 @@ def _raise(verdict: Verdict) -> None:
 
 
 def _sentence(verdict: Verdict) -> str:
-    """Return the error text for a refused grammar: the exceeded limit, and the next step."""
+    """Return the error message for a refused grammar."""
     if verdict.exceeded == grammar_trials.UNTRIED:
         return (
             "The grammar of structured_outputs was not tried: the trial process has exited. Check "
@@ -139,7 +137,7 @@ def _sentence(verdict: Verdict) -> str:
 
 
 def _trials(processor: "InputProcessor") -> "Trials":
-    """Return the trials of a front end, created on first use."""
+    """Return a front end's trials, created on first use."""
     trials: Trials | None = vars(processor).get(_TRIALS)
     if trials is None:
         trials = vars(processor).setdefault(_TRIALS, Trials(processor.vllm_config))
@@ -147,7 +145,7 @@ def _trials(processor: "InputProcessor") -> "Trials":
 
 
 class Trials:
-    """Trials of grammars for one front end, with a cache of verdicts. Thread-safe."""
+    """Trials of one front end's grammars, with a thread-safe cache of verdicts."""
 
     def __init__(self, config: "VllmConfig") -> None:
         self._config = config
@@ -158,7 +156,7 @@ class Trials:
         self._program: Program | None = None
 
     def verdict(self, structured: "StructuredOutputsParams") -> "Future[Verdict]":
-        """Return a future of a grammar's verdict. The future never raises."""
+        """Return a future of the verdict on a grammar. The future never raises."""
         params = pickle.dumps(structured)
         key = hashlib.sha256(params).hexdigest()
         with self._lock:
@@ -205,14 +203,14 @@ class Program:
     """The front end's handle of the trial process."""
 
     def __init__(self, config: "VllmConfig") -> None:
-        """Start the process, or raise ProgramError. The first trial waits until it has loaded."""
+        """Start the process. Raises ProgramError if that fails."""
         import cloudpickle  # type: ignore[import-untyped]
 
         self.ended = False
         self._lock = threading.Lock()
         self._pending: dict[str, Future[Verdict]] = {}
         ours, theirs = socket.socketpair()
-        # No device, no threads (which a fork loses), no second set of start-up logs.
+        # No device, no threads (a fork loses them), and no duplicate start-up logs.
         environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         environment |= {"CUDA_VISIBLE_DEVICES": "", "VLLM_LOGGING_LEVEL": "ERROR"}
         environment |= {"MALLOC_ARENA_MAX": "2", "TOKENIZERS_PARALLELISM": "false"}
@@ -232,10 +230,10 @@ class Program:
         threading.Thread(target=self._read, args=(cloudpickle.dumps(config),), daemon=True).start()
 
     def verdict(self, key: str, params: bytes, limits: Limits) -> Verdict:
-        """Wait for the verdict on pickled StructuredOutputsParams.
+        """Return the verdict on pickled StructuredOutputsParams, after the trial.
 
         Raises:
-            ProgramError: the trial has ended without a verdict.
+            ProgramError: the trial process has exited without a verdict.
         """
         future: Future[Verdict] = Future()
         try:
@@ -249,7 +247,7 @@ class Program:
         return future.result()
 
     def _read(self, config: bytes) -> None:
-        """Pass arriving verdicts to their futures until the trial process exits."""
+        """Pass verdicts to their futures until the trial process exits."""
         try:
             with self._process.stdin as stdin:  # type: ignore[union-attr]
                 stdin.write(config)

@@ -1,8 +1,8 @@
 """The trial process for grammars, which compiles each grammar in a forked child under limits.
 
-:mod:`vllm.v1.readiness.frontend.grammar_limits` starts the process, and talks to it through a
-socket. The process has one thread, and loads vLLM, the tokenizer and the backends once. A child
-that exhausts memory or crashes affects nothing else.
+:mod:`vllm.v1.readiness.frontend.grammar_limits` starts the process and communicates with it through
+a socket. The process has one thread, and loads vLLM, the tokenizer and the backends once. A child
+that crashes or exhausts its memory affects nothing else.
 """
 
 # mirrors: vllm.v1.structured_output:StructuredOutputManager.grammar_init
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
         StructuredOutputGrammar,
     )
 
-#: Limits that a grammar may exceed, and abnormal ends of its trial.
+#: Limits that a grammar may exceed, and other failures of a trial.
 SECONDS, MEMORY, TOKEN_SECONDS = "seconds", "memory", "token seconds"
 CRASH, UNTRIED = "crash", "untried"
 
-#: Backend to its module and class.
+#: Backend name to module and class.
 _BACKENDS = {
     "xgrammar": ("backend_xgrammar", "XgrammarBackend"),
     "guidance": ("backend_guidance", "GuidanceBackend"),
@@ -43,18 +43,18 @@ _BACKENDS = {
 }
 #: Number of tokens that a trial samples from a grammar.
 _WALK = 24
-#: Divisor of the limit of seconds: gives the limit per token, on average over a walk.
+#: The limit of seconds divided by this is the limit for the average token of a walk.
 TOKEN_SECONDS_PART = 100
-#: Extra bytes of address space for the stacks and arenas of a compiler's threads.
+#: Extra bytes of address space, for the stacks and arenas of a compiler's threads.
 _ROOM = 256 << 20
-#: Any error counts as a failed allocation if peak memory is this close to the limit, in bytes.
+#: An error is a failed allocation if peak memory is within this many bytes of the limit.
 _NEAR = 128 << 20
-#: Limit of wall time as a multiple of the limit of CPU time.
+#: Ratio of the limit of wall time to the limit of CPU time.
 _PATIENCE = 4
 
 
 class Limits(NamedTuple):
-    """Limits of one trial: CPU seconds of all threads together, and MiB of memory."""
+    """Limits of one trial: total CPU seconds of all threads, and MiB of memory."""
 
     seconds: int
     memory: int
@@ -64,11 +64,11 @@ class Verdict(NamedTuple):
     """Result of a trial.
 
     Attributes:
-        exceeded: one of the limits and abnormal ends above; None within all limits.
+        exceeded: the exceeded limit or other failure, a constant above; None for neither.
         signal: signal number of a :data:`CRASH`.
-        fields: the fields of the request's StructuredOutputsParams changed by validation.
-        error: the error raised by upstream's validation.
-        backend: the backend chosen by validation.
+        fields: fields of StructuredOutputsParams that upstream's validation changed.
+        error: error that upstream's validation raised.
+        backend: backend that upstream's validation chose.
     """
 
     exceeded: str | None = None
@@ -83,10 +83,10 @@ class _ExceededError(Exception):
 
 
 class Backends:
-    """Grammar backends of an engine, which the forked children inherit."""
+    """Grammar backends of an engine; forked children inherit them."""
 
     def __init__(self, config: "VllmConfig") -> None:
-        """Load the tokenizer, as the engine core does."""
+        """Load the plugins and the tokenizer, like the engine core."""
         from vllm.plugins import load_general_plugins
         from vllm.tokenizers import cached_tokenizer_from_config
 
@@ -106,9 +106,9 @@ class Backends:
         return self._made[name]
 
     def candidates(self, name: str) -> list[str]:
-        """Return the backends that may compile a grammar validated for ``name``.
+        """Return the backends that may compile a grammar validated for backend ``name``.
 
-        With "auto" an engine keeps its first request's backend, which may differ from ``name``.
+        With "auto", an engine uses the backend of its first request for all requests.
         """
         if self.config.structured_outputs_config.backend != "auto":
             return [name]
@@ -116,9 +116,9 @@ class Backends:
 
 
 def attempt(params: "StructuredOutputsParams", backends: Backends, limits: Limits) -> Verdict:
-    """Validate, compile and walk a grammar in this process, whose resources are limited.
+    """Validate and compile a grammar and sample from it, in this process under its limits.
 
-    Running out of memory rejects the grammar. The engine reports all other errors of the compiler.
+    A compiler's errors other than failed allocations are left to the engine to report.
     """
     from vllm.sampling_params import SamplingParams
     from vllm.v1.structured_output.request import get_structured_output_key
@@ -147,7 +147,7 @@ def attempt(params: "StructuredOutputsParams", backends: Backends, limits: Limit
 
 
 def _walk(grammar: "StructuredOutputGrammar", backends: Backends, limits: Limits) -> None:
-    """Sample allowed tokens; raise _ExceededError if they take too long on average."""
+    """Sample allowed tokens. Raises _ExceededError if they take too long on average."""
     import numpy as np
     import torch
 
@@ -172,8 +172,8 @@ def _walk(grammar: "StructuredOutputGrammar", backends: Backends, limits: Limits
 def _lacks_memory(error: BaseException | None) -> bool:
     """Return whether an error or its cause is a failed allocation.
 
-    Compilers report a failed allocation in many ways, such as a thread that cannot be started.
-    Therefore any error near the limit counts.
+    Compilers report failed allocations in many ways, such as an error about a thread, so any error
+    near the limit counts.
     """
     while error is not None:
         if isinstance(error, MemoryError) or "bad_alloc" in str(error):
@@ -203,7 +203,7 @@ class _Trial(NamedTuple):
 
 
 class TrialServer:
-    """Server of one front end, with up to ``at_a_time`` concurrent trials."""
+    """Server of one front end, which runs up to ``at_a_time`` trials concurrently."""
 
     def __init__(self, front_end: Connection, backends: Backends, at_a_time: int) -> None:
         self._front_end, self._backends, self._at_a_time = front_end, backends, at_a_time
@@ -211,7 +211,7 @@ class TrialServer:
         self._running: dict[Connection, _Trial] = {}
 
     def run(self) -> None:
-        """Serve until the front end exits; then kill all trials."""
+        """Serve until the front end exits, then kill all trials."""
         try:
             while True:
                 ready = wait([self._front_end, *self._running], 0.5 if self._running else None)
@@ -250,7 +250,7 @@ class TrialServer:
         self._running[reader] = _Trial(key, pid, deadline)
 
     def _finish(self, reader: Connection) -> None:
-        """Send a trial's verdict to the front end; without one, derive it from the exit status."""
+        """Send the front end a trial's verdict, or else a verdict based on its exit status."""
         trial = self._running.pop(reader)
         verdict = None
         with reader, contextlib.suppress(EOFError):
@@ -260,7 +260,7 @@ class TrialServer:
             verdict = _verdict(os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0)
         if verdict.backend is not None:
             with contextlib.suppress(Exception):  # the engine reports the error
-                self._backends.get(verdict.backend)  # create it for later forks
+                self._backends.get(verdict.backend)  # created for later forks
         self._front_end.send((trial.key, verdict))
 
     def _kill_overdue(self) -> None:
@@ -271,7 +271,7 @@ class TrialServer:
 
 
 def _limit(limits: Limits) -> None:
-    """Limit this process's CPU time (SIGXCPU ends it) and memory (allocations fail)."""
+    """Limit the CPU time (then SIGXCPU) and memory (then failed allocations) of this process."""
     with open("/proc/self/statm", encoding="ascii") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -280,7 +280,7 @@ def _limit(limits: Limits) -> None:
 
 
 def _verdict(number: int) -> Verdict:
-    """Return the verdict on a trial that a signal killed; 0 for an exit without a signal."""
+    """Return the verdict on a trial killed by signal ``number``; 0 for another exit."""
     if number == signal.SIGXCPU:
         return Verdict(SECONDS)
     if number in (signal.SIGABRT, signal.SIGKILL):  # a failed allocation in C++ or Rust
@@ -289,12 +289,12 @@ def _verdict(number: int) -> Verdict:
 
 
 def trials_at_a_time() -> int:
-    """Return the maximum number of concurrent trials: the engine's compiler threads, at least 2."""
+    """Return the number of compiler threads of an engine, but at least 2."""
     return max(2, ((os.cpu_count() or 1) + 1) // 2)
 
 
 def main(descriptor: int) -> None:
-    """Serve trials from a socket's descriptor, with the engine's configuration from stdin."""
+    """Serve a front end by a socket's ``descriptor``, with a pickled VllmConfig from stdin."""
     config = pickle.load(sys.stdin.buffer)  # noqa: S301 - of our front end
     backends = Backends(config)
     chosen = config.structured_outputs_config.backend

@@ -2,15 +2,15 @@
 
 Stock 0.22.0's front end creates a dict per token and an object per logprob at each step, and keeps
 them until the request ends. The garbage collector traverses them repeatedly, for hundreds of
-milliseconds: 128 requests with 1,000 tokens and 20 logprobs per token have 2.7 million objects. The
-front end also decodes the token of every logprob at each step, including logprobs that only another
-request in the batch asked for.
+milliseconds: 128 requests with 1,000 tokens and 20 logprobs per token have 2.7 million objects. At
+each step the front end also decodes the token of each logprob, even if only another request in the
+batch asked for that many logprobs.
 
-Here a request's logprobs are stored in three arrays until an output contains them. A streamed
-output creates the dicts of its own tokens, a final output the dicts of all tokens. Each token is
-decoded once for all requests. A FlatLogprobs, and the list of cumulative outputs that the client
-shares, is extended at every step as in stock. Clients get equal values of the same types. Unknown
-processors, tokenizers and values fall back to upstream.
+Here a request's logprobs are stored in three arrays until an output contains them. For a streamed
+output, only the dicts of its own tokens are created; for a final output, the dicts of all tokens.
+Each token is decoded once for all requests. A FlatLogprobs and the list in cumulative outputs,
+which the client shares, are extended at each step as in stock vLLM. Clients get equal values of the
+same types. Other processors, tokenizers and types fall back to upstream.
 """
 
 # mirrors: vllm.v1.engine.logprobs:LogprobsProcessor
@@ -41,22 +41,22 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
-#: Methods and functions of upstream's processor; the feature is off if any was replaced.
+#: Methods of upstream's processor and functions; if any is replaced, upstream's code is used.
 _METHODS = (
     *("update_from_output", "pop_prompt_logprobs", "_get_sampled_context_ids", "_verify_tokens"),
     *("_update_sample_logprobs", "_update_prompt_logprobs", "_correct_decoded_token"),
 )
 _FUNCTIONS = ("append_logprobs_for_next_position", "convert_ids_list_to_tokens")
-#: Supported types of values, as dtype characters and as torch dtypes.
+#: Supported dtypes, as NumPy's characters and as torch dtypes.
 _TYPES = frozenset("ilqfd")
 _DTYPES = frozenset({torch.int32, torch.int64, torch.float32, torch.float64})
-#: Number of preceding tokens with which upstream decodes a partial character.
+#: Number of preceding tokens that upstream uses to decode a partial character.
 _CONTEXT = 4
-#: Maximum logprobs per deferred position; more would make a request's last step too long.
+#: Maximum logprobs per position to defer; more would take too long in a request's last step.
 _WIDEST = 128
-#: Minimum number of new objects for which the garbage collector is paused.
+#: Minimum number of new objects to pause the garbage collector for.
 _MANY = 2000
-#: Threshold of a paused collector: unreachable, and unlikely as a setting of other code.
+#: Threshold of a paused collector; it is never reached, and unlikely to be set by other code.
 _NEVER = (1 << 31) - 1
 
 
@@ -67,8 +67,8 @@ class Columns:
         count: number of positions.
         width: logprobs per position; 0 without positions.
         ids, logprobs: [count * width].
-        ranks: ranks of the sampled tokens, [count].
-        texts: position to the texts of its tokens, only if these depend on preceding tokens.
+        ranks: [count], ranks of the sampled tokens.
+        texts: position to texts of its tokens, if any of them depends on preceding tokens.
     """
 
     __slots__ = ("_limit", "_types", "count", "ids", "logprobs", "ranks", "texts", "width")
@@ -85,9 +85,9 @@ class Columns:
         self.texts: dict[int, tuple[str | None, ...]] = {}
 
     def take(self, ids: np.ndarray, logprobs: np.ndarray, ranks: np.ndarray) -> bool:
-        """Append positions; False if types are unsupported, or types or width have changed.
+        """Append [positions, columns] arrays and [positions] ranks; False if not supported.
 
-        ``ids`` and ``logprobs`` are [positions, columns], ``ranks`` is [positions].
+        The dtypes and the width must be those of earlier positions.
         """
         types = ids.dtype, logprobs.dtype, ranks.dtype
         width = columns = ids.shape[1]
@@ -112,7 +112,7 @@ class Series:
 
     Attributes:
         shown: upstream's container, visible to the client.
-        columns: the positions not yet in ``shown``; None to extend ``shown`` at every step.
+        columns: positions that are not yet in ``shown``; None to extend ``shown`` at each step.
     """
 
     __slots__ = ("columns", "shown")
@@ -164,7 +164,7 @@ class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
         return upstream.LogprobsProcessor, tuple(values)
 
     def newest(self, count: int) -> "SampleLogprobs | None":
-        """Return at least the newest ``count`` positions; all for 0, like the slice [-0:]."""
+        """Return at least the newest ``count`` positions; all for 0, like ``[-0:]``."""
         columns = self._sample.columns
         if columns is None or not 0 < count <= columns.count:
             return self.logprobs
@@ -218,7 +218,7 @@ class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
         return True
 
     def _decode_parts(self, series: Series, count: int) -> None:
-        """Decode the positions with partial characters among the newest ``count``.
+        """Decode those of the newest ``count`` positions that have partial characters.
 
         Such a position takes several tokenizer calls, too many to defer to the last step.
         """
@@ -243,7 +243,7 @@ class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
         return series.shown
 
     def _made(self, series: Series, first: int) -> "list[LogprobsOnePosition]":
-        """Create the dicts of the positions from ``first`` on."""
+        """Create the dicts of all positions from ``first`` on."""
         columns = series.columns
         assert columns is not None
         width = columns.width
@@ -262,7 +262,7 @@ class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
                         texts[start : start + width] = parts
             objects = map(containers.Logprob, logprobs, places, texts or repeat(None))
             pairs = zip(ids, objects, strict=True)
-            # The sampled token comes first, and may recur among the top tokens.
+            # The sampled token comes first, and may occur again among the top tokens.
             return list(map(dict, zip(*[pairs] * width, strict=True)))
 
     def _decoded(self, row: list[int], series: Series, position: int) -> Iterable[str | None]:
@@ -277,7 +277,7 @@ class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
         return shown
 
     def _context(self, series: Series, position: int) -> list[int]:
-        """Return up to four tokens before a position of ``columns``."""
+        """Return up to four tokens that precede a position of ``columns``."""
         columns = series.columns
         if columns is None:
             return list(self._get_sampled_context_ids(series.shown))
@@ -292,7 +292,7 @@ class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
 def defer(
     processor: upstream.LogprobsProcessor, params: "SamplingParams"
 ) -> upstream.LogprobsProcessor:
-    """Return a deferring processor for a new request; ``processor`` to fall back to upstream."""
+    """Return a processor that defers a new request's logprobs, or ``processor``."""
     if processor.num_logprobs is None and processor.num_prompt_logprobs is None:
         return processor
     if registry.LOGPROBS not in switch.enabled() or not _is_upstreams(processor):
@@ -308,17 +308,14 @@ def defer(
 def shown(
     processor: upstream.LogprobsProcessor, count: int, delta: bool
 ) -> "SampleLogprobs | None":
-    """Return a request's logprobs for an output of ``count`` tokens.
-
-    With ``delta`` the result may leave out earlier tokens.
-    """
+    """Return logprobs for an output of ``count`` tokens; with ``delta``, perhaps only of these."""
     if delta and isinstance(processor, DeferredLogprobs):
         return processor.newest(count)
     return processor.logprobs
 
 
 def _is_upstreams(processor: upstream.LogprobsProcessor) -> bool:
-    """Return whether the processor's class, methods and helper functions are upstream's."""
+    """Return whether the processor's class, methods and functions are upstream's."""
     return (
         type(processor) is upstream.LogprobsProcessor
         and subclasses.all_vllms(processor, _METHODS)
@@ -327,7 +324,7 @@ def _is_upstreams(processor: upstream.LogprobsProcessor) -> bool:
 
 
 class _Collector:
-    """Garbage collector, paused by a raised threshold: ``gc.enable`` keeps its effect."""
+    """Pauses the garbage collector by its threshold, without the effects of ``gc.disable``."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -338,7 +335,7 @@ class _Collector:
     def paused(self, objects: int) -> Iterator[None]:
         """Pause the collector while many objects are created, none of which is garbage.
 
-        Otherwise collections take three quarters of a step in which a batch's requests end.
+        Otherwise, collections take three quarters of a step in which all requests end.
         """
         if objects < _MANY:
             yield
@@ -362,12 +359,12 @@ _collector = _Collector()
 
 
 def _limit(number: int | None) -> int | None:
-    """Return the maximum logprobs per position, including the sampled token's; None for all."""
+    """Return the maximum logprobs per position, with the sampled token's; None for all."""
     return None if number is None or number < 0 else 1 + number
 
 
 def _in_order(ids: object, logprobs: object, ranks: object) -> bool:
-    """Return whether these are arrays of the expected shapes, with at least one column."""
+    """Return whether these are arrays of consistent shapes with at least one column."""
     return (
         type(ids) is type(logprobs) is type(ranks) is np.ndarray
         and ids.ndim == 2

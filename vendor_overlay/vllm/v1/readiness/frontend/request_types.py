@@ -1,13 +1,13 @@
 """Conversions and type checks of a request's fields, for the fix ``bad-requests``.
 
 Stock 0.22.0's front ends do not check the types of these fields. Most values can be encoded, but
-the engine core's input thread decodes them by the declared types, and dies if the type differs.
-NumPy's numbers cannot be encoded: the request fails after the front end has registered it, and
-stays registered.
+the engine core's input thread decodes them as the declared types, and dies if a type differs. A
+NumPy number cannot be encoded: the request fails after the front end has registered it, and stays
+registered.
 
-Here numbers of other libraries are converted to Python's (:func:`convert`). A request that the
-engine core cannot decode is refused before it is registered (:func:`check`). An engine core in the
-front end's process decodes no messages, and may serve values of other types.
+Here numbers of other libraries are converted to Python numbers (:func:`convert`). A request that
+the engine core cannot decode is refused before it is registered (:func:`check`), unless the engine
+core runs in the front end's process and decodes no messages.
 """
 
 # mirrors: vllm.v1.serial_utils:MsgpackEncoder.enc_hook
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.engine.core import EngineCore
 
-#: Types that :func:`convert` handles, also as optional types.
+#: Field types that :func:`convert` supports, optional or not.
 _NUMBERS = (int, float, bool, list[int], list[list[int]], list[bool], set[int], dict[int, float])
-#: Containers that convert to a list of numbers.
+#: Containers that are converted to a list or set of numbers.
 _CONTAINERS = (list, tuple, set, frozenset, range, np.ndarray, torch.Tensor)
-#: Fields left out of the trial encoding: created by vLLM, or long.
+#: Fields that are not encoded in :func:`check`, because vLLM creates them or they are long.
 _LEFT_OUT = ("prompt_token_ids", "mm_features", "prompt_embeds", "prompt_is_token_ids")
-#: Placeholder, in the trial encoding, for a value that upstream encodes by a hook.
+#: Stands for a value that upstream's hook encodes.
 _OPAQUE = msgspec.msgpack.Ext(0, b"")
 
 _in_process: "WeakSet[EngineCore]" = WeakSet()
@@ -56,16 +56,16 @@ def serve_in_process(core: "EngineCore") -> None:
 
 
 def is_in_process(config: "VllmConfig") -> bool:
-    """Return whether the engine core of a config runs in this process."""
+    """Return whether the engine core with this config runs in this process."""
     with _lock:
         return any(core.vllm_config is config for core in _in_process)
 
 
 def convert(struct: msgspec.Struct) -> None:
-    """Replace numbers of other libraries by equal Python numbers.
+    """Replace numbers of other libraries in the fields of ``struct`` by equal Python numbers.
 
-    Only values with ``__index__`` are converted to integers, so 16.0 is not. A list or set field
-    accepts any container of numbers. Fields of ``struct`` are assigned; old values are unchanged.
+    Only values with ``__index__`` are converted to integers, so 16.0 is not. Any container of
+    numbers is converted for a list or set field. Old values are not changed in place.
     """
     for name, kind in _numbers(type(struct)):
         value = getattr(struct, name)
@@ -89,15 +89,12 @@ def check(request: EngineCoreRequest) -> None:
 
 
 def is_integer(value: object) -> bool:
-    """Return whether a converted value is an integer, and not a bool."""
+    """Return whether a converted value is an integer other than a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def refuse(parameter: str, value: object, kind: object, why: str | None = None) -> NoReturn:
-    """Refuse a value whose type is not ``kind``, the field's declared type.
-
-    ``why`` is the decoder's message; by default the name of the value's type.
-    """
+    """Raise VLLMValidationError for a value whose type is not ``kind``, for the reason ``why``."""
     expected = kind.__name__ if type(kind) is type else kind
     raise VLLMValidationError(
         f"{parameter}: the engine cannot read {reprlib.repr(value)} "
@@ -109,7 +106,7 @@ def refuse(parameter: str, value: object, kind: object, why: str | None = None) 
 
 @cache
 def _numbers(struct: type[msgspec.Struct]) -> tuple[tuple[str, Any], ...]:
-    """Return the numeric fields of a struct, with their types without None."""
+    """Return the name and non-optional type of each field that :func:`convert` supports."""
     plain = ((field.name, _without_none(field.type)) for field in msgspec.structs.fields(struct))
     return tuple((name, kind) for name, kind in plain if kind in _NUMBERS)
 
@@ -120,7 +117,7 @@ def _without_none(kind: Any) -> Any:  # noqa: ANN401
 
 
 def _converted(value: Any, kind: Any) -> Any:  # noqa: ANN401
-    """Convert a value to its declared type if the result is equal; else return it unchanged."""
+    """Convert a value to its declared type; return it unchanged if no equal value exists."""
     if (scalar := _SCALARS.get(kind)) is not None:
         return scalar(value)
     first, *others = get_args(kind)
@@ -142,14 +139,14 @@ def _integer(value: Any) -> Any:  # noqa: ANN401
     if type(value) is int or isinstance(value, bool):
         return value
     try:
-        # Messages carry the value of an enum member.
+        # An enum member is encoded as its value.
         return int(operator.index(value.value if isinstance(value, Enum) else value))
     except TypeError:
         return value
 
 
 def _float(value: Any) -> Any:  # noqa: ANN401
-    """Convert a number to float, except an int, which the engine core accepts as a float."""
+    """Convert a number to float, except an int, which also decodes as a float."""
     if isinstance(value, (bool, np.bool_)) or type(value) in (int, float):
         return value
     if not hasattr(value, "__float__") or getattr(value, "ndim", 0) > 0:
@@ -165,7 +162,7 @@ _SCALARS: "Mapping[type, Callable[[Any], Any]]" = {
 
 
 def _encode(value: object) -> object:
-    """Accept the same values as upstream's encoder hook, without copying them."""
+    """Accept the values that upstream's encoder hook accepts, without copying them."""
     if (
         isinstance(value, (torch.Tensor, np.ndarray, slice))
         or envs.VLLM_ALLOW_INSECURE_SERIALIZATION
@@ -182,7 +179,7 @@ def _decoder(kind: Any) -> "msgspec.msgpack.Decoder[Any]":  # noqa: ANN401
 
 
 def _failure(value: object, kind: Any) -> str | None:  # noqa: ANN401
-    """Return the error of decoding a value as its declared type; None if it succeeds."""
+    """Return the error of encoding and decoding a value as its declared type, or None."""
     try:
         _decoder(kind).decode(msgspec.msgpack.encode(value, enc_hook=_encode))
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -191,7 +188,7 @@ def _failure(value: object, kind: Any) -> str | None:  # noqa: ANN401
 
 
 def _refuse_field_of(struct: msgspec.Struct) -> None:
-    """Refuse the first field that cannot be decoded, also in nested structs."""
+    """Refuse the first field, nested structs included, that cannot be decoded."""
     for field in msgspec.structs.fields(type(struct)):
         value = getattr(struct, field.name)
         failure = _failure(value, field.type)

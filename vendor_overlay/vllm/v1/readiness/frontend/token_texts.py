@@ -1,7 +1,7 @@
 """Cache of the text of each token of a tokenizer, for the feature ``logprobs``.
 
-Stock calls the tokenizer for each token of all logprobs. vLLM assumes that a tokenizer's vocabulary
-never changes (``get_cached_tokenizer``), so the text of a single token never changes either.
+Stock vLLM calls the tokenizer for the token of each logprob. vLLM assumes that the vocabulary of a
+tokenizer never changes (``get_cached_tokenizer``), so the text of a single token is constant.
 """
 
 # mirrors: vllm.tokenizers.detokenizer_utils:convert_ids_list_to_tokens
@@ -21,12 +21,12 @@ _HOMES = frozenset({"vllm", "transformers", "tokenizers", "builtins", "typing", 
 
 
 class TokenTexts(dict[int, str]):
-    """Token to text; decodes missing tokens, and does not keep the tokenizer alive.
+    """Token to text. Missing tokens are decoded; the tokenizer is referenced weakly.
 
     Attributes:
         whole: cached tokens whose text consists of whole characters.
-        incomplete: cached tokens whose text ends in a replacement character. A client's text for
-            such a token depends on the preceding tokens.
+        incomplete: cached tokens whose text ends in a replacement character, for which the client's
+            text depends on the preceding tokens.
     """
 
     def __init__(self, tokenizer: "TokenizerLike") -> None:
@@ -44,7 +44,7 @@ class TokenTexts(dict[int, str]):
         elif text:
             self.whole.add(token)
         else:
-            return text  # vLLM may assign the token later (prompt embeddings)
+            return text  # not cached: vLLM may assign the token later (prompt embeddings)
         self[token] = text
         return text
 
@@ -53,7 +53,7 @@ _texts: "WeakKeyDictionary[TokenizerLike, TokenTexts]" = WeakKeyDictionary()
 
 
 def of(tokenizer: "TokenizerLike") -> TokenTexts | None:
-    """Return the texts of a tokenizer's tokens; None if a text may depend on other tokens."""
+    """Return the cache of a tokenizer; None if a token's text may depend on its context."""
     kind = type(tokenizer)
     homes = {base.__module__.partition(".")[0] for base in kind.__mro__}
     decode = getattr(kind, "decode", None)
@@ -66,6 +66,6 @@ def of(tokenizer: "TokenizerLike") -> TokenTexts | None:
         texts = _texts.get(tokenizer)
         if texts is None:
             texts = _texts[tokenizer] = TokenTexts(tokenizer)
-    except TypeError:  # not hashable, or no weak references
+    except TypeError:  # unhashable, or without weak references
         return None
     return texts

@@ -1,9 +1,9 @@
 """Feature ``readback``: a step's outputs reach the host by readbacks.
 
-Under synchronous scheduling upstream waits for the sampled ids, then makes three blocking copies of
-the logprobs. With drafts it selects the accepted ids by a mask on the device, and waits again.
-After the logprobs of prompts it waits for the whole device. Here one readback with one event
-replaces each of these waits. The model runner also calls this module for pooling models.
+Under synchronous scheduling upstream waits for the sampled token ids, then makes three blocking
+copies of the logprobs. With drafts it selects the accepted ids by a mask on the device, and waits
+again. After prompt logprobs it waits for the whole device. Here a readback with one event replaces
+each of these waits, also for pooling models.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:AsyncGPUModelRunnerOutput.__init__
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 #: Default of vLLM's max_logprobs.
 _LOGPROBS = 20
-#: Bytes per position: the sampled id, the id and value of each logprob, and a rank.
+#: Bytes per position: the sampled token id, the id and value of each logprob, and the rank.
 _BYTES = 4 + (_LOGPROBS + 1) * (4 + 4) + 8
-#: Buffers under async scheduling: for the steps being computed, returned and settled.
+#: Buffers under async scheduling, for the steps being computed, returned and settled.
 _STEPS = 3
 #: Limit of pinned memory for prompt logprobs, in bytes.
 _MOST = 1 << 28
@@ -55,8 +55,8 @@ class Outputs(Feature):
     """Outputs of one model runner.
 
     Attributes:
-        readbacks: None to use upstream's copies, with the feature off or without events.
-        pin_memory: whether to pin uploads.
+        readbacks: None to use upstream's copies, if the feature is off or the device lacks events.
+        pin_memory: whether to pin the sources of uploads.
     """
 
     def __init__(self, batch: "InputBatch", num_spec_tokens: int, on: bool) -> None:
@@ -73,19 +73,19 @@ class Outputs(Feature):
 
     @classmethod
     def make(cls, live: "Live") -> "Outputs":
-        """Create the model outputs for the runner that owns the batch."""
+        """Create the outputs of the runner that owns the batch."""
         return cls(live.batch, live.num_spec_tokens, True)
 
     def warm_up(self) -> None:
-        """Pin memory and compile kernels."""
+        """Pin the buffers and compile the kernel."""
         if self.readbacks is not None:
             self.readbacks.warm_up(_STEPS if self._drafts else _STEPS + LAG)
 
     def show(self, sampled: "SamplerOutput") -> tuple[torch.Tensor, LogprobsTensors | None]:
-        """Copy a synchronous step's sampled ids and logprobs to the host.
+        """Read back a synchronous step's sampled token ids and logprobs.
 
-        Waits for all work on the current stream: upstream has already started other copies, and
-        relies on this wait for them. Returns the device's tensors to fall back to upstream.
+        Waits for all work on the current stream, including copies that upstream has started and
+        does not wait for. Returns the tensors on the device to fall back to upstream.
         """
         logprobs = sampled.logprobs_tensors
         if self.readbacks is None:
@@ -95,10 +95,9 @@ class Outputs(Feature):
         return ids, _joined(logprobs, parts)
 
     def start_async(self, output: "AsyncGPUModelRunnerOutput", stream: torch.cuda.Stream) -> bool:
-        """Start the readback of an asynchronous step's samples; False to fall back to upstream.
+        """Start an asynchronous step's readback on ``stream``; False to fall back to upstream.
 
-        ``output`` receives the host tensors and their event. Copies on ``stream`` do not delay the
-        next step.
+        The host tensors and their event are assigned to ``output``.
         """
         if self.readbacks is None:
             return False
@@ -121,16 +120,15 @@ class Outputs(Feature):
     ) -> bool:
         """Start the readback of finished requests' pooled outputs; False to fall back to upstream.
 
-        ``pooled`` is [requests, width], or a tensor or None per request. ``output`` receives a
-        tensor or None per request, and the event after their copies. The copies run on the current
-        stream, before the next step: pooled outputs may be views of memory that the next step
-        overwrites. If lengths differ, upstream raises the error.
+        ``pooled`` is [requests, width], or a tensor or None per request. A tensor or None per
+        request and the event are assigned to ``output``. The copies run on the current stream,
+        because the next step may overwrite the memory of the pooled outputs.
         """
         if self.readbacks is None or len(pooled) != len(finished):
             return False
         rows: list[torch.Tensor | None] = [None] * len(finished)
         if isinstance(pooled, torch.Tensor):
-            # Slices are views; indexing by rows would wait for the index.
+            # Slices are views; indexing by a list of rows would sync.
             runs = [
                 list(run) for done, run in groupby(range(len(rows)), finished.__getitem__) if done
             ]
@@ -149,7 +147,7 @@ class Outputs(Feature):
     def empty_prompt_logprobs(self, positions: int, width: int) -> LogprobsTensors:
         """Allocate uninitialised host tensors for a prompt's logprobs, ``width`` per position.
 
-        The tensors are pinned. Beyond the limit they are pageable, and upstream copies into them.
+        Beyond the limit of pinned memory, they are pageable, and upstream copies into them.
         """
         shape = (positions, width)
         tensors = self.readbacks and self.readbacks.reserve(
@@ -162,17 +160,16 @@ class Outputs(Feature):
     ) -> bool:
         """Start the readback of a prefill chunk's logprobs; False to fall back to upstream.
 
-        ``sources`` are the ids, logprobs and ranks of positions ``rows``, on the device.
+        ``sources`` are the ids, logprobs and ranks at the positions ``rows``, on the device.
         """
         return self.readbacks is not None and self.readbacks.fill(tensors[:3], rows, sources)
 
     def finish_prompt_logprobs(
         self, finished: Sequence[LogprobsTensors], asynchronous: bool
     ) -> bool:
-        """Wait for the logprobs of prompts that end with this step; False to fall back to upstream.
+        """Wait for the logprobs of prompts that end in this step; False to fall back to upstream.
 
-        Under async scheduling this does not wait: these copies were started before the copies of
-        the step's outputs, and complete before those.
+        No wait is needed if ``asynchronous``: these copies complete before those of the outputs.
         """
         if self.readbacks is None:
             return False
@@ -187,18 +184,18 @@ class Outputs(Feature):
         return True
 
     def pinned(self, values: Sequence[int]) -> torch.Tensor:
-        """Create an int64 tensor [n] on the host, pinned if :attr:`pin_memory`."""
+        """Create an int64 host tensor [n], pinned if :attr:`pin_memory`."""
         return uploads.pinned(values, self.pin_memory)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Start a copy into upstream's pinned memory. Upstream then records its event."""
+        """Start a copy into upstream's pinned memory; upstream records the event."""
         if self.readbacks is None:
             target.copy_(source, non_blocking=True)
         else:
             self.readbacks.copy(target, source)
 
     def read_nan_counts(self, counts: torch.Tensor) -> torch.Tensor:
-        """Copy NaN counts to the host and wait; return ``counts`` to fall back to upstream."""
+        """Read back NaN counts and wait; return ``counts`` to fall back to upstream."""
         if self.readbacks is None:
             return counts
         return self.readbacks.start([counts]).wait(fences.NAN_COUNTS)[0]
@@ -212,7 +209,7 @@ def wait(event: torch.Event) -> None:
 def _joined(
     logprobs: LogprobsTensors | None, parts: Sequence[torch.Tensor]
 ) -> LogprobsTensors | None:
-    """Rebuild logprobs from the parts that were read back."""
+    """Return the logprobs with their parts on the host."""
     if logprobs is None:
         return None
     return LogprobsTensors(*parts, logprobs.cu_num_generated_tokens)

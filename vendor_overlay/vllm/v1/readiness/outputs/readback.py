@@ -1,12 +1,12 @@
 """Readbacks: copies from the device to the host, each with one event to wait for.
 
-The tensors of a step share one pinned buffer, and the host waits for the event after their copies.
-It waits neither for the rest of the stream nor for other streams (vLLM pull request 22760 does the
-same for sampled ids).
+The tensors of a step share one pinned buffer, and the host waits for the event after their copies,
+but not for later work or for other streams. (vLLM pull request 22760 does the same for sampled
+token ids.)
 
-On CUDA, a kernel stores small tensors into the pinned buffer. The copy engine serves all copies of
-one direction in order, regardless of streams and priorities. A copy of a few kilobytes therefore
-waits for every gigabyte that a KV connector is moving. A store does not use the copy engine.
+On CUDA, a kernel stores small tensors into the pinned buffer, because the copy engine serves all
+copies of one direction in order, regardless of streams and priorities: a copy of a few kilobytes
+would wait for every gigabyte that a KV connector is moving.
 
 A buffer is free again when the copy into it has completed and the host holds no reference to its
 content. Buffers are added on demand.
@@ -29,18 +29,18 @@ from vllm.v1.readiness.engine import fences, gauges, pinning
 
 #: Alignment of offsets in a buffer, in bytes: a cache line.
 _ALIGNMENT = 64
-#: Maximum number of bytes stored by a kernel; more would occupy the device for too long.
+#: Maximum bytes that the kernel stores; more would occupy the device for too long.
 _MAX_STORED = 1 << 20
 _NUMPY_TYPES = {torch.int32: np.int32, torch.int64: np.int64, torch.float32: np.float32}
 
 #: Shape and dtype of each tensor.
 Layout = tuple[tuple[tuple[int, ...], torch.dtype], ...]
-#: Starts copies of sources into targets of the same shapes.
+#: Function that starts copies of sources into targets of the same shapes.
 Copy = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
 
 
 def has_events(device: torch.device) -> bool:
-    """Return whether copies from ``device`` can be non-blocking, with events to wait for."""
+    """Return whether ``device`` supports non-blocking copies and events."""
     supported = current_platform.is_cuda_alike() or current_platform.is_xpu()
     return supported and device.type != "cpu" and bool(is_pin_memory_available())
 
@@ -48,19 +48,19 @@ def has_events(device: torch.device) -> bool:
 class Readback(NamedTuple):
     """Tensors on their way to the host."""
 
-    #: On the host, with the sources' shapes and dtypes. Valid once the event has completed, and as
-    #: long as the tensors or views of them are referenced.
+    #: On the host, with the shapes and dtypes of the sources. Valid once the event has completed,
+    #: while any of the tensors or their views is referenced.
     tensors: list[torch.Tensor]
     event: torch.Event  # recorded after the copies
 
     def wait(self, owner: str) -> list[torch.Tensor]:
-        """Wait for the tensors and return them; ``owner`` names the fence."""
+        """Wait for the event and return the tensors; ``owner`` names the fence."""
         fences.wait(self.event, owner)
         return self.tensors
 
 
 class Buffer:
-    """Pinned memory, uint8 [size], and the event after the newest copy into it or from it."""
+    """Pinned memory, uint8 [size], with the event after the newest copy to or from it."""
 
     __slots__ = ("event", "lease", "memory")
 
@@ -75,7 +75,7 @@ class Buffer:
         return self.event is None or bool(self.event.query())
 
     def mark_copied(self) -> None:
-        """Record the event after a copy in the current stream."""
+        """Record a new event in the current stream, after a copy."""
         self.event = torch.Event()
         self.event.record()
 
@@ -97,9 +97,9 @@ class Readbacks:
     Not thread-safe, except that any thread may drop its references to tensors.
 
     Args:
-        device: see :func:`has_events`.
-        least: size of the smallest buffer in bytes; the expected need of a step.
-        most: total bytes beyond which :meth:`reserve` does not allocate.
+        device: a device for which :func:`has_events` is true.
+        least: minimum size of a buffer in bytes; the expected need of a step.
+        most: maximum total bytes of pinned memory that :meth:`reserve` may allocate.
     """
 
     def __init__(self, device: torch.device, least: int = 4096, most: int = 1 << 30) -> None:
@@ -118,11 +118,11 @@ class Readbacks:
         gauges.watch(self)
 
     def held(self) -> Iterator[gauges.Value]:
-        """Yield the pinned memory of all buffers; see ``gauges``."""
+        """Yield the pinned memory of all buffers."""
         yield gauges.Value(gauges.PINNED_BYTES, (registry.READBACK,), self._pinned)
 
     def warm_up(self, buffers: int) -> None:
-        """Pin buffers of the smallest size and compile the kernel."""
+        """Pin ``buffers`` buffers of the minimum size, and compile the kernel."""
         reserved = [self.reserve((((self.least,), torch.uint8),)) for _ in range(buffers)]
         del reserved  # only now, so that the buffers are distinct
         zeros = torch.zeros(1, dtype=torch.int32, device=self.device)
@@ -134,11 +134,10 @@ class Readbacks:
         """Start copies of tensors, after the work of the current stream.
 
         Args:
-            sources: on the device, of any shapes and dtypes. The caller may drop them: their memory
-                is not reused before the copies have completed.
-            stream: stream for copies that are too large to be stored, so that the current stream
-                does not wait for them; the sources must not change until the copies complete. None:
-                the current stream.
+            sources: tensors on the device. The caller may drop them: their memory is not reused
+                before the copies have completed.
+            stream: stream for copies that the kernel does not serve (None: the current stream). The
+                current stream does not wait for them, and must not overwrite the sources.
         """
         contiguous = [source.contiguous() for source in sources]
         layout = tuple([(source.shape, source.dtype) for source in contiguous])
@@ -158,7 +157,7 @@ class Readbacks:
         return Readback(tensors, buffer.event)
 
     def reserve(self, layout: Layout) -> list[torch.Tensor] | None:
-        """Reserve host tensors for :meth:`fill`; None if the limit of pinned memory is reached."""
+        """Reserve host tensors for :meth:`fill`; None beyond the limit of pinned memory."""
         size = self._buffer_size(_offsets(layout)[0])
         if not self._free.get(size) and self._pinned + size > self.most:
             return None
@@ -167,10 +166,9 @@ class Readbacks:
     def fill(
         self, tensors: Sequence[torch.Tensor], rows: slice, sources: Sequence[torch.Tensor]
     ) -> bool:
-        """Start copies into ``rows`` of reserved tensors; False for tensors reserved elsewhere.
+        """Start copies into ``rows`` of reserved tensors; False for other tensors.
 
-        ``tensors`` are the result of one :meth:`reserve`; the first is not empty. ``sources``, one
-        per tensor, were computed on the current stream; dtypes are converted.
+        ``sources``, one per tensor, were computed on the current stream; dtypes are converted.
         """
         buffer = self._buffers.get(tensors[0].data_ptr())
         if buffer is None:
@@ -182,22 +180,19 @@ class Readbacks:
         return True
 
     def event_of(self, tensors: Sequence[torch.Tensor]) -> torch.Event | None:
-        """Return the event after the newest copy into reserved tensors; None if there is none."""
+        """Return the event after the newest copy into reserved tensors; None without a copy."""
         buffer = self._buffers.get(tensors[0].data_ptr())
         return None if buffer is None else buffer.event
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Start one copy into contiguous pinned memory; the caller records the event.
-
-        ``source`` was computed on the current stream; its dtype is converted.
-        """
+        """Start a copy into contiguous pinned memory, for which the caller records an event."""
         sources, targets = [source.to(target.dtype).contiguous()], [target]
         self._choose_copy(sources, targets)(sources, targets)
 
     def _choose_copy(
         self, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
     ) -> Copy:
-        """Return the store kernel if it supports these tensors, else torch's copy."""
+        """Return the kernel's store function if it supports these tensors, else torch's copy."""
         if (
             self._store is not None
             and sum(source.nbytes for source in sources) <= _MAX_STORED
@@ -214,12 +209,12 @@ class Readbacks:
         targets: Sequence[torch.Tensor],
         buffer: Buffer,
     ) -> None:
-        """Start copies in the current stream, and record the buffer's event after them."""
+        """Start copies in the current stream, followed by the buffer's event."""
         copy(sources, targets)
         buffer.mark_copied()
 
     def _allocate(self, layout: Layout) -> tuple[list[torch.Tensor], Buffer]:
-        """Create tensors in a buffer, which is in use while any of the tensors is referenced."""
+        """Create tensors in a buffer, which is free again when none of them is referenced."""
         size, offsets = _offsets(layout)
         buffer, free = self._take(size)
         # Only the tensors and views created here reference this array.
@@ -236,7 +231,7 @@ class Readbacks:
         return tensors, buffer
 
     def _buffer_size(self, size: int) -> int:
-        """Return the size of buffers that hold ``size`` bytes: a power of two."""
+        """Return the size of a buffer for ``size`` bytes: a power of two."""
         return 1 << (max(size, self.least) - 1).bit_length()
 
     def _take(self, size: int) -> tuple[Buffer, list[Buffer]]:
@@ -245,7 +240,7 @@ class Readbacks:
         free = self._free.get(size)
         if free is None:
             free = self._free[size] = []
-        # Other threads only append, so that indices stay valid.
+        # Indices stay valid, because other threads only append.
         for index in range(len(free) - 1, -1, -1):
             if free[index].arrived():
                 buffer = free.pop(index)
