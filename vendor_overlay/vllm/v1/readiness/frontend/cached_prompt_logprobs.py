@@ -46,10 +46,7 @@ class CachedPromptLogprobs(Feature):
 
 
 def place(state: "RequestState", output: "EngineCoreOutput") -> None:
-    """Append an output's prompt logprobs, with None for positions without logprobs.
-
-    Called before upstream processes the output. If all positions have logprobs, upstream appends.
-    """
+    """Append prompt logprobs with None where missing, before upstream processes the output."""
     processor, prompt = state.logprobs_processor, state.prompt_token_ids
     if processor is None or processor.num_prompt_logprobs is None or prompt is None:
         return

@@ -92,8 +92,7 @@ async def prepare(processor: "InputProcessor", params: object) -> None:
 def _limits_apply(processor: "InputProcessor") -> bool:
     """Return whether the fix is on and the front end accepts grammars.
 
-    With external_launcher, the limits do not apply: each rank has a front end, and the verdicts
-    might differ.
+    False with external_launcher, where each rank has a front end and verdicts might differ.
     """
     return (
         registry.GRAMMAR_LIMITS in switch.enabled()
@@ -145,7 +144,7 @@ def _trials(processor: "InputProcessor") -> "Trials":
 
 
 class Trials:
-    """Trials of one front end's grammars, with a thread-safe cache of verdicts."""
+    """Thread-safe trials of one front end's grammars, with a cache of verdicts."""
 
     def __init__(self, config: "VllmConfig") -> None:
         self._config = config

@@ -271,7 +271,7 @@ class TrialServer:
 
 
 def _limit(limits: Limits) -> None:
-    """Limit the CPU time (then SIGXCPU) and memory (then failed allocations) of this process."""
+    """Limit this process's CPU time (SIGXCPU ends it) and memory (allocations fail)."""
     with open("/proc/self/statm", encoding="ascii") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -289,7 +289,7 @@ def _verdict(number: int) -> Verdict:
 
 
 def trials_at_a_time() -> int:
-    """Return the number of compiler threads of an engine, but at least 2."""
+    """Return the number of concurrent trials: the engine's compiler threads, at least 2."""
     return max(2, ((os.cpu_count() or 1) + 1) // 2)
 
 

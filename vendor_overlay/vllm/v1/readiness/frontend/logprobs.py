@@ -85,9 +85,9 @@ class Columns:
         self.texts: dict[int, tuple[str | None, ...]] = {}
 
     def take(self, ids: np.ndarray, logprobs: np.ndarray, ranks: np.ndarray) -> bool:
-        """Append [positions, columns] arrays and [positions] ranks; False if not supported.
+        """Append ``ids`` and ``logprobs`` [positions, columns] and ``ranks`` [positions].
 
-        The dtypes and the width must be those of earlier positions.
+        Returns False if a dtype is unsupported, or the dtypes or the width have changed.
         """
         types = ids.dtype, logprobs.dtype, ranks.dtype
         width = columns = ids.shape[1]
@@ -308,7 +308,7 @@ def defer(
 def shown(
     processor: upstream.LogprobsProcessor, count: int, delta: bool
 ) -> "SampleLogprobs | None":
-    """Return logprobs for an output of ``count`` tokens; with ``delta``, perhaps only of these."""
+    """Return all logprobs; with ``delta``, at least those of the newest ``count`` tokens."""
     if delta and isinstance(processor, DeferredLogprobs):
         return processor.newest(count)
     return processor.logprobs
@@ -324,7 +324,7 @@ def _is_upstreams(processor: upstream.LogprobsProcessor) -> bool:
 
 
 class _Collector:
-    """Pauses the garbage collector by its threshold, without the effects of ``gc.disable``."""
+    """Pauses the garbage collector by a high threshold, which leaves ``gc.enable`` usable."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

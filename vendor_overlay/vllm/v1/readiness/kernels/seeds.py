@@ -170,7 +170,7 @@ class Draws:
     def uniform(self, values: torch.Tensor, sent: Sequence[torch.Tensor], behind: int) -> int:
         """Fill float64 ``values`` [drafts of all requests] like uniform_.
 
-        As :meth:`exponential`, but ``sent`` also has each request's first draft and draft count.
+        Like :meth:`exponential`, but ``sent`` also has each request's first draft and draft count.
         """
         _, seeds, counters, firsts, counts = sent
         arguments = (values, firsts, counts, seeds, counters, behind)

@@ -163,10 +163,7 @@ class History(Feature):
         )
 
     def prepare(self) -> bool:
-        """Prepare for sampling a step; return whether :meth:`begin_step` was called for it.
-
-        A runner that overrides ``_update_states`` may skip that call, and truncate outputs.
-        """
+        """Prepare for sampling a step; return whether :meth:`begin_step` was called for it."""
         self.batch_updated()
         self._prepared, self._begun = self._begun, False
         return self._prepared

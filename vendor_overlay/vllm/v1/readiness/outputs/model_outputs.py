@@ -95,10 +95,7 @@ class Outputs(Feature):
         return ids, _joined(logprobs, parts)
 
     def start_async(self, output: "AsyncGPUModelRunnerOutput", stream: torch.cuda.Stream) -> bool:
-        """Start an asynchronous step's readback on ``stream``; False to fall back to upstream.
-
-        The host tensors and their event are assigned to ``output``.
-        """
+        """Start the readback of an asynchronous ``output``; False to fall back to upstream."""
         if self.readbacks is None:
             return False
         logprobs, routed = output._logprobs_tensors, output._routed_experts
@@ -158,10 +155,7 @@ class Outputs(Feature):
     def start_prompt_logprobs(
         self, tensors: LogprobsTensors, rows: slice, *sources: torch.Tensor
     ) -> bool:
-        """Start the readback of a prefill chunk's logprobs; False to fall back to upstream.
-
-        ``sources`` are the ids, logprobs and ranks at the positions ``rows``, on the device.
-        """
+        """Start to read back ids, logprobs and ranks into ``rows``; False to fall back."""
         return self.readbacks is not None and self.readbacks.fill(tensors[:3], rows, sources)
 
     def finish_prompt_logprobs(

@@ -62,8 +62,8 @@ class Words(NamedTuple):
 class _Plan(NamedTuple):
     """Indices of tokens to compare and of logits to mask, for given draft counts per row.
 
-    Each word has one entry per position of its row. A target is an element of the logits, shared by
-    all words that may mask it.
+    A word has one entry per position of its row. A target is an element of the logits; words that
+    mask the same element share the target.
     """
 
     prefixes: torch.Tensor  # int32 [tokens], the prefixes of all words
@@ -148,7 +148,7 @@ class Tails:
         logits[plan.positions, plan.columns] = values
 
     def append(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
-        """Append ``sampled`` [rows, tokens], up to a negative id, in rows not ``discarded``."""
+        """Append ``sampled`` [rows, tokens] up to a negative id; skip ``discarded`` rows."""
         if not len(self._tokens):
             return
         rows, width = sampled.shape
@@ -198,7 +198,7 @@ class Tails:
 
 
 class _Groups:
-    """Items sorted by row, where ``rows`` [items], below ``count``, is the row of each."""
+    """Items sorted by row; ``rows`` [items] are their rows, each below ``count``."""
 
     def __init__(self, rows: np.ndarray, count: int) -> None:
         self._counts = np.bincount(rows, minlength=count)

@@ -142,11 +142,7 @@ def topk_topp_sampler(sampler: "Sampler", metadata: "SamplingMetadata") -> Calla
 
 
 def bonus_logprobs(metadata: "SamplingMetadata") -> dict[str, Any]:
-    """Return the metadata fields that the rejection sampler replaces for bonus tokens.
-
-    Upstream always requests all logprobs, to obtain the logits of the bonus tokens. They are needed
-    only if a request has requested logprobs.
-    """
+    """Return the logprobs fields to sample bonus tokens with; upstream requests all logprobs."""
     if _valid_plan(metadata) is None or metadata.max_num_logprobs is not None:
         return {"max_num_logprobs": -1}
     return {"max_num_logprobs": None, "logprob_token_ids": None}

@@ -166,7 +166,7 @@ class Seeds(Feature):
             )
 
     def prepare(self, runner: object) -> None:
-        """Check that the runner, if given, is of a class of vLLM."""
+        """Check whether the runner's class is part of vLLM; None counts as such a class."""
         self._runner_known = runner is None or type(runner).__module__.startswith("vllm.")
 
     def give_back(self, row: int) -> None:

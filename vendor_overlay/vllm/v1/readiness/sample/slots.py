@@ -139,16 +139,10 @@ class Slots(Feature, ABC):
     def _apply(
         self, logits: torch.Tensor, drafts: "SpecDecodeMetadata | None", per_draft: bool
     ) -> None:
-        """Apply the feature as :meth:`apply_to_targets` does if ``per_draft``, else :meth:`apply`.
-
-        ``drafts`` is None if the logits do not depend on drafts.
-        """
+        """Implement :meth:`apply_to_targets` if ``per_draft``, else :meth:`apply`."""
 
     def apply(self, logits: torch.Tensor, after_drafts: bool) -> None:
-        """Apply the feature in place to [requests, vocab] logits.
-
-        ``after_drafts`` says whether these are the logits of bonus tokens.
-        """
+        """Apply the feature in place to [requests, vocab]; ``after_drafts`` for bonus logits."""
         self._apply(logits, self._drafts if after_drafts else None, per_draft=False)
 
     def apply_to_targets(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata") -> None:
