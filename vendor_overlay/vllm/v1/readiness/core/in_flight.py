@@ -99,5 +99,5 @@ class InFlight:
 
 
 def of(scheduler: "Scheduler") -> InFlight:
-    """Return the in-flight steps of a scheduler, created on first use."""
+    """Return a scheduler's record of in-flight steps; create it on first use."""
     return subclasses.remembered(scheduler, _ATTRIBUTE, lambda: InFlight(scheduler.requests))

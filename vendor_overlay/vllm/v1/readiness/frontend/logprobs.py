@@ -159,7 +159,7 @@ class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
         self._prompt = Series(shown, self._prompt_limit, self._deferred)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type, tuple[Any, ...]]:
-        """Pickle and deep-copy as upstream's processor, with all logprobs."""
+        """Pickle and deep-copy into upstream's processor, which gets all logprobs."""
         values = (getattr(self, field.name) for field in fields(upstream.LogprobsProcessor))
         return upstream.LogprobsProcessor, tuple(values)
 

@@ -21,7 +21,7 @@ _HOMES = frozenset({"vllm", "transformers", "tokenizers", "builtins", "typing", 
 
 
 class TokenTexts(dict[int, str]):
-    """Token to text. Missing tokens are decoded; the tokenizer is referenced weakly.
+    """Cache of token texts, decoded on first use. The tokenizer is referenced weakly.
 
     Attributes:
         whole: cached tokens whose text consists of whole characters.

@@ -34,7 +34,7 @@ def mask_kernel(
     MODE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Mask the tokens that would complete a block of a request's words, in one row.
+    """Mask tokens in one row that would complete one of a block of a request's bad words.
 
     Launch with grid [requests, blocks of words, positions per request].
     """

@@ -261,9 +261,9 @@ class History(Feature):
     def loses_tokens(self, req_id: str, length: int, owner: str) -> bool:
         """Return whether truncating an output to ``length`` may lose a sampled token.
 
-        ``length`` includes placeholders. A truncation for rejected drafts loses only placeholders.
-        To tell the two apart, wait for the step in flight; ``owner`` names the fence. Only a
-        lagging rank spends time in this wait.
+        ``length`` includes placeholders. A truncation for rejected drafts loses only placeholders,
+        other truncations may lose tokens. This waits for the step in flight, which has arrived
+        except on a lagging rank; ``owner`` names the fence.
         """
         row = self.batch.req_id_to_index[req_id]
         (*older, newest) = self.in_flight or (None,)

@@ -208,8 +208,8 @@ class _Groups:
         """Gather the items of ``rows`` [groups], which may contain a row several times.
 
         Returns:
-            The index and the group of each gathered item, [items] each; and by how far each group
-            has moved, [groups].
+            The index and the group of each gathered item, [items] each; and the offset of
+            each group between its old and new place, [groups].
         """
         counts = self._counts[rows]
         offsets = counts.cumsum() - counts - self._starts[rows]

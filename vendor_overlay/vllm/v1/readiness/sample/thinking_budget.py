@@ -212,7 +212,7 @@ class ThinkingBudget(FixedHolder, Feature):
         spec_token_ids: Lists | None,
         repeat_indices: torch.Tensor | None = None,
     ) -> None:
-        """Make, skip or defer the updates of a step, of which ``spec_token_ids`` are the drafts.
+        """Make, skip or defer the updates of a step with the drafts ``spec_token_ids``.
 
         The other arguments are ignored: the live batch has the outputs, and 0.22.0's samplers do
         not pass ``repeat_indices``.

@@ -15,10 +15,10 @@ _V2, _CHOICE = "vllm.v1.worker.gpu.", "VLLM_USE_V2_MODEL_RUNNER"
 
 
 def start(runner: object) -> None:
-    """Check the variables, log the overlay, compare the ranks, install scopes and sync guard.
+    """Check the variables, log what is on, compare ranks, and install scopes and the sync guard.
 
     Called first in each model runner's constructor. One log line per node lists the active features
-    and fixes. Others list those without effect under this runner, and those that `apply` left out.
+    and fixes. Further lines list those without effect under this runner or left out by `apply`.
 
     Raises:
         VariableError: one of the overlay's variables is invalid.
