@@ -341,7 +341,7 @@ def test_its_own_release_has_every_name_unchanged(overlay_uses: list[Use], base:
         RUNNER: "imported",
     }.items():
         assert how in entries[name, True]["how"], name
-    for name in ("execute_model", "vllm.config.parallel.ParallelConfig.data_parallel_index"):
+    for name in ("get_output", "vllm.config.parallel.ParallelConfig.data_parallel_index"):
         assert (name, False) in entries
     assert not any("readiness" in name for name, _ in entries)
     # Each patched file has a seam in a function or class, whatever is at its top level.

@@ -294,7 +294,8 @@ class History(Feature):
             if step.rows:
                 fences.wait(step.event, owner)
                 steps.append(step)
-        if self.arrived is None and all(step.columns is not None for step in steps):
+        special = self.arrived is not None or self._cuts_may_be_missed
+        if not special and all(step.columns is not None for step in steps):
             self._write_together(steps)
         else:
             for step in steps:
