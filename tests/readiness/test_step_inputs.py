@@ -85,17 +85,28 @@ def test_prompt_in_chunks_of_a_token(asynchronous: bool, prepared: list[int]) ->
     assert len(prepared) == 40
 
 
-def test_memory_that_was_given_back_is_filled(prepared: list[int]) -> None:
-    """After the KV cache was asleep, the device may hold anything."""
+def test_memory_that_was_given_back_is_filled(
+    prepared: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the KV cache was asleep, the device may hold anything, the inputs' buffers included."""
+    suits, checked = step_inputs._suits, list[int]()
+
+    def noted(runner: Any) -> bool:
+        checked.append(1)
+        return suits(runner)
+
+    monkeypatch.setattr(step_inputs, "_suits", noted)
     run = LockstepRun()
     for number in range(2):
         run.add([1 + number, 2, 3], max_tokens=20, ignore_eos=True)
     run.run(6)
+    assert checked == [1]
     live.of(run.ours.batch).lose_block_tables()
     for runner in (run.ours.runner, run.stock.runner):
         for name in ("seq_lens", "positions", "num_computed_tokens"):
             getattr(runner, name).fill_(77)
     run.finish()
+    assert checked == [1, 1]
     assert len(prepared) == 20
 
 

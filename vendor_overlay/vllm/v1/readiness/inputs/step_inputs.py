@@ -126,6 +126,10 @@ class StepInputs(Feature):
         """Allocate the buffers for the chosen slot mappings."""
         self._suit(runner)
 
+    def lose_block_tables(self) -> None:
+        """Allocate the device's buffers again for the next step: sleep mode discards them, too."""
+        self._cache = None
+
     def forget_step(self) -> None:
         """Leave the next step's M-RoPE positions to upstream."""
         self._decoded = None
@@ -263,7 +267,8 @@ class _Device:
             runner.max_num_reqs, dtype=torch.int32, device=runner.device
         )
         places = addresses(tables)
-        self._tables = (places.pin_memory() if runner.pin_memory else places).to(runner.device)
+        places = places.pin_memory() if runner.pin_memory else places
+        self._tables = places.to(runner.device, non_blocking=True)
 
     def prepare(
         self, runner: "GPUModelRunner", rows: Rows, sampled: torch.Tensor | None
@@ -271,8 +276,7 @@ class _Device:
         """Write all buffers on the device; see :func:`prepare`."""
         from vllm.v1.readiness.kernels.step_inputs import prepare
 
-        size, words, count, total = pack(rows, self._words), self._words, len(rows.ends), 0
-        total = int(words[count - 1])
+        size, count, total = pack(rows, self._words), len(rows.ends), int(rows.ends[-1])
         self._sent[:size].copy_(self._host[:size], non_blocking=True)
         prepare(
             *(runner, self._sent, count, total, rows.tokens is not None, sampled),
