@@ -49,7 +49,7 @@ NOT_WITH_DRAFTS = {"min_p", "logit_bias"}
 
 
 class Compilations:
-    """What is compiled from now on, by Triton and by torch.compile."""
+    """Compilations by Triton and torch.compile since the start of the record."""
 
     def __init__(self) -> None:
         self.names: list[str] = []

@@ -58,7 +58,7 @@ class Compilations:
         return graph.forward
 
     def of(self, function: Any, **options: Any) -> Any:
-        """Compile a compiled function's original anew."""
+        """Compile the original of a compiled function with this backend."""
         return torch.compile(function._torchdynamo_orig_callable, backend=self, **options)
 
 
@@ -82,7 +82,7 @@ class Buffer:
 
 
 class Runner(SimpleNamespace):
-    """What the warm-up takes of a runner, with vLLM's own batch, samplers and kernels."""
+    """Runner with the attributes that the warm-up reads; batch, samplers and kernels are vLLM's."""
 
     def __init__(self, requests: int = REQUESTS, drafts: int = DRAFTS) -> None:
         found = {name: importlib.import_module(name) for name in PARTS}

@@ -37,7 +37,7 @@ class Device:
 
 @contextmanager
 def recorded(*parts: str) -> Iterator[set[Variant]]:
-    """The variants launched so far, by these modules, which are imported anew with Triton."""
+    """Record the kernel variants that these modules launch; re-import the modules with Triton."""
     variants: set[Variant] = set()
 
     def note(*, key: str, fn: Any, **_: Any) -> bool:

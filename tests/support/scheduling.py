@@ -203,7 +203,7 @@ class Grammar:
     """A grammar that rejects one token."""
 
     def accept_tokens(self, _: str, tokens: Sequence[int]) -> bool:
-        """Whether no token is the rejected one."""
+        """Return whether the token ids exclude the rejected one."""
         return REFUSED not in tokens
 
     def validate_tokens(self, tokens: list[int]) -> list[int]:

@@ -38,7 +38,7 @@ GRAPHS: Mapping[str, Mapping[str, Any]] = {
 
 
 class Spec(NamedTuple):
-    """What a child measures.
+    """Measurement of one engine process.
 
     Attributes:
         slices: shape, row and seed of each slice, in order.

@@ -57,7 +57,7 @@ class Shape(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What the requests of a row ask for.
+    """Sampling parameters of a row's requests.
 
     Attributes:
         parameters: sampling parameters, which the asking places of the loop take in turn.
@@ -72,7 +72,7 @@ class Row(NamedTuple):
 
     @property
     def thinking(self) -> bool:
-        """Whether the engine needs markers of thinking, which Model Runner V2 refuses."""
+        """Whether the engine needs a reasoning config, which Model Runner V2 refuses."""
         return any("thinking_token_budget" in one for one in self.parameters)
 
 

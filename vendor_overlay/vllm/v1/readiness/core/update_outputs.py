@@ -77,7 +77,7 @@ def _update(
         request = requests.get(name)
         if request is None:
             continue
-        limits = getattr(request, "readiness_bounds", never)
+        limits = getattr(request, bounds.ATTRIBUTE, never)
         tokens = sampled[rows[name]]
         known = request._all_token_ids
         length = len(known) + 1

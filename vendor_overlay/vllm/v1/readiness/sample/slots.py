@@ -300,7 +300,7 @@ class Slots(Feature, ABC):
 
     @property
     def complete(self) -> bool:
-        """Whether the slot of every request that needs one has been built."""
+        """Whether no slot is missing."""
         return all(slot is not None for slot in self._slots.values())
 
     def cut(self, req_id: str, length: int) -> None:
