@@ -72,7 +72,7 @@ class Row(NamedTuple):
 
     @property
     def thinking(self) -> bool:
-        """Whether the engine needs a reasoning config, which Model Runner V2 refuses."""
+        """True if the engine needs a reasoning config, which Model Runner V2 refuses."""
         return any("thinking_token_budget" in one for one in self.parameters)
 
 

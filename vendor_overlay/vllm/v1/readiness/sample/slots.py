@@ -300,7 +300,7 @@ class Slots(Feature, ABC):
 
     @property
     def complete(self) -> bool:
-        """Whether no slot is missing."""
+        """True if every request that needs a slot has one."""
         return all(slot is not None for slot in self._slots.values())
 
     def cut(self, req_id: str, length: int) -> None:
