@@ -23,6 +23,7 @@ from demo import model
 from environment.programs import PROMETHEUS
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from readiness.metrics import EXPORTED, METRICS, VALUES
 from support import forked, sites
 from support.asynchronous import announce
 from support.dashboard import expressions
@@ -58,6 +59,7 @@ def environments(folder: Path, stock: Engine, overlaid: Engine) -> dict[str, dic
             **forked.ENVIRONMENT,
             "PYTHONPATH": os.pathsep.join(map(str, searched[way])),
             "VLLM_READINESS_PROBE": str(folder / f"probe of {way}"),
+            "VLLM_READINESS_SLOTS": "0",  # penalties fall back
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_LOGGING_LEVEL": "INFO",
             "VLLM_NO_USAGE_STATS": "1",
@@ -95,7 +97,7 @@ def servers(folder: Path, environments: dict[str, dict[str, str]]) -> Iterator[S
         if way not in started:
             started[way] = Probed(folder, way, environments[way])
             started[way].wait()
-            started[way].generate([11, 13, 17], max_tokens=3)
+            started[way].generate([11, 13, 17], max_tokens=3, presence_penalty=1.0)
         return started[way]
 
     try:
@@ -141,6 +143,17 @@ def test_a_server_shows_what_its_own_steps_took(way: str, servers: Servers) -> N
     assert outputs["_count", "rank0"] == 2
     assert steps["_sum", "rank0"] > 0
     assert scheduled["_count", "engine0"] >= 3
+
+
+def test_a_server_names_its_overlay_and_counts_fallbacks(servers: Servers) -> None:
+    page = servers("overlaid").metrics()
+    (info,) = page[f"{PREFIX}info"].samples
+    assert info.labels["runner"] == "V1"
+    assert info.labels["version"] == sites.OVERLAY.pin.overlay
+    assert "penalties" in info.labels["on"].split(",")
+    assert "seeds" in info.labels["off"].split(",")  # has no effect on a CPU
+    fallbacks = samples(page[f"{PREFIX}fallbacks"])
+    assert fallbacks["_total", "penalties", gauges.NO_SLOT] >= 3
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -190,7 +203,8 @@ def test_garbage_beside_the_files_ends_no_scrape(way: str, servers: Servers) -> 
 @pytest.mark.parametrize("way", WAYS)
 def test_vllms_own_metrics_are_still_there(way: str, servers: Servers) -> None:
     page = servers(way).metrics()
-    assert sum(name.startswith(PREFIX) for name in page) == 12
+    ours = {name for name in page if name.startswith(PREFIX)}
+    assert ours == METRICS | VALUES | (EXPORTED if way == "overlaid" else set())
     assert page.keys() >= VLLMS
     tokens = page["vllm:generation_tokens"].samples
     assert [s.value for s in tokens if s.name.endswith("_total")] == [3]
@@ -252,18 +266,13 @@ def test_the_queries_of_the_dashboard_find_data_in_a_prometheus(
         pending = "ALERTS{alertname='ReadinessFallback',alertstate='pending'}"
         waiting = {*expressions(), pending}
         deadline = time.monotonic() + 120
-        fallbacks = 0
         while waiting:
             assert time.monotonic() < deadline, (waiting, prometheus.log.read_text()[-3000:])
             server.generate([11, 13, 17], max_tokens=3, presence_penalty=1.0)
             record(counted, *((kind, 4_000_000, 0) for kind in range(len(kinds))))
-            fallbacks += 1
             counted.write(
                 f"{server.probe}.rank7.metrics",
-                [
-                    gauges.Value(gauges.FALLBACKS, ("penalties", gauges.NO_ROOM), fallbacks),
-                    gauges.Value(gauges.PINNED_BYTES, ("readback",), 1 << 20),
-                ],
+                [gauges.Value(gauges.PINNED_BYTES, ("readback",), 1 << 20)],
             )
             time.sleep(1)
             with suppress(urllib.error.URLError):
@@ -279,7 +288,7 @@ def test_the_queries_of_the_dashboard_find_data_in_a_prometheus(
 def test_overlay_and_plugin_show_the_same_metrics(servers: Servers) -> None:
     first, second = (servers(way).metrics() for way in ("overlaid", "plugin"))
     types = [{name: family.type for name, family in page.items()} for page in (first, second)]
-    assert types[0] == types[1]
+    assert {name: kind for name, kind in types[0].items() if name not in EXPORTED} == types[1]
 
 
 #: Makes the routes of one of several servers, and prints its page.

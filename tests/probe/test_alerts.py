@@ -16,7 +16,7 @@ STEPS = f'{PREFIX}execute_model_seconds_count{{instance="a",process="rank0"}}'
 
 
 def fallbacks(reason: str) -> str:
-    labels = f'instance="a",process="rank0",feature="penalties",reason="{reason}"'
+    labels = f'instance="a",feature="penalties",reason="{reason}"'
     return f"{PREFIX}fallbacks_total{{{labels}}}"
 
 
@@ -26,6 +26,7 @@ def fences(owner: str) -> str:
 
 
 PINNED = f'{PREFIX}pinned_bytes{{instance="a",process="rank0",owner="readback"}}'
+INFO = f'{PREFIX}info{{instance="a",runner="V1"}}'
 TOKENS = 'vllm:generation_tokens_total{instance="a"}'
 
 #: Alert to series and their values at each minute: those that raise it.
@@ -38,6 +39,7 @@ RAISING: dict[str, dict[str, str]] = {
 }
 #: Series that raise none.
 QUIET = {
+    INFO: "1x60",
     STEPS: "0+1000x60",
     TOKENS: "0+1000x60",
     PINNED: f"{1 << 30}x60",

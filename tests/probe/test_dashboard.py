@@ -10,7 +10,7 @@ from typing import Any
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
-from readiness.metrics import METRICS, VALUES
+from readiness.metrics import EXPORTED, METRICS, VALUES
 from support.dashboard import DASHBOARD, FILE, expressions, names
 
 
@@ -43,7 +43,7 @@ def test_panels_do_not_overlap() -> None:
 
 
 def test_every_metric_of_ours_is_shown_and_no_other_is_asked_for() -> None:
-    ours = METRICS | VALUES
+    ours = METRICS | VALUES | EXPORTED
     asked = set().union(*map(names, expressions()))
     assert asked == ours
     assert FILE.read_text().endswith("}\n")

@@ -24,8 +24,10 @@ METRICS = {
 }
 
 
-#: Those that are no histograms, as Prometheus's parser names them.
-VALUES = {f"{PREFIX}{name}" for name in ("fallbacks", "slots", "slot_bytes", "pinned_bytes")}
+#: The probe's gauges.
+VALUES = {f"{PREFIX}{name}" for name in ("slots", "slot_bytes", "pinned_bytes")}
+#: The metrics that are always on, as Prometheus's parser names them.
+EXPORTED = {f"{PREFIX}info", f"{PREFIX}fallbacks"}
 
 
 def records(*rows: tuple[int, int, int]) -> Any:
@@ -51,7 +53,7 @@ def shown(registry: CollectorRegistry) -> Shown:
     """Scrape, and parse the page: (sample without prefix, process, owner, le) to value."""
     samples: Shown = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
-        if not family.name.startswith(PREFIX) or family.name in VALUES:
+        if not family.name.startswith(PREFIX) or family.name in VALUES | EXPORTED:
             continue
         assert family.type == "histogram"
         assert family.name in METRICS

@@ -118,10 +118,7 @@ def test_holders_are_added_up_while_they_live(monkeypatch: pytest.MonkeyPatch) -
     two = Holding(gauges.Value("slots", ("penalties",), 4), gauges.Value("slots", ("other",), 1))
     gauges.watch(one)
     gauges.watch(two)
-    gauges.fall_back("seeds", gauges.OTHER_BITS)
-    gauges.fall_back("seeds", gauges.OTHER_BITS)
     assert gauges.collect() == [
-        ("fallbacks", ("seeds", "torch draws other numbers"), 2),
         ("pinned_bytes", ("readback",), 8),
         ("slots", ("other",), 1),
         ("slots", ("penalties",), 7),

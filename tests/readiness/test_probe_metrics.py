@@ -1,7 +1,6 @@
 """The probe's histograms: counted in the processes that record, shown by the server."""
 
 import json
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from readiness.alone import run_alone
 from readiness.metrics import (
     KINDS,
     METRICS,
     NAMES,
-    PREFIX,
     VALUES,
     histograms,
     of,
@@ -111,9 +109,8 @@ def test_workers_and_a_core_are_shown_side_by_side(file: Path) -> None:
     }
 
 
-def test_gauges_and_counters_are_shown_for_each_process(file: Path) -> None:
+def test_gauges_are_shown_for_each_process(file: Path) -> None:
     taken = [
-        Value("fallbacks", ("penalties", "more requests than slots"), 7),
         Value("slots", ("penalties",), 3),
         Value("pinned_bytes", ("readback",), 1 << 40),
     ]
@@ -124,8 +121,6 @@ def test_gauges_and_counters_are_shown_for_each_process(file: Path) -> None:
         label = f"process={process}"
         assert found.pop(("slots", "gauge", "feature=penalties", label)) == 3
         assert found.pop(("pinned_bytes", "gauge", "owner=readback", label)) == 1 << 40
-        reason = "reason=more requests than slots"
-        assert found.pop(("fallbacks_total", "counter", "feature=penalties", label, reason)) == 7
     assert found == {}
 
 
@@ -156,26 +151,7 @@ def test_the_names_are_known_before_anything_is_recorded(file: Path) -> None:
     with pytest.raises(ValueError, match="Duplicated timeseries"):
         registry.register(ProbeCollector(str(file)))
     lines = generate_latest(registry).decode().splitlines()
-    names = METRICS | VALUES - {f"{PREFIX}fallbacks"} | {f"{PREFIX}fallbacks_total"}
-    assert {line.split()[2] for line in lines if line.startswith("# TYPE")} == names
-
-
-def test_a_registry_carries_the_probe_once_or_not_at_all(
-    file: Path, warned: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(file)
-    registry, other, taken = CollectorRegistry(), CollectorRegistry(), registry_of(file)
-    for each in (registry, registry, other):
-        assert metrics.expose(each) is each
-    assert shown(registry) == shown(other) != {}
-    assert warned() == []
-    assert metrics.expose(taken) is taken
-    assert shown(taken) == shown(registry)
-    assert warned() == [f"/metrics leaves out {file}: other metrics have the same names"]
-    monkeypatch.delenv(switch.PROBE)
-    untouched = CollectorRegistry()
-    assert metrics.expose(untouched) is untouched
-    assert list(untouched._collector_to_names) == []
+    assert {line.split()[2] for line in lines if line.startswith("# TYPE")} == METRICS | VALUES
 
 
 def test_installing_again_changes_nothing(
@@ -207,9 +183,8 @@ def test_a_misspelt_file_is_refused_before_anything_is_shown(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(switch.PROBE, str(file / "nowhere"))
-    for function in (metrics.install, lambda: metrics.expose(CollectorRegistry())):
-        with pytest.raises(switch.PathError, match="there is no directory"):
-            function()
+    with pytest.raises(switch.PathError, match="there is no directory"):
+        metrics.install()
 
 
 def test_vllms_own_snapshot_reads_the_histograms(
@@ -231,7 +206,7 @@ def test_vllms_own_snapshot_reads_the_histograms(
 
 
 def test_importing_has_no_side_effects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The patched module of vLLM imports it whether or not there is a probe."""
+    """The plugin imports it whether or not there is a probe."""
     monkeypatch.chdir(tmp_path)
     output = run_alone("""
 import numpy, json
@@ -240,8 +215,6 @@ events = []
 sys.addaudithook(lambda event, _: events.append(event))
 import vllm.v1.readiness.watch.probe.metrics as ours
 import threading
-registry = object()
-assert ours.expose(registry) is registry
 ours.install()
 kinds = ("subprocess", "os.", "socket", "shutil", "tempfile", "_thread", "threading", "signal")
 print(json.dumps([

@@ -26,6 +26,7 @@ class Word(str):
         is_fix: whether the word may change outputs.
         needs: words that this word depends on. If any of them is off, this word is off.
         before: words whose objects a live batch creates and calls after this word's object.
+        device: ``cpu`` or ``gpu`` if the word takes effect only there; else empty.
         on_v2: whether the word works under Model Runner V2, through seams in V2's files, the
             scheduler or the front end that work without its other seams.
     """
@@ -34,6 +35,7 @@ class Word(str):
     is_fix: bool
     needs: tuple["Word", ...]
     before: tuple["Word", ...]
+    device: str
     on_v2: bool
 
     def __new__(
@@ -43,12 +45,13 @@ class Word(str):
         is_fix: bool,
         needs: tuple["Word", ...] = (),
         before: tuple["Word", ...] = (),
+        device: str = "",
         on_v2: bool = False,
     ) -> "Word":
         """Create the string."""
         word = super().__new__(cls, name)
         word.homes, word.is_fix, word.on_v2 = homes, is_fix, on_v2
-        word.needs, word.before = needs, before
+        word.needs, word.before, word.device = needs, before, device
         return word
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
@@ -62,7 +65,7 @@ _fix = partial(Word, is_fix=True)
 #: Writes sampled tokens into token_ids_cpu as they arrive; each wait has an owner.
 HISTORY = _feature("history", "outputs.history:History")
 #: Copies outputs to the host with one pinned copy and one event per step.
-READBACK = _feature("readback", "outputs.model_outputs:Outputs")
+READBACK = _feature("readback", "outputs.model_outputs:Outputs", device="gpu")
 #: Searches only new tokens for markers; waits only if a token may be forced.
 THINKING_BUDGET = _feature(
     "thinking-budget", "sample.thinking_budget:ThinkingBudget", needs=(HISTORY,)
@@ -95,9 +98,9 @@ ROPE_POSITIONS = _feature("rope-positions", "inputs.rope_positions:RopePositions
 #: Fills input ids and drafts for the whole batch, with one upload.
 INPUT_IDS = _feature("input-ids", "inputs.input_ids:InputIds")
 #: Draws for all seeded requests in one launch, with torch's bits.
-SEEDS = _feature("seeds", "sample.seeds:Seeds")
+SEEDS = _feature("seeds", "sample.seeds:Seeds", device="gpu")
 #: Computes the ranks of logprobs with a kernel that is not compiled while serving.
-LOGPROB_RANKS = _feature("logprob-ranks", "sample.logprob_ranks:LogprobRanks")
+LOGPROB_RANKS = _feature("logprob-ranks", "sample.logprob_ranks:LogprobRanks", device="gpu")
 #: Builds logprobs only for outputs that return them; decodes each token once.
 LOGPROBS = _feature(
     "logprobs", "frontend.logprobs", "frontend.logprob_messages", "frontend.token_texts", on_v2=True
@@ -107,7 +110,7 @@ SCHEDULE = _feature("schedule", "core.schedule", "core.bounds", on_v2=True)
 #: Updates a request that continues by one token with a few operations.
 UPDATE_OUTPUTS = _feature("update-outputs", "core.update_outputs", "core.bounds", on_v2=True)
 #: Compiles all kernels that requests may need before the engine is ready.
-WARM_UP = _feature("warm-up", "sample.warm_up:WarmUp")
+WARM_UP = _feature("warm-up", "sample.warm_up:WarmUp", device="gpu")
 #: Sends only the masks of rows with a grammar, without a wait.
 GRAMMARS = _feature("grammars", "sample.grammars:Grammars", "core.grammar_masks", on_v2=True)
 
@@ -118,7 +121,7 @@ ALLOWED_TOKENS = _fix("allowed-tokens", "sample.allowed_tokens:AllowedTokens")
 #: A complete grammar ends its request before min_tokens, without an error.
 CLOSED_GRAMMARS = _fix("closed-grammars", "sample.closed_grammars:ClosedGrammars")
 #: Memory is pinned only on platforms with pinned memory.
-CPU_PINNING = _fix("cpu-pinning", "engine.pinning")
+CPU_PINNING = _fix("cpu-pinning", "engine.pinning", device="cpu")
 #: A prompt of one token begins with an empty recurrent state.
 EMPTY_STATES = _fix("empty-states", "inputs.empty_states:EmptyStates")
 #: Every data-parallel rank runs its drafter if any rank drafts.
@@ -142,7 +145,7 @@ GRAMMAR_LIMITS = _fix(
 #: A preempted request receives each in-flight token once and in order.
 PREEMPTION = _fix("preemption", "core.preemption", on_v2=True)
 #: A step's pinned inputs stay unchanged until the device has read them.
-PINNED_INPUTS = _fix("pinned-inputs", "inputs.pinned_inputs")
+PINNED_INPUTS = _fix("pinned-inputs", "inputs.pinned_inputs", device="gpu")
 #: The model reads the right token ids with prompt embeddings and in-flight drafts.
 PROMPT_EMBEDS = _fix("prompt-embeds", "inputs.prompt_embeds:PromptEmbeds")
 #: A row keeps no state of an earlier request.
@@ -152,9 +155,9 @@ RECOVERED_TOKENS = _fix("recovered-tokens", "sample.recovered_tokens")
 #: min_tokens ignores stop tokens outside the vocabulary.
 STOP_TOKENS = _fix("stop-tokens", "sample.stop_tokens:StopTokens")
 #: On the CPU, seeds work with chunked prefill and in mixed batches.
-CPU_SEEDS = _fix("cpu-seeds", "sample.cpu_seeds:CpuSeeds")
+CPU_SEEDS = _fix("cpu-seeds", "sample.cpu_seeds:CpuSeeds", device="cpu")
 #: On the CPU, drafts are sampled with their request's parameters.
-CPU_DRAFTS = _fix("cpu-drafts", "sample.cpu_drafts")
+CPU_DRAFTS = _fix("cpu-drafts", "sample.cpu_drafts", device="cpu")
 #: A hybrid model's row without drafts continues from its own state.
 UNDRAFTED_ROWS = _fix("undrafted-rows", "inputs.undrafted_rows:UndraftedRows")
 #: logprobs_mode applies to prompt logprobs.
@@ -164,7 +167,7 @@ CACHED_PROMPT_LOGPROBS = _fix(
     "cached-prompt-logprobs", "frontend.cached_prompt_logprobs:CachedPromptLogprobs", on_v2=True
 )
 #: No prefill chunk of a hybrid model runs in the CUDA graph of uniform decodes.
-UNIFORM_DECODE = _fix("uniform-decode", "inputs.uniform_decode:UniformDecode")
+UNIFORM_DECODE = _fix("uniform-decode", "inputs.uniform_decode:UniformDecode", device="gpu")
 #: logprob_token_ids of a request do not change other requests' logprobs.
 LOGPROB_TOKENS = _fix("logprob-tokens", "sample.logprob_tokens")
 #: A sliding window keeps blocks that it needs if drafts are rejected.

@@ -1,23 +1,26 @@
-"""Counters of fallbacks to upstream, and gauges of memory. The probe exports both."""
+"""Counters of fallbacks to upstream, and gauges of memory.
+
+``watch.exports`` exports the counters, and the probe the gauges.
+"""
 
 # mirrors: nothing
 
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 
 class Metric(NamedTuple):
-    """A metric's kind (``counter`` or ``gauge``), help text and label names."""
+    """A gauge's help text and label names."""
 
-    kind: str
     description: str
     labels: tuple[str, ...]
 
 
+#: Name of the counter of fallbacks.
 FALLBACKS = "fallbacks"
 SLOTS = "slots"
 SLOT_BYTES = "slot_bytes"
@@ -25,12 +28,9 @@ PINNED_BYTES = "pinned_bytes"
 
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {
-        FALLBACKS: Metric(
-            "counter", "Fallbacks of an enabled feature to vLLM's own path.", ("feature", "reason")
-        ),
-        SLOTS: Metric("gauge", "Requests that have a slot on the device.", ("feature",)),
-        SLOT_BYTES: Metric("gauge", "Device memory allocated for slots.", ("feature",)),
-        PINNED_BYTES: Metric("gauge", "Pinned host memory of the overlay.", ("owner",)),
+        SLOTS: Metric("Requests that have a slot on the device.", ("feature",)),
+        SLOT_BYTES: Metric("Device memory allocated for slots.", ("feature",)),
+        PINNED_BYTES: Metric("Pinned host memory of the overlay.", ("owner",)),
     }
 )
 
@@ -58,29 +58,32 @@ class Holder(Protocol):
 
 
 #: Re-entrant: the garbage collector may run any code while the lock is held.
-_lock = threading.RLock()
+lock = threading.RLock()
+#: Called after each fallback with feature, reason and their new count, and with the lock held.
+listeners: list[Callable[[str, str, int], None]] = []
 _fallbacks: dict[tuple[str, str], int] = {}
 _holders: "weakref.WeakSet[Holder]" = weakref.WeakSet()
 
 
 def fall_back(feature: str, reason: str) -> None:
     """Count a fallback of an enabled feature; ``reason`` is a constant of this module."""
-    with _lock:
-        _fallbacks[feature, reason] = _fallbacks.get((feature, reason), 0) + 1
+    with lock:
+        _fallbacks[feature, reason] = number = _fallbacks.get((feature, reason), 0) + 1
+        for listener in listeners:
+            listener(feature, reason, number)
 
 
 def watch(holder: Holder) -> None:
     """Include an object's memory in the result of :func:`collect` until the object is deleted."""
-    with _lock:
+    with lock:
         _holders.add(holder)
 
 
 def collect() -> list[Value]:
-    """Return this process's values, sorted and summed over all holders."""
-    with _lock:
-        counted = [Value(FALLBACKS, key, number) for key, number in _fallbacks.items()]
+    """Return this process's gauges, sorted and summed over all holders."""
+    with lock:
         holders = list(_holders)
     sums: dict[tuple[str, tuple[str, ...]], int] = {}
-    for metric, labels, value in chain(counted, *(holder.held() for holder in holders)):
+    for metric, labels, value in chain.from_iterable(holder.held() for holder in holders):
         sums[metric, labels] = sums.get((metric, labels), 0) + value
     return sorted(Value(*key, value) for key, value in sums.items())

@@ -39,6 +39,8 @@ PROBE = "VLLM_READINESS_PROBE"
 _DIGITS = 10
 #: Set by the probe itself, and inherited by the engine's other processes.
 PROBE_ENGINE = "VLLM_READINESS_PROBE_ENGINE"
+#: Directory of exported metrics: set by an engine's first process, inherited by the others.
+EXPORTS = "VLLM_READINESS_EXPORTS"
 
 
 class VariableError(ValueError):
@@ -223,5 +225,16 @@ VARIABLES: Mapping[str, Callable[[], object]] = MappingProxyType(
         GRAMMAR_MEMORY: grammar_memory,
         PROBE: probe,
         PROBE_ENGINE: lambda: os.environ.get(PROBE_ENGINE),
+        EXPORTS: lambda: os.environ.get(EXPORTS),
     }
 )
+
+
+def check() -> None:
+    """Read every variable.
+
+    Raises:
+        VariableError: a variable is invalid.
+    """
+    for read in VARIABLES.values():
+        read()

@@ -1,18 +1,16 @@
-"""Export of the probe's histograms and gauges on vLLM's own /metrics.
+"""Collector of the probe's histograms and gauges for vLLM's own /metrics.
 
 Each recording process writes its histograms to a small file (``histograms``). In the API server
 :class:`ProbeCollector` reads these files at each scrape.
 
-``vllm.v1.metrics.prometheus`` calls ``expose`` if the overlay is installed; otherwise a plugin
-calls ``install``. Both are no-ops without VLLM_READINESS_PROBE.
+With the overlay, ``watch.metrics`` registers the collector; on stock vLLM, a plugin calls
+:func:`install`.
 """
 
 # mirrors: vllm.v1.metrics.prometheus:get_prometheus_registry
 
 import os
 import sys
-import threading
-import weakref
 from collections.abc import Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -79,82 +77,31 @@ class ProbeCollector:
             return []
 
 
-def expose(registry: "CollectorRegistry") -> "CollectorRegistry":
-    """Add the probe's collector to /metrics, once, if the probe is on; return ``registry``.
-
-    Raises:
-        PathError: VLLM_READINESS_PROBE names a file that cannot be written.
-    """
-    file = switch.probe()
-    if file is not None:
-        _register(registry, file)
-        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-            _register_with_multiprocess(file)
-    return registry
-
-
 def install() -> None:
-    """Export the probe's metrics on stock vLLM, which does not call ``expose``.
+    """Export the probe's metrics on stock vLLM, which has no seam for them.
 
     Must be called before the server creates its routes. A no-op on a second call.
 
     Raises:
         PathError: VLLM_READINESS_PROBE names a file that cannot be written.
     """
-    if switch.probe() is None:
+    if (file := switch.probe()) is None:
         return
     from vllm.v1.metrics import prometheus
+    from vllm.v1.readiness.watch.metrics import register
 
     original = prometheus.get_prometheus_registry
     if getattr(original, "__module__", None) == __name__:
         return
 
     def get_prometheus_registry() -> "CollectorRegistry":
-        return expose(original())
+        return register(original(), ProbeCollector(file))
 
     # The module of the routes may have imported the function by name.
     for name, module in list(sys.modules.items()):
         namespace = getattr(module, "__dict__", {})
         if name.startswith("vllm.") and namespace.get("get_prometheus_registry") is original:
             namespace["get_prometheus_registry"] = get_prometheus_registry
-
-
-_registries: "weakref.WeakSet[CollectorRegistry]" = weakref.WeakSet()
-_lock = threading.Lock()
-_warned: set[str] = set()
-
-
-def _register(registry: "CollectorRegistry", file: str) -> None:
-    with _lock:
-        if registry in _registries:
-            return
-        try:
-            registry.register(ProbeCollector(file))
-        except ValueError:
-            _warn_once(file, "other metrics have the same names")
-        _registries.add(registry)
-
-
-def _register_with_multiprocess(file: str) -> None:
-    """Register the collector with each registry that gets a ``MultiProcessCollector``.
-
-    With several API servers, the /metrics route of prometheus_fastapi_instrumentator creates a
-    registry per scrape, and registers only ``prometheus_client.multiprocess.MultiProcessCollector``
-    with it.
-    """
-    from prometheus_client import multiprocess
-
-    original = multiprocess.MultiProcessCollector
-    if original.__module__ == __name__:
-        return
-
-    class MultiProcessCollector(original):  # type: ignore[misc, valid-type]
-        def __init__(self, registry: "CollectorRegistry | None", path: str | None = None) -> None:
-            super().__init__(registry, path)
-            if registry is not None:
-                _register(registry, file)
-
-    multiprocess.MultiProcessCollector = MultiProcessCollector  # type: ignore[misc]
 
 
 def _families() -> dict[str, Any]:
@@ -168,17 +115,18 @@ def _families() -> dict[str, Any]:
             description,
             labels=["process", *["owner"] * (kind == OWNED)],
         )
-    types = {"counter": core.CounterMetricFamily, "gauge": core.GaugeMetricFamily}
     for name, metric in gauges.METRICS.items():
-        families[name] = types[metric.kind](
+        families[name] = core.GaugeMetricFamily(
             f"vllm:readiness_{name}", metric.description, labels=["process", *metric.labels]
         )
     return families
 
 
-def _warn_once(path: str, reason: Exception | str) -> None:
+_warned: set[str] = set()
+
+
+def _warn_once(path: str, error: Exception) -> None:
     if path not in _warned:
         _warned.add(path)
-        if isinstance(reason, Exception):
-            reason = f"{type(reason).__name__}: {reason}"
+        reason = f"{type(error).__name__}: {error}"
         logger.warning("/metrics leaves out %s: %s", switch.shown(path), reason)

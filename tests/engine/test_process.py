@@ -1,0 +1,48 @@
+"""Invalid variables are refused before an engine starts."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.engine import Engine
+
+COMMANDS = (["-m", "vllm.entrypoints.openai.api_server"], ["vllm", "serve"])
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("variable", ["VLLM_READINESS=-penaltis", "VLLM_READINESS_SLOTS=many"])
+def test_a_command_is_refused_in_one_line(
+    command: list[str], variable: str, overlaid: Engine, tmp_path: Path
+) -> None:
+    """Before torch is imported, whose import would show among the modules."""
+    (tmp_path / "vllm").write_text("import vllm\n")
+    done = start([*command, "no model"], variable, overlaid, tmp_path)
+    (line,) = done.stderr.splitlines()
+    name, _, value = variable.partition("=")
+    assert line.startswith(f"vllm: {name}={value!r}: ")
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_a_program_gets_an_exception_when_it_makes_an_engine(
+    overlaid: Engine, tmp_path: Path
+) -> None:
+    program = "import vllm; print('imported'); vllm.EngineArgs(model='none')"
+    done = start(["-c", program], "VLLM_READINESS=-penaltis", overlaid, tmp_path)
+    assert "imported" in done.stdout
+    assert "SwitchError: VLLM_READINESS='-penaltis'" in done.stderr.splitlines()[-1]
+
+
+def start(
+    arguments: list[str], variable: str, overlaid: Engine, folder: Path
+) -> subprocess.CompletedProcess[str]:
+    """Run Python on the overlaid vLLM, with one variable set."""
+    name, _, value = variable.partition("=")
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(overlaid.site), name: value},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+    )

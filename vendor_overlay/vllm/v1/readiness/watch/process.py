@@ -1,0 +1,48 @@
+"""Start-up of each process of an engine: checks, exported metrics and the probe."""
+
+# mirrors: nothing
+
+import multiprocessing
+import os
+import sys
+from itertools import pairwise
+
+from vllm.v1.readiness.engine import switch
+
+
+def check() -> None:
+    """Refuse invalid variables before vLLM is imported. Called first in ``vllm/__init__.py``.
+
+    Raises:
+        SystemExit: a variable is invalid, and this process runs a command of vLLM; the message is
+            one line.
+    """
+    if not _is_command():
+        return
+    try:
+        switch.check()
+    except switch.VariableError as error:
+        raise SystemExit(f"vllm: {error}") from None
+
+
+def start() -> None:
+    """Check the variables, and start exports and the probe. A no-op on further calls.
+
+    Raises:
+        VariableError: a variable is invalid.
+    """
+    from vllm.v1.readiness.watch import exports, probe
+
+    switch.check()
+    exports.begin(new=_is_command())
+    probe.install()
+
+
+def _is_command() -> bool:
+    """Return whether this is the first process of ``vllm ...`` or ``python -m vllm...``."""
+    if multiprocessing.parent_process() is not None:  # it inherits sys.argv
+        return False
+    started = getattr(sys, "orig_argv", [])
+    modules = [value for flag, value in pairwise(started) if flag == "-m"]
+    names = [os.path.basename(sys.argv[0]), *(module.split(".")[0] for module in modules[:1])]
+    return "vllm" in names
