@@ -1,23 +1,22 @@
 """The fixes and upstream: which release mends what a fix mends, and which fixes can go.
 
-:data:`MENDS` is the owner of what is known of upstream, for patches as for fixes without one.
-docs/fixes.md shows it, and a patch may repeat its release in ``Applied-Upstream``, DEP-3's field
-for that; the tests compare them.
+The facts are those of patches/upstream.toml.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from overlay.patches import Series, header_fields
+from overlay.words import SERVES
 from packaging.version import Version
+from series import errata
 
 from review.merging import CONFLICTS, OBSOLETE, JudgedPatch
-
-#: The newest release whose sources were read for :data:`MENDS`.
-READ = "0.33.0"
 
 #: What a release has of a fix.
 MENDED, PARTLY, NOT_MENDED, UNKNOWN = "mended", "mended in part", "not mended", "not known"
@@ -40,213 +39,45 @@ class Mend:
     partly: Mapping[str, str] = field(default_factory=dict)
     patches: tuple[str, ...] = ()
 
-    @property
-    def addresses(self) -> list[str]:
-        """The web address of each of the bugs."""
-        return [f"{_PROJECT}/{_PLACES[bug.startswith('GHSA-')]}/{bug}" for bug in self.bugs]
+
+_ROOT = Path(__file__).resolve().parents[2]
+_SERIES = Series.load(_ROOT / "patches")
+_FACTS = errata.load(_ROOT)
+#: The newest release whose sources were read for :data:`MENDS`.
+READ: str = _FACTS["read"]
 
 
-_PROJECT = "https://github.com/vllm-project/vllm"
-_PLACES = {False: "issues", True: "security/advisories"}
+def _mend(word: str) -> Mend:
+    """Combine the errata that a fix mends."""
+    entries = {name: entry for name, entry in _FACTS["errata"].items() if entry["word"] == word}
+    bugs = tuple(dict.fromkeys(bug for entry in entries.values() for bug in entry["upstream"]))
+    since = [entry.get("mended") for entry in entries.values()]
+    last = max(since, key=Version) if all(since) else None
+    parts = [part for entry in entries.values() for part in entry.get("partly", {}).items()]
+    parts += [(m, name) for m, name in zip(since, entries, strict=True) if m and m != last]
+    partly: dict[str, str] = {}
+    for release, part in sorted(parts, key=lambda item: Version(item[0])):
+        partly[release] = "; ".join(filter(None, [partly.get(release), part]))
+    return Mend(bugs, last, partly, _patches(word, bugs))
 
-#: Fix to what upstream has of it; read in the releases' sources up to :data:`READ`.
+
+def _patches(word: str, bugs: Collection[str]) -> tuple[str, ...]:
+    """Return the patches that serve a fix alone, or whose ``Bug`` is one of its bugs."""
+    own = []
+    for patch in _SERIES.patches:
+        header = header_fields(patch.header)
+        served = [each.strip() for each in header[SERVES].split(",")]
+        if word in served and (served == [word] or header["Bug"].rpartition("/")[2] in bugs):
+            own.append(patch.name.partition("-")[2].removesuffix(".patch"))
+    return tuple(own)
+
+
+#: Fix to what upstream has of it.
 MENDS: Mapping[str, Mend] = MappingProxyType(
     {
-        "recovered-tokens": Mend(
-            bugs=("GHSA-8wr5-jm2h-8r4f",),
-            since="0.24.0",
-            patches=("keep-recovered-tokens-inside-the-vocabulary",),
-        ),
-        "thinking-rows": Mend(
-            partly={
-                "0.28.0": "exchanged rows",
-            },
-        ),
-        "allowed-tokens": Mend(
-            bugs=("43894",),
-            since="0.31.0",
-            patches=("keep-each-request-s-allowed-tokens-to-its-own-row",),
-        ),
-        "row-state": Mend(
-            bugs=(
-                "57719",
-                "57974",
-                "49757",
-                "55192",
-            ),
-            partly={
-                "0.27.0": "block ids",
-                "0.29.0": "the flag of pooled requests",
-                "0.31.0": "prompt embeddings",
-            },
-            patches=("keep-a-request-from-finding-another-s-state-in-its-row",),
-        ),
-        "prompt-embeds": Mend(
-            bugs=("57356",),
-            since="0.31.0",
-            patches=("mark-tokens-as-tokens-where-drafts-are-in-flight",),
-        ),
-        "logprob-tokens": Mend(
-            bugs=("42592",),
-            patches=("leave-each-request-the-logprobs-that-it-asked-for",),
-        ),
-        "window-blocks": Mend(
-            bugs=("47728",),
-            since="0.26.0",
-            patches=("keep-a-window-s-blocks-while-drafts-may-still-be-rejected",),
-        ),
-        "empty-states": Mend(
-            bugs=("51562",),
-            partly={
-                "0.31.0": "gated delta nets",
-            },
-            patches=("begin-a-prompt-of-one-token-with-an-empty-recurrent-state",),
-        ),
-        "uniform-decode": Mend(
-            bugs=(
-                "49918",
-                "53051",
-                "47123",
-                "53059",
-            ),
-            patches=("keep-prompts-of-hybrid-models-out-of-the-cuda-graph-of",),
-        ),
-        "accepted-counts": Mend(
-            bugs=(
-                "45100",
-                "51571",
-                "51599",
-                "53919",
-            ),
-            partly={
-                "0.24.0": "without prefix caching",
-            },
-            patches=("read-each-request-s-own-count-of-accepted-drafts",),
-        ),
-        "stop-tokens": Mend(
-            since="0.29.0",
-        ),
-        "bad-requests": Mend(
-            bugs=("51299",),
-            partly={
-                "0.24.0": "logprob_token_ids",
-                "0.29.0": "min_tokens and prompts",
-            },
-            patches=("refuse-a-request-that-the-engine-cannot-serve",),
-        ),
-        "refused-grammars": Mend(
-            since="0.26.0",
-            patches=("end-only-the-request-whose-grammar-cannot-be-compiled",),
-        ),
-        "grammar-limits": Mend(
-            bugs=("54003", "45118"),
-            partly={"0.24.0": "a timeout for regexes"},
-            patches=("refuse-a-grammar-that-takes-too-much-time-or-memory",),
-        ),
-        "orphan-drafts": Mend(
-            bugs=("37159",),
-            since="0.25.0",
-            patches=("discard-the-draft-placeholders-of-skipped-requests",),
-        ),
-        "preemption": Mend(
-            bugs=("48245",),
-            since="0.27.0",
-            patches=("deliver-a-preempted-request-s-tokens-in-flight-once-and-in",),
-        ),
-        "failed-loads": Mend(
-            bugs=("45138", "45430", "49252"),
-            patches=("drop-what-was-computed-from-a-kv-load-that-failed",),
-        ),
-        "pinned-inputs": Mend(
-            bugs=("47644", "48214"),
-            partly={"0.26.0": "pooling models"},
-            patches=("keep-a-step-s-pinned-inputs-until-the-device-has-read-them",),
-        ),
-        "lost-wakeups": Mend(
-            bugs=("45224",),
-            since="0.27.0",
-            patches=("look-for-a-message-though-its-announcement-was-lost",),
-        ),
-        "drafter-ranks": Mend(
-            bugs=("40589",),
-            since="0.25.0",
-            patches=("run-the-drafter-on-each-data-parallel-rank-if-it-runs-on-any",),
-        ),
-        "block-ids": Mend(
-            bugs=("44175",),
-            since="0.26.0",
-            patches=("drop-block-ids-that-the-worker-never-reads",),
-        ),
-        "cpu-pinning": Mend(
-            since="0.24.0",
-            patches=("pin-memory-only-where-the-platform-has-pinned-memory",),
-        ),
-        "cpu-seeds": Mend(
-            partly={
-                "0.31.0": "seeds beside requests without one",
-            },
-            patches=(
-                "prefill-a-seeded-request-in-chunks-on-the-cpu",
-                "let-each-seed-count-in-a-batch-of-the-cpu",
-            ),
-        ),
-        "cpu-drafts": Mend(
-            bugs=("55005",),
-            patches=("sample-drafts-on-the-cpu-with-their-request-s-parameters",),
-        ),
-        "thinking-sections": Mend(
-            bugs=(
-                "43757",
-                "45984",
-            ),
-            since="0.26.0",
-        ),
-        "undrafted-rows": Mend(
-            bugs=("56531",),
-            since="0.32.0",
-            patches=("let-a-row-without-drafts-continue-from-its-own-recurrent",),
-        ),
-        "plugin-processors": Mend(
-            bugs=(
-                "52461",
-                "38199",
-                "52698",
-            ),
-        ),
-        "closed-grammars": Mend(
-            bugs=(
-                "53665",
-                "54218",
-            ),
-            since="0.29.0",
-            patches=("let-a-complete-grammar-end-its-request-before-min-tokens",),
-        ),
-        "prompt-logits": Mend(
-            bugs=("47680",),
-            since="0.26.0",
-            patches=("give-the-logits-of-a-prompt-where-the-logprobs-mode-asks-for",),
-        ),
-        "cached-prompt-logprobs": Mend(
-            bugs=("42019",),
-            patches=("give-no-logprobs-for-positions-of-a-prompt-that-were-not",),
-        ),
-        "thinking-unlimited": Mend(
-            since="0.23.0",
-        ),
-        "sessions": Mend(
-            bugs=(
-                "52693",
-                "42490",
-                "42655",
-                "42760",
-            ),
-            partly={
-                "0.31.0": "max_tokens",
-                "0.32.0": "block hashes",
-                "0.33.0": "the count of tokens",
-            },
-            patches=("begin-each-turn-of-a-session-where-the-one-before-has-ended",),
-        ),
+        word: _mend(word)
+        for word in dict.fromkeys(entry["word"] for entry in _FACTS["errata"].values())
+        if word
     }
 )
 

@@ -10,8 +10,9 @@ from overlay.patches import SERIES, Series, header_fields
 from overlay.source import Overlay
 from overlay.words import SERVES
 
-from series import catalogue
+from series import catalogue, errata
 from series.checksums import expected_pin
+from series.tree import generated
 
 #: The required DEP-3 fields of a patch: why and how, the issue it answers, and when to drop it.
 FIELDS = (
@@ -35,6 +36,9 @@ def complaints(root: Path, upstream: Callable[[str], bytes]) -> Iterator[str]:
                 yield f"patches/{patch.name}: the header lacks {name}"
         if not is_catalogue(root, overlay.series):
             yield f"patches/{catalogue.NAME} is stale: run `make refresh`"
+        for name, page in errata.pages(root).items():
+            if not (root / name).is_file() or (root / name).read_bytes() != page:
+                yield f"{name} is not what patches/{errata.NAME} gives: run `make refresh`"
         pin = expected_pin(root, overlay.pin, overlay.series, upstream)
     except OverlayError as error:
         yield str(error)
@@ -63,4 +67,4 @@ def is_catalogue(root: Path, series: Series) -> bool:
 def unlisted(root: Path, series: Series) -> list[str]:
     """The files in ``patches/`` that are not in the series."""
     listed = {patch.name for patch in series.patches} | {SERIES, catalogue.NAME}
-    return sorted({file.name for file in (root / "patches").iterdir()} - listed)
+    return sorted({file.name for file in generated(root)} - listed)

@@ -1,4 +1,4 @@
-"""Write patches/ and VERSION_PIN from build/edit."""
+"""Write patches/ and VERSION_PIN from build/edit, and docs/errata.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from overlay.patches import SERIES, Series
 from overlay.pin import sha256
 from overlay.source import Overlay
 
-from series import catalogue, git, tree
+from series import catalogue, errata, git, tree
 from series.checksums import expected_pin, patch_digests
 from series.commits import series_of
 from series.tree import EDIT, PRISTINE, write_file
@@ -20,7 +20,7 @@ from series.upstream import Upstream
 
 
 def refresh(root: Path, dry_run: bool) -> list[str]:
-    """Write patches/ and VERSION_PIN from ``build/edit``, and nothing else.
+    """Write patches/ and VERSION_PIN from ``build/edit``, and the page of errata.
 
     Without that tree the patches stay, and VERSION_PIN follows our own modules.
 
@@ -132,8 +132,8 @@ def candidate(
 
 
 def _save(root: Path, files: dict[str, bytes], pin: pins.Pin, dry_run: bool) -> list[str]:
-    files[pins.NAME] = pin.dumps().encode()
-    present = {f"patches/{file.name}" for file in (root / "patches").iterdir()}
+    files |= {pins.NAME: pin.dumps().encode(), **errata.pages(root)}
+    present = {f"patches/{file.name}" for file in tree.generated(root)}
     gone = sorted(present - set(files)) if f"patches/{SERIES}" in files else []
     changed = [
         name

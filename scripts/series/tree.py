@@ -16,7 +16,7 @@ from overlay import pin as pins
 from overlay.patches import header_fields
 from overlay.pin import sha256
 
-from series import git
+from series import errata, git
 from series.upstream import Upstream
 
 EDIT = "build/edit"
@@ -171,6 +171,11 @@ def _setting(tree: Path, key: str) -> str:
     return git.text(tree, "config", "--default", "", "--get", key)
 
 
+def generated(root: Path) -> list[Path]:
+    """The files in patches/ that refresh writes: all but the facts about upstream."""
+    return sorted(file for file in (root / "patches").iterdir() if file.name != errata.NAME)
+
+
 def _digest_of_patches(root: Path) -> str:
-    files = sorted((root / "patches").iterdir())
+    files = generated(root)
     return sha256("".join(f"{sha256(f.read_bytes())}  {f.name}\n" for f in files).encode())

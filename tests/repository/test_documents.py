@@ -22,7 +22,6 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from overlay.errors import MEANING, Exit
 from overlay.state import State
-from review.fixes import MENDS, READ
 from support import mini, probes, sites
 from support.checkouts import git, library
 from support.sites import REPO, UPSTREAM
@@ -262,19 +261,12 @@ def test_links_and_anchors_resolve(name: str) -> None:
 # Tables.
 
 
-def test_the_features_are_those_of_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(switch.NAME, raising=False)
-    rows = table("docs/features.md", "name")
-    assert rows.keys() == switch.enabled()
-    for group in ("features", "fixes"):
-        members = {name for name, (its_group, _) in rows.items() if its_group == group}
-        monkeypatch.setenv(switch.NAME, group)
-        assert switch.enabled() == members
-        assert sections(f"docs/{group}.md").keys() == members
-    assert table("README.md", "fix").keys() == table("docs/fixes.md", "fix").keys() == members
-    line = re.search(
-        r"features: (.*); fixes: (.*); runner: ", BY_NAME["docs/features.md"].read_text()
-    )
+def test_the_features_and_fixes_are_those_of_the_switch() -> None:
+    assert table("docs/features.md", "feature").keys() == registry.FEATURES.keys()
+    for group, words in registry.GROUPS.items():
+        assert sections(f"docs/{group}.md").keys() == words
+    assert table("README.md", "fix").keys() == registry.FIXES.keys()
+    line = re.search(r"features: (.*); fixes: (.*); runner: ", BY_NAME["docs/features.md"].read_text())
     assert line is not None
     on_gpus = {word for word in registry.WORDS.values() if word.device != "cpu"}
     listed = [", ".join(sorted(names & on_gpus)) for names in registry.GROUPS.values()]
@@ -295,20 +287,12 @@ def sections(name: str) -> dict[str, str]:
     return dict(found)
 
 
-@pytest.mark.parametrize("fix", MENDS)
-def test_a_fix_is_described_with_what_upstream_has_of_it(fix: str) -> None:
-    mend, section = MENDS[fix], sections("docs/fixes.md")[fix]
-    bullets = re.findall(r"^- \*\*(.*?)\*\*: ", section, re.MULTILINE)
-    assert {"Stock", "Overlay", "How outputs differ", "Upstream"} <= set(bullets)
-    upstream = section.partition("- **Upstream**: ")[2]
-    missing = f"not in {READ}"
-    for known in (*mend.addresses, *mend.partly, mend.since or missing):
-        assert known in " ".join(upstream.split())
-    _, bugs, since = table("docs/fixes.md", "fix")[fix]
-    assert re.findall(r"\((.*?)\)", bugs) == mend.addresses
-    partly = f"in part: {', '.join(mend.partly)}" if mend.partly else missing
-    assert since == (mend.since or partly)
-    assert f"the newest one that was read is {READ}" in BY_NAME["docs/fixes.md"].read_text()
+@pytest.mark.parametrize("fix", registry.FIXES)
+def test_a_fix_is_described(fix: str) -> None:
+    """What upstream has of it is in docs/errata.md; tests/repository/test_upstream.py."""
+    bullets = re.findall(r"^- \*\*(.*?)\*\*: ", sections("docs/fixes.md")[fix], re.MULTILINE)
+    assert {"Stock", "Overlay", "How outputs differ"} <= set(bullets)
+    assert "Upstream" not in bullets, "say it in patches/upstream.toml, and run `make refresh`"
 
 
 def test_the_tables_of_operations_are_complete() -> None:

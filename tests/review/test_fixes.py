@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from overlay.patches import header_fields
 from review import fixes
 from review.fixes import MENDS, READ, Mend
 from review.merging import JudgedPatch
@@ -129,17 +128,3 @@ def test_every_patch_of_a_fix_is_in_the_series() -> None:
     }
     for name, mend in MENDS.items():
         assert set(mend.patches) <= titles, name
-
-
-def test_the_headers_of_patches_repeat_the_table() -> None:
-    for patch in OVERLAY.series.patches:
-        title = patch.name.partition("-")[2].removesuffix(".patch")
-        own = {name: mend for name, mend in MENDS.items() if title in mend.patches}
-        header = header_fields(patch.header)
-        applied = header.get("Applied-Upstream")
-        if applied is not None:
-            releases = {mend.since or f"no, not in {READ}" for mend in own.values()}
-            assert applied in releases, f"{patch.name}: Applied-Upstream"
-        bugs = {address for mend in own.values() for address in mend.addresses}
-        if own and header["Bug"] != "none":
-            assert header["Bug"] in bugs, f"{patch.name}: Bug"

@@ -10,15 +10,15 @@ from overlay.installation import locate
 from overlay.patches import header_fields
 from overlay.pin import PACKAGE, sha256
 from overlay.source import Overlay
+from series import errata, upstream
 from series import tree as edit_tree
-from series import upstream
 from series.check import FIELDS, complaints, load_unproven
 from series.edit import edit
 from series.refresh import refresh
 from support import series, sites
 from support.checkouts import checkout, git
 from support.series import BASE, PATH
-from support.sites import OVERLAY, run_package, snapshot
+from support.sites import OVERLAY, REPO, run_package, snapshot
 
 MESSAGE = "Description: Another seam\n why\n" + "".join(
     f"{name}: text\n" for name in FIELDS if name != "Description"
@@ -185,6 +185,18 @@ def test_refresh_does_not_overwrite_changes_to_patches_since_edit(
         patch = next((root / "patches").glob("0003-*"))
         patch.write_bytes(patch.read_bytes().replace(b"How: ", b"How:  "))
     refused(root, Exit.BUSY, "make edit")
+
+
+def test_refresh_makes_the_page_of_facts_that_change_at_any_time(root: Path, tree: Path) -> None:
+    facts = root / "patches" / errata.NAME
+    facts.write_bytes((REPO / "patches" / errata.NAME).read_bytes())
+    assert not in_order(root)
+    assert refresh(root, dry_run=False) == [errata.PAGE]
+    assert (root / errata.PAGE).read_bytes() == (REPO / errata.PAGE).read_bytes()
+    assert in_order(root)
+    facts.write_text(facts.read_text().replace('who = "race"', 'who = "operator"'))
+    assert refresh(root, dry_run=False) == [errata.PAGE]
+    assert refresh(root, dry_run=False) == []
 
 
 def test_refresh_waits_for_the_end_of_a_rebase(root: Path, tree: Path) -> None:

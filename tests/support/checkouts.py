@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from overlay.pin import PACKAGE
+from series import errata
 
 from support.sites import REPO
 
@@ -45,8 +46,8 @@ def git(
 
 def checkout(root: Path) -> Path:
     """A copy of the files of an archive, without vendored copies, git and pyproject.toml."""
-    root.mkdir(parents=True)
-    for name in ("Makefile", "VERSION_PIN", "patches", "scripts"):
+    (root / "docs").mkdir(parents=True)
+    for name in ("Makefile", "VERSION_PIN", "patches", "scripts", errata.PAGE):
         copy = shutil.copytree if (REPO / name).is_dir() else shutil.copy
         copy(REPO / name, root / name)
     ours = f"vendor_overlay/{PACKAGE}"

@@ -1,0 +1,146 @@
+"""patches/upstream.toml agrees with the registry, the patches' headers, and the pages."""
+
+import copy
+import datetime
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from overlay.patches import Patch, header_fields
+from overlay.words import SERVES
+from series import errata
+from support.sites import OVERLAY, REPO
+from vllm.v1.readiness import registry
+
+FILE = f"patches/{errata.NAME}"
+FACTS = errata.load(REPO)
+WHO = {"any client", "operator", "race"}
+HOW = {"sources", "run", "issue"}
+KEYS = {"symptom", "severity", "who", "upstream", "looked", "word"}
+OPTIONAL = {"perhaps", "mended", "partly", "note", "unmended", "reproducer"}
+#: A release in a header.
+RELEASE = re.compile(r"\b0\.\d\d\.\d+\b")
+
+
+def complaints(facts: dict[str, Any]) -> Iterator[str]:
+    """A sentence for each fault of the facts alone."""
+    words = {erratum["word"] for erratum in facts["errata"].values()}
+    for word in registry.FIXES.keys() - words:
+        yield f"{FILE}: the fix {word} has no entry: add [errata.{word}], or `word` to others"
+    for word in registry.FEATURES.keys() ^ facts["features"].keys():
+        yield f"{FILE}: [features] and the features of registry.py differ by {word}"
+    if wrong := [release for release in facts["releases"] if not RELEASE.fullmatch(release)]:
+        yield f"{FILE}: [releases] {wrong} are no releases"
+    for name, entry in facts["errata"].items():
+        yield from (f"{FILE}: [errata.{name}] {fault}" for fault in faults(entry))
+    for name, entry in (*facts["errata"].items(), *facts["features"].items()):
+        looked = entry.get("looked", {})
+        if not isinstance(looked.get("on"), datetime.date) or looked.get("how") not in HOW:
+            yield f"{FILE}: {name}: looked = {{ on = DATE, how = one of {sorted(HOW)} }}"
+        for report in (*entry.get("upstream", ()), *entry.get("perhaps", ())):
+            if not re.fullmatch(r"\d{5}|GHSA(-\w{4}){3}", report):
+                yield f"{FILE}: {name}: {report!r} is no number of an issue, and no advisory"
+
+
+def faults(entry: dict[str, Any]) -> Iterator[str]:
+    if wrong := (KEYS - entry.keys()) | (entry.keys() - KEYS - OPTIONAL):
+        yield f"lacks, or has and should not: {sorted(wrong)}"
+        return
+    if entry["word"] is not None and entry["word"] not in registry.FIXES:
+        yield f"is no fix of registry.py ({entry['word']}): set `word`, or say why in `unmended`"
+    if (entry["word"] is None) == ("reproducer" in entry):
+        yield "needs a `reproducer` if a fix mends it, and none otherwise"
+    if not (REPO / entry.get("reproducer", "")).exists():
+        yield f"reproducer: {entry['reproducer']} does not exist"
+    ranks = [
+        [*errata.SEVERITIES].index(each) for each in entry["severity"] if each in errata.SEVERITIES
+    ]
+    if not ranks or ranks != sorted({*ranks}) or len(ranks) != len(entry["severity"]):
+        yield f"severity: one or more of {[*errata.SEVERITIES]}, worst first"
+    if entry["who"] not in WHO:
+        yield f"who: one of {sorted(WHO)}"
+    releases = [*entry.get("partly", ()), *filter(None, [entry.get("mended")])]
+    if releases != sorted(releases) or not all(map(RELEASE.fullmatch, releases)):
+        yield "partly and mended: releases, in their order"
+
+
+def test_the_facts_are_complete() -> None:
+    assert list(complaints(FACTS)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda e: e.pop("sessions"), "the fix sessions has no entry: add [errata.sessions]"),
+        (lambda e: e.update(new=e["sessions"] | {"word": "new"}), "[errata.new] is no fix"),
+        (lambda e: e["sessions"].pop("symptom"), "[errata.sessions] lacks, or has"),
+        (lambda e: e["sessions"].pop("reproducer"), "needs a `reproducer`"),
+        (lambda e: e["sessions"].update(reproducer="tests/no.py"), "tests/no.py does not exist"),
+        (lambda e: e["sessions"].update(severity=["memory", "stall"]), "worst first"),
+        (lambda e: e["sessions"].update(severity=["bad"]), "worst first"),
+        (lambda e: e["sessions"].update(who="somebody"), "who: one of"),
+        (lambda e: e["sessions"].update(mended="0.24.0"), "in their order"),
+        (lambda e: e["sessions"].update(upstream=["#1"]), "'#1' is no number"),
+        (lambda e: e["sessions"]["looked"].update(how="heard"), "looked ="),
+    ],
+)
+def test_a_fault_of_the_facts_is_named(
+    change: Callable[[dict[str, Any]], object], complaint: str
+) -> None:
+    facts = copy.deepcopy(FACTS)
+    change(facts["errata"])
+    assert complaint in "\n".join(complaints(facts))
+
+
+def header_complaints(patch: Patch, facts: dict[str, Any]) -> Iterator[str]:
+    """A sentence for each fact about upstream that a header has, and the facts have not."""
+    header = header_fields(patch.header)
+    served = {word.strip() for word in header[SERVES].split(",")}
+    mending = [entry for entry in facts["errata"].values() if entry["word"] in served]
+    entries = [*mending, *(facts["features"][word] for word in served & facts["features"].keys())]
+    bug = header["Bug"].rpartition("/")[2]
+    reports = {report for entry in entries for report in entry.get("upstream", ())}
+    if served != {"all"} and bug != "none" and bug not in reports:
+        yield f"{patch.name}: Bug {bug} is in {FILE} in no entry of {', '.join(sorted(served))}"
+    whole = {entry.get("mended", facts["read"]) for entry in mending}  # "not in" the newest
+    partly = {release for entry in mending for release in entry.get("partly", ())}
+    for name, known in (("Applied-Upstream", whole), ("Drop-When", whole | partly)):
+        for release in {*RELEASE.findall(header.get(name, ""))} - known:
+            yield f"{patch.name}: {name} says {release}, and {FILE} does not"
+
+
+@pytest.mark.parametrize("patch", OVERLAY.series.patches, ids=lambda patch: patch.name[:4])
+def test_headers_say_what_the_facts_say(patch: Patch) -> None:
+    assert list(header_complaints(patch, FACTS)) == []
+
+
+def test_a_header_that_says_otherwise_is_noticed() -> None:
+    (patch,) = (p for p in OVERLAY.series.patches if "lost-wakeups" in p.header)
+    for field in ("mended", "upstream"):
+        facts = copy.deepcopy(FACTS)
+        facts["errata"]["lost-wakeups"] |= {field: {"mended": "0.29.0", "upstream": []}[field]}
+        assert list(header_complaints(patch, facts))
+
+
+def test_only_the_page_of_errata_links_to_upstreams_issues() -> None:
+    """One owner per link: patches/upstream.toml."""
+    for name in ("README.md", "docs/features.md", "docs/fixes.md", "docs/architecture.md"):
+        text = (REPO / name).read_text()
+        links = re.findall(r"github\.com/vllm-project/vllm/(?:issues|pull|security)\S*", text)
+        assert links == [], f"{name}: move {links} to {FILE}, and run `make refresh`"
+
+
+def test_a_mend_is_denied_only_if_the_releases_were_read() -> None:
+    entry = FACTS["errata"]["logprob-tokens"]
+    said = [
+        errata.upstreams_mend(entry | {"looked": {"how": how}, "note": ""}, "0.33.0")
+        for how in ("sources", "run", "issue")
+    ]
+    assert said == ["not in 0.33.0", "none known", "none known"]
+
+
+def test_each_fix_of_the_page_leads_to_its_section() -> None:
+    page = (REPO / errata.PAGE).read_text()
+    assert {*re.findall(r"\(fixes\.md#([\w-]+)\)", page)} == registry.FIXES.keys()
+    assert page.count("not mended: ") == sum(e["word"] is None for e in FACTS["errata"].values())
