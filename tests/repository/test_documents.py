@@ -11,13 +11,9 @@ import venv
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
-from bench import measurements
-from bench.reports.claims import Claims
-from bench.reports.figures import intervals, word
-from bench.reports.run_file import load
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from overlay.errors import MEANING, Exit
@@ -265,8 +261,9 @@ def test_the_features_and_fixes_are_those_of_the_switch() -> None:
     assert table("docs/features.md", "feature").keys() == registry.FEATURES.keys()
     for group, words in registry.GROUPS.items():
         assert sections(f"docs/{group}.md").keys() == words
-    assert table("README.md", "fix").keys() == registry.FIXES.keys()
-    line = re.search(r"features: (.*); fixes: (.*); runner: ", BY_NAME["docs/features.md"].read_text())
+    line = re.search(
+        r"features: (.*); fixes: (.*); runner: ", BY_NAME["docs/features.md"].read_text()
+    )
     assert line is not None
     on_gpus = {word for word in registry.WORDS.values() if word.device != "cpu"}
     listed = [", ".join(sorted(names & on_gpus)) for names in registry.GROUPS.values()]
@@ -311,41 +308,42 @@ def test_the_flags_of_the_benchmark_are_its_program_s() -> None:
         assert flag.split()[0] in text
 
 
-def shown(value: float) -> str:
-    """A figure with four significant digits."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:#.4g}"
+#: Row of README's table to the name of its case in docs/measurements.md.
+CASES = {
+    "a presence penalty": "presence 1.5",
+    "a presence penalty and a thinking budget": "presence 1.5, budget",
+    "mixed sampling: penalties, top-p, seeds, logprobs": "mixed",
+    "a seed each, temperature 1": "temperature 1, all seeded",
+    "temperature 1": "temperature 1",
+    "nothing of this, greedy": "plain",
+    "JSON or another grammar, a tenth of them": "a tenth",
+    "JSON or another grammar, all of them": "all",
+    "bad words, logprobs": "none",
+}
 
 
-def claimed(run: dict[str, Any], claims: Claims) -> Iterator[tuple[str, str, str]]:
-    """Tokens a second of each case that claims a gain: stock's, the overlay's and V2's."""
-    slices = intervals(run)
-    for name, row in run["rows"].items():
-        for label, case in row["cases"].items():
-            taken = slices.get((name, label, "overlaid"))
-            figure = next(each for each in case["figures"] if each.endswith("tokens/s"))
-            if taken.low > 1 if taken else claims.better(case, figure, "overlaid"):
-                values = case["figures"][figure]
-                if "mrv2" in row["sides"]:
-                    v2 = word(case, "mrv2") or shown(values["mrv2"])
-                else:
-                    # Stock refuses thinking budgets on Model Runner V2.
-                    refused = "thinking_token_budget" in json.dumps(case["parameters"])
-                    v2 = "refused there" if refused else "not measured"
-                yield shown(values["stock"]), shown(values["overlaid"]), v2
+#: A ratio without a mark, and its interval, in docs/measurements.md.
+CLAIM = re.compile(r"(?:\*\*|\| )([\d.]+)(?: times the \S+\*\*)? \(([\d.]+) to ([\d.]+)")
 
 
-def test_the_headline_is_measured_and_each_row_makes_a_claim() -> None:
-    _, _, rest = BY_NAME["README.md"].read_text().partition("<!-- headline -->\n")
-    head, _, *lines = rest.partition("<!-- /headline -->")[0].strip().splitlines()
-    assert head.endswith(" | stock | overlaid | Model Runner V2 | run |")
-    assert lines
-    runs = {file: load(file) for file in measurements.RUNS.glob("*.json")}
-    claims = Claims(runs.values(), measurements.FIGURES)
-    for line in lines:
-        _, *figures, source = (cell.strip() for cell in line.strip("| ").split(" | "))
-        linked = re.search(r"\((.*)\)", source)
-        assert linked
-        assert tuple(figures) in {*claimed(runs[REPO / linked[1]], claims)}, line
+def test_each_figure_of_the_headline_is_a_claim_of_the_measurements() -> None:
+    """README rounds to two decimals."""
+    rows = table("README.md", "requests with")
+    assert rows.keys() == CASES.keys()
+    lines = BY_NAME["docs/measurements.md"].read_text().splitlines()
+    for row, cells in rows.items():
+        case = re.compile(rf"[-|] {CASES[row]}(, batch \d+)?(:| \|)")
+        of_case = [CLAIM.search(line) for line in lines if case.search(line)]
+        claims = [[float(figure) for figure in claim.groups()] for claim in of_case if claim]
+        text = " ".join(cells)
+        figures = re.findall(r"\*\*([\d.]+)\*\* \(([\d.]+) to ([\d.]+)\)", text)
+        assert text.count("**") == 2 * len(figures), f"{row}: a figure without its interval"
+        for figure in figures:
+            shown = [float(part) for part in figure]
+            assert shown[1] > 1, f"{row}: {figure} is no claim"
+            assert any(shown == pytest.approx(claim, abs=0.0051) for claim in claims), (
+                f"README.md: {row}: {figure} is none of the claims {claims}"
+            )
 
 
 def test_the_documents_are_of_this_version() -> None:

@@ -144,3 +144,18 @@ def test_each_fix_of_the_page_leads_to_its_section() -> None:
     page = (REPO / errata.PAGE).read_text()
     assert {*re.findall(r"\(fixes\.md#([\w-]+)\)", page)} == registry.FIXES.keys()
     assert page.count("not mended: ") == sum(e["word"] is None for e in FACTS["errata"].values())
+
+
+def test_readme_counts_the_errata() -> None:
+    text = (REPO / "README.md").read_text()
+    rows = re.findall(r"errata\.md#([\w-]+)\).* \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
+    shown = {anchor: (int(mended), int(left)) for anchor, mended, left in rows}
+    counts = dict.fromkeys(errata.SEVERITIES, (0, 0))
+    for entry in FACTS["errata"].values():
+        mended, left = counts[entry["severity"][0]]
+        is_mended = entry["word"] is not None
+        counts[entry["severity"][0]] = mended + is_mended, left + (not is_mended)
+    anchors = {
+        severity: title.lower().replace(" ", "-") for severity, title in errata.SEVERITIES.items()
+    }
+    assert shown == {anchors[severity]: count for severity, count in counts.items()}, "README.md"
