@@ -1,15 +1,11 @@
-"""Benchmarks of the overlay against stock vLLM.
+"""Benchmarks of stock vLLM, the overlay and Model Runner V2, in pairs.
 
-Programs are run from a checkout, by the module's name:
+- :mod:`bench.traffic`: engines under closed-loop traffic, the main benchmark
+- :mod:`bench.engine`: steady batches, with outputs compared
+- :mod:`bench.serving`: ``vllm serve``, driven by ``vllm bench serve``
+- :mod:`bench.host`: the host's work in each part of a step, and of the scheduler alone
+- :mod:`bench.report`: the tables of a run file, and joined runs
+- :mod:`bench.measurements`: docs/measurements.md
 
-    PYTHONPATH=scripts python -m bench.traffic --help
-
-Programs: `traffic` (requests that come and go), `engine` (steady batches on one engine), `serving`
-(vLLM's server and client), `step` (one sampling step), `fixes` (what the fixes cost the host),
-`host` (the host's work, stock, overlaid and Model Runner V2 in one process), `logprobs` (what they
-cost behind the sampler), `report` (the Markdown and page of a run) and `measurements`
-(docs/measurements.md). Libraries: `compare` (installations, turns, the summary and the machine),
-`engines`, `loops` (those of `traffic`), `runners` (those of `host`), `servers`, `plugins`,
-`sampling_step`, `host_work`, `logprob_work`, `reports`, and `thinking`, which the tests use as
-well.
+:mod:`bench.harness` runs processes, :mod:`bench.results` holds the one type of result, a slice.
 """

@@ -1,5 +1,5 @@
-"""What the programs of the benchmark raise."""
+"""Errors of the benchmarks."""
 
 
 class Failure(Exception):
-    """A step of a run failed; the text names the step and what to do."""
+    """Failed step of a run; the text names the step and the remedy."""

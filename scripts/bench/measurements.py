@@ -1,10 +1,11 @@
-"""Generate docs/measurements.md from the committed runs.
+"""Generate docs/measurements.md, a summary of the committed runs, and build/measurements.md, all.
 
     PYTHONPATH=scripts python -m bench.measurements [--check]
 
-The text around the tables is scripts/bench/measurements.md. In it, `<!-- run: NAME -->` stands
-for the tables of scripts/bench/runs/NAME.json, and `<!-- slower -->` for a table of every figure
-that is worse than stock's. --check changes nothing, and fails if the file is out of date.
+The text is scripts/bench/measurements.md. A line `<!-- table: RUNS | SIDES | FIGURES -->` in it is
+replaced by a table of these runs of scripts/bench/runs, a row for each case, and `<!-- slower -->`
+by the figures in which the overlay is worse. Names are separated by commas, or by semicolons where
+a name holds a comma. --check changes nothing, and fails if docs/measurements.md is out of date.
 """
 
 from __future__ import annotations
@@ -12,204 +13,187 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from overlay import output
 
-from bench import step
-from bench.compare import manifest
-from bench.compare.installations import ROOT
-from bench.compare.machine import overlay_version
 from bench.errors import Failure
-from bench.reports import figures, markdown
-from bench.reports.claims import FEW, Claims, decides, disturbances, more_is_better
-from bench.reports.run_file import Json, load, replace
-from bench.reports.verdict import verdicts
-from bench.reports.verify import edited
-from bench.servers import results
+from bench.harness import manifest
+from bench.harness.installations import ROOT
+from bench.results import slices
+from bench.results.markdown import markdown, number, pipes, ratio
+from bench.results.run_file import Json, load, replace
+from bench.results.slices import NOISE, Comparison, Group, loss
 
 TEMPLATE = ROOT / "scripts" / "bench" / "measurements.md"
 RUNS = ROOT / "scripts" / "bench" / "runs"
 PAGE = ROOT / "docs" / "measurements.md"
-#: The figures that are published of each case.
-FIGURES = dict.fromkeys(
-    (
-        *("tokens/s", "ITL p50", "ITL p99", "ITL max", "execute_model p50"),
-        *("sample_tokens p50", "sample_tokens p99"),
-        *("get_output p50", "get_output p99"),
-        *("sample_tokens + get_output p50", "waiting in both, ms a step", "fences, a step"),
-        *(*results.FIGURES, *step.FIGURES.values()),
-    )
+FULL = ROOT / "build" / "measurements.md"
+#: Figures that can be listed as slower. The wait that leaves ``sample_tokens`` is spent in
+#: ``get_output``: they decide together.
+DECIDING = re.compile(
+    r"(tokens/s|steps/s|requests/s|TPOT p\d+|ITL p\d+|TTFT p\d+|sample_tokens \+ get_output p\d+"
+    r"|(execute_model|_update_states|_prepare_inputs|_build_attention_metadata|sample_tokens"
+    r"|schedule|update_from_output) p(50|99)(, \w+)?(, us)?)"
 )
-#: Figures of which two runs of one row are compared.
-DECIDING = ("tokens/s", "ITL p50", "ITL p99")
-#: Rows of fewer rounds are not published.
-FEWEST = 3
-#: Differences below this that may be noise are not listed as slower.
+#: A smaller difference without a claim is not listed.
 EVEN = 0.03
-#: Below a table, whose ratios hold no rounds.
-UNPROVEN = "This table holds no rounds: its ratios are no claims."
-_MARK = re.compile(r"^<!-- (slower|run: (\S+)) -->$", re.MULTILINE)
+_MARK = re.compile(r"^<!-- (slower|table: ([^|\n]+) \| ([^|\n]+) \| ([^|\n]+)) -->$", re.MULTILINE)
 
 
-def page(text: str, folder: Path) -> str:
-    """Return the page for a template's text.
+class Page:
+    """The runs of a page.
 
     Args:
-        text: of the template.
-        folder: the directory with the runs.
+        folder: directory of the run files.
 
     Raises:
-        Failure: a run is missing, not named, or not fit to be published.
+        Failure: a run is not fit to be published.
     """
-    names = [name for _, name in _MARK.findall(text) if name]
-    if unnamed := {file.stem for file in folder.glob("*.json")} - set(names):
-        raise Failure(f"the template names no run {', '.join(sorted(unnamed))}; add or delete it")
-    runs = {name: _publishable(name, folder) for name in names}
-    claims = Claims(runs.values(), FIGURES)
 
-    def replaced(mark: re.Match[str]) -> str:
-        lines = tables(mark[2], runs, claims) if mark[2] else slower(runs, claims)
-        return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+    def __init__(self, folder: Path) -> None:
+        self.runs = {file.name.partition(".")[0]: publishable(file) for file in files(folder)}
 
-    return _MARK.sub(replaced, text)
+    def text(self, template: str) -> str:
+        """Return the page of a template.
+
+        Raises:
+            Failure: the template does not name every run, or names others.
+        """
+        lists = [_words(runs) for _, runs, _, _ in _MARK.findall(template) if runs]
+        named = {name for names in lists for name in names}
+        if named != self.runs.keys():
+            wrong = ", ".join(sorted(named ^ self.runs.keys()))
+            raise Failure(f"the template and the folder differ in the runs {wrong}")
+
+        def replaced(mark: re.Match[str]) -> str:
+            if mark[1] == "slower":
+                return "\n".join(self.slower())
+            return "\n".join(self.table(*(_words(mark[n]) for n in (2, 3, 4))))
+
+        return _MARK.sub(replaced, template)
+
+    def table(self, runs: Sequence[str], pairs: Sequence[str], figures: Sequence[str]) -> list[str]:
+        """Return the lines of a table, the worst row of the first figure first.
+
+        Args:
+            runs: their names.
+            pairs: of sides, as "A/B".
+            figures: of the first one, both sides are shown.
+        """
+        rows, refused = list[tuple[float, list[str]]](), 0
+        for name in runs:
+            for group, of in slices.grouped(self.runs[name]["slices"]).items():
+                if "/".join(group[2]) not in pairs:
+                    continue
+                if any(one["problems"] for one in of):
+                    refused += 1
+                    continue
+                compared = [self.compare(name, group, figure) for figure in figures]
+                shown = [number(compared[0].first), number(compared[0].second)]
+                shown += [ratio(compared[0]) + _between(compared[0])]
+                shown += [ratio(each) for each in compared[1:]]
+                about = [_link(name)] * (len(runs) > 1) + [group[1]]
+                about += ["/".join(group[2])] * (len(pairs) > 1)
+                worst = loss(figures[0], compared[0].ratio) if compared[0].ratio else 0.0
+                rows.append((worst, [*about, *shown]))
+        rows.sort(key=lambda row: row[0], reverse=True)
+        head = ["run"] * (len(runs) > 1) + ["case"] + ["sides"] * (len(pairs) > 1)
+        one, other = pairs[0].split("/") if len(pairs) == 1 else ("first", "second")
+        head += [f"{figures[0]}: {one}", other, "ratio", *figures[1:]]
+        texts = len(head) - 2 - len(figures)
+        lines = pipes(head, [cells for _, cells in rows], "l" * texts + "r" * (2 + len(figures)))
+        more = f"Refused, because the sides returned different outputs: {refused} more cases."
+        return [*lines, *(["", more] if refused else [])]
+
+    def compare(self, name: str, group: Group, figure: str) -> Comparison:
+        """Compare the sides of a group; the level is corrected for the groups of its run."""
+        groups = slices.grouped(self.runs[name]["slices"])
+        return slices.compare(groups[group], figure, len(groups), slices.noise(groups, group))
+
+    def slower(self) -> Iterator[str]:
+        """Yield the lines of the table of losses, worst first, and the number of noisy ones."""
+        noisy, rows = 0, list[tuple[float, list[str]]]()
+        for name, (_, case, sides), figure, compared in self.losses():
+            if compared.mark == NOISE:
+                noisy += 1
+                continue
+            shown = [number(compared.first), number(compared.second), ratio(compared)]
+            cells = [_link(name), case, figure, "/".join(sides), *shown]
+            rows.append((loss(figure, compared.ratio or 1.0), cells))
+        rows.sort(key=lambda row: row[0], reverse=True)
+        head = ["run", "case", "figure", "sides", "first", "second", "ratio"]
+        yield from pipes(head, [cells for _, cells in rows], "llllrrr")
+        yield from ("", f"{noisy} more figures are worse by 3% or more, and marked {NOISE}.")
+
+    def losses(self) -> Iterator[tuple[str, Group, str, Comparison]]:
+        """Yield every deciding figure in which the overlay is worse than another side."""
+        for name, run in self.runs.items():
+            for group, of in slices.grouped(run["slices"]).items():
+                if group[2][0] != "overlaid":
+                    continue
+                for figure in filter(DECIDING.fullmatch, slices.figures(of)):
+                    compared = self.compare(name, group, figure)
+                    least = 1 + EVEN * bool(compared.mark)
+                    if compared.ratio and loss(figure, compared.ratio) > least:
+                        yield name, group, figure, compared
+
+    def full(self) -> str:
+        """Return every table of every run."""
+        return "\n".join(f"## {name}\n\n{markdown(run)}" for name, run in self.runs.items())
 
 
-def _publishable(name: str, folder: Path) -> Json:
-    """Read a run that is whole and has enough rounds.
+def files(folder: Path) -> list[Path]:
+    """Return the run files of a directory."""
+    return sorted([*folder.glob("*.json"), *folder.glob("*.json.gz")])
+
+
+def publishable(file: Path) -> Json:
+    """Read a run that is whole, and as its manifest decided.
 
     Raises:
-        Failure: it is missing, was cut off, failed in part, or has too few rounds.
+        Failure: it was cut off, failed in part, or differs from its manifest.
     """
-    file = folder / f"{name}.json"
-    if not file.is_file():
-        raise Failure(f"there is no run {file}; measure it, or do not name it")
     run = load(file)
-    rows = run["rows"].values() if run["kind"] == "engine" else []
-    few = [row for row in rows if row["rounds"] < FEWEST]
-    if not run.get("complete", True) or run.get("errors"):
+    if not run["complete"] or run["problems"]:
         raise Failure(f"{file} was cut off, or failed in part; measure it again or delete it")
-    if few:
-        raise Failure(f"{file} has rows of fewer than {FEWEST} rounds; measure them again")
-    if found := edited(run):
-        raise Failure(f"{file} was edited: {'; '.join(found)}")
-    if run["kind"] == "engine" and run["schema"] > 1:
-        if found := [*manifest.differences(run)]:
-            raise Failure(f"{file} is not what its manifest decided: {'; '.join(found)}")
-        if (reason := manifest.uncommitted(run)) is not None:
-            raise Failure(f"{file} cannot be repeated: {reason}; commit, and measure again")
+    found = [*manifest.differences(run), manifest.uncommitted(run)] if run.get("manifest") else []
+    found = list(filter(None, found))
+    # Runs of schema 2 made of one table had no manifest.
+    if found or (not run.get("manifest") and run["schema"] > 2):
+        why = "; ".join(found) or "there is none"
+        raise Failure(f"{file} is not as its manifest decided: {why}")
     return run
 
 
-def tables(name: str, runs: Mapping[str, Json], claims: Claims) -> Iterator[str]:
-    """Yield the lines that describe a run of the page, and its tables."""
-    run = runs[name]
-    yield from verdicts(run, claims)
-    for line in markdown.heading(run):
-        yield from (line, "")
-    measured, current = run["versions"]["overlay"], overlay_version()
-    if measured != current:
-        yield from (f"This is a run of overlay {measured}; the current one is {current}.", "")
-    if run["kind"] == "table":
-        yield from (*markdown.table(run), "")
-        yield from () if run.get("rounds") else (UNPROVEN, "")
-        return
-    found = figures.intervals(run)
-    for row_name, row in run["rows"].items():
-        yield from markdown.row_table(row_name, row, [], claims, FIGURES)
-        yield from markdown.slice_lines(row_name, row, found)
-        refused: dict[str, list[str]] = {}
-        for label, case in row["cases"].items():
-            if any(case["problems"].values()):
-                refused.setdefault(markdown.verdict(case, row["sides"]), []).append(label)
-        yield from (f"- {'; '.join(labels)}: {why}." for why, labels in refused.items())
-        yield from disturbances(row)
-        yield from otherwise(run, row_name, runs)
-        yield ""
+def _words(text: str) -> list[str]:
+    separator = ";" if ";" in text else ","  # a figure's name may hold a comma
+    return [word.strip() for word in text.split(separator)]
 
 
-def otherwise(run: Json, row: str, runs: Mapping[str, Json]) -> Iterator[str]:
-    """Yield a line for each figure of which another run of the row on such a device says otherwise.
-
-    Args:
-        run: that is shown.
-        row: the name of one of its rows.
-        runs: those of the page; newer ones are left out.
-    """
-    for name, other in runs.items():
-        if other is run or other["kind"] != "engine" or row not in other["rows"]:
-            continue
-        alike = run["machine"]["device"] == other["machine"]["device"]
-        if not alike or other["date"] > run["date"]:
-            continue
-        for label, case in run["rows"][row]["cases"].items():
-            before = other["rows"][row]["cases"].get(label, {"figures": {}})
-            both = case["figures"].keys() & before["figures"].keys()
-            for figure in (each for each in DECIDING if each in both):
-                ratios = [figures.ratio(one, figure, "overlaid") for one in (case, before)]
-                here, there = (ratio or 1.0 for ratio in ratios)
-                if (here - 1) * (there - 1) < 0 and abs(here - there) > EVEN:
-                    shown = figures.number(there, ratio=True), figures.number(here, ratio=True)
-                    yield (
-                        f"- {label}: the run {name} of {other['date']} says otherwise of {figure}: "
-                        f"{shown[0]}, and not {shown[1]}."
-                    )
+def _link(name: str) -> str:
+    return f"[{name}](../scripts/bench/runs/{name}.json.gz)"
 
 
-def slower(runs: Mapping[str, Json], claims: Claims) -> list[str]:
-    """Return the lines of the table of figures that are worse than stock's, worst first."""
-    worse: list[tuple[float, list[str]]] = []
-    for *names, stock, overlaid, ratio, mark in _ratios(runs, claims):
-        loss = 1 / ratio if more_is_better(names[-1]) else ratio
-        if decides(names[-1]) and loss > 1 + EVEN * bool(mark):
-            shown = figures.number((ratio, mark) if mark else ratio, ratio=True)
-            worse.append((loss, [*names, figures.number(stock), figures.number(overlaid), shown]))
-    worse.sort(key=lambda line: line[0], reverse=True)
-    head = ["run", "case", "figure", "stock", "overlaid", "overlaid / stock"]
-    return markdown.pipes(head, [cells for _, cells in worse], ["l", "l", "l", "r", "r", "r"])
-
-
-def _ratios(
-    runs: Mapping[str, Json], claims: Claims
-) -> Iterator[tuple[str, str, str, float, float, float, str]]:
-    """Yield each ratio of the overlaid side to stock.
-
-    Yields:
-        The run, and its row if it has several; the case; the figure; both medians; the ratio
-        overlaid / stock; and its mark.
-    """
-    for name, run in runs.items():
-        if run["kind"] == "engine":
-            for row_name, row in run["rows"].items():
-                for (label, case), figure in product(row["cases"].items(), FIGURES):
-                    values = case["figures"].get(figure)
-                    if values and (ratio := figures.ratio(case, figure, "overlaid")):
-                        mark = claims.mark(case, figure, "overlaid")
-                        medians = values["stock"], values["overlaid"]
-                        yield f"{name}, {row_name}", label, figure, *medians, ratio, mark
-        elif {"figure", "overlaid / stock"} <= {*run["columns"]}:
-            for row in run["rows"]:
-                line = dict(zip(run["columns"], row, strict=True))
-                cell = line["overlaid / stock"]
-                # Without rounds, nothing tells a ratio from noise.
-                unmarked = "" if run.get("rounds") else FEW
-                ratio, mark = cell if isinstance(cell, list) else (cell, unmarked)
-                if isinstance(ratio, float):
-                    medians = line["stock"], line["overlaid"]
-                    yield name, line["case"], line["figure"], *medians, ratio, mark
+def _between(compared: Comparison) -> str:
+    if compared.low is None or compared.high is None:
+        return ""
+    return f" ({number(compared.low, ratio=True)} to {number(compared.high, ratio=True)})"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the page, or check it; 0 if it is then up to date."""
+    """Write the pages, or check the summary; 0 if it is then up to date."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="change nothing; fail if out of date")
     args = parser.parse_args(argv)
     try:
-        wanted = page(TEMPLATE.read_text(encoding="utf-8"), RUNS)
+        page = Page(RUNS)
+        wanted = page.text(TEMPLATE.read_text(encoding="utf-8"))
         if not args.check:
-            replace(PAGE, wanted)
+            replace(PAGE, wanted.encode())
+            FULL.parent.mkdir(exist_ok=True)
+            replace(FULL, page.full().encode())
         current = PAGE.read_text(encoding="utf-8")
     except (Failure, OSError) as error:
         print(f"measurements: {error}", file=sys.stderr)

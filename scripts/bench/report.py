@@ -1,49 +1,69 @@
-"""Show a run as Markdown, and as one HTML page that needs no other file.
+"""Show runs as Markdown, and join runs of the same installations and device.
 
-    PYTHONPATH=scripts python -m bench.report RUN.json [--html FILE] [--verify]
+    PYTHONPATH=scripts python -m bench.report RUN.json... [--join OUT.json]
 
-The Markdown is printed. What can be computed again from the raw figures of the run's children is,
-and a run that says something else is not shown. With --verify that is all: what differs is named,
-and what cannot be checked.
+Run files may be compressed. With --join the slices of all runs are written to OUT.json as one run,
+compressed if the name ends in ".gz", and shown.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from overlay import output
 
 from bench.errors import Failure
-from bench.reports.markdown import markdown
-from bench.reports.page import page
-from bench.reports.run_file import load
-from bench.reports.verify import edited, unproven
+from bench.harness import manifest
+from bench.results.markdown import markdown
+from bench.results.run_file import load, save
+
+
+def joined(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return one run with the slices of all.
+
+    Raises:
+        Failure: they have other installations or devices, or measure different things.
+    """
+    first, slices, base = runs[0], [], 0
+    for one in runs:
+        same = {**first["digests"], **one["digests"]} == {**one["digests"], **first["digests"]}
+        if not same or one["machine"]["device"] != first["machine"]["device"]:
+            raise Failure(f"{one['command']} has other installations, or another device")
+        switches = [each.get("environment", {}).get("VLLM_READINESS") for each in (one, first)]
+        if one["title"] != first["title"] or switches[0] != switches[1]:
+            raise Failure(f"{one['command']} measures other slices, or with another switch")
+        slices += [{**each, "round": base + each["round"]} for each in one["slices"]]
+        base = max((each["round"] for each in slices), default=base)
+    command, seconds = "; ".join(one["command"] for one in runs), sum(o["seconds"] for o in runs)
+    digests = {name: each for one in runs for name, each in one["digests"].items()}
+    return {
+        **first,
+        **{"command": command, "seconds": seconds, "digests": digests, "slices": slices},
+        "complete": all(one["complete"] for one in runs),
+        "manifest": manifest.joined([one.get("manifest") or {} for one in runs]),
+        "problems": list(dict.fromkeys(text for one in runs for text in one["problems"])),
+    }
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the Markdown, and write the page if asked to; 1 if the run is missing or edited."""
+    """Print the Markdown of each run, or of all runs as one."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("run", type=Path, help="the JSON of a run")
-    parser.add_argument("--html", type=Path, help="also write the page to this file")
-    parser.add_argument("--verify", action="store_true", help="check the run, and show nothing")
+    parser.add_argument("runs", type=Path, nargs="+", help="run files")
+    parser.add_argument("--join", type=Path, metavar="OUT", help="write all runs as one to OUT")
     args = parser.parse_args(argv)
     try:
-        run = load(args.run)
-        if found := edited(run):
-            for text in found:
-                print(f"report: {args.run} was edited: {text}", file=sys.stderr)
-            return 1
-        if args.verify:
-            print(f"{args.run}: what it shows is what its raw figures make")
-            for text in unproven(run):
-                print(f"not checked: {text}")
-            return 0
-        print(markdown(run), end="")
-        if args.html:
-            args.html.write_text(page(run), encoding="utf-8")
+        runs: list[dict[str, Any]] = [load(file) for file in args.runs]
+        if args.join:
+            runs = [joined(runs)]
+            save(args.join, runs[0])
+        for run in runs:
+            print(markdown(run), end="")
+            for text in manifest.differences(run) if run.get("manifest") else ():
+                print(f"- **NOT AS DECIDED**: {text}")
     except (Failure, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1

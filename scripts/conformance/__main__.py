@@ -15,8 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.compare.command_line import end_on_signals
 from bench.errors import Failure
+from bench.harness.command_line import end_on_signals
 from overlay import cli, output
 from overlay.errors import OverlayError
 from overlay.output import escaped

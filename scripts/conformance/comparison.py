@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.compare.installations import SIDES, Installations, installed
 from bench.errors import Failure
+from bench.harness.installations import SIDES, Installations, installed
 from environment.making import has_nvidia_gpu
 from overlay.errors import Exit, OverlayError
 from overlay.installation import Installation

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from bench.compare import disturbance
-from bench.compare.disturbance import LIMIT, during, gpus, reasons, snapshot
+from bench.harness import disturbance
+from bench.harness.disturbance import LIMIT, during, gpus, reasons, snapshot
 
 SECOND = 1_000_000_000
 

@@ -1,39 +1,32 @@
-"""The benchmark of the engine: real engines, tiny, on the CPU."""
+"""The benchmark of steady batches: its requests, its counts, and a real run with planted faults."""
 
 import argparse
-import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from bench import engine
-from bench.compare import manifest
-from bench.compare.intervals import LEAST
-from bench.reports import figures
-from bench.reports.verify import edited
+from bench import engine, thinking
+from bench.engine import EngineRun
+from bench.harness import manifest
+from bench.loops import steady
+from bench.loops.rows import ROWS, SHAPES, Source
+from bench.results.run_file import load
+from bench.results.slices import compare, grouped
 from support import forked, sites, spoilers
 from support.asynchronous import announce
 from support.benches import bench
 
-
-def found(case: dict[str, Any], side: str = "overlaid") -> list[str]:
-    """The problems of a side, but for clocks that a busy machine drives apart."""
-    return [problem for problem in case["problems"][side] if "make up" not in problem]
-
-
-def ratios(case: dict[str, Any]) -> set[float | None]:
-    """All that compares the overlaid side with another or itself."""
-    figures = case["figures"]
-    compared = {ratio for figure in figures.values() for ratio in figure["ratios"].values()}
-    return compared | {figure["overlaid"] for name, figure in figures.items() if " / " in name}
+SIDES = ("overlaid", "stock")
 
 
 @pytest.mark.slow
 def test_each_planted_fault_is_named_where_it_was_planted(tmp_path: Path) -> None:
-    out = tmp_path / "out"
+    rows, output = ("plain", "presence", "logprobs", "mixed", "thinking"), 16
     done = bench(
-        *("engine", out, "--size", "tiny", "--rows", "issue-43450", "--rounds", "1"),
+        *("engine", tmp_path / "out", "--shapes", "tiny-4", "--rows", *rows, "--rounds", "1"),
+        *("--output", str(output), "--pairs", "/".join(SIDES)),
         site=sites.whole(tmp_path / "site"),
         paths=[
             announce(tmp_path / "plugins", forked.fork, spoilers.spoil),
@@ -42,90 +35,137 @@ def test_each_planted_fault_is_named_where_it_was_planted(tmp_path: Path) -> Non
         environment=forked.ENVIRONMENT,
     )
     assert done.returncode == 1, done.stderr[-4000:]
-    run = json.loads((out / "run.json").read_text())
-    assert set(run["digests"]) == {"stock", "overlaid"}
-    assert edited(run) == list(manifest.differences(run)) == []
-    cases = run["rows"]["issue-43450"]["cases"]
+    run = load(tmp_path / "out" / "run.json")
+    assert run["complete"]
+    assert run["problems"] == list(manifest.differences(run)) == []
+    groups = {case: of for (_, case, _), of in grouped(run["slices"]).items()}
+    assert list(groups) == [f"{row}, 4" for row in rows]
+    for name in ("plain, 4", "mixed, 4", "thinking, 4"):
+        assert [one["problems"] for one in groups[name]] == [[], []], name
+        for one in groups[name]:
+            assert one["digests"]["overlaid"] == one["digests"]["stock"]
 
-    slow = cases["none"]
-    assert found(slow) == found(slow, "stock") == []
-    for name in ("sample_tokens p50", "step p50", "ITL p50"):
-        longer = slow["figures"][name]["overlaid"] - slow["figures"][name]["stock"]
-        assert longer > spoilers.SLOWER * 900, name
-    assert slow["figures"]["tokens/s"]["overlaid"] < slow["figures"]["tokens/s"]["stock"]
+    for one in groups["plain, 4"]:
+        slower, stock = (one["figures"][side] for side in SIDES)
+        assert slower["ITL p50"] - stock["ITL p50"] > spoilers.SLOWER * 900
+        assert slower["tokens/s"] < stock["tokens/s"]
+    assert compare(groups["plain, 4"], "tokens/s").ratio is not None
 
-    wrong = cases["mixed, no logprobs"]
     place = "request {}, position {}".format(*spoilers.WRONG)
-    differ = "tokens of stock round 1 and overlaid round 1 differ"
-    (problem,) = found(wrong)
-    assert re.fullmatch(rf"{differ}: {place}: (\d+) against (?!\1$)\d+", problem)
-    assert ratios(wrong) == {None}
+    for one in groups["presence, 4"]:
+        (text,) = one["problems"]
+        differ = f"tokens of overlaid and stock differ: {place}"
+        assert re.fullmatch(rf"{differ}: (\d+) against (?!\1$)\d+", text)
 
-    lost = cases["mixed, batch 2"]
-    (counts,) = lost["counts"]["overlaid"]
-    assert (counts["tokens"], counts["logprobs"]) == ([32, 32], [30, 32])
-    assert "overlaid round 1: 30 of 32 logprobs" in found(lost)
-    assert ratios(lost) == {None}
-
-    for name in ("mixed, batch 8", "mixed, streamed", "mixed, no history"):
-        assert found(cases[name]) == found(cases[name], "stock") == [], name
-        (counts,) = cases[name]["counts"]["stock"]
-        assert counts["tokens"] == counts["logprobs"] == [128, 128]
-    table, page = ((out / name).read_text() for name in ("run.md", "run.html"))
-    assert table in done.stdout
-    for text in ("position 5", "30 of 32 logprobs", "refused"):
-        assert text in table
-        assert text in page
+    for one in groups["logprobs, 4"]:
+        lost, differ = one["problems"]
+        expected = 4 * output
+        assert lost == f"overlaid: {expected - 4} of {expected} positions with all logprobs"
+        assert differ.startswith("logprobs of overlaid and stock differ: request 0, position 7")
+    for name in ("presence, 4", "logprobs, 4"):
+        assert compare(groups[name], "tokens/s").ratio is None
+    text = (tmp_path / "out" / "run.md").read_text()
+    for part in (place, "positions with all logprobs", "| refused |"):
+        assert part in text
 
 
-def test_rows_of_runner_v2_are_left_out_without_a_gpu(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    nothing: Any = None
-    args = argparse.Namespace(rows=["pull-35214", "prime-rl-2772"], gpu=False, size="tiny")
-    args.gpus = 0
-    args.output = args.model = nothing
-    args.sides, args.aa = ["overlaid"], False
-    run = engine.EngineRun(args, nothing)
-    assert list(run.tables) == ["prime-rl-2772"]
-    assert run.tables["prime-rl-2772"].sides == ["stock", "overlaid"]
-    assert "pull-35214 needs a GPU" in capsys.readouterr().err
-    args.sides, args.aa = ["stock"], True
-    assert engine.EngineRun(args, nothing).tables["prime-rl-2772"].sides == ["stock", "stock again"]
+@pytest.mark.parametrize("row", ROWS)
+def test_requests_of_a_steady_batch_are_equally_long_and_new_in_each_slice(row: str) -> None:
+    def batch(seed: int) -> list[Any]:
+        source = Source(SHAPES["tiny-4"], row, seed, output=20)
+        return [source.steady(place) for place in range(4)]
+
+    first = batch(2)
+    assert [one.sampling.max_tokens for one in first] == [20] * 4
+    prompts = [tuple(one.prompt["prompt_token_ids"]) for one in first]
+    assert {*map(len, prompts)} == {12}
+    assert [repr(one) for one in first] == [repr(one) for one in batch(2)]
+    # A side that remembers what it has computed gains nothing.
+    others = [tuple(one.prompt["prompt_token_ids"]) for one in batch(3)]
+    warmups = Source(SHAPES["tiny-4"], row, 2, output=20)
+    others += [tuple(warmups.warmup(place).prompt["prompt_token_ids"]) for place in range(4)]
+    assert len({*prompts, *others}) == 12
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
-def test_rows_of_two_gpus_are_left_out_where_there_is_one(
-    gpus: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    nothing: Any = None
-    args = argparse.Namespace(rows=["tensor-parallel", "prime-rl-2772"], gpu=True, size="full")
-    args.output = args.model = nothing
-    args.sides, args.aa, args.gpus = ["overlaid"], False, gpus
-    run = engine.EngineRun(args, nothing)
-    assert list(run.tables) == args.rows[2 - gpus :]
-    assert ("tensor-parallel needs 2 GPUs" in capsys.readouterr().err) == (gpus == 1)
+def test_tokens_are_those_of_the_model() -> None:
+    source = Source(SHAPES["tiny-4"], "bad-words", 1, output=20, vocabulary=30)
+    for place in range(4):
+        one = source.steady(place)
+        assert max(one.prompt["prompt_token_ids"]) < 30
+        assert max(max(word) for word in one.sampling._bad_words_token_ids or ()) < 30
 
 
-@pytest.mark.slow
-def test_kept_engines_take_slices_by_turns(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    done = bench(
-        *("engine", out, "--size", "tiny", "--rows", "decode-half-b", "--rounds", "5", "--keep"),
-        site=sites.whole(tmp_path / "site"),
+def asked(**parameters: Any) -> Any:
+    usual = {"max_tokens": 3, "logprobs": None, "thinking_token_budget": None}
+    return SimpleNamespace(sampling=SimpleNamespace(**{**usual, **parameters}))
+
+
+ENDED, ENDLESS = [1, *thinking.END], [*thinking.END[:-1], 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("requests", "tokens", "logprobs", "counts"),
+    [
+        ([asked()], [[1, 2, 3]], [[]], {"tokens": (3, 3), "positions with all logprobs": (0, 0)}),
+        ([asked()], [[1, 2]], [[]], {"tokens": (2, 3), "positions with all logprobs": (0, 0)}),
+        (
+            [asked(logprobs=2), asked()],
+            [[1, 2, 3], [1, 2, 3]],
+            [["1:1:-0.5 2:2:-0.6", "1:1:-0.5 2:2:-0.6 5:9:-3.0", "1:1:-0.5"], []],
+            {"tokens": (6, 6), "positions with all logprobs": (2, 3)},
+        ),
+        (
+            [asked(thinking_token_budget=1), asked(thinking_token_budget=1)],
+            [ENDED, ENDLESS],
+            [[], []],
+            {
+                **{"tokens": (6, 6), "positions with all logprobs": (0, 0)},
+                "requests that used up their budget": (1, 2),
+            },
+        ),
+        (
+            [asked(thinking_token_budget=2)],
+            [ENDLESS],
+            [[]],
+            {
+                **{"tokens": (3, 3), "positions with all logprobs": (0, 0)},
+                "requests that used up their budget": (0, 0),
+            },
+        ),
+    ],
+)
+def test_outputs_are_counted(requests: Any, tokens: Any, logprobs: Any, counts: Any) -> None:
+    assert steady.counts(requests, tokens, logprobs) == counts
+
+
+def test_the_engine_takes_the_markers_without_a_tokenizer() -> None:
+    config = thinking.config()
+    model: Any = None
+    config.initialize_token_ids(model)
+    assert config.enabled
+    assert config.reasoning_start_token_ids == thinking.START
+    assert config.reasoning_end_token_ids == thinking.END
+
+
+def test_a_run_compares_outputs_without_the_fixes(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    installations: Any = SimpleNamespace(work=tmp_path)
+    args = argparse.Namespace(
+        **{"pairs": ["overlaid/stock"], "shapes": ["tiny-4"], "rows": ["plain"]},
+        **{"graphs": ["none"], "output": 64, "model": tmp_path / "mine", "ranks": 2},
     )
-    run = json.loads((out / "run.json").read_text())
-    assert run["complete"], done.stderr[-4000:]
-    assert run["errors"] == []
-    assert edited(run) == list(manifest.differences(run)) == []
-    row = run["rows"]["decode-half-b"]
-    for case in row["cases"].values():
-        assert found(case) == found(case, "stock") == []
-        for rounds in case["speeds"].values():
-            assert [len(speeds) for speeds in rounds] == [row["output"] // 4] * 5
-    text = (out / "run.md").read_text()
-    for name, case in row["cases"].items():
-        # Beside other tests a round is often disturbed, and then it makes no claim.
-        clear = sum(not figures.disturbed(case, number, "overlaid") for number in range(5))
-        line = re.search(rf"- {name}: overlaid [0-9.]+ \([0-9.]+ to [0-9.]+\)", text)
-        assert bool(line) == (clear >= LEAST and not any(case["problems"].values()))
+    run = EngineRun(args, installations)
+    assert run.environment["VLLM_READINESS"] == "-fixes"
+    assert run.environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert run.title == "Steady batches, 64 tokens for each request. Model: mine."
+    (start,) = run.starts()
+    settings = {key: start.settings[key] for key in ("kind", "output", "model", "gpus")}
+    assert settings == {
+        **{"kind": "steady", "output": 64, "model": str(tmp_path / "mine"), "gpus": 2},
+    }
+
+
+def test_ranks_need_their_gpus(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        engine.main(["--site", str(sites.UPSTREAM), "--out", str(tmp_path), "--ranks", "99"])
+    assert "--ranks 99 --places" in capsys.readouterr().err

@@ -8,9 +8,9 @@ import uuid
 from pathlib import Path
 
 import pytest
-from bench.compare import command_line, installations
-from bench.compare.installations import Installations
 from bench.errors import Failure
+from bench.harness import command_line, installations
+from bench.harness.installations import Installations
 from support import sites
 from support.processes import gone
 
@@ -73,7 +73,7 @@ def test_an_interpreter_that_imports_another_vllm_is_refused(tmp_path: Path) -> 
 PARENT = """
 import signal, sys
 from pathlib import Path
-from bench.compare.installations import Installations
+from bench.harness.installations import Installations
 
 stock = Installations.__new__(Installations)
 stock.paths, stock.python = {"stock": [Path("/side")]}, sys.executable

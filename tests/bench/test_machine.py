@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from bench.compare import machine
+from bench.harness import machine
 from overlay import pin
 from support.sites import REPO, UPSTREAM
 
@@ -18,7 +18,7 @@ def describe(site: Path, device: str) -> dict[str, Any]:
 
 def test_a_described_run_says_what_is_needed_to_judge_and_repeat_it(tmp_path: Path) -> None:
     run = describe(UPSTREAM, "CPU")
-    assert (run["schema"], run["kind"], run["digests"]) == (2, "engine", {"stock": "0" * 64})
+    assert run["digests"] == {"stock": "0" * 64}
     assert 2 <= run["seconds"] < 60
     assert list(run["machine"]) == ["device", "cpu", "cores", "memory GiB", "driver", "system"]
     assert (run["machine"]["device"], run["machine"]["driver"]) == ("CPU", None)

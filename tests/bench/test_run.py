@@ -1,4 +1,4 @@
-"""A run: turns, failures and interruptions, whatever it measures; made of children that are not."""
+"""A run: failures, interruptions and its limit, whatever it measures; of children made up."""
 
 import json
 import os
@@ -6,128 +6,88 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from bench import engine, serving, step
-from bench.compare import command_line, manifest
-from bench.compare.installations import in_turn
-from bench.compare.limit import Limit
-from bench.compare.run import SIDES, Job, Run, Table
-from bench.compare.summary import CaseResult
+from bench import engine, serving, traffic
 from bench.errors import Failure
-from bench.reports.markdown import CUT_OFF
-from bench.reports.run_file import load
-from bench.reports.verify import edited
+from bench.harness import command_line, manifest
+from bench.harness import run as harness
+from bench.harness.run import Job, Run
+from bench.results.markdown import CUT_OFF
+from bench.results.run_file import load
 from support import sites
+from support.runs import slice_of
 
 
 class Faked(Run):
-    """A run without processes: each side takes 1 ms."""
+    """A run without processes."""
 
-    def __init__(self, out: Path, rounds: int = 2) -> None:
-        args: Any = SimpleNamespace(rounds=rounds, out=out)
+    title = "Made up."
+    groups = (("tiny", "one", ("overlaid", "stock")), ("tiny", "two", ("overlaid", "stock")))
+
+    def __init__(self, out: Path, rounds: int = 2, **more: Any) -> None:
+        args: Any = SimpleNamespace(rounds=rounds, out=out, **more)
         installations: Any = SimpleNamespace(
             site=sites.UPSTREAM, digests={}, python_version="3.0", check_untouched=lambda: None
         )
-        about = {"title": "Faked.", "shape": "small"}
-        cases: dict[str, Any] = {"case": {}}
-        tables = {
-            "one": Table(SIDES, about, cases, "group"),
-            "two": Table(SIDES[:2], about, cases, "other"),
-        }
-        super().__init__(args, installations, tables)
+        super().__init__(args, installations)
 
-    def measure(self, job: Job) -> Mapping[str, Mapping[str, CaseResult]]:
-        table = {"group": "one", "other": "two"}[job.group]
-        return {table: {"case": CaseResult({"step": 1.0}, {})}}
+    def jobs(self) -> list[Job]:
+        rounds = range(1, self.args.rounds + 1)
+        return [Job(name, number) for number in rounds for name in ("one", "two")]
+
+    def measure(self, job: Job) -> None:
+        for order in (0, 1):
+            self.keep(slice_of(job.round, order, 2.0, 1.0, case=job.name))
 
 
-def test_sides_take_turns_at_being_first(tmp_path: Path) -> None:
-    assert [in_turn(turn, ["a", "b", "c"])[0] for turn in range(4)] == ["a", "b", "c", "a"]
-    jobs = Faked(tmp_path, rounds=3).jobs()
-    assert [job.side for job in jobs if job.group == "group"][::3] == list(SIDES)
-    assert [job.side for job in jobs if job.group == "other"][::2] == ["stock", "overlaid", "stock"]
-    assert len({job.name for job in jobs}) == len(jobs) == 15
-
-
-def test_what_will_be_measured_is_written_before_it_is(tmp_path: Path) -> None:
+def test_the_manifest_is_written_before_anything_is_measured(tmp_path: Path) -> None:
     class Checked(Faked):
-        def measure(self, job: Job) -> Mapping[str, Mapping[str, CaseResult]]:
+        def measure(self, job: Job) -> None:
             decided = json.loads((tmp_path / "manifest.json").read_text())
-            assert decided["rows"]["two"] == {"sides": list(SIDES[:2]), "cases": ["case"]}
+            assert decided["groups"] == [["tiny", each, ["overlaid", "stock"]] for each in names]
             assert decided["rounds"] == 2
-            return super().measure(job)
+            super().measure(job)
 
+    names = ("one", "two")
     assert Checked(tmp_path).execute() == 0
     run = load(tmp_path / "run.json")
     assert run["manifest"] == json.loads((tmp_path / "manifest.json").read_text())
-    assert list(manifest.differences(run)) == edited(run) == []
+    assert list(manifest.differences(run)) == []
+    assert len(run["slices"]) == 8
 
 
-def test_no_round_begins_that_would_end_after_the_limit(tmp_path: Path) -> None:
-    """A job of the first round takes 20 s, and each later one 3 s; each group decides alone."""
+def test_no_job_begins_that_would_end_after_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job takes 20 s: by the first one, so does that of another name."""
     now = 0.0
-    left_out: list[Job] = []
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr(harness, "time", clock)
 
     class Timed(Faked):
-        def measure(self, job: Job) -> Mapping[str, Mapping[str, CaseResult]]:
+        def measure(self, job: Job) -> None:
             nonlocal now
-            now += 20.0 if job.round == 1 else 3.0
-            return super().measure(job)
+            now += 20.0 if job.name == "one" else 7.0
+            super().measure(job)
 
-        def leave_out(self, job: Job) -> None:
-            left_out.append(job)
-
-    run = Timed(tmp_path, rounds=9)
-    run.args.limit = 202.0
-    run._limit = Limit(202.0, lambda: now)
-    assert run.execute() == 0
-    written = load(tmp_path / "run.json")
-    assert written["complete"]
-    # Five jobs take 100 s, and then 15 s: the seventh round ends at 190 s.
-    assert [row["rounds"] for row in written["rows"].values()] == [7, 7]
-    assert {job.round for job in left_out} == {8, 9}
-    assert written["manifest"]["limit"] == 202.0
-
-
-def test_a_first_round_stands_for_later_ones_and_for_the_first_of_other_groups(
-    tmp_path: Path,
-) -> None:
+    # After two rounds, 54 s are over: "one" would end at 74 s, and "two" at 61 s.
+    assert Timed(tmp_path, rounds=9, limit=62.0).execute() == 0
+    run = load(tmp_path / "run.json")
+    assert run["complete"]
+    rounds = {
+        name: [s["round"] for s in run["slices"] if s["case"] == name] for name in ("one", "two")
+    }
+    assert rounds == {"one": [1, 1, 2, 2], "two": [1, 1, 2, 2, 3, 3]}
+    assert run["manifest"]["limit"] == 62.0
+    assert "one, round 3 would end too late" in capsys.readouterr().err
     now = 0.0
-    limit = Limit(50.0, lambda: now)
-    assert limit.allows("group", 1)
-    now = 30.0
-    assert limit.allows("group", 1)  # the other sides of it
-    assert not limit.allows("group", 2)
-    assert not limit.allows("another", 1)
-    now = 0.0
-    alone = Limit(50.0, lambda: now)
-    now = 49.0
-    assert alone.allows("late", 1)
-    now = 51.0
-    assert alone.allows("late", 1)
-    assert not alone.allows("too late", 1)
-    assert Limit(None, lambda: now).allows("group", 7)
-
-
-def test_later_rounds_need_no_time_for_engines_that_are_kept() -> None:
-    now = 0.0
-    limit = Limit(50.0, lambda: now)
-    assert limit.allows("group", 1)
-    for _ in range(2):  # engines
-        with limit.once("group"):
-            now += 15.0
-    now += 9.0
-    assert not limit.allows("another", 1)
-    assert limit.allows("group", 2)  # until second 48
-    now += 3.0
-    assert limit.allows("group", 3)
-    now += 6.0
-    assert not limit.allows("group", 4)
+    Timed(tmp_path, rounds=9, limit=30.0).execute()
+    assert [one["case"] for one in load(tmp_path / "run.json")["slices"]] == ["one", "one"]
 
 
 @pytest.mark.parametrize("value", ["0", "-3", "soon", "inf", "nan"])
@@ -138,26 +98,33 @@ def test_a_limit_is_a_time(value: str, capsys: pytest.CaptureFixture[str]) -> No
     assert f"{value!r} is not a time; give seconds" in capsys.readouterr().err
 
 
-def test_a_job_that_fails_costs_its_own_result_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(run: Faked, job: Job) -> Any:
-        if (job.group, job.side, job.round) == ("other", "overlaid", 2):
-            raise Failure("other, overlaid, round 2 failed (1):\nits log")
-        return measure(run, job)
+def test_a_job_that_fails_costs_its_own_slices_alone(tmp_path: Path) -> None:
+    class Failing(Faked):
+        def measure(self, job: Job) -> None:
+            if job == ("two", 2):
+                raise Failure("two, round 2 failed (1):\nits log")
+            super().measure(job)
 
-    measure = Faked.measure
-    assert Faked(tmp_path).execute() == 0
-    monkeypatch.setattr(Faked, "measure", fail)
-    assert Faked(tmp_path).execute() == 1
+    assert Failing(tmp_path).execute() == 1
     run = load(tmp_path / "run.json")
     assert run["complete"]
-    assert [row["rounds"] for row in run["rows"].values()] == [2, 1]
-    assert "FAILED: other, overlaid, round 2" in (tmp_path / "run.md").read_text()
-    assert "its log" in (tmp_path / "run.html").read_text()
+    assert [one["case"] for one in run["slices"]] == ["one", "one", "two", "two", "one", "one"]
+    assert run["problems"] == ["two, round 2 failed (1):\nits log"]
+    text = (tmp_path / "run.md").read_text()
+    assert "two, round 2 failed" in text
+    assert "its log" in text
 
 
-def test_an_installation_that_was_changed_is_an_error_and_costs_no_result(tmp_path: Path) -> None:
+def test_a_slice_with_a_problem_fails_the_run(tmp_path: Path) -> None:
+    class Spoilt(Faked):
+        def measure(self, job: Job) -> None:
+            self.keep(slice_of(job.round, 0, 0, 1.0, case=job.name))
+
+    assert Spoilt(tmp_path).execute() == 1
+    assert load(tmp_path / "run.json")["slices"][0]["problems"] == ["overlaid: no tokens"]
+
+
+def test_an_installation_that_was_changed_is_an_error_and_costs_no_slice(tmp_path: Path) -> None:
     def changed() -> None:
         raise Failure("SITE is not what it was")
 
@@ -165,17 +132,15 @@ def test_an_installation_that_was_changed_is_an_error_and_costs_no_result(tmp_pa
     run.installations.check_untouched = changed  # type: ignore[method-assign]
     assert run.execute() == 1
     written = load(tmp_path / "run.json")
-    assert written["errors"] == ["SITE is not what it was"]
-    assert len(written["rows"]) == 2
+    assert written["problems"] == ["SITE is not what it was"]
+    assert len(written["slices"]) == 8
 
 
-#: A program whose sides are made up. It says when it has got to where it should be stopped.
+#: A program whose slices are made up. It prints a line where it should be stopped.
 PROGRAM = """
 import sys, time
-from pathlib import Path
-from bench import step
-from bench.compare import installations
-from bench.compare.summary import CaseResult
+from bench import traffic
+from bench.harness import installations
 
 stop, *argv = sys.argv[1:]
 
@@ -186,20 +151,20 @@ def at(place):
 
 class Views:
     def __init__(self, site, work, python):
-        self.site, self.digests, self.python_version = site, {}, "3.0"
+        self.site, self.digests, self.python_version, self.work = site, {}, "3.0", work
         (work / "pristine").mkdir()
         at("views")
     def check_untouched(self):
         pass
 
 def measure(run, job):
-    if job.side == "overlaid":
-        at("overlaid")
-    cases = run.load.cases("penalties")
-    return {"penalties": {case: CaseResult({"step": 1.0}, {}) for case in cases}}
+    about = {"round": job.round, "engine": "tiny", "case": "plain", "sides": ["a", "b"]}
+    figures = {"a": {"tokens/s": 1.0}, "b": {"tokens/s": 1.0}}
+    run.keep({**about, "order": 0, "figures": figures})
+    at("slice")
 
-installations.Installations, step.StepRun.measure = Views, measure
-sys.exit(step.main(argv))
+installations.Installations, traffic.TrafficRun.measure = Views, measure
+sys.exit(traffic.main(argv))
 """
 
 
@@ -208,7 +173,7 @@ def stopped(
 ) -> tuple[int, str]:
     """The exit code of a run that gets signals at a place, and its stderr."""
     site = sites.small(tmp_path / "env" / "site")
-    argv = [place, "--site", site, "--out", tmp_path / "out", "--rounds", "1", "--lengths", "8"]
+    argv = [place, "--site", site, "--out", tmp_path / "out", "--pairs", "overlaid/stock"]
     with subprocess.Popen(
         [*before, sys.executable, "-c", PROGRAM, *map(str, argv)],
         env={**os.environ, "PYTHONPATH": str(sites.REPO / "scripts")},
@@ -238,18 +203,16 @@ def stopped(
         ([signal.SIGHUP, signal.SIGTERM], ["nohup"], 143),
     ],
 )
-def test_whatever_ends_a_run_leaves_what_was_measured(
+def test_whatever_ends_a_run_leaves_its_slices(
     tmp_path: Path, numbers: Sequence[int], before: Sequence[str], code: int
 ) -> None:
-    got, stderr = stopped(tmp_path, "overlaid", *numbers, before=before)
+    got, stderr = stopped(tmp_path, "slice", *numbers, before=before)
     assert got == code
     run = load(tmp_path / "out" / "run.json")
     assert not run["complete"]
-    (case,) = run["rows"]["penalties"]["cases"].values()
-    assert case["figures"]["step"]["stock"] == 1
-    assert case["problems"]["overlaid"] == ["overlaid was not measured"]
+    assert len(run["slices"]) == 1
     assert CUT_OFF in (tmp_path / "out" / "run.md").read_text()
-    stop = "bench: stopped; what was measured is kept"
+    stop = "bench: stopped; the slices so far are kept"
     assert (stop in stderr.splitlines()) == (code == 130)
     assert "Traceback" not in stderr
     assert code < 0 or [path.name for path in (tmp_path / "env").iterdir()] == ["site"]
@@ -268,13 +231,14 @@ def test_arguments_that_cannot_work_are_refused_at_once(
     file.touch()
     here = ["--site", str(sites.UPSTREAM), "--out", str(out)]
     for program, arguments, sentence in (
-        (step, [*here, "--out", str(file)], f"--out {file}: "),
-        (step, [*here, "--out", str(file / "below")], "name a directory to write to"),
-        (step, [*here, "--site", "/nowhere"], "/nowhere: does not exist"),
-        (step, [*here, "--rounds=0"], "'0' is not a number of rounds; give 1 or more"),
-        (step, [*here, "--rounds=two"], "'two' is not a number of rounds"),
+        (traffic, [*here, "--out", str(file)], f"--out {file}: "),
+        (traffic, [*here, "--out", str(file / "below")], "name a directory to write to"),
+        (traffic, [*here, "--site", "/nowhere"], "/nowhere: does not exist"),
+        (traffic, [*here, "--rounds=0"], "'0' is not a number of rounds; give 1 or more"),
+        (traffic, [*here, "--rounds=two"], "'two' is not a number of rounds"),
+        (traffic, [*here, "--pairs", "stock/stock"], "'stock/stock' is not a pair"),
         (serving, [*here, "--model", str(tmp_path)], "has no config.json; name a model's"),
-        (engine, [*here, "--sides", "mrv2", "--model", "/x"], "invalid choice: 'mrv2'"),
+        (serving, [*here, "--client=--a 'b"], "--client: No closing quotation"),
     ):
         with pytest.raises(SystemExit) as ended:
             program.main(arguments)

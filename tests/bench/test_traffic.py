@@ -6,20 +6,20 @@ import json
 import os
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from bench import thinking, traffic
-from bench.errors import Failure
-from bench.host_work import Clock
-from bench.loops import child, tables
+from bench.harness import manifest
+from bench.loops import child
 from bench.loops.rows import ENGINES, ROWS, SHAPES, Request, Source
 from bench.loops.stepped import CHANGED, MIXED, SAME, Stepped, Steps
-from bench.reports.markdown import markdown
-from bench.reports.run_file import load
+from bench.parts import Clock
+from bench.results.run_file import load
+from bench.results.slices import COMPILED, compare, grouped
 from support.asynchronous import announce
 from support.benches import bench
 from support.sites import REPO
@@ -50,7 +50,10 @@ def measure(tmp_path: Path) -> Callable[..., dict[str, Any]]:
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
         result = load(tmp_path / "out" / "run.json")
         assert result["complete"]
-        assert result["problems"] == []
+        assert (
+            result["problems"] == [text for s in result["slices"] for text in s["problems"]] == []
+        )
+        assert list(manifest.differences(result)) == []
         return result
 
     return run
@@ -60,7 +63,7 @@ def measure(tmp_path: Path) -> Callable[..., dict[str, Any]]:
 def test_sides_that_run_at_the_same_time_exchange_places(measure: Any) -> None:
     run = measure("--rows", "plain", "logprobs", "grammars", "bad-words", "--places", "2")
     cases = [f"{row}, 4" for row in ("plain", "logprobs", "grammars", "bad-words")]
-    slices = run["rounds"]
+    slices = run["slices"]
     assert [(one["order"], one["case"]) for one in slices] == [*itertools.product((0, 1), cases)]
     for one in slices:
         slower, faster = (one["figures"][side] for side in SIDES)
@@ -75,31 +78,32 @@ def test_sides_that_run_at_the_same_time_exchange_places(measure: Any) -> None:
             assert figures["disturbance"]["run delay"] is not None
     for side in SIDES:
         first, again = (
-            sum(len(one["figures"][side][tables.COMPILED]) for one in slices if one["order"] == n)
+            sum(len(one["figures"][side][COMPILED]) for one in slices if one["order"] == n)
             for n in (0, 1)
         )
         assert first > again == 0
-    shown = {(row[1], row[2]): row[-4:] for row in run["rows"]}
-    (ratio, mark), low, _, pairs = shown["plain, 4", "tokens/s"]
-    assert ratio < 1
-    assert (mark, low, pairs) == ("?", None, 1)
+    groups = grouped(slices)
+    compared = compare(groups["tiny none", "plain, 4", SIDES], "tokens/s")
+    assert compared.ratio is not None
+    assert compared.ratio < 1
+    assert (compared.mark, compared.low, compared.pairs) == ("?", None, 1)
 
 
 @pytest.mark.slow
 def test_a_planted_cost_is_found_in_its_part_of_every_kind_of_step(measure: Any) -> None:
     run = measure("--rows", "plain", "thinking", "--steps")
-    assert {one["engine"] for one in run["rounds"]} == {"tiny none", "tiny none thinking"}
-    assert [one["order"] for one in run["rounds"]] == [0, 1, 0, 1]
-    for one in run["rounds"]:
+    assert {one["engine"] for one in run["slices"]} == {"tiny none", "tiny none thinking"}
+    assert [one["order"] for one in run["slices"]] == [0, 1, 0, 1]
+    for one in run["slices"]:
         slower, faster = (one["figures"][side] for side in SIDES)
         for kind in (SAME, MIXED):
             assert slower[f"steps, {kind}"] > 0
-            assert slower[f"sample_tokens, {kind}"] > SLOWER * 1e3
-            assert faster[f"sample_tokens, {kind}"] < SLOWER * 1e3
+            assert slower[f"sample_tokens p50, {kind}"] > SLOWER * 1e3
+            assert faster[f"sample_tokens p50, {kind}"] < SLOWER * 1e3
             for part in ("execute_model", "schedule", "update_from_output"):
-                assert 0 < slower[f"{part}, {kind}"] < SLOWER * 1e3
+                assert 0 < slower[f"{part} p50, {kind}"] < SLOWER * 1e3
             for part in ("_update_states", "_prepare_inputs"):
-                assert 0 < slower[f"{part}, {kind}"] < slower[f"execute_model, {kind}"]
+                assert 0 < slower[f"{part} p50, {kind}"] < slower[f"execute_model p50, {kind}"]
 
 
 def requests(row: str, count: int = 3, seed: int = 1, shape: str = "tiny-4") -> list[list[Request]]:
@@ -226,147 +230,6 @@ def test_parts_count_for_their_own_step_though_another_was_scheduled_since(
     }
 
 
-def slice_of(number: int, order: int, first: float, second: float, **more: Any) -> dict[str, Any]:
-    """A slice of one figure."""
-    figures = {"a": {"tokens/s": first, **more}, "b": {"tokens/s": second}}
-    about = {"round": number, "order": order, "engine": "tiny", "case": "plain, 4"}
-    return {**about, "sides": ["a", "b"], "figures": figures}
-
-
-def test_what_a_place_adds_cancels_in_a_pair() -> None:
-    """The first place is 1.5 times as fast; the first side is so by 1.2, 1.21 and so on."""
-    slices = []
-    for number in range(5):
-        ratio = 1.2 + number / 100
-        slices += [slice_of(number, 0, 150 * ratio, 100), slice_of(number, 1, 100 * ratio, 150)]
-    (row,) = tables.table(slices, "")["rows"]
-    assert row[:4] == ["tiny", "plain, 4", "tokens/s", "a/b"]
-    first, second, ratio, low, high, pairs = row[4:]
-    assert ratio == pytest.approx(1.22)
-    assert 1.19 < low < 1.22 < high < 1.25
-    assert (first, second, pairs) == (pytest.approx(152), 125, 5)
-    # A slice whose order was not exchanged is no pair.
-    (row,) = tables.table([*slices, slice_of(5, 0, 900, 100)], "")["rows"]
-    assert row[-4:] == [ratio, low, high, 5]
-    (row,) = tables.table(slices[:9], "")["rows"]
-    assert row[-4:] == [[pytest.approx(1.215), "?"], None, None, 4]
-    (row,) = tables.table(slices[:1], "")["rows"]
-    assert row[-4:] == [[pytest.approx(1.8), "?"], None, None, 0]
-    even = [slice_of(n, order, 100 + n * (-1) ** n, 100) for n in range(6) for order in (0, 1)]
-    (row,) = tables.table(even, "")["rows"]
-    assert row[6][1] == "~"
-
-
-def test_slices_that_measured_something_else_are_problems() -> None:
-    lost = {"outputs without their logprobs": 3, tables.COMPILED: ["k", "k", "l"]}
-    made = tables.table([slice_of(1, 0, 5, 0.0, **lost)], "")
-    assert made["problems"] == [
-        "tiny, plain, 4, round 1, a: 3 outputs without their logprobs",
-        "tiny, plain, 4, round 1, b: no tokens",
-    ]
-    compiled = next(row for row in made["rows"] if row[2] == tables.COMPILED)
-    assert compiled[4:6] == ["3: k x2, l", "0"]
-
-
-def a_run(*slices: Mapping[str, Any], digest: str = "1", device: str = "CPU") -> dict[str, Any]:
-    made = tables.table(slices, "1 s each")
-    about = {"command": "c", "seconds": 1.0, "digests": {"stock": digest}, "complete": True}
-    machine = {"machine": {"device": device}, "columns": list(tables.COLUMNS)}
-    return {**about, **machine, **made, "rounds": list(slices)}
-
-
-def test_runs_are_joined_pair_by_pair() -> None:
-    pair = [slice_of(1, 0, 3, 2), slice_of(1, 1, 3, 2)]
-    run = tables.joined([a_run(*pair), a_run(*pair, slice_of(2, 0, 1, 1)), a_run(*pair)])
-    assert [one["round"] for one in run["rounds"]] == [1, 1, 2, 2, 3, 4, 4]
-    assert run["rows"][0][-1] == 3
-    assert (run["seconds"], run["title"]) == (3.0, a_run(*pair)["title"])
-    for other in (a_run(digest="2"), a_run(device="GPU"), {**a_run(), "columns": []}):
-        with pytest.raises(Failure):
-            tables.joined([a_run(*pair), other])
-
-
-class Faked:
-    """An engine that notes what it is asked for."""
-
-    def __init__(self, side: str, events: list[str]) -> None:
-        self.side, self.events = side, events
-
-    def started(self, _: float) -> None:
-        self.events.append(f"{self.side} started")
-
-    def ask(self) -> None:
-        self.events.append(f"{self.side} asked")
-
-    def result(self, _: float) -> dict[str, Any]:
-        self.events.append(f"{self.side} done")
-        return {"device": "CPU", "figures": {"tokens/s": 1.0}}
-
-
-def turns_of(places: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], list[str]]:
-    """The places of the engines of a round of one case, and the order in which they are used."""
-    events: list[str] = []
-    placed: list[Any] = []
-    monkeypatch.setattr(traffic, "cores", lambda places: [[7], [8]][:places])
-
-    class Run(traffic.TrafficRun):
-        def __init__(self) -> None:
-            self.args = argparse.Namespace(
-                places=places, steps=False, seconds=1.0, gpus=["0", "1"], rounds=1
-            )
-            cases = (("tiny-4", "plain"),)
-            start = traffic.Start("tiny", "none", False, ("a", "b"), cases)
-            self._starts, self._started, self.rounds = {"x": start}, 0.0, []
-
-        def write(self, complete: bool) -> dict[str, Any]:
-            return {}
-
-        def _start(self, side: str, spec: child.Spec, device: Any, _: Any) -> Any:
-            seeds = [seed for *_, seed in spec.slices]
-            placed.append((side, *spec.cores, *device, *seeds))
-            return Faked(side, events)
-
-    run = Run()
-    (job,) = run.jobs()
-    job = type(job)("x", job.side, job.round)
-    run.measure(job)
-    assert [one["order"] for one in run.rounds] == [0, 1]
-    assert [one["sides"] for one in run.rounds] == [["a", "b"]] * 2
-    return placed, events
-
-
-def test_sides_start_again_in_exchanged_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    placed, events = turns_of(2, monkeypatch)
-    assert placed == [("a", 7, "0", 2), ("b", 8, "1", 2), ("b", 7, "0", 3), ("a", 8, "1", 3)]
-    turn = ["a asked", "b asked", "a done", "b done"]  # the warm-up, and then the slice
-    assert events[:10] == ["a started", "b started", *turn, *turn]
-    assert events[10:12] == ["b started", "a started"]
-
-
-def test_sides_on_one_device_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    placed, events = turns_of(1, monkeypatch)
-    assert placed == [("a", 7, "0", 2, 3), ("b", 7, "0", 2, 3)]
-    a, b = ["a asked", "a done"], ["b asked", "b done"]
-    assert [event for event in events if "started" not in event] == a + b + a + b + b + a + b + a
-
-
-def test_places_share_no_core_and_leave_none_out() -> None:
-    here = os.sched_getaffinity(0)
-    assert traffic.cores(1) == [sorted(here)]
-    one, other = traffic.cores(2)
-    assert len(one) == len(other) == max(1, len(here) // 2)
-    assert len(here) == 1 or not {*one} & {*other}
-    assert {*one} | {*other} <= here
-
-
-def test_pairs_are_of_two_known_sides() -> None:
-    for text in (*traffic.PAIRS, "overlaid=-fixes/stock", "mrv2/overlaid=-seeds,-fixes"):
-        assert traffic._pair(text) == text
-    for text in ("stock", "stock/stock", "stock/other", "stock=-fixes/overlaid", "a/b/c", "/stock"):
-        with pytest.raises(argparse.ArgumentTypeError):
-            traffic._pair(text)
-
-
 def test_model_runner_v2_is_given_what_it_supports() -> None:
     args = argparse.Namespace(
         shapes=["half-b-128", "half-b-32", "hybrid-64"],
@@ -374,7 +237,7 @@ def test_model_runner_v2_is_given_what_it_supports() -> None:
         rows=None,
         graphs=["piecewise"],
     )
-    made = {start.name: start for start in traffic.starts(args)}
+    made = {start.name: start for start in traffic.starts(args, {"kind": "served"})}
     assert list(made) == [
         "half-b piecewise, overlaid/stock",
         "half-b piecewise thinking, overlaid/stock",
@@ -382,8 +245,11 @@ def test_model_runner_v2_is_given_what_it_supports() -> None:
         "hybrid piecewise thinking, overlaid/stock",
         "half-b piecewise, overlaid/mrv2",
     ]
-    cases = made["half-b piecewise, overlaid/mrv2"].cases
-    assert {shape for shape, _ in cases} == {"half-b-128", "half-b-32"}
+    start = made["half-b piecewise, overlaid/mrv2"]
+    cases = start.cases
+    assert cases["plain, 32"] == ("half-b-32", "plain")
+    assert start.settings == {"kind": "served", "graphs": "piecewise", "thinking": False}
+    assert {shape for shape, _ in cases.values()} == {"half-b-128", "half-b-32"}
     assert len(cases) == 2 * len([row for row in ROWS.values() if not row.thinking])
     assert ENGINES["hybrid"].rows == ["plain", "thinking-presence"]
 
@@ -398,15 +264,3 @@ def test_kernels_are_named_as_they_are_compiled(
         (tmp_path / name).touch()
     (tmp_path / "triton" / "a" / "_topk_topp_kernel.json").write_text(json.dumps({}))
     assert sorted(child.compiled()) == ["_topk_topp_kernel"] * 2 + ["a C++ kernel"]
-
-
-def test_published_run_is_on_the_page() -> None:
-    """Every row of the run is published, and each is computed from its slices again."""
-    (file,) = (REPO / "scripts" / "bench" / "loops" / "runs").glob("*.json")
-    run = load(file)
-    page = (REPO / "docs" / "measurements.md").read_text()
-    published = [line for line in page.splitlines() if line.startswith("| half-b ")]
-    again = tables.joined([run])
-    rows = [line for line in markdown(again).splitlines() if line.startswith("| half-b ")]
-    assert len(rows) > 30
-    assert sorted(published) == sorted(rows)

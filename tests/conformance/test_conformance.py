@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bench.compare.installations import Installations
+from bench.harness.installations import Installations
 from conformance import archive, comparison, selection
 from conformance.outcomes import Verdict
 from overlay.installation import locate

@@ -20,7 +20,7 @@ from typing import Any
 import vllm  # noqa: F401  (sets up what torch reads when it is imported)
 
 # isort: split
-from bench.engines.rows import HALF_B
+from bench.models import HALF_B
 from demo.model import write
 from support.engine_loop import Arrival, build_engine
 
@@ -64,7 +64,7 @@ def busy(process: int) -> dict[str, float]:
 def main(model: Path, out: Path, *words: str) -> None:
     """Decode, and write what each thread took."""
     engine = build_engine(
-        write(model.with_name("half-b"), **HALF_B.model),
+        write(model.with_name("half-b"), **HALF_B),
         load_format="dummy",
         tensor_parallel_size=1 if "one" in words else 2,
         gpu_memory_utilization=0.3,

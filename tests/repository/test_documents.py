@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from bench import measurements
+from bench.measurements import Page
+from bench.results.slices import figures, grouped
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from overlay.errors import MEANING, Exit

@@ -25,7 +25,7 @@ def commands(tmp_path: Path) -> dict[str, Sequence[object]]:
     record = tmp_path / HOSTILE
     probes.written(tmp_path / f"{record.name}.rank0", [], label=f"rank0 {HOSTILE}")
     run = tmp_path / "run.json"
-    run.write_text(json.dumps(runs.engine() | {"command": HOSTILE}))
+    run.write_text(json.dumps(runs.run(*runs.pairs(2.0), command=HOSTILE)))
     return {
         "probe": ("probe", record),
         "probe --trace": ("probe", record, "--trace", tmp_path / "trace…"),

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from bench.logprob_work import make_request
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
@@ -38,6 +37,22 @@ def tokens() -> list[int]:
     bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str("aé€😀")
     ids: list[int] = tokenizer().convert_tokens_to_ids([*"".join(text for text, _ in bytes_of)])
     return ids
+
+
+def make_request(name: str, params: SamplingParams) -> EngineCoreRequest:
+    """Return an engine core's request of three prompt tokens."""
+    return EngineCoreRequest(
+        request_id=name,
+        external_req_id=name,
+        prompt_token_ids=[1, 2, 3],
+        mm_features=None,
+        sampling_params=params,
+        pooling_params=None,
+        arrival_time=0.0,
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )
 
 
 class Wish(NamedTuple):

@@ -1,14 +1,13 @@
 """Faults in the overlaid side of a benchmark, as a plugin that both sides load.
 
-Each spoils one case of the row ``issue-43450`` at its tiny size: the baseline gets slower, requests
-with penalties and no logprobs get a wrong token, and the two requests of the smallest batch lose
-the logprobs of one step.
+Each spoils one row: steps of plain requests get slower, requests with penalties and no logprobs get
+a wrong token, and requests with logprobs and no penalties lose the logprobs of one step.
 """
 
 import time
 from typing import Any
 
-#: Seconds added to a step of the baseline: far more than a busy machine adds.
+#: Seconds added to a step of plain requests: far more than a busy machine adds.
 SLOWER = 0.5
 #: Row of the batch and output position that get a wrong token.
 WRONG = 1, 5
@@ -36,7 +35,7 @@ def spoil() -> None:
         result = sample_tokens(self, *args, **kwargs)
         lengths = {len(tokens) for tokens in batch.req_output_token_ids if tokens is not None}
         logprobs = bool(batch.num_logprobs)
-        if logprobs and batch.num_reqs == 2 and lengths == {LOST + 1}:
+        if logprobs and batch.no_penalties and lengths == {LOST + 1}:
             result.logprobs = None
         elif not batch.no_penalties and not logprobs and lengths == {WRONG[1] + 1}:
             row = result.sampled_token_ids[WRONG[0]]

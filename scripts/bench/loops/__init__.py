@@ -1,1 +1,1 @@
-"""Closed-loop traffic: a fixed number of requests in flight, each followed by another."""
+"""Requests for engines: closed-loop traffic, and steady batches."""

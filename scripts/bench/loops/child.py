@@ -1,9 +1,9 @@
-"""Keep an engine, and its warm-up and traffic a slice at a time, as the parent asks for them.
+"""Keep an engine, and measure its slices on request.
 
     python -m bench.loops.child OUT SPEC
 
-SPEC is a :class:`Spec` as JSON. :mod:`bench.engines.turns` is how warm-ups and slices are
-asked for.
+SPEC is a :class:`Spec` as JSON. Each slice takes two requests (:mod:`bench.harness.kept`): for the
+warm-up, and for the slice.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 from demo import model
 
 from bench import thinking
-from bench.engines import turns
-from bench.engines.arguments import GENERATED
+from bench.harness import kept
 from bench.loops.rows import ENGINES, SHAPES, Source
-from bench.loops.tables import COMPILED
+from bench.models import GENERATED
+from bench.results.slices import COMPILED
 
 #: The directory of everything that is compiled, for vLLM, Triton and inductor.
 CACHES = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
@@ -41,24 +41,31 @@ class Spec(NamedTuple):
     """Measurement of one engine process.
 
     Attributes:
-        slices: shape, row and seed of each slice, in order.
+        slices: shape and row, and the seed, of each slice, in order.
+        kind: "served" for AsyncLLM under traffic; "stepped" for traffic in the child's process,
+            with its steps timed; "steady" for steady batches.
         graphs: a name of :data:`GRAPHS`.
         thinking: whether the engine knows the markers of :mod:`bench.thinking`.
-        steps: whether the engine is in the child's process, and its steps are timed.
         cores: the CPUs that the child may use.
         memory: the share of the GPU's memory.
+        gpus: that share each layer (tensor parallel).
         ramp: seconds of traffic before the measured ones of a slice.
         seconds: that are measured.
+        output: tokens of each request of a steady batch.
+        model: directory of a model with weights; empty for a generated one.
     """
 
-    slices: Sequence[tuple[str, str, int]]
+    slices: Sequence[tuple[tuple[str, str], int]]
+    kind: str
     graphs: str
     thinking: bool
-    steps: bool
     cores: Sequence[int]
     memory: float
-    ramp: float
-    seconds: float
+    gpus: int = 1
+    ramp: float = 0.0
+    seconds: float = 0.0
+    output: int = 0
+    model: str = ""
 
 
 def main(out: Path, spec: Spec) -> None:
@@ -68,40 +75,48 @@ def main(out: Path, spec: Spec) -> None:
     from vllm.platforms import current_platform
 
     device = "CPU" if current_platform.is_cpu() else current_platform.get_device_name()
-    engine = start(spec, out.with_suffix(".model"))
+    engine, vocabulary = start(spec, out.with_suffix(".model"))
     gc.collect()
     gc.freeze()
     seen = compiled()
-    turns.ready(out)
-    asked = turns.asked(out)
-    for shape, row, seed in spec.slices:
-        source, answer, began = Source(SHAPES[shape], row, seed), next(asked), time.perf_counter()
+    kept.ready(out)
+    asked = kept.asked(out)
+    for (shape, row), seed in spec.slices:
+        source = Source(SHAPES[shape], row, seed, spec.output, vocabulary)
+        answer, began = next(asked), time.perf_counter()
         engine.warm_up(source)
         warmup = time.perf_counter() - began
         # Both sides begin together, whichever of them had something to compile.
-        turns.answer(answer, {})
+        kept.answer(answer, {})
         answer = next(asked)
-        figures = engine.measure(source, spec.ramp, spec.seconds)
+        measured = engine.measure(source, spec.ramp, spec.seconds)
         now = compiled()
         names = sorted((Counter(now) - Counter(seen)).elements())
-        figures = {**figures, "warm-up s": warmup, COMPILED: names}
+        measured["figures"] |= {"warm-up s": warmup, COMPILED: names}
         seen = now
-        turns.answer(answer, {"device": device, "figures": figures})
+        kept.answer(answer, {"device": device, **measured})
     engine.shutdown()
 
 
-def start(spec: Spec, home: Path) -> Any:
-    """Start an engine with a generated model; return a Served, or a Stepped."""
+def start(spec: Spec, home: Path) -> tuple[Any, int]:
+    """Start an engine; return it and its vocabulary's size."""
     from vllm.platforms import current_platform
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     from bench.loops.served import Served
+    from bench.loops.steady import Steady
     from bench.loops.stepped import Stepped
 
-    engine = ENGINES[SHAPES[spec.slices[0][0]].engine]
-    written = model.write(home, **{"max_position_embeddings": engine.length, **engine.model})
+    (shape, _), _ = spec.slices[0]
+    engine, vocabulary = ENGINES[SHAPES[shape].engine], ENGINES[SHAPES[shape].engine].vocabulary
+    if spec.model:
+        written, loading = Path(spec.model), {"skip_tokenizer_init": True}
+        vocabulary = json.loads((written / "config.json").read_text())["vocab_size"]
+    else:
+        written = model.write(home, **{"max_position_embeddings": engine.length, **engine.model})
+        loading = dict(GENERATED)
     arguments: dict[str, Any] = {
-        **GENERATED,
+        **loading,
         "model": str(written),
         "seed": 0,
         "max_model_len": engine.length,
@@ -111,14 +126,24 @@ def start(spec: Spec, home: Path) -> Any:
         "disable_log_stats": True,
         "compilation_config": dict(GRAPHS[spec.graphs]),
         "reasoning_config": thinking.config() if spec.thinking else None,
+        "tensor_parallel_size": spec.gpus,
     }
-    if current_platform.is_cpu():  # for which vLLM starts another process, unless by the class
+    if spec.kind == "steady":
+        # The first step has every prompt, and the others decode alone.
+        tokens = max(engine.concurrency) * engine.prompt
+        arguments |= {
+            "enable_prefix_caching": False,
+            "max_num_batched_tokens": max(tokens, engine.length),
+        }
+    if current_platform.is_cpu() and spec.gpus == 1:
+        # For its name vLLM starts another process.
         arguments["distributed_executor_backend"] = UniProcExecutor
-    return (Stepped if spec.steps else Served)(arguments)
+    kinds = {"served": Served, "stepped": Stepped, "steady": Steady}
+    return kinds[spec.kind](arguments), vocabulary
 
 
 def compiled() -> list[str]:
-    """Return the names of what Triton and inductor have compiled in this side's caches."""
+    """Return the names of the kernels that Triton and inductor have compiled for this side."""
     root = Path(os.environ[CACHES[0]])
     return [
         file.stem if suffix == "ttir" else "a C++ kernel"

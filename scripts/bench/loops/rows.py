@@ -1,4 +1,4 @@
-"""The engines under traffic, and the requests that each row sends them."""
+"""Engines, and the requests of each row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench import grammars, thinking
-from bench.engines.rows import HALF_B, HYBRID, MIXED, PRESENCE, SEVEN_B, SMALL
+from bench.models import HALF_B, HYBRID, SEVEN_B, SMALL
 
 if TYPE_CHECKING:
     from vllm import SamplingParams, TokensPrompt
@@ -77,6 +77,13 @@ class Row(NamedTuple):
 
 
 _BUDGET = {"thinking_token_budget": 0.5}
+PRESENCE = {"presence_penalty": 1.5}
+MIXED: tuple[Mapping[str, Any], ...] = (
+    {"temperature": 0.0, "presence_penalty": 0.5, "logprobs": 5},
+    {"temperature": 0.8, "top_p": 0.95, "seed": 1, "frequency_penalty": 0.3, "logprobs": 5},
+    {"temperature": 1.0, "top_k": 50, "seed": 2, "repetition_penalty": 1.1, "logprobs": 5},
+    {"temperature": 0.7, "min_p": 0.05, "seed": 3, "logprobs": 5},
+)
 #: In the order of measurement. Requests sample with temperature 1, unless a row says otherwise.
 ROWS: Mapping[str, Row] = {
     "plain": Row(),
@@ -96,9 +103,9 @@ ROWS: Mapping[str, Row] = {
 _USUAL = [name for name in ROWS if name != "thinking-presence"]
 
 ENGINES: Mapping[str, Engine] = {
-    "half-b": Engine(HALF_B.model, 151936, (128, 32, 256), _USUAL),
-    "seven-b": Engine(SEVEN_B.model, 152064, (64,), _USUAL),
-    "hybrid": Engine(HYBRID.model, 128256, (64,), ["plain", "thinking-presence"], mrv2=False),
+    "half-b": Engine(HALF_B, 151936, (128, 32, 256), _USUAL),
+    "seven-b": Engine(SEVEN_B, 152064, (64,), _USUAL),
+    "hybrid": Engine(HYBRID, 128256, (64,), ["plain", "thinking-presence"], mrv2=False),
     "small": Engine(SMALL, 32000, (8,), _USUAL, prompt=32, output=32, length=1024),
     "tiny": Engine({}, 1024, (4,), _USUAL, prompt=12, output=12, length=256),
 }
@@ -133,11 +140,16 @@ class Source:
         shape: the engine and the concurrency.
         row: a name of :data:`ROWS`.
         seed: of the lengths and tokens.
+        output: tokens of each request of a steady batch.
+        vocabulary: number of tokens; 0 for the engine's.
     """
 
-    def __init__(self, shape: Shape, row: str, seed: int) -> None:
+    def __init__(
+        self, shape: Shape, row: str, seed: int, output: int = 0, vocabulary: int = 0
+    ) -> None:
         self.concurrency = shape.concurrency
         self._engine, self._row, self._name = ENGINES[shape.engine], ROWS[row], f"{seed}-{row}"
+        self._output, self._vocabulary = output, vocabulary or self._engine.vocabulary
         self._sent: Counter[int] = Counter()
 
     def warmup(self, place: int) -> Request:
@@ -153,16 +165,23 @@ class Source:
         self._sent[place] += 1
         return self._request(place, self._sent[place] - 1)
 
-    def _request(self, place: int, number: int) -> Request:
+    def steady(self, place: int) -> Request:
+        """Return a place's request of a steady batch: all are equally long."""
+        return self._request(place, 0, steady=True)
+
+    def _request(self, place: int, number: int, steady: bool = False) -> Request:
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
-        engine, tokens = self._engine, range(_FIRST, self._engine.vocabulary)
+        engine, tokens = self._engine, range(_FIRST, self._vocabulary)
         name = f"{self._name}-{self.concurrency}-{place}-{number}"
         drawn = random.Random(name)  # noqa: S311 (draws no secret)
-        prompt = drawn.choices(tokens, k=_length(drawn, engine.prompt, engine.length // 4))
+        length = _length(drawn, engine.prompt, engine.length // 4)
+        prompt = drawn.choices(tokens, k=engine.prompt if steady else length)
         output = _length(drawn, engine.output, engine.length // 2)
-        if number <= 0:
+        if steady:
+            output = self._output
+        elif number <= 0:
             output = math.ceil(output * drawn.random()) if number == 0 else _WARMUP
         parameters: dict[str, Any] = {"temperature": 1.0}
         if place % self._row.every == 0:
@@ -175,7 +194,7 @@ class Source:
         if "thinking_token_budget" in parameters:
             share = parameters["thinking_token_budget"]
             parameters["thinking_token_budget"] = math.ceil(output * share)
-            prompt += thinking.START
+            prompt[-len(thinking.START) :] = thinking.START
         bad_words = parameters.pop("bad_words", False)
         sampling = SamplingParams(
             max_tokens=output,
@@ -194,3 +213,13 @@ def _length(drawn: random.Random, mean: int, longest: int) -> int:
     """Draw a log-normal length of at least 1 token."""
     value = drawn.lognormvariate(math.log(mean) - _SPREAD**2 / 2, _SPREAD)
     return min(longest, math.ceil(value))
+
+
+def quantiles(name: str, seconds: Sequence[float]) -> dict[str, float]:
+    """Return the median and the 99th percentile in ms; none without values."""
+    ordered = sorted(seconds)
+    return {
+        f"{name} {label}": ordered[int(len(ordered) * share)] * 1e3
+        for label, share in (("p50", 0.5), ("p99", 0.99))
+        if ordered
+    }

@@ -7,8 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.compare import disturbance
-from bench.loops.rows import Request, Source
+from bench.harness import disturbance
+from bench.loops.rows import Request, Source, quantiles
+from bench.results.slices import DISTURBANCE, UNANSWERED
 
 #: Seconds for aborted requests to leave the engine.
 _REST = 0.3
@@ -30,7 +31,8 @@ class Served:
 
         self._loop = asyncio.new_event_loop()
         self._engine: Any = self._loop.run_until_complete(start())
-        #: Of each output: when it came, seconds waited for it, its tokens, and whether it is first.
+        #: For each output: its arrival, seconds waited for it, number of tokens, and whether it is
+        #: the first of its request.
         self._arrivals: list[tuple[float, float, int, bool]] = []
         self._unanswered = 0
 
@@ -44,7 +46,7 @@ class Served:
         self._loop.run_until_complete(send())
 
     def measure(self, source: Source, ramp: float, seconds: float) -> dict[str, Any]:
-        """Measure a slice; return its figures, times in ms.
+        """Measure a slice; return its "figures", times in ms.
 
         Args:
             source: of the requests.
@@ -75,14 +77,15 @@ class Served:
             thread.since(before.threads.get(number, disturbance.Thread())).running
             for number, thread in after.threads.items()
         )
-        return {
+        figures = {
             "tokens/s": sum(tokens for _, tokens, _ in arrivals) / (ended - began),
-            **_quantiles("ITL", [waited for waited, _, first in arrivals if not first]),
-            **_quantiles("TTFT", [waited for waited, _, first in arrivals if first]),
+            **quantiles("ITL", [waited for waited, _, first in arrivals if not first]),
+            **quantiles("TTFT", [waited for waited, _, first in arrivals if first]),
             "engine core's cores": ran / 1e9 / (ended - began),
-            "outputs without their logprobs": self._unanswered,
-            "disturbance": disturbance.during((before, after)),
+            UNANSWERED: self._unanswered,
+            DISTURBANCE: disturbance.during((before, after)),
         }
+        return {"figures": figures}
 
     async def _place(self, source: Source, place: int) -> None:
         """Send one request after the other."""
@@ -105,13 +108,3 @@ async def _running(loops: Sequence[asyncio.Task[None]], seconds: float) -> None:
     done, _ = await asyncio.wait(loops, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
     for loop in done:
         loop.result()
-
-
-def _quantiles(name: str, seconds: Sequence[float]) -> dict[str, float]:
-    """Return the median and the 99th percentile in ms; none without values."""
-    ordered = sorted(seconds)
-    return {
-        f"{name} {label}": ordered[int(len(ordered) * share)] * 1e3
-        for label, share in (("p50", 0.5), ("p99", 0.99))
-        if ordered
-    }

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bench.host_work import Clock
-from bench.loops.rows import Request, Source
-from bench.runners.engine import time_parts
+from bench.loops.rows import Request, Source, quantiles
+from bench.parts import Clock, time_parts
 
 #: Kinds of step: with the requests of the step before; of other requests; with a prompt in it.
 SAME, CHANGED, MIXED = KINDS = ("same", "changed", "mixed")
@@ -79,7 +77,7 @@ class Stepped:
         self._engine.abort_request(list(live))
         while self._core.scheduler.has_requests() or self._core.batch_queue:
             self._engine.engine_core.get_output()
-        return self._figures()
+        return {"figures": self._figures()}
 
     def shutdown(self) -> None:
         """End the engine."""
@@ -94,14 +92,15 @@ class Stepped:
         return [live.pop(out.request_id) for out in self._engine.step() if out.finished]
 
     def _figures(self) -> dict[str, float]:
-        """Return the number of steps of each kind, and the median of each part in ms."""
+        """Return the number of steps of each kind, and quantiles of each part in ms."""
         figures: dict[str, float] = {}
         for kind in KINDS:
             times = self._times[kind]
             figures[f"steps, {kind}"] = len(times["schedule"])
             for part in PARTS:
-                if times[part]:
-                    figures[f"{part}, {kind}"] = statistics.median(times[part]) / 1e6
+                seconds = [spent / 1e9 for spent in times[part]]
+                of_part = quantiles(part, seconds)
+                figures |= {f"{name}, {kind}": value for name, value in of_part.items()}
         return figures
 
     def _watch(self) -> None:

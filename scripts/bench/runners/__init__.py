@@ -1,1 +1,1 @@
-"""Stock's and our model runners in one process, step by step by turns."""
+"""Engines, or schedulers, of several sides in one process; their steps are interleaved."""

@@ -1,25 +1,25 @@
-"""The engines that take their steps by turns, and the batches that they are given."""
+"""Engines whose steps are interleaved, and their batches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bench.engines.rows import HALF_B
+from bench.models import HALF_B
 
 #: Tokens of a prompt. In a changing batch, prompts have 1 token to so many.
 PROMPT = 16
 #: Steps before the measured ones.
 WARMUP = 8
 #: Size to fields of config.json that differ from the demo's model.
-SIZES: Mapping[str, Mapping[str, Any]] = {"0.5B": HALF_B.model, "tiny": {}}
+SIZES: Mapping[str, Mapping[str, Any]] = {"0.5B": HALF_B, "tiny": {}}
 
 
 class Side(NamedTuple):
     """An engine's model runner.
 
     Attributes:
-        stock: whether its modules are stock's; else they are those of the process.
+        stock: whether its modules are stock's, and not those of the process.
         version: of the runner.
     """
 
@@ -32,7 +32,7 @@ SIDES: Mapping[str, Side] = {
     "stock": Side(stock=True),
     "overlaid": Side(stock=False),
     "mrv2": Side(stock=True, version=2),
-    "stock again": Side(stock=True),
+    "again": Side(stock=True),
 }
 
 
@@ -82,7 +82,7 @@ class Case(NamedTuple):
 
 
 class Load(NamedTuple):
-    """What one process measures.
+    """Measurement of one process.
 
     Attributes:
         kind: a name of :data:`KINDS`.
@@ -91,7 +91,6 @@ class Load(NamedTuple):
         steps: of each case.
         stock: the pristine site-packages directory.
         reverse: whether the last engine is made first. One that is made earlier is slower.
-        calls: whether CUDA calls are counted.
     """
 
     kind: str
@@ -100,7 +99,6 @@ class Load(NamedTuple):
     steps: int
     stock: str
     reverse: bool = False
-    calls: bool = True
 
     @property
     def cases(self) -> list[Case]:

@@ -1,15 +1,16 @@
-"""Measure the engines of one kind in this process, step by step by turns.
+"""Measure the engines of one kind in this process; their steps are interleaved.
 
     python -m bench.runners.child OUT LOAD
 
-LOAD is a :class:`~bench.runners.cases.Load` as JSON. OUT gets JSON, anew after each case: the
-device, which classes each engine runs, and the times, calls and token digests of each case.
+LOAD is a :class:`~bench.runners.cases.Load` as JSON. OUT gets JSON, again after each case: the
+device, the classes of each engine, and the times and token digests of each case.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -18,25 +19,30 @@ from typing import Any
 
 from overlay import pin
 
-from bench.compare.machine import PIN
-from bench.reports.run_file import replace
-from bench.runners import calls
+from bench.harness.machine import PIN
+from bench.results.run_file import replace
 from bench.runners.cases import KINDS, SIDES, WARMUP, Case, Load, order
 from bench.runners.engine import Engine, described
-from bench.runners.figures import PARTS, summary
 from bench.runners.twins import Twins
 
-#: Steps before the traced ones, and traced ones.
-_TRACED = (4, 6)
-
 Engines = Mapping[str, Engine]
+#: The parts of a step in its order. The runner's own come after the part that contains them.
+PARTS = (
+    "schedule",
+    "execute_model",
+    "_update_states",
+    "_prepare_inputs",
+    "_build_attention_metadata",
+    "sample_tokens",
+    "update_from_output",
+)
 
 
 def measure(load: Load, home: Path, write: Callable[[Mapping[str, Any]], None]) -> None:
     """Measure every case.
 
     Args:
-        load: what to measure.
+        load: the measurement.
         home: directory for the generated model.
         write: is given the result after each case.
     """
@@ -66,12 +72,6 @@ def measure(load: Load, home: Path, write: Callable[[Mapping[str, Any]], None]) 
     for case in load.cases:
         cases[case.name] = _timed(engines, case, load, synchronize)
         write(result)
-    if gpu and load.calls:
-        for engine in engines.values():
-            engine.mark()
-        for case in load.cases:
-            cases[case.name]["calls"] = _traced(engines, case, home, synchronize)
-            write(result)
 
 
 def _engines(
@@ -95,12 +95,10 @@ def _timed(
     laps = _steps(engines, case, WARMUP + load.steps, synchronize)
     result = {
         "parts": {
-            part: summary(
-                {
-                    name: [lap.get(part, 0) / 1e3 for lap in taken[WARMUP:]]
-                    for name, taken in laps.items()
-                }
-            )
+            part: {
+                name: quantiles([lap.get(part, 0) / 1e3 for lap in taken[WARMUP:]])
+                for name, taken in laps.items()
+            }
             for part in PARTS
         },
         "tokens": {name: engine.digest() for name, engine in engines.items()},
@@ -115,7 +113,7 @@ def _timed(
 def _steps(
     engines: Engines, case: Case, steps: int, synchronize: Callable[[], None]
 ) -> dict[str, list[dict[str, int]]]:
-    """Begin a case and take steps by turns; return those of each engine."""
+    """Begin a case, and interleave steps; return the times of each engine's."""
     laps: dict[str, list[dict[str, int]]] = {name: [] for name in engines}
     for engine in engines.values():
         engine.begin(case)
@@ -126,26 +124,10 @@ def _steps(
     return laps
 
 
-def _traced(
-    engines: Engines, case: Case, home: Path, synchronize: Callable[[], None]
-) -> dict[str, dict[str, float]]:
-    """Return the CUDA calls of each engine and function, a step."""
-    from torch.profiler import ProfilerActivity, profile
-
-    before, steps = _TRACED
-    _steps(engines, case, before, synchronize)
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        for number in range(steps):
-            for name in order(number, tuple(engines)):
-                synchronize()
-                engines[name].step()
-        synchronize()
-    trace = home / "trace.json"
-    profiler.export_chrome_trace(str(trace))
-    events = json.loads(trace.read_text())["traceEvents"]
-    for engine in engines.values():
-        engine.end()
-    return calls.count(events, steps)
+def quantiles(values: Sequence[float]) -> dict[str, float]:
+    """Return the median and the 99th percentile."""
+    hundredths = statistics.quantiles(values, n=100, method="inclusive")
+    return {"p50": hundredths[49], "p99": hundredths[98]}
 
 
 def main(argv: Sequence[str]) -> None:
@@ -155,7 +137,7 @@ def main(argv: Sequence[str]) -> None:
         measure(
             Load(**json.loads(load)),
             Path(scratch),
-            lambda result: replace(Path(out), json.dumps(result)),
+            lambda result: replace(Path(out), json.dumps(result).encode()),
         )
 
 

@@ -1,4 +1,4 @@
-"""One of the engines that take their steps by turns in a process."""
+"""One of the engines of a process whose steps are interleaved."""
 
 from __future__ import annotations
 
@@ -13,33 +13,15 @@ from typing import Any
 from demo import model
 from overlay import pin
 
-from bench.compare.machine import PIN
-from bench.engines.arguments import GENERATED, arguments
-from bench.host_work import Clock
-from bench.runners.calls import APART, mark
+from bench.harness.machine import PIN
+from bench.models import GENERATED
+from bench.parts import Clock, time_parts
 from bench.runners.cases import KINDS, PROMPT, SIDES, SIZES, Case, Load, lifetime, prompt
 from bench.runners.twins import Twins, twin_name
 
 _WORKERS = {
     "cpu": ("vllm.v1.worker.cpu_worker", "CPUWorker"),
     "cuda": ("vllm.v1.worker.gpu_worker", "Worker"),
-}
-#: Methods of Model Runner V2, or of an object of it, to the part of a step that they are of.
-_V2_PARTS = {
-    "finish_requests": "_update_states",
-    "free_states": "_update_states",
-    "add_requests": "_update_states",
-    "update_requests": "_update_states",
-    "block_tables.apply_staged_writes": "_update_states",
-    "prepare_inputs": "_prepare_inputs",
-    "prepare_attn": "_build_attention_metadata",
-    "model_state.prepare_attn": "_build_attention_metadata",
-}
-_V1_PARTS = ("_update_states", "_prepare_inputs", "_build_attention_metadata")
-#: Version of the runner to the methods that are the model's own work.
-_MODEL = {
-    1: ("_model_forward", "model.compute_logits"),
-    2: ("cudagraph_manager.run_fullgraph", "model.forward", "model.compute_logits"),
 }
 
 
@@ -73,6 +55,7 @@ class Engine:
         """
         import torch
         from vllm import envs
+        from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
         from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
@@ -98,22 +81,29 @@ class Engine:
         written = model.write(
             home, **{**SIZES[load.size], "max_position_embeddings": max(kind.length, 512)}
         )
-        self._engine = LLMEngine.from_engine_args(
-            arguments(
-                written,
-                batch,
-                kind.length,
-                {case.batch * (1 + kind.drafts) for case in load.cases},
-                **others,
-                # Every prompt of a batch in its first step.
-                max_num_batched_tokens=max(batch * max(PROMPT, 1 + kind.drafts), 512),
-                gpu_memory_utilization=0.2,
-                num_gpu_blocks_override=load.blocks,
-                async_scheduling=kind.asynchronous,
-                # By its class: for its name vLLM starts a process on the CPU.
-                distributed_executor_backend=UniProcExecutor,
-            )
+        graphs = {each.batch * (1 + kind.drafts) for each in load.cases}
+        arguments = EngineArgs(
+            **others,
+            model=str(written),
+            seed=0,
+            max_model_len=kind.length,
+            max_num_seqs=batch,
+            enable_prefix_caching=False,
+            disable_log_stats=True,
+            compilation_config={
+                "mode": 0,
+                "cudagraph_mode": "FULL_DECODE_ONLY",
+                "cudagraph_capture_sizes": sorted(graphs),
+            },
+            # Every prompt of a batch in its first step.
+            max_num_batched_tokens=max(batch * max(PROMPT, 1 + kind.drafts), 512),
+            gpu_memory_utilization=0.2,
+            num_gpu_blocks_override=load.blocks,
+            async_scheduling=kind.asynchronous,
+            # By its class: for its name vLLM starts a process on the CPU.
+            distributed_executor_backend=UniProcExecutor,
         )
+        self._engine = LLMEngine.from_engine_args(arguments)
         if gpu:
             _keep_graphs()
         self._core = self._engine.engine_core.engine_core
@@ -142,13 +132,6 @@ class Engine:
         scheduler.schedule = counted
         if not self.asynchronous:  # sampling is waited for there, and the model would be, too
             runner.sample_tokens = settled
-
-    def mark(self) -> None:
-        """Show the profiler, from now on, the methods whose CUDA calls are counted."""
-        for part in ("execute_model", "sample_tokens"):
-            mark(self.runner, part, f"{self.name}: {part}")
-        for path in _MODEL[self._side.version]:
-            mark(*_method(self.runner, path), APART)
 
     def begin(self, case: Case) -> None:
         """Add the requests of a case."""
@@ -198,14 +181,14 @@ class Engine:
         return hashlib.sha256(json.dumps(ordered).encode()).hexdigest()
 
     def proof(self, stock: Path) -> dict[str, Any]:
-        """Return which classes the engine runs, and from which bytes.
+        """Return the classes that the engine runs, and the files that they come from.
 
         Args:
             stock: the pristine site-packages directory.
 
         Returns:
             Object to its classes in the order of their bases, each with its path, its digest and
-            what that is by the pin; and the objects that carry something of the overlay's.
+            its state by the pin; and the objects that carry the overlay's attribute.
         """
         import vllm
 
@@ -229,33 +212,6 @@ class Engine:
         }
 
 
-def time_parts(clock: Clock, scheduler: Any, runner: Any, version: int) -> None:
-    """Time each part of an engine's steps from now on, without the model's forward and logits.
-
-    Args:
-        clock: gets the times.
-        scheduler: of the engine.
-        runner: of the engine.
-        version: of the runner.
-    """
-    for part in ("schedule", "update_from_output"):
-        clock.time(scheduler, part)
-    for part in ("execute_model", "sample_tokens"):
-        clock.time(runner, part)
-    parts = _V2_PARTS if version == 2 else {part: part for part in _V1_PARTS}
-    for path, part in parts.items():
-        clock.time(*_method(runner, path), part)
-    for path in _MODEL[version]:
-        clock.exclude(*_method(runner, path))
-
-
-def _method(owner: Any, path: str) -> tuple[Any, str]:
-    *objects, name = path.split(".")
-    for attribute in objects:
-        owner = getattr(owner, attribute)
-    return owner, name
-
-
 def _described(cls: type, sites: dict[str, Path]) -> dict[str, str]:
     file = Path(str(sys.modules[cls.__module__].__file__))
     side = next((name for name, site in sites.items() if file.is_relative_to(site)), "elsewhere")
@@ -264,7 +220,7 @@ def _described(cls: type, sites: dict[str, Path]) -> dict[str, str]:
 
 
 def described(path: str, file: Path) -> dict[str, str]:
-    """Return a file's path and digest, and whose bytes they are by the pin."""
+    """Return a file's path and digest, and its state by the pin."""
     pinned = pin.loads(PIN.read_text())
     digest = pin.sha256(file.read_bytes())
     state = "foreign"

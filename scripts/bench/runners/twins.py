@@ -1,7 +1,7 @@
 """Stock's modules, loaded under names of their own in a process that runs the overlay.
 
-A twin is made from the pristine file of a module. Its imports find twins where there are some, and
-the modules of the process elsewhere.
+A twin is made from the pristine file of a module. Its imports find twins first, and then the
+modules of the process.
 """
 
 from __future__ import annotations

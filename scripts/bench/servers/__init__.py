@@ -1,1 +1,1 @@
-"""The benchmark of serving: vLLM's server and client as processes, and their table."""
+"""vLLM's server and its client, as one process per side."""

@@ -1,33 +1,29 @@
-"""The model that is served, the requests it gets, and the cases."""
+"""The served model, the requests, and the arguments of vLLM's server and client."""
 
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from bench.engines.prompts import Place, draw
-from bench.engines.rows import HALF_B
+from bench.models import HALF_B
 
-#: Case to the sampling parameters that make it.
+#: Case to its sampling parameters.
 CASES: Mapping[str, Mapping[str, Any]] = {
     "plain": {},
     "presence_penalty 1.5": {"presence_penalty": 1.5},
     "5 logprobs": {"logprobs": 5},
 }
-#: The case of requests that the user's own client arguments make.
+#: The case of the user's own client arguments.
 OWN = "own traffic"
 #: The model's name in requests.
 NAME = "bench"
-#: What the client is to write.
-_REPORTING = ("--disable-tqdm", "--save-detailed")
 #: Token ids that every model has.
-_VOCABULARY = 1000
+_VOCABULARY = range(3, 1000)
 
 
-@dataclass(frozen=True)
-class Load:
+class Load(NamedTuple):
     """A model and its requests.
 
     Attributes:
@@ -35,8 +31,8 @@ class Load:
         requests: in each case.
         concurrency: requests at a time.
         prompt: tokens of each prompt.
-        output: tokens that each request generates.
-        server: more arguments for the server.
+        output: tokens of each request.
+        server: further flags of the server.
     """
 
     model: Mapping[str, Any]
@@ -47,7 +43,7 @@ class Load:
     server: Sequence[str] = ()
 
 
-#: Of a size at which a step takes one core longer than the client takes for its tokens.
+#: A step takes one core longer than the client takes for its tokens.
 _SMALL: Mapping[str, Any] = {
     "hidden_size": 512,
     "intermediate_size": 2048,
@@ -55,9 +51,8 @@ _SMALL: Mapping[str, Any] = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
 }
-#: Size to the load.
 LOADS: Mapping[str, Load] = {
-    "full": Load(HALF_B.model, requests=256, concurrency=32, prompt=128, output=256),
+    "full": Load(HALF_B, requests=256, concurrency=32, prompt=128, output=256),
     "small": Load(_SMALL, 16, concurrency=4, prompt=16, output=128, server=("--enforce-eager",)),
     "tiny": Load({}, 4, concurrency=2, prompt=8, output=32, server=("--enforce-eager",)),
 }
@@ -71,55 +66,39 @@ def flags(load: Load) -> list[str]:
     return [*fixed, *load.server]
 
 
-def shared_device(servers: int) -> list[str]:
-    """Return the flags of servers that are on one device at a time."""
-    return ["--gpu-memory-utilization", f"{0.88 / servers:.2f}"]
-
-
-def server_arguments(model: str, tokenizer: str, port: int, flags: Sequence[str]) -> list[str]:
-    """Return the arguments of vLLM's server, with the load's flags or the user's own."""
-    return [*_served(model, tokenizer), *flags, "--host", "127.0.0.1", "--port", str(port)]
-
-
 def _served(model: str, tokenizer: str) -> list[str]:
     return ["--model", model, "--served-model-name", NAME, "--tokenizer", tokenizer]
 
 
-def own_client_arguments(
-    model: str, tokenizer: str, url: str, number: int, own: Sequence[str]
-) -> list[str]:
-    """Return the arguments of `vllm bench serve` for the user's own traffic in a round.
-
-    Prompts are drawn anew in each round, unless the user's arguments name a seed.
-    """
-    return [
-        *("--backend", "openai", "--seed", str(number), *own),
-        *("--base-url", url, *_REPORTING, *_served(model, tokenizer)),
-    ]
-
-
-def seed(case: str, number: int) -> int:
-    """Return the seed of a case's prompts in a round: no two cases or rounds have the same."""
-    return number * len(CASES) + list(CASES).index(case)
+def server_arguments(model: str, tokenizer: str, port: int, flags: Sequence[str]) -> list[str]:
+    """Return the arguments of vLLM's server."""
+    return [*_served(model, tokenizer), *flags, "--host", "127.0.0.1", "--port", str(port)]
 
 
 def client_arguments(
-    case: str, load: Load, model: str, tokenizer: str, url: str, number: int
+    model: str, tokenizer: str, url: str, seed: int, own: Sequence[str]
 ) -> list[str]:
-    """Return the arguments of `vllm bench serve` for a case in a round."""
+    """Return the arguments of `vllm bench serve`.
+
+    Args:
+        model: its directory.
+        tokenizer: its directory.
+        url: of the server.
+        seed: of the prompts, unless ``own`` names one.
+        own: arguments of :func:`case_arguments`, or of the user.
+    """
+    return [
+        *("--backend", "openai", "--seed", str(seed), *own),
+        *("--base-url", url, "--disable-tqdm", "--save-detailed", *_served(model, tokenizer)),
+    ]
+
+
+def case_arguments(case: str, load: Load) -> list[str]:
+    """Return the client's arguments of a case."""
     parameters = dict(CASES[case])
     logprobs = parameters.pop("logprobs", None)
     return [
-        *("--backend", "openai", "--base-url", url, *_REPORTING, *_served(model, tokenizer)),
-        *(
-            "--dataset-name",
-            "random",
-            "--seed",
-            str(seed(case, number)),
-            "--ignore-eos",
-            "--temperature",
-            "0",
-        ),
+        *("--dataset-name", "random", "--ignore-eos", "--temperature", "0"),
         *("--random-input-len", str(load.prompt), "--random-output-len", str(load.output)),
         *("--num-prompts", str(load.requests), "--request-rate", "inf"),
         *("--max-concurrency", str(load.concurrency), "--num-warmups", str(load.concurrency)),
@@ -128,15 +107,16 @@ def client_arguments(
     ]
 
 
-def single_request(case: str, load: Load, number: int) -> dict[str, Any]:
-    """Return the body of one request, which is sent alone in a round.
+def single_request(case: str, load: Load, seed: int) -> dict[str, Any]:
+    """Return the body of a request to be sent alone after a case.
 
-    vLLM's client does not keep token ids and logprobs; and alone on the server, a request does
-    not depend on the arrival of others.
+    vLLM's client keeps no token ids and logprobs; and alone on the server, a request does not
+    depend on the arrival of others.
     """
+    drawn = random.Random(f"{case}-{seed}")  # noqa: S311 (draws no secret)
     return {
         "model": NAME,
-        "prompt": draw(Place(number, NAME, case), 1, load.prompt, _VOCABULARY)[0],
+        "prompt": drawn.choices(_VOCABULARY, k=load.prompt),
         "max_tokens": load.output,
         "temperature": 0,
         "ignore_eos": True,

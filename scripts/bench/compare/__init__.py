@@ -1,1 +1,0 @@
-"""Stock and overlaid vLLM, views of one installation, measured by turns."""

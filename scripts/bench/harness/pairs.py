@@ -1,0 +1,316 @@
+"""Runs of pairs: two sides at a time, which exchange places.
+
+With two GPUs both sides run at the same time, each with a GPU and half of the cores, and then start
+again in exchanged places. With one GPU both stay started and take turns, in both orders.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from bench.errors import Failure
+from bench.harness import command_line, disturbance, outputs
+from bench.harness.installations import Installations, end, log_tail
+from bench.harness.kept import Kept
+from bench.harness.machine import gpus
+from bench.harness.run import Job, Run
+from bench.results.slices import DISTURBANCE
+
+#: Side to the installation that it imports; "again" is stock, and "copy" another view of stock.
+ORIGINS = {
+    **{"stock": "stock", "again": "stock", "copy": "copy", "mrv2": "stock"},
+    "overlaid-mrv2": "overlaid",
+}
+_OVERLAID = "overlaid"
+_SIDE = rf"{'|'.join(ORIGINS)}|{_OVERLAID}(?:=[^/]+)?"
+#: Seconds for an engine to start, for a slice to end beyond its own time, and for an engine to end.
+#: A hybrid model's kernels compile for minutes.
+_START, _SLICE, _END = 400.0, 240.0, 30.0
+
+
+class Start(NamedTuple):
+    """Engines that are started together.
+
+    Attributes:
+        about: engine and graphs, for the report.
+        sides: the two that are compared.
+        cases: label of each case to the child's argument for it.
+        settings: for the child.
+    """
+
+    about: str
+    sides: tuple[str, str]
+    cases: Mapping[str, Any]
+    settings: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Engine, graphs and sides."""
+        return f"{self.about}, {'/'.join(self.sides)}"
+
+
+class PairRun(Run):
+    """A run of rounds; in each, each pair of sides is measured in both orders.
+
+    Attributes:
+        module: of the child, which is given an output file and a JSON object: the start's
+            "settings", the "slices" (argument and seed), the "cores", and the share of GPU
+            "memory". It answers two requests for each slice: for the warm-up, and for the slice.
+        caches: variables of directories for whatever a side compiles.
+    """
+
+    module: ClassVar[str]
+    caches: ClassVar[Sequence[str]] = ()
+
+    def __init__(self, args: argparse.Namespace, installations: Installations) -> None:
+        super().__init__(args, installations)
+        self._starts = {start.name: start for start in self.starts()}
+        self.groups = [
+            (start.about, label, start.sides)
+            for start in self._starts.values()
+            for label in start.cases
+        ]
+        if any("copy" in start.sides for start in self._starts.values()):
+            installations.add_copy()
+        self._count, self._logs = 0, list[Path]()
+
+    @abstractmethod
+    def starts(self) -> Sequence[Start]:
+        """Return the starts of a round, in order."""
+
+    def variables(self, side: str) -> Mapping[str, str]:
+        """Return the variables of a side's processes, in addition to the run's."""
+        base, _, switch = side.partition("=")
+        return {
+            "VLLM_USE_V2_MODEL_RUNNER": str(int(base.endswith("mrv2"))),
+            **({"VLLM_READINESS": switch} if switch else {}),
+        }
+
+    def origin(self, side: str) -> str:
+        """Return the installation that a side's child imports."""
+        return origin(side)
+
+    def spec(self, side: str) -> Mapping[str, Any]:
+        """Return further keys of the child's JSON object."""
+        del side
+        return {}
+
+    def paths(self) -> Sequence[Path]:
+        """Return further entries of the child's path."""
+        return ()
+
+    def jobs(self) -> list[Job]:
+        """Return a job for each start in each round."""
+        rounds = range(1, self.args.rounds + 1)
+        return [Job(name, number) for number in rounds for name in self._starts]
+
+    def measure(self, job: Job) -> None:
+        """Measure two sides in both orders.
+
+        Raises:
+            Failure: a process failed, or took too long; its log is kept.
+        """
+        start, together = self._starts[job.name], self.args.places == 2
+        self._logs = []
+        try:
+            # To exchange places, sides start again; to exchange turns, they need not.
+            for orders in ((0,), (1,)) if together else ((0, 1),):
+                slices = [(order, label) for order in orders for label in start.cases]
+                with contextlib.ExitStack() as running:
+                    kept = self._begin(start, job.round, slices, running)
+                    for order, label in slices:
+                        self._slice(job, start, order, label, kept)
+        except Failure as error:
+            tails = [f"{shutil.copy(log, self.args.out)}:\n{log_tail(log)}" for log in self._logs]
+            raise Failure("\n".join([f"{job}: {error}", *tails])) from error
+
+    def _begin(
+        self,
+        start: Start,
+        number: int,
+        slices: Sequence[tuple[int, str]],
+        running: contextlib.ExitStack,
+    ) -> dict[str, Kept]:
+        """Start both sides' engines, which end with ``running``."""
+        args, together, kept = self.args, self.args.places == 2, {}
+        for place, side in enumerate(start.sides[::-1] if slices[0][0] else start.sides):
+            spec = {
+                **start.settings,
+                "slices": [(start.cases[label], 2 * number + order) for order, label in slices],
+                "cores": cores(args.places)[place if together else 0],
+                "memory": 0.6 if together else 0.4,
+                **self.spec(side),
+            }
+            share = len(args.gpus) // args.places
+            devices = args.gpus[place * share if together else 0 :][:share]
+            kept[side] = self._start(side, spec, devices, running)
+            if not together:  # on one device, they would count each other's memory
+                kept[side].started(_START)
+        for each in kept.values():
+            each.started(_START)
+        return kept
+
+    def _start(
+        self,
+        side: str,
+        spec: Mapping[str, Any],
+        devices: Sequence[str],
+        running: contextlib.ExitStack,
+    ) -> Kept:
+        """Start a side's engine."""
+        work = self.installations.work
+        self._count += 1
+        out, caches = work / f"{side}-{self._count}.json", work / f"{side}-compiled"
+        environment = {
+            **self.environment,
+            **{
+                name: str(caches / (name.lower() if n else ""))
+                for n, name in enumerate(self.caches)
+            },
+            **self.variables(side),
+            **({"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}),
+        }
+        self._logs.append(out.with_suffix(".log"))
+        command = ["-m", self.module, str(out), json.dumps(spec)]
+        process = self.installations.start(
+            self.origin(side), command, self._logs[-1], environment, self.paths()
+        )
+        running.push(lambda error, *_: _end(process, 0.0 if error else _END))
+        return Kept(process, out)
+
+    def _slice(
+        self, job: Job, start: Start, order: int, label: str, kept: Mapping[str, Kept]
+    ) -> None:
+        """Measure a slice on both sides, compare their outputs, and keep it."""
+        answers: dict[str, dict[str, Any]] = {}
+        together = self.args.places == 2
+        sides = start.sides[::-1] if order else start.sides
+        for seconds in (0.0, self.args.seconds):  # the warm-up, and then the slice
+            for group in (sides,) if together else ((side,) for side in sides):
+                for side in group:
+                    kept[side].ask()
+                for side in group:
+                    answers[side] = kept[side].result(seconds + _SLICE)
+        self.device = answers[sides[0]]["device"]
+        figures = {side: answers[side]["figures"] for side in start.sides}
+        self.keep(
+            {
+                **{"round": job.round, "order": order, "engine": start.about, "case": label},
+                **{"sides": list(start.sides), "figures": figures},
+                "problems": problems(start.sides, answers),
+                # Measured at the same time, noise meets both sides, and the rest is their own.
+                "disturbed": [] if together else _disturbed(figures),
+                "digests": {
+                    side: {
+                        kind: outputs.digest(packed)
+                        for kind, packed in answers[side].get("outputs", {}).items()
+                    }
+                    for side in start.sides
+                },
+            }
+        )
+
+
+def origin(side: str) -> str:
+    """Return the installation of a side."""
+    return ORIGINS.get(side.partition("=")[0], _OVERLAID)
+
+
+def problems(sides: Sequence[str], answers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the problems of both answers, and where their outputs differ.
+
+    Args:
+        sides: the two.
+        answers: side to the child's answer: "problems", "counts" (received and expected numbers by
+            kind) and "outputs" (packed, by kind), each of which may be missing.
+    """
+    texts = []
+    for side in sides:
+        texts += [f"{side}: {text}" for text in answers[side].get("problems", ())]
+        for kind, (received, expected) in answers[side].get("counts", {}).items():
+            if received != expected:
+                texts.append(f"{side}: {received} of {expected} {kind}")
+    one, other = (answers[side].get("outputs", {}) for side in sides)
+    for kind in {**one, **other}:
+        where = outputs.first_difference(one.get(kind, ""), other.get(kind, ""))
+        if where is not None:
+            texts.append(f"{kind} of {' and '.join(sides)} differ: {where}")
+    return texts
+
+
+def _disturbed(figures: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    return [
+        f"{side}: {text}"
+        for side, of in figures.items()
+        for text in disturbance.reasons(of.get(DISTURBANCE))
+    ]
+
+
+def cores(places: int) -> list[list[int]]:
+    """Divide the CPUs among places; hyperthreads of a core stay together."""
+
+    def topology(cpu: int) -> list[int]:
+        folder = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        try:
+            names = ("physical_package_id", "core_id")
+            return [*(int((folder / name).read_text()) for name in names), cpu]
+        except (OSError, ValueError):
+            return [0, cpu, cpu]
+
+    ordered = sorted(os.sched_getaffinity(0), key=topology)
+    share = max(1, len(ordered) // places)
+    return [sorted(ordered[share * place : share * (place + 1)]) for place in range(places)]
+
+
+def _end(process: subprocess.Popen[bytes], patience: float) -> None:
+    """Let an engine end by itself after its last slice; kill the rest."""
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+    finally:
+        end(process)
+
+
+def pair(text: str) -> str:
+    """Return a pair of sides as it was given; for argparse."""
+    if not re.fullmatch(f"({_SIDE})/(?!\\1$)({_SIDE})", text):
+        names = ", ".join((*ORIGINS, _OVERLAID))
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a pair; give A/B of {names}, or {_OVERLAID}=VALUE (of VLLM_READINESS)"
+        )
+    return text
+
+
+def parser(description: str, pairs: Sequence[str], rounds: int = 5) -> argparse.ArgumentParser:
+    """Return a parser with the options of runs of pairs.
+
+    Args:
+        description: of the program, in its first line.
+        pairs: by default; those of Model Runner V2 need a GPU.
+        rounds: by default.
+    """
+    devices = visible()
+    options = command_line.parser(description, rounds)
+    usual = [each for each in pairs if devices or "mrv2" not in each]
+    text = f"sides to compare, of {', '.join((*ORIGINS, _OVERLAID))} and {_OVERLAID}=VALUE"
+    options.add_argument("--pairs", nargs="+", type=pair, metavar="A/B", default=usual, help=text)
+    text = "1: the sides take turns; 2: at the same time, on halves of the cores (%(default)s)"
+    places = min(2, max(1, len(devices)))
+    options.add_argument("--places", type=int, choices=(1, 2), default=places, help=text)
+    command_line.add_limit(options)
+    return options
+
+
+def visible() -> list[str]:
+    """Return the GPUs that vLLM may use."""
+    return gpus() if Path("/dev/nvidiactl").exists() else []

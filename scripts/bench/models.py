@@ -1,0 +1,58 @@
+"""Configurations of the generated models: fields of config.json that differ from the demo's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_QWEN2: Mapping[str, Any] = {"max_position_embeddings": 32768, "rope_theta": 1e6}
+HALF_B: Mapping[str, Any] = {
+    **_QWEN2,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "vocab_size": 151936,
+}
+SEVEN_B: Mapping[str, Any] = {
+    **_QWEN2,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "tie_word_embeddings": False,
+}
+#: A Bamba: attention in every sixth layer, Mamba 2 in the others.
+HYBRID: Mapping[str, Any] = {
+    "architectures": ["BambaForCausalLM"],
+    "model_type": "bamba",
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "attn_layer_indices": [5, 11, 17, 23],
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "mamba_n_heads": 32,
+    "mamba_d_head": 64,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 128,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 256,
+    "max_position_embeddings": 32768,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    "vocab_size": 128256,
+}
+#: For a CPU: a step takes tens of milliseconds, and sampling is a fair part of it.
+SMALL: Mapping[str, Any] = {
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+}
+
+#: Arguments of an engine with a generated model, which has neither weights nor a tokenizer.
+GENERATED: Mapping[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True}
