@@ -24,19 +24,6 @@ def params() -> StructuredOutputsParams:
     return StructuredOutputsParams(grammar=STRINGS, _backend="xgrammar")
 
 
-def install(engine: Any, vocabulary: int) -> None:
-    """Let an engine whose core runs in this process serve requests with the grammar.
-
-    Args:
-        engine: an LLMEngine without a tokenizer.
-        vocabulary: number of its tokens.
-    """
-    from vllm import SamplingParams
-
-    SamplingParams._validate_structured_outputs = lambda *_: None  # it asks for a tokenizer
-    serve(engine.engine_core.engine_core.scheduler.structured_output_manager, vocabulary)
-
-
 def serve(manager: Any, vocabulary: int) -> None:
     """Give a structured output manager the backend of a model without a tokenizer.
 

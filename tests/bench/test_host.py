@@ -279,7 +279,6 @@ class Faked:
             raise ValueError("no such runner")
         self.name, self.asynchronous, self.runner = name, False, None
         self.tokens: Mapping[str, list[int]] = {"0": [1, 2]}
-        self.drafted = 0
 
     def begin(self, case: Case) -> None:
         pass

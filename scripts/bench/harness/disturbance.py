@@ -1,15 +1,14 @@
-"""What disturbs a process while it is measured: waits for a core, stolen time, load, GPU clocks.
+"""Disturbances of a measured process: waits for a core, stolen time, GPU clocks.
 
 Linux counts for each thread how long it ran and how long it waited for a core ("run delay"), and
-for the machine how much time its host took away ("steal"). A kernel that does not count says None.
+for the machine how much time its host took away ("steal"). A kernel that does not count gives None.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,32 +19,20 @@ LIMIT = 0.03
 _SLOWED = 0x8 | 0x20 | 0x40 | 0x80
 _QUERIES = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 
-#: What disturbed one case on one side in one round, by name; None where it cannot be seen.
+#: Disturbances by name; None where they cannot be seen.
 Disturbance = Mapping[str, Any]
 
 
 class Thread(NamedTuple):
-    """What the kernel has counted of a thread; times are in nanoseconds.
+    """The kernel's counts of a thread, in nanoseconds.
 
     Attributes:
-        running: how long it ran.
-        delayed: how long it waited for a core.
-        voluntary: times that it gave its core away.
-        involuntary: times that its core was taken away.
+        running: time on a core.
+        delayed: time waiting for a core.
     """
 
     running: int = 0
     delayed: int = 0
-    voluntary: int = 0
-    involuntary: int = 0
-
-    def since(self, before: Thread) -> Thread:
-        """Return what was counted after ``before``."""
-        return Thread(*(one - other for one, other in zip(self, before, strict=True)))
-
-    def and_also(self, other: Thread) -> Thread:
-        """Return what was counted in both."""
-        return Thread(*(one + more for one, more in zip(self, other, strict=True)))
 
 
 class Snapshot(NamedTuple):
@@ -55,13 +42,11 @@ class Snapshot(NamedTuple):
         threads: of the processes, by thread id.
         stolen: ticks that the machine's host took away.
         ticks: of all cores.
-        load: the load average of the last minute.
     """
 
     threads: Mapping[int, Thread]
     stolen: int | None
     ticks: int | None
-    load: float | None
 
 
 def snapshot(process: int | None = None, root: Path = Path("/proc")) -> Snapshot:
@@ -76,47 +61,42 @@ def snapshot(process: int | None = None, root: Path = Path("/proc")) -> Snapshot
         for task in root.glob(f"{one}/task/*"):
             with suppress(OSError, ValueError):  # it has ended
                 threads[int(task.name)] = _thread(task)
-    stolen = ticks = load = None
+    stolen = ticks = None
     with suppress(OSError, ValueError, IndexError):
         # guest time is counted in user time as well
         counts = [int(word) for word in (root / "stat").read_text().split("\n")[0].split()[1:9]]
         stolen, ticks = counts[7], sum(counts)
-    with suppress(OSError, ValueError):
-        load = float((root / "loadavg").read_text().split()[0])
-    return Snapshot(threads, stolen, ticks, load)
+    return Snapshot(threads, stolen, ticks)
 
 
-def during(*stretches: tuple[Snapshot, Snapshot]) -> dict[str, Any]:
-    """Return what disturbed the processes in some stretches of time, each from when to when.
+def spent(before: Snapshot, after: Snapshot) -> list[Thread]:
+    """Return the counts of each thread between two snapshots."""
+    threads = []
+    for number, (running, delayed) in after.threads.items():
+        earlier = before.threads.get(number, Thread())
+        threads.append(Thread(running - earlier.running, delayed - earlier.delayed))
+    return threads
+
+
+def during(before: Snapshot, after: Snapshot) -> dict[str, Any]:
+    """Return the disturbances of the processes between two snapshots.
 
     The run delay is the larger share of two: that of all threads together, and that of the thread
     that ran longest. Threads that only wait would hide the one that works.
     """
-    sums: dict[int, Thread] = {}
-    stolen = ticks = 0
-    for before, after in stretches:
-        for number, thread in after.threads.items():
-            spent = thread.since(before.threads.get(number, Thread()))
-            sums[number] = sums.get(number, Thread()).and_also(spent)
-        if before.ticks is not None and after.ticks is not None:
-            stolen += (after.stolen or 0) - (before.stolen or 0)
-            ticks += after.ticks - before.ticks
-    threads = list(sums.values())
-    busiest = max(threads, default=Thread(), key=lambda thread: thread.running)
+    threads = spent(before, after)
+    busiest = max(threads, default=Thread())
     shares = [share for share in (_share(threads), _share([busiest])) if share is not None]
-    return {
-        "run delay": max(shares, default=None),
-        "steal": stolen / ticks if ticks > 0 else None,
-        "load": stretches[-1][1].load,
-        "voluntary switches": sum(thread.voluntary for thread in threads),
-        "involuntary switches": sum(thread.involuntary for thread in threads),
-    }
+    steal = None
+    if before.ticks is not None and after.ticks is not None and after.ticks > before.ticks:
+        steal = ((after.stolen or 0) - (before.stolen or 0)) / (after.ticks - before.ticks)
+    return {"run delay": max(shares, default=None), "steal": steal}
 
 
 def gpus() -> list[dict[str, Any]] | None:
     """Return each GPU's clocks in MHz and its throttle reasons, as nvidia-smi says; else None.
 
-    Those that CUDA_VISIBLE_DEVICES leaves out are somebody else's.
+    GPUs that CUDA_VISIBLE_DEVICES leaves out are not queried.
     """
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     only = [f"--id={named}"] if named else []
@@ -133,7 +113,7 @@ def gpus() -> list[dict[str, Any]] | None:
 
 
 def reasons(disturbance: Disturbance | None) -> list[str]:
-    """Return why figures that were measured with this disturbance are marked."""
+    """Return the disturbances that are too large for a claim, in words."""
     if disturbance is None:
         return []
     shares = [(name, disturbance.get(name)) for name in ("run delay", "steal")]
@@ -160,18 +140,13 @@ def _tree(process: int, root: Path) -> Iterator[int]:
 
 def _thread(task: Path) -> Thread:
     running, delayed, *_ = map(int, (task / "schedstat").read_text().split())
-    status = (task / "status").read_text()
-    switches = dict(re.findall(r"^(\w+)_ctxt_switches:\s*(\d+)$", status, re.MULTILINE))
-    return Thread(
-        running, delayed, int(switches.get("voluntary", 0)), int(switches.get("nonvoluntary", 0))
-    )
+    return Thread(running, delayed)
 
 
-def _share(threads: Iterable[Thread]) -> float | None:
+def _share(threads: Sequence[Thread]) -> float | None:
     """Return the share of run delay; None where the kernel has counted nothing."""
-    kept: Sequence[Thread] = list(threads)
-    delayed = sum(thread.delayed for thread in kept)
-    total = delayed + sum(thread.running for thread in kept)
+    delayed = sum(thread.delayed for thread in threads)
+    total = delayed + sum(thread.running for thread in threads)
     return delayed / total if total else None
 
 

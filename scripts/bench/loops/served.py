@@ -73,17 +73,14 @@ class Served:
         await asyncio.gather(*loops, return_exceptions=True)
         await asyncio.sleep(_REST)
         arrivals = [one for when, *one in self._arrivals if began <= when < ended]
-        ran = sum(
-            thread.since(before.threads.get(number, disturbance.Thread())).running
-            for number, thread in after.threads.items()
-        )
+        ran = sum(thread.running for thread in disturbance.spent(before, after))
         figures = {
             "tokens/s": sum(tokens for _, tokens, _ in arrivals) / (ended - began),
             **quantiles("ITL", [waited for waited, _, first in arrivals if not first]),
             **quantiles("TTFT", [waited for waited, _, first in arrivals if first]),
             "engine core's cores": ran / 1e9 / (ended - began),
             UNANSWERED: self._unanswered,
-            DISTURBANCE: disturbance.during((before, after)),
+            DISTURBANCE: disturbance.during(before, after),
         }
         return {"figures": figures}
 

@@ -44,7 +44,7 @@ class Steady:
         before, began = disturbance.snapshot(), time.perf_counter()
         completions, stamps = self._generate(requests)
         ended = time.perf_counter()
-        disturbed = disturbance.during((before, disturbance.snapshot()))
+        disturbed = disturbance.during(before, disturbance.snapshot())
         disturbed["gpus"] = disturbance.gpus() if self._gpu else None
         tokens = [[token for tokens, _ in of for token in tokens] for of in completions]
         logprobs = [[line for _, lines in of for line in lines] for of in completions]

@@ -102,8 +102,6 @@ def _timed(
             for part in PARTS
         },
         "tokens": {name: engine.digest() for name, engine in engines.items()},
-        "count": {name: sum(map(len, one.tokens.values())) for name, one in engines.items()},
-        "drafts": {name: engine.drafted / len(laps[name]) for name, engine in engines.items()},
     }
     for engine in engines.values():
         engine.end()

@@ -41,7 +41,6 @@ class Engine:
         name: of :data:`~bench.runners.cases.SIDES`.
         clock: times each part of a step.
         tokens: those of each request of the case, by its name.
-        drafted: draft tokens that were scheduled in the case.
     """
 
     def __init__(self, name: str, load: Load, twins: Twins, home: Path) -> None:
@@ -112,31 +111,24 @@ class Engine:
         self.clock = Clock()
         self._watch(torch.accelerator.synchronize if gpu else lambda: None)
         self.tokens: dict[str, list[int]] = {}
-        self.drafted = 0
         self._case, self._added = load.cases[0], 0
 
     def _watch(self, synchronize: Callable[[], None]) -> None:
         runner, scheduler = self.runner, self._core.scheduler
         time_parts(self.clock, scheduler, runner, self._side.version)
-        schedule, sample = scheduler.schedule, runner.sample_tokens
-
-        def counted() -> Any:
-            output = schedule()
-            self.drafted += sum(map(len, output.scheduled_spec_decode_tokens.values()))
-            return output
+        sample = runner.sample_tokens
 
         def settled(*args: Any, **kwargs: Any) -> Any:
             synchronize()
             return sample(*args, **kwargs)
 
-        scheduler.schedule = counted
         if not self.asynchronous:  # sampling is waited for there, and the model would be, too
             runner.sample_tokens = settled
 
     def begin(self, case: Case) -> None:
         """Add the requests of a case."""
         self._case, self._added = case, 0
-        self.tokens, self.drafted = {}, 0
+        self.tokens = {}
         for _ in range(case.batch):
             self._add()
 

@@ -161,7 +161,7 @@ def measure(url: str, server: int, spec: Spec, case: str, seed: int) -> dict[str
     line = loads.client_arguments(spec.model, spec.tokenizer, url, seed, own)
     before = disturbance.snapshot(server)
     client = drive(parser.parse_args(line))
-    disturbed = disturbance.during((before, disturbance.snapshot(server)))
+    disturbed = disturbance.during(before, disturbance.snapshot(server))
     disturbed["gpus"] = disturbance.gpus()
     try:
         urllib.request.urlopen(f"{url}/health", timeout=60).close()
