@@ -134,7 +134,7 @@ def reseed(worker: object) -> None:
 def _has_gpu() -> bool:
     import torch
 
-    return torch.cuda.is_available()
+    return bool(torch.cuda.is_available())
 
 
 def _line(logprobs: Mapping[int, Any]) -> str:

@@ -27,7 +27,7 @@ def interval(ratios: Sequence[float], claims: int = 1) -> tuple[float, float] | 
     if len(ratios) < LEAST:
         return None
     try:
-        from scipy import stats
+        from scipy import stats  # type: ignore[import-untyped]
     except ImportError:  # a host that only measures
         return None
     logs = [math.log(ratio) for ratio in ratios]

@@ -97,28 +97,28 @@ def compare(
             theirs is noise.
     """
     first, second = (_values(slices, figure, place) for place in (0, 1))
-    medians = [statistics.median(side) if side else None for side in (first, second)]
-    if figure.startswith(_NO_RATIO) or any(one.get("problems") for one in slices):
-        return Comparison(*medians, None, None, None, 0, "")
+    one, other = (statistics.median(side) if side else None for side in (first, second))
+    if figure.startswith(_NO_RATIO) or any(each.get("problems") for each in slices):
+        return Comparison(one, other, None, None, None, 0, "")
     pairs, undisturbed = _pairs(slices, figure), _pairs(slices, figure, disturbed=False)
     if not pairs:
         # A run that was cut off may have slices without their counterparts.
-        pairs = [ratio for one in slices if (ratio := _ratio(one, figure))]
+        pairs = [found for each in slices if (found := _ratio(each, figure))]
         middle = statistics.geometric_mean(pairs) if pairs else None
-        return Comparison(*medians, middle, None, None, 0, FEW if pairs else "")
+        return Comparison(one, other, middle, None, None, 0, FEW if pairs else "")
     ratio = statistics.geometric_mean(undisturbed or pairs)
-    if slices[0]["order"] is None and medians[0] and medians[1]:
-        ratio = medians[0] / medians[1]
+    if slices[0]["order"] is None and one and other:
+        ratio = one / other
     bounds = interval(undisturbed, claims)
     if bounds is None:
         mark = DISTURBED if len(undisturbed) < LEAST <= len(pairs) else FEW
-        return Comparison(*medians, ratio, None, None, len(undisturbed), mark)
+        return Comparison(one, other, ratio, None, None, len(undisturbed), mark)
     low, high = bounds
     # The ratio of the medians may lie on the other side of 1 than the mean of the ratios.
     claim = low > 1 < ratio or high < 1 > ratio
     floor = [max(each, 1 / each) for each in _pairs(same, figure)]
     claim = claim and max(ratio, 1 / ratio) > max(floor, default=1.0)
-    return Comparison(*medians, ratio, low, high, len(undisturbed), "" if claim else NOISE)
+    return Comparison(one, other, ratio, low, high, len(undisturbed), "" if claim else NOISE)
 
 
 def more_is_better(figure: str) -> bool:
