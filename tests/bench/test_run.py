@@ -115,6 +115,17 @@ def test_a_job_that_fails_costs_its_own_slices_alone(tmp_path: Path) -> None:
     assert "its log" in text
 
 
+def test_a_slice_is_printed_by_its_first_figure_with_a_ratio(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = slice_of(1, 0, 2.0, 1.0, figure="steps, same")
+    for side, value in (("overlaid", 3.0), ("stock", 4.0)):
+        one["figures"][side]["schedule p50, same"] = value
+    Faked(tmp_path).keep(one)
+    line = capsys.readouterr().out
+    assert line.endswith("tiny, plain, 4, overlaid/stock, round 1: schedule p50, same 3 / 4\n")
+
+
 def test_a_slice_with_a_problem_fails_the_run(tmp_path: Path) -> None:
     class Spoilt(Faked):
         def measure(self, job: Job) -> None:

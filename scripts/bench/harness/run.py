@@ -19,7 +19,7 @@ from bench.harness.installations import Installations, installed, log_tail
 from bench.harness.machine import SCHEMA, command, describe, settings
 from bench.results.markdown import markdown
 from bench.results.run_file import replace, save
-from bench.results.slices import Group, Slice, found_in
+from bench.results.slices import Group, Slice, found_in, has_ratio
 
 
 class Job(NamedTuple):
@@ -78,7 +78,7 @@ class Run(ABC):
         self.slices.append(whole)
         self.write(complete=False)
         first, second = (one["figures"][side] for side in one["sides"])
-        name = next((each for each in first if each in second), None)
+        name = next((each for each in first if each in second and has_ratio(each)), None)
         shown = f"{name} {first[name]:,.4g} / {second[name]:,.4g}" if name else ""
         about = f"{one['engine']}, {one['case']}, {'/'.join(one['sides'])}, round {one['round']}"
         spent = time.monotonic() - self._started

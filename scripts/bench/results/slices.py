@@ -98,7 +98,7 @@ def compare(
     """
     first, second = (_values(slices, figure, place) for place in (0, 1))
     one, other = (statistics.median(side) if side else None for side in (first, second))
-    if figure.startswith(_NO_RATIO) or any(each.get("problems") for each in slices):
+    if not has_ratio(figure) or any(each.get("problems") for each in slices):
         return Comparison(one, other, None, None, None, 0, "")
     pairs, undisturbed = _pairs(slices, figure), _pairs(slices, figure, disturbed=False)
     if not pairs:
@@ -119,6 +119,11 @@ def compare(
     floor = [max(each, 1 / each) for each in _pairs(same, figure)]
     claim = claim and max(ratio, 1 / ratio) > max(floor, default=1.0)
     return Comparison(one, other, ratio, low, high, len(undisturbed), "" if claim else NOISE)
+
+
+def has_ratio(figure: str) -> bool:
+    """Return whether a ratio of a figure says anything: amounts of work have none."""
+    return not figure.startswith(_NO_RATIO)
 
 
 def more_is_better(figure: str) -> bool:
