@@ -108,9 +108,18 @@ class Page:
         return [*lines, *(["", more] if refused else [])]
 
     def compare(self, name: str, group: Group, figure: str) -> Comparison:
-        """Compare the sides of a group; the level is corrected for the groups of its run."""
+        """Compare the sides of a group.
+
+        The level is corrected for all ratios of its run that can be listed as slower. Steps/s, for
+        which the sides alternated within a case, are corrected for the groups alone.
+        """
         groups = slices.grouped(self.runs[name]["slices"])
-        return slices.compare(groups[group], figure, len(groups), slices.noise(groups, group))
+        claims = len(groups)
+        if figure != "steps/s":
+            of = (slices.figures(each) for each in groups.values())
+            claims = sum(DECIDING.fullmatch(each) is not None for names in of for each in names)
+        same = slices.noise(groups, group)
+        return slices.compare(groups[group], figure, max(claims, 1), same)
 
     def slower(self) -> Iterator[str]:
         """Yield the lines of the table of losses, worst first, and the number of noisy ones."""
