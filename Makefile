@@ -104,12 +104,12 @@ else
 endif
 	@$(if $(DRY)$(if $(wildcard pyproject.toml),,archive),,$(if $(and $(if $(OWN_ENV),$(HELD),named),$(wildcard $(TEST_ENV)/readiness-overlay.complete)),$(REVIEW) diff $(REVIEW_BASE) >&2,echo "diff: for the page: \`make tools\` (5.8 GB in $(TEST_ENV)), and then \`make diff\` again" >&2))
 
-review: tools ## review RELEASE=version or wheel or latest (TRY=1: and try it), or RELEASES=first..last
+review: tools ## review RELEASE=version or wheel or latest (TRY=0: do not try it), or RELEASES=first..last
 ifneq (,$(RELEASES))
 	@$(if $(RELEASE)$(SHA256)$(filter-out 0,$(TRY)),echo "review: RELEASES goes without RELEASE and SHA256 and TRY" >&2; exit 2)
 	@$(REVIEW) matrix "$$RELEASES" $(REVIEW_BASE) $(ARGS)
 else
-	@$(REVIEW) release "$$RELEASE" $(if $(SHA256),--sha256 "$$SHA256") $(if $(filter-out 0,$(TRY)),--try) $(REVIEW_BASE) $(ARGS)
+	@$(REVIEW) release "$$RELEASE" $(if $(SHA256),--sha256 "$$SHA256") $(if $(filter 0,$(TRY)),--no-try) $(REVIEW_BASE) $(ARGS)
 endif
 
 waiver: tools ## print each patch's reason, link and removal plan (RELEASE=: and its verdict)

@@ -1,14 +1,14 @@
 """Review another release of vLLM against the overlay, in one page.
 
-    python -m review release RELEASE    build/review/RELEASE: page, Markdown, JSON, candidate
+    python -m review release RELEASE    build/review/RELEASE: report, page, candidate
     python -m review matrix RELEASES    build/review/matrix.html: several releases in one table
     python -m review rebase RELEASE     lay the series out on it in build/edit
-    python -m review diff               the overlay against its own release, in the same form
+    python -m review diff               the overlay against its own release
     python -m review waiver [RELEASE]   each patch's reason, link and removal plan, as Markdown
 
 Run it with ``PYTHONPATH=scripts``. RELEASE is a version, a wheel file, or ``latest``;
 RELEASES is ``0.23.0..latest``, or versions with commas between them. Exit codes: 0 once it has
-reported, those of ``overlay`` for a refusal; with ``--check`` also 10 if a release needs eyes and
+reported, those of ``overlay`` for a refusal; with ``--check`` also 10 if anything has changed and
 11 for conflicts; of several releases the worst.
 """
 
@@ -20,13 +20,11 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until output.run: nothing is there to clean up
 
 import argparse
-import gc
-import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from overlay import cli, output
 from overlay.errors import Exit, OverlayError
@@ -36,9 +34,10 @@ from series import edit, upstream
 from series.upstream import Upstream
 
 from review import matrix, moves, released, review, trying, waiver, wheels
-from review.fixes import MENDED
-from review.vocabulary import Vocabulary
-from review.words import Seams
+from review.merging import CONFLICTS, OBSOLETE, title
+from review.model import Model
+from review.review import Review
+from review.words import Vocabulary
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "review"
@@ -99,17 +98,16 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--sha256", help="of the wheel file, if no index knows it")
         if name in ("release", "matrix"):
             command.add_argument(
-                "--check", action="store_true", help="end with 10 or 11 unless all is unchanged"
+                "--check", action="store_true", help="end with 10 or 11 if anything has changed"
             )
         if name == "release":
             command.add_argument(
-                "--try", dest="try_it", action="store_true", help="install, overlay and serve it"
+                "--no-try", action="store_true", help="do not install, overlay and serve it"
             )
         if name != "rebase":
             command.add_argument(
                 "--out", type=Path, default=FOLDER, help="the directory for reviews (build/review)"
             )
-            command.add_argument("--json", action="store_true", help="print the JSON")
         base = command.add_argument_group("upstream's files of the pinned release")
         base.add_argument("--venv", help="from a virtual environment, pristine or overlaid,")
         base.add_argument("--site", help="a site-packages directory,")
@@ -120,50 +118,39 @@ def _parser() -> argparse.ArgumentParser:
 def _release(args: argparse.Namespace) -> int:
     overlay = Overlay.load(ROOT)
     release = _obtain(args, overlay, args.out)
-    trial = partial(trying.examine, ROOT) if args.try_it else None
+    trial = None if args.no_try else partial(trying.examine, ROOT)
     result = review.of_release(overlay, _base(args, overlay), release, args.out, trial=trial)
-    _report(args, result)
-    return _ending(args, review.CODES[result["verdict"]])
+    _print(result)
+    print(escaped(f"page: {args.out / result.release.version / review.PAGE}"))
+    return _ending(args, review.CODES[result.verdict])
 
 
 def _matrix(args: argparse.Namespace) -> int:
     overlay = Overlay.load(ROOT)
     versions = released.several(args.releases, overlay.pin)
     base = _base(args, overlay)
-    # What takes longest is the same for every release.
-    overlaid = _overlaid(overlay, base)
-    uses = review.uses_of(overlay, base, overlaid)
-    # Nothing of it is garbage before the end, and looking takes a fifth of the time.
-    gc.freeze()
+    model = Model(base)  # read once for all releases
 
-    def attempt(version: str) -> dict[str, Any]:
+    def attempt(version: str) -> Review:
         release = wheels.obtain(version, None, args.out / "wheels", overlay.pin)
-        return review.of_release(overlay, base, release, args.out, uses)
+        return review.of_release(overlay, base, release, args.out, model=model)
 
-    columns: list[dict[str, Any]] = []
-    progress = sys.stderr if args.json else sys.stdout
+    columns: list[matrix.Column] = []
     try:
         for version in versions:
-            entry = matrix.column(version, partial(attempt, version))
-            columns.append(entry)
-            state = entry["verdict"] or f"{entry['outcome']}: {entry['because']}"
-            print(escaped(f"vLLM {entry['version']}: {state}"), file=progress, flush=True)
+            columns.append(matrix.column(version, partial(attempt, version)))
+            print(escaped(str(columns[-1])), flush=True)
     except KeyboardInterrupt:
-        done = ", ".join(each["version"] for each in columns if each["url"]) or "none"
+        done = ", ".join(each.version for each in columns if each.review) or "none"
         print(
             f"review: interrupted; reviewed until then: {done}; an earlier matrix is unchanged",
             file=sys.stderr,
         )
         return 130
-    result = matrix.assemble(args.releases, overlay.pin, columns)
-    matrix.write(result, args.out)
-    if args.json:
-        print(json.dumps(result))
-    else:
-        for sentence in result["summary"]:
-            print(escaped(f"  {sentence}"))
-        print(escaped(f"page: {args.out / matrix.PAGE}"))
-    return _ending(args, matrix.code(result))
+    for sentence in matrix.summary(columns):
+        print(escaped(sentence))
+    print(escaped(f"page: {matrix.write(args.releases, overlay.pin, columns, args.out)}"))
+    return _ending(args, matrix.worst(columns))
 
 
 def _ending(args: argparse.Namespace, code: int) -> int:
@@ -173,7 +160,8 @@ def _ending(args: argparse.Namespace, code: int) -> int:
 
 def _diff(args: argparse.Namespace) -> int:
     overlay = Overlay.load(ROOT)
-    _report(args, review.of_itself(overlay, _base(args, overlay), args.out))
+    page = review.of_itself(overlay, _base(args, overlay), args.out)
+    print(escaped(f"page: {page}"))
     return Exit.DONE
 
 
@@ -182,10 +170,7 @@ def _waiver(args: argparse.Namespace) -> int:
     base = _base(args, overlay)
     if args.release:
         result = review.of_release(overlay, base, _obtain(args, overlay, args.out), args.out)
-    vocabulary = Vocabulary(ROOT / "vendor_overlay")
-    seams = Seams(overlay.series, base)
-    text = waiver.markdown(overlay, vocabulary, seams, result)
-    print(json.dumps({"markdown": text}) if args.json else text, end="\n" if args.json else "")
+    print(waiver.markdown(overlay, Vocabulary(ROOT / "vendor_overlay"), result), end="")
     return Exit.DONE
 
 
@@ -197,12 +182,12 @@ def _rebase(args: argparse.Namespace) -> int:
     moved = moves.examine(overlay, base, release.upstream)
     overlay, base, _ = moves.relocated(overlay, base, release.upstream, moved)
     conflicts = edit.rebase(overlay, base, release.upstream, release.version, archives)
-    for warning in moves.warnings(moved):
-        print(escaped(f"warning: {warning}"))
+    for each in moved:
+        print(escaped(f"warning: {each}"))
     print(escaped(f"build/edit is laid out on vLLM {release.version}"))
     if not conflicts:
         print("next: look at it, and `make refresh`")
-        return review.CODES[review.CLEAN]
+        return Exit.DONE
     for path in conflicts:
         print(escaped(f"  conflict  {path}"))
     print("next: in build/edit resolve it, `git add` it and `git rebase --continue` until git is")
@@ -225,38 +210,17 @@ def _base(args: argparse.Namespace, overlay: Overlay) -> Upstream:
     return upstream.from_installation(cli.installation(args), overlay)
 
 
-def _overlaid(overlay: Overlay, base: Upstream) -> dict[str, bytes]:
-    """The patched files by path."""
-    return {path: overlay.overlaid_bytes(path, base.read(path)) for path in overlay.targets}
-
-
-def _report(args: argparse.Namespace, result: Mapping[str, Any]) -> None:
-    if args.json:
-        print(json.dumps(result))
-        return
-    version = result["release"]["version"]
-    if not result["own"]:
-        print(escaped(f"vLLM {version}: {result['verdict']}"))
-        for sentence in result["summary"]:
-            print(escaped(f"  {sentence}"))
-        for patch in result["patches"]:
-            line = f"{patch['verdict']:<9} {patch['name'][:4]} {patch['title']}: {patch['because']}"
+def _print(result: Review) -> None:
+    """Print the headline, the decisions, and the patches that do not merge."""
+    print(escaped(f"vLLM {result.release.version}: {result.headline}"))
+    for judged in result.merged.patches:
+        if judged.verdict in (CONFLICTS, OBSOLETE):
+            line = f"{judged.verdict:<9} {judged.number} {title(judged.patch)}: {judged.because}"
             print(escaped(f"  {line}"))
-        for step in result["tried"]:
-            line = f"{step['outcome']:<9} {step['step']}: {step['detail']}"
-            print(escaped(f"  {line}"))
-        if gone := [fix["name"] for fix in result["fixes"] if fix["has"] == MENDED]:
-            print(escaped(f"fixes that can go: {', '.join(gone)}"))
-        for warning in result["warnings"]:
-            print(escaped(f"warning: {warning}"))
-        fates = [name["fate"] for name in result["names"]]
-        counts = {fate: fates.count(fate) for fate in dict.fromkeys(fates)}
-        print("names used: " + ", ".join(f"{n} {fate}" for fate, n in counts.items()))
-    page = args.out / (review.OWN if result["own"] else version) / review.PAGE
-    print(escaped(f"page: {page}"))
-    kept = page.parent.with_name(f"{page.parent.name}{review.KEPT}")
-    if kept.is_dir():
-        print(escaped(f"the last other review with conflicts: {kept / review.PAGE}"))
+    for sentence in result.decisions:
+        print(escaped(f"decide: {sentence}"))
+    for step in result.tried:
+        print(escaped(f"  {step.outcome:<9} {step.name}: {step.detail}"))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The series on another release, by git's three-way merges: a verdict on each patch and hunk.
 
 The base of a merge is the pinned release with the earlier patches; one side adds the patch, the
-other is the new release with the earlier patches. Each hunk is also merged by itself, for a
-verdict of its own. A hunk that conflicts is left out, and later patches are judged without it.
+other is the new release with the earlier patches. Each hunk is also merged alone, for its own
+verdict. A hunk that conflicts is left out, and later patches are judged without it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from functools import cached_property
 
 from overlay.errors import Exit, OverlayError
@@ -18,14 +19,17 @@ from overlay.patches import FilePatch, Hunk, Patch, Series, header_fields, split
 from series import git
 from series.upstream import Upstream
 
-from review.conflicts import DISTINCTIVE, Conflict, located, shown
 from review.outline import enclosing, extents
 
 #: The verdicts, worst first.
 CONFLICTS, OBSOLETE, MOVED, APPLIES = "conflicts", "obsolete", "moved", "applies"
-#: Verdicts on a hunk that is not needed any more: upstream does the same, or its lines are gone.
+#: Verdicts on a hunk that is no longer needed: upstream does the same, or its lines are gone.
 ADOPTED, GONE = "adopted", "gone"
 
+#: A line shorter than this may be anywhere by chance.
+_DISTINCTIVE = 8
+#: Lines of the release that are shown above and below a conflict.
+_AROUND = 3
 #: The length of git's conflict markers: no module has such long rows of these characters.
 _MARKER = 31
 _REGION = re.compile(
@@ -34,6 +38,23 @@ _REGION = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _DEFINED = re.compile(rb"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Where a hunk conflicts.
+
+    Attributes:
+        at: the first line of the conflict in the release, one-based.
+        function: the function or class around it there; empty at the top level.
+        above: the lines before it there, with the earlier patches.
+        below: the lines after it there, with them.
+    """
+
+    at: int
+    function: str
+    above: tuple[str, ...]
+    below: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -85,6 +106,11 @@ class JudgedPatch:
     verdict: str
     because: str
     files: tuple[JudgedFile, ...]
+
+    @property
+    def number(self) -> str:
+        """The number that its name begins with."""
+        return self.patch.name.partition("-")[0]
 
 
 @dataclass
@@ -189,9 +215,9 @@ class _Merging:
             seen = _first_difference(before, after) + 1
             verdict = APPLIES if now == seen else MOVED
             line = was + now - seen
-            release_function = enclosing(there, line)
             return JudgedHunk(
-                verdict, was, line, function, removed, added, release_function=release_function
+                *(verdict, was, line, function, removed, added),
+                release_function=enclosing(there, line),
             )
         region = _REGION.search(text)
         if region is None:
@@ -202,7 +228,7 @@ class _Merging:
                 next_step="report it, with the release's name",
             )
         theirs, base, ours = (split_lines(part) for part in region.groups())
-        # Only lines that the hunk removes count; those beside it are not its own.
+        # Only lines that the hunk removes count, not the lines around them.
         deleted = not any(map(bytes.strip, theirs)) and self._nowhere(hunk.old)
         gone = deleted or self._vanished(before, function, there)
         first, last = max(hunk.old_at - 1, 0), hunk.old_at + len(hunk.old) + 1
@@ -216,16 +242,22 @@ class _Merging:
             shown(ours),
             shown(theirs),
             tuple(sorted(after_these)),
-            conflict=located(
-                (before, there, self.release.read(path)),
-                # Above the conflict, the merged text is the release's.
-                (hunk.old_at, text.count(b"\n", 0, region.start())),
-                (base, ours, theirs),
-            ),
+            # Above the conflict, the merged text is the release's.
+            conflict=self._located(path, there, text.count(b"\n", 0, region.start()), len(theirs)),
         )
 
+    def _located(self, path: str, there: bytes, at: int, count: int) -> Conflict:
+        """Describe a conflict that begins at the zero-based line ``at`` of a merged text."""
+        lines, release = split_lines(there), split_lines(self.release.read(path))
+        line = at
+        for start, other, size in SequenceMatcher(None, lines, release).get_matching_blocks():
+            if start <= at:  # the last one is empty, and at the ends
+                line = min(other + at - start, other + size) if size else line
+        above, below = lines[max(at - _AROUND, 0) : at], lines[at + count : at + count + _AROUND]
+        return Conflict(line + 1, enclosing(there, at + 1), shown(above), shown(below))
+
     def _vanished(self, before: bytes, function: str, there: bytes) -> bool:
-        """Whether nothing is left of a function: neither its name nor any of its lines."""
+        """Return whether nothing is left of a function: neither its name nor any of its lines."""
         if not function or function in {extent.name for extent in extents(there)}:
             return False
         extent = next(extent for extent in extents(before) if extent.name == function)
@@ -234,8 +266,11 @@ class _Merging:
         return not defined and self._nowhere(lines)
 
     def _nowhere(self, lines: Sequence[bytes]) -> bool:
-        """Whether no module of the release holds any of these lines; False if all are too short."""
-        wanted = {line.strip() for line in lines if len(line.strip()) >= DISTINCTIVE}
+        """Return whether no module of the release holds any of these lines.
+
+        False if all lines are too short.
+        """
+        wanted = {line.strip() for line in lines if len(line.strip()) >= _DISTINCTIVE}
         if not wanted:
             return False
         texts = map(self.release.read, self.release.paths)
@@ -336,3 +371,8 @@ def _once(text: bytes, lines: Sequence[bytes]) -> int | None:
     size = len(wanted)
     starts = [n for n in range(len(stripped) - size + 1) if stripped[n : n + size] == wanted]
     return numbered[starts[0]][0] if size and len(starts) == 1 else None
+
+
+def shown(lines: Sequence[bytes]) -> tuple[str, ...]:
+    """Return lines as text, without their ends."""
+    return tuple(line.decode(errors="replace").removesuffix("\n") for line in lines)

@@ -1,257 +1,235 @@
-"""Which model runner a release takes for which models, read from its sources.
+"""The decision which model runner serves: its source, and how people have read it.
 
-Model Runner V1 holds most seams. :data:`SELECTOR` decides; :mod:`review.selecting` evaluates it for
-each kind of model, and for each architecture that it names.
+The decision is the property ``use_v2_model_runner`` and every method, function and constant of its
+module that it uses, with the environment variable that overrides it. It is shown as a diff against
+the pinned release's, and is never interpreted: what a decision comes to is known only where
+somebody has read that very source (:data:`READINGS`).
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+import hashlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
 
-from review.changes import change
-from review.references import Place, References
-from review.selecting import DENSE, KINDS, OF_ONE, OTHER, QUANTIZED, UNCLEAR, UNKNOWN, Evaluation
+from review.model import Model, shape, unified
 
-#: What decides between the two runners; what the maintainer sets against it; the runners.
-SELECTOR = ("vllm.config.vllm", "VllmConfig.use_v2_model_runner")
-ENVIRONMENT, VARIABLE = "vllm.envs", "VLLM_USE_V2_MODEL_RUNNER"
-V1 = ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner")
-V2 = ("vllm.v1.worker.gpu.model_runner", "GPUModelRunner")
+PROPERTY, VARIABLE = "use_v2_model_runner", "VLLM_USE_V2_MODEL_RUNNER"
+V1, V2 = "V1", "V2"
+#: The file of Model Runner V1, without which most words have nothing to serve.
+RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 
-#: How the name of a kind of models ends.
-_GROUP = " models"
-#: The most architectures that a cell of a table lists.
-_NAMED = 4
-#: An architecture, or OTHER, and a kind of models.
-Model = tuple[str, str]
+_ENVS = "vllm/envs.py"
+_FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+_IGNORED = ("logger",)
 
 
-@dataclass
-class Choice:
-    """For which models a release takes Model Runner V2 where nobody asks for either.
+@dataclass(frozen=True)
+class Reading:
+    """What a decision comes to, as a person has read it.
 
     Attributes:
-        v2: the models that V2 serves: kinds, and the architectures that differ from the others
-            of their kind; :data:`OTHER` if it serves all that are not named.
-        v1: those that V1 serves.
-        unclear: those for which the sources do not say.
-        tests: the tests that were taken not to matter, in their order.
-        depends: the definitions that the choice depends on.
-        architectures: those that the release compares with the model's.
-        served: ``v1``, ``v2`` or ``unclear`` by model.
+        text: the models that each runner serves by default, with every option at its default.
+        served: example model to the runner that serves it.
     """
 
-    v2: list[str] = field(default_factory=list)
-    v1: list[str] = field(default_factory=list)
-    unclear: list[str] = field(default_factory=list)
-    tests: list[str] = field(default_factory=list)
-    depends: list[Place] = field(default_factory=list)
-    architectures: set[str] = field(default_factory=set)
-    served: dict[Model, str] = field(default_factory=dict)
+    text: str
+    served: Mapping[str, str] = field(default_factory=dict)
 
 
-def serves(code: References, architecture: str, kind: str) -> str:
-    """The runner that a release takes for one model: ``v1``, ``v2`` or ``unclear``.
+@dataclass(frozen=True)
+class Decision:
+    """The decision of one release.
 
-    Args:
-        code: of the release, which has a selector.
-        architecture: as in the model's configuration, or :data:`OTHER`.
-        kind: one of :data:`review.selecting.KINDS`.
+    Attributes:
+        path: of the file that has the property.
+        line: of the property, one-based.
+        text: the source of all that it uses in that file, and of the variable.
+        digest: of that source without comments, docstrings and layout.
     """
-    return _served_by(Evaluation(code.definitions, architecture, kind).call(SELECTOR))
+
+    path: str
+    line: int
+    text: str
+    digest: str
+
+    @property
+    def reading(self) -> Reading | None:
+        """What it comes to; None if nobody has read it."""
+        return READINGS.get(self.digest)
 
 
-def choice(code: References, more: Iterable[str] = ()) -> Choice | None:
-    """Read what a release chooses; None if it has no selector.
+@dataclass(frozen=True)
+class Runners:
+    """The decisions of two releases.
 
-    Args:
-        code: of the release.
-        more: architectures to evaluate it for besides those that it names.
+    Attributes:
+        before: of the pinned release; None if it has none.
+        after: of the release.
+        without_v1: whether the release lacks the file of Model Runner V1.
     """
-    if code.find(SELECTOR) is None:
-        return None
-    found = Choice()
 
-    def evaluate(models: Iterable[Model]) -> None:
-        for model in models:
-            evaluation = Evaluation(code.definitions, *model)
-            found.served[model] = _served_by(evaluation.call(SELECTOR))
-            found.architectures |= evaluation.strings - {OTHER}
-            found.tests += [test for test in evaluation.tests if test not in found.tests]
-            found.depends += [place for place in evaluation.read if place not in found.depends]
+    before: Decision | None
+    after: Decision | None
+    without_v1: bool
 
-    evaluate((OTHER, kind) for kind in KINDS)
-    named = sorted({*found.architectures, *more})
-    evaluate((name, kind) for name in named for kind in OF_ONE)
-    for runner in ("v1", "v2", "unclear"):
-        served = {model for model, by in found.served.items() if by == runner}
-        getattr(found, runner).extend(_labels(served))
-    return found
+    @property
+    def changed(self) -> bool:
+        """Whether a person must decide: the source of the decision is another, or V1 is gone."""
+        return self.without_v1 or (self.before and self.before.digest) != (
+            self.after and self.after.digest
+        )
 
+    @property
+    def diff(self) -> list[str]:
+        """A unified diff of both sources."""
+        return unified(*(each.text if each else "" for each in (self.before, self.after)))
 
-def _served_by(value: object) -> str:
-    if value is UNKNOWN or value is UNCLEAR:
-        return "unclear"
-    return "v2" if value else "v1"
-
-
-def _labels(models: AbstractSet[Model]) -> list[str]:
-    """Names for models: kinds, and architectures that differ from others of their kind."""
-    others = {kind for architecture, kind in models if architecture == OTHER}
-    labels = []
-    for architecture in sorted({name for name, _ in models} - {OTHER}):
-        own = {kind for name, kind in models if name == architecture}
-        if own == set(OF_ONE) and own - others:
-            labels.append(architecture)
-        elif own - others:
-            labels.append(f"{architecture} ({' or '.join(_kinds(own - others))})")
-    if others == set(KINDS):
-        return [*labels, OTHER]
-    return [*(f"{kind}{_GROUP}" for kind in _kinds(others)), *labels]
+    @property
+    def taken(self) -> list[str]:
+        """The example models that V1 serves in the pinned release, and V2 in this one."""
+        old, new = (
+            (each and each.reading and each.reading.served) or {}
+            for each in (self.before, self.after)
+        )
+        return [model for model in old if old[model] == V1 and new.get(model) == V2]
 
 
-def _kinds(kinds: AbstractSet[str]) -> Iterator[str]:
-    """Names for kinds. Quantized models are named where dense ones are served otherwise."""
-    for kind in KINDS:
-        if kind == DENSE and kind in kinds:
-            yield kind if QUANTIZED in kinds else f"{kind}, unquantized"
-        elif kind in kinds and not (kind == QUANTIZED and DENSE in kinds):
-            yield kind
+def compare(base: Model, release: Model) -> Runners:
+    """Return the decisions of both releases."""
+    had = RUNNER in base.paths.values()
+    without = had and RUNNER not in release.paths.values()
+    return Runners(decision(base), decision(release), without)
 
 
-def examine(base: References, release: References) -> dict[str, Any] | None:
-    """Compare what two releases choose.
+def decision(model: Model) -> Decision | None:
+    """Return the decision of a release; None if no file of ``vllm/config`` has the property."""
+    wanted = f"def {PROPERTY}("
+    paths = sorted(p for p in model.paths.values() if p.startswith("vllm/config"))
+    for path in paths:
+        text = model.text(path)
+        if wanted not in text:
+            continue
+        tree = ast.parse(text)
+        for owner in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]:
+            for node in owner.body:
+                if isinstance(node, _FUNCTION) and node.name == PROPERTY:
+                    used = _used(tree, owner, node)
+                    parts = [_source(text, each) for each in used]
+                    parts += _variable(model)
+                    digest = hashlib.sha256("\n".join(map(shape, parts)).encode()).hexdigest()
+                    return Decision(path, node.lineno, "\n\n".join(parts), digest[:16])
+    return None
 
-    Returns:
-        The entry "runners" in review.json; None if the base has but one runner.
-    """
-    before, after = choice(base), choice(release)
-    if before is None:
-        return None
-    if after is not None:  # Each for the architectures that the other one names, too.
-        names = before.architectures | after.architectures
-        before, after = choice(base, names) or before, choice(release, names)
-    changed = []
-    for place in before.depends:
-        fate = change(base.definitions, release.definitions, *place)
-        if fate.fate != "same":
-            changed.append({"name": ".".join(place), "fate": fate.fate, "detail": fate.detail})
-    known = {".".join(place) for place in before.depends}
-    new = [".".join(place) for place in (after.depends if after else ())]
-    changed += [{"name": n, "fate": "new", "detail": ""} for n in new if n not in known]
-    if _variable(base) != _variable(release):
-        changed.append({"name": f"{ENVIRONMENT}.{VARIABLE}", "fate": "body", "detail": ""})
-    served = after.served if after else {}
-    taken = {m for m, by in served.items() if (before.served[m], by) == ("v1", "v2")}
-    return {
-        "variable": VARIABLE,
-        "before": _listed(before),
-        "after": _listed(after) if after else None,
-        "taken": _labels(taken),
-        "changed": changed,
+
+def _used(tree: ast.Module, owner: ast.Module | ast.ClassDef, first: ast.stmt) -> list[ast.stmt]:
+    """Return a statement and what it uses of its class and module, in the order of the file."""
+    methods = {node.name: node for node in owner.body if isinstance(node, _FUNCTION)}
+    top: dict[str, ast.stmt] = {}
+    for statement in tree.body:
+        if isinstance(statement, _FUNCTION):
+            top[statement.name] = statement
+        elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            top |= {t.id: statement for t in targets if isinstance(t, ast.Name)}
+    found, left = [first], [first]
+    while left:
+        for node in ast.walk(left.pop()):
+            other = None
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self":
+                other = methods.get(node.attr)
+            elif isinstance(node, ast.Name) and node.id not in _IGNORED:
+                other = top.get(node.id)
+            if other is not None and other not in found:
+                found.append(other)
+                left.append(other)
+    return sorted(found, key=lambda node: node.lineno)
+
+
+def _source(text: str, node: ast.stmt) -> str:
+    decorators = getattr(node, "decorator_list", [])
+    first = min([node.lineno, *(each.lineno for each in decorators)])
+    return "\n".join(text.split("\n")[first - 1 : node.end_lineno])
+
+
+def _variable(model: Model) -> Iterator[str]:
+    """Yield the declaration and the value of the variable that overrides the decision."""
+    if _ENVS not in model.paths.values():
+        return
+    text = model.text(_ENVS)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == VARIABLE:
+            yield ast.unparse(node)
+        elif isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                if isinstance(key, ast.Constant) and key.value == VARIABLE:
+                    yield f"{{{key.value!r}: {ast.unparse(value)}}}"
+
+
+_EXAMPLES = ("dense Llama", "Qwen3", "Qwen3-MoE", "Bamba", "Qwen3.5")
+_REST = "V1 serves every other model."
+_OPTIONS = "An option that the list of unsupported features names brings V1 back."
+_MOST = (
+    "V2 serves generating models, quantized ones included, that are neither mixture-of-experts, "
+    "hybrid nor attention-free, and {}. " + _REST + " " + _OPTIONS
+)
+_LISTED = "these mixture-of-experts models: "
+_EITHER = "these mixture-of-experts or hybrid models: "
+_INKLING = "the two Inkling, LongcatFlashNgram"
+_SEVEN = f"DeepseekV2, Qwen2Moe, GraniteMoe, {_INKLING}"
+_EVERY = f"V2 serves every model. {_OPTIONS}"
+
+
+def _reading(text: str, runners: str) -> Reading:
+    """Return a reading with the runner of each example, as digits."""
+    return Reading(text, {m: f"V{n}" for m, n in zip(_EXAMPLES, runners, strict=True)})
+
+
+#: Digest of a decision to how it was read, by hand, in the release's source, on CUDA with Triton.
+#: tests/review/test_runners_of_releases.py runs the releases' own code with the example models.
+READINGS: Mapping[str, Reading] = MappingProxyType(
+    {
+        # 0.22.0, 0.22.1
+        "387b6c283b106b1a": _reading(
+            f"V2 serves Qwen3ForCausalLM without quantization. {_REST} {_OPTIONS}", "12111"
+        ),
+        # 0.23.0
+        "7ebc6f2e8c6ee142": _reading(
+            "V2 serves LlamaForCausalLM, MistralForCausalLM and Qwen3ForCausalLM without "
+            f"quantization. {_REST} {_OPTIONS}",
+            "22111",
+        ),
+        # 0.24.0
+        "237c84cde27095b5": _reading(
+            "V2 serves Llama, Mistral, Qwen3, DeepseekV2, Qwen2Moe and GraniteMoe (ForCausalLM), "
+            f"quantized or not. {_REST} {_OPTIONS}",
+            "22111",
+        ),
+        # 0.25.0, 0.25.1
+        "678ba29214520ea0": _reading(
+            _MOST.format(f"{_LISTED}DeepseekV2, Qwen2Moe and GraniteMoe"), "22111"
+        ),
+        # 0.26.0
+        "15b148d2b293427b": _reading(_MOST.format(f"{_LISTED}{_SEVEN}"), "22111"),
+        # 0.27.1
+        "d029db80eb7dc603": _reading(
+            _MOST.format(f"{_EITHER}{_SEVEN} and, but on ROCm, KimiK3"), "22111"
+        ),
+        # 0.28.0
+        "5753dadf09dc1e1a": _reading(
+            _MOST.format(f"{_EITHER}{_SEVEN}, KimiK3 and, but on ROCm, DeepseekV4"), "22111"
+        ),
+        **dict.fromkeys(
+            (
+                "c52def10cf949c30",  # 0.29.0, but for some architectures on ROCm
+                "383c526db329d8ab",  # 0.30.0
+                "72407a01283b52bc",  # 0.31.0
+                "7ad87e752cb4c85a",  # 0.32.0
+                "7e01569f1cb6dfc8",  # 0.33.0
+            ),
+            _reading(_EVERY, "22222"),
+        ),
     }
-
-
-def _variable(code: References) -> list[str]:
-    """How the environment variable is declared and read."""
-    module = code.definitions.module(ENVIRONMENT)
-    texts = []
-    for node in ast.walk(module.tree) if module else ():
-        if isinstance(node, ast.Dict):
-            pairs = zip(node.keys, node.values, strict=True)
-            texts += [ast.unparse(v) for k, v in pairs if getattr(k, "value", "") == VARIABLE]
-        elif isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == VARIABLE:
-            texts.append(ast.unparse(node))
-    return texts
-
-
-def dead(runners: Mapping[str, Any] | None) -> list[str]:
-    """The models that V1 serves in the base release and not in the other, unless told to."""
-    return list(runners["taken"]) if runners else []
-
-
-def sentences(runners: Mapping[str, Any] | None, base: str, release: str) -> Iterator[str]:
-    """What the choice is, for people, the important first.
-
-    Args:
-        runners: the result of :func:`examine`.
-        base: the release that the overlay is for.
-        release: the other one.
-    """
-    if runners is None:
-        return
-    after = runners["after"]
-    if after is None:
-        yield (
-            f"what chose the model runner ({'.'.join(SELECTOR)}) is gone: "
-            f"read which one {release} takes"
-        )
-        return
-    if after["unclear"]:
-        names = joined(after["unclear"])
-        yield f"which model runner {release} takes for {names} cannot be told from its sources"
-        if OTHER in after["unclear"]:
-            return
-    now, was = _served(after), _served(runners["before"])
-    if now == was:
-        yield f"{release} takes Model Runner V2 for {now} by default, as {base} does"
-    else:
-        yield f"{release} takes Model Runner V2 for {now} by default; {base} does for {was}"
-
-
-def warnings(runners: Mapping[str, Any] | None) -> Iterator[str]:
-    """A warning for each change of the choice, and of what it depends on."""
-    if runners is None:
-        return
-    if runners["after"] is None:
-        yield f"{'.'.join(SELECTOR)}, which chose the model runner, is gone"
-        return
-    if names := runners["after"]["unclear"]:
-        yield f"which model runner serves {joined(names)} cannot be told from the sources"
-    if names := dead(runners):
-        yield (
-            f"Model Runner V2 serves {_served({**runners['after'], 'v2': names})} by default, "
-            f"where it was V1; {VARIABLE}=0 brings V1 back"
-        )
-    if changed := runners["changed"]:
-        listed = ", ".join(f"{each['name']} ({each['fate']})" for each in changed)
-        yield f"what the choice of the model runner depends on has changed: {listed}"
-
-
-def is_group(name: str) -> bool:
-    """Whether a name is that of a kind of models, and not of an architecture."""
-    return name.endswith(_GROUP)
-
-
-def brief(names: Sequence[str]) -> str:
-    """Names in a cell of a table: every kind, and how many architectures if there are many."""
-    if OTHER in names:
-        return "every model"
-    groups = [name for name in names if is_group(name)]
-    named = [name for name in names if name not in groups]
-    if len(named) > _NAMED:
-        named = [f"{len(named)} {'more' if groups else 'models'}"]
-    return ", ".join([*groups, *named])
-
-
-def joined(names: Sequence[str]) -> str:
-    """Names in a sentence."""
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
-
-
-def _listed(found: Choice) -> dict[str, list[str]]:
-    return {"v1": found.v1, "v2": found.v2, "unclear": found.unclear, "tests": found.tests}
-
-
-def _served(kinds: Mapping[str, Sequence[str]]) -> str:
-    """The models that V2 serves, in words."""
-    every = OTHER in kinds["v2"]
-    text = "every model" if every else joined(kinds["v2"]) or "no model"
-    left = [name for name in kinds["v1"] if every or not is_group(name)]
-    if left and (every or any(map(is_group, kinds["v2"]))):
-        text += f" but {joined([name for name in left if name != OTHER])}"
-    return text
+)

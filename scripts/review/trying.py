@@ -9,9 +9,9 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from environment import making
 from environment.children import children_environment
@@ -23,10 +23,9 @@ from packaging.version import Version
 from series.tree import write_file
 
 from review.index import PackageIndex
-from review.pieces import escape, row
 from review.wheels import Release
 
-PASSED, FAILED, NOT_DONE = "passed", "failed", "not done"
+PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 #: What is tried, in this order.
 STEPS = ("environment", "overlay", "serving", "conformance")
 #: The distribution that is installed.
@@ -38,12 +37,24 @@ _COPIED = ("scripts", f"vendor_overlay/{PACKAGE}", "pyproject.toml")
 _PATIENCE = {"environment": 3600.0, "overlay": 300.0, "serving": 1800.0, "conformance": 14400.0}
 #: Lines and characters of a log that the review quotes.
 _QUOTED, _LONGEST = 12, 1500
-_COLUMNS = ("step", "outcome", "what was seen")
 
 
-def examine(
-    root: Path, release: Release, files: Mapping[str, bytes], ready: bool
-) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Step:
+    """A step of a trial.
+
+    Attributes:
+        name: one of :data:`STEPS`.
+        outcome: :data:`PASSED`, :data:`FAILED` or :data:`NOT_RUN`.
+        detail: the end of its output, or why it was not run.
+    """
+
+    name: str
+    outcome: str
+    detail: str
+
+
+def examine(root: Path, release: Release, files: Mapping[str, bytes], ready: bool) -> list[Step]:
     """Try a candidate.
 
     Args:
@@ -51,54 +62,38 @@ def examine(
         release: the one under review.
         files: of the candidate, by path.
         ready: whether it merges and is sound.
-
-    Returns:
-        "step", "outcome" (:data:`PASSED`, :data:`FAILED` or :data:`NOT_DONE`) and "detail".
     """
-    if not ready:
-        why = "the candidate conflicts or is faulty, so that nothing was tried"
-        return [_done(step, NOT_DONE, why) for step in STEPS]
+    reason = "" if ready else "the candidate conflicts or is faulty"
+    if reason := reason or _not_installable(release):
+        return [Step(step, NOT_RUN, reason) for step in STEPS]
     folder = root / "build" / "try" / release.version
-    if reason := _not_installable(release):
-        return [_done(step, NOT_DONE, reason) for step in STEPS]
     _lay_out(root, folder / "checkout", release, files)
-    outcomes: list[dict[str, Any]] = []
+    outcomes: list[Step] = []
     for step in STEPS:
-        failed = next((each["step"] for each in outcomes if each["outcome"] != PASSED), None)
+        failed = next((each.name for each in outcomes if each.outcome != PASSED), None)
         if failed is None:
             outcomes.append(_try(step, folder, release, files))
         else:
-            outcomes.append(_done(step, NOT_DONE, f"{failed} has to come first"))
+            outcomes.append(Step(step, NOT_RUN, f"{failed} has to come first"))
     return outcomes
 
 
-def warnings(outcomes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A warning for each step of :func:`examine` that failed."""
-    for each in outcomes:
-        if each["outcome"] == FAILED:
-            yield f"tried, and failed: {each['step']}: {each['detail']}"
-
-
-def section(
-    outcomes: Sequence[Mapping[str, Any]],
-) -> tuple[str, str, Sequence[str], list[str]]:
-    """Heading, anchor, columns and rows, as :func:`review.sections.of_findings` yields them."""
-    rows = [
-        row(escape(each["step"]), f"**{escape(each['outcome'])}**", escape(each["detail"]))
-        for each in outcomes
-    ]
-    passed = sum(each["outcome"] == PASSED for each in outcomes)
-    return f"Tried: {passed} of {len(outcomes)} steps passed", "tried", _COLUMNS, rows
-
-
-def _done(step: str, outcome: str, detail: str) -> dict[str, Any]:
-    return {"step": step, "outcome": outcome, "detail": detail}
+def summary(steps: Sequence[Step]) -> str:
+    """Return ``passed``, ``failed`` or ``not run``, with the step and the reason."""
+    if failed := [each for each in steps if each.outcome == FAILED]:
+        return f"failed at {failed[0].name}"
+    left = [each for each in steps if each.outcome == NOT_RUN]
+    if not steps:
+        return "not run: it was not asked for"
+    if left and len(left) == len(steps):
+        return f"not run: {left[0].detail}"
+    return f"passed, but for {left[0].name}: {left[0].detail}" if left else "passed"
 
 
 # The steps
 
 
-def _try(step: str, folder: Path, release: Release, files: Mapping[str, bytes]) -> dict[str, Any]:
+def _try(step: str, folder: Path, release: Release, files: Mapping[str, bytes]) -> Step:
     environment = folder / "env"
     python = str(environment / "bin" / "python")
     # vLLM's build comes from the index, as `make tools` installs it; Chromium is not needed.
@@ -111,22 +106,22 @@ def _try(step: str, folder: Path, release: Release, files: Mapping[str, bytes]) 
     if step != "serving":
         arguments.append(str(environment))
     if step == "conformance" and (reason := _no_source(release, files)):
-        return _done(step, NOT_DONE, reason)
+        return Step(step, NOT_RUN, reason)
     log = folder / f"{step}.log"
     code = _run(arguments, folder / "checkout", log, _PATIENCE[step])
-    # Nobody else has this machine's paths.
+    # A report has no paths of this machine.
     text = log.read_text(errors="replace").replace(f"{folder}/", "")
     outcome, detail = _judge(step, code, text.splitlines())
-    return _done(step, outcome, f"{detail} (build/try/{release.version}/{log.name})")
+    return Step(step, outcome, f"{detail} (build/try/{release.version}/{log.name})")
 
 
 def _judge(step: str, code: int | None, lines: Sequence[str]) -> tuple[str, str]:
-    """The outcome of a step, and what to say of it."""
+    """The outcome of a step, and a sentence on it."""
     if code is None:
         return FAILED, f"no end after {_PATIENCE[step]:g} s"
     if step == "environment":
         return (
-            (NOT_DONE, f"it could not be made: {_end(lines)}") if code else (PASSED, "it is there")
+            (NOT_RUN, f"it could not be made: {_end(lines)}") if code else (PASSED, "it is there")
         )
     if step == "conformance":
         return _compared(code, lines)
@@ -139,12 +134,12 @@ def _judge(step: str, code: int | None, lines: Sequence[str]) -> tuple[str, str]
 
 
 def _compared(code: int, lines: Sequence[str]) -> tuple[str, str]:
-    """What a comparison of upstream's tests on pristine and overlaid shows."""
+    """Return the outcome of upstream's tests on pristine and overlaid."""
     shown = [line for line in lines if re.match(r"only (pristine|overlaid): |note: ", line)]
     totals = [line for line in lines if line.startswith("total ")]
     heads = [line for line in lines if "passed on both" in line]
     if not totals or not heads:
-        return NOT_DONE, f"nothing was compared: {_end(lines)}"
+        return NOT_RUN, f"nothing was compared: {_end(lines)}"
     return FAILED if code else PASSED, _end([_counts(heads[0], totals[0]), *shown])
 
 

@@ -1,55 +1,211 @@
-"""The features and fixes that each line of a patch serves: those that its header names."""
+"""Features and fixes on a release: what becomes of each word of ``VLLM_READINESS``.
+
+A word lives if its patches merge, the functions that they stand in exist, and the model runner
+that it serves is there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+import runpy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from overlay.patches import Series, split_lines
+from overlay.patches import Patch
+from overlay.pin import PACKAGE
 from overlay.words import served
-from series.upstream import Upstream
 
-from review.vocabulary import NONE, Words
+from review.merging import CONFLICTS, OBSOLETE, JudgedPatch
+
+if TYPE_CHECKING:
+    from review.mends import Found
+    from review.watch import Change
+
+Words = frozenset[str]
+NONE: Words = frozenset()
+
+#: States of a word, best first.
+LIVES, MENDED, LOST, CONFLICT = "lives", "mended", "gone", "conflicts"
+FEATURE, FIX = "feature", "fix"
+#: What stands for the words of what all of them need.
+FRAME = "frame"
+#: A module or patch that serves more words than these says nothing of one of them.
+_FEW = 3
+
+_REGISTRY = "registry.py"
+#: Modules that serve no word of their own: the doors, the switch, the log line and the probe.
+_SHARED = ("live", "registry", "feature", "version", "engine", "watch")
+_OURS = PACKAGE.replace("/", ".")
 
 
-class Seams:
-    """The words of the lines that patches put into upstream's files.
+@dataclass(frozen=True)
+class Word:
+    """A feature or fix on a release.
 
-    Args:
-        series: the patches.
-        base: the release that they are for.
+    Attributes:
+        name: as ``VLLM_READINESS`` has it.
+        group: :data:`FEATURE`, :data:`FIX` or :data:`FRAME`.
+        state: one of :data:`LIVES` to :data:`CONFLICT`.
+        because: the reasons, for people; none if it lives.
+        read: names of watched definitions that it relies on and that have changed.
+        on_v2: whether it works under Model Runner V2.
     """
 
-    def __init__(self, series: Series, base: Upstream) -> None:
-        self._origins = _origins(series, base)
-        self._words = {patch.name: served(patch) or NONE for patch in series.patches}
-
-    def of_patch(self, name: str) -> Words:
-        """The words that a patch serves; none for one that all of them need."""
-        return self._words.get(name, NONE)
-
-    def at(self, path: str, line: int) -> Words:
-        """The words of a line, one-based: those of its patch."""
-        origins = self._origins.get(path, [])
-        return self.of_patch(origins[line - 1]) if 0 < line <= len(origins) else NONE
-
-    def lines(self) -> Iterator[tuple[str, int, Words]]:
-        """Path, one-based line and words of every line that a patch put in."""
-        for path, origins in self._origins.items():
-            for line, origin in enumerate(origins, 1):
-                if origin:
-                    yield path, line, self.of_patch(origin)
+    name: str
+    group: str
+    state: str
+    because: tuple[str, ...]
+    read: tuple[str, ...]
+    on_v2: bool
 
 
-def _origins(series: Series, base: Upstream) -> dict[str, list[str]]:
-    """By path, the patch that each line of the overlaid file is from; empty for upstream's."""
-    origins: dict[str, list[str]] = {}
-    for patch in series.patches:
-        for file in patch.files:
-            path = file.path
-            if path not in origins:
-                origins[path] = [""] * len(split_lines(base.read(path)))
-            for hunk in reversed(file.hunks):
-                origins[path][hunk.old_at : hunk.old_at + len(hunk.old)] = [patch.name] * len(
-                    hunk.new
-                )
-    return origins
+class Vocabulary:
+    """Which words our modules serve, by the runtime's registry.
+
+    Args:
+        folder: ``vendor_overlay`` of the overlay.
+
+    Attributes:
+        features: the words of features.
+        fixes: the words of fixes.
+        needs: word to those that it builds on.
+        on_v2: the words that work under Model Runner V2.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        file = folder / PACKAGE / _REGISTRY
+        declared = runpy.run_path(str(file)) if file.is_file() else {}
+        self.features: Words = frozenset(declared.get("FEATURES", ()))
+        self.fixes: Words = frozenset(declared.get("FIXES", ()))
+        words = declared.get("WORDS", {})
+        self.needs: dict[str, Words] = {name: frozenset(w.needs) for name, w in words.items()}
+        self.on_v2: Words = frozenset(declared.get("ON_V2", ()))
+        self._homes: dict[str, Words] = {}
+        for name, word in words.items():
+            for home in word.homes:
+                module = home.partition(":")[0]
+                self._homes[module] = self._homes.get(module, NONE) | {name}
+        self._imports = dict(_imports(folder / PACKAGE))
+
+    def of_module(self, name: str) -> Words:
+        """Return the words of a module: its own, or those of the modules that import it.
+
+        Args:
+            name: its name below ``readiness``, or its path.
+        """
+        name = short(name)
+        seen, new, words = {name}, [name], NONE
+        while new:
+            module = new.pop()
+            if own := self._homes.get(module, NONE):
+                words |= own
+            elif module.partition(".")[0] not in _SHARED:
+                users = {user for user, used in self._imports.items() if module in used} - seen
+                seen |= users
+                new += users
+        return words
+
+
+def of_patch(patch: Patch) -> Words:
+    """Return the words that a patch serves; none for one that all words need."""
+    return served(patch) or NONE
+
+
+def judge(
+    vocabulary: Vocabulary,
+    patches: Sequence[JudgedPatch],
+    changes: Iterable[Change],
+    mends: Mapping[str, Found],
+    without_v1: bool,
+) -> list[Word]:
+    """Return the state of every word, features first, and of what all words need.
+
+    Args:
+        vocabulary: of our modules.
+        patches: the series on the release, judged.
+        changes: watched definitions that have changed.
+        mends: by fix, what the release has of it.
+        without_v1: whether the release has no Model Runner V1.
+    """
+    every = vocabulary.features | vocabulary.fixes
+    if not every:
+        return []
+    broken, lost = _patched(vocabulary, patches)
+    read = _to_read(vocabulary, patches, changes)
+    found = []
+    for name in [*sorted(vocabulary.features), *sorted(vocabulary.fixes), FRAME]:
+        group = FRAME if name == FRAME else FEATURE if name in vocabulary.features else FIX
+        on_v2 = name in vocabulary.on_v2 or name == FRAME
+        has = mends.get(name)
+        state, because = LIVES, ()
+        if has is not None and has.state == MENDED:
+            state, because = MENDED, (f"the release has it {has.because}",)
+        elif name in broken:
+            state, because = CONFLICT, tuple(broken[name])
+        elif name in lost or (without_v1 and not on_v2):
+            state = LOST
+            because = tuple(lost.get(name, ["the release has no Model Runner V1"]))
+        found.append(Word(name, group, state, because, tuple(read.get(name, ())), on_v2))
+    return found
+
+
+def _patched(
+    vocabulary: Vocabulary, patches: Iterable[JudgedPatch]
+) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Return by word the conflicts of its patches, and those of its patches that are obsolete."""
+    broken: dict[str, list[str]] = {}
+    lost: dict[str, list[str]] = {}
+    for judged in patches:
+        for word in of_patch(judged.patch) or {FRAME}:
+            if judged.verdict == CONFLICTS:
+                broken.setdefault(word, []).append(f"{judged.number} conflicts")
+            elif judged.verdict == OBSOLETE:
+                text = f"{judged.number} is obsolete: {judged.because}"
+                lost.setdefault(word, []).append(text)
+    for name in sorted(vocabulary.needs):
+        for needed in sorted(vocabulary.needs[name] & broken.keys()):
+            broken.setdefault(name, []).append(f"needs {needed}")
+    return broken, lost
+
+
+def _to_read(
+    vocabulary: Vocabulary, patches: Iterable[JudgedPatch], changes: Iterable[Change]
+) -> dict[str, list[str]]:
+    """Return by word the names of watched definitions that it relies on and that have changed.
+
+    The seams of a patch that serves many words are left to the list of changes.
+    """
+    served = {judged.patch.name: of_patch(judged.patch) for judged in patches}
+    read: dict[str, list[str]] = {}
+    for change in changes:
+        for user in change.users:
+            words = served[user] if user in served else vocabulary.of_module(user)
+            for word in words if len(words) <= _FEW else ():
+                known = read.setdefault(word, [])
+                known += [change.name] if change.name not in known else []
+    return read
+
+
+def switch(words: Iterable[Word]) -> str:
+    """Return the value of ``VLLM_READINESS`` that leaves out what conflicts or is gone."""
+    out = [word.name for word in words if word.state in (CONFLICT, LOST) and word.group != FRAME]
+    return ",".join(f"-{name}" for name in out)
+
+
+def _imports(folder: Path) -> Iterator[tuple[str, set[str]]]:
+    """Yield each of our modules, with those of ours that it imports."""
+    for file in sorted(folder.rglob("*.py")):
+        imported = set()
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_OURS):
+                inner = short(node.module or "")
+                imported |= {inner, *(f"{inner}.{a.name}".lstrip(".") for a in node.names)}
+        yield short(file.relative_to(folder.parents[2]).as_posix()), imported
+
+
+def short(name: str) -> str:
+    """Return the name of one of our modules below the package, from its path or dotted name."""
+    dotted = name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+    return dotted.removeprefix(_OURS).lstrip(".")

@@ -186,7 +186,9 @@ def test_a_review_is_of_one_release_or_of_several() -> None:
 
     assert run("RELEASE=latest").stdout.startswith("release latest --")
     assert run("RELEASES=0.23.0..latest").stdout.startswith("matrix 0.23.0..latest --")
-    assert "--try" not in run("RELEASES=0.23.0,0.24.0", "TRY=0").stdout
+    assert "--no-try" not in run("RELEASES=0.23.0,0.24.0", "TRY=0").stdout
+    assert "--no-try" in run("RELEASE=0.23.0", "TRY=0").stdout
+    assert "--no-try" not in run("RELEASE=0.23.0").stdout
     for named in ("RELEASE=0.23.0", "RELEASES=0.23.0,0.24.0"):
         assert "--check" not in run(named).stdout
         assert run(named, "ARGS=--check").stdout.endswith(" --check\n")

@@ -213,16 +213,11 @@ def test_a_conflict_shows_its_place_in_the_release_and_the_lines_around_it() -> 
     (hunk,) = merged(release).patches[0].files[0].hunks
     conflict = hunk.conflict
     assert conflict is not None
-    there, base = release.split("\n"), RUNNER.split("\n")
+    there = release.split("\n")
     assert there[conflict.at - 1] == "        self.wait(1)"
     assert conflict.function == "Runner.sample"
-    for above, below, text, at in (
-        (conflict.above, conflict.below, there, conflict.at),
-        (conflict.base_above, conflict.base_below, base, conflict.at - 1),
-    ):
-        assert above == tuple(text[at - 4 : at - 1])
-        assert below == tuple(text[at : at + 3])
-    assert conflict.hint == ""
+    assert conflict.above == tuple(there[conflict.at - 4 : conflict.at - 1])
+    assert conflict.below == tuple(there[conflict.at : conflict.at + 3])
 
 
 def test_the_place_of_a_conflict_is_that_in_the_release_without_the_earlier_patches() -> None:
@@ -244,46 +239,4 @@ def test_a_conflict_of_lines_that_are_only_put_in_has_its_own_surroundings() -> 
     (hunk,) = merged(release, patches).patches[0].files[0].hunks
     assert (hunk.base, hunk.theirs) == ((), ("        rest()",))
     assert hunk.conflict is not None
-    assert hunk.conflict.base_above == hunk.conflict.above
-    assert hunk.conflict.base_below == hunk.conflict.below
     assert hunk.conflict.above[-1] == ours.rstrip("\n")
-
-
-#: The lines of the release, of the base and of ours, and what a conflict of them looks like.
-HINTS = {
-    "only formatted": (
-        "        self.wait(\n            1,\n            'a',\n        )\n",
-        '        self.wait(1, "a")\n',
-        "        readiness.note(self)\n",
-        "likely only formatted",
-    ),
-    "adopted": (
-        "        readiness.note(self)\n        readiness.more(self)\n",
-        "        self.wait()\n",
-        "        readiness.note(self)\n        readiness.a(self)\n        readiness.more(self)\n",
-        "",
-    ),
-    "adopted mostly": (
-        "        readiness.note(self)\n        readiness.more(self)\n        b = self.last\n",
-        "        self.wait()\n",
-        "        readiness.note(self)\n        readiness.wait(self)\n        readiness.more(self)\n"
-        "        b = self.last\n",
-        "has 3 of the 4 longer lines that the hunk adds",
-    ),
-    "another": ("        self.wait(1)\n", "        self.wait()\n", "        rest()\n", ""),
-}
-
-
-@pytest.mark.parametrize(("theirs", "base", "ours", "hint"), HINTS.values(), ids=HINTS)
-def test_a_conflict_says_what_it_looks_like(theirs: str, base: str, ours: str, hint: str) -> None:
-    text = RUNNER.replace("        self.wait()\n", base)
-    patches = series.series(((base, ours),), text)
-    (hunk,) = (
-        merged(RUNNER.replace("        self.wait()\n", theirs), patches, text)
-        .patches[0]
-        .files[0]
-        .hunks
-    )
-    assert hunk.conflict is not None
-    assert hint in hunk.conflict.hint
-    assert bool(hint) == bool(hunk.conflict.hint)

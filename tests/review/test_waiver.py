@@ -1,23 +1,24 @@
 """The table that justifies every patch, made from the real series."""
 
-import json
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
-from overlay import words
 from overlay.patches import header_fields
 from overlay.source import Overlay
 from review import waiver
-from support.seams import seams, vocabulary
+from review.words import Vocabulary
 from support.sites import OVERLAY, REPO, UPSTREAM, run
 from support.tables import rows
 
+VOCABULARY = Vocabulary(REPO / "vendor_overlay")
+
 
 def test_each_patch_has_its_reason_link_and_removal_plan() -> None:
-    text = waiver.markdown(OVERLAY, vocabulary(), seams(), None)
+    text = waiver.markdown(OVERLAY, VOCABULARY, None)
     changed, added = len(OVERLAY.targets), len(OVERLAY.added)
     assert f"{OVERLAY.pin.overlay} changes {changed} files of vLLM" in text
     assert f", and adds {added} files of its own. " in text
@@ -40,25 +41,16 @@ def test_each_patch_has_its_reason_link_and_removal_plan() -> None:
         assert removed.replace("\\", "") == " ".join(fields["Drop-When"].split())
 
 
-def test_a_patch_names_the_features_and_fixes_that_its_lines_call() -> None:
-    """What a part of the series is chosen by."""
-    for patch in OVERLAY.series.patches:
-        assert words.SERVES in header_fields(patch.header), patch.name
-        assert (words.served(patch) or frozenset()) == seams().of_patch(patch.name), patch.name
-
-
 def test_every_changed_file_is_named_by_a_patch_that_has_a_reason_for_it() -> None:
     """Not by the one that marks all of them as changed."""
-    first, *others = rows(waiver.markdown(OVERLAY, vocabulary(), seams(), None))
+    first, *others = rows(waiver.markdown(OVERLAY, VOCABULARY, None))
     assert first[3] == f"all {len(OVERLAY.targets)}, which the other rows name"
     named = {path for row in others for path in re.findall("`(vllm/.*?)`", row[3])}
     assert sorted(named) == OVERLAY.targets
 
 
 def test_features_and_fixes_are_told_apart() -> None:
-    by_number = {
-        row[0][:4]: row[2] for row in rows(waiver.markdown(OVERLAY, vocabulary(), seams(), None))
-    }
+    by_number = {row[0][:4]: row[2] for row in rows(waiver.markdown(OVERLAY, VOCABULARY, None))}
     assert by_number["0001"] == by_number["0003"] == waiver.FRAME
     assert by_number["0011"] == by_number["0012"] == waiver.PROBE
     assert by_number["0015"] == "fixes `recovered-tokens`"
@@ -68,34 +60,34 @@ def test_features_and_fixes_are_told_apart() -> None:
 
 def test_a_review_adds_a_verdict_for_each_patch() -> None:
     """And says of which patches the release has the fix."""
-    names = [patch.name for patch in OVERLAY.series.patches]
-    patches = [
-        {
-            "name": name,
-            "verdict": "moved" if place else "conflicts",
-            "because": f"by {place} | lines",
-        }
-        for place, name in enumerate(names)
+    judged = [
+        SimpleNamespace(
+            patch=patch,
+            number=patch.name[:4],
+            verdict="moved" if place else "conflicts",
+            because=f"by {place} | lines",
+        )
+        for place, patch in enumerate(OVERLAY.series.patches)
     ]
-    fixes = [
-        {
-            "name": word,
-            "has": has,
-            "because": "since 0.98.0",
-            "todo": "drop it",
-            "patches": [{"name": names[-1], "verdict": "moved"}],
-        }
-        for word, has in (("seeds", "mended"), ("other", "not mended"))
-    ]
-    review: dict[str, Any] = {"release": {"version": "0.99.0"}, "date": "2026-11-22"}
-    review |= {"patches": patches, "fixes": fixes}
-    text = waiver.markdown(OVERLAY, vocabulary(), seams(), review)
+    mends = {
+        word: SimpleNamespace(
+            name=word, state=state, because="since 0.98.0", todo="drop it", patches=judged[-1:]
+        )
+        for word, state in (("seeds", "mended"), ("other", "not mended"))
+    }
+    review = SimpleNamespace(
+        release=SimpleNamespace(version="0.99.0"),
+        date="2026-11-22",
+        merged=SimpleNamespace(patches=judged),
+        mends=mends,
+    )
+    text = waiver.markdown(OVERLAY, VOCABULARY, cast("Any", review))
     assert "on vLLM 0.99.0 |" in text
     assert "RELEASE=0.99.0`, 2026-11-22): 0 applies" in text
-    assert f"{len(names) - 1} moved (at other lines), 1 conflicts (a person" in text
+    assert f"{len(judged) - 1} moved (at other lines), 1 conflicts (a person" in text
     *cells, last = (row[-1] for row in rows(text))
     assert cells == [
-        f"{patch['verdict']}: by {place} \\| lines" for place, patch in enumerate(patches[:-1])
+        f"{each.verdict}: by {place} \\| lines" for place, each in enumerate(judged[:-1])
     ]
     assert last.endswith(" \\| lines; `seeds` is mended (since 0.98.0): drop it")
 
@@ -104,15 +96,7 @@ def test_the_program_prints_nothing_else(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "review", "waiver", "--site", str(UPSTREAM)]
     environment = {"PYTHONPATH": str(REPO / "scripts"), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(
-        [*command, "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-        env=environment,
+        command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment
     )
-    text = json.loads(done.stdout)["markdown"]
     assert done.stderr == ""
-    assert len(rows(text)) == len(Overlay.load(REPO).series.patches)
-    plain = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert plain.stdout == text
+    assert len(rows(done.stdout)) == len(Overlay.load(REPO).series.patches)

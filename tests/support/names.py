@@ -1,21 +1,6 @@
-"""The upstream names that the overlay uses, and a small release with one module of ours."""
+"""A small release, one module of ours that uses it, and a patch that stands in it."""
 
-import fcntl
-import hashlib
-import pickle
-from collections.abc import Mapping
-from pathlib import Path
-
-from review import review
-from review.drift import changed_lines
-from review.uses import Use, upstream_uses
-from series.upstream import Upstream
-
-from support.series import replaced, upstream
-from support.sites import OVERLAY, REPO
-
-#: The results of :func:`overlay_uses`, which take minutes.
-_INFERRED = REPO / "build" / "uses"
+from support.series import replaced
 
 PACKAGE = "vllm/v1/readiness"
 BATCH, HELPERS, EXTRA = "vllm/v1/batch.py", "vllm/v1/helpers.py", "vllm/v1/extra.py"
@@ -164,51 +149,3 @@ SEAMS = {
 def changed(path: str, *edits: tuple[str, str]) -> dict[str, str]:
     """The release with texts of one file replaced."""
     return {**BASE, path: replaced(BASE[path], *edits)}
-
-
-def lay_out(folder: Path, files: Mapping[str, str]) -> Path:
-    """Write files into a folder."""
-    for path, text in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text)
-    return folder
-
-
-def uses_of_release(folder: Path) -> list[Use]:
-    """The uses of the release's names by our module and the seams."""
-    seams = [(before, seam + before) for before, seam in SEAMS.items()]
-    overlaid = replaced(BASE[BATCH], *seams)
-    files = {**BASE, BATCH: overlaid, f"{PACKAGE}/__init__.py": "", OURS: USER}
-    lines = changed_lines(BASE[BATCH].encode(), overlaid.encode())
-    return upstream_uses(lay_out(folder / "tree", files), upstream(BASE), {BATCH: lines})
-
-
-def overlay_uses(base: Upstream) -> list[Use]:
-    """The uses of the pinned release's names, inferred once for all workers and runs.
-
-    They are kept by the checksum of everything that they depend on but the release, which is
-    pinned.
-    """
-    digest = hashlib.sha256()
-    for folder in ("patches", "vendor_overlay/vllm/v1/readiness", "scripts/review"):
-        for file in sorted((REPO / folder).rglob("*")):
-            if file.is_file() and "__pycache__" not in file.parts:
-                digest.update(
-                    f"{file.name} {hashlib.sha256(file.read_bytes()).digest()!r}\n".encode()
-                )
-    _INFERRED.mkdir(parents=True, exist_ok=True)
-    kept = _INFERRED / f"{OVERLAY.pin.release}-{digest.hexdigest()[:16]}"
-    with (_INFERRED / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not kept.exists():
-            overlaid = {p: OVERLAY.overlaid_bytes(p, base.read(p)) for p in OVERLAY.targets}
-            unfinished = kept.with_suffix(".new")
-            unfinished.write_bytes(pickle.dumps(review.uses_of(OVERLAY, base, overlaid)))
-            unfinished.rename(kept)
-        uses: list[Use] = pickle.loads(kept.read_bytes())
-    return uses
-
-
-def line_of(text: str, part: str) -> int:
-    """The one-based line on which a part of a text begins."""
-    return text[: text.index(part)].count("\n") + 1

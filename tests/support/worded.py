@@ -107,6 +107,7 @@ ALPHA, BETA, GAMMA = "alpha", "beta", "gamma"
 FEATURES = frozenset({ALPHA})
 FIXES = frozenset({BETA, GAMMA})
 WORDS = {name: SimpleNamespace(needs=(), homes=(name,)) for name in (ALPHA, BETA, GAMMA)}
+ON_V2 = frozenset({GAMMA})
 ''',
     "alpha.py": _MODULE.format(
         word="Alpha", verb="note", constant="ALPHA", use="runner.prepare([])",

@@ -1,13 +1,12 @@
 """Candidates that merge, and would not run."""
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from overlay.errors import OverlayError
 from review import review
+from review.review import Review
 from review.wheels import Release
 from support import series
 from support.series import BASE, PATH, RUNNER, replaced
@@ -16,54 +15,49 @@ WAIT = ("        self.wait()\n", "        readiness.note(self, chosen)\n")
 HEAD = ("LIMIT = 8\n", "LIMIT = 8\n\n\ndef note():\n    return 1\n")
 
 #: The patch's edit, the release's edits, and what is wrong with the merge of both.
-CASES: dict[str, tuple[tuple[str, str], list[tuple[str, str]], list[tuple[str, str]]]] = {
+CASES: dict[str, tuple[tuple[str, str], list[tuple[str, str]], list[str]]] = {
     "a variable was renamed": (
         ("        return chosen\n", "        return chosen + min(logits)\n"),
         [("    def sample(self, logits):\n        self.prepare(logits)\n"
           "        chosen = max(logits)\n",
           "    def sample(self, scores):\n        self.prepare(scores)\n"
           "        chosen = max(scores)\n")],
-        [("name", "logits")],
+        ["logits"],
     ),
     "a module's constant was renamed": (
         ("        total = sum(self.rows)\n", "        total = sum(self.rows[:LIMIT])\n"),
         [("LIMIT = 8\n", "BOUND = 8\n")],
-        [("name", "LIMIT")],
+        ["LIMIT"],
     ),
     "a function became a class": (
         ("        self.rows.remove(row)\n",
          "        self.rows.remove(row)\n        return True\n"),
         [("    def drop(self, row):\n", "    rows, row = [1], 1\n\n    class drop:\n")],
-        [("syntax", "")],
+        ["does not compile"],
     ),
     "an import that both have": (
         ('"""Runs."""\n', '"""Runs."""\n\nimport logging\n'),
         [("LIMIT = 8\n", "LIMIT = 8\nimport logging\n")],
-        [("collision", "logging")],
+        ["logging"],
     ),
     "a function that both have": (
         HEAD,
         [("    def finish(self):\n        total = sum(self.rows)\n        return total\n",
           "    def finish(self):\n        total = sum(self.rows)\n        return total\n\n\n"
           "def note():\n    return 2\n")],
-        [("collision", "note")],
+        ["note"],
     ),
     "a method that both have": (
         ("    def prepare(self, rows):\n", "    def note(self):\n        return 1\n\n"
          "    def prepare(self, rows):\n"),
         [("        return total\n", "        return total\n\n    def note(self):\n"
           "        return 2\n")],
-        [("collision", "note")],
+        ["note"],
     ),
     "an attribute that both set": (
         ("        self.rows = []\n", "        self.rows = []\n        self.notes = []\n"),
         [("        return total\n", "        self.notes = {}\n        return total\n")],
-        [("collision", "notes")],
-    ),
-    "a variable that both set": (
-        ("        self.prepare(logits)\n", "        note = self.prepare(logits)\n"),
-        [("        return chosen\n", "        note = chosen\n        return note\n")],
-        [("collision", "note")],
+        ["notes"],
     ),
     "the same change in both": (
         HEAD, [HEAD], [],
@@ -82,56 +76,43 @@ CASES: dict[str, tuple[tuple[str, str], list[tuple[str, str]], list[tuple[str, s
 }  # fmt: skip
 
 
-def reviewed(root: Path, ours: tuple[str, str], theirs: list[tuple[str, str]]) -> dict[str, Any]:
+def reviewed(root: Path, ours: tuple[str, str], theirs: list[tuple[str, str]]) -> Review:
     overlay = series.checkout(root / "checkout", (ours,))
     text = replaced(RUNNER, *theirs)
-    release = Release(
-        "0.23.0", "w.whl", "a" * 64, "a test's", series.upstream({**BASE, PATH: text})
-    )
-    return review.of_release(overlay, series.upstream(BASE), release, root / "out", (), mends={})
+    upstream = series.upstream({**BASE, PATH: text})
+    release = Release("0.23.0", "w.whl", "a" * 64, "a test's", upstream)
+    return review.of_release(overlay, series.upstream(BASE), release, root / "out", known={})
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_merges_and_would_not_run_is_found(name: str, tmp_path: Path) -> None:
     ours, theirs, expected = CASES[name]
     result = reviewed(tmp_path, ours, theirs)
-    assert "conflicts" not in {patch["verdict"] for patch in result["patches"]}
-    found = [(each["kind"], each["name"]) for each in result["soundness"]]
-    assert found == expected
+    assert result.conflicts == []
+    faults = result.candidate.faults
+    assert bool(faults) == bool(expected)
+    for what in expected:
+        assert any(what in fault for fault in faults)
+    assert result.candidate.ready is not bool(faults)
+    pin = tmp_path / "out" / "0.23.0" / "candidate" / "VERSION_PIN"
+    assert pin.exists() is not bool(faults)
+    if faults:
+        assert result.verdict == review.CHANGED
+        assert any("the candidate is not ready" in each for each in result.decisions)
 
 
-def test_a_candidate_with_a_fault_is_not_ready(tmp_path: Path) -> None:
-    """Every hunk merges, so nothing else says so."""
-    ours, theirs, _ = CASES["a variable was renamed"]
+def test_a_variable_that_both_set_is_in_a_function_that_has_changed(tmp_path: Path) -> None:
+    """The faults do not have it: the function, in which a patch stands, is to be read."""
+    ours = ("        self.prepare(logits)\n", "        note = self.prepare(logits)\n")
+    theirs = [("        return chosen\n", "        note = chosen\n        return note\n")]
     result = reviewed(tmp_path, ours, theirs)
-    assert result["verdict"] == review.EYES
-    (fault,) = result["soundness"]
-    assert fault["path"] == PATH
-    lines = (tmp_path / "out" / "0.23.0" / "candidate" / "vendor_overlay" / PATH).read_text()
-    assert "min(logits)" in lines.splitlines()[fault["line"] - 1]
-    assert any("not ready" in w and f"line {fault['line']}" in w for w in result["warnings"])
-    assert result["candidate"]["ready"] is False
-    assert result["candidate"]["pin"] is False
-    folder = tmp_path / "out" / "0.23.0"
-    assert not (folder / "candidate" / "VERSION_PIN").exists()
-    report = (folder / review.MARKDOWN).read_text()
-    assert "## The candidate is not ready: 1 fault" in report
-    assert "Undefined name" in (folder / review.PAGE).read_text()
-    assert json.loads((folder / review.JSON).read_text())["soundness"] == result["soundness"]
-
-
-def test_a_sound_candidate_is_ready(tmp_path: Path) -> None:
-    result = reviewed(tmp_path, HEAD, [])
-    assert result["soundness"] == []
-    assert result["candidate"]["ready"] is True
-    assert "not ready" not in (tmp_path / "out" / "0.23.0" / review.MARKDOWN).read_text()
+    assert "vllm.v1.runner.Runner.sample" in [each.name for each in result.changes]
 
 
 def test_files_that_conflict_are_not_looked_at(tmp_path: Path) -> None:
     result = reviewed(tmp_path, WAIT, [("        self.wait()\n", "        self.wait(1)\n")])
-    assert result["verdict"] == review.CONFLICT
-    assert result["soundness"] == []
-    assert result["candidate"]["ready"] is False
+    assert result.verdict == review.CONFLICT
+    assert (result.candidate.faults, result.candidate.ready) == ((), False)
 
 
 def test_without_ruff_nothing_is_said_to_be_sound(

@@ -1,0 +1,94 @@
+"""Pieces of Markdown that show any text unchanged: spans, tables, folded parts and diffs."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+from urllib.parse import quote
+
+#: Versions that upstream has a tag for.
+_TAGGED = re.compile(r"\d+(\.\d+)+(rc\d+|\.post\d+)?")
+_UPSTREAM = "https://github.com/vllm-project/vllm/blob"
+_MARKUP = re.compile(r"[\\`*_\[\]<>#|~$&]|^[-+=]|^\d+(?=[.)])")
+
+
+def fenced(lines: Sequence[str], language: str) -> str:
+    """Return lines that no reader of Markdown takes for markup."""
+    longest = max((len(run) for line in lines for run in re.findall("~*", line)), default=0)
+    fence = "~" * max(longest + 1, 3)
+    return "\n".join([f"{fence}{language}", *lines, fence])
+
+
+def anchor_of(name: str) -> str:
+    """Return a text as the anchor of a heading."""
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", name)
+
+
+def headed(level: int, anchor: str, text: str) -> str:
+    """Return a heading with an anchor."""
+    return f'{"#" * level} <a id="{anchor}"></a>{text}'
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of cells that are Markdown."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def folded(summary: str, body: str) -> str:
+    """Return a text behind its summary."""
+    text = html.escape(one_line(summary))
+    return f"<details>\n<summary>{text}</summary>\n\n{body}\n\n</details>"
+
+
+def at(version: str, place: str) -> str:
+    """Return a place in a release, with a link to upstream's file if the release has a tag.
+
+    Args:
+        version: of the release.
+        place: a path and a line, with a colon between.
+    """
+    path, _, line = place.rpartition(":")
+    span = code(place)
+    if not _TAGGED.fullmatch(version) or not line.isdigit():
+        return span
+    return f"[{span}]({_UPSTREAM}/v{version}/{quote(path)}#L{line})"
+
+
+def counted(number: int, singular: str, plural: str = "") -> str:
+    """Return a number of things."""
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def escape(text: str) -> str:
+    """Return text that Markdown shows unchanged, on one line, without mentions or links."""
+    escaped = _MARKUP.sub(_escaped, one_line(text))
+    # GitHub links @name and #1 even where they are escaped.
+    escaped = re.sub(r"@(?=\w)", "@<!-- -->", escaped)
+    return re.sub(r"\\#(?=\d)", r"\\#<!-- -->", escaped)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    # After a number that would begin a list, the backslash comes behind it.
+    return match[0] + "\\" if match[0].isdigit() else "\\" + match[0]
+
+
+def code(text: str) -> str:
+    """Return text as a code span on one line, with bars escaped, as tables need it."""
+    line = one_line(text)
+    longest = max((len(run) for run in re.findall("`+", line)), default=0)
+    fence = "`" * (longest + 1)
+    padded = f" {line} " if line.startswith("`") or line.endswith("`") else line
+    return f"{fence}{padded or ' '}{fence}".replace("|", "\\|")
+
+
+def one_line(text: str) -> str:
+    """Return a text with each white space as one blank."""
+    return " ".join(text.split())

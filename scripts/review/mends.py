@@ -1,0 +1,112 @@
+"""The fixes and upstream: what a release has of each, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from packaging.version import Version
+
+from review.fixes import MENDS, READ, Mend
+from review.merging import CONFLICTS, OBSOLETE, JudgedPatch
+from review.words import MENDED
+
+#: What a release has of a fix, but for :data:`review.words.MENDED`.
+PARTLY, NOT_MENDED, UNKNOWN = "mended in part", "not mended", "not known"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a release has of a fix.
+
+    Attributes:
+        name: of the fix.
+        state: ``mended``, or one of :data:`PARTLY` to :data:`UNKNOWN`.
+        because: how that is known, as ``since 0.24.0``.
+        patches: the fix's own, judged.
+        todo: what to do about it.
+        decide: whether a person must.
+    """
+
+    name: str
+    state: str
+    because: str
+    patches: tuple[JudgedPatch, ...]
+    todo: str
+    decide: bool
+
+
+def table() -> Mapping[str, Mend]:
+    """Return what is known of upstream, by fix: the one place that the review has it from."""
+    return MENDS
+
+
+def judge(
+    mends: Mapping[str, Mend], release: str, patches: Sequence[JudgedPatch]
+) -> dict[str, Found]:
+    """Return what a release has of each fix, beside what the merge says of its patches.
+
+    Neither follows from the other: a patch may apply although upstream mends the same elsewhere.
+
+    Args:
+        mends: by fix.
+        release: the version under review.
+        patches: of the whole series, judged.
+    """
+    has = {name: _has(mend, release) for name, mend in mends.items()}
+    found = {}
+    for name, mend in mends.items():
+        own = tuple(judged for judged in patches if _title(judged) in mend.patches)
+        shared = {
+            judged.number: [
+                other
+                for other, its in mends.items()
+                if other != name and _title(judged) in its.patches and has[other][0] != MENDED
+            ]
+            for judged in own
+        }
+        todo, decide = _todo(has[name][0], own, shared)
+        found[name] = Found(name, *has[name], own, todo, decide)
+    return found
+
+
+def _title(judged: JudgedPatch) -> str:
+    return judged.patch.name.partition("-")[2].removesuffix(".patch")
+
+
+def _has(mend: Mend, release: str) -> tuple[str, str]:
+    version = Version(release)
+    if mend.since is not None and Version(mend.since) <= version:
+        return MENDED, f"since {mend.since}"
+    there = [f"{part} since {v}" for v, part in mend.partly.items() if Version(v) <= version]
+    if mend.since is None and version > Version(READ):
+        return UNKNOWN, "; ".join([f"{READ} is the newest release that was read", *there])
+    what = "the rest" if there else "it"
+    later = f"{mend.since} has {what}" if mend.since else f"no release up to {READ} has {what}"
+    return (PARTLY, "; ".join([*there, later])) if there else (NOT_MENDED, later)
+
+
+def _todo(
+    has: str, patches: Sequence[JudgedPatch], shared: Mapping[str, Sequence[str]]
+) -> tuple[str, bool]:
+    """Return what to do about a fix, and whether that needs a decision."""
+    if has == UNKNOWN:
+        return "read the release's source", True
+    if has == PARTLY:
+        return "keep it, and read what is left of it", True
+    if has == NOT_MENDED:
+        if obsolete := [each.number for each in patches if each.verdict == OBSOLETE]:
+            return f"read the release: {', '.join(obsolete)} is obsolete, no mend is known", True
+        conflicting = [each.number for each in patches if each.verdict == CONFLICTS]
+        return "keep it" + f", and resolve {', '.join(conflicting)}" * bool(conflicting), False
+    phrases = ["drop it"] if patches else ["drop it; no patch is its own"]
+    for judged in patches:
+        if others := shared[judged.number]:
+            phrases.append(f"keep {judged.number} for {', '.join(others)}")
+        elif judged.verdict == CONFLICTS:
+            phrases.append(f"drop {judged.number} rather than resolve it")
+        elif judged.verdict == OBSOLETE:
+            phrases.append(f"drop {judged.number}")
+        else:
+            phrases.append(f"drop {judged.number}, though it applies: upstream mended it elsewhere")
+    return "; ".join(phrases), True

@@ -1,0 +1,293 @@
+"""The definitions of a release: griffe's model of its modules, read when they are needed."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import griffe
+from overlay.errors import Exit, OverlayError
+from series.upstream import Upstream
+
+#: Fates of a definition. A class's bases and fields are part of its signature.
+SAME, BODY, SIGNATURE, MOVED, GONE, NEW = "same", "body", "signature", "moved", "gone", "new"
+
+_FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+_DOCUMENTED = (ast.Module, ast.ClassDef, *_FUNCTION)
+
+logging.getLogger("griffe").setLevel(logging.CRITICAL)  # it warns of each duplicate definition
+
+Object = griffe.Object
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A module, class, function or attribute of a release.
+
+    Attributes:
+        module: dotted name of its module.
+        name: qualified name in the module; empty for the module.
+        path: of its file.
+        object: griffe's model.
+        text: its lines, decorators included; empty for a module.
+    """
+
+    module: str
+    name: str
+    path: str
+    object: Object
+    text: str
+
+    @property
+    def full_name(self) -> str:
+        """Dotted name."""
+        return f"{self.module}.{self.name}".rstrip(".")
+
+    @property
+    def line(self) -> int:
+        """One-based line of its beginning."""
+        return self.object.lineno or 1
+
+    @property
+    def kind(self) -> str:
+        """What it is, as ``function`` or ``property``."""
+        return "property" if "property" in self.object.labels else self.object.kind.value
+
+    def members(self) -> Iterator[Definition]:
+        """Yield what a module or class defines, without imported names."""
+        lines = self.object.lines_collection[Path(self.path)]
+        for name, member in self.object.members.items():
+            if isinstance(member, Object) and member.lineno:
+                text = "\n".join(lines[member.lineno - 1 : member.endlineno]) + "\n"
+                yield Definition(
+                    self.module, f"{self.name}.{name}".lstrip("."), self.path, member, text
+                )
+
+
+class Model:
+    """The modules of one release.
+
+    Args:
+        upstream: the release's files.
+    """
+
+    def __init__(self, upstream: Upstream) -> None:
+        self.paths = {module_name(path): path for path in upstream.paths}
+        self._read = upstream.read
+        self._modules: dict[str, Definition] = {}
+
+    def text(self, path: str) -> str:
+        """Return the text of a file."""
+        return self._read(path).decode(errors="replace")
+
+    def module(self, name: str) -> Definition | None:
+        """Return a module by its dotted name, or None.
+
+        Raises:
+            OverlayError: it cannot be parsed.
+        """
+        if name not in self.paths:
+            return None
+        if name not in self._modules:
+            path = self.paths[name]
+            self._modules[name] = parsed(path, self.text(path))
+        return self._modules[name]
+
+    def find(
+        self, module: str, name: str, seen: frozenset[tuple[str, str]] = frozenset()
+    ) -> Definition | None:
+        """Return the definition that a name leads to, through imports and base classes.
+
+        Args:
+            module: dotted.
+            name: qualified; empty for the module.
+            seen: names that led here.
+        """
+        found = self.module(module)
+        if found is None or (module, name) in seen or not name:
+            return found
+        seen |= {(module, name)}
+        parts = name.split(".")
+        for at, part in enumerate(parts):
+            rest = ".".join(parts[at + 1 :])
+            member = found.object.members.get(part)
+            if isinstance(member, griffe.Alias):
+                return self._follow(member.target_path, rest, seen)
+            if member is None:
+                inner = f"{module}.{part}"
+                if not found.name and inner in self.paths:  # a submodule that nothing imports
+                    return self.find(inner, rest, seen)
+                left = ".".join(parts[at:])
+                owners = bases(found) if found.name else _starred(found)
+                return next(filter(None, (self._follow(o, left, seen) for o in owners)), None)
+            found = next(each for each in found.members() if each.object is member)
+        return found
+
+    def _follow(
+        self, target: str, rest: str, seen: frozenset[tuple[str, str]]
+    ) -> Definition | None:
+        place = self.place(f"{target}.{rest}".rstrip("."))
+        return self.find(*place, seen) if place else None
+
+    def place(self, dotted: str) -> tuple[str, str] | None:
+        """Split a dotted name into module and qualified name; None outside the release."""
+        parts = dotted.split(".")
+        for at in range(len(parts), 0, -1):
+            if (module := ".".join(parts[:at])) in self.paths:
+                return module, ".".join(parts[at:])
+        return None
+
+    def elsewhere(self, definition: Definition, before: Model) -> Definition | None:
+        """Return the definition of the same name that only this release has in another module."""
+        head = definition.name.partition(".")[0]
+        wanted = re.compile(rf"^(?:class|(?:async )?def) {re.escape(head)}\b", re.MULTILINE)
+        for module, path in self.paths.items():
+            if not wanted.search(self.text(path)):
+                continue
+            if module in before.paths and wanted.search(before.text(before.paths[module])):
+                continue
+            if found := self.find(module, definition.name):
+                return found
+        return None
+
+
+def module_name(path: str) -> str:
+    """Return the dotted name of a module from its path."""
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def parsed(path: str, text: str) -> Definition:
+    """Return the model of one module.
+
+    Raises:
+        OverlayError: it cannot be parsed.
+    """
+    lines = griffe.LinesCollection()
+    lines[Path(path)] = text.split("\n")
+    name = module_name(path)
+    try:
+        module = griffe.visit(name, Path(path), text, lines_collection=lines)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise OverlayError(
+            Exit.RELEASE,
+            f"cannot be parsed: {error}",
+            subject=path,
+            next_step="review it with the Python that the release needs, if that is newer",
+        ) from None
+    return Definition(name, "", path, module, "")
+
+
+def bases(definition: Definition) -> list[str]:
+    """Return the dotted names of a class's bases."""
+    listed = getattr(definition.object, "bases", ())
+    return [each if isinstance(each, str) else each.canonical_path for each in listed]
+
+
+def _starred(module: Definition) -> list[str]:
+    """Return the dotted names of the modules from which a module imports everything."""
+    found = module.object.members.items()
+    return [m.target_path for n, m in found if n.endswith("/*") and isinstance(m, griffe.Alias)]
+
+
+# Comparison
+
+
+def compare(before: Definition, after: Definition | None) -> tuple[str, str]:
+    """Return what became of a definition, and a sentence on it.
+
+    Comments, docstrings and layout do not count.
+    """
+    if after is None:
+        return GONE, ""
+    moved = before.full_name != after.full_name
+    place = [f"It is {after.full_name} now."] if moved else []
+    if before.kind != after.kind:
+        return SIGNATURE, " ".join([*place, f"It was {before.kind}, and is {after.kind}."])
+    old, new = _signature(before), _signature(after)
+    if old != new:
+        return SIGNATURE, " ".join([*place, _difference(old, new)])
+    texts = before.text, after.text
+    if before.name and texts[0] != texts[1] and shape(texts[0]) != shape(texts[1]):
+        return BODY, " ".join([*place, *_changed_members(before, after)])
+    return (MOVED if moved else SAME), " ".join(place)
+
+
+def shape(text: str) -> str:
+    """Return a definition's syntax without comments, docstrings and layout."""
+    try:
+        tree = ast.parse(f"if 1:\n{text}" if text[:1].isspace() else text)
+        for node in ast.walk(tree):
+            if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+                node.body = node.body[1:]
+        return ast.dump(tree)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return text
+
+
+def unified(before: str, after: str) -> list[str]:
+    """Return the lines of a unified diff, without the names of files."""
+    pair = before.splitlines(), after.splitlines()
+    return list(difflib.unified_diff(*pair, lineterm="", n=3))[2:]
+
+
+def _signature(definition: Definition) -> list[str]:
+    found = definition.object
+    if isinstance(found, griffe.Function):
+        names = {"positional-only": "/", "keyword-only": "*"}
+        kinds = [p.kind.value for p in found.parameters if p.kind]
+        marks = [mark for kind, mark in names.items() if kind in kinds]
+        return [
+            *(f"@{each.value}" for each in found.decorators),
+            *(["async"] if "async" in found.labels else []),
+            *(_parameter(each) for each in found.parameters),
+            *marks,
+        ]
+    if isinstance(found, griffe.Class):
+        fields = [
+            _field(each.object)
+            for each in definition.members()
+            if isinstance(each.object, griffe.Attribute) and "class-attribute" in each.object.labels
+        ]
+        decorators = [f"@{each.value}" for each in found.decorators]
+        return [*decorators, *(f"base {each}" for each in bases(definition)), *fields]
+    if isinstance(found, griffe.Attribute) and "property" not in found.labels:
+        return [f"annotated {found.annotation}"] if found.annotation else []
+    return []
+
+
+def _parameter(parameter: griffe.Parameter) -> str:
+    stars = {"variadic positional": "*", "variadic keyword": "**"}
+    text = stars.get(parameter.kind.value if parameter.kind else "", "") + parameter.name
+    text += f": {parameter.annotation}" if parameter.annotation is not None else ""
+    variadic = text.startswith("*")  # griffe gives these a default
+    return text + (f" = {parameter.default}" if parameter.default and not variadic else "")
+
+
+def _field(found: Object) -> str:
+    assert isinstance(found, griffe.Attribute)
+    text = f"field {found.name}" + (f": {found.annotation}" if found.annotation else "")
+    return text + (f" = {found.value}" if found.value is not None else "")
+
+
+def _difference(old: list[str], new: list[str]) -> str:
+    gone, came = ([e for e in a if e not in b] for a, b in ((old, new), (new, old)))
+    parts = [*(f"{each} is gone" for each in gone), *(f"{each} is new" for each in came)]
+    return ("; ".join(parts) or f"another order: {', '.join(new)}") + "."
+
+
+def _changed_members(before: Definition, after: Definition) -> list[str]:
+    """Return a sentence with the members of a class that differ."""
+    if before.kind != "class":
+        return []
+    old, new = ({m.name: m for m in side.members()} for side in (before, after))
+    names = [
+        name.rpartition(".")[2]
+        for name in {**old, **new}
+        if name not in old or compare(old[name], new.get(name))[0] != SAME
+    ]
+    return [f"Changed: {', '.join(names)}."] if names else []

@@ -1,0 +1,306 @@
+"""The report of a review, in Markdown: conflicts, then decisions, then the rest, folded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from overlay.patches import header_fields
+from overlay.source import Overlay
+
+from review import merging, runners, watch, words
+from review.markup import (
+    anchor_of,
+    at,
+    code,
+    counted,
+    escape,
+    fenced,
+    folded,
+    headed,
+    listed,
+    table,
+)
+from review.merging import JudgedFile, JudgedHunk, JudgedPatch
+from review.model import GONE, NEW, unified
+from review.watch import Change
+
+if TYPE_CHECKING:
+    from review.review import Review
+
+#: Lines of each side of a conflict.
+_LONGEST = 30
+_WATCHED = {
+    watch.MIRRORED: "We re-implement",
+    watch.SEAM: "A patch stands in",
+    watch.IMPORTED: "Our modules use",
+    watch.MAKER: "Makes, derives from or replaces a class with a seam",
+    watch.PATCHED: "Elsewhere in the files that we patch",
+}
+
+
+def title(review: Review) -> str:
+    """Return the subject of the report."""
+    return f"vLLM {review.release.version} for overlay {review.overlay.pin.overlay}"
+
+
+def markdown(review: Review) -> str:
+    """Return the report."""
+    base, release = review.overlay.pin.release, review.release
+    parts = [
+        f"# {escape(title(review))}",
+        f"**{escape(review.headline)}.**",
+        f"The overlay is for vLLM {escape(base)}. This was read in {code(release.wheel)}, SHA-256 "
+        f"{code(release.sha256)} ({escape(release.proof)}), on {review.date}; "
+        f"{code(release.command)} repeats it. "
+        "A definition that is not on the watch list may have changed unseen.",
+        *_conflicts(review),
+        *_decisions(review),
+        *_runners(review),
+        *_words(review),
+        *_tried(review),
+        *_rest(review),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def word_anchor(name: str) -> str:
+    """Return the anchor of a word's row."""
+    return f"word-{anchor_of(name)}"
+
+
+# Sections
+
+
+def _conflicts(review: Review) -> Iterator[str]:
+    if not review.conflicts:
+        return
+    yield headed(2, "conflicts", f"Conflicts: {counted(len(review.conflicts), 'patch', 'patches')}")
+    for judged in review.conflicts:
+        yield headed(3, anchor_of(judged.patch.name), _named(judged))
+        yield escape(f"{judged.because}.")
+        found = review.mends
+        for fix in (each for each in found.values() if judged in each.patches and each.decide):
+            yield f"{code(fix.name)}: {escape(fix.todo)} ({escape(fix.because)})."
+        for file in judged.files:
+            for hunk in file.hunks:
+                if hunk.conflict is not None:
+                    yield _conflict(review, judged, file, hunk)
+
+
+def _conflict(review: Review, judged: JudgedPatch, file: JudgedFile, hunk: JudgedHunk) -> str:
+    base, version, conflict = review.overlay.pin.release, review.release.version, hunk.conflict
+    assert conflict is not None
+    inside = f", in {code(conflict.function)}" if conflict.function else ""
+    moved = f" The lines that it changes are at line {hunk.now} there." if hunk.now else ""
+    name = judged.patch.name.removesuffix(".patch")
+    lines = [
+        *conflict.above,
+        f"<<<<<<< {version}",
+        *_cut(hunk.theirs),
+        f"||||||| {base}",
+        *_cut(hunk.base),
+        "=======",
+        *_cut(hunk.ours),
+        f">>>>>>> {judged.patch.name}",
+        *conflict.below,
+    ]
+    return (
+        f"{at(version, f'{file.path}:{conflict.at}')}{inside}.{moved} Git's merge is in "
+        f"{code(f'candidate/conflicts/{name}/{file.path}')}.\n\n{fenced(lines, 'python')}"
+    )
+
+
+def _decisions(review: Review) -> Iterator[str]:
+    changes = [each for each in review.changes if each.kind in watch.DECIDE]
+    if not changes and not review.decisions:
+        return
+    number = len(changes) + len(review.decisions)
+    yield headed(2, "decide", f"Needs a decision: {number:,}")
+    if review.decisions:
+        yield "\n".join(f"- {escape(each)}" for each in review.decisions)
+    for kind in watch.DECIDE:
+        if found := [each for each in changes if each.kind == kind]:
+            yield headed(3, anchor_of(kind), f"{_WATCHED[kind]}: {len(found):,} changed")
+            yield from (_change(review, each) for each in found)
+
+
+def _runners(review: Review) -> Iterator[str]:
+    before, after = review.runners.before, review.runners.after
+    if before is None and after is None:
+        return
+    base, version = review.overlay.pin.release, review.release.version
+    yield headed(2, "runners", "Which model runner serves")
+    if after is None:
+        yield escape(f"{version} has no {runners.PROPERTY}. Find what decides there.")
+        return
+    place = at(version, f"{after.path}:{after.line}")
+    how = f"is{' not' * review.runners.changed} the same as in {base}"
+    yield f"{code(runners.PROPERTY)} decides, at {place}. Its source {escape(how)}."
+    columns, sides = ["model, every option at its default"], []
+    for release, side in ((base, before), (version, after)):
+        if side is not None and side.reading is not None:
+            yield f"{escape(release)}, as a person has read it: {escape(side.reading.text)}"
+            columns.append(escape(release))
+            sides.append(side.reading.served)
+        elif side is not None:
+            yield (
+                f"**Nobody has read the decision of {escape(release)} yet**, so this report does "
+                "not say which models V2 serves there. Read its source."
+            )
+    if sides:
+        yield table(columns, [[m, *(s.get(m, "") for s in sides)] for m in sides[0]])
+    alone = [word.name for word in review.words if not word.on_v2]
+    if alone:
+        yield (
+            f"{counted(len(alone), 'feature or fix', 'features and fixes')} of "
+            f"{len(review.words) - 1:,} serve Model Runner V1 alone, and do nothing for a model "
+            f"that V2 serves. {code(f'{runners.VARIABLE}=0')} selects V1."
+        )
+    if review.runners.diff:
+        yield folded(
+            f"The source of the decision, {base} to {version}",
+            fenced(review.runners.diff, "diff"),
+        )
+    yield folded(f"The whole decision of {version}", fenced(after.text.split("\n"), "python"))
+
+
+def _words(review: Review) -> Iterator[str]:
+    if not review.words:
+        return
+    every = [word for word in review.words if word.group != words.FRAME]
+    counts = [
+        f"{number} {'live' if state == words.LIVES else state}"
+        for state in (words.LIVES, words.MENDED, words.LOST, words.CONFLICT)
+        if (number := sum(word.state == state for word in every))
+    ]
+    yield headed(2, "words", f"Features and fixes: {', '.join(counts)}")
+    yield (
+        "*lives*: its patches merge, the functions that they stand in exist, and the model runner "
+        "that it serves is there. Read first what it relies on and has changed. "
+        "*mended*: the release has it. *gone*: its functions or its runner are gone."
+    )
+    if switch := words.switch(review.words):
+        yield f"All that can be carried over: {code(f'VLLM_READINESS={switch}')}"
+    rows = [
+        [
+            f'<a id="{word_anchor(word.name)}"></a>{code(word.name)}',
+            word.group,
+            f"**{word.state}**",
+            "V1 and V2" if word.on_v2 else "V1",
+            escape("; ".join(word.because)),
+            escape(listed([name.removeprefix("vllm.") for name in word.read], 3)),
+        ]
+        for word in review.words
+    ]
+    yield table(("name", "kind", "state", "serves", "because", "read first"), rows)
+
+
+def _tried(review: Review) -> Iterator[str]:
+    if review.tried:
+        yield headed(2, "tried", "Tried")
+        yield table(
+            ("step", "outcome", "detail"),
+            [[each.name, f"**{each.outcome}**", escape(each.detail)] for each in review.tried],
+        )
+
+
+def _rest(review: Review) -> Iterator[str]:
+    yield headed(2, "rest", "The rest")
+    for kind, text in _WATCHED.items():
+        found = [each for each in review.changes if each.kind == kind]
+        if kind in watch.DECIDE or not found:
+            continue
+        if kind == watch.PATCHED:
+            body = "\n".join(_by_file(found))
+        else:
+            body = "\n\n".join(_change(review, each) for each in found)
+        yield folded(f"{text}: {len(found):,} changed", body)
+    verdicts = [each.verdict for each in review.merged.patches]
+    counts = [f"{verdicts.count(each)} {each}" for each in dict.fromkeys(sorted(verdicts))]
+    yield folded(f"Patches: {', '.join(counts)}", _patches(review.merged.patches))
+    if review.mends:
+        rows = [
+            [code(f.name), f.state, escape(f.because), escape(f.todo)]
+            for f in review.mends.values()
+        ]
+        yield folded("Fixes and upstream", table(("fix", "upstream", "known", "to do"), rows))
+    if review.asked:
+        rows = [[escape(e.name), escape(e.was), escape(e.now)] for e in review.asked]
+        yield folded(
+            f"The release asks for {counted(len(rows), 'other distribution')}",
+            table(("distribution", "was", "is now"), rows),
+        )
+
+
+# Parts
+
+
+def _change(review: Review, change: Change) -> str:
+    base, version = review.overlay.pin.release, review.release.version
+    places = [
+        f"{escape(release)}: {at(release, place)}"
+        for release, place in ((base, change.was), (version, change.now))
+        if place is not None
+    ]
+    fate = change.fate if change.fate in (GONE, NEW, "moved") else f"{change.fate} changed"
+    users = f" For {escape(listed(change.users))}." if change.users else ""
+    body = [f"{escape(change.detail)}{users} {', '.join(places)}.".strip()]
+    if change.diff:
+        body.append(fenced(change.diff, "diff"))
+    return folded(f"{change.name}: {fate}", "\n\n".join(body))
+
+
+def _by_file(changes: Iterable[Change]) -> Iterator[str]:
+    """Yield a line for each file, with the names that have changed in it."""
+
+    def file(change: Change) -> str:
+        return (change.was or change.now or "").rpartition(":")[0]
+
+    for path, group in groupby(sorted(changes, key=file), file):
+        module = path.removesuffix(".py").replace("/", ".")
+        names = [f"{each.name.removeprefix(f'{module}.')} ({each.fate})" for each in group]
+        yield f"- {code(path)}: {escape(', '.join(names))}"
+
+
+def _patches(patches: Sequence[JudgedPatch]) -> str:
+    rows = [[_named(judged), f"**{judged.verdict}**", escape(judged.because)] for judged in patches]
+    return table(("patch", "verdict", "because"), rows)
+
+
+def _named(judged: JudgedPatch) -> str:
+    return f"{judged.number} {escape(merging.title(judged.patch))}"
+
+
+def _cut(lines: Sequence[str]) -> list[str]:
+    if len(lines) <= _LONGEST:
+        return list(lines)
+    return [*lines[:_LONGEST], f"… {len(lines) - _LONGEST:,} more lines"]
+
+
+# The overlay on its own release
+
+
+def own_title(overlay: Overlay) -> str:
+    """Return the subject of the overlay's own page."""
+    return f"Overlay {overlay.pin.overlay} on vLLM {overlay.pin.release}"
+
+
+def own(overlay: Overlay, texts: Mapping[str, tuple[bytes, bytes]]) -> str:
+    """Return each patch with its header, and each file with its changes.
+
+    Args:
+        overlay: the overlay.
+        texts: by path, upstream's text and the overlaid one.
+    """
+    parts = [f"# {escape(own_title(overlay))}", headed(2, "patches", "Patches")]
+    for patch in overlay.series.patches:
+        fields = header_fields(patch.header)
+        lines = [f"- {escape(name)}: {escape(text)}" for name, text in fields.items()]
+        parts.append(folded(f"{patch.name[:4]} {merging.title(patch)}", "\n".join(lines)))
+    parts.append(headed(2, "files", "Files"))
+    for path, (before, after) in texts.items():
+        diff = unified(*(text.decode(errors="replace") for text in (before, after)))
+        parts.append(folded(f"{path}: {len(diff):,} lines of diff", fenced(diff, "diff")))
+    return "\n\n".join(parts) + "\n"
