@@ -13,7 +13,7 @@ WORKERS ?= $(shell n=$$(nproc) && echo $$((n < 4 ? n + 1 : 4)))
 BY_FILE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # An empty value on the command line is a mistake; in the environment it means nothing.
-EMPTY := VENV SITE PYTHON WHEEL MODEL FILE EXTRA PATCH RELEASE RELEASES SHA256 COMPARE FEATURES FIXES LEAVE
+EMPTY := VENV SITE PYTHON WHEEL MODEL FILE EXTRA PATCH RELEASE RELEASES SHA256 COMPARE LEAVE
 $(foreach name,$(EMPTY),$(if $(value $(name)),,$(if $(filter command%,$(origin $(name))),\
   $(error $(name)= is empty: give it a value, or leave it out))))
 # An interpreter that the environment names does not contradict a target on the command line.
@@ -26,10 +26,10 @@ endif
 export READINESS_NAMED_BY := $(strip $(foreach name,VENV SITE PYTHON,$(if $(value $(name)),\
   $(if $(filter environment%,$(origin $(name))),$(name)))))
 # What of the overlay to lay is named on the command line alone: these names are anybody's.
-CHOSEN := $(foreach name,FEATURES FIXES LEAVE EXTRA,$(if $(filter command%,$(origin $(name))),$(name)))
+CHOSEN := $(foreach name,LEAVE EXTRA,$(if $(filter command%,$(origin $(name))),$(name)))
 # Values are taken literally, and passed through the environment, so that a path may hold any
 # character. The shell splits ARGS.
-NAMED := VENV SITE PYTHON WHEEL FORCE MODEL FILE EXTRA PATCH RELEASE RELEASES SHA256 TRY FEATURES FIXES LEAVE
+NAMED := VENV SITE PYTHON WHEEL FORCE MODEL FILE EXTRA PATCH RELEASE RELEASES SHA256 TRY LEAVE
 $(foreach name,$(NAMED) PYTHON3 ARGS,$(if $(value $(name)),$(eval override $(name) := $$(value $(name)))))
 override PYTHON3 := $(or $(PYTHON3),python3)
 export $(NAMED) PYTHON3
@@ -44,13 +44,13 @@ DRY := $(if $(findstring --d,$(ARGS)),--dry-run)
 
 PY3 = "$$PYTHON3"
 TARGET = $(if $(VENV),--venv="$$VENV") $(if $(SITE),--site="$$SITE") $(if $(PYTHON),--python="$$PYTHON")
-CHOICE = $(if $(filter FEATURES,$(CHOSEN)),--features="$$FEATURES") $(if $(filter FIXES,$(CHOSEN)),--fixes="$$FIXES") \
-  $(if $(filter LEAVE,$(CHOSEN)),--leave="$$LEAVE") $(if $(filter EXTRA,$(CHOSEN)),--extra="$$EXTRA")
+CHOICE = $(if $(filter LEAVE,$(CHOSEN)),--leave="$$LEAVE") $(if $(filter EXTRA,$(CHOSEN)),--extra="$$EXTRA")
 BENCH_TARGET = $(if $(OWN_ENV),--venv $(BENCH_ENV),$(TARGET))
 # Our programs are packages in scripts/, and do not import from the directory that they are run in.
 # environment.children takes these variables away again from whatever they start.
 SAFE = PYTHONSAFEPATH="$${PYTHONSAFEPATH:-make}"
-PACKAGES = env $(SAFE) PYTHONPATH="scripts$${PYTHONPATH:+:$$PYTHONPATH}"
+# Messages name our commands as make's.
+PACKAGES = env $(SAFE) READINESS_STARTED_BY="make$(if $(OWN_ENV), .venv)" PYTHONPATH="scripts$${PYTHONPATH:+:$$PYTHONPATH}"
 OVERLAY = $(PACKAGES) $(PY3) -m overlay
 SERIES = $(PACKAGES) $(PY3) -m series
 ENVIRONMENT = $(PACKAGES) $(PY3) -m environment
@@ -78,7 +78,7 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; \
 	  do printf '  %-13s %s\n' "$$name" "$$text"; done
 
-apply: ## lay the overlay over the target (FEATURES=, FIXES=, LEAVE=file: a part of it; EXTRA=dir)
+apply: ## lay the overlay over the target (LEAVE=file: all but what changes it; EXTRA=dir)
 	@$(IN_OWN)$(OVERLAY) apply $(TARGET) $(CHOICE) $(ARGS)
 
 revert: ## restore upstream's files, byte for byte
@@ -132,7 +132,7 @@ import-patch: ## make a patch in EXTRA=dir of a diff, FILE=some.diff, as far as 
 refresh: ## write patches/ and VERSION_PIN from build/edit
 	@$(SERIES) refresh $(ARGS)
 
-dist: ## build the reproducible archive of HEAD in build/dist
+dist: ## build the reproducible archive and wheel of HEAD in build/dist
 	@$(SERIES) dist $(UPSTREAM) $(ARGS)
 
 demo: apply ## serve a small generated model on the overlaid engine and print tokens

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from overlay import progress
 from overlay.errors import OverlayError, denied, usage
 from overlay.files import STAGED, read
 from overlay.interpreter import MARK, NoAnswer, answer
@@ -124,7 +123,6 @@ def compile_modules(
     Raises:
         OverlayError: the interpreter does not run, or rejects a module.
     """
-    progress.step(f"compiling {len(sources)} modules with {interpreter}")
     caches = [final.parent / "__pycache__" for final in sources]
     request = [
         (str(source), str(final), str(cache / prefix))
@@ -149,7 +147,6 @@ def check_modules(interpreter: Path, sources: Mapping[Path, bytes]) -> None:
     Raises:
         OverlayError: the interpreter does not run, or rejects a module.
     """
-    progress.step(f"compiling {len(sources)} modules with {interpreter}, to check them")
     request = [(str(final), data.decode("latin-1")) for final, data in sources.items()]
     if refused := _answer(interpreter, _CHECK, request):
         raise _refused(interpreter, *refused)
@@ -166,7 +163,7 @@ def _answer(interpreter: Path, program: str, request: object, *inherited: int) -
     except NoAnswer as failure:
         raise usage(
             f"cannot compile the modules: {str(failure).splitlines()[-1]}; nothing was written",
-            "name the Python that runs this vLLM: PYTHON=path (or --python path)",
+            "name the Python that runs this vLLM: --python=INTERPRETER",
             interpreter,
         ) from None
 
@@ -175,6 +172,6 @@ def _refused(interpreter: Path, final: str, reason: str) -> OverlayError:
     return usage(
         f"does not compile with {interpreter}: {reason}; nothing was written",
         "remove the extra patch that changes it, or name the Python that runs this vLLM: "
-        "PYTHON=path (or --python path)",
+        "--python=INTERPRETER",
         final,
     )

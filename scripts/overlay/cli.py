@@ -6,13 +6,12 @@ import argparse
 import json
 import os
 import platform
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from overlay import arguments, commands, doctor, output, parts, progress
+from overlay import arguments, commands, doctor, hints, output, parts, variables
 from overlay.arguments import command, program
 from overlay.commands import Options, Outcome
 from overlay.errors import Exit, OverlayError, denied, usage
@@ -22,8 +21,11 @@ from overlay.refusal import refusal
 from overlay.source import Overlay
 from overlay.state import Inspection, State
 
-#: The checkout or unpacked archive of this tool.
-ROOT = Path(__file__).resolve().parents[2]
+#: The copy of the overlay that is applied.
+ROOT = hints.HOME
+#: First word of messages.
+_NAME = hints.COMMAND if hints.from_wheel() else "overlay"
+_TARGET = ("venv", "site", "python")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,20 +40,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Split before parsing, because argparse would also parse the options behind --.
         end = given.index("--")
         given, words = given[:end], given[end + 1 :]
-    return run(_parser(words), parts.joined(given))
+    return run(_parser(words), given)
 
 
 def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     """Run the command named by the arguments, report errors, and return the exit code."""
     args = parser.parse_args(argv)
+    hints.target[:] = [f"--{name}={value}" for name in _TARGET if (value := vars(args).get(name))]
     try:
         body: Callable[[argparse.Namespace], int] = args.run
-        with progress.shown(f"{args.program} {args.command}", quiet=args.json):
-            return body(args)
+        return body(args)
     except OverlayError as error:
         return _fail(args, error)
     except KeyboardInterrupt:
-        hint = "; `status` shows the state" if args.program == "overlay" else ""
+        hint = hints.written("; `status` shows the state") if args.program == _NAME else ""
         print(f"{args.program} {args.command}: interrupted{hint}", file=sys.stderr)
         return 130
     except OSError as error:
@@ -61,7 +63,7 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """Build the parser; ``words`` is the command line after ``exec --``."""
     parser, every = program(
-        "overlay", "Apply the readiness overlay to an installed vLLM, and revert it."
+        _NAME, "Apply the readiness overlay to an installed vLLM, and revert it."
     )
     applies = "apply the overlay to an installation, after checking every file"
     reverts = "restore upstream's files, RECORD included, byte for byte"
@@ -90,7 +92,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         every, "verify", _verify, "succeed silently if the overlay is whole, else print the reason"
     )
     sub = command(every, "exec", _exec, "verify, then run the command after -- in this process")
-    sub.usage = "python3 scripts/overlay exec [options] -- COMMAND [ARGUMENT ...]"
+    sub.usage = f"{hints.program()} exec [options] -- COMMAND [ARGUMENT ...]"
     sub.set_defaults(words=words)
     command(
         every, "doctor", _doctor, "report the installation, its processes, and the effect of apply"
@@ -109,19 +111,36 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
 def installation(args: argparse.Namespace) -> Installation:
     """Locate the installation that the arguments or the active environment name.
 
-    Sets ``args.named_by`` to the variable that named the target, or None.
+    Sets ``args.named_by`` to the variable that named the target, or None. The wheel's command
+    takes the environment that it runs from before the active one, if that has a vLLM, and says on
+    stderr which one a command changes.
 
     Raises:
         OverlayError: as for :func:`~overlay.installation.locate`.
     """
     prefix, site, python, passed_over = args.venv, args.site, args.python, None
-    if prefix is site is python is None:
-        args.named_by, prefix, passed_over = _active()
-    else:
+    args.named_by, chosen_by = None, ""
+    if prefix is not None or site is not None or python is not None:
         # Set by the Makefile if the option's value came from an environment variable.
         args.named_by = os.environ.get("READINESS_NAMED_BY") or None
+    elif hints.from_wheel() and _runs_beside_vllm():
+        python, chosen_by = sys.executable, "this command runs from it"
+    else:
+        args.named_by, prefix, passed_over = _active()
+        chosen_by = f"named by {args.named_by}"
+        if prefix is None and hints.from_wheel():
+            raise usage(
+                f"the environment that it runs from ({sys.prefix}) has no vLLM, and no other is "
+                "named or active" + (f"; {passed_over}" if passed_over else ""),
+                f"name the environment that has vLLM: `{args.command} --venv=DIR`, or its Python: "
+                f"`{args.command} --python=INTERPRETER`",
+            )
     try:
-        return locate(prefix, site, python)
+        found = locate(prefix, site, python)
+        if hints.from_wheel() and chosen_by and args.command in ("apply", "revert"):
+            line = f"{_NAME} {args.command}: {prefix or sys.prefix} ({chosen_by})"
+            print(output.escaped(line), file=sys.stderr)
+        return found
     except OverlayError as error:
         if passed_over:
             error.reason += f"; {passed_over}"
@@ -129,6 +148,12 @@ def installation(args: argparse.Namespace) -> Installation:
             error.named_by = args.named_by
             error.next_step += f"; or unset {args.named_by}"
         raise
+
+
+def _runs_beside_vllm() -> bool:
+    """Return whether vLLM is in the environment of this process."""
+    libraries = (path for path in sys.path if path.endswith("-packages"))
+    return any(os.path.isdir(os.path.join(path, "vllm")) for path in libraries)
 
 
 def _active() -> tuple[str | None, str | None, str | None]:
@@ -200,7 +225,9 @@ def _status(args: argparse.Namespace) -> int:
     if problem and compared.unknown:
         _say(f"why: {problem.subject}: {problem.reason}")
     if problem and (compared.unknown or compared.state is not State.FOREIGN):
-        _say(f"next: {problem.next_step}")
+        _say(f"next: {hints.written(problem.next_step)}")
+    if hints.HOME.parent == inspection.installation.site and compared.state is not State.PRISTINE:
+        _say(hints.written(f"note: uninstalling {_NAME} leaves the overlay on: `revert` first"))
     return code
 
 
@@ -221,7 +248,7 @@ def _files(inspection: Inspection, compared: Inspection, every: bool) -> None:
                     _say(f"            {name:<9} {text}")
             for text in describe(compared, file):
                 _say(f"            {'known':<9} {text}")
-            _say(f"            {'next':<9} {error.next_step}")
+            _say(f"            {'next':<9} {hints.written(error.next_step)}")
     if compared.record and (every or compared.record is not usual):
         _say(f"  {compared.record.value:<9} RECORD")
     for label, paths in (("left over", compared.leftovers), ("stale", compared.stale)):
@@ -232,7 +259,8 @@ def _files(inspection: Inspection, compared: Inspection, every: bool) -> None:
 def _verify(args: argparse.Namespace) -> int:
     problem: OverlayError | None
     try:
-        outcome = commands.status(installation(args), Overlay.load(ROOT), parts.chosen(args))
+        args.found = installation(args)
+        outcome = commands.status(args.found, Overlay.load(ROOT), parts.chosen(args))
         problem = commands.problem(outcome.inspection, want_overlaid=True)
     except OverlayError as error:
         problem = error
@@ -246,21 +274,22 @@ def _verify(args: argparse.Namespace) -> int:
         return Exit.DONE
     problem.named_by = getattr(args, "named_by", None)
     # In a container this line may be the whole log.
-    print(f"overlay {args.command}: {problem.line}", file=sys.stderr)
+    print(f"{_NAME} {args.command}: {problem.line}", file=sys.stderr)
     return problem.code
 
 
 def _exec(args: argparse.Namespace) -> int:
     if not args.words:
-        named = [f"--{n}={v}" for n in ("venv", "site", "python") if (v := getattr(args, n))]
-        line = ["python3", str(ROOT / "scripts" / "overlay"), "exec", *named]
-        raise usage(
-            "exec needs a command", f"name it after --: {shlex.join(line)} -- vllm serve MODEL"
-        )
-    if (code := _verify(args)) or args.dry_run:
+        line = hints.command("exec", " -- vllm serve MODEL")
+        raise usage("exec needs a command", f"name it after --: {line}")
+    if code := _verify(args):
         return code
-    progress.end()
-    return commands.become(args.words)
+    if problem := variables.problem(ROOT):
+        print(f"{_NAME} exec: {output.escaped(problem)}", file=sys.stderr)
+        return Exit.USAGE
+    if args.dry_run:
+        return Exit.DONE
+    return commands.become(args.words, args.found.interpreter)
 
 
 def _doctor(args: argparse.Namespace) -> int:

@@ -175,8 +175,11 @@ def problem(inspection: Inspection, want_overlaid: bool) -> OverlayError | None:
     return OverlayError(code, reason, subject=inspection.installation.site, next_step=next_step)
 
 
-def become(words: Sequence[str]) -> NoReturn:
-    """Exec ``words``: a command's name on PATH or its path, and its arguments.
+def become(words: Sequence[str], interpreter: Path | None = None) -> NoReturn:
+    """Exec ``words``: a command's name or its path, and its arguments.
+
+    A name is looked up in the directory of ``interpreter``, the verified environment's, and then
+    on PATH.
 
     Raises:
         OverlayError: the command cannot be started.
@@ -188,11 +191,11 @@ def become(words: Sequence[str]) -> NoReturn:
     sys.stderr.flush()
     command = words[0]
     try:
-        command = command if "/" in command else _on_path(command)
+        command = command if "/" in command else _found(command, interpreter)
         os.execv(command, [*words])  # noqa: S606
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        next_step = "name a command that is on PATH, or its path"
+        next_step = "name a command of that environment or on PATH, or its path"
         if isinstance(error, FileNotFoundError) and "/" in command and os.path.isfile(command):
             line = head(Path(command), 256).partition(b"\n")[0]
             named = os.fsdecode(b"".join(line[2:].split()[:1]) if line[:2] == b"#!" else b"")
@@ -201,14 +204,14 @@ def become(words: Sequence[str]) -> NoReturn:
         raise usage(f"cannot be started: {reason}", next_step, command) from None
 
 
-def _on_path(name: str) -> str:
-    """Return the first executable called ``name`` on PATH; FileNotFoundError without one.
+def _found(name: str, interpreter: Path | None) -> str:
+    """Return the first executable called ``name``; FileNotFoundError without one.
 
     ``execvp`` would skip a script whose interpreter does not exist, and run the same command of
     another environment.
     """
-    paths = (os.path.join(folder, name) for folder in os.get_exec_path())
-    for path in paths:
+    own = [str(interpreter.parent)] if interpreter else []
+    for path in (os.path.join(folder, name) for folder in (*own, *os.get_exec_path())):
         if os.path.isfile(path) and os.access(path, os.X_OK):
             return path
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)

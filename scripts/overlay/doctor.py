@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import platform
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +26,6 @@ def findings(installation: Installation, driver: Path = DRIVER) -> Iterator[tupl
     yield "vLLM", f"{installation.title} in {installation.site}"
     python = installation.interpreter
     yield "Python", str(python) if python else "none found: name one with --python"
-    yield "tool", f"runs on Python {platform.python_version()}, {platform.platform()}"
     yield "device", _device(driver)
     for name in _VARIABLES:
         if name in os.environ:
@@ -50,13 +49,10 @@ def prospect(
 
 
 def _device(driver: Path) -> str:
-    try:
-        version = (driver / "version").read_text(errors="replace").splitlines()[0]
-    except (OSError, IndexError):
-        return "no NVIDIA driver is loaded here"
-    models = []
-    for file in sorted(driver.glob("gpus/*/information")):
-        lines = file.read_text(errors="replace").splitlines()
-        models += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
-    counts = [f"{models.count(model)} {model}" for model in dict.fromkeys(models)]
-    return f"{', '.join(counts) or 'no GPU'}; {version.partition(':')[2].strip() or version}"
+    lines = [
+        line
+        for file in sorted(driver.glob("gpus/*/information"))
+        for line in file.read_text(errors="replace").splitlines()
+    ]
+    models = Counter(line.partition(":")[2].strip() for line in lines if line.startswith("Model:"))
+    return ", ".join(f"{n} {model}" for model, n in models.items()) or "no NVIDIA GPU is visible"

@@ -6,6 +6,7 @@ import enum
 import errno
 import os
 
+from overlay.hints import written
 from overlay.output import escaped
 
 
@@ -75,31 +76,32 @@ class OverlayError(Exception):
             ("expected", self.expected),
             ("found", self.found),
             ("named by", self.named_by),
-            ("next", self.next_step),
+            ("next", written(self.next_step)),
         ]
         # A reason may quote several lines of another program's output.
-        reason = "\n  | ".join(map(escaped, self.reason.split("\n")))
+        reason = "\n  | ".join(map(escaped, written(self.reason).split("\n")))
         head = reason if self.subject is None else f"{escaped(self.subject)}: {reason}"
         return "\n".join([head] + [f"  {name:<9} {escaped(text)}" for name, text in rows if text])
 
     @property
     def line(self) -> str:
         """Error and next step, on one line."""
-        head = self.reason if self.subject is None else f"{self.subject}: {self.reason}"
+        reason = written(self.reason)
+        head = reason if self.subject is None else f"{self.subject}: {reason}"
         named = f" (named by {self.named_by})" if self.named_by else ""
-        return escaped(f"{head}{named}; next: {self.next_step}")
+        return escaped(f"{head}{named}; next: {written(self.next_step)}")
 
     def to_json(self) -> dict[str, object]:
         """Return the error as plain values, for ``--json``."""
         return {
             "code": int(self.code),
             "name": self.code.name.lower(),
-            "reason": self.reason,
+            "reason": written(self.reason),
             "subject": self.subject,
             "expected": self.expected,
             "found": self.found,
             "named_by": self.named_by,
-            "next": self.next_step,
+            "next": written(self.next_step),
         }
 
 

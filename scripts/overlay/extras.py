@@ -57,7 +57,7 @@ def load(directory: Path, overlay: Overlay) -> list[Extra]:
             raise
         raise usage(error.reason, "list each patch once", listing) from None
     if not names:
-        raise usage("lists no patch", "list the patches to apply, or omit EXTRA (--extra)", listing)
+        raise usage("lists no patch", "list the patches to apply, or omit --extra=", listing)
     for extra, name in zip(extras, names, strict=True):
         _check(extra, directory / name, overlay)
     return extras

@@ -62,13 +62,14 @@ def locate(
         OverlayError: the arguments do not name exactly one target, the target does not have exactly
             one vLLM, or that vLLM is outside the target or cannot be overlaid.
     """
-    for option, value in (("VENV", venv), ("SITE", site), ("PYTHON", python)):
+    for option, value in (("--venv", venv), ("--site", site), ("--python", python)):
         if value == "":
             raise usage(
-                f"{option} is empty", "name a target, or leave it out for the active environment"
+                f"{option}= is empty", "name a target, or leave it out for the active environment"
             )
     if venv and (site or python):
-        raise usage(f"VENV and {'SITE' if site else 'PYTHON'} name two targets", "name one of them")
+        other = "--site=" if site else "--python="
+        raise usage(f"--venv= and {other} name two targets", "name one of them")
     if site:
         return _in_site(
             Path(site),
@@ -82,8 +83,8 @@ def locate(
         return _in_venv(Path(venv))
     raise usage(
         "no target is named and no virtual environment is active",
-        "name one: VENV=dir, SITE=site-packages dir, or PYTHON=interpreter "
-        "(--venv, --site, --python); `make apply` without a target creates .venv",
+        "name the environment that has vLLM (--venv=DIR), its site-packages directory (--site=DIR) "
+        "or its Python (--python=INTERPRETER)",
     )
 
 
@@ -93,7 +94,7 @@ def _in_venv(venv: Path) -> Installation:
     if not (venv / "pyvenv.cfg").is_file() and not os.path.exists(interpreter):
         raise usage(
             "is not a virtual environment" if venv.is_dir() else "does not exist",
-            "name a virtual environment, or use SITE=dir for a plain directory",
+            "name a virtual environment, or use --site=DIR for a plain directory",
             venv,
         )
     sites = sorted(venv.glob("lib/python3*/site-packages"))
@@ -108,13 +109,13 @@ def _in_site(site: Path, interpreter: Path | None) -> Installation:
     if not site.is_dir():
         raise usage(
             "is not a directory" if site.exists() else "does not exist",
-            "name the directory that holds vllm/: SITE=…/site-packages",
+            "name the directory that holds vllm/: --site=…/site-packages",
             site,
         )
     if (site / "__init__.py").exists() and site.resolve().name == "vllm":
         raise usage(
             "is the vllm package itself",
-            f"name the directory that holds it: SITE={site.resolve().parent}",
+            f"name the directory that holds it: --site={site.resolve().parent}",
             site,
         )
     installation = _describe(
@@ -152,7 +153,7 @@ def _on_path(python: Interpreter, venv: Path | None = None) -> Installation:
             "there are two installations of vLLM on sys.path, and only the first is imported",
             subject=named,
             found=", ".join(f"{i.title} in {i.site}" for i in installations),
-            next_step="uninstall one, or name the one to overlay with SITE=dir",
+            next_step="uninstall one, or name the one to overlay with --site=DIR",
         )
     return first
 
@@ -166,7 +167,7 @@ def _refuse_outside(site: Path, roots: Iterable[Path], named: str, why: str) -> 
             subject=named,
             expected="vllm/ in " + " or ".join(map(str, dict.fromkeys(roots))),
             found=f"vllm/ in {site}",
-            next_step=f"install vLLM in it, or name that directory if you mean it: SITE={site}",
+            next_step=f"install vLLM in it, or name that directory if you mean it: --site={site}",
         )
 
 

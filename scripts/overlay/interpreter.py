@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from overlay import progress
 from overlay.errors import OverlayError, usage
 
 #: Mark before the answer on stdout: sitecustomize, .pth files and wrappers may also print there.
@@ -119,14 +118,13 @@ def answer(
 
 def ask(executable: Path, *flags: str) -> Interpreter:
     """Query an interpreter, in the current directory; OverlayError if it is no Python."""
-    progress.step(f"querying the import path of {executable}")
     kept = {k: v for k, v in os.environ.items() if k in _KEPT or not k.startswith("PYTHON")}
     try:
         facts = answer(executable, _ASK, *flags, env=kept)
     except NoAnswer as error:
         raise usage(
             f"does not run as a Python interpreter: {error}",
-            "name another with PYTHON=, or the directory with SITE=",
+            "name another with --python=, or the directory with --site=",
             executable,
         ) from None
     users, shared = ([Path(path).resolve() for path in facts[k]] for k in ("users", "shared"))
@@ -163,7 +161,7 @@ def command(python: str) -> Path:
         if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
             return candidate.absolute()
     raise usage(
-        "is not an interpreter that can be run", "name one: PYTHON=/path/to/python3", python
+        "is not an interpreter that can be run", "name one: --python=/path/to/python3", python
     )
 
 
@@ -183,7 +181,7 @@ def for_directory(site: Path, executable: Path) -> Path:
     if wanted not in (asked.version, "3"):
         raise usage(
             f"is Python {asked.version}, and {site} is a directory of Python {wanted}",
-            f"name a Python {wanted}, or none (PYTHON may come from the environment)",
+            f"name a Python {wanted}, or none (--python= may come from the environment)",
             asked.executable,
         )
     return asked.executable

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from overlay import progress
 from overlay.errors import Exit, OverlayError
 
 
@@ -38,7 +37,6 @@ def exclusive(site: Path, wait: float) -> Iterator[int]:
                         subject=site,
                         next_step="wait for it and run the same command again (--wait SECONDS)",
                     ) from None
-                progress.step(f"waiting for another run in {site}")
                 time.sleep(0.02)
         yield handle
     finally:

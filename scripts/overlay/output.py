@@ -28,13 +28,12 @@ def escaped(text: str) -> str:
 class Guarded(io.RawIOBase):
     """Raw stream that accepts every write, and drops data that cannot be written.
 
-    ``error`` is the reason why data is dropped, or None. ``before`` is called before each write.
+    ``error`` is the reason why data is dropped, or None.
     """
 
     def __init__(self, descriptor: int, error: OSError | None = None) -> None:
         self._descriptor = descriptor
         self.error = error
-        self.before: Callable[[], object] | None = None
 
     def writable(self) -> bool:
         """Return True."""
@@ -50,8 +49,6 @@ class Guarded(io.RawIOBase):
 
     def write(self, data: ReadableBuffer, /) -> int:
         """Write or drop ``data``; return the number of bytes written or dropped."""
-        if self.before:
-            self.before()
         while self.error is None:
             try:
                 return os.write(self._descriptor, data)

@@ -20,8 +20,6 @@ from overlay.source import EXTRA, PROVENANCE, Overlay
 from overlay.state import Asked, Inspection, State, inspect, look
 
 _PATCHES = f"{PROVENANCE}/patches"
-#: Options with values that may begin with a dash.
-_WORDS = ("--features", "--fixes")
 
 #: Maps the given paths to upstream's bytes.
 Upstream = Callable[[Iterable[str]], Mapping[str, bytes]]
@@ -29,47 +27,26 @@ Upstream = Callable[[Iterable[str]], Mapping[str, bytes]]
 
 @dataclass(frozen=True)
 class Choice:
-    """Features, fixes, files and extra patches selected on the command line.
+    """Files to leave unchanged and extra patches, selected on the command line.
 
     With ``keep``, the default is the installed selection, not the whole overlay.
     """
 
-    features: str | None = None
-    fixes: str | None = None
     leave: tuple[str, ...] = ()
     extra: str | None = None
     keep: bool = False
 
-    @property
-    def names_words(self) -> bool:
-        """Whether features, fixes or files are selected."""
-        return self.features is not None or self.fixes is not None or bool(self.leave)
-
 
 def add_options(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the options of :class:`Choice` to all commands but ``revert``."""
-    words_help = "on, off, -a,-b (all but these) or a,b (only these)"
     leave_help = "leave this file unchanged, for example vllm/v1/sample/sampler.py"
     for command, parser in parsers.items():
         if command != "revert":
             group = parser.add_argument_group("selection")
-            for name in ("features", "fixes"):
-                group.add_argument(f"--{name}", action=Once, metavar="WORDS", help=words_help)
             group.add_argument(
                 "--leave", metavar="FILE", action="append", default=[], help=leave_help
             )
             group.add_argument("--extra", action=Once, metavar="DIR", help="your own patches")
-
-
-def joined(arguments: Sequence[str]) -> list[str]:
-    """Join ``--fixes -a`` to ``--fixes=-a``, because argparse would take ``-a`` for an option."""
-    result: list[str] = []
-    for argument in arguments:
-        if result and result[-1] in _WORDS and argument[:1] == "-" and argument[:2] != "--":
-            result[-1] += f"={argument}"
-        else:
-            result.append(argument)
-    return result
 
 
 def chosen(args: argparse.Namespace) -> Choice:
@@ -77,9 +54,9 @@ def chosen(args: argparse.Namespace) -> Choice:
     if args.command == "revert":
         return Choice()
     if args.extra == "":
-        raise usage("EXTRA is empty", "name a directory of patches, or omit EXTRA (--extra)")
+        raise usage("--extra is empty", "name a directory of patches, or omit --extra=")
     keep = args.command != "apply"
-    return Choice(args.features, args.fixes, tuple(args.leave), args.extra, keep)
+    return Choice(tuple(args.leave), args.extra, keep)
 
 
 def to_json(overlay: Overlay) -> dict[str, object]:
@@ -147,10 +124,10 @@ def wanted(present: Inspection, choice: Choice) -> tuple[Overlay, Asked | None]:
         OverlayError: the choice is invalid.
     """
     base = present.overlay.base or present.overlay
-    if choice.keep and not choice.names_words and choice.extra is None:
+    if choice.keep and not choice.leave and choice.extra is None:
         return present.overlay, None
     without = frozenset(present.overlay.pin.without if choice.keep else ())
-    if choice.names_words:
+    if choice.leave:
         without = _left_out(base, choice)
     extra, laid = [], False
     if choice.extra is not None:
@@ -161,15 +138,15 @@ def wanted(present: Inspection, choice: Choice) -> tuple[Overlay, Asked | None]:
         raise usage("is left out by --leave, and an extra patch changes it", "choose one", path)
     names = tuple(entry.patch.name.removeprefix(EXTRA) for entry in extra)
     paths = frozenset().union(*(entry.paths for entry in extra))
-    asked = Asked(without, (choice.extra or UNKNOWN) if extra else None, names, paths)
+    kept = choice.leave or words.leaving(base, without)
+    asked = Asked(kept, (choice.extra or UNKNOWN) if extra else None, names, paths)
     whole = present if present.overlay is base else inspect(present.installation, base)
     upstream = upstream_of(replace(whole, asked=asked))
     return derive(base, without, extra, upstream, laid), asked
 
 
 def _left_out(base: Overlay, choice: Choice) -> frozenset[str]:
-    known = words.vocabulary(base)
-    without = words.left_out(known, {"features": choice.features, "fixes": choice.fixes})
+    without: frozenset[str] = frozenset()
     for path in choice.leave:
         if path not in base.pin.upstream:
             raise usage(
@@ -185,7 +162,7 @@ def _left_out(base: Overlay, choice: Choice) -> frozenset[str]:
                 path,
             )
         without |= names
-    return known.closed(without)
+    return words.vocabulary(base).closed(without)
 
 
 def upstream_of(whole: Inspection) -> Upstream:

@@ -273,3 +273,36 @@ def _checked(name: str) -> str:
     if "/" in name or name.startswith(".") or not name.isprintable():
         raise damaged(f"{name!r} is not the plain name of a patch", SERIES)
     return name
+
+
+def composed(series: Series, path: str) -> list[Hunk]:
+    """Combine the changes of all patches to one file into hunks against upstream's file.
+
+    Upstream's bytes are not needed: its lines are represented by their numbers.
+    """
+    files = [file for patch in series.patches for file in patch.files if file.path == path]
+    every = [hunk for file in files for hunk in file.hunks]
+    # An upper bound: each removed line lowers the numbers that later patches see.
+    reach = max((hunk.old_at for hunk in every), default=0) + sum(len(h.old) + 1 for h in every)
+    known: dict[int, bytes] = {}
+    lines: list[int | bytes] = list(range(reach))
+    for file in files:
+        for hunk in reversed(file.hunks):
+            end = hunk.old_at + len(hunk.old)
+            for line, text in zip(lines[hunk.old_at : end], hunk.old, strict=True):
+                if isinstance(line, int):
+                    known[line] = text
+            lines[hunk.old_at : end] = hunk.new
+    hunks: list[Hunk] = []
+    new: list[bytes] = []
+    expected = new_at = 0
+    for line in lines:
+        if isinstance(line, bytes):
+            new.append(line)
+            continue
+        if new or line != expected:
+            old = tuple(known[at] for at in range(expected, line))
+            hunks.append(Hunk(expected, old, new_at, tuple(new)))
+            new_at += len(new)
+        new, expected, new_at = [], line + 1, new_at + 1
+    return hunks

@@ -27,7 +27,8 @@ _PREAMBLE = """\
 # Written by {by}. Each section below [release] is in the format of sha256sum.
 # With this file as PIN,
 #     (cd site-packages && sed -n '/^\\[result\\]/,$p' "$PIN" | sha256sum -c 2>/dev/null)
-# checks an overlaid installation, and '/^\\[upstream\\]/,/^$/p' a pristine one.
+# checks an overlaid installation, and '/^\\[upstream\\]/,/^$/p' a pristine one. The `revert` of any
+# copy of this version of vllm-readiness-overlay, or of a later one, restores upstream's files.
 """
 
 _TITLES = {

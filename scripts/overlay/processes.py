@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from overlay import progress
 from overlay.errors import Exit, OverlayError
+from overlay.hints import COMMAND, WHEEL
 from overlay.installation import Installation
 
 
@@ -17,14 +17,13 @@ def refuse_serving(installation: Installation) -> None:
     Such a process has a file of vLLM open or mapped, or the command line of a vLLM server.
     Processes of other users (without root) and of other containers are not visible.
     """
-    progress.step("looking for processes that serve from the installation")
     if processes := list(serving(installation)):
         raise OverlayError(
             Exit.BUSY,
             "is in use; a worker that starts later would mix two versions of the files",
             subject=installation.site,
             found="; ".join(processes),
-            next_step="stop the process, or set FORCE=1 (--force) if it will start no more workers",
+            next_step="stop the process, or use --force if it will start no more workers",
         )
 
 
@@ -51,7 +50,8 @@ def serving(installation: Installation) -> Iterator[str]:
 def _evidence(entry: Path, site: str, bins: set[str]) -> str | None:
     package = f"{site}/vllm/"
     words = os.fsdecode((entry / "cmdline").read_bytes()).split("\0")
-    if any(word.endswith("scripts/overlay") for word in words[:3]) or _module(words) == "overlay":
+    ours = any(word.endswith(("scripts/overlay", f"/{COMMAND}")) for word in words[:3])
+    if ours or _module(words) in ("overlay", WHEEL):
         return None  # Another run of this tool only reads, or waits for the lock.
     maps = os.fsdecode((entry / "maps").read_bytes()).splitlines()
     mapped = {fields[5] for line in maps if len(fields := line.split(None, 5)) == 6}
@@ -64,8 +64,8 @@ def _evidence(entry: Path, site: str, bins: set[str]) -> str | None:
         except FileNotFoundError:
             continue
     # An API server maps libraries of its environment, but none of vLLM's.
-    ours = str(Path(words[0]).parent) in bins or any(p.startswith(site + "/") for p in mapped)
-    if (_is_server(words) and ours) or any(f"{folder}/vllm" in words[:8] for folder in bins):
+    its = str(Path(words[0]).parent) in bins or any(p.startswith(site + "/") for p in mapped)
+    if (_is_server(words) and its) or any(f"{folder}/vllm" in words[:8] for folder in bins):
         return "its command line is vLLM's"
     return None
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 
 from overlay.errors import Exit, OverlayError
 from overlay.source import EXTRA, MARK, PROVENANCE, Overlay
 from overlay.state import LINES, PIN, ROWS, Asked, FileState, Inspection, State
 from overlay.unknown import Unknown
-from overlay.words import options_that_leave, options_without
+from overlay.words import leaving, words_of
 
 #: Placeholder for an unknown directory of extra patches.
 UNKNOWN = "DIR"
@@ -129,7 +130,7 @@ def _unknown(inspection: Inspection, unknown: Unknown) -> OverlayError:
         Exit.FOREIGN if installation.release == ours.release else Exit.RELEASE,
         reason,
         subject=installation.site,
-        next_step=f"`revert` with {named.partition(',')[0]}, or {reinstall}; "
+        next_step=f"revert with {named.partition(',')[0]}, or {reinstall}; "
         "leave its files in place until then",
     )
 
@@ -148,20 +149,19 @@ def _leaving(inspection: Inspection, files: Sequence[FileState]) -> str | None:
     asked = _asked(inspection)
     if not asked.paths.isdisjoint(paths):
         return None
-    without = {*asked.without, *(laid.pin.without if laid else ())}
-    options = options_that_leave(base, paths, without)
-    return options and _apply(options, asked)
+    if not paths or not all(words_of(base, path) for path in paths):
+        return None
+    return _apply(replace(asked, leave=tuple(dict.fromkeys((*asked.leave, *paths)))))
 
 
 def laying(inspection: Inspection) -> str:
     """Return the ``apply`` command for the selected part, by default the installed part."""
-    base, asked = inspection.overlay.base or inspection.overlay, _asked(inspection)
-    return _apply(options_without(base, asked.without) if asked.without else "", asked)
+    return _apply(_asked(inspection))
 
 
-def _apply(options: str, asked: Asked) -> str:
-    extra = f"--extra={shlex.quote(asked.extra)}" if asked.extra else ""
-    command = f"`{' '.join(filter(None, ('apply', options, extra)))}`"
+def _apply(asked: Asked) -> str:
+    extra = [f"--extra={shlex.quote(asked.extra)}"] if asked.extra else []
+    command = f"`{' '.join(('apply', *(f'--leave={path}' for path in asked.leave), *extra))}`"
     if asked.extra == UNKNOWN:
         command += f" ({UNKNOWN}: the directory of {', '.join(asked.names)})"
     return command
@@ -176,7 +176,8 @@ def _asked(inspection: Inspection) -> Asked:
     extra = UNKNOWN if overlay.extra else None
     patches = (patch for patch in overlay.series.patches if patch.name.startswith(EXTRA))
     paths = frozenset(file.path for patch in patches for file in patch.files)
-    return Asked(frozenset(overlay.pin.without), extra, tuple(overlay.extra), paths)
+    leave = leaving(inspection.overlay.base or inspection.overlay, frozenset(overlay.pin.without))
+    return Asked(leave, extra, tuple(overlay.extra), paths)
 
 
 def _expected(overlay: Overlay, path: str, needed: bool = False) -> str | None:

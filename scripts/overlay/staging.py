@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from overlay import progress
 from overlay.bytecode import compile_modules
 from overlay.errors import Exit, OverlayError
 from overlay.files import (
@@ -61,7 +60,6 @@ class Staging:
 
     def file(self, final: Path, data: bytes, expected: bytes | None, like: Traits) -> None:
         """Stage a file with the traits ``like``; ``expected`` is None if it must not exist."""
-        progress.step(f"writing {final}")
         self._expected[final] = expected
         self._staged.add(final)
         self._folders.add(final.parent)
@@ -105,7 +103,6 @@ class Staging:
         """
         folders = set()
         for final in finals:
-            progress.step(f"moving {final} into place")
             self._refuse_change(final)
             self.begun = True
             os.replace(staged_path(final, self.prefix), final)
@@ -122,7 +119,6 @@ class Staging:
         """
         self._expected.update(expected)
         for path in expected:
-            progress.step(f"removing {path}")
             self._refuse_change(path)
             self.begun = True
             remove(path)

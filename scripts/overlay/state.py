@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from overlay import bytecode, progress, record
+from overlay import bytecode, record
 from overlay import pin as pins
 from overlay.errors import OverlayError, denied
 from overlay.files import LARGEST, STAGED, head, read, special, staged_in
@@ -61,11 +61,11 @@ class FileState:
 class Asked:
     """Part of the overlay that a command's options select.
 
-    ``without`` has the features and fixes left out. ``extra`` is the directory of extra patches, as
-    given. ``names`` are these patches, and ``paths`` the files that they change.
+    ``leave`` has the files left unchanged. ``extra`` is the directory of extra patches, as given.
+    ``names`` are these patches, and ``paths`` the files that they change.
     """
 
-    without: frozenset[str] = frozenset()
+    leave: tuple[str, ...] = ()
     extra: str | None = None
     names: tuple[str, ...] = ()
     paths: frozenset[str] = frozenset()
@@ -281,7 +281,6 @@ def look(site: Path, overlay: Overlay, path: str) -> FileState:
     if link := _link_above(site, path):
         return _foreign(path, f"{link} is not a plain directory")
     full = site / path
-    progress.step(f"reading {path}")
     try:
         status = full.stat()
     except OSError:
@@ -401,7 +400,6 @@ def _inspect_others(inspection: Inspection) -> None:
     listed = record.paths(inspection.record_bytes) if inspection.record else None
     ours = inspection.paths
     for folder, folders, names in os.walk(site / "vllm"):
-        progress.step(f"looking for other versions' lines in {folder}")
         relative = os.path.relpath(folder, site)
         if relative == PACKAGE:
             folders.clear()

@@ -1,13 +1,12 @@
-"""Selections of features and fixes by name, and the patches that they need."""
+"""Features and fixes of the overlay, and the patches and files that serve them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 
-from overlay.errors import OverlayError, usage
+from overlay.errors import usage
 from overlay.patches import FilePatch, Patch, header_fields
 from overlay.pin import PACKAGE
 from overlay.source import Overlay
@@ -50,64 +49,13 @@ def vocabulary(overlay: Overlay) -> Vocabulary:
     if MODULE not in overlay.pin.result:
         raise usage(
             "this overlay has no features and fixes to choose from",
-            "omit --features, --fixes and --leave",
+            "omit --leave",
         )
     names: dict[str, object] = {"__name__": "registry"}
     code = compile(overlay.added_bytes(MODULE), MODULE, "exec", dont_inherit=True)
     exec(code, names)  # noqa: S102 (it is ours, and proven by checksum)
     parts = (names[name] for name in ("GROUPS", "ALL", "without", "with_needs"))
     return Vocabulary(*parts)  # type: ignore[arg-type]
-
-
-def left_out(words: Vocabulary, chosen: Mapping[str, str | None]) -> frozenset[str]:
-    """Return the features and fixes that a choice leaves out, with their dependents.
-
-    ``chosen`` maps each group to its option's value, in the grammar of ``VLLM_READINESS``: ``on``,
-    ``off``, ``-a,-b`` (all but these), ``a,b`` (only these); None is ``on``.
-
-    Raises:
-        OverlayError: a name is unknown, or names with and without ``-`` are mixed.
-    """
-    on = frozenset().union(
-        *(_on(words, group, text) for group, text in chosen.items() if text is not None),
-        *(words.groups[group] for group, text in chosen.items() if text is None),
-    )
-    return words.closed(words.every - on)
-
-
-def _on(words: Vocabulary, group: str, text: str) -> frozenset[str]:
-    members = words.groups[group]
-    given = [word.strip() for word in text.split(",")]
-    if given == ["on"]:
-        return members
-    if given == ["off"]:
-        return frozenset()
-    names = [word.removeprefix("-") for word in given]
-    excluding = [word.startswith("-") for word in given]
-    for name in names:
-        if name not in members:
-            raise _not_understood(words, group, text, name)
-    if all(excluding):
-        return members - frozenset(names)
-    if any(excluding):
-        raise usage(
-            "mixes names with '-' (all but these) and names without",
-            "use one form",
-            f"--{group}={text}",
-        )
-    return words.with_needs(names) & members
-
-
-def _not_understood(words: Vocabulary, group: str, text: str, name: str) -> OverlayError:
-    members = words.groups[group]
-    owner = next((other for other, names in words.groups.items() if name in names), None)
-    if owner:
-        next_step = f"use --{owner}"
-    else:
-        meant = get_close_matches(name, [*sorted(members), "on", "off"], 1)
-        next_step = f"{f'did you mean {meant[0]}? ' if meant else ''}valid: on, off, or names "
-        next_step += f"(with '-': all but these): {', '.join(sorted(members))}"
-    return usage(f"{name!r} is not one of the {group}", next_step, f"--{group}={text}")
 
 
 def served(patch: Patch) -> frozenset[str] | None:
@@ -146,36 +94,17 @@ def words_of(overlay: Overlay, path: str) -> frozenset[str] | None:
     return frozenset(words)
 
 
-def options_that_leave(
-    overlay: Overlay, paths: Iterable[str], without: Iterable[str]
-) -> str | None:
-    """Return the options of ``apply`` that leave ``paths`` unchanged; None if impossible.
+def leaving(overlay: Overlay, without: frozenset[str]) -> tuple[str, ...]:
+    """Return files whose words, with their dependents, are ``without``; empty if there are none.
 
-    ``without`` names the features and fixes that are already left out.
+    ``overlay`` is the whole overlay. A part that an earlier version laid by words may have none.
     """
-    names = set(without)
-    for path in paths:
-        words = words_of(overlay, path)
-        if not words:
-            return None
-        names |= words
-    try:
-        return options_without(overlay, names) if names else None
-    except OverlayError:
-        return None
-
-
-def options_without(overlay: Overlay, names: Iterable[str]) -> str:
-    """Return the options of ``apply`` that leave out these names and their dependents.
-
-    Raises OverlayError as :func:`vocabulary` does.
-    """
-    known = vocabulary(overlay)
-    gone = known.closed(known.every.intersection(names))
-    options = []
-    for group, members in known.groups.items():
-        if members <= gone:
-            options.append(f"--{group}=off")
-        elif members & gone:
-            options.append(f"--{group}=" + ",".join(f"-{name}" for name in sorted(members & gone)))
-    return " ".join(options)
+    by_path = {path: words_of(overlay, path) for path in overlay.targets} if without else {}
+    within = {path: words for path, words in by_path.items() if words and words <= without}
+    chosen: list[str] = []
+    names: frozenset[str] = frozenset()
+    for path in sorted(within, key=lambda path: (-len(within[path]), path)):
+        if not within[path] <= names:
+            chosen.append(path)
+            names = vocabulary(overlay).closed(names | within[path])
+    return tuple(sorted(chosen)) if names == without else ()

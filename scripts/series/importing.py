@@ -11,8 +11,7 @@ from pathlib import Path
 from overlay.errors import Exit, OverlayError, usage
 from overlay.extras import no_python
 from overlay.files import read
-from overlay.foreign import composed
-from overlay.patches import SERIES, Series, parse
+from overlay.patches import SERIES, Series, composed, parse
 from overlay.source import Overlay
 
 from series import diffs, git, places, tree

@@ -14,9 +14,8 @@ from overlay.installation import locate
 from overlay.pin import PACKAGE
 from overlay.source import Overlay
 from support import mini
-from support.sites import UPSTREAM, run, snapshot
+from support.sites import REPO, UPSTREAM, run, snapshot
 
-PART = "--features=-seeds"
 LEAVE = "--leave=vllm/v1/two.py"
 ONE = "vllm/one.py"
 THEIRS = "vllm/v1/engine/output_processor.py"
@@ -57,13 +56,12 @@ class Case(NamedTuple):
 
 
 EXTRA = "--extra=my own"
-CHOICES: Sequence[Sequence[str]] = ([], [PART], [LEAVE], [EXTRA], [PART, EXTRA])
+CHOICES: Sequence[Sequence[str]] = ([], [LEAVE], [EXTRA], [LEAVE, EXTRA])
 CASES = [
     # Nothing is laid, or another part than the one that is asked for.
     *(Case(None, nothing, ["verify", *each], each) for each in CHOICES),
-    *(Case(["--features=on"], nothing, ["verify", *each], each) for each in CHOICES[1:]),
-    *(Case(each, nothing, ["verify", "--features=on"], []) for each in CHOICES[1:3]),
-    *(Case(each, nothing, ["verify", PART, EXTRA], [PART, EXTRA]) for each in CHOICES[:4]),
+    *(Case([], nothing, ["verify", *each], each) for each in CHOICES[1:]),
+    *(Case(each, nothing, ["verify", LEAVE, EXTRA], [LEAVE, EXTRA]) for each in CHOICES[:3]),
     # It was cut off: what is installed, or what is asked for.
     *(Case(each, cut, ["verify"], each) for each in CHOICES),
     *(Case(each, cut, ["status"], each) for each in CHOICES),
@@ -71,7 +69,7 @@ CASES = [
     # A file was edited: vLLM is to be reinstalled first.
     *(Case(each, edit, [command], each) for each in CHOICES for command in ("verify", "revert")),
     *(Case(each, edit, ["verify", *each], each) for each in CHOICES),
-    *(Case(each, edit, ["apply", PART], [PART]) for each in CHOICES),
+    *(Case(each, edit, ["apply", LEAVE], [LEAVE]) for each in CHOICES),
     *(Case(each, edit, ["apply"], []) for each in CHOICES),
     *(Case(each, no_patch, ["verify"], each) for each in CHOICES[1:2]),
 ]
@@ -87,9 +85,13 @@ def overlay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Overlay:
     return overlay
 
 
-def advised(text: str) -> list[list[str]]:
-    """The commands in a text, each as its words."""
-    return [shlex.split(command) for command in re.findall(r"`([^`]+)`", text)]
+def advised(text: str, site: Path) -> list[list[str]]:
+    """The commands in a text, each as its words behind the program and the target."""
+    commands = [shlex.split(command) for command in re.findall(r"`([^`]+)`", text)]
+    for words in commands:
+        assert words[:2] == ["python3", str(REPO / "scripts" / "overlay")]
+        words.remove(f"--site={site}")
+    return [words[2:] for words in commands]
 
 
 def names(case: Case) -> str:
@@ -113,7 +115,7 @@ def test_the_advice_does_what_it_says(
     assert cli.main([command, "--site", str(site), *options]) != Exit.DONE
     text = "".join(capsys.readouterr())
     reverts = False
-    commands = advised(text.replace("=DIR", "='my own'"))
+    commands = advised(text.replace("=DIR", "='my own'"), site)
     for number, words in enumerate(commands):
         assert words[0] in ("apply", "revert"), text
         again = Path(shutil.copytree(site, tmp_path / f"again {number}", symlinks=True))
@@ -131,7 +133,7 @@ def test_the_advice_does_what_it_says(
         if "=DIR" in text:
             assert "DIR: the directory of 0001-mine.patch" in text
     assert "apply" in {words[0] for words in commands}, text
-    assert reverts is ("`revert`" in text)
+    assert reverts is (" revert --site=" in text)
 
 
 #: The features and fixes that change that file.
@@ -140,17 +142,14 @@ THEIR_WORDS = ("cached-prompt-logprobs", "logprobs")
 
 def test_a_file_is_left_to_others_beside_what_was_asked_for(site: Path) -> None:
     (site / THEIRS).write_bytes((UPSTREAM / THEIRS).read_bytes() + b"# theirs\n")
-    for asked in (["--fixes=-stop-tokens"], ["--leave=vllm/v1/core/sched/utils.py"]):
-        for command in ("apply", "verify"):
-            refused = run(command, "--site", site, *asked)
-            assert refused.returncode == Exit.FOREIGN
-            (line,) = re.findall(r"leave this file out: `([^`]+)`", refused.stderr)
-        done = run(*shlex.split(line), "--site", site)
-        assert done.returncode == Exit.DONE, line
-        word = "stop-tokens" if "fixes" in asked[0] else "closed-grammars"
-        gone = sorted([*THEIR_WORDS, word])
-        assert f"left out: {', '.join(gone)}" in done.stdout
-        assert run("revert", "--site", site).returncode == Exit.DONE
+    for command in ("apply", "verify"):
+        refused = run(command, "--site", site, "--leave=vllm/v1/core/sched/utils.py")
+        assert refused.returncode == Exit.FOREIGN
+        (line,) = re.findall(r"leave this file out: (`[^`]+`)", refused.stderr)
+    ((verb, *options),) = advised(line, site)
+    done = run(verb, "--site", site, *options)
+    assert done.returncode == Exit.DONE, line
+    assert f"left out: {', '.join(sorted([*THEIR_WORDS, 'closed-grammars']))}" in done.stdout
 
 
 def test_patches_that_are_not_laid_again_are_not_said_to_be(
@@ -171,5 +170,5 @@ def test_a_target_that_is_advised_is_the_one_that_was_meant(
     site = mini.install(tmp_path / "site")
     (site / "vllm" / "__init__.py").write_text("")
     assert cli.main(["status", "--site", str(site / "vllm")]) == Exit.USAGE
-    (named,) = re.findall(r"SITE=(\S+)", capsys.readouterr().err)
+    (named,) = re.findall(r"--site=(\S+)", capsys.readouterr().err)
     assert locate(site=named).site == site

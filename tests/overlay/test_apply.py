@@ -415,7 +415,7 @@ def test_a_process_that_uses_the_installation_is_noticed(tmp_path: Path, evidenc
                 refused = run("apply", "--site", site, *extra)
                 assert refused.returncode == Exit.BUSY
                 assert f"process {child.pid}" in refused.stderr
-                assert "FORCE=1" in refused.stderr
+                assert "--force" in refused.stderr
             assert snapshot(site, bytecode=True) == before
             assert run("apply", "--site", site, env={"FORCE": "1"}).returncode == Exit.DONE
             assert run("revert", "--site", site).returncode == Exit.BUSY

@@ -158,7 +158,7 @@ def case(request: pytest.FixtureRequest, scratch: Path, usual_umask: None) -> Ca
         commands.apply(locate(site=str(older)), one, Options(force=True))
     if files in ("part", "part of whole", "extra"):
         overlay = mini.worded(scratch / "overlay")
-        choice = ["--features=-seeds"]
+        choice = ["--leave=vllm/v1/two.py"]
         if files == "extra":
             choice.append(f"--extra={mini.extra(scratch / 'extra')}")
         if files == "part of whole":

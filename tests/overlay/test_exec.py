@@ -102,7 +102,7 @@ def test_nothing_is_started_unless_the_overlay_is_whole(
             assert json.loads(out)["error"]["code"] == code
         assert not (tmp_path / "started").exists()
 
-    fails(Exit.PRISTINE, "run `apply`")
+    fails(Exit.PRISTINE, f"overlay apply --site={site}`")
     target = site / OVERLAY.targets[0]
     before = target.read_bytes()
     assert run("apply", "--site", site).returncode == Exit.DONE
@@ -166,6 +166,35 @@ def test_what_is_no_command_is_passed_over_as_a_shell_does(overlaid: Path, tmp_p
     )
     child = execute(overlaid, "serve", env=os.environ | {"PATH": path})
     assert child.communicate() == (shell.stdout, "")
+
+
+def test_a_command_of_the_verified_environment_goes_before_path(tmp_path: Path, site: Path) -> None:
+    assert run("apply", "--site", site, "--force").returncode == Exit.DONE
+    python = tmp_path / "own" / "python"
+    program(python.parent, "serve", "#!/bin/sh\necho own\n")
+    python.symlink_to(sys.executable)
+    program(tmp_path / "first", "serve", "#!/bin/sh\necho other\n")
+    env = os.environ | {"PATH": f"{tmp_path / 'first'}:{os.environ['PATH']}"}
+    for flags, output in (((), "other\n"), (("--python", str(python)), "own\n")):
+        assert execute(site, "serve", flags=flags, env=env).communicate() == (output, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("VLLM_READINESS", "-penalities"), ("VLLM_READINESS_SLOTS", "many")]
+)
+def test_a_wrong_variable_is_refused_in_one_line_before_the_command(
+    overlaid: Path, tmp_path: Path, name: str, value: str
+) -> None:
+    started = tmp_path / "started"
+    env = os.environ | {name: value}
+    for flags in ((), ("--dry-run",), ("--json",)):
+        child = execute(overlaid, "touch", str(started), flags=flags, env=env)
+        out, err = child.communicate(timeout=30)
+        assert (child.returncode, out) == (Exit.USAGE, "")
+        assert err.startswith(f"overlay exec: {name}={value!r}: ")
+        assert err.count("\n") == 1
+        assert not started.exists()
+    assert "Did you mean VLLM_READINESS=-penalties?" in err or name != "VLLM_READINESS"
 
 
 def test_a_command_is_needed(overlaid: Path) -> None:

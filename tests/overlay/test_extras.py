@@ -24,6 +24,9 @@ from support.sites import OVERLAY, RELEASE, UPSTREAM, run, snapshot
 #: Files that our patches change: one that has many, one that a single word serves; and another.
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 LOGPROBS = "vllm/v1/engine/output_processor.py"
+WORKER = "vllm/v1/worker/gpu_worker.py"
+#: Leaves out everything that changes the worker, and more.
+PART = "--leave=vllm/v1/worker/gpu_input_batch.py"
 OTHER = "vllm/logger.py"
 PATCHES = f"{PACKAGE}/provenance/patches"
 STATED = {
@@ -67,27 +70,27 @@ def patch_of(folder: Path, files: dict[str, bytes], **stated: str) -> Path:
 def extra(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A patch of two files."""
     folder = tmp_path_factory.mktemp("mine") / "extra"
-    return patch_of(folder, {path: marked(path, "mine") for path in (RUNNER, LOGPROBS)})
+    return patch_of(folder, {path: marked(path, "mine") for path in (RUNNER, WORKER)})
 
 
 def status(site: Path) -> Any:
     return json.loads(run("status", "--site", site, "--json").stdout)
 
 
-@pytest.mark.parametrize("part", [[], ["--features=-logprobs,-step-inputs", "--fixes=off"]])
+@pytest.mark.parametrize("part", [[], [PART]])
 def test_a_patch_is_laid_behind_ours_and_taken_off(
     site: Path, extra: Path, part: Sequence[str]
 ) -> None:
     before = snapshot(site)
     applied = run("apply", "--site", site, *part)
-    ours = {path: (site / path).read_bytes() for path in (RUNNER, LOGPROBS)}
+    ours = {path: (site / path).read_bytes() for path in (RUNNER, WORKER)}
     done = run("apply", "--site", site, "--extra", extra, *part)
     assert done.returncode == Exit.DONE, applied.stderr + done.stderr
     for path, data in ours.items():
         laid = (site / path).read_bytes()
         comments = laid.count(b"  # mine\n")
         assert comments > 10
-        if part and path == LOGPROBS:
+        if part and path == WORKER:
             assert b"Changed by vllm-readiness-overlay" in laid, "no patch of ours changes it"
             assert laid.count(b"\n") == data.count(b"\n") + 3 + 1
         else:
@@ -147,7 +150,7 @@ def test_several_patches_build_on_one_another(site: Path, tmp_path: Path) -> Non
     for name, value in STATED.items():
         text = text.replace(f"\n{name}:\n", f"\n{name}: {value}\n")
     made.file.write_text(text)
-    part = "--features=-input-ids"
+    part = "--leave=vllm/v1/worker/block_table.py"
     assert run("apply", "--site", site, "--extra", folder, part).returncode == Exit.DONE
     laid = (site / RUNNER).read_bytes()
     assert (laid.count(b"# one"), laid.count(b"# two")) == (0, first.count(b"# one"))
@@ -296,26 +299,31 @@ def test_an_empty_name_is_not_the_current_directory(
     for command in ("apply", "status", "verify", "diff"):
         done = run(command, "--site", site, "--extra=")
         assert done.returncode == Exit.USAGE
-        assert "EXTRA is empty" in done.stderr
+        assert "--extra is empty" in done.stderr
     assert snapshot(site) == before
     assert "EXTRA= is empty" in make("apply", f"SITE={site}", "EXTRA=").stderr
 
 
 @pytest.mark.parametrize("python", [[], ["--python", sys.executable]])
 def test_a_patch_that_compiles_with_the_whole_alone_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: list[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    python: list[str],
 ) -> None:
     """Its line is far from those of the patch that is left out, and needs them all the same."""
     path = "vllm/v1/two.py"
-    pristine = {**mini.PRISTINE, path: b"def f():\n    x = 1\n    y = 2\n    return x\n"}
-    whole = {**mini.OVERLAID, path: pristine[path].replace(b"def", b"async def")}
+    left = "vllm/v1/three.py"
+    text = b"def f():\n    x = 1\n    y = 2\n    return x\n"
+    pristine = {**mini.PRISTINE, path: text, left: b"X = 1\n"}
+    whole = {**mini.OVERLAID, path: text.replace(b"def", b"async def"), left: b"X = 2\n"}
     words = {f: (OVERLAY.root / "vendor_overlay" / f).read_bytes() for f in [vocabulary.MODULE]}
     overlay = mini.overlay(
         tmp_path / "overlay",
         pristine,
         whole,
         {**mini.OURS, **words},
-        serves={"vllm/one.py": "all", path: "seeds"},
+        serves={"vllm/one.py": "all", path: "seeds", left: "seeds"},
     )
     monkeypatch.setattr(cli, "ROOT", overlay.root)
     site = mini.install(tmp_path / "site", pristine)
@@ -328,7 +336,8 @@ def test_a_patch_that_compiles_with_the_whole_alone_is_refused(
     assert cli.main(command) == Exit.DONE
     before = snapshot(site, bytecode=True)
     for options in (["--dry-run"], []):
-        assert cli.main([*command, "--features=-seeds", *options]) == Exit.USAGE
+        assert cli.main([*command, f"--leave={left}", *options]) == Exit.USAGE
+        assert "no longer compiles with the patch" in capsys.readouterr().err
     assert snapshot(site, bytecode=True) == before
 
 
@@ -336,7 +345,8 @@ def test_a_patch_that_needs_what_is_left_out_is_refused(site: Path, tmp_path: Pa
     line = b"readiness.logprobs.shown(\n"
     changed = whole(LOGPROBS).replace(line, line.rstrip() + b"  # mine\n")
     folder = patch_of(tmp_path / "extra", {LOGPROBS: changed})
-    done = run("apply", "--site", site, "--extra", folder, "--features=-logprobs")
+    part = "--leave=vllm/v1/engine/core.py"
+    done = run("apply", "--site", site, "--extra", folder, part)
     assert done.returncode == Exit.USAGE
     assert f"{LOGPROBS}: 0001-some.patch changes lines that 0041-" in done.stderr
     assert "keep logprobs, or do without 0001-some.patch" in done.stderr
@@ -347,13 +357,13 @@ def test_a_patch_that_needs_what_is_left_out_is_refused(site: Path, tmp_path: Pa
 def test_the_file_of_somebody_else_s_is_refused_if_a_patch_changes_it(
     site: Path, extra: Path
 ) -> None:
-    (site / LOGPROBS).write_text("# theirs\n")
-    done = run("apply", "--site", site, "--extra", extra, "--features=-logprobs")
+    (site / WORKER).write_text("# theirs\n")
+    done = run("apply", "--site", site, "--extra", extra, PART)
     assert done.returncode == Exit.FOREIGN
-    assert LOGPROBS in done.stderr
+    assert WORKER in done.stderr
 
 
-@pytest.mark.parametrize("part", [[], ["--features=-seeds"]])
+@pytest.mark.parametrize("part", [[], ["--leave=vllm/v1/two.py"]])
 @pytest.mark.parametrize("path", [OTHER, "vllm/one.py"])
 def test_a_record_has_no_file_changed_that_the_overlay_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, part: list[str]
@@ -389,23 +399,19 @@ def test_a_record_has_no_file_changed_that_the_overlay_does_not(
 
 
 def test_make_takes_them_from_the_command_line_alone(site: Path, extra: Path) -> None:
-    ambient = {"EXTRA": str(extra), "FEATURES": "off", "FIXES": "off", "LEAVE": LOGPROBS}
+    ambient = {"EXTRA": str(extra), "LEAVE": LOGPROBS}
     assert make("apply", f"SITE={site}", **ambient).returncode == 0
     assert (status(site)["left_out"], status(site)["extra"]) == ([], [])
-    named = [f"EXTRA={extra}", "FEATURES=-seeds", "FIXES=-stop-tokens"]
+    named = [f"EXTRA={extra}", "LEAVE=vllm/v1/structured_output/__init__.py"]
     done = make("apply", f"SITE={site}", *named)
     assert done.returncode == 0, done.stderr
     report = status(site)
-    assert report["left_out"] == ["seeds", "stop-tokens"]
+    assert report["left_out"] == ["grammars"]
     assert len(report["extra"]) == 1
     for target in ("verify", "status", "doctor"):
         assert make(target, f"SITE={site}", *named).returncode == 0
         assert (
-            make(target, f"SITE={site}", "FEATURES=-grammars").returncode != 0 or target == "doctor"
+            make(target, f"SITE={site}", f"LEAVE={LOGPROBS}").returncode != 0 or target == "doctor"
         )
-    assert "is empty" in make("apply", f"SITE={site}", "FEATURES=").stderr
-    assert (
-        make("apply", f"SITE={site}", "LEAVE=vllm/v1/structured_output/__init__.py").returncode == 0
-    )
-    assert status(site)["left_out"] == ["grammars"]
+    assert "is empty" in make("apply", f"SITE={site}", "LEAVE=").stderr
     assert str(RELEASE) in make("status", f"SITE={site}").stdout

@@ -95,7 +95,7 @@ def test_in_a_target_directory_without_metadata(tmp_path: Path) -> None:
 
 
 def test_in_a_target_directory_beside_a_plugin(tmp_path: Path) -> None:
-    """Which is not a second vLLM; with SITE, PYTHON names the interpreter."""
+    """Which is not a second vLLM; with --site, --python names the interpreter."""
     site = sites.small(tmp_path / "site")
     (site / INFO / "RECORD").unlink()
     plugin = site / f"vllm_ascend-{RELEASE}.dist-info"
@@ -128,7 +128,7 @@ def refused_with_both_paths(folder: Path, other: Path, why: str) -> None:
     for target in ({"venv": str(folder)}, {"python": python}):
         (subject,) = target.values()
         error = refused(Exit.ABSENT, why, subject, f"vllm/ in {other}", **target)
-        assert f"SITE={other}" in error.next_step
+        assert f"--site={other}" in error.next_step
     before = sites.snapshot(other)
     for option, value in (("--venv", folder), ("--python", python)):
         assert run("apply", option, value).returncode == Exit.ABSENT
@@ -144,7 +144,7 @@ def test_a_pth_file_does_not_lead_to_another_installation(tmp_path: Path) -> Non
     refused_with_both_paths(tmp_path / "venv", other, "a .pth file")
     assert locate(venv=str(sites.small(site).parents[2])).site == site
     python = str(tmp_path / "venv" / "bin" / "python")
-    refused(Exit.ABSENT, "imports vLLM from elsewhere", f"SITE={other}", python=python)
+    refused(Exit.ABSENT, "imports vLLM from elsewhere", f"--site={other}", python=python)
 
 
 def test_this_shell_does_not_lead_to_another_installation(
@@ -334,4 +334,4 @@ def test_targets_that_are_none(tmp_path: Path) -> None:
     refused(Exit.USAGE, "two targets", venv="a", site="b")
     refused(Exit.USAGE, "two targets", venv="a", python="b")
     site = sites.small(tmp_path / "site")
-    refused(Exit.USAGE, f"SITE={site}", site=str(site / "vllm"))
+    refused(Exit.USAGE, f"--site={site}", site=str(site / "vllm"))

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import identity, switch
 
 THEIRS = "vllm/v1/engine/output_processor.py"
+#: Options that leave out `logprobs` and `cached-prompt-logprobs`, and `grammars`.
+LEAVE, GRAMMARS = f"--leave={THEIRS}", "--leave=vllm/v1/structured_output/__init__.py"
 FRAME = "vllm/envs.py"
 PROVENANCE = f"{PACKAGE}/provenance"
 KNOWN = words.vocabulary(OVERLAY)
@@ -118,20 +121,15 @@ def test_a_mark_is_nothing_but_comments(old: list[bytes], new: list[bytes], mark
 @pytest.mark.parametrize(
     ("options", "left_out"),
     [
-        (["--features=-penalties"], {"penalties"}),
-        (["--features", "-history"], {"history", "penalties", "bad-words", "thinking-budget"}),
-        (["--features", "penalties"], registry.FEATURES.keys() - {"penalties", "history"}),
-        (["--fixes", "off"], registry.FIXES.keys()),
-        (["--features=on", "--fixes=-thinking-rows"], {"thinking-rows", "thinking-sections"}),
-        (["--features", "off", "--fixes", "stop-tokens, cpu-seeds"],
-         registry.ALL - {"stop-tokens", "cpu-seeds"}),
         (["--leave", THEIRS], {"logprobs", "cached-prompt-logprobs"}),
-        (["--leave", THEIRS, "--leave=vllm/v1/core/sched/utils.py", "--features=-seeds"],
-         {"logprobs", "cached-prompt-logprobs", "closed-grammars", "seeds"}),
+        (
+            ["--leave", THEIRS, "--leave=vllm/v1/core/sched/utils.py"],
+            {"logprobs", "cached-prompt-logprobs", "closed-grammars"},
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)  # fmt: skip
-def test_words_are_read_as_the_switch_reads_them(
+)
+def test_a_file_is_left_with_every_word_that_changes_it(
     site: Path, options: list[str], left_out: set[str]
 ) -> None:
     assert run("apply", "--site", site, *options).returncode == Exit.DONE
@@ -152,14 +150,6 @@ def test_words_are_read_as_the_switch_reads_them(
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        (["--features=-nonsense"], ["'nonsense' is not one of the features", "valid: on, off"]),
-        (["--features=-penalty"], ["did you mean penalties?"]),
-        (["--fixes=-penalties"], ["use --features"]),
-        (["--features="], ["'' is not one of the features"]),
-        (
-            ["--features=-penalties,seeds"],
-            ["mixes names with '-' (all but these) and names without"],
-        ),
         (["--leave=vllm/logger.py"], ["vllm/logger.py: is not a file that the overlay changes"]),
         ([f"--leave={FRAME}"], [f"{FRAME}: cannot be left unchanged: every feature and fix"]),
     ],
@@ -182,10 +172,10 @@ def test_a_file_of_somebody_else_s_is_left_alone(site: Path) -> None:
     before = snapshot(site)
     refused = run("apply", "--site", site)
     assert refused.returncode == Exit.FOREIGN
-    left = "apply --features=-logprobs --fixes=-cached-prompt-logprobs"
-    assert f"leave this file out: `{left}`" in refused.stderr
-    assert f"`{left}`" in run("status", "--site", site).stdout
-    option = left.split()[1:]
+    option = [f"--leave={THEIRS}"]
+    left = f" apply --site={site} --leave={THEIRS}`"
+    assert re.search(rf"leave this file out: `\S.*{left}", refused.stderr)
+    assert left in run("status", "--site", site).stdout
     assert run("apply", "--site", site, *option).returncode == Exit.DONE
     assert (site / THEIRS).read_bytes() == mine
     report = json.loads(run("status", "--site", site, "--json").stdout)
@@ -199,7 +189,7 @@ def test_a_file_of_somebody_else_s_is_left_alone(site: Path) -> None:
     assert "note: left out: cached-prompt-logprobs, logprobs" in again.stdout
     whole = run("apply", "--site", site)
     assert whole.returncode == Exit.FOREIGN
-    assert f"`{left}`" in whole.stderr
+    assert left in whole.stderr
     assert "has nothing to do" in run("doctor", "--site", site).stdout
     overlaid = snapshot(site)
     # The edit goes first, or the overlay.
@@ -221,8 +211,8 @@ def test_several_files_of_somebody_else_s_are_left_by_one_command(site: Path) ->
         (site / path).write_text("# mine\n")
     refused = run("apply", "--site", site).stderr
     (options,) = (line for line in refused.splitlines() if line.startswith("  next"))
-    named = options.partition("`apply ")[2].rstrip("`").split()
-    assert run("apply", "--site", site, *named).returncode == Exit.DONE
+    named = options.rpartition(" apply ")[2].rstrip("`").split()
+    assert run("apply", *named).returncode == Exit.DONE
     assert {(site / path).read_text() for path in paths} == {"# mine\n"}
     (site / FRAME).write_text("# mine\n")
     refused = run("verify", "--site", site).stderr
@@ -241,14 +231,14 @@ def test_a_file_that_is_to_hold_lines_of_ours_is_not_left(site: Path, whose: str
         shutil.rmtree(site / PACKAGE)
         assert "leave this file out" not in run("apply", "--site", site).stderr
         return
-    for command in (["verify"], ["apply", "--features=-logprobs"]):
+    for command in (["verify"], ["apply", LEAVE]):
         refused = run(*command, "--site", site)
         assert refused.returncode == Exit.FOREIGN
         assert "leave this file out" not in refused.stderr
 
 
 def test_parts_and_the_whole_replace_one_another(site: Path, tmp_path: Path) -> None:
-    choices = [["--features=-logprobs"], [], ["--features=seeds", "--fixes=off"]]
+    choices = [[LEAVE], [], ["--leave=vllm/v1/core/sched/utils.py", LEAVE]]
     for number, options in enumerate(choices):
         fresh = small(tmp_path / str(number))
         run("apply", "--site", fresh, *options)
@@ -265,25 +255,24 @@ def test_parts_and_the_whole_replace_one_another(site: Path, tmp_path: Path) -> 
 
 
 def test_another_part_than_the_one_that_is_asked_for_is_reported(site: Path) -> None:
-    run("apply", "--site", site, "--features=-logprobs")
-    assert run("verify", "--site", site, "--features=-logprobs").returncode == Exit.DONE
-    other = run("verify", "--site", site, "--features=-seeds")
+    run("apply", "--site", site, LEAVE)
+    assert run("verify", "--site", site, LEAVE).returncode == Exit.DONE
+    other = run("verify", "--site", site, GRAMMARS)
     assert other.returncode == Exit.FOREIGN
     assert "is overlaid by overlay" in other.stderr
-    assert f"{OVERLAY.pin.overlay} without logprobs; this is" in other.stderr
-    whole = run("verify", "--site", site, "--features=on")
-    assert whole.returncode == Exit.FOREIGN
-    shown = run("doctor", "--site", site, "--features=-seeds").stdout
-    assert f"overlay {OVERLAY.pin.overlay} without seeds would change " in shown
+    without = f"{OVERLAY.pin.overlay} without cached-prompt-logprobs, logprobs"
+    assert f"{without}; this is" in other.stderr
+    shown = run("doctor", "--site", site, GRAMMARS).stdout
+    assert f"overlay {OVERLAY.pin.overlay} without grammars would change " in shown
 
 
 def test_a_part_that_was_cut_off_says_how_to_carry_on(site: Path) -> None:
-    run("apply", "--site", site, "--features=-logprobs")
+    run("apply", "--site", site, LEAVE)
     (site / PACKAGE / "live.py").unlink()
     refused = run("verify", "--site", site)
     assert refused.returncode == Exit.PARTIAL
-    assert "`apply --features=-logprobs` completes it" in refused.stderr
-    assert run("apply", "--site", site, "--features=-logprobs").returncode == Exit.DONE
+    assert f"apply --site={site} {LEAVE}` completes it" in refused.stderr
+    assert run("apply", "--site", site, LEAVE).returncode == Exit.DONE
     assert run("verify", "--site", site).returncode == Exit.DONE
 
 
@@ -291,7 +280,7 @@ def test_what_a_run_left_beside_a_file_that_is_left_out_is_removed(site: Path) -
     left = site / "vllm/v1/structured_output/.readiness-overlay-__init__.py"
     left.write_text("")
     assert run("verify", "--site", site).returncode == Exit.PARTIAL
-    assert run("apply", "--site", site, "--features=-grammars").returncode == Exit.DONE
+    assert run("apply", "--site", site, GRAMMARS).returncode == Exit.DONE
     assert not left.exists()
     left.write_text("")
     assert run("verify", "--site", site).returncode == Exit.PARTIAL
@@ -301,17 +290,17 @@ def test_what_a_run_left_beside_a_file_that_is_left_out_is_removed(site: Path) -
 
 def another_word(site: Path) -> None:
     pin = site / PROVENANCE / "VERSION_PIN"
-    pin.write_text(pin.read_text().replace("without = logprobs", "without = logprobs,seeds"))
+    pin.write_text(pin.read_text().replace("logprobs\n", "logprobs,seeds\n", 1))
 
 
 def no_word_of_ours(site: Path) -> None:
     pin = site / PROVENANCE / "VERSION_PIN"
-    pin.write_text(pin.read_text().replace("without = logprobs", "without = logprobs,nonsense"))
+    pin.write_text(pin.read_text().replace("logprobs\n", "logprobs,nonsense\n", 1))
 
 
-def a_word_without_what_needs_it(site: Path) -> None:
+def a_word_without_its_dependents(site: Path) -> None:
     pin = site / PROVENANCE / "VERSION_PIN"
-    pin.write_text(pin.read_text().replace("without = logprobs", "without = history,logprobs"))
+    pin.write_text(pin.read_text().replace("without = ", "without = history,"))
 
 
 def another_checksum(site: Path) -> None:
@@ -343,10 +332,10 @@ def another_patch(site: Path) -> None:
 
 @pytest.mark.parametrize(
     "tamper",
-    [another_word, no_word_of_ours, a_word_without_what_needs_it, another_checksum, another_patch],
+    [another_word, no_word_of_ours, a_word_without_its_dependents, another_checksum, another_patch],
 )
 def test_a_record_of_a_part_is_not_believed(site: Path, tamper: Callable[[Path], None]) -> None:
-    run("apply", "--site", site, "--features=-logprobs")
+    run("apply", "--site", site, LEAVE)
     tamper(site)
     verified = run("verify", "--site", site)
     assert verified.returncode == Exit.FOREIGN

@@ -8,7 +8,6 @@ from typing import Any
 
 import jq  # type: ignore[import-not-found]
 import jsonschema
-import pytest
 from overlay.errors import Exit
 from support.sites import OVERLAY, REPO, run
 
@@ -47,32 +46,6 @@ def test_every_state_and_outcome_fits_the_schema(site: Path, tmp_path: Path) -> 
     for command in COMMANDS:
         absent = report(command, tmp_path / "empty")
         assert (absent["state"], absent["code"]) == ("absent", Exit.ABSENT)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"state": "fine"},
-        {"digest": "4f6d"},
-        {"files": [{"path": "x", "state": "pristine"}]},
-        {"code": 77},
-        {"surprise": 1},
-        {"error": {"reason": "x"}},
-    ],
-    ids=str,
-)
-def test_what_is_not_a_report_does_not_fit(site: Path, change: dict[str, Any]) -> None:
-    message = report("status", site) | change
-    assert not jsonschema.Draft202012Validator(SCHEMA).is_valid(message)
-
-
-def test_each_field_is_described_and_printed(site: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    for name, message in (
-        ("report", report("status", site)),
-        ("refusal", report("status", tmp_path / "empty")),
-    ):
-        assert set(SCHEMA["$defs"][name]["properties"]) == set(message)
 
 
 def test_jq_names_the_hosts_that_are_not_as_most_are(site: Path) -> None:

@@ -48,7 +48,9 @@ def test_another_version_is_named_and_replaced(
     assert run("status", older) == Exit.FOREIGN
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{older}: vllm {mini.RELEASE}, overlaid by overlay 0.0.1 (unreleased)"
-    assert lines[-1] == "next: `apply` replaces it with this one, `revert` removes it"
+    tool = f"python3 {REPO}/scripts/overlay"
+    apply, revert = (f"`{tool} {name} --site={older}`" for name in ("apply", "revert"))
+    assert lines[-1] == f"next: {apply} replaces it with this one, {revert} removes it"
     before = snapshot(older)
     for command in ("apply", "revert"):
         assert run(command, older, "--dry-run") == Exit.DONE
@@ -221,7 +223,7 @@ def test_another_version_that_cannot_be_taken_off_is_reinstalled(
         assert code == Exit.FOREIGN, message
         for part in ("0.0.1 (unreleased)", PATCH, f"reinstall vllm {mini.RELEASE}"):
             assert part in message
-        for part in ("or nothing", "make refresh", "`revert`"):
+        for part in ("or nothing", "make refresh", " revert --site="):
             assert part not in message
     assert snapshot(older) == before
 
