@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("edit", _edit, "lay out the series as commits of a git tree in build/edit", True),
         ("import-patch", _import, "make a patch in --extra of a diff, as far as it applies", True),
         ("refresh", _refresh, "write patches and checksums from build/edit", False),
-        ("dist", _dist, "build the reproducible archive of HEAD in build/dist", True),
+        ("dist", _dist, "build the reproducible archive and wheel of HEAD in build/dist", True),
     ):
         sub = arguments.command(commands, name, run, text, target=reads_upstream)
         if reads_upstream:

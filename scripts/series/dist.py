@@ -1,4 +1,4 @@
-"""Build the vendored copies, and the archive for container builds."""
+"""Build the vendored copies, the archive for container builds, and the wheel."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from overlay.source import Overlay
 from series import git
 from series.tree import write_file
 from series.upstream import Upstream
+from series.wheel import wheel
 
 #: Paths that the archive leaves out.
 _NOT_SHIPPED = ("tests/", ".ci/", ".git", "pyproject.toml")
@@ -37,10 +38,10 @@ def vendor(overlay: Overlay, upstream: Upstream, dry_run: bool) -> list[str]:
 
 
 def dist(root: Path, upstream: Callable[[Overlay], Upstream], dry_run: bool) -> list[str]:
-    """Build ``build/dist/vllm-readiness-overlay-VERSION.tar`` from the commit HEAD.
+    """Build the archive and the wheel of the commit HEAD in ``build/dist``.
 
-    The archive is not compressed, because compressors differ between Python
-    versions and the same commit must give the same bytes everywhere.
+    The archive, ``vllm-readiness-overlay-VERSION.tar``, is not compressed, because compressors
+    differ between Python versions and the same commit must give the same bytes everywhere.
 
     Args:
         root: the checkout.
@@ -48,7 +49,7 @@ def dist(root: Path, upstream: Callable[[Overlay], Upstream], dry_run: bool) -> 
         dry_run: check, and write nothing.
 
     Returns:
-        The archive, relative to the checkout.
+        The archive and the wheel, relative to the checkout.
 
     Raises:
         OverlayError: there is no git checkout, or its overlay contradicts itself.
@@ -82,10 +83,11 @@ def dist(root: Path, upstream: Callable[[Overlay], Upstream], dry_run: bool) -> 
                 info.mtime = time
                 info.mode = 0o755 if path in executable else 0o644
                 archive.addfile(info, io.BytesIO((head / path).read_bytes()))
-    target = f"build/dist/{name}.tar"
-    if not dry_run:
-        write_file(root / target, data.getvalue())
-    return [target]
+        built = dict([(f"{name}.tar", data.getvalue()), wheel(overlay, time)])
+    for target, content in built.items():
+        if not dry_run:
+            write_file(root / "build" / "dist" / target, content)
+    return [f"build/dist/{target}" for target in built]
 
 
 def _committed(root: Path) -> Iterator[tuple[str, str, bytes]]:

@@ -162,6 +162,37 @@ def by_pipx(folder: Path) -> Iterator[Attempt]:
     yield tool("--venv", Path(venvs) / "tabulate")
 
 
+def by_command(*start: object, **variables: str) -> Attempt:
+    """Run the wheel's command, without a target."""
+    kept = {name: value for name, value in os.environ.items() if name not in sites.AMBIENT}
+
+    def attempt(command: str) -> int:
+        line = [*map(str, start), *words(command)]
+        return subprocess.run(
+            line, env=kept | variables, capture_output=True, check=False
+        ).returncode
+
+    return attempt
+
+
+@contextmanager
+def beside_the_wheel(folder: Path) -> Iterator[Attempt]:
+    small(sites.venv(folder / "venv"))
+    python = folder / "venv" / "bin" / "python"
+    install("uv", "pip", "install", "--offline", "--python", python, wheels.ours(folder))
+    yield by_command(python.with_name("readiness-overlay"))
+
+
+def by_uvx(active: bool) -> Callable[[Path], AbstractContextManager[Attempt]]:
+    @contextmanager
+    def make(folder: Path) -> Iterator[Attempt]:
+        small(sites.venv(folder / "venv"))
+        tool = [ENV / "uv", "--offline", "tool", "run", wheels.ours(folder)]
+        yield by_command(*tool, **({"VIRTUAL_ENV": str(folder / "venv")} if active else {}))
+
+    return make
+
+
 def read_only(overlaid: bool) -> Callable[[Path], AbstractContextManager[Attempt]]:
     @contextmanager
     def make(folder: Path) -> Iterator[Attempt]:
@@ -197,6 +228,9 @@ ENVIRONMENTS = {
     "a `--target` directory": by_target,
     "a `uv tool`": by_uv_tool,
     "a `pipx` environment": by_pipx,
+    "beside [the wheel](#the-wheel), by its command": beside_the_wheel,
+    "active, the wheel by `uvx` or `pipx`": by_uvx(active=True),
+    "neither named nor active, the wheel by `uvx` or `pipx`": by_uvx(active=False),
     "a read-only file system": read_only(overlaid=False),
     "a read-only file system, overlaid before": read_only(overlaid=True),
     "your own files, without root": not_root(owner=True, overlaid=False),

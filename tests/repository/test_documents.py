@@ -189,8 +189,8 @@ def test_a_command_that_fails_is_noticed(sandbox: Sandbox) -> None:
             follow(script, sandbox)
 
 
-#: What may stand before a command of the tool: nothing installs it as a program of that name.
-_STARTED = re.compile(r"python3 (-B )?(\S*/)?scripts/$|python3 -m $")
+#: What may stand before a command of the tool: no program is called `overlay`.
+_STARTED = re.compile(r"python3 (-B )?(\S*/)?scripts/$|python3 -m $|readiness-$")
 
 
 @pytest.mark.parametrize("name", BY_NAME)

@@ -44,9 +44,10 @@ def commit(root: Path) -> None:
 def dist(root: Path, site: Path, **options: int) -> bytes:
     done = run_package("series", "dist", "--site", site, root=root, **options)
     assert done.returncode == Exit.DONE, done.stderr
-    (archive,) = (root / "build" / "dist").iterdir()
+    archive, wheel = sorted((root / "build" / "dist").iterdir(), key=lambda file: file.suffix)
     assert archive.name == f"vllm-readiness-overlay-{OVERLAY.pin.overlay}.tar"
-    return archive.read_bytes()
+    assert wheel.suffix == ".whl"
+    return archive.read_bytes() + wheel.read_bytes()
 
 
 def test_vendored_copies_are_the_pinned_ones(root: Path, site: Path) -> None:
@@ -80,7 +81,7 @@ def test_the_archive_is_the_same_from_the_same_commit(
     assert run("apply", "--site", overlaid).returncode == Exit.DONE
     data = dist(root, site, umask=0o022)
     assert dist(clone, overlaid, umask=0o077) == data
-    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:  # The wheel is behind its end.
         modes = {member.name.partition("/")[2]: member.mode for member in tar}
         readme = tar.extractfile(next(m for m in tar if m.name.endswith("README.md")))
         assert readme

@@ -1,10 +1,12 @@
-"""Real wheels, downloaded once into build/wheels."""
+"""Real wheels, downloaded once into build/wheels, and the overlay's own."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-from support.sites import REPO
+from series.wheel import wheel as build
+
+from support.sites import OVERLAY, REPO
 
 FOLDER = REPO / "build" / "wheels"
 
@@ -18,3 +20,10 @@ def wheel(requirement: str) -> Path:
         subprocess.run([*command, "--dest", str(FOLDER), requirement], check=True)
     (file,) = FOLDER.glob(pattern)
     return file
+
+
+def ours(folder: Path) -> Path:
+    """Build the wheel of this checkout in a directory. Returns: its file."""
+    name, data = build(OVERLAY, 1_700_000_000)
+    (folder / name).write_bytes(data)
+    return folder / name

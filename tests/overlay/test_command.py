@@ -1,0 +1,186 @@
+"""The wheel's command, installed by real installers, without a checkout, git or make."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from overlay.errors import Exit
+from support import sites
+from support.examples import examples
+from support.sites import small, snapshot
+from support.wheels import ours
+
+ENV = Path(sys.executable).parent
+COMMAND = "readiness-overlay"
+
+#: Kills the process before its change number CUT: an open for writing, a rename, a removal.
+CUT = """
+import os, sys
+
+left = int(os.environ.get("CUT", 0))
+CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod", "subprocess.Popen"}
+
+
+def hook(event, arguments):
+    global left
+    if event in CHANGES or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), 9)
+
+
+if left:
+    sys.addaudithook(hook)
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ours(tmp_path_factory.mktemp("dist"))
+
+
+def environment(folder: Path) -> Path:
+    """Make a virtual environment with the vLLM that the tool reads. Returns: its directory."""
+    small(sites.venv(folder))
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Leave on PATH the two programs that start a script of uvx, without git and make."""
+    folder = tmp_path_factory.mktemp("bin")
+    for name in ("dirname", "realpath"):
+        (folder / name).symlink_to(shutil.which(name) or "")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", str(folder))
+        yield
+
+
+def run(*words: object, **variables: object) -> "subprocess.CompletedProcess[str]":
+    """Run a command in an environment of three variables and those that are named."""
+    env = {"PATH": os.environ["PATH"], "HOME": str(Path.home()), "PYTHONDONTWRITEBYTECODE": "1"}
+    env |= {name: str(value) for name, value in variables.items()}
+    command = [*map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd="/")
+
+
+def install(venv: Path, file: Path) -> Path:
+    """Install the wheel by pip. Returns: the command."""
+    pip = [sys.executable, "-m", "pip", "--python", venv / "bin" / "python"]
+    done = run(*pip, "install", "--no-index", "--no-compile", file)
+    assert done.returncode == 0, done.stderr
+    return venv / "bin" / COMMAND
+
+
+def test_it_patches_the_environment_that_it_runs_from(tmp_path: Path, file: Path) -> None:
+    venv = environment(tmp_path / "venv")
+    (site,) = venv.glob("lib/python3*/site-packages")
+    stock = snapshot(site)
+    command = install(venv, file)
+    other = environment(tmp_path / "other")
+    pristine = run(command, "verify")
+    assert pristine.returncode == Exit.PRISTINE
+    assert pristine.stderr.endswith(f"; next: run `{COMMAND} apply`\n")
+    done = run(command, "apply", VIRTUAL_ENV=other)
+    assert done.returncode == Exit.DONE, done.stderr
+    assert done.stderr == f"{COMMAND} apply: {venv} (this command runs from it)\n"
+    assert run(command, "verify", "--venv", other).returncode == Exit.PRISTINE
+    status = run(command, "status").stdout
+    assert f"uninstalling {COMMAND} leaves the overlay on: `{COMMAND} revert` first" in status
+    program = venv / "bin" / "vllm"
+    program.write_text('#!/bin/sh\necho served "$@"\n')
+    program.chmod(0o755)
+    served = run(command, "exec", "--", "vllm", "serve", "MODEL")
+    assert (served.stdout, served.stderr) == ("served serve MODEL\n", "")
+    assert run(command, "revert").returncode == Exit.DONE
+    assert {name: each for name, each in snapshot(site).items() if name in stock} == stock
+
+
+def test_an_uninstalled_command_leaves_what_another_copy_reverts(
+    tmp_path: Path, file: Path
+) -> None:
+    venv = environment(tmp_path / "venv")
+    (site,) = venv.glob("lib/python3*/site-packages")
+    stock = snapshot(site)
+    assert run(install(venv, file), "apply").returncode == Exit.DONE
+    pip = [sys.executable, "-m", "pip", "--python", venv / "bin" / "python"]
+    assert run(*pip, "uninstall", "--yes", COMMAND).returncode == 0
+    assert list(site.glob("readiness_overlay*")) == []
+    tool = [*uvx(tmp_path), file]
+    assert run(*tool, "verify", "--venv", venv).returncode == Exit.DONE
+    done = run(*tool, "revert", "--venv", venv)
+    assert done.returncode == Exit.DONE, done.stderr
+    assert snapshot(site) == stock
+
+
+def uvx(folder: Path) -> Sequence[object]:
+    cache = folder / "cache"
+    return [
+        ENV / "uv",
+        "--quiet",
+        "--offline",
+        "--cache-dir",
+        cache,
+        "tool",
+        "run",
+        "--python",
+        sys.executable,
+    ]
+
+
+def pipx(folder: Path, file: Path) -> Sequence[object]:
+    names = {"PIPX_HOME": "pipx", "PIPX_BIN_DIR": "bin", "PIPX_MAN_DIR": "man"}
+    env = {name: str(folder / value) for name, value in names.items()}
+    options = ["--backend", "uv", "--python", sys.executable]
+    path = f"{ENV}:{os.environ['PATH']}"  # pipx starts uv.
+    done = run(ENV / "pipx", "install", *options, file, PATH=path, **env)
+    assert done.returncode == 0, done.stderr
+    return [folder / "bin" / COMMAND]
+
+
+@pytest.mark.parametrize("installer", ["uvx", "pipx"])
+def test_from_an_environment_of_its_own_it_takes_the_active_one(
+    tmp_path: Path, file: Path, installer: str
+) -> None:
+    venv = environment(tmp_path / "venv")
+    tool = [*uvx(tmp_path), file] if installer == "uvx" else pipx(tmp_path, file)
+    refused = run(*tool, "apply")
+    assert refused.returncode == Exit.USAGE
+    assert "has no vLLM, and no other is named or active" in refused.stderr
+    named = re.findall("`([^`]+)`", refused.stderr)
+    assert named == [f"{COMMAND} apply --venv=DIR", f"{COMMAND} apply --python=INTERPRETER"]
+    done = run(*tool, "apply", VIRTUAL_ENV=venv)
+    assert done.returncode == Exit.DONE, done.stderr
+    assert f"{COMMAND} apply: {venv} (named by VIRTUAL_ENV)\n" in done.stderr
+    assert run(*tool, "revert", "--python", venv / "bin" / "python").returncode == Exit.DONE
+    again = run(*tool, "verify", "--venv", venv)
+    assert f"next: run `{COMMAND} apply --venv={venv}`" in again.stderr
+
+
+@pytest.mark.drawn
+def test_killed_at_any_change_it_carries_on(tmp_path: Path, file: Path) -> None:
+    venv = environment(tmp_path / "venv")
+    (site,) = venv.glob("lib/python3*/site-packages")
+    command = install(venv, file)
+    (site / "sitecustomize.py").write_text(CUT)
+    stock = snapshot(site)
+    killed = 0
+    for at in range(1, 10_000, 150 // examples(1)):
+        done = run(command, "apply", CUT=at)
+        if done.returncode == Exit.DONE:
+            break
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        killed += 1
+        goal = ("apply", "revert") if at % 2 else ("revert",)
+        for name in goal:
+            again = run(command, name)
+            assert again.returncode == Exit.DONE, f"{at}: {again.stderr}"
+        assert snapshot(site) == stock, at
+    assert killed > 3
+    assert run(command, "verify").returncode == Exit.DONE
