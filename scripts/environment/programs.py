@@ -27,6 +27,8 @@ FLAGS = (
 UNPACKED = Path(__file__).resolve().parents[2] / "build" / "programs"
 _APT = ("apt-get", "-o", "DPkg::Lock::Timeout=120")
 _BARE = ("--no-install-recommends",)
+#: Value of a program's variable that forbids to look for one or to install one.
+NONE = "none"
 
 
 class Failure(Exception):
@@ -45,6 +47,7 @@ class Program:
         unpacked: whether the package is only unpacked, into :data:`UNPACKED`, by any user.
         linked: whether an unpacked one may need libraries that are not installed. They are
             unpacked, too, and it is told where they are.
+        dispensable: whether tests that need it are left out without it.
     """
 
     names: tuple[str, ...]
@@ -53,6 +56,12 @@ class Program:
     variable: str
     unpacked: bool = False
     linked: bool = False
+    dispensable: bool = False
+
+    @property
+    def lacking(self) -> str:
+        """The reason why tests are skipped without the program."""
+        return f"no {self.package} that starts: install one, or name it with {self.variable}="
 
     def find(self) -> str | None:
         """The path of one that starts: the variable's, or the first of the names, or None.
@@ -60,7 +69,10 @@ class Program:
         Raises:
             Failure: the variable names something that does not start.
         """
-        if named := os.environ.get(self.variable):
+        named = os.environ.get(self.variable)
+        if named == NONE:
+            return None
+        if named:
             if program := _starts(named):
                 return program
             raise Failure(f"{self.variable}={named} does not start; name another one, or unset it")
@@ -79,8 +91,14 @@ class Program:
         if program := self.find():
             return program
         root = os.geteuid() == 0
-        if shutil.which(_APT[0]) and (root or self.unpacked):
-            print(f"installing {self.package}: the tests {self.purpose}", flush=True)
+        wanted = os.environ.get(self.variable) != NONE
+        if wanted and shutil.which(_APT[0]) and (root or self.unpacked):
+            where = (
+                f"unpacking it in {UNPACKED}"
+                if self.unpacked
+                else (f"installing it on this system as root, unless {self.variable}={NONE}")
+            )
+            print(f"the tests {self.purpose}: {where} (apt-get, {self.package})", flush=True)
             if not self._install() and root:  # The package lists may be old or absent.
                 subprocess.run([*_APT, "update"], check=False)
                 self._install()
@@ -110,6 +128,7 @@ CHROMIUM = Program(
     "chromium",
     "open pages in a Chromium",
     "CHROMIUM",
+    dispensable=True,
 )
 PROMETHEUS = Program(
     ("prometheus",), "prometheus", "let a Prometheus scrape a server", "PROMETHEUS", unpacked=True

