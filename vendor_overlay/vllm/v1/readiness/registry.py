@@ -130,6 +130,10 @@ DRAFTER_RANKS = _fix("drafter-ranks", "inputs.drafter_ranks:DrafterRanks")
 FAILED_LOADS = _fix(
     "failed-loads", "core.failed_loads", "core.in_flight", "inputs.restarts:Restarts", on_v2=True
 )
+#: KV transfers and their requests may end in any order.
+KV_TRANSFERS = _fix(
+    "kv-transfers", "core.kv_transfers", "core.in_flight", "inputs.restarts:Restarts", on_v2=True
+)
 #: An engine's processes read messages whose notification was lost.
 LOST_WAKEUPS = _fix("lost-wakeups", "engine.lost_wakeups", on_v2=True)
 #: A request skipped by a step keeps no draft placeholders.
@@ -176,6 +180,10 @@ WINDOW_BLOCKS = _fix("window-blocks", "core.window_blocks", on_v2=True)
 BLOCK_IDS = _fix("block-ids", "core.block_ids", on_v2=True)
 #: A request that the engine cannot serve is refused, without harm to others.
 BAD_REQUESTS = _fix("bad-requests", "frontend.bad_requests", "frontend.request_types", on_v2=True)
+#: Each request is served or refused, and stalls no other.
+STALLED_REQUESTS = _fix("stalled-requests", "core.stalled_requests", on_v2=True)
+#: An aborted request with several sequences leaves no state behind.
+ABORTED_PARENTS = _fix("aborted-parents", "frontend.aborted_parents", on_v2=True)
 #: A thinking budget applies only to its own request.
 THINKING_ROWS = _fix(
     "thinking-rows", "sample.thinking_fixes:ThinkingFixes", before=(THINKING_BUDGET,)

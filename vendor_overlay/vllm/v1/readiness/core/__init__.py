@@ -9,11 +9,13 @@ __getattr__ = door(
     "block_ids",
     "failed_loads",
     "grammar_masks",
+    "kv_transfers",
     "orphan_drafts",
     "preemption",
     "refused_grammars",
     "schedule",
     "sessions",
+    "stalled_requests",
     "update_outputs",
     "window_blocks",
 )

@@ -1,7 +1,7 @@
 """In-flight steps of a scheduler, and the requests whose in-flight output is dropped.
 
-The fixes ``preemption`` and ``failed-loads`` share one :class:`InFlight` per scheduler. Each fix
-calls it from its own seams, so either fix works alone.
+The fixes ``preemption``, ``failed-loads`` and ``kv-transfers`` share one :class:`InFlight` per
+scheduler. Each fix calls it from its own seams, and works alone.
 """
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.update_from_output
@@ -74,11 +74,11 @@ class InFlight:
         while (first := self.steps.popleft()) is not step:
             self.dropped.pop(id(first), None)
         for name in self.dropped.pop(id(step), ()):
-            self._take_out(name, output)
+            self.take_out(name, output)
         self._stale_prompts &= set[str]().union(*self.dropped.values())
         self._deliver_prompt_logprobs(output)
 
-    def _take_out(self, name: str, output: "ModelRunnerOutput") -> None:
+    def take_out(self, name: str, output: "ModelRunnerOutput") -> None:
         """Remove a request's results from an output, and save the prompt logprobs."""
         row = output.req_id_to_index.get(name)
         if row is not None and output.sampled_token_ids:

@@ -6,6 +6,7 @@ from vllm.v1.readiness.engine.doors import door
 
 __getattr__ = door(
     __name__,
+    "aborted_parents",
     "bad_requests",
     "cached_prompt_logprobs",
     "grammar_limits",

@@ -1,0 +1,132 @@
+"""The fix aborted-parents: aborting a request with several sequences leaves no state behind.
+
+The pinned output processor keeps the parent, which is asserted as well: with the fix off ours does.
+"""
+
+from copy import copy
+from typing import Any
+
+import pytest
+from support import modules
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.engine.output_processor import RequestOutputCollector
+from vllm.v1.engine.parallel_sampling import ParentRequest
+from vllm.v1.readiness.engine import switch
+
+PROCESSOR = "vllm/v1/engine/output_processor.py"
+COUNT = 3
+KINDS = pytest.mark.parametrize("kind", [*RequestOutputKind])
+QUEUED = pytest.mark.parametrize("queued", [False, True])
+
+
+class FrontEnd:
+    """An output processor with one request of several sequences."""
+
+    def __init__(self, side: str, kind: RequestOutputKind, queued: bool) -> None:
+        load = modules.pristine if side == "pinned" else modules.overlaid
+        self.processor: Any = load(PROCESSOR).OutputProcessor(tokenizer=None, log_stats=False)
+        params = SamplingParams(n=COUNT, detokenize=False, output_kind=kind)
+        request = EngineCoreRequest(
+            request_id="client-internal",
+            external_req_id="client",
+            prompt_token_ids=[1, 2],
+            mm_features=None,
+            sampling_params=params,
+            pooling_params=None,
+            arrival_time=0.0,
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=None,
+        )
+        self.queue = RequestOutputCollector(kind, request.request_id) if queued else None
+        parent = ParentRequest(request)
+        self.children = []
+        for index in range(COUNT):
+            child = copy(request)
+            child.request_id, child.sampling_params = parent.get_child_info(index)
+            self.processor.add_request(child, None, parent, index, self.queue)
+            self.children.append(child.request_id)
+
+    def end(self, child: str) -> None:
+        """Process the last output of a child."""
+        output = EngineCoreOutput(child, [5], finish_reason=FinishReason.LENGTH)
+        self.processor.process_outputs([output])
+
+    def left(self) -> list[int]:
+        """Return how many parents, requests and names the processor has."""
+        processor = self.processor
+        kept = processor.parent_requests, processor.request_states, processor.external_req_ids
+        return [len(each) for each in kept]
+
+
+@pytest.fixture(params=["pinned", "off", "ours"])
+def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The side, whose fix is off or on."""
+    monkeypatch.setenv(switch.NAME, "-aborted-parents" if request.param == "off" else "on")
+    return str(request.param)
+
+
+@KINDS
+@QUEUED
+@pytest.mark.parametrize("ended", range(COUNT))
+def test_an_abort_by_name_leaves_nothing(
+    side: str, kind: RequestOutputKind, queued: bool, ended: int
+) -> None:
+    """Some sequences have ended before."""
+    front = FrontEnd(side, kind, queued)
+    for child in front.children[:ended]:
+        front.end(child)
+    aborted = front.processor.abort_requests(["client"], internal=False)
+    assert sorted(aborted) == front.children[ended:]
+    assert front.left() == [int(side != "ours"), 0, 0]
+
+
+@KINDS
+@QUEUED
+def test_an_abort_of_each_child_leaves_nothing(
+    side: str, kind: RequestOutputKind, queued: bool
+) -> None:
+    front = FrontEnd(side, kind, queued)
+    for child in front.children:
+        assert front.left()[0] == 1
+        front.processor.abort_requests([child], internal=True)
+    assert front.left() == [int(side != "ours"), 0, 0]
+
+
+@KINDS
+@QUEUED
+def test_the_last_sequence_that_ends_after_aborts_leaves_nothing(
+    side: str, kind: RequestOutputKind, queued: bool
+) -> None:
+    front = FrontEnd(side, kind, queued)
+    front.processor.abort_requests(front.children[:-1], internal=True)
+    assert front.left() == [1, 1, 1]
+    front.end(front.children[-1])
+    # Without a queue, stock's abort does not take a child from its parent.
+    assert front.left() == [int(side != "ours" and not queued), 0, 0]
+
+
+@KINDS
+@QUEUED
+def test_an_abort_of_the_parent_leaves_nothing(
+    side: str, kind: RequestOutputKind, queued: bool
+) -> None:
+    front = FrontEnd(side, kind, queued)
+    aborted = front.processor.abort_requests(["client-internal"], internal=True)
+    assert sorted(aborted) == front.children
+    assert front.left() == [0, 0, 0]
+
+
+@KINDS
+def test_the_final_output_is_stocks(kind: RequestOutputKind) -> None:
+    """An abort delivers what it delivers on stock."""
+    delivered = []
+    for side in ("pinned", "ours"):
+        front = FrontEnd(side, kind, queued=True)
+        front.end(front.children[0])
+        front.processor.abort_requests(["client"], internal=False)
+        queue: Any = front.queue
+        delivered.append(repr(queue.get_nowait()))
+    assert delivered[0] == delivered[1]
+    assert "abort" in delivered[0]

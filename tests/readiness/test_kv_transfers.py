@@ -1,0 +1,462 @@
+"""The fix kv-transfers: requests, their KV blocks and their KV transfers may end in any order.
+
+The scheduler is a real one, over a worker whose tokens are right only where all KV before them is.
+The pinned scheduler has the faults, which are asserted as well: with the fix off ours has them.
+"""
+
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.examples import draws
+from support.loads import Connector, Loads
+from support.scheduling import BLOCK, Setup, classes, make
+from support.steps import token
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.readiness.engine import switch
+from vllm.v1.request import Request, RequestStatus
+
+SIDES = ["pinned", "off", "ours"]
+MODES = pytest.mark.parametrize("asynchronous", [False, True])
+KINDS = pytest.mark.parametrize("kind", ["finished_recving", "finished_sending"])
+
+
+class Transferring(Connector):
+    """A connector that also sends.
+
+    Attributes:
+        sends: ids of the requests whose blocks are sent when they have finished.
+        handed: by finished request, how many tokens the blocks hold that the connector got.
+        blocks: ids of the blocks that each step in flight may read or write.
+        torn: requests whose blocks were loaded into while a step in flight used them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sends: set[str] = set()
+        self.handed: dict[str, int] = {}
+        self.blocks: deque[set[int]] = deque()
+        self.torn: list[str] = []
+
+    def request_finished(self, request: Any, blocks: list[int]) -> tuple[bool, None]:
+        """Take the blocks of a request."""
+        if request.status != RequestStatus.FINISHED_ABORTED:
+            self.handed[request.request_id] = len(blocks) * BLOCK
+        return request.request_id in self.sends, None
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, count: int) -> None:
+        """Note the blocks to load."""
+        before = len(self.loads)
+        super().update_state_after_alloc(request, blocks, count)
+        loaded = {block for block, _ in self.loads[before:]}
+        if not loaded.isdisjoint(set[int]().union(*self.blocks)):
+            self.torn.append(request.request_id)
+
+
+class Transfers(Loads):
+    """An engine's loop. The worker reports transfers as :attr:`reports` names them.
+
+    Attributes:
+        reports: fields of the next output of a connector.
+    """
+
+    def __init__(self, side: str, in_flight: int | None = None, **options: Any) -> None:
+        setup = Setup(**{"seqs": 6, "blocks": 90, "length": 96, **options})
+        kinds = (Scheduler, AsyncScheduler) if side == "pinned" else classes()
+        scheduler = make(setup, kinds[setup.asynchronous])
+        super().__init__(scheduler, in_flight or 1 + setup.asynchronous, seed=0, failing=0)
+        self.connector: Transferring = Transferring()
+        self.scheduler.connector = self.connector
+        self.reports: dict[str, set[str]] = {}
+        self.late = False
+
+    def report(self, kind: str, name: str) -> None:
+        """Report a transfer as finished with the next step that runs."""
+        self.reports.setdefault(kind, set()).add(name)
+
+    def step(self) -> None:
+        """Make a step."""
+        before = len(self.queue)
+        super().step()
+        while len(self.connector.blocks) > len(self.queue):
+            self.connector.blocks.popleft()
+        assert len(self.queue) <= before + 1
+
+    def run(self, steps: int) -> "Transfers":
+        """Make steps."""
+        for _ in range(steps):
+            self.step()
+        return self
+
+    def held(self) -> int:
+        """Return how many blocks are not free."""
+        pool = self.scheduler.kv_cache_manager.block_pool
+        return int(pool.num_gpu_blocks - 1 - pool.get_num_free_blocks())
+
+    def _run(self, scheduled: Any) -> Any:
+        manager = self.scheduler.kv_cache_manager
+        used = {
+            block
+            for name in scheduled.num_scheduled_tokens
+            for group in manager.get_block_ids(name)
+            for block in group
+        }
+        self.connector.blocks.append(used)
+        output = super()._run(scheduled)
+        received = output.kv_connector_output.finished_recving
+        reports, self.reports = self.reports, {}
+        if not self.late:
+            reports["finished_recving"] = reports.get("finished_recving", set()) | received
+        output.kv_connector_output = KVConnectorOutput(**reports)
+        return output
+
+
+@pytest.fixture(params=SIDES)
+def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The side, whose fix is off or on."""
+    monkeypatch.setenv(switch.NAME, "-kv-transfers" if request.param == "off" else "on")
+    return str(request.param)
+
+
+def prompt(count: int, first: int = -1) -> list[int]:
+    """Return the first tokens of a prompt; prompts with another first token share no block."""
+    return [first] + [-2 - place for place in range(count - 1)]
+
+
+def outcome(loop: Transfers, steps: int = 40) -> Any:
+    """Make steps, and return the faults, or the kind of error."""
+    try:
+        loop.run(steps)
+    except (AssertionError, KeyError) as error:
+        return type(error)
+    return loop.faults()
+
+
+class TestReports:
+    """Reports that name a request which does not await one."""
+
+    @MODES
+    @KINDS
+    def test_of_an_unknown_request(self, side: str, asynchronous: bool, kind: str) -> None:
+        loop = Transfers(side, asynchronous=asynchronous)
+        loop.load(prompt(9), 4, 0)
+        loop.report(kind, "unknown")
+        assert outcome(loop) == ([] if side == "ours" else AssertionError)
+
+    @MODES
+    @KINDS
+    def test_of_a_running_request(self, side: str, asynchronous: bool, kind: str) -> None:
+        """A load is reported twice, or blocks are sent before the request has finished."""
+        loop = Transfers(side, asynchronous=asynchronous)
+        name = loop.load(prompt(22), 9, 4, later=True)
+        loop.run(5)
+        loop.report(kind, name)
+        assert outcome(loop) == ([] if side == "ours" else AssertionError)
+
+    @MODES
+    @KINDS
+    def test_of_a_waiting_request(self, side: str, asynchronous: bool, kind: str) -> None:
+        loop = Transfers(side, asynchronous=asynchronous, seqs=1)
+        loop.load(prompt(9, -50), 9, 0)
+        name = loop.load(prompt(22), 4, 0)
+        loop.run(2)
+        loop.report(kind, name)
+        assert outcome(loop) == ([] if side == "ours" else AssertionError)
+
+    @MODES
+    @KINDS
+    def test_of_a_freed_request(self, side: str, asynchronous: bool, kind: str) -> None:
+        """The request is aborted while it loads, and its load is reported twice."""
+        loop = Transfers(side, asynchronous=asynchronous)
+        loop.late = True
+        loop.load(prompt(9, -50), 12, 0)
+        name = loop.load(prompt(22), 4, 4, later=True)
+        loop.run(2)
+        loop.abort(name)
+        assert name in loop.scheduler.requests
+        loop.report("finished_recving", name)
+        loop.run(3)
+        assert name not in loop.scheduler.requests
+        loop.report(kind, name)
+        assert outcome(loop) == ([] if side == "ours" else AssertionError)
+        if side == "ours":
+            assert loop.held() == 0
+
+    @MODES
+    @pytest.mark.parametrize("first", ["finished_recving", "finished_sending"])
+    def test_of_a_request_that_loads_and_sends(
+        self, side: str, asynchronous: bool, first: str
+    ) -> None:
+        """Its blocks are kept until both are reported."""
+        kinds = {"finished_recving", "finished_sending"}
+        loop = Transfers(side, asynchronous=asynchronous)
+        loop.late = True
+        name = loop.load(prompt(22), 4, 4, later=True)
+        loop.connector.sends.add(name)
+        loop.run(2)
+        loop.abort(name)
+        loop.report(first, name)
+        loop.run(3)
+        assert (name in loop.scheduler.requests) == (side == "ours")
+        (last,) = kinds - {first}
+        loop.report(last, name)
+        if side != "ours":
+            loop.load(prompt(9, -50), 4, 0)
+        assert outcome(loop) == ([] if side == "ours" else AssertionError)
+        assert name not in loop.scheduler.requests
+
+    @MODES
+    def test_of_a_load_while_its_request_sends(self, side: str, asynchronous: bool) -> None:
+        """The blocks are kept until they are sent."""
+        loop = Transfers(side, asynchronous=asynchronous)
+        name = loop.load(prompt(22), 2, 4, later=True)
+        loop.connector.sends.add(name)
+        loop.run(8)
+        assert loop.scheduler.requests[name].is_finished()
+        loop.report("finished_recving", name)
+        loop.run(3)
+        assert (name in loop.scheduler.requests) == (side == "ours")
+        loop.report("finished_sending", name)
+        loop.run(3)
+        assert name not in loop.scheduler.requests
+        assert loop.held() == 0
+
+    @MODES
+    @KINDS
+    def test_of_either_kind_frees_blocks_that_were_not_loaded(
+        self, side: str, asynchronous: bool, kind: str
+    ) -> None:
+        loop = Transfers(side, asynchronous=asynchronous)
+        name = loop.load(prompt(9), 2, 0)
+        loop.connector.sends.add(name)
+        loop.run(6)
+        assert loop.held() == 3
+        loop.report(kind, name)
+        loop.run(3)
+        assert not loop.scheduler.requests
+        assert loop.held() == 0
+
+
+def crowded(side: str, asynchronous: bool = True, **options: Any) -> Transfers:
+    """Prompts that end with their first token, among requests that outgrow the KV cache."""
+    loop = Transfers(side, asynchronous=asynchronous, blocks=14, caching=False, **options)
+    for number in range(60):
+        if number % 12 == 0:
+            loop.load(prompt(8 + number % 5), 20, 0)
+            loop.load(prompt(11 + number % 7), 20, 0)
+        if number % 2 == 0:
+            loop.load(prompt(7), 1, 0)
+        loop.step()
+    loop.run(300)
+    return loop
+
+
+def without_blocks(loop: Transfers) -> list[str]:
+    """Return the requests that have finished without blocks for their prompt."""
+    return [name for name, count in loop.connector.handed.items() if count < 7]
+
+
+class TestProducer:
+    """A prompt that is preempted while its only step is in flight."""
+
+    def test_the_connector_gets_the_blocks(self, side: str) -> None:
+        loop = crowded(side)
+        assert loop.faults() == []
+        assert not loop.scheduler.requests
+        assert loop.connector.handed.keys() == loop.added.keys()
+        assert (without_blocks(loop) == []) == (side == "ours")
+
+    @pytest.mark.parametrize("words", ["-preemption", "-failed-loads", "kv-transfers"])
+    def test_without_other_fixes(self, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(switch.NAME, words)
+        loop = crowded("ours")
+        assert loop.faults() == []
+        assert without_blocks(loop) == []
+
+    @pytest.mark.parametrize("options", [{"drafts": 2}, {"policy": "priority"}, {"in_flight": 3}])
+    def test_with_other_schedulers(
+        self, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv(switch.NAME, "on")
+        loop = crowded("ours", **options)
+        assert loop.faults() == []
+        assert not loop.scheduler.requests
+        assert without_blocks(loop) == []
+
+    def test_a_consumer_delivers_the_token(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its blocks have no other use, so that nothing is computed again."""
+        monkeypatch.setenv(switch.NAME, "on")
+        monkeypatch.setattr(Transfers, "__init__", consumer(Transfers.__init__))
+        loop = crowded("ours")
+        assert loop.faults() == []
+        assert without_blocks(loop)
+
+    @pytest.mark.parametrize("end", ["stop", "pool"])
+    def test_other_ends(self, side: str, end: str) -> None:
+        """A stop token, or a pooled output, arrives after the request is preempted."""
+        loop = Transfers(side, blocks=14, caching=False)
+        name = loop.load(prompt(9), 8, 0)
+        request = loop.scheduler.requests[name]
+        if end == "stop":
+            request.sampling_params.stop_token_ids = [token(name, 0)]
+        loop.step()
+        loop.scheduler.running.remove(request)
+        loop.scheduler._preempt_request(request, 0.0)
+        if end == "pool":
+            _, output = loop.queue[0]
+            request.pooling_params = PoolingParams(task="embed")
+            output.pooler_output, output.sampled_token_ids = ["pooled"], []
+            hashes = request.block_hashes.copy()
+            outputs(loop)
+            assert request.block_hashes == hashes
+            assert (request.status == RequestStatus.PREEMPTED) == (side == "ours")
+            return
+        for output in outputs(loop):
+            loop.delivered[name] += output.new_token_ids
+        loop.run(12)
+        assert loop.delivered[name] == [token(name, 0)]
+        assert request.stop_reason == token(name, 0)
+        assert loop.connector.handed == {name: 12 if side == "ours" else 0}
+
+    def test_an_output_that_does_not_end_the_request_is_delivered(self, side: str) -> None:
+        loop = Transfers(side, blocks=14, caching=False)
+        name = loop.load(prompt(9), 8, 0)
+        request = loop.scheduler.requests[name]
+        loop.step()
+        loop.scheduler.running.remove(request)
+        loop.scheduler._preempt_request(request, 0.0)
+        assert len(outputs(loop)) == 1
+        assert [*request.output_token_ids] == [token(name, 0)]
+
+
+def outputs(loop: Transfers) -> list[Any]:
+    """Process the oldest step in flight, as the step that preempts the request has no tokens."""
+    loop.scheduler.prev_step_scheduled_req_ids.clear()
+    delivered = loop.scheduler.update_from_output(*loop.queue.popleft()).get(0)
+    return delivered.outputs if delivered else []
+
+
+def consumer(construct: Any) -> Any:
+    """Return a constructor of a loop whose connector is a consumer's."""
+
+    def build(self: Transfers, *arguments: Any, **options: Any) -> None:
+        construct(self, *arguments, **options)
+        self.scheduler.vllm_config.kv_transfer_config = SimpleNamespace(is_kv_producer=False)
+
+    return build
+
+
+@MODES
+@pytest.mark.parametrize("later", [False, True])
+def test_no_load_tears_the_blocks_of_a_step_in_flight(
+    side: str, asynchronous: bool, later: bool
+) -> None:
+    """Requests end or are aborted, and others load into their blocks, the only free ones."""
+    loop = Transfers(side, 2 + asynchronous, asynchronous=asynchronous, blocks=18, caching=False)
+    for number in range(12):
+        loop.load(prompt(22, -50 - number), 3, 5 * (number % 2), later)
+    loop.load(prompt(5, -90), 60, 0)  # a step is always in flight
+    for number in range(60):
+        if number % 9 == 2 and loop.scheduler.running:
+            loop.abort(loop.scheduler.running[0].request_id)
+        loop.step()
+    loop.run(200)
+    assert loop.faults() == []
+    if side == "ours" or asynchronous:
+        assert (loop.connector.torn == []) == (side == "ours")
+    assert loop.held() == 0
+
+
+@given(
+    asynchronous=st.booleans(),
+    in_flight=st.sampled_from([None, 3]),
+    blocks=st.sampled_from([90, 120]),  # on stock, loads may hold all blocks for ever
+    caching=st.booleans(),
+    seed=st.integers(0, 999),
+)
+@draws(60)
+def test_transfers_end_in_any_order(
+    asynchronous: bool, in_flight: int | None, blocks: int, caching: bool, seed: int
+) -> None:
+    """Transfers are reported late and twice, and requests are aborted."""
+    # Three stages need asynchronous scheduling: else stock schedules preempted requests too early.
+    loop = Transfers(
+        "ours",
+        in_flight if asynchronous else None,
+        asynchronous=asynchronous,
+        blocks=blocks,
+        caching=caching,
+    )
+    loop.late = True
+    chance = loop.chance
+    chance.seed(seed)
+    for number in range(80):
+        if number < 60 and chance.random() < 0.4:
+            first = chance.choice([-50, -60, -70 - number])
+            most, count = chance.choice([0, 3, 5]), chance.choice([7, 22])
+            name = loop.load(
+                prompt(count, first), chance.randint(1, 9), most, chance.random() < 0.6
+            )
+            if chance.random() < 0.4:
+                loop.connector.sends.add(name)
+        names = [*loop.added]
+        if names and chance.random() < 0.15:
+            loop.abort(chance.choice(names))
+        if names and chance.random() < 0.2:  # an early or a second report
+            name = chance.choice(names)
+            request = loop.scheduler.requests.get(name)
+            if request is None or request.status != RequestStatus.WAITING_FOR_REMOTE_KVS:
+                awaits = request is not None and request.is_finished()
+                if not awaits:
+                    loop.report(chance.choice(["finished_recving", "finished_sending"]), name)
+        loop.step()
+        if chance.random() < 0.3:
+            settle(loop)
+    for _ in range(200):
+        settle(loop)
+        loop.step()
+        if not loop.scheduler.requests and not loop.queue:
+            break
+    assert loop.faults() == []
+    assert loop.connector.torn == []
+    assert not loop.scheduler.requests
+    assert loop.held() == 0
+
+
+def settle(loop: Transfers) -> None:
+    """Report all transfers that are under way."""
+    for name, request in loop.scheduler.requests.items():
+        if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+            loop.report("finished_recving", name)
+        elif request.is_finished():
+            loop.report("finished_recving", name)
+            loop.report("finished_sending", name)
+
+
+def test_freed_blocks_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if nothing is ever loaded."""
+    monkeypatch.setenv(switch.NAME, "on")
+    loop = Transfers("ours", caching=False)
+    for number in range(40):
+        loop.load(prompt(9, -50 - number), 2, 0)
+        loop.step()
+        assert len(vars(loop.scheduler)["readiness_transfers"].freed) <= 2 * 6
+    loop.run(40)
+    assert not vars(loop.scheduler)["readiness_transfers"].freed
+
+
+def test_a_scheduler_without_a_connector_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(switch.NAME, "on")
+    scheduler = make(Setup())
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    scheduler.add_request(Request("a", [1, 2, 3], params, None))
+    scheduler.schedule()
+    pool = scheduler.kv_cache_manager.block_pool
+    assert "free_blocks" not in vars(pool)

@@ -1,0 +1,298 @@
+"""The fix stalled-requests: each request is served or refused, and stalls no other.
+
+The scheduler is a real one, over a worker that pools or samples as a model runner does. The pinned
+scheduler has the faults, which are asserted as well: with the fix off ours has them.
+"""
+
+from collections import deque
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.examples import draws
+from support.scheduling import BLOCK, GROUPS, Setup, classes, make
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import FinishReason
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.readiness.engine import switch
+from vllm.v1.request import Request, RequestStatus
+
+SIDES = ["pinned", "off", "ours"]
+LENGTH = 32
+MODES = pytest.mark.parametrize("asynchronous", [False, True])
+
+
+class Engine:
+    """An engine's loop.
+
+    Attributes:
+        finished: the finish reasons of each request, one for each turn of a session.
+        tokens: number of sampled tokens of each request.
+    """
+
+    def __init__(self, side: str, in_flight: int | None = None, **options: Any) -> None:
+        defaults = {"seqs": 3, "blocks": 90, "budget": 10, "length": LENGTH, "caching": False}
+        setup = Setup(**{**defaults, **options})
+        kinds = (Scheduler, AsyncScheduler) if side == "pinned" else classes()
+        self.scheduler = make(setup, kinds[setup.asynchronous])
+        self.most = in_flight or 1 + setup.asynchronous
+        self.queue: deque[Any] = deque()
+        self.finished: dict[str, list[FinishReason]] = {}
+        self.tokens: dict[str, int] = {}
+
+    def pool(self, name: str, prompt: int) -> None:
+        """Add a pooling request."""
+        params = PoolingParams(task="embed")
+        self.add(Request(name, [*range(3, 3 + prompt)], None, params, arrival_time=0.0))
+
+    def generate(self, name: str, prompt: int, most: int = 3, **options: Any) -> None:
+        """Add a request, or a session's turn."""
+        params = SamplingParams(max_tokens=most, ignore_eos=True)
+        self.add(Request(name, [*range(3, 3 + prompt)], params, None, **options))
+
+    def close(self, name: str) -> None:
+        """End a session's input."""
+        self.generate(name, 1, 1)
+
+    def add(self, request: Request) -> None:
+        self.finished.setdefault(request.request_id, [])
+        self.tokens.setdefault(request.request_id, 0)
+        self.scheduler.add_request(request)
+
+    def step(self) -> None:
+        """Schedule a step, and process the oldest output if it is due."""
+        if self.scheduler.has_requests():
+            step = self.scheduler.schedule()
+            self.queue.append((step, self._run(step)))
+            if step.total_num_scheduled_tokens and len(self.queue) < self.most:
+                return
+        if self.queue:
+            outputs = self.scheduler.update_from_output(*self.queue.popleft())
+            for output in outputs.get(0).outputs if outputs.get(0) else ():
+                self.tokens[output.request_id] += len(output.new_token_ids)
+                if output.finish_reason is not None:
+                    self.finished[output.request_id].append(output.finish_reason)
+
+    def run(self, steps: int = 60) -> "Engine":
+        """Make steps."""
+        for _ in range(steps):
+            self.step()
+        return self
+
+    def _run(self, step: Any) -> ModelRunnerOutput:
+        names = [*step.num_scheduled_tokens]
+        ended = []
+        for name in names:
+            request = self.scheduler.requests[name]
+            assert request.num_computed_tokens <= LENGTH
+            ended.append(not request.is_prefill_chunk)
+        pooled = any(self.scheduler.requests[name].pooling_params for name in names)
+        rows = {name: row for row, name in enumerate(names)}
+        if pooled:
+            vectors = [torch.ones(1) if end else None for end in ended]
+            return ModelRunnerOutput(names, rows, [], pooler_output=vectors)
+        return ModelRunnerOutput(names, rows, [[7] if end else [] for end in ended])
+
+
+@pytest.fixture(params=SIDES)
+def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The side, whose fix is off or on."""
+    monkeypatch.setenv(switch.NAME, "-stalled-requests" if request.param == "off" else "on")
+    return str(request.param)
+
+
+STOP = [FinishReason.STOP]
+
+
+@MODES
+@pytest.mark.parametrize("options", [{}, {"budget": 31}, {"threshold": 5, "budget": 64}])
+def test_a_pooled_prompt_of_the_models_length_ends(
+    side: str, asynchronous: bool, options: dict[str, Any]
+) -> None:
+    engine = Engine(side, asynchronous=asynchronous, **options)
+    for number in range(3):  # as many as run at a time
+        engine.pool(f"long {number}", LENGTH)
+    engine.pool("short", 6)
+    engine.run()
+    served = {name for name, reasons in engine.finished.items() if reasons == STOP}
+    if side == "ours":
+        assert served == {*engine.finished}
+        assert not engine.scheduler.has_requests()
+    else:
+        assert served == set()
+        assert engine.scheduler.has_unfinished_requests()
+
+
+@given(
+    asynchronous=st.booleans(),
+    groups=st.sampled_from([name for name in GROUPS if name != "hybrid"]),
+    budget=st.integers(2 * BLOCK, LENGTH),
+    prompts=st.lists(st.integers(LENGTH - 3, LENGTH), min_size=1, max_size=6),
+    in_flight=st.sampled_from([None, 3]),
+)
+@draws(40)
+def test_every_pooled_prompt_ends(
+    asynchronous: bool,
+    groups: str,
+    budget: int,
+    prompts: list[int],
+    in_flight: int | None,
+) -> None:
+    engine = Engine(
+        "ours",
+        in_flight,
+        asynchronous=asynchronous,
+        groups=groups,
+        budget=budget,
+    )
+    for number, prompt in enumerate(prompts):
+        engine.pool(str(number), prompt)
+    engine.run(120)
+    assert [*engine.finished.values()] == [STOP] * len(prompts)
+    assert not engine.scheduler.requests
+
+
+@MODES
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("turn", [LENGTH - 12, LENGTH - 11, LENGTH])
+def test_a_turn_beyond_the_models_length_is_refused(
+    side: str, asynchronous: bool, at_once: bool, turn: int
+) -> None:
+    """The session keeps 10 + 3 - 1 tokens."""
+    engine = Engine(side, asynchronous=asynchronous, budget=64)
+    engine.generate("session", 10, resumable=True)
+    if not at_once:
+        engine.run(20)
+    engine.generate("session", turn, resumable=True)
+    engine.generate("session", 2, resumable=True)
+    engine.close("session")
+    engine.generate("other", 6)
+    if side != "ours":
+        with pytest.raises((AssertionError, ValueError)):
+            check(engine.run())
+        return
+    check(engine.run())
+    assert engine.tokens["session"] == 6
+    assert not engine.scheduler.requests
+    assert engine.scheduler.num_waiting_for_streaming_input == 0
+
+
+def check(engine: Engine) -> None:
+    """Check that the turn beyond the length is refused, and all others are answered."""
+    length = FinishReason.LENGTH
+    assert engine.finished == {"session": [length] * 3, "other": [length]}
+    assert engine.tokens["other"] == 3
+
+
+@MODES
+def test_the_last_turn_that_fits_is_served(side: str, asynchronous: bool) -> None:
+    engine = Engine(side, asynchronous=asynchronous, budget=64)
+    engine.generate("session", 10, resumable=True)
+    engine.run(20)
+    engine.generate("session", LENGTH - 13, most=9, resumable=True)
+    engine.run(20)
+    assert engine.finished["session"] == [FinishReason.LENGTH] * 2
+    assert engine.tokens["session"] == 4
+
+
+def test_an_idle_session_is_refused_and_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(switch.NAME, "on")
+    engine = Engine("ours")
+    engine.generate("session", 10, resumable=True)
+    engine.run(20)
+    assert not engine.scheduler.has_requests()
+    engine.generate("session", LENGTH, resumable=True)
+    assert engine.scheduler.has_requests()
+    engine.scheduler.finish_requests("session", RequestStatus.FINISHED_ABORTED)
+    engine.run(5)
+    assert engine.finished["session"] == [FinishReason.LENGTH] * 2
+    assert engine.scheduler.num_waiting_for_streaming_input == 0
+    assert not engine.scheduler.has_requests()
+
+
+@MODES
+def test_a_prompt_that_bypassed_the_front_end_is_refused(side: str, asynchronous: bool) -> None:
+    engine = Engine(side, asynchronous=asynchronous)
+    engine.generate("long", LENGTH)
+    engine.generate("other", 6)
+    engine.run()
+    assert (engine.finished["long"] == [FinishReason.ERROR]) == (side == "ours")
+    assert engine.scheduler.has_requests() != (side == "ours")
+
+
+@MODES
+def test_a_request_that_blocks_all_others_is_ended(side: str, asynchronous: bool) -> None:
+    """A chunk is shorter than a block of an aligned hybrid model."""
+    engine = Engine(
+        side, asynchronous=asynchronous, groups="hybrid, aligned", threshold=BLOCK - 1, budget=64
+    )
+    engine.generate("first", BLOCK - 1)
+    engine.generate("long", 20)
+    engine.generate("other", BLOCK - 1)
+    engine.run()
+    ours = side == "ours"
+    assert engine.finished["first"] == [FinishReason.LENGTH]
+    assert engine.finished["long"] == [FinishReason.ERROR] * ours
+    assert engine.finished["other"] == [FinishReason.LENGTH] * ours
+    assert engine.scheduler.has_requests() != ours
+
+
+@MODES
+def test_a_running_request_that_can_never_continue_is_ended(side: str, asynchronous: bool) -> None:
+    """The second chunk is shorter than a block."""
+    engine = Engine(side, asynchronous=asynchronous, groups="hybrid, aligned", budget=64)
+    engine.generate("long", 30)
+    engine.scheduler.scheduler_config.long_prefill_token_threshold = 2 * BLOCK
+    engine.step()
+    engine.scheduler.scheduler_config.long_prefill_token_threshold = BLOCK - 1
+    engine.run()
+    assert engine.finished["long"] == [FinishReason.ERROR] * (side == "ours")
+    assert engine.scheduler.has_requests() != (side == "ours")
+
+
+@MODES
+def test_requests_that_wait_for_others_are_left_alone(
+    asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle session holds most blocks, and the scheduler is paused for a time."""
+    monkeypatch.setenv(switch.NAME, "on")
+    engine = Engine("ours", asynchronous=asynchronous, blocks=9)
+    engine.generate("session", 20, resumable=True)
+    engine.run(20)
+    engine.generate("waits", 20)
+    engine.run(20)
+    for state in (PauseState.PAUSED_ALL, PauseState.PAUSED_NEW):
+        engine.scheduler.set_pause_state(state)
+        engine.run(5)
+    engine.scheduler.set_pause_state(PauseState.UNPAUSED)
+    assert engine.finished["waits"] == []
+    engine.scheduler.finish_requests("session", RequestStatus.FINISHED_ABORTED)
+    engine.run(20)
+    assert engine.finished["waits"] == [FinishReason.LENGTH]
+    assert engine.tokens["waits"] == 3
+
+
+@pytest.mark.parametrize("words", ["", ",-schedule"])
+def test_no_request_is_skipped_when_a_preempted_one_precedes_it(
+    side: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The preempted request has no token left to compute, so that it is not in the step."""
+    value = "-stalled-requests" if side == "off" else "-block-ids"
+    monkeypatch.setenv(switch.NAME, value + words)
+    engine = Engine(side, in_flight=4, policy="priority", blocks=6, budget=64)
+    engine.generate("preempted", 2 * BLOCK - 1, most=1, priority=1)
+    engine.step()
+    engine.generate("grows", BLOCK)
+    engine.generate("behind", BLOCK + 1)
+    engine.run(2)
+    step, _ = engine.queue[-1]
+    assert step.preempted_req_ids == {"preempted"}
+    assert [*step.num_scheduled_tokens] == ["grows", "behind"][: 1 + (side == "ours")]
+    engine.run()
+    assert [*engine.tokens.values()] == [1, 3, 3]

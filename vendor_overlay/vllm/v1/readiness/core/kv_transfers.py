@@ -1,0 +1,258 @@
+"""Fix ``kv-transfers``: a request's end, its KV blocks and its KV transfers agree with one another.
+
+A KV connector moves a request's KV to or from other engines while steps run. 0.22.0 handles three
+orders of events wrongly:
+
+- A transfer is reported as finished for a request that has been freed, or that neither loads nor
+  has finished: an assert kills the engine (https://github.com/vllm-project/vllm/issues/43226). A
+  request that both loads and sends when it is freed loses its blocks at the first report.
+- A request is preempted while the step that ends it is in flight: the connector gets no blocks to
+  hand over, and the reply is delivered (https://github.com/vllm-project/vllm/issues/48141).
+- Blocks are freed while a step that reads or writes them is in flight, and KV is loaded into them.
+  A load does not wait for the step (https://github.com/vllm-project/vllm/pull/47728).
+
+Here a report without a matching transfer is ignored, and blocks are freed after the last report. A
+producer's request that would end without blocks drops the output and recomputes the step. A load
+into blocks that were freed in flight is deferred until the steps then in flight have arrived.
+"""
+
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler.schedule
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler._preempt_request
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler.update_from_output
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler._update_request_with_output
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler._update_from_kv_xfer_finished
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler._free_request
+# mirrors: vllm.v1.core.block_pool:BlockPool.free_blocks
+# mirrors: vllm.v1.request:Request.append_output_token_ids
+# mirrors: vllm.v1.core.sched.utils:check_stop
+
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from vllm.logger import init_logger
+from vllm.v1.core.sched.scheduler import Scheduler as Upstream
+from vllm.v1.readiness import registry
+from vllm.v1.readiness.core import in_flight
+from vllm.v1.readiness.engine import subclasses, switch
+from vllm.v1.request import RequestStatus
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+    from vllm.v1.request import Request
+
+logger = init_logger(__name__)
+
+#: Scheduler methods that have a seam.
+_METHODS = (
+    "schedule",
+    "update_from_output",
+    "_preempt_request",
+    "_free_request",
+    "_update_from_kv_xfer_finished",
+)
+#: Kinds of report.
+_RECEIVED, _SENT = "received", "sent"
+#: Attribute of the scheduler that holds its :class:`_Transfers`.
+_ATTRIBUTE = "readiness_transfers"
+
+
+class _Transfers:
+    """State of the fix for one scheduler.
+
+    Attributes:
+        on: whether the fix is on, and the scheduler has a connector and all seams.
+        produces: whether finished requests hand over their blocks.
+        preempted: preempted requests with in-flight output.
+        received: ids of requests whose load was reported.
+        awaited: by freed request whose blocks are still transferred, the reports that it awaits;
+            each entry holds the kinds of report that satisfy it.
+        freed: ids of freed blocks, each list with the newest step in flight at the time.
+    """
+
+    def __init__(self, scheduler: "Scheduler") -> None:
+        self.on = (
+            scheduler.connector is not None
+            and registry.KV_TRANSFERS in switch.enabled()
+            and _all_ours(type(scheduler))
+        )
+        config = scheduler.vllm_config.kv_transfer_config
+        self.produces = self.on and (config is None or config.is_kv_producer)
+        self.preempted: list[Request] = []
+        self.received: set[str] = set()
+        self.awaited: dict[str, list[set[str]]] = {}
+        self.freed: deque[tuple[SchedulerOutput, list[int]]] = deque()
+        self._steps = in_flight.of(scheduler).steps
+        self._undoing = False
+        if self.on:
+            self._observe(scheduler)
+
+    def _observe(self, scheduler: "Scheduler") -> None:
+        """Record the blocks that the scheduler's pool frees while steps are in flight."""
+        pool = scheduler.kv_cache_manager.block_pool
+        free_blocks = pool.free_blocks
+
+        def free(ordered_blocks: "Iterable[KVCacheBlock]") -> None:
+            blocks = [*ordered_blocks]
+            free_blocks(blocks)
+            if self._steps and not self._undoing:
+                self.freed.append((self._steps[-1], [block.block_id for block in blocks]))
+
+        # All holders of the pool, connectors included, call the method of this instance.
+        vars(pool)["free_blocks"] = free
+
+    def forget(self) -> None:
+        """Forget the freed blocks whose steps have arrived."""
+        while self.freed and not any(self.freed[0][0] is step for step in self._steps):
+            self.freed.popleft()
+
+    def unsafe(self) -> set[int]:
+        """Return the ids of the blocks that in-flight steps may read or write after their free."""
+        self.forget()
+        return {block for _, blocks in self.freed for block in blocks}
+
+    def undo(self, scheduler: "Scheduler", request: "Request", new: set[int]) -> None:
+        """Free the blocks of a request that no step has used; ``new`` have no valid content."""
+        self._undoing = True
+        scheduler.kv_cache_manager.evict_blocks(new)
+        scheduler.kv_cache_manager.free(request)
+        self._undoing = False
+
+
+def _of(scheduler: "Scheduler") -> _Transfers:
+    return subclasses.remembered(scheduler, _ATTRIBUTE, lambda: _Transfers(scheduler))
+
+
+def scheduled(scheduler: "Scheduler", step: "SchedulerOutput") -> None:
+    """Add a scheduled step to the in-flight steps, if the fix is on."""
+    if scheduler.connector is not None and _of(scheduler).on:
+        in_flight.of(scheduler).schedule(step)
+
+
+def defers(scheduler: "Scheduler", request: "Request", local: "KVCacheBlocks") -> bool:
+    """Return whether a waiting request's load must wait for in-flight steps; free its blocks if so.
+
+    Called once the blocks are allocated. ``local`` are the request's prefix cache hits, into which
+    nothing is loaded.
+    """
+    transfers = _of(scheduler)
+    if not transfers.on or not transfers.freed:
+        return False
+    groups = scheduler.kv_cache_manager.get_block_ids(request.request_id)
+    hits = {block.block_id for group in local.blocks for block in group}
+    new = {block for group in groups for block in group} - hits
+    new.discard(scheduler.kv_cache_manager.block_pool.null_block.block_id)
+    if new.isdisjoint(transfers.unsafe()):
+        return False
+    transfers.undo(scheduler, request, new)
+    if request.has_encoder_inputs:
+        scheduler.encoder_cache_manager.free(request)
+    return True
+
+
+def preempt(scheduler: "Scheduler", request: "Request") -> None:
+    """Remember a preempted request, whose in-flight output may end it without blocks."""
+    if scheduler.connector is not None and _of(scheduler).produces:
+        _of(scheduler).preempted.append(request)
+
+
+def arrive(scheduler: "Scheduler", step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
+    """Drop the outputs of a step that end preempted requests. Called before it is processed."""
+    if scheduler.connector is None or not (transfers := _of(scheduler)).on:
+        return
+    steps = in_flight.of(scheduler)
+    steps.arrive(step, output)
+    transfers.forget()
+    if not transfers.preempted:
+        return
+    for request in transfers.preempted:
+        name = request.request_id
+        if name in step.num_scheduled_tokens and _ends(scheduler, request, output):
+            steps.take_out(name, output)
+            steps.drop(name)
+            request.num_output_placeholders = 0
+            request.async_tokens_to_discard = 0
+    transfers.preempted = [
+        request
+        for request in transfers.preempted
+        if request.status == RequestStatus.PREEMPTED and steps.awaits(request.request_id)
+    ]
+
+
+def _ends(scheduler: "Scheduler", request: "Request", output: "ModelRunnerOutput") -> bool:
+    """Return whether an output ends a preempted request, whose blocks are gone."""
+    row = output.req_id_to_index.get(request.request_id)
+    if row is None or request.status != RequestStatus.PREEMPTED or request.resumable:
+        return False
+    if request.async_tokens_to_discard:
+        return False  # upstream drops the output
+    if request.pooling_params is not None:
+        return bool(output.pooler_output) and output.pooler_output[row] is not None
+    tokens = output.sampled_token_ids[row] if output.sampled_token_ids else []
+    state = request.status, request.stop_reason
+    before, hashes = len(request._output_token_ids), len(request.block_hashes)
+    try:
+        # Only upstream's code knows all stop conditions, so append the tokens and remove them.
+        _, stops = Upstream._update_request_with_output(scheduler, request, [*tokens])
+        return bool(stops)
+    finally:
+        count = len(request._output_token_ids) - before
+        if count:
+            del request._output_token_ids[-count:], request._all_token_ids[-count:]
+        del request.block_hashes[hashes:]
+        request.status, request.stop_reason = state
+
+
+def free(scheduler: "Scheduler", request: "Request", loads: bool, sends: bool) -> None:
+    """Note the transfers whose reports a freed request awaits before it frees its blocks."""
+    if scheduler.connector is None or not (transfers := _of(scheduler)).on:
+        return
+    name = request.request_id
+    # A connector may report the end of a request that never loaded by either kind of report.
+    sent = {_SENT} if loads or name in transfers.received else {_SENT, _RECEIVED}
+    transfers.received.discard(name)
+    if reports := [{_RECEIVED}] * loads + [sent] * sends:
+        transfers.awaited[name] = reports
+
+
+def finish(scheduler: "Scheduler", output: "KVConnectorOutput") -> bool:
+    """Process the reports of finished transfers; False to fall back to upstream."""
+    transfers = _of(scheduler)
+    if not transfers.on:
+        return False
+    for name in output.finished_recving or ():
+        request = scheduler.requests.get(name)
+        if request is not None and request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+            scheduler.finished_recving_kv_req_ids.add(name)
+            transfers.received.add(name)
+        else:
+            _report(scheduler, name, _RECEIVED)
+    for name in output.finished_sending or ():
+        _report(scheduler, name, _SENT)
+    return True
+
+
+def _report(scheduler: "Scheduler", name: str, kind: str) -> None:
+    """Free the blocks of a freed request after its last report; ignore other reports."""
+    awaited = _of(scheduler).awaited
+    reports = awaited.get(name, [])
+    report = next((report for report in reports if kind in report), None)
+    if report is None:
+        logger.debug("Request %s awaits no report of kind %s.", name, kind)
+        return
+    reports.remove(report)
+    if not reports:
+        del awaited[name]
+        scheduler._free_blocks(scheduler.requests[name])
+
+
+def _all_ours(kind: type) -> bool:
+    """Return whether a scheduler class reaches all seams of the fix; log once if it does not."""
+    if all(subclasses.ends_in_seam(kind, method) for method in _METHODS):
+        return True
+    subclasses.leave_scheduler(kind, registry.KV_TRANSFERS, "reports of KV transfers")
+    return False
