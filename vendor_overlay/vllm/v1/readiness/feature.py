@@ -258,6 +258,20 @@ class Feature:
         ``logits`` is [positions, vocab]. Returns None to report logprobs.
         """
 
+    def fill_prompt(
+        self,
+        runner: "GPUModelRunner",
+        request: "CachedRequestState",
+        hidden: "torch.Tensor",
+        prompt: "torch.Tensor",
+    ) -> bool | None:
+        """Compute a prefill chunk's prompt logprobs into the request's room; True if done.
+
+        ``hidden`` [positions, hidden size] holds the hidden states of the positions from
+        ``num_computed_tokens`` on. ``prompt`` [prompt length] holds the prompt's token ids. Both
+        are on the device.
+        """
+
     def mark_prompt(self, room: "LogprobsTensors") -> None:
         """Mark all positions in prompt logprobs ``room`` as not computed, before the prefill."""
 

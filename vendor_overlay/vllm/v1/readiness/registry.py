@@ -118,6 +118,8 @@ GRAMMARS = _feature("grammars", "sample.grammars:Grammars", "core.grammar_masks"
 ACCEPTED_COUNTS = _fix("accepted-counts", "inputs.accepted_counts:AcceptedCounts")
 #: A request's allowed tokens do not restrict other requests.
 ALLOWED_TOKENS = _fix("allowed-tokens", "sample.allowed_tokens:AllowedTokens")
+#: Different inputs have different keys in the caches of KV and of multimodal items.
+CACHE_KEYS = _fix("cache-keys", "core.cache_keys", "frontend.mm_hashes", on_v2=True)
 #: A complete grammar ends its request before min_tokens, without an error.
 CLOSED_GRAMMARS = _fix("closed-grammars", "sample.closed_grammars:ClosedGrammars")
 #: Memory is pinned only on platforms with pinned memory.
@@ -134,6 +136,8 @@ FAILED_LOADS = _fix(
 KV_TRANSFERS = _fix(
     "kv-transfers", "core.kv_transfers", "core.in_flight", "inputs.restarts:Restarts", on_v2=True
 )
+#: A request keeps its LoRA adapter while others are loaded, pinned or removed.
+LORA_SLOTS = _fix("lora-slots", "engine.lora_slots", on_v2=True)
 #: An engine's processes read messages whose notification was lost.
 LOST_WAKEUPS = _fix("lost-wakeups", "engine.lost_wakeups", on_v2=True)
 #: A request skipped by a step keeps no draft placeholders.
@@ -166,6 +170,8 @@ CPU_DRAFTS = _fix("cpu-drafts", "sample.cpu_drafts", device="cpu")
 UNDRAFTED_ROWS = _fix("undrafted-rows", "inputs.undrafted_rows:UndraftedRows")
 #: logprobs_mode applies to prompt logprobs.
 PROMPT_LOGITS = _fix("prompt-logits", "sample.prompt_logits:PromptLogits")
+#: Prompt logprobs take a bounded amount of memory.
+PROMPT_CHUNKS = _fix("prompt-chunks", "sample.prompt_chunks:PromptChunks")
 #: Prompt positions that were not computed have no logprobs.
 CACHED_PROMPT_LOGPROBS = _fix(
     "cached-prompt-logprobs", "frontend.cached_prompt_logprobs:CachedPromptLogprobs", on_v2=True

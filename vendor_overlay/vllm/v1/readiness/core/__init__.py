@@ -7,6 +7,7 @@ from vllm.v1.readiness.engine.doors import door
 __getattr__ = door(
     __name__,
     "block_ids",
+    "cache_keys",
     "failed_loads",
     "grammar_masks",
     "kv_transfers",

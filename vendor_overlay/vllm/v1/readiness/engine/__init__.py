@@ -4,4 +4,4 @@
 
 from vllm.v1.readiness.engine.doors import door
 
-__getattr__ = door(__name__, "lost_wakeups", "pinning", "switch")
+__getattr__ = door(__name__, "lora_slots", "lost_wakeups", "pinning", "switch")

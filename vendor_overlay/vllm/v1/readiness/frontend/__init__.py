@@ -12,5 +12,6 @@ __getattr__ = door(
     "grammar_limits",
     "logprob_messages",
     "logprobs",
+    "mm_hashes",
     "request_types",
 )

@@ -1,0 +1,139 @@
+"""The fix prompt-chunks: prompt logprobs keep their bits, and few of them exist at a time."""
+
+import os
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from support import modules
+from support.batches import Spec, empty, fill
+from support.sampling import MODES
+from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.sample import prompt_chunks
+
+VOCABULARY = 41
+PROMPT = [token % VOCABULARY for token in range(3, 60, 2)]
+WIDTH = 4
+#: The steps in which the prompt is computed, in positions.
+STEPS = (11, 3, 15)
+#: Positions computed at a time.
+ROWS = 4
+NAMES = ["pinned", "off", "ours"]
+
+
+class Counting:
+    """A sampler that keeps the number of positions of each computation."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+        self.counts: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sampler, name)
+
+    def gather_logprobs(self, values: torch.Tensor, *arguments: Any) -> Any:
+        """Count the positions, and gather."""
+        self.counts.append(len(values))
+        return self.sampler.gather_logprobs(values, *arguments)
+
+
+def of_prompt(name: str, mode: str, logits: torch.Tensor) -> tuple[Any, list[int], list[int]]:
+    """Compute a prompt's logprobs by upstream's runner, ours with the fix off, or ours.
+
+    Returns:
+        The logprobs, and the positions of each computation of logprobs and of logits.
+    """
+    load = modules.pristine if name == "pinned" else modules.overlaid
+    value = "-prompt-chunks" if name == "off" else "on"
+    if name == "pinned" and mode.endswith("logits"):  # prompt-logits is another fix
+        mode = "raw_logprobs"
+    with mock.patch.dict(os.environ, {switch.NAME: value}):
+        batch = empty(load, VOCABULARY)
+    fill(batch, [Spec(PROMPT, [], {})])
+    request = SimpleNamespace(
+        prompt_token_ids=PROMPT, in_progress_prompt_logprobs_cpu=None, num_computed_tokens=0
+    )
+    sampler = Counting(load(modules.SAMPLER).Sampler(mode))
+    products: list[int] = []
+
+    def compute_logits(hidden: torch.Tensor) -> torch.Tensor:
+        products.append(len(hidden))
+        return hidden
+
+    runner = object.__new__(load(modules.RUNNER).GPUModelRunner)
+    vars(runner).update(
+        input_batch=batch,
+        requests={"r0": request},
+        num_prompt_logprobs={"r0": WIDTH},
+        device=torch.device("cpu"),
+        use_async_scheduling=False,
+        query_start_loc=SimpleNamespace(np=np.array([0, 0])),
+        sampler=sampler,
+        model=SimpleNamespace(compute_logits=compute_logits),
+        _sync_device=lambda: None,
+    )
+    done: dict[str, Any] = {}
+    for step in STEPS:
+        start = request.num_computed_tokens
+        with torch.compiler.set_stance("force_eager"):  # else it compiles every shape
+            done = runner._get_prompt_logprobs_dict(logits[start : start + step], {"r0": step})
+        request.num_computed_tokens += step
+    return done["r0"], sampler.counts, products
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let chunks of a few positions exceed the bound."""
+    monkeypatch.setattr(prompt_chunks, "_VALUES", ROWS * VOCABULARY + 1)
+    monkeypatch.setattr(prompt_chunks, "_LEAST_VOCABULARY", VOCABULARY)
+
+
+def drawn(dtype: torch.dtype) -> torch.Tensor:
+    """Draw logits [positions, vocabulary] with ties."""
+    chance = torch.Generator().manual_seed(3)
+    logits = (torch.randn((len(PROMPT), VOCABULARY), generator=chance) * 6).to(dtype)
+    logits[::3] = logits[::3].round()
+    return logits
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mode", MODES)
+def test_chunks_have_the_bits_of_the_whole(mode: str, dtype: torch.dtype) -> None:
+    logits = drawn(dtype)
+    ours, counts, products = of_prompt("ours", mode, logits)
+    off, whole, _ = of_prompt("off", mode, logits)
+    assert counts == [4, 4, 3, 3, 4, 4, 4, 2]
+    assert products == whole == [11, 3, 14]
+    for one, other in zip(ours[:3], off[:3], strict=True):
+        assert torch.equal(one, other)
+    if mode.endswith("logprobs"):
+        for one, other in zip(ours[:3], of_prompt("pinned", mode, logits)[0][:3], strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("limit", "value"), [("_VALUES", 1 << 26), ("_LEAST_VOCABULARY", 42)])
+def test_upstream_computes_what_is_small(
+    limit: str, value: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_chunks, limit, value)
+    assert of_prompt("ours", "raw_logprobs", drawn(torch.float32))[1] == [11, 3, 14]
+
+
+@pytest.mark.parametrize("width", [VOCABULARY, prompt_chunks._LEAST_VOCABULARY])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_of_logprobs_do_not_depend_on_their_number(dtype: torch.dtype, width: int) -> None:
+    """The property of PyTorch's operations that the fix relies on, with ties."""
+    logits = (torch.randn((33, width), generator=torch.Generator().manual_seed(4)) * 3).to(dtype)
+    sampler = modules.pristine(modules.SAMPLER).Sampler
+    targets = torch.arange(33)
+    with torch.compiler.set_stance("force_eager"):
+        whole = sampler.gather_logprobs(sampler.compute_logprobs(logits), WIDTH, targets)
+        for first in range(0, 33, 5):
+            part = slice(first, first + 5)
+            values = sampler.compute_logprobs(logits[part])
+            found = sampler.gather_logprobs(values, WIDTH, targets[part])
+            for one, other in zip(found[:3], whole[:3], strict=True):
+                assert torch.equal(one, other[part])

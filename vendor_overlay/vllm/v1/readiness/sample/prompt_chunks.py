@@ -1,0 +1,72 @@
+"""Fix ``prompt-chunks``: bound the memory that prompt logprobs take on the device.
+
+For ``prompt_logprobs``, 0.22.0 computes the logits and then the float32 logprobs of all positions
+of a prefill chunk. With 8,192 positions and 152,000 tokens, that is 2.3 GiB in bfloat16 and another
+4.6 GiB. vLLM's memory profiling does not run this, and the engine dies of it
+(https://github.com/vllm-project/vllm/issues/52054).
+
+Here logprobs are computed for some positions at a time, and copied to the host. Each of these ops
+treats every position alone, so the values keep their bits. The logits are still computed at once,
+because the bits of a matrix product depend on its number of rows.
+"""
+
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._get_prompt_logprobs_dict
+
+from typing import TYPE_CHECKING
+
+from typing_extensions import Self
+from vllm.v1.readiness.feature import Feature, Live
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+#: Most float32 values of a chunk: 256 MiB of logprobs.
+_VALUES = 1 << 26
+#: Vocabulary below which upstream serves. On CUDA, torch.topk selects its algorithm, and with it
+#: the order of ties, by the number of rows for fewer columns than 20,000.
+_LEAST_VOCABULARY = 20_000
+
+
+class PromptChunks(Feature):
+    """Prompt logprobs of one batch, computed in chunks."""
+
+    def __init__(self, live: Live) -> None:
+        super().__init__(live.batch)
+        self._live = live
+
+    @classmethod
+    def make(cls, live: Live) -> Self:
+        """See :meth:`Feature.make`."""
+        return cls(live)
+
+    def fill_prompt(
+        self,
+        runner: "GPUModelRunner",
+        request: "CachedRequestState",
+        hidden: "torch.Tensor",
+        prompt: "torch.Tensor",
+    ) -> bool:
+        """See :meth:`Feature.fill_prompt`. Fall back if one chunk holds all positions."""
+        count, vocabulary = len(hidden), self.batch.vocab_size
+        rows = max(1, _VALUES // vocabulary)
+        room = request.in_progress_prompt_logprobs_cpu
+        if count <= rows or vocabulary < _LEAST_VOCABULARY or room is None:
+            return False
+        logits = runner.model.compute_logits(hidden)
+        start = request.num_computed_tokens
+        targets = prompt[start + 1 : start + 1 + count]
+        width = room.logprobs.shape[1] - 1
+        for first in range(0, count, rows):
+            last = min(first + rows, count)
+            part = logits[first:last]
+            scores = self._live.prompt_scores(runner.sampler, part)  # type: ignore[attr-defined]
+            if scores is None:
+                scores = runner.sampler.compute_logprobs(part)
+            found = runner.sampler.gather_logprobs(scores, width, targets[first:last])
+            places = slice(start + first, start + last)
+            room.logprob_token_ids[places].copy_(found.logprob_token_ids, non_blocking=True)
+            room.logprobs[places].copy_(found.logprobs, non_blocking=True)
+            room.selected_token_ranks[places].copy_(found.selected_token_ranks, non_blocking=True)
+        return True
