@@ -303,3 +303,28 @@ def test_each_turn_has_its_own_max_tokens(side: str, monkeypatch: pytest.MonkeyP
     (answers,) = Sessions(scheduler, [turns], 0.0).run()
     assert not any(STOP in answer for answer in answers)
     assert [*map(len, answers)] == [1, *([3, 2] if side == "ours" else [1, 1]), 0]
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_each_turn_has_its_own_stop_reason(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first turn ends with the stop token, which is sampled behind 15; the second by length."""
+    says = next([15, n] for n in range(1000) if model([15, n]) == STOP)
+    more = next([n] for n in range(1000) if model([*says, n]) != STOP)
+    scheduler = make_scheduler(side, monkeypatch, asynchronous=False)
+    reasons: list[tuple[Any, Any]] = []
+    update = scheduler.update_from_output
+
+    def watch(*arguments: Any) -> Any:
+        received = update(*arguments)
+        outputs = [output for one in received.values() for output in one.outputs]
+        reasons.extend(
+            (output.finish_reason, output.stop_reason) for output in outputs if output.finished
+        )
+        return received
+
+    monkeypatch.setattr(scheduler, "update_from_output", watch)
+    turns = [Turn(says, 1, False), Turn(more, 1, False)]
+    (answers,) = Sessions(scheduler, [turns], 0.0).run()
+    assert [len(answer) for answer in answers][:1] == [1]
+    assert reasons[0] == (FinishReason.STOP, STOP)
+    assert reasons[1] == (FinishReason.LENGTH, None if side == "ours" else STOP)

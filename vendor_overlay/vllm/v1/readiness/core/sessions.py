@@ -11,7 +11,8 @@ cache, and drops the last token of the answer. 0.22.0 resumes a session at once:
   the number is 0, and the session loses its earlier tokens or its position in the queue;
 - a block that ends with the dropped token keeps its block hash. Other requests hit the block in the
   prefix cache, although it holds the KV of another token;
-- every turn has the ``max_tokens`` of the first turn.
+- every turn has the ``max_tokens`` of the first turn. A turn that ends by its length reports the
+  stop token of an earlier turn (https://github.com/vllm-project/vllm/issues/57584).
 
 Here a session resumes once no in-flight step includes it, and drops only its answer's last token.
 """
@@ -98,8 +99,8 @@ def release(scheduler: "Scheduler", names: "Iterable[str]") -> None:
 def kept(scheduler: "Scheduler", session: "Request", update: "StreamingUpdate") -> int:
     """Return the number of tokens that a resuming session keeps, and update the session.
 
-    The session keeps all tokens but the last of its answer. Its counts, drafts, block hashes and
-    ``max_tokens`` are updated to match. With the fix off, return upstream's number.
+    The session keeps all tokens but the last of its answer. Its counts, drafts, block hashes,
+    ``max_tokens`` and stop reason are updated to match. With the fix off, return upstream's number.
     """
     end: int = session.num_computed_tokens
     if not _of(scheduler).on:
@@ -108,5 +109,6 @@ def kept(scheduler: "Scheduler", session: "Request", update: "StreamingUpdate") 
     session.num_computed_tokens = min(session.num_computed_tokens, end)
     session.spec_token_ids = []
     session.max_tokens = update.max_tokens
+    session.stop_reason = None
     del session.block_hashes[end // scheduler.kv_cache_manager.block_pool.hash_block_size :]
     return end
