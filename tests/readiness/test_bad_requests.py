@@ -45,8 +45,10 @@ def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 @pytest.fixture
 def scheduler() -> Any:
-    """The engine's scheduler."""
-    return upstream.make_scheduler(False, None, 16, 4, 64, LENGTH)
+    """The engine's scheduler, of a server that allows any number of logprobs."""
+    scheduler = upstream.make_scheduler(False, None, 16, 4, 64, LENGTH)
+    scheduler.vllm_config.model_config.max_logprobs = HUGE
+    return scheduler
 
 
 def from_http(**params: Any) -> SamplingParams:
@@ -137,6 +139,7 @@ ENDS_THE_ENGINE: dict[str, tuple[list[int], Any]] = {
         PROMPT,
         lambda: from_http(allowed_token_ids=[VOCABULARY]),
     ),
+    "more logprobs than tokens": (PROMPT, lambda: from_http(logprobs=VOCABULARY + 1)),
     "a seed of 65 bits": (PROMPT, lambda: from_http(temperature=1.0, seed=1 << 64)),
 }
 
@@ -152,6 +155,16 @@ def test_what_ends_the_engine_is_refused(
     admitted = admit(side, scheduler, prompt, params())
     with pytest.raises((ValueError, IndexError, RuntimeError, OverflowError)):
         serve(scheduler, admitted)
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_as_many_logprobs_as_the_vocabulary_has_tokens(name: str, scheduler: Any) -> None:
+    for wanted in (-1, 0, VOCABULARY):
+        admitted = admit("ours", scheduler, PROMPT, SamplingParams(**{name: wanted}))
+        assert getattr(admitted.sampling_params, name) == wanted
+    with pytest.raises(ValueError, match=f"^{name}: {VOCABULARY + 1} is out of range"):
+        admit("ours", scheduler, PROMPT, SamplingParams(**{name: VOCABULARY + 1}))
+    admit("pinned", scheduler, PROMPT, SamplingParams(**{name: VOCABULARY + 1}))
 
 
 def test_min_tokens_beyond_a_max_tokens_of_the_server(side: str, scheduler: Any) -> None:

@@ -12,6 +12,8 @@ Stock 0.22.0's front end accepts requests that kill the engine, or never end:
   seeds of more than 64 bits (63 with Model Runner V2): the step fails;
 - ``routed_experts_prompt_start`` at or past the prompt's end: the scheduler fails;
 - values of a wrong type, such as ``max_tokens=16.0`` (:mod:`.request_types`);
+- more ``logprobs`` or ``prompt_logprobs`` than the vocabulary has tokens, if ``--max-logprobs``
+  allows them: the step fails;
 - NaN as temperature, penalty or bias: all logits of the request become NaN.
 
 Here ``min_tokens`` is lowered to fit. The other requests are refused with an error.
@@ -72,6 +74,9 @@ def check(
         return
     request_types.convert(params)
     _check_types(params)
+    for name in ("logprobs", "prompt_logprobs"):
+        if (wanted := getattr(params, name)) is not None:
+            _require(name, wanted, -1, last + 1)
     for name in ("logprob_token_ids", "allowed_token_ids"):
         for token in getattr(params, name) or ():
             if isinstance(token, bool):
