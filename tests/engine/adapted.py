@@ -102,9 +102,9 @@ def blocks(model: Path) -> dict[str, Any]:
     adapters.write(FOLDER / "overwritten", 3)
     served.remove_lora(5)
     report["removed"] = ask("a3", adapter(written, 5, "overwritten"))
-    adapters.write(FOLDER / "overwritten", 1)
+    adapters.write(FOLDER / "overwritten", 2)
     lora = adapter(written, 5, "overwritten", load_inplace=True)
-    report["in place by a request"] = ask("a1", lora)
+    report["in place by a request"] = ask("a2", lora)
 
     # Waiting requests were hashed before the adapter is reloaded.
     ask("first", adapter("a1", 6, "waiting"))
