@@ -32,7 +32,7 @@ def tokens(text: str) -> list[int]:
 def tokenizer() -> Any:
     """Make the tokenizer."""
     made = Tokenizer(models.BPE(_TOKENS, [], unk_token="<unk>"))
-    made.decoder = decoders.Fuse()
+    made.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     )
@@ -56,6 +56,7 @@ def add(
     name: str,
     grammar: Mapping[str, Any] | None,
     params: Mapping[str, Any] = _NO_PARAMS,
+    backend: str = "auto",
 ) -> Any:
     """Let the front end check a request, and add it; its grammar has been compiled, or failed.
 
@@ -64,13 +65,15 @@ def add(
         name: the request's id.
         grammar: fields of StructuredOutputsParams.
         params: further sampling parameters.
+        backend: the library of the grammar.
     """
     structured = None if grammar is None else StructuredOutputsParams(**grammar)
     sampling = SamplingParams(
         temperature=0.0, detokenize=False, structured_outputs=structured, **params
     )
     manager = scheduler.structured_output_manager
-    sampling._validate_structured_outputs(StructuredOutputsConfig(), manager.tokenizer)
+    config = StructuredOutputsConfig(backend=backend)
+    sampling._validate_structured_outputs(config, manager.tokenizer)
     sampling.update_from_generation_config({}, EOS)
     request = Request(name, tokens("x"), sampling, None)
     manager.grammar_init(request)

@@ -120,8 +120,17 @@ ACCEPTED_COUNTS = _fix("accepted-counts", "inputs.accepted_counts:AcceptedCounts
 ALLOWED_TOKENS = _fix("allowed-tokens", "sample.allowed_tokens:AllowedTokens")
 #: Different inputs have different keys in the caches of KV and of multimodal items.
 CACHE_KEYS = _fix("cache-keys", "core.cache_keys", "frontend.mm_hashes", on_v2=True)
-#: A complete grammar ends its request before min_tokens, without an error.
-CLOSED_GRAMMARS = _fix("closed-grammars", "sample.closed_grammars:ClosedGrammars")
+#: A grammar restricts exactly the tokens between the reasoning and its own end.
+CLOSED_GRAMMARS = _fix(
+    "closed-grammars",
+    "sample.closed_grammars:ClosedGrammars",
+    "core.ended_grammars",
+    "core.mask_rows",
+    "core.reasoning_ends",
+    "frontend.grammar_pipelines",
+    before=(GRAMMARS,),
+    on_v2=True,
+)
 #: Memory is pinned only on platforms with pinned memory.
 CPU_PINNING = _fix("cpu-pinning", "engine.pinning", device="cpu")
 #: A prompt of one token begins with an empty recurrent state.
@@ -162,6 +171,8 @@ ROW_STATE = _fix("row-state", "inputs.row_state:RowState")
 RECOVERED_TOKENS = _fix("recovered-tokens", "sample.recovered_tokens")
 #: min_tokens ignores stop tokens outside the vocabulary.
 STOP_TOKENS = _fix("stop-tokens", "sample.stop_tokens:StopTokens")
+#: A reply ends with the token that completes its first stop string.
+STOP_STRINGS = _fix("stop-strings", "frontend.stop_strings", on_v2=True)
 #: On the CPU, seeds work with chunked prefill and in mixed batches.
 CPU_SEEDS = _fix("cpu-seeds", "sample.cpu_seeds:CpuSeeds", device="cpu")
 #: On the CPU, drafts are sampled with their request's parameters.

@@ -61,7 +61,7 @@ def fill(
     for name in names:
         structured = requests[name].structured_output_request
         grammars.append(structured.grammar if structured is not None else None)
-    if any(type(grammar) is not filler.grammar for grammar in grammars):
+    if any(type(grammar) not in filler.grammars for grammar in grammars):
         return None
     apply = [manager.should_fill_bitmask(requests[name]) for name in names]
     filler.fill(manager, list(zip(grammars, range(len(names)), apply, strict=True)))
@@ -70,13 +70,14 @@ def fill(
 
 
 class Filler:
-    """Fills the bitmasks of one manager; ``backend`` and ``grammar`` are the supported classes."""
+    """Fills the bitmasks of one manager; ``backend`` and ``grammars`` are supported classes."""
 
     def __init__(self, manager: "StructuredOutputManager") -> None:
+        from vllm.v1.readiness.core.ended_grammars import EndingXgrammar
         from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend, XgrammarGrammar
 
         self.on = registry.GRAMMARS in switch.enabled() and subclasses.all_vllms(manager, _METHODS)
-        self.backend, self.grammar = XgrammarBackend, XgrammarGrammar
+        self.backend, self.grammars = XgrammarBackend, (XgrammarGrammar, EndingXgrammar)
         self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self._threads: ThreadPoolExecutor | None = None
         #: Mean CPU seconds per bitmask in the newest step.

@@ -10,8 +10,10 @@ __getattr__ = door(
     "bad_requests",
     "cached_prompt_logprobs",
     "grammar_limits",
+    "grammar_pipelines",
     "logprob_messages",
     "logprobs",
     "mm_hashes",
     "request_types",
+    "stop_strings",
 )

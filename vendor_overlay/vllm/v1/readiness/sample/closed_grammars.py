@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from vllm.v1.readiness import registry
+from vllm.v1.readiness.core import mask_rows
 from vllm.v1.readiness.engine import switch
 from vllm.v1.readiness.feature import Feature, Live
 from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
     from vllm.v1.request import Request
     from vllm.v1.sample.logits_processor.interface import BatchUpdate
 
@@ -41,15 +43,23 @@ def stops(request: "Request") -> bool:
 
 
 class ClosedGrammars(Feature):
-    """Installs :class:`MinTokens` in a batch."""
+    """Installs :class:`MinTokens` in a batch, and skips the bitmasks of trimmed drafts."""
 
     @classmethod
-    def make(cls, live: "Live") -> None:
-        """Replace upstream's logits processor for ``min_tokens``."""
+    def make(cls, live: "Live") -> "ClosedGrammars | None":
+        """Replace upstream's logits processor for ``min_tokens``; None without drafts."""
         processors = live.batch.logitsprocs.non_argmax_invariant
         for index, processor in enumerate(processors):
             if type(processor) is MinTokensLogitsProcessor:
                 processors[index] = MinTokens(processor)
+        return cls(live.batch) if live.num_spec_tokens else None
+
+    def apply_grammars(
+        self, scheduled: "SchedulerOutput", grammars: "GrammarOutput", logits: torch.Tensor
+    ) -> None:
+        """Leave only the bitmasks of positions that the step has."""
+        del logits
+        mask_rows.match(scheduled, grammars)
 
 
 class _StopTokens(set[int]):

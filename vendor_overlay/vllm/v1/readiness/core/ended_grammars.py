@@ -1,0 +1,141 @@
+"""Fix ``closed-grammars``, ends: a grammar that has ended accepts every later token.
+
+A grammar ends when it accepts its stop token. With ``ignore_eos``, or in a step with drafts, tokens
+may follow that the grammar no longer restricts. In 0.22.0, xgrammar rejects them, and guidance does
+if they arrive in one step with the stop token, so the request ends with an error. Outlines rejects
+the stop token itself, although its bitmask allows only that token, and its check for the end
+returns the previous call's value: from the second token on, a regex that may continue restricts
+nothing. Here each backend's grammar ends with the stop token, and later tokens are unrestricted.
+(https://github.com/vllm-project/vllm/issues/49173)
+"""
+
+# mirrors: vllm.v1.structured_output.backend_xgrammar:XgrammarGrammar
+# mirrors: vllm.v1.structured_output.backend_guidance:GuidanceGrammar
+# mirrors: vllm.v1.structured_output.backend_outlines:OutlinesGrammar
+# mirrors: vllm.v1.structured_output.backend_lm_format_enforcer:LMFormatEnforcerGrammar
+
+from itertools import takewhile
+from typing import TYPE_CHECKING, cast
+
+from vllm.v1.readiness import registry
+from vllm.v1.readiness.engine import switch
+from vllm.v1.structured_output.backend_guidance import GuidanceGrammar
+from vllm.v1.structured_output.backend_lm_format_enforcer import LMFormatEnforcerGrammar
+from vllm.v1.structured_output.backend_outlines import OutlinesGrammar
+from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
+
+if TYPE_CHECKING:
+    from vllm.v1.structured_output.backend_types import (
+        StructuredOutputBackend,
+        StructuredOutputGrammar,
+    )
+
+    Base = StructuredOutputGrammar
+else:
+    Base = object
+
+
+class _Ending(Base):  # type: ignore[misc]
+    """Mixin of a backend's grammar that accepts every token behind its end."""
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+        """Advance the grammar up to its end; return whether it accepts the tokens up to there."""
+        for token in tokens:
+            if self.is_terminated():
+                break
+            if not super().accept_tokens(request_id, [token]):
+                return False
+        return True
+
+    def validate_tokens(self, tokens: list[int]) -> list[int]:
+        """Return the accepted prefix of ``tokens``, up to the grammar's end or a placeholder."""
+        if self.is_terminated():
+            return []
+        drafts = [*takewhile(lambda token: token >= 0, tokens)]
+        return cast("list[int]", super().validate_tokens(drafts))
+
+
+class EndingXgrammar(_Ending, XgrammarGrammar):  # type: ignore[misc]
+    """xgrammar's grammar."""
+
+
+class EndingGuidance(_Ending, GuidanceGrammar):  # type: ignore[misc]
+    """Guidance's grammar."""
+
+
+class EndingLMFormatEnforcer(_Ending, LMFormatEnforcerGrammar):  # type: ignore[misc]
+    """LM Format Enforcer's grammar, which ends if its newest token is the stop token."""
+
+
+class EndingOutlines(_Ending, OutlinesGrammar):  # type: ignore[misc]
+    """Outlines' grammar. Its guide never accepts the stop token, so the end is stored here."""
+
+    #: The stop token.
+    readiness_stop: int
+    _ended = False
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+        """Advance the guide, and end with a stop token in a final state."""
+        for token in tokens:
+            if self._ended:
+                break
+            if token != self.readiness_stop:
+                if not OutlinesGrammar.accept_tokens(self, request_id, [token]):
+                    return False
+            elif self.guide.is_finished():
+                self._ended = True
+                self.num_processed_tokens += 1
+            else:
+                return False
+        return True
+
+    def validate_tokens(self, tokens: list[int]) -> list[int]:
+        """Return the accepted prefix of ``tokens``, which may end with the stop token."""
+        accepted: list[int] = super().validate_tokens(tokens)
+        rest = tokens[len(accepted) :]
+        if not rest or rest[0] != self.readiness_stop or self._ended:
+            return accepted
+        for token in accepted:
+            self.guide.advance(token)
+        finished = self.guide.is_finished()
+        if accepted:
+            self.guide.rollback_state(len(accepted))
+        return [*accepted, self.readiness_stop] if finished else accepted
+
+    def rollback(self, num_tokens: int) -> None:
+        """Undo the newest tokens, the stop token included."""
+        if self._ended and num_tokens > 0:
+            self._ended = False
+            self.num_processed_tokens -= 1
+            num_tokens -= 1
+        if num_tokens > 0:
+            super().rollback(num_tokens)
+
+    def is_terminated(self) -> bool:
+        """Return whether the stop token was accepted."""
+        return self._ended
+
+    def reset(self) -> None:
+        """Return to the grammar's start."""
+        super().reset()
+        self._ended = False
+
+
+_ENDING: "dict[type, type]" = {
+    kind.__mro__[2]: kind
+    for kind in (EndingXgrammar, EndingGuidance, EndingLMFormatEnforcer, EndingOutlines)
+}
+
+
+def ending(
+    backend: "StructuredOutputBackend", grammar: "StructuredOutputGrammar"
+) -> "StructuredOutputGrammar":
+    """Return a newly compiled grammar with the right end; ``grammar`` if it is not vLLM's own."""
+    kind = _ENDING.get(type(grammar))
+    if kind is None or registry.CLOSED_GRAMMARS not in switch.enabled():
+        return grammar
+    ended = object.__new__(kind)
+    ended.__dict__.update(vars(grammar))
+    if kind is EndingOutlines:
+        ended.readiness_stop = backend.vocabulary.inner.get_eos_token_id()
+    return cast("StructuredOutputGrammar", ended)

@@ -1,0 +1,101 @@
+"""Fix ``closed-grammars``, drafts: a grammar begins with the first token behind the reasoning.
+
+With a reasoning parser, a grammar restricts only the tokens behind the reasoning. With drafts, a
+step may accept the end of the reasoning and tokens behind it. In 0.22.0 these tokens are sampled
+without a bitmask, and the grammar never accepts them, so the reply begins twice or breaks the
+grammar; a structural tag accepts the tokens of the reasoning instead, and may end the request with
+an error. If the end is not the step's last token, most parsers miss it, and the grammar restricts
+nothing. Here each token is checked once, bitmasks begin behind a drafted end, and the grammar
+accepts the tokens behind it. (https://github.com/vllm-project/vllm/issues/44006)
+"""
+
+# mirrors: vllm.v1.structured_output:StructuredOutputManager.grammar_bitmask
+# mirrors: vllm.v1.structured_output:StructuredOutputManager.should_fill_bitmask
+# mirrors: vllm.v1.structured_output:StructuredOutputManager.should_advance
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler.update_from_output
+
+from typing import TYPE_CHECKING
+
+from vllm.v1.readiness import registry
+from vllm.v1.readiness.engine import switch
+
+if TYPE_CHECKING:
+    from vllm.reasoning import ReasoningParser
+    from vllm.v1.request import Request
+    from vllm.v1.structured_output import StructuredOutputManager
+
+#: Attribute of a StructuredOutputRequest: the number of tokens checked for the reasoning's end.
+_CHECKED = "readiness_checked"
+#: Attribute of a StructuredOutputRequest: the position of the grammar's first token.
+_BEGIN = "readiness_begin"
+
+
+def advances(
+    manager: "StructuredOutputManager", reasoner: "ReasoningParser", request: "Request"
+) -> bool | None:
+    """Return whether the newest tokens contain tokens of the grammar; None to fall back.
+
+    Called while the reasoning has not ended. Sets ``reasoning_ended`` if it has now.
+    """
+    if manager.vllm_config.speculative_config is None:
+        return None  # upstream checks a step's only token
+    if registry.CLOSED_GRAMMARS not in switch.enabled():
+        return None
+    structured = request.structured_output_request
+    assert structured is not None
+    tokens = request.all_token_ids
+    count = len(tokens)
+    checked: int = min(vars(structured).get(_CHECKED, request.num_prompt_tokens), count)
+    known = tokens[:checked]
+    vars(structured)[_CHECKED] = count
+    for position in range(checked, count):
+        known.append(tokens[position])
+        if reasoner.is_reasoning_end_streaming(known, known[-1:]):
+            structured.reasoning_ended = True
+            vars(structured)[_BEGIN] = position + 1
+            return position + 1 < count
+    return False
+
+
+def restricted(request: "Request", tokens: list[int]) -> list[int]:
+    """Return the grammar's part of a request's newest tokens."""
+    begin: int | None = vars(request.structured_output_request).pop(_BEGIN, None)
+    if begin is None:
+        return tokens
+    return tokens[max(begin - request.num_tokens, -len(tokens)) :]
+
+
+def fill(
+    manager: "StructuredOutputManager", request: "Request", row: int, drafts: list[int]
+) -> bool:
+    """Fill the bitmasks of a request whose drafts may end its reasoning; False to fall back.
+
+    ``row`` is the index of the request's first bitmask. It has one per draft, and one more.
+    """
+    structured = request.structured_output_request
+    if not drafts or structured is None or structured.reasoning_ended is not False:
+        return False
+    reasoner = manager._get_reasoner(request)
+    if reasoner is None or manager.enable_in_reasoning:
+        return False
+    if registry.CLOSED_GRAMMARS not in switch.enabled():
+        return False
+    grammar, known = structured.grammar, [*request.all_token_ids]
+    began, accepted = False, 0
+    for draft in (*drafts, -1):
+        manager._fill_bitmasks(((grammar, row, began),))
+        row += 1
+        if draft < 0:
+            began, reasoner = False, None  # no later draft is accepted
+        elif began:
+            if not grammar.is_terminated() and grammar.validate_tokens([draft]):
+                grammar.accept_tokens(request.request_id, [draft])
+                accepted += 1
+            elif not grammar.is_terminated():
+                began, reasoner = False, None  # the sampler rejects this draft
+        elif reasoner is not None:
+            known.append(draft)
+            began = reasoner.is_reasoning_end_streaming(known, [draft])
+    if accepted:
+        grammar.rollback(accepted)
+    return True
