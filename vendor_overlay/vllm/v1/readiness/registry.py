@@ -191,6 +191,8 @@ CACHED_PROMPT_LOGPROBS = _fix(
 UNIFORM_DECODE = _fix("uniform-decode", "inputs.uniform_decode:UniformDecode", device="gpu")
 #: logprob_token_ids of a request do not change other requests' logprobs.
 LOGPROB_TOKENS = _fix("logprob-tokens", "sample.logprob_tokens")
+#: With drafts, Mamba blocks match the tokens that are computed.
+MAMBA_BLOCKS = _fix("mamba-blocks", "core.mamba_blocks", on_v2=True)
 #: A sliding window keeps blocks that it needs if drafts are rejected.
 WINDOW_BLOCKS = _fix("window-blocks", "core.window_blocks", on_v2=True)
 #: Lists of new block ids do not grow without limit.
