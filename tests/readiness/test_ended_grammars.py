@@ -157,6 +157,16 @@ def test_a_grammar_restricts_up_to_its_end(
         assert reply[1] == "error"
 
 
+@pytest.mark.parametrize("proposal", [[EOS], [*tokens("7"), EOS], [*tokens("7"), -1, -1]])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_drafts_that_are_rejected_leave_no_trace(
+    backend: str, proposal: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = made("ours", monkeypatch, drafts=DRAFTS)
+    reply = replied(scheduler, SEVENS, tokens("77777x"), [proposal], backend=backend)
+    assert reply == ([*tokens("77777"), EOS], "stop")
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("reasoner", [Delta, Whole])
 @pytest.mark.parametrize(
