@@ -11,7 +11,7 @@ from typing import Any
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from readiness.metrics import EXPORTED, METRICS, VALUES
-from support.dashboard import DASHBOARD, FILE, expressions, names
+from support.dashboard import DASHBOARD, expressions, names
 
 
 def leaves(value: Any, *path: object) -> Iterator[tuple[Any, ...]]:
@@ -31,19 +31,7 @@ def test_grafanas_own_types_lose_nothing() -> None:
     assert set(leaves(DASHBOARD)) <= set(leaves(again))
 
 
-def test_panels_do_not_overlap() -> None:
-    taken: set[tuple[int, int]] = set()
-    for panel in DASHBOARD["panels"]:
-        at = panel["gridPos"]
-        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
-        assert not cells & taken, panel["title"]
-        assert max(x for x, _ in cells) < 24
-        taken |= cells
-    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
-
-
 def test_every_metric_of_ours_is_shown_and_no_other_is_asked_for() -> None:
     ours = METRICS | VALUES | EXPORTED
     asked = set().union(*map(names, expressions()))
     assert asked == ours
-    assert FILE.read_text().endswith("}\n")

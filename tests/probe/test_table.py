@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from probe import table
 from probe.__main__ import main
-from support.checkouts import make
 from support.probes import OTHER, process, row, written
 from support.sites import REPO
 
@@ -66,24 +65,11 @@ def test_rows_are_the_percentiles_and_sums_of_the_records() -> None:
     assert sum(line.per_step or 0 for line in parts) == shown["step"].per_step
 
 
-def test_the_table_for_people() -> None:
-    lines = table.text([process(EXAMPLE, lost=1234)]).splitlines()
-    assert lines[0] == "rank0 (pid 7): vLLM 0.22.0, pristine, CPU"
-    assert "1,234 records" in lines[1]
-    assert {" ".join(line.split()) for line in lines} > {
-        "count p50 ms p90 ms p99 ms max ms ms a step share",
-        "step 1 4.000 4.000 4.000 4.000 4.000 100.0%",
-        "sample_tokens 1 1.500 1.500 1.500 1.500 1.500 37.5%",
-        "waits: thinking-budget 1 0.500 0.500 0.500 0.500 0.500 12.5%",
-        "fence: thinking-budget 1 0.500 0.500 0.500 0.500",
-    }
-    assert len({len(line) for line in lines[2:6]}) == 1
-
-
 def test_nothing_recorded_is_an_empty_table() -> None:
     nothing = process([], overlay="0.5.0", digest="ab" * 32)
     assert table.rows(nothing) == []
     assert "overlay 0.5.0, digest abababababab," in table.text([nothing])
+    assert "1,234 records" in table.text([process(EXAMPLE, lost=1234)])
 
 
 # The program.
@@ -141,10 +127,9 @@ def test_only_the_newest_stretch(tmp_path: Path, capsys: pytest.CaptureFixture[s
         rows = json.loads(capsys.readouterr().out)["rank0"]["rows"]
         names = {line["name"].strip() for line in rows}
         assert names & {"execute_model", "sample_tokens"} == set(kinds)
-    for wrong in ("", "0s", "s", "1 day"):
-        with pytest.raises(SystemExit):
-            main([file, "--last", wrong])
-        assert "write 30s, 500ms or 2m" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([file, "--last", "1 day"])
+    assert "write 30s, 500ms or 2m" in capsys.readouterr().err
 
 
 def test_two_recordings_are_compared_by_step(
@@ -170,34 +155,17 @@ def test_two_recordings_are_compared_by_step(
         "rank1: stock has no such process",
     }
     assert "same requests" in lines[-1]
-    done = make("probe", f"COMPARE={' '.join(files)}")
-    assert done.returncode == 0, done.stderr
-    assert "0.500" in done.stdout
     for wrong in ([], [files[0], "--compare", *files]):
         with pytest.raises(SystemExit):
             main(wrong)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "hint"), [([], "make probe FILE=FILE"), (["FILE="], "FILE= is empty")]
-)
-def test_a_file_that_is_not_named_is_asked_for(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], hint: str
-) -> None:
-    for name in ("", ".", "/"):
-        assert main([name]) == 1
-        error = "probe: no file is named. Name the value of VLLM_READINESS_PROBE: make probe FILE="
-        assert capsys.readouterr().err.startswith(error)
-    done = make("probe", *arguments)
-    assert done.returncode != 0
-    assert hint in done.stderr
-
-
-@pytest.mark.parametrize("options", [[], ["--json"], ["--trace", "trace.json"]])
+@pytest.mark.parametrize("name", ["", "/", "file"])
 def test_nothing_to_read_is_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    assert main([str(tmp_path / "file"), *options]) == 1
+    monkeypatch.chdir(tmp_path)
+    assert main([name, "--json"]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("probe: no file")

@@ -155,10 +155,6 @@ def test_each_thread_has_a_track_and_each_slice_its_arguments() -> None:
     assert arguments["readback"] == {"step": 7, "ready to consumed us": 5.0}
 
 
-def test_nothing_recorded_is_a_trace_without_slices() -> None:
-    assert slices(trace(process([]))) == trace() == []
-
-
 def test_a_trace_has_the_systems_numbers_and_says_when_its_clock_was_0() -> None:
     """So that it can be laid over one of torch's, in which main threads have these numbers, too."""
     rows = [row("execute_model", 5_000, 9_000, 1, 1), row("get_output", 6_000, 8_000, 1, 0, OTHER)]
