@@ -1,6 +1,5 @@
 """The faults of a checkout that `make test` complains of."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -61,8 +60,3 @@ def test_patches_and_pin_must_name_the_same_files(root: Path) -> None:
     pin.write_text("\n".join(kept) + "\n")
     with pytest.raises(OverlayError, match=r"disagree on vllm/one\.py"):
         Overlay.load(root)
-
-
-def test_a_version_must_be_stated(root: Path) -> None:
-    shutil.copy(root / "VERSION_PIN", root / "vendor_overlay/vllm/v1/readiness/version.py")
-    assert 'does not say __version__ = "…"' in complaints(root)[0]

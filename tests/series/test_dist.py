@@ -94,19 +94,6 @@ def test_the_archive_is_the_same_from_the_same_commit(
     assert not [name for name in modes if name.startswith(left_out)]
 
 
-def test_an_archive_needs_a_checkout_without_links(root: Path, site: Path) -> None:
-    (root / "scripts" / "link").symlink_to("/etc/passwd")
-    commit(root)
-    for code, reason in (
-        (Exit.FAULT, "scripts/link: is a link"),
-        (Exit.USAGE, "not a git checkout"),
-    ):
-        refused = run_package("series", "dist", "--site", site, root=root)
-        assert refused.returncode == code
-        assert reason in refused.stderr
-        shutil.rmtree(root / ".git", ignore_errors=True)
-
-
 def test_a_commit_that_contradicts_its_pin_is_refused(root: Path, site: Path) -> None:
     (root / "vendor_overlay" / PACKAGE / "version.py").write_text("")
     commit(root)

@@ -2,7 +2,6 @@
 
 import difflib
 import json
-import os
 import subprocess
 from collections.abc import Mapping
 from functools import cache
@@ -223,19 +222,6 @@ def test_files_that_are_renamed_binary_or_gone_are_named(tmp_path: Path) -> None
     assert result(tmp_path, THEIRS) == inserted(files[THEIRS], 3)
 
 
-def test_a_hunk_whose_lines_the_overlay_has_changed_is_said_to_be_so(tmp_path: Path) -> None:
-    pristine = upstream().read(OURS)
-    hunk = next(f for p in OVERLAY.series.patches for f in p.files if f.path == OURS and any(
-        h.old for h in f.hunks))  # fmt: skip
-    at = next(h.old_at for h in hunk.hunks if h.old)
-    lines = pristine.splitlines(keepends=True)
-    removed = next(h.old[0] for h in hunk.hunks if h.old)
-    at = lines.index(removed)
-    changed = b"".join([*lines[:at], LINE, *lines[at + 1 :]])
-    diff = diff_of(tmp_path / "repo", {OURS: pristine}, {OURS: changed})
-    refused(tmp_path, diff, "a patch of the overlay, or one before it, has changed its lines")
-
-
 @pytest.mark.parametrize(
     ("diff", "part"),
     [
@@ -274,36 +260,6 @@ def test_our_own_series_is_no_place_for_it(tmp_path: Path, inner: str) -> None:
     file.write_bytes(diff_of(tmp_path / "a", {THEIRS: text_of(THEIRS)}, {THEIRS: b"1\n"}))
     with pytest.raises(OverlayError, match="EXTRA=dir"):
         import_patch(OVERLAY, upstream(), file, OVERLAY.root / "patches" / inner, True)
-
-
-@pytest.mark.parametrize("given_names", [(), ("--file", "x.diff"), ("--extra", "x")])
-def test_both_names_are_asked_for(given_names: tuple[str, ...]) -> None:
-    made = run_package("series", "import-patch", *given_names, "--site", UPSTREAM)
-    assert made.returncode == Exit.USAGE
-    assert "make import-patch FILE=some.diff EXTRA=dir" in made.stderr
-
-
-def test_an_empty_wheel_is_not_the_active_environment(tmp_path: Path) -> None:
-    arguments = ["--file", "x", "--extra", tmp_path, "--site", UPSTREAM, "--wheel="]
-    made = run_package("series", "import-patch", *arguments)
-    assert made.returncode == Exit.USAGE
-    assert "WHEEL is empty" in made.stderr
-    made = run_package("series", "import-patch", *arguments, "--extra", tmp_path)
-    assert made.returncode == Exit.USAGE
-    assert "argument --extra: is given twice" in made.stderr
-
-
-def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OverlayError, match=r"gone\.diff"):
-        import_patch(OVERLAY, upstream(), tmp_path / "gone.diff", tmp_path / "extra", False)
-
-
-def test_each_hunk_is_read_with_its_place() -> None:
-    diff = b"diff --git a/x.py b/x.py\n--- a/x.py\n+++ b/x.py\n@@ -3 +3 @@ def f\n-a\n+--- a\n-- \n"
-    (file,) = diffs.read(diff, "x").files
-    assert (file.path, [hunk.line for hunk in file.hunks]) == ("x.py", [3])
-    (hunk,) = file.hunks
-    assert (hunk.old, hunk.new) == ((b"a\n",), (b"--- a\n",))
 
 
 def edited(data: bytes, edits: Mapping[int, str]) -> bytes:
@@ -350,26 +306,6 @@ def test_line_numbers_hold_in_a_diff_of_a_file_that_is_known(
         assert "a patch of the overlay, or one before it, has changed" in left_out[0]
 
 
-def test_what_has_no_place_of_its_own_is_left_out(tmp_path: Path) -> None:
-    """Of a file that is not known: where no line of a hunk stands once, nothing tells its place."""
-    text = text_of(THEIRS)
-    lines = text.splitlines(keepends=True)
-    once = next(i for i in range(40, len(lines)) if lines.count(lines[i]) == 1)
-    blank = next(i for i in range(once + 2, len(lines)) if lines[i] == b"\n")
-    unknown = b"# not in the release\n"
-    after = edited(text, {20: "insert", once: "replace", blank: "delete"})
-    diff = diff_of(tmp_path / "repo", {THEIRS: unknown + text}, {THEIRS: unknown + after}, "-U0")
-    made = imported(tmp_path, diff)
-    assert result(tmp_path, THEIRS) == edited(text, {once: "replace"})
-    assert [sentence.partition(": ")[0] for sentence in made.left_out] == [
-        f"{THEIRS}, line 21",
-        f"{THEIRS}, line {blank + 2}",
-    ]
-    assert "it has no context, which alone would tell its place" in made.left_out[0]
-    assert f"its lines stand at {lines.count(b'%c' % 10)} places" in made.left_out[1]
-    assert all("git diff -U" in sentence for sentence in made.left_out)
-
-
 @settings(max_examples=200, deadline=None)
 @given(
     before=st.lists(st.sampled_from(["a", "b", "", "x"]), max_size=9),
@@ -399,41 +335,3 @@ def test_no_hunk_is_placed_where_its_lines_are_not_alone(
     if not applied.left_out:
         assert applied.data == after
     assert places.apply(file.hunks, base, base, []).data == after or foreign
-
-
-@pytest.mark.parametrize("kind", ["device", "pipe", "directory", "huge"])
-def test_a_file_that_is_no_diff_s_is_not_read(tmp_path: Path, kind: str) -> None:
-    """Without bound, or for ever: the limit only turns a wait without end into a failure."""
-    file = tmp_path / "some.diff"
-    if kind == "device":
-        file.symlink_to("/dev/zero")
-    elif kind == "pipe":
-        os.mkfifo(file)
-    elif kind == "directory":
-        file.mkdir()
-    else:
-        file.touch()
-        os.truncate(file, 1 << 40)
-    arguments = ["--file", file, "--extra", tmp_path / "extra", "--site", UPSTREAM]
-    made = run_package("series", "import-patch", *arguments, timeout=60)
-    assert made.returncode == Exit.USAGE
-    assert f"{file}: cannot be read" in made.stderr
-    assert not (tmp_path / "extra").exists()
-
-
-@pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_a_wheel_that_is_no_file_is_not_read(tmp_path: Path, kind: str) -> None:
-    wheel = tmp_path / "x.whl"
-    os.mkfifo(wheel) if kind == "pipe" else wheel.symlink_to("/dev/zero")
-    arguments = ["--file", "x", "--extra", tmp_path / "extra", "--wheel", wheel]
-    made = run_package("series", "import-patch", *arguments, timeout=20)
-    assert made.returncode == Exit.USAGE
-    assert f"{wheel}: cannot be read (is a special file" in made.stderr
-
-
-def test_a_directory_that_is_a_link_to_itself_is_named(tmp_path: Path) -> None:
-    text = text_of(THEIRS)
-    diff = diff_of(tmp_path / "repo", {THEIRS: text}, {THEIRS: inserted(text, 5)})
-    (tmp_path / "extra").symlink_to("extra")
-    with pytest.raises((OverlayError, OSError), match="extra"):
-        imported(tmp_path, diff)
