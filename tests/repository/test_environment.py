@@ -214,26 +214,6 @@ def test_the_tests_environment_with_another_release_is_made_anew(
     assert [lib.name for lib in folder.glob("lib/python3*")] == [library(folder).parent.name]
 
 
-@pytest.mark.parametrize("below_build", [False, True])
-def test_one_that_serves_is_made_anew_below_build_alone(
-    tmp_path: Path, uv: Uv, below_build: bool
-) -> None:
-    """`.venv` may hold more than we put there."""
-    folder = tmp_path / ("build" if below_build else "other") / "env"
-    folder.parent.mkdir(parents=True)
-    make(folder)
-    package = (folder / MARK).read_text().partition("\n")[0]
-    with_release(folder, "0.1.0")
-    if below_build:
-        make(folder)
-        assert (folder / MARK).read_text().startswith(f"{package}\n")
-        return
-    before = snapshot(folder)
-    with pytest.raises(Failure, match="another build of vLLM"):
-        make(folder)
-    assert snapshot(folder) == before
-
-
 @pytest.mark.parametrize("linked", [False, True])
 def test_an_empty_directory_is_used_and_made_again_for_other_inputs(
     tmp_path: Path, uv: Uv, linked: bool
@@ -306,32 +286,6 @@ def test_a_copy_or_a_link_is_never_made_again(
     assert uv.calls.read_text() == ""
 
 
-def test_one_of_an_earlier_overlay_is_known_by_its_only_mark(ours: Path, uv: Uv) -> None:
-    (ours / MARK).unlink()
-    make_stale(ours)
-    link = ours.parent / "link"
-    link.symlink_to(ours)
-    make(link)
-    assert uv.calls.read_text() == ""
-    make(ours)
-    assert "pip install" in uv.calls.read_text()
-
-
-def test_packages_go_nowhere_else(ours: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uv asks the environment's Python, which may print at its start, and else guesses."""
-    make_stale(ours)
-    (library(ours) / "sitecustomize.py").write_text("print('hello')\n")
-    guess = somebodys(ours.parent / ".venv", holds_vllm=False)
-    before = snapshot(guess)
-    monkeypatch.chdir(ours.parent)
-    monkeypatch.setenv("UV", str(REAL_UV))
-    monkeypatch.setenv("UV_OFFLINE", "1")
-    with pytest.raises(subprocess.CalledProcessError) as failed:
-        make(ours)
-    assert str(ours / "bin" / "python") in failed.value.cmd
-    assert snapshot(guess) == before
-
-
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only directory on PATH, with the programs that the tests need."""
@@ -341,20 +295,6 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("CHROMIUM", raising=False)
     monkeypatch.setattr("os.geteuid", lambda: 0)
     return tmp_path
-
-
-def test_the_named_chromium_goes_before_the_first_that_starts(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program(path / "chromium", "exit 1  # a stub that asks for a package")
-    program(path / "google-chrome", "exit 0")
-    assert CHROMIUM.ensure() == str(path / "google-chrome")
-    named = program(path / "own", "exit 0")
-    monkeypatch.setenv("CHROMIUM", str(named))
-    assert CHROMIUM.ensure() == str(named)
-    named.unlink()
-    with pytest.raises(Failure, match="own does not start"):
-        CHROMIUM.ensure()
 
 
 def test_root_gets_a_chromium_installed_by_apt(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """The Makefile, as a person uses it."""
 
-import json
-import os
 import shutil
 import subprocess
 import sys
@@ -97,25 +95,6 @@ def test_a_value_that_is_empty_is_refused_where_it_is_named(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
 
 
-def test_an_ambient_interpreter_does_not_join_a_named_directory(tmp_path: Path) -> None:
-    named = f"SITE={sites.small(tmp_path / 'site')}"
-    command = ("status", "ARGS=--json", named)
-    report = json.loads(make(*command, PYTHON=sys.executable).stdout)
-    assert report["interpreter"] is None
-    report = json.loads(make(*command, f"PYTHON={sys.executable}").stdout)
-    assert report["interpreter"] == sys.executable
-
-
-@pytest.mark.parametrize("name", ["VENV", "SITE", "PYTHON"])
-def test_a_target_that_the_environment_names_is_said_to_be_its(tmp_path: Path, name: str) -> None:
-    gone = str(tmp_path / "gone")
-    refused = make("status", **{name: gone})
-    assert refused.returncode != 0
-    assert f"named by  {name}" in refused.stderr
-    assert f"or unset {name}" in refused.stderr
-    assert "named by" not in make("status", f"{name}={gone}").stderr
-
-
 def test_the_active_environment_is_the_target(root: Path, make_in: Make, tmp_path: Path) -> None:
     prefix = tmp_path / "active"
     site = sites.small(library(prefix))
@@ -129,15 +108,6 @@ def test_the_active_environment_is_the_target(root: Path, make_in: Make, tmp_pat
         assert done.returncode == 0, done.stderr
         assert str(site) in done.stdout
     assert snapshot(root) == before
-
-
-def test_a_vllm_in_condas_base_environment_is_mentioned(make_in: Make, tmp_path: Path) -> None:
-    sites.small(tmp_path / "conda/lib/python3.12/site-packages")
-    for prefix, mentioned in ((tmp_path / "conda", True), (tmp_path, False)):
-        active = {"CONDA_PREFIX": str(prefix), "CONDA_DEFAULT_ENV": "base"}
-        done = make_in("apply", "ARGS=--dry-run", **active)
-        assert done.returncode == 0, done.stderr
-        assert (f"VENV={prefix} names it" in done.stderr) is mentioned
 
 
 @pytest.mark.slow
@@ -241,15 +211,3 @@ def test_what_was_made_with_another_release_is_not_taken_for_upstream_s(
     assert "--venv build/env" in make_in(*command).stdout
     mark.unlink()
     assert "--venv .venv" in make_in(*command).stdout
-
-
-def test_a_terminal_that_is_full_stops_nothing(root: Path) -> None:
-    venv.create(root / ".venv")
-    sites.small(library(root / ".venv"))
-    env = {k: v for k, v in os.environ.items() if k not in (*sites.AMBIENT, "MAKEFLAGS")}
-    command = ["make", "-s", "-C", str(root), "apply", f"PYTHON3={sys.executable}"]
-    with Path("/dev/full").open("w") as full:
-        assert (
-            subprocess.run(command, stderr=full, stdout=full, env=env, check=False).returncode == 0
-        )
-    assert make("verify", "-C", str(root)).returncode == 0

@@ -66,11 +66,9 @@ def test_no_encoding_and_no_lost_output_fails_a_program(
         assert done.stderr.count(b"\n") == 1
 
 
-@pytest.mark.parametrize(
-    "name", ["environment", "series", "probe", "review", "bench.engine", "bench.serving"]
-)
+@pytest.mark.parametrize("name", ["environment", "series", "probe", "review", "bench.engine"])
 def test_ctrl_c_while_a_program_starts_is_no_traceback(tmp_path: Path, name: str) -> None:
-    for number in (2, 20, 200):
+    for number in (20, 200):
         env = interrupts.environment(tmp_path, number)
         env["PYTHONPATH"] += f":{SCRIPTS}"
         command = [sys.executable, "-m", name, "--help"]
@@ -128,35 +126,3 @@ def test_packages_are_importable_for_our_own_programs_only(
         assert {k: v for k, v in environment.items() if k in ("PYTHONPATH", "PYTHONSAFEPATH")} == (
             theirs
         )
-
-
-def test_make_puts_nothing_else_on_the_path(tmp_path: Path) -> None:
-    """What `make demo` serves with, and `make apply` installs with, is as it was."""
-    program = tmp_path / "python3"
-    program.write_text('#!/bin/sh\necho "$PYTHONSAFEPATH $PYTHONPATH $*"\n')
-    program.chmod(0o755)
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "MAKE"))}
-    for theirs, path in (({}, "scripts"), ({"PYTHONPATH": "/theirs"}, "scripts:/theirs")):
-        done = subprocess.run(
-            ["make", "-s", "status", f"PYTHON3={program}", "SITE=/site"],
-            cwd=REPO,
-            env=kept | theirs,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert done.stdout == f"make {path} -m overlay status --site=/site\n"
-
-
-def test_the_demo_s_engine_does_not_see_our_packages(tmp_path: Path) -> None:
-    engine = tmp_path / "vllm" / "entrypoints" / "openai" / "api_server.py"
-    engine.parent.mkdir(parents=True)
-    for package in list(engine.parents)[:3]:
-        (package / "__init__.py").write_text("")
-    names = "('PYTHONPATH', 'PYTHONSAFEPATH')"
-    engine.write_text(f"import os\nprint(*(os.environ.get(name) for name in {names}))\n")
-    path = {"PYTHONPATH": f"{SCRIPTS}:{tmp_path}", "PYTHONSAFEPATH": "make"}
-    done = run_package("demo", env=path, cwd=tmp_path)
-    assert done.returncode == 1
-    assert "the server did not come up" in done.stderr
-    assert f"\n{tmp_path} None\n" in done.stderr
