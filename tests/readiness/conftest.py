@@ -26,6 +26,14 @@ def caplog_vllm(
 
 
 @pytest.fixture
+def unwritten_memory_shows() -> Iterator[None]:
+    """Let torch fill the memory that it allocates."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The path that this process records to, without a thread that runs on."""
     file = tmp_path / "file"

@@ -79,23 +79,6 @@ def test_any_stream_of_requests_has_upstreams_bits(
         pair.sample(sampled, draw(st.lists(rows, max_size=2, unique=True)))
 
 
-def test_a_word_is_masked_where_the_output_begins_it(kernels: Any) -> None:
-    """Not before, nor where the prompt does; a word of one token always is."""
-    pair = Pair(9, kernels)
-    pair.join([[1, 2, 5], [7]])
-    pair.join([[3, 4]], [3])
-    pair.join([], [1, 2])
-    pair.refresh()
-    masked = []
-    for token in (1, 2, 1, 2, 1):
-        before = pair.masked
-        pair.check()
-        masked.append(pair.masked - before)
-        pair.sample([[token]] * 3)
-    # The first row's 7 in every step, its 5 after 1, 2; the second row's 4 at first.
-    assert masked == [2, 1, 2, 1, 2]
-
-
 def test_words_and_tails_may_be_longer_than_a_block(kernels: Any) -> None:
     """A block of the kernels is 32 of them."""
     pair = Pair(50, kernels)

@@ -182,35 +182,6 @@ def test_the_device_holds_what_upstream_sends(
         pair.compare()
 
 
-@pytest.mark.parametrize(
-    "calls", [["add_row"], ["clear_row", "append_row"], ["move_row"], ["swap_row"]]
-)
-def test_a_row_is_sent_whose_length_has_not_changed(calls: list[str]) -> None:
-    with limits(), installed(Device(cycling([]))) as device:
-        pair = Pair(device)
-        for row in range(ROWS):
-            pair.call("add_row", pair.new_ids(3), row)
-        pair.commit(ROWS)
-        for call in calls:
-            perform(pair, call, 1, 3)
-        pair.commit(ROWS)
-
-
-def test_a_row_that_is_written_twice_is_sent_whole() -> None:
-    with limits(), installed(Device(cycling([]))) as device:
-        pair = Pair(device)
-        pair.call("add_row", pair.new_ids(9), 0)
-        pair.commit(ROWS)
-        pair.begin()
-        pair.call("append_row", pair.new_ids(3), 0)
-        pair.call("add_row", pair.new_ids(2), 0)
-        pair.commit(ROWS)
-        pair.call("append_row", pair.new_ids(1), 0)
-        pair.call("move_row", 0, 3)
-        pair.call("clear_row", 0)
-        pair.commit(ROWS)
-
-
 def test_only_what_has_changed_is_sent() -> None:
     with limits(cells=64), installed(Device(cycling([]))) as device, counted() as sizes:
         pair = Pair(device)

@@ -5,17 +5,15 @@ Memory that nobody has written holds NaN or the largest integer.
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
+from collections.abc import Sequence
+from itertools import cycle
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 from support import modules
-from support.batches import Spec, empty, fill
-from support.logprobs import PROCESSOR, tokenizer, tokens
+from support.logprobs import PROCESSOR, of_prompt, tokenizer, tokens
 from support.sampling import MODES
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
@@ -23,12 +21,14 @@ from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.readiness.engine import switch
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
+pytestmark = pytest.mark.usefixtures("unwritten_memory_shows")
+
 WORD = "cached-prompt-logprobs"
 VOCABULARY = 256
 PROMPT = (tokens() * 3)[:12]
 #: Values of the switch with the fix on, and with it off.
 ON = ("on", "fixes", WORD, "-readback", "-logprobs", "-readback,-logprobs", "-prompt-logits")
-OFF = (f"-{WORD}", "-fixes", "off", f"-{WORD},-readback", f"-{WORD},-logprobs", "readback")
+OFF = (f"-{WORD}", "off", f"-{WORD},-readback", f"-{WORD},-logprobs")
 #: By what was cached, the runs of positions that are computed: pairs of begin and end.
 COMPUTED: dict[str, Sequence[tuple[int, int]]] = {
     "nothing was cached": [(0, 12)],
@@ -41,46 +41,13 @@ COMPUTED: dict[str, Sequence[tuple[int, int]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def unwritten_memory_shows() -> Iterator[None]:
-    """Let torch fill the memory that it allocates."""
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
 def computed(
     load: Any, runs: Sequence[tuple[int, int]], width: int, mode: str = MODES[0]
 ) -> LogprobsTensors:
     """Compute the logprobs of a prompt, a run of positions in each step, by a real runner."""
-    batch = empty(load, VOCABULARY)
-    fill(batch, [Spec(PROMPT, [], {})])
-    request = SimpleNamespace(
-        prompt_token_ids=PROMPT, in_progress_prompt_logprobs_cpu=None, num_computed_tokens=0
-    )
-    runner = object.__new__(load(modules.RUNNER).GPUModelRunner)
-    vars(runner).update(
-        input_batch=batch,
-        requests={"r0": request},
-        num_prompt_logprobs={"r0": VOCABULARY if width == -1 else width},
-        device=torch.device("cpu"),
-        use_async_scheduling=False,
-        query_start_loc=SimpleNamespace(np=np.array([0, 0])),
-        sampler=load(modules.SAMPLER).Sampler(mode),
-        model=SimpleNamespace(compute_logits=lambda hidden: hidden),
-        _sync_device=lambda: None,
-    )
     logits = torch.randn((len(PROMPT), VOCABULARY), generator=torch.Generator().manual_seed(3))
     logits[:, 0] += 12  # token 0 is the likeliest, and has the logprob 0.0 or nearly
-    done: dict[str, Any] = {}
-    for begin, end in runs:
-        request.num_computed_tokens = begin
-        with torch.compiler.set_stance("force_eager"):  # else it compiles every shape
-            done = runner._get_prompt_logprobs_dict(logits[begin:end].clone(), {"r0": end - begin})
-    shown: LogprobsTensors = done["r0"]
-    return shown
+    return of_prompt(load, PROMPT, runs, width, logits.clone(), mode)
 
 
 def given(
@@ -125,8 +92,9 @@ def whole(runs: Sequence[tuple[int, int]], full: Any, flat: bool) -> Any:
     return [each if n in there else nothing for n, each in enumerate(full)]
 
 
-@pytest.mark.parametrize("width", [0, 3, -1])
-@pytest.mark.parametrize("runs", COMPUTED.values(), ids=COMPUTED)
+@pytest.mark.parametrize(
+    ("runs", "width"), [*zip(COMPUTED.values(), cycle([0, 3, -1]), strict=False)], ids=COMPUTED
+)
 @pytest.mark.parametrize("value", ON)
 def test_a_position_that_was_not_computed_has_no_logprobs(
     value: str, runs: Sequence[tuple[int, int]], width: int, monkeypatch: pytest.MonkeyPatch

@@ -19,7 +19,6 @@ from support.logprobs import FINAL, PROCESSOR, Side, Step, Wish
 from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.readiness import live
 from vllm.v1.readiness.inputs import block_tables
-from vllm.v1.readiness.outputs import history
 from vllm.v1.readiness.sample import thinking_fixes
 from vllm.v1.readiness.sample.penalties import Penalties
 from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
@@ -121,17 +120,6 @@ def test_copied_metadata_samples_as_stocks_does(copied: Callable[[Any], Any]) ->
 
 
 @each_way(WAYS)
-def test_changed_copies_of_metadata_have_no_plan_of_before(copied: Callable[[Any], Any]) -> None:
-    """A plan leaves out penalties that nobody had."""
-    run = LockstepRun()
-    run.add([1, 2])
-    run.run(3)
-    metadata = copied(run.ours.batch.sampling_metadata)
-    assert run.ours.batch.sampling_metadata.copies is not None
-    assert metadata.copies is None
-
-
-@each_way(WAYS)
 def test_a_copy_has_every_token_but_the_newest(copied: Callable[[Any], Any]) -> None:
     """An unchanged batch may be many steps behind; stock's is not."""
     run = LockstepRun()
@@ -214,12 +202,3 @@ def test_a_copied_logprobs_processor_is_upstreams(copied: Callable[[Any], Any], 
             side.take(number, Step([1], 4, number))
         shown[-1] += repr(side.given[-1].outputs[0].logprobs)
     assert shown[0] == shown[1]
-
-
-def test_the_rows_of_no_batch_can_be_copied() -> None:
-    batch = filled(modules.overlaid)
-    rows = batch.req_output_token_ids
-    assert isinstance(rows, history.LiveRows)
-    del batch
-    gc.collect()
-    assert pickle.loads(pickle.dumps(rows)) == [spec.output for spec in specs()]

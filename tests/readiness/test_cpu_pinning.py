@@ -27,8 +27,6 @@ SIDES = {
     "ours": (modules.overlaid, "on"),
 }
 
-Upload = Callable[..., torch.Tensor]
-
 
 @pytest.fixture(params=SIDES)
 def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
@@ -79,11 +77,3 @@ def test_memory_is_pinned_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(pinning, "lacking", lambda: False)
     assert pinning.may_pin(True)
     assert not pinning.may_pin(False)
-
-
-def test_what_the_benchmark_unpins(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    load, _ = SIDES[side]
-    monkeypatch.setattr("vllm.utils.torch_utils", load(TORCH_UTILS))
-    thinking.unpin()
-    changed = load(TORCH_UTILS).async_tensor_h2d.__defaults__ == (False,)
-    assert changed == (side != "ours")

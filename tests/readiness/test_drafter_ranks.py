@@ -113,9 +113,14 @@ def step(runner: Any) -> str:
     raise AssertionError
 
 
-def outcomes(load: Any, value: str, *lengths: int, padded: bool) -> list[str]:
-    """What becomes of two ranks whose longest requests have so many tokens."""
-    barrier = threading.Barrier(2, timeout=2)
+def outcomes(
+    load: Any, value: str, *lengths: int, padded: bool, patience: float = 10.0
+) -> list[str]:
+    """What becomes of two ranks whose longest requests have so many tokens.
+
+    A rank that waits longer than ``patience`` seconds waits for ever.
+    """
+    barrier = threading.Barrier(2, timeout=patience)
     with (
         mock.patch.dict(os.environ, {switch.NAME: value}),
         mock.patch(
@@ -133,10 +138,11 @@ FITS, TOO_LONG = LENGTH - DRAFTS, LENGTH - DRAFTS + 1
 
 @pytest.mark.parametrize("padded", [True, False])
 def test_no_rank_waits_for_one_that_does_not_draft(padded: bool) -> None:
-    stock = outcomes(modules.pristine, "", FITS, TOO_LONG, padded=padded)
-    off = outcomes(modules.overlaid, "-drafter-ranks", FITS, TOO_LONG, padded=padded)
+    lengths, short = (FITS, TOO_LONG), 0.3
+    stock = outcomes(modules.pristine, "", *lengths, padded=padded, patience=short)
+    off = outcomes(modules.overlaid, "-drafter-ranks", *lengths, padded=padded, patience=short)
     assert stock == off == ["waits for ever", "drafted"]
-    ours = outcomes(modules.overlaid, "", FITS, TOO_LONG, padded=padded)
+    ours = outcomes(modules.overlaid, "", *lengths, padded=padded)
     assert ours == ["drafted", "drafted"]
 
 

@@ -6,9 +6,8 @@ The pinned runner has the fault, which is asserted as well: with the fix off our
 from typing import Any
 
 import pytest
-import torch
 from support import modules
-from support.hybrid_step import BLOCKS, RECURRENT, Row, Step, config
+from support.hybrid_step import BLOCKS, Row, Step
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionBackend
 from vllm.v1.attention.backends.linear_attn import LinearAttentionBackend
 from vllm.v1.attention.backends.mamba2_attn import Mamba2AttentionBackend
@@ -35,17 +34,6 @@ def test_a_request_that_begins_with_one_token_finds_an_empty_state(backend: Any)
     assert [states_of(step) for step in steps] == [untouched, untouched]
     fixed = Step(modules.overlaid, "on", ROWS, backend=backend)
     assert states_of(fixed) == [[block not in NEW for block in range(BLOCKS)]] * 2
-
-
-@pytest.mark.parametrize("backend", [GDNAttentionBackend, LinearAttentionBackend])
-def test_upstream_goes_on_from_what_the_block_holds(backend: Any) -> None:
-    """Upstream's builder takes all these rows for decodes, which read their blocks' states."""
-    builder = backend.get_builder_cls()(RECURRENT, ["layer"], config(0), torch.device("cpu"))
-    built = builder.build(0, Step(modules.pristine, "", ROWS).metadata())
-    assert (built.num_decodes, built.num_prefills) == (4, 0)
-    blocks = getattr(built, "non_spec_state_indices_tensor", None)
-    blocks = built.state_indices_tensor if blocks is None else blocks
-    assert blocks[:4].tolist() == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(

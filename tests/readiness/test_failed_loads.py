@@ -21,7 +21,6 @@ from support.steps import WRONG
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import FinishReason
-from vllm.v1.readiness.core import failed_loads
 from vllm.v1.request import RequestStatus
 
 SCHEDULER = "vllm/v1/core/sched/scheduler.py"
@@ -161,34 +160,6 @@ def test_what_an_aborted_request_computed_from_a_failed_block_is_not_found(make:
     other = loads.load(prompt(38), 3, 0)
     assert outcome(loads) == []
     assert loads.delivered[other] == loads.right(other)
-
-
-class TestAffected:
-    """Which stays in the KV cache have computed from a failed block."""
-
-    @staticmethod
-    def holder(name: str, *blocks: int, computed: int, current: bool = True) -> Any:
-        """A request that has blocks of 4 tokens."""
-        return failed_loads._Holder(name, [(4, dict(enumerate(blocks)))], computed, current)
-
-    def test_a_block_that_was_not_computed_yet_is_right(self) -> None:
-        """It failed for a request that is gone, and was given to this one since."""
-        holders = [self.holder("a", 5, 6, computed=4)]
-        assert failed_loads._affected(holders, {6}) == {}
-
-    def test_what_follows_a_failed_block_is_wrong_for_others(self) -> None:
-        """The second request has another block in place of the failed one."""
-        bad = {5}
-        holders = [self.holder("b", 9, 6, 7, computed=8), self.holder("a", 5, 6, computed=4)]
-        assert failed_loads._affected(holders, bad) == {"b": 4, "a": 0}
-        assert bad == {5, 6, 7}
-
-    def test_a_request_that_has_other_blocks_now(self) -> None:
-        holders = [
-            self.holder("a", 5, computed=4, current=False),
-            self.holder("a", 7, computed=4),
-        ]
-        assert failed_loads._affected(holders, {5}) == {"a": None}
 
 
 @pytest.mark.parametrize("later", [False, True])

@@ -9,15 +9,12 @@ import pytest
 import torch
 from support import modules
 from support.batches import Spec, empty, fill
-from support.lockstep import VOCABULARY, LockstepRun, fail_third_slot
+from support.lockstep import VOCABULARY, LockstepRun
 from vllm.v1.readiness.engine import gauges
-from vllm.v1.readiness.sample.bad_words import BadWords
 from vllm.v1.readiness.sample.penalties import Penalties
-from vllm.v1.readiness.sample.slots import Slots
 
 PENALTY: dict[str, Any] = {"presence_penalty": -0.6}
 WORDS: dict[str, Any] = {"bad_words": [[0], [1, 2]]}
-EACH = pytest.mark.parametrize(("kind", "params"), [(Penalties, PENALTY), (BadWords, WORDS)])
 
 
 @pytest.fixture(autouse=True)
@@ -31,43 +28,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[tuple[str, str], i
 
 def held(slots: Any) -> dict[str, int]:
     return {metric: value for metric, _, value in slots.held()}
-
-
-@EACH
-def test_each_step_without_a_slot_for_all_is_counted(
-    kind: type[Slots],
-    params: dict[str, Any],
-    counted: dict[tuple[str, str], int],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("VLLM_READINESS_SLOTS", "2")
-    lockstep = LockstepRun()
-    slots = lockstep.ours.batch.readiness.find(kind)
-    first, *_ = (lockstep.add([n, 1], max_tokens=20, **params) for n in range(3))
-    lockstep.run(4)
-    assert counted == {(kind.name, gauges.NO_SLOT): 4}
-    assert held(slots)[gauges.SLOTS] == 0
-    lockstep.abort(first)
-    lockstep.run(2)
-    assert counted == {(kind.name, gauges.NO_SLOT): 4}
-    assert held(slots)[gauges.SLOTS] == 2
-    assert held(slots)[gauges.SLOT_BYTES] > 0
-    lockstep.finish()
-
-
-@EACH
-def test_steps_without_memory_are_counted(
-    kind: type[Slots],
-    params: dict[str, Any],
-    counted: dict[tuple[str, str], int],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    lockstep = LockstepRun()
-    fail_third_slot(monkeypatch, lockstep.ours.batch.readiness.find(kind))
-    for n in range(3):
-        lockstep.add([n, 1], **params)
-    lockstep.run(3)
-    assert counted == {(kind.name, gauges.NO_ROOM): 3}
 
 
 def test_odd_requests_are_counted_and_steps_that_are_served_are_not(

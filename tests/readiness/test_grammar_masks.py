@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -149,32 +148,6 @@ def test_an_error_is_raised_as_upstream_raises_it(fresh: Pair, helpers: int) -> 
             fresh.ours.grammar_bitmask(fresh.requests, ["r0", "r2"], {})
         theirs, ours = fresh.masks(["r2", "r0"])
         assert torch.equal(ours, theirs)
-
-
-def test_nobody_fills_masks_of_a_step_that_has_failed(fresh: Pair) -> None:
-    """One thread fails while the other is at work on a mask, with more masks left to fill."""
-    names = [f"r{number}" for number in range(0, 12, 2)]
-    filled: list[str] = []
-    failed = threading.Event()
-
-    def fill(*_: object) -> None:
-        if threading.current_thread().name == "MainThread":
-            failed.set()
-            raise RuntimeError("no mask")
-        failed.wait(60)
-        time.sleep(0.1)
-        filled.append(threading.current_thread().name)
-
-    with cores(2), mock.patch.object(grammar_masks, "_WORTH", 1e-9):
-        fresh.masks(names)
-        with (
-            mock.patch.object(XgrammarGrammar, "fill_bitmask", fill),
-            pytest.raises(RuntimeError, match="no mask"),
-        ):
-            fresh.ours.grammar_bitmask(fresh.requests, names, {})
-        before = len(filled)
-        time.sleep(0.3)
-        assert len(filled) == before <= 1
 
 
 def test_threads_fill_in_the_inference_mode_of_their_caller(fresh: Pair) -> None:

@@ -27,7 +27,6 @@ from vllm.v1.readiness.sample.grammars import Grammars
 from vllm.v1.structured_output.utils import apply_grammar_bitmask
 
 VOCABULARY = 70
-WORDS = 3
 #: Bytes that CUDA copies from pageable memory without a wait.
 STAGED = 64 << 10
 
@@ -163,18 +162,6 @@ def test_buffers_are_made_when_a_request_comes_and_more_if_the_device_lags() -> 
         assert device.allocations == 2
         Step(*EVERY).ours(feature)
         assert device.allocations == 3
-
-
-def test_buffers_grow_as_requests_come_and_stay_as_they_leave() -> None:
-    with simulated([]) as (device, feature), mock.patch.object(grammars, "_LEAST", 0):
-        for number in range(3):
-            feature.batch.max_num_reqs = 64
-            feature.add_request(request(f"r{number}"))
-        assert device.allocations == 2 * 3  # of 4, 8 and 16 masks
-        for number in range(3, 99):
-            feature.remove_request(request(f"r{number - 3}"), 0)
-            feature.add_request(request(f"r{number}"))
-        assert device.allocations == 2 * 3
 
 
 def test_only_masks_that_there_are_are_sent() -> None:

@@ -76,16 +76,6 @@ def test_a_penalised_request_joins_others_without_a_wait() -> None:
     assert len(theirs) < len(settled[others[0]])
 
 
-def test_min_tokens_count_drafts_beside_bad_words_as_upstreams_do() -> None:
-    """Upstream keeps every list where one request has bad words, also without penalties."""
-    lockstep = LockstepRun(drafts=2, max_tokens_a_step=12)
-    lockstep.add([1, 2], min_tokens=12, max_tokens=30, stop_token_ids=[0, 1, 2])
-    lockstep.add([3, 4] * 44, max_tokens=4, bad_words=[[0, 1]])
-    lockstep.faithful = False
-    lockstep.finish()
-    assert lockstep.drafted
-
-
 @pytest.mark.parametrize("processor", ["user", "plugin"])
 def test_a_processor_reads_every_token_whenever_copies_arrive(processor: str) -> None:
     """One of an entry point reads the lists that stock gives to one named at the start."""
@@ -232,32 +222,6 @@ def test_a_request_that_returns_with_its_output_does_not_stop() -> None:
     assert lockstep.scheduler.requests.get(req_id) is None
 
 
-def accepted(lockstep: LockstepRun, req_id: str) -> int:
-    """Return how many drafts of a request the step in flight has accepted."""
-    _, output, copies = lockstep.in_flight[-1]
-    row = copies[0].source[output.req_id_to_index[req_id]]
-    return int((row >= 0).sum()) - 1
-
-
-@pytest.mark.parametrize("kept", range(6))
-def test_a_cut_keeps_as_many_accepted_drafts_as_upstream(kept: int) -> None:
-    lockstep = LockstepRun(drafts=3)
-    # Drafts are of few tokens: a penalty that makes those likely gets drafts accepted.
-    req_id = lockstep.add([1, 2, 3], max_tokens=60, frequency_penalty=-0.5)
-    lockstep.add([4, 5], max_tokens=60, **PENALTY)
-    lockstep.run(2)
-    while not accepted(lockstep, req_id) > 1:
-        lockstep.step()
-    known = lockstep.scheduler.requests[req_id].num_output_tokens
-    step_keeping(lockstep, req_id, known + kept - 2)
-    lockstep.ours.batch.readiness.history.settle_older("test")
-    theirs, ours = (
-        runner.runner.requests[req_id].output_token_ids
-        for runner in (lockstep.stock, lockstep.ours)
-    )
-    assert ours == theirs
-
-
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_a_sample_of_a_prefill_chunk_is_neither_counted_nor_written(asynchronous: bool) -> None:
     lockstep = LockstepRun(asynchronous=asynchronous, max_tokens_a_step=8)
@@ -271,34 +235,6 @@ def test_a_sample_of_a_prefill_chunk_is_neither_counted_nor_written(asynchronous
     lockstep.step()
     assert len(counts_of(lockstep, req_id)) == 1
     lockstep.finish()
-
-
-def test_steps_without_drafts_settle_behind_steps_with_drafts() -> None:
-    """Where their tokens go depends on how many drafts are accepted before them."""
-    lockstep = LockstepRun(drafts=2)
-    for n in range(3):
-        lockstep.add([n, 1], max_tokens=40, frequency_penalty=-0.5)
-    widths = set()
-    for number in range(12):
-        if number % 3 == 0:
-            lockstep.drop_drafts()
-        lockstep.step()
-        widths |= {copies[0].source.shape[1] for _, _, copies in lockstep.in_flight}
-    assert widths == {1, 3}
-    lockstep.finish()
-
-
-def test_drafts_that_the_runner_trims_count_as_drafts() -> None:
-    """Where outputs are read early, a place may be that of a token that is known."""
-    lockstep = LockstepRun(drafts=2, trimmed=True)
-    for n in range(4):
-        lockstep.add([1, 2, 3, n], max_tokens=18, frequency_penalty=-0.5)
-    kinds = set()
-    while lockstep.scheduler.requests:
-        lockstep.step(arrives=lockstep.steps % 3 == 0, read_first=lockstep.steps % 2 == 0)
-        steps = lockstep.ours.batch.readiness.history.in_flight
-        kinds |= {(step.drafted, step.tokens.shape[1] > 1) for step in steps}
-    assert {(True, False), (True, True)} <= kinds
 
 
 class _Never:
@@ -326,17 +262,6 @@ def test_a_step_is_not_waited_for_once_its_requests_have_left() -> None:
         assert live.place(256)
         assert live.expect(torch.tensor([[7]], dtype=torch.int32), _Never())
     assert len(live.history.in_flight) <= 2
-
-
-def test_rejected_drafts_leave_the_same_lists_whenever_copies_arrive() -> None:
-    """The engine has read a step; a rank that lags has not, and builds a slot anew."""
-    lockstep = LockstepRun(drafts=2, twins=True)
-    lockstep.twins[1].reads = False
-    lockstep.add([1, 2], max_tokens=30, **PENALTY)
-    lockstep.run(4)
-    lockstep.step(read_first=True)
-    early, late = lockstep.twins
-    assert early.batch.req_output_token_ids == late.batch.req_output_token_ids
 
 
 @pytest.fixture

@@ -73,14 +73,6 @@ def run(ours: bool, wish: Wish, count: int, **options: Any) -> Side:
     return side
 
 
-@pytest.mark.parametrize("kind", RequestOutputKind)
-def test_characters_of_several_tokens_are_shown_as_before(kind: RequestOutputKind) -> None:
-    stock, ours = (run(side, Wish(3, kind=kind, last=30), 31) for side in (False, True))
-    assert repr(ours.given) == repr(stock.given)
-    for character in "aé€😀":
-        assert f"decoded_token={character!r}" in repr(ours.given)
-
-
 @pytest.mark.parametrize("kind", [DELTA, FINAL])
 def test_the_collector_has_nothing_to_walk(kind: RequestOutputKind) -> None:
     def tracked(ours: bool) -> int:
@@ -324,27 +316,6 @@ class TestCollector:
         assert self.walks()
         assert gc.get_threshold() == (50, 1000, 1000)
 
-    def test_few_objects_are_no_reason(self) -> None:
-        with logprobs._collector.paused(10):
-            assert self.walks()
-
-    def test_one_pause_outlasts_another(self) -> None:
-        with logprobs._collector.paused(10**6):
-            _, over, thread = self.paused_in_a_thread()
-            over.set()
-            thread.join()
-            assert not self.walks()
-        assert self.walks()
-
-    def test_the_first_pause_may_end_first(self) -> None:
-        _, over, thread = self.paused_in_a_thread()
-        with logprobs._collector.paused(10**6):
-            over.set()
-            thread.join()
-            assert not self.walks()
-        assert self.walks()
-        assert gc.get_threshold() == (50, 1000, 1000)
-
     @pytest.mark.parametrize("switch", [gc.disable, gc.enable])
     def test_a_switch_in_another_threads_pause_is_obeyed(self, switch: Any) -> None:
         (gc.enable if switch is gc.disable else gc.disable)()
@@ -360,8 +331,3 @@ class TestCollector:
         with logprobs._collector.paused(10**6):
             assert not gc.isenabled()
         assert not gc.isenabled()
-
-    def test_thresholds_set_in_a_pause_are_kept(self) -> None:
-        with logprobs._collector.paused(10**6):
-            gc.set_threshold(700, 10, 10)
-        assert gc.get_threshold() == (700, 10, 10)

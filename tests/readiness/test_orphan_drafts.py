@@ -5,12 +5,9 @@ pinned scheduler and ours with the fix off schedule such drafts.
 """
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import modules
@@ -80,24 +77,6 @@ def test_only_proposed_drafts_are_scheduled(case: Callable[[Make], Steps]) -> No
 @pytest.mark.parametrize("case", CASES)
 def test_the_fix_can_be_switched_off(case: Callable[[Make], Steps], off: Make) -> None:
     assert orphans(case, off) == orphans(case, pinned)
-
-
-def test_stocks_worker_embeds_the_placeholders_of_a_request_that_returns() -> None:
-    """On a GPU the embedding's error ends the engine."""
-    runner = object.__new__(modules.pristine(modules.RUNNER).GPUModelRunner)
-    cpu, gpu = torch.tensor([7, -1, -1]), torch.zeros(3, dtype=torch.int64)
-    vars(runner).update(
-        prev_positions=SimpleNamespace(np=np.array([-1])),  # not in the step before
-        input_batch=SimpleNamespace(req_ids=["1"], prev_sampled_token_ids=torch.tensor([[3]])),
-        input_ids=SimpleNamespace(gpu=gpu, copy_to_gpu=lambda count: gpu.copy_(cpu[:count])),
-        enable_prompt_embeds=False,
-        _draft_token_ids=torch.tensor([[4, 5]]),
-    )
-    scheduled: Any = SimpleNamespace(scheduled_spec_decode_tokens={"1": [-1, -1]})
-    runner._prepare_input_ids(scheduled, 1, 3, np.array([3]))
-    assert gpu.tolist() == [7, -1, -1]
-    with pytest.raises(IndexError):
-        torch.nn.functional.embedding(gpu, torch.zeros(9, 2))
 
 
 REQUESTS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 11)), min_size=1, max_size=6)

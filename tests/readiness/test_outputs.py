@@ -388,14 +388,3 @@ def test_earlier_copies_of_upstreams_are_waited_for_as_well(ours: RunnerUnderTes
     assert issued.tolist() != [0, 1, 2, 3]
     ours.bookkeep(sampled_of(torch.Generator(), 3))
     assert issued.tolist() == [0, 1, 2, 3]
-
-
-def test_a_fence_is_reported_with_its_owner_and_times(
-    ours: RunnerUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reported: list[tuple[str, int, int]] = []
-    monkeypatch.setattr(fences, "listeners", [lambda *fence: reported.append(fence)])
-    ours.bookkeep(sampled_of(torch.Generator(), 3, 0, 3))
-    ((owner, began, ended),) = reported
-    assert owner == "output"
-    assert 0 < began <= ended

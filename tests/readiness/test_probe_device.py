@@ -167,30 +167,6 @@ def test_events_without_timing_leave_readbacks_out(
     assert len([sentence for sentence in warned() if "readbacks are not recorded" in sentence]) == 1
 
 
-def test_an_output_that_fails_before_its_copy_was_seen_has_no_readback(
-    device: Timed, file: Path
-) -> None:
-    """The copy that was seen before is another output's."""
-    recorder.recorder().begin_step(CONFIG, 1)
-    first, second = v1_output(device), v1_output(device)
-    first.get_output()
-    second.sampled_token_ids_cpu = None
-    with pytest.raises(AttributeError):
-        second.get_output()
-    assert len(recorded(file, "get_output")) == 2
-    assert len(recorded(file, "readback")) == 1
-
-
-def test_only_an_outputs_event_has_timing(device: Timed) -> None:
-    """Others cost the device nothing more than without the probe."""
-    assert not torch.Event().timing
-    assert not torch.cuda.Event().timing
-    recorder.recorder().begin_step(CONFIG, 1)
-    assert v1_output(device).async_copy_ready_event.timing
-    assert v2_output(device).copy_event.timing
-    assert not torch.Event().timing
-
-
 class OnDevice(torch.Tensor):  # type: ignore[misc]
     """Ids on a device."""
 

@@ -1,16 +1,13 @@
 """The probe's histograms: counted in the processes that record, shown by the server."""
 
-import json
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
-from readiness.alone import run_alone
 from readiness.metrics import (
     KINDS,
     METRICS,
@@ -26,9 +23,7 @@ from readiness.metrics import (
     write,
 )
 from support import probes
-from vllm.v1.readiness.engine import switch
 from vllm.v1.readiness.engine.gauges import Value
-from vllm.v1.readiness.watch.probe import metrics
 from vllm.v1.readiness.watch.probe.histograms import BOUNDS, Histograms, Series
 from vllm.v1.readiness.watch.probe.metrics import ProbeCollector
 
@@ -154,39 +149,6 @@ def test_the_names_are_known_before_anything_is_recorded(file: Path) -> None:
     assert {line.split()[2] for line in lines if line.startswith("# TYPE")} == METRICS | VALUES
 
 
-def test_installing_again_changes_nothing(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from prometheus_client import multiprocess
-    from vllm.v1.metrics import prometheus
-
-    places: tuple[tuple[Any, str], ...] = (
-        (prometheus, "get_prometheus_registry"),
-        (multiprocess, "MultiProcessCollector"),
-    )
-    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
-    before = [getattr(place, name) for place, name in places]
-    for (place, name), original in zip(places, before, strict=True):
-        monkeypatch.setattr(place, name, original)
-
-    def installed() -> list[Any]:
-        metrics.install()
-        assert len(prometheus.get_prometheus_registry()._collector_to_names) == 2
-        return [getattr(place, name) for place, name in places]
-
-    first = installed()
-    assert all(now is not then for now, then in zip(first, before, strict=True))
-    assert installed() == installed() == first
-
-
-def test_a_misspelt_file_is_refused_before_anything_is_shown(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(switch.PROBE, str(file / "nowhere"))
-    with pytest.raises(switch.PathError, match="there is no directory"):
-        metrics.install()
-
-
 def test_vllms_own_snapshot_reads_the_histograms(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,29 +165,3 @@ def test_vllms_own_snapshot_reads_the_histograms(
         ("vllm:readiness_execute_model_seconds", None): 1,
         ("vllm:readiness_fence_seconds", "thinking-budget"): 1,
     }
-
-
-def test_importing_has_no_side_effects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plugin imports it whether or not there is a probe."""
-    monkeypatch.chdir(tmp_path)
-    output = run_alone("""
-import numpy, json
-before = set(sys.modules)
-events = []
-sys.addaudithook(lambda event, _: events.append(event))
-import vllm.v1.readiness.watch.probe.metrics as ours
-import threading
-ours.install()
-kinds = ("subprocess", "os.", "socket", "shutil", "tempfile", "_thread", "threading", "signal")
-print(json.dumps([
-    sorted(name for name in set(sys.modules) - before
-           if name.partition(".")[0] not in sys.stdlib_module_names),
-    [e for e in events if e.startswith(kinds) and not e.startswith("os.listdir")],
-    threading.active_count(),
-]))
-""")
-    names = ["", *(f".engine{name}" for name in ("", ".doors", ".gauges", ".identity", ".switch"))]
-    names += [".registry", ".watch"]
-    names += [f".watch.probe{name}" for name in ("", ".histograms", ".metrics")]
-    assert json.loads(output) == [[f"vllm.v1.readiness{name}" for name in names], [], 1]
-    assert list(tmp_path.iterdir()) == []

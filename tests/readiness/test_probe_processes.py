@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from probe import records
 from probe.records import Process
-from readiness.stand_ins import StandIns, together
-from vllm.v1.readiness.engine import fences, switch
+from readiness.stand_ins import StandIns
+from vllm.v1.readiness.engine import switch
 from vllm.v1.readiness.watch import probe
 from vllm.v1.readiness.watch.probe import methods, recorder
 from vllm.v1.readiness.watch.probe.files import RecordFile
@@ -150,66 +150,6 @@ def test_a_process_writes_its_file_on_a_signal_and_goes_on(file: Path) -> None:
     assert child.steps() == 7
 
 
-def serve_with_a_handler(pipe: Any) -> None:
-    signal.signal(signal.SIGUSR2, lambda *_: pipe.send("mine"))
-    recorder.listen()
-    serve(pipe)
-
-
-def test_a_signal_that_another_library_handles_is_left_to_it(file: Path) -> None:
-    child = Child(file, serve_with_a_handler)
-    assert child.receive() == "ready"
-    child.signal()
-    assert child.receive() == "mine"
-    assert "SIGUSR2 has a handler" in child.log()
-    child.end()
-    assert child.steps() == 7
-
-
-def load(rank: int | None) -> Work:
-    """Return what a worker or, without a rank, an engine core does: it waits, and then steps."""
-
-    def work(pipe: Any) -> None:
-        recorder.PERIOD = 0.05
-        fences.wait(StandIns().event(), "warm-up")
-        time.sleep(8 * recorder.PERIOD)  # there is more to load
-        pipe.send("loaded")
-        pipe.recv()
-        if rank is None:
-            StandIns().scheduler.schedule()
-        else:
-            steps(2, rank)
-        pipe.send("stepped")
-        pipe.recv()
-
-    return work
-
-
-def test_workers_that_wait_before_their_first_step_leave_the_cores_file_alone(file: Path) -> None:
-    """With tensor parallelism no worker is known to run a core before it steps."""
-    paths = [Path(f"{file}.{label}") for label in ("engine0", "rank0", "rank1")]
-    core, *workers = children = [Child(file, load(rank)) for rank in (None, 0, 1)]
-    for child in children:
-        assert child.receive() == "loaded"
-    assert [path.name for path in file.parent.iterdir()] == ["file.log"]  # and no lock
-    for child, path in zip(children, paths, strict=True):
-        child.pipe.send("step")
-        assert child.receive() == "stepped"
-        until(Path(f"{path}.metrics").exists)
-        until(path.exists)
-    times = [path.stat().st_mtime_ns for path in paths]
-    time.sleep(0.4)  # nobody is served, and nothing is written again
-    assert [path.stat().st_mtime_ns for path in paths] == times
-    core.process.kill()  # as a server does, at once
-    for child in workers:
-        child.end()
-    for child, path in zip(children, paths, strict=True):
-        header = records.read(path).header
-        assert header["pid"] == child.process.pid
-        assert header["owners"] == []
-    assert core.log() == ""
-
-
 def fail_to_write(pipe: Any) -> None:
     recorder.PERIOD = 0.05
     write = RecordFile.write
@@ -248,29 +188,6 @@ def test_errors_of_writing_are_logged_once_and_end_neither_thread_nor_engine(fil
     assert child.log().count("\n") == 2
     assert f"cannot write {file}.rank0: OSError: the disk is full" in child.log()
     assert "rank0: RuntimeError: an error of the device" in child.log()
-
-
-def install_in_a_thread(pipe: Any, file: Path) -> None:
-    os.environ[switch.PROBE] = str(file)
-    signal.signal(signal.SIGUSR2, signal.SIG_DFL)
-    together(probe.install)
-    if not (child := os.fork()):
-        probe.install()  # as vLLM does in each process
-        os.kill(os.getpid(), signal.SIGUSR2)
-        os._exit(0)
-    pipe.send(os.waitpid(child, 0)[1])
-
-
-def test_a_signal_ends_no_fork_of_a_process_that_installed_the_probe_in_a_thread(
-    file: Path,
-) -> None:
-    """Only a main thread can set a signal handler."""
-    mine, its = multiprocessing.Pipe()
-    process = FORK.Process(target=install_in_a_thread, args=(its, file))
-    process.start()
-    assert mine.poll(60)
-    assert mine.recv() == 0
-    process.join(60)
 
 
 def fork(pipe: Any) -> None:

@@ -8,27 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import probes
 from vllm.v1.readiness.watch.probe import ring as ring_module
-from vllm.v1.readiness.watch.probe.ring import FIELDS, KINDS, Ring
-
-HEADER = {
-    name: value
-    for name, value in probes.header(0).items()
-    # What the ring says itself.
-    if name not in ("format", "version", "fields", "kinds", "byteorder", "records", "lost")
-}
-#: A record takes any 64-bit integers.
-NUMBERS = st.integers(-(1 << 63), (1 << 63) - 1)
-RECORDS = st.lists(st.tuples(*[NUMBERS] * len(FIELDS)), max_size=70)
-
-
-def filled(count: int, capacity: int) -> Ring:
-    """Return a ring into which ``count`` numbered records were put."""
-    ring = Ring(capacity)
-    for number in range(count):
-        ring.put(number % len(KINDS), number, number + 5, number, 0, number)
-    return ring
+from vllm.v1.readiness.watch.probe.ring import Ring
 
 
 @pytest.fixture
@@ -38,18 +19,6 @@ def often() -> Iterator[None]:
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(before)
-
-
-@given(RECORDS, st.integers(0, 6))
-def test_the_newest_records_are_returned_in_order(rows: list[tuple[int, ...]], power: int) -> None:
-    ring = Ring(1 << power)
-    for row in rows:
-        ring.put(*row)
-    newest, cursor = ring.since(0)
-    assert [tuple(row) for row in newest.tolist()] == rows[-(1 << power) :]
-    assert newest.dtype == np.int64
-    assert newest.shape[1] == len(FIELDS)
-    assert cursor == ring.count == len(rows)
 
 
 @given(st.lists(st.integers(0, 40), max_size=12), st.integers(0, 6), st.integers(1, 20))

@@ -208,15 +208,6 @@ def test_waits_while_an_engine_starts_are_left_out(stand_ins: StandIns, file: Pa
     assert [span.owner for span in recorded(file, "fence", "engine0")] == ["history"]
 
 
-@pytest.mark.usefixtures("file")
-def test_threads_that_record_at_once_share_one_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder.Recorder, "start_thread", lambda _: time.sleep(0.01))
-    recorders: list[recorder.Recorder] = []
-    together(*[lambda: recorders.append(recorder.recorder())] * 4)
-    assert len(recorders) == 4
-    assert len(set(map(id, recorders))) == 1
-
-
 @pytest.mark.parametrize("whose", ["ours", "another's", "nobody's"])
 def test_a_core_that_turns_out_to_run_a_worker_removes_only_its_own_file(
     stand_ins: StandIns, file: Path, warned: Callable[[], list[str]], whose: str

@@ -39,7 +39,3 @@ def test_with_drafts_in_flight_the_model_is_given_each_requests_own_tokens(
     named: dict[str, object], given: str | None
 ) -> None:
     assert leak(True, **named) == given
-
-
-def test_stock_is_right_where_no_draft_is_in_flight() -> None:
-    assert leak(False, load=modules.pristine) is None

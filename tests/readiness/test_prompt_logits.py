@@ -1,23 +1,21 @@
 """The fix prompt-logits: what is returned of a prompt, by logprobs_mode."""
 
 import os
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
+import support.logprobs
 import torch
 from support import modules
-from support.batches import Spec, empty, fill
 from support.sampling import MODES, same
 from vllm.v1.readiness.engine import switch
 
 VOCABULARY = 41
 PROMPT = [1, 5, 7, 3, 9, 9, 2]
 WIDTH = 4
-#: The steps in which the prompt is computed, in tokens.
-CHUNKS = (2, 1, 4)
+#: The positions that each step computes.
+RUNS = [(0, 2), (2, 3), (3, 7)]
 
 
 def of_prompt(name: str, mode: str, logits: torch.Tensor) -> Any:
@@ -25,30 +23,7 @@ def of_prompt(name: str, mode: str, logits: torch.Tensor) -> Any:
     load = modules.pristine if name == "pinned" else modules.overlaid
     value = "-prompt-logits" if name == "off" else "on"
     with mock.patch.dict(os.environ, {switch.NAME: value}):
-        batch = empty(load, VOCABULARY)
-    fill(batch, [Spec(PROMPT, [], {})])
-    request = SimpleNamespace(
-        prompt_token_ids=PROMPT, in_progress_prompt_logprobs_cpu=None, num_computed_tokens=0
-    )
-    runner = object.__new__(load(modules.RUNNER).GPUModelRunner)
-    vars(runner).update(
-        input_batch=batch,
-        requests={"r0": request},
-        num_prompt_logprobs={"r0": WIDTH},
-        device=torch.device("cpu"),
-        use_async_scheduling=False,
-        query_start_loc=SimpleNamespace(np=np.array([0, 0])),
-        sampler=load(modules.SAMPLER).Sampler(mode),
-        model=SimpleNamespace(compute_logits=lambda hidden: hidden),
-        _sync_device=lambda: None,
-    )
-    done: dict[str, Any] = {}
-    for chunk in CHUNKS:
-        start = request.num_computed_tokens
-        with torch.compiler.set_stance("force_eager"):  # else it compiles every shape
-            done = runner._get_prompt_logprobs_dict(logits[start : start + chunk], {"r0": chunk})
-        request.num_computed_tokens += chunk
-    return done["r0"]
+        return support.logprobs.of_prompt(load, PROMPT, RUNS, WIDTH, logits, mode)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

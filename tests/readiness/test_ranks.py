@@ -135,13 +135,6 @@ def test_another_digest_is_refused_by_every_rank_with_a_table(run: Run) -> None:
     assert "VLLM_READINESS_RANKS=warn" in outcomes[0].error
 
 
-def test_another_version_is_refused(run: Run) -> None:
-    first, second = run(Rank(), Rank(version=f"{__version__}.1"))
-    assert first.error == second.error
-    versions = [line.split()[2] for line in first.error.splitlines()[2:4]]
-    assert versions == [__version__, f"{__version__}.1"]
-
-
 @pytest.mark.parametrize(
     ("values", "names", "command"),
     [
@@ -174,18 +167,6 @@ def test_a_rank_without_the_overlay_is_found_without_a_deadlock(run: Run, pristi
         assert outcome.seconds < 10
 
 
-def test_the_first_that_has_waited_long_enough_ends_the_wait_of_all(run: Run) -> None:
-    """Else the rank that holds the store might end before the others have looked."""
-    outcomes = run(Rank(), Rank(digest=None), Rank(late=2.0), patience=4.0)
-    assert outcomes[0].ranks == outcomes[2].ranks == [1]
-    assert outcomes[2].seconds - 2.0 < 3.5
-
-
-def test_a_rank_may_be_late(run: Run) -> None:
-    for outcome in run(Rank(), Rank(late=1.5), patience=20.0):
-        assert (outcome.error, outcome.sum) == ("", 1.0)
-
-
 def test_warn_logs_the_table_and_goes_on(run: Run) -> None:
     warn = {"VLLM_READINESS_RANKS": "warn"}
     outcomes = run(Rank(variables=warn), Rank(digest=OTHER, variables=warn))
@@ -209,11 +190,6 @@ def test_off_compares_nothing_and_waits_for_nobody(run: Run) -> None:
     for outcome in run(Rank(variables=off), different, Rank(digest=None)):
         assert (outcome.error, outcome.warnings, outcome.sum) == ("", [], 3.0)
         assert outcome.seconds < 1.0
-
-
-def test_a_rank_that_is_off_is_known_to_the_others(run: Run) -> None:
-    off = Rank(variables={"VLLM_READINESS_RANKS": "off"})
-    assert [outcome.error for outcome in run(off, Rank())] == ["", ""]
 
 
 def test_a_rank_that_ends_is_named_or_its_store_is(run: Run) -> None:

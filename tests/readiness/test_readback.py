@@ -25,7 +25,7 @@ from support.device import Device, installed, poison
 from support.examples import draws, examples
 from support.mutants import MUTANTS, mutated
 from vllm.v1.readiness.engine import fences
-from vllm.v1.readiness.outputs.readback import Readback, Readbacks, has_events
+from vllm.v1.readiness.outputs.readback import Readback, Readbacks
 
 CPU = torch.device("cpu")
 LEAST = 2048
@@ -278,54 +278,3 @@ def test_tensors_that_were_not_reserved_are_not_filled() -> None:
         assert not readbacks.fill(tensors, slice(0, 1), [torch.ones(1)])
         assert readbacks.event_of(tensors) is None
         assert tensors[0].tolist() == [0, 0]
-
-
-def test_sources_live_until_they_are_copied_after_the_readback_is_dropped() -> None:
-    with installed(Device(lambda n: 0)) as device:
-        readback = Readbacks(CPU, LEAST).start([torch.arange(5)], torch.cuda.Stream())
-        (tensor,), event = readback.tensors, readback.event
-        del readback
-        assert event is not None
-        event.synchronize()
-        assert tensor.tolist() == [0, 1, 2, 3, 4]
-        assert device.copies == 1
-
-
-@pytest.mark.slow
-def test_the_simulated_device_counts_waits_for_streams_and_copies_into_freed_memory() -> None:
-    """The machine asserts that there are none; its mutants show the rest of the device."""
-    before = (torch.Event, torch.cuda.Stream, torch.cuda.stream, torch.Tensor.copy_)
-    with installed(Device(cycling([]))) as device:
-        target = device.allocate(24).view(torch.int64)
-        target.copy_(torch.arange(3), non_blocking=True)
-        assert device.stream_waits == 0
-        target.copy_(torch.arange(3))
-        target[::2].copy_(torch.arange(2), non_blocking=True)  # not contiguous
-        torch.cuda.synchronize()
-        assert device.stream_waits == 3
-        target.copy_(torch.arange(3), non_blocking=True)
-        del target
-        device.default.finish()
-        assert device.strays == 1
-    assert (torch.Event, torch.cuda.Stream, torch.cuda.stream, torch.Tensor.copy_) == before
-    assert not has_events(CPU)
-
-
-def test_the_simulated_device_finds_an_upload_whose_source_is_written_again() -> None:
-    with installed(Device(cycling([]))) as device:
-        source, target = device.allocate(24).view(torch.int64), torch.zeros(3, dtype=torch.int64)
-        source.copy_(torch.arange(3), non_blocking=True)
-        target.copy_(source, non_blocking=True)  # behind the copy into its source
-        assert target.tolist() == [0, 1, 2]
-        event = torch.Event()
-        event.record()
-        event.synchronize()
-        source.fill_(5)
-        assert device.rewritten == device.stream_waits == 0
-        target.copy_(source, non_blocking=True)
-        source[2] = 6
-        torch.cuda.synchronize()
-        assert device.rewritten == device.stream_waits == 1
-        assert target.tolist() != [5, 5, 5]
-        target[:2].copy_(source[::2], non_blocking=True)  # not contiguous
-        assert device.stream_waits == 2

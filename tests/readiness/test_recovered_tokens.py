@@ -1,13 +1,7 @@
 """The fix recovered-tokens: upstream's kernel, under Triton's interpreter."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 from support import recovered
-from support.sites import REPO
-from vllm.v1.readiness.engine import switch
 
 #: In one tile of the kernel, which is 8192 entries, in one exactly, and in two.
 PADDED, WHOLE = (41, 8200), (8192,)
@@ -35,15 +29,3 @@ def test_a_token_that_was_in_the_vocabulary_stays(
     pinned, off, ours = (tokens[side][size] for side in recovered.SIDES)
     assert pinned == off == ours
     assert max(pinned) < size
-
-
-def test_a_misspelt_switch_is_left_to_startup() -> None:
-    """The kernel's module is imported before the model runner checks the variables."""
-    program = "import vllm.v1 as v1, sys; v1.__path__.append(sys.argv[1]); "
-    program += "import vllm.v1.readiness.sample.recovered_tokens"
-    folder = str(REPO / "vendor_overlay" / "vllm" / "v1")
-    subprocess.run(
-        [sys.executable, "-c", program, folder],
-        env={**os.environ, switch.NAME: "of"},
-        check=True,
-    )

@@ -106,18 +106,6 @@ def test_a_class_is_replaced_as_far_as_it_overrides(monkeypatch: pytest.MonkeyPa
     assert names(module) == ["Sampler.forward"]
 
 
-def test_it_is_logged_once_and_hides_no_number(
-    monkeypatch: pytest.MonkeyPatch, caplog_vllm: pytest.LogCaptureFixture
-) -> None:
-    found = [(f"vllm.f{number}", "x") for number in range(replaced._NAMED + 3)]
-    monkeypatch.setattr(replaced, "replacements", lambda modules: iter(found))
-    for _ in range(2):
-        replaced.report()
-    (record,) = caplog_vllm.records
-    assert "vllm.f0 (by x)" in record.getMessage()
-    assert record.getMessage().endswith(", and 3 more")
-
-
 def test_objects_that_cannot_be_looked_at_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(modules: object) -> Any:
         raise RuntimeError("looked at")

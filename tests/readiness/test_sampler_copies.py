@@ -239,15 +239,3 @@ def test_the_plan_follows_the_batch() -> None:
     batch.remove_request("warm")
     batch.condense()
     assert plan() == (False, False)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_argmax_is_the_same_in_float32(dtype: torch.dtype) -> None:
-    """The conversion is left out for this reason: NaNs, infinities and ties included."""
-    generator = torch.Generator().manual_seed(5)
-    for width in (1, 7, 64, 1000, 4099):
-        bits = torch.randint(-(2**15), 2**15, (50, width), generator=generator, dtype=torch.int16)
-        few = torch.tensor([*EDGES, 1.0, 1.0], dtype=dtype)
-        at = torch.randint(0, len(few), (50, width), generator=generator)
-        for logits in (bits.view(dtype), few[at], few[at[:, :1]].expand(-1, width)):
-            assert torch.equal(logits.argmax(-1), logits.float().argmax(-1))

@@ -361,17 +361,6 @@ class TestGenerators:
         assert states(behind) == {0: (4, 8), 2: (0, 24)}
         assert second.offset == 16
 
-    def test_it_is_the_dict_that_it_stands_for(self, behind: Any) -> None:
-        assert isinstance(behind, dict)
-        assert len(behind) == 2
-        assert 0 in behind
-        assert 2 not in behind
-        assert behind.get(2) is None
-        assert behind.pop(2, None) is None
-        assert behind == {0: behind[0], 1: behind[1]}
-        behind.clear()
-        assert not behind
-
 
 @pytest.mark.parametrize("compiles", [True, False])
 def test_warm_up_finds_out_whether_torch_draws_so(

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 from support import launches, modules
-from support.batches import Spec, empty, fill, state
+from support.batches import Spec, empty, fill
 from support.lockstep import VOCABULARY, LockstepRun, fail_third_slot
+from vllm.v1.readiness.engine import gauges
 from vllm.v1.readiness.sample.bad_words import BadWords
 from vllm.v1.readiness.sample.penalties import Penalties
 from vllm.v1.readiness.sample.slots import Slots
@@ -28,8 +29,20 @@ WORDS: dict[str, Any] = {"bad_words": [[0], [1, 2], [3, 4, 5]]}
 EACH = pytest.mark.parametrize(("kind", "params"), [(Penalties, PENALTY), (BadWords, WORDS)])
 
 
+@pytest.fixture(autouse=True)
+def fallbacks(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str], int]:
+    """The fallbacks of this test alone."""
+    counted: dict[tuple[str, str], int] = {}
+    monkeypatch.setattr(gauges, "_fallbacks", counted)
+    return counted
+
+
 def slots_of(lockstep: LockstepRun, kind: type[Slots]) -> Any:
     return lockstep.ours.batch.readiness.find(kind)
+
+
+def held(slots: Any) -> dict[str, int]:
+    return {metric: value for metric, _, value in slots.held()}
 
 
 @EACH
@@ -48,7 +61,10 @@ def test_nothing_waits(kind: type[Slots], params: dict[str, Any], drafts: int) -
 
 @EACH
 def test_without_room_upstream_serves(
-    kind: type[Slots], params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    kind: type[Slots],
+    params: dict[str, Any],
+    fallbacks: dict[tuple[str, str], int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The third slot finds no room; once a request has left, slots are built again.
 
@@ -66,6 +82,7 @@ def test_without_room_upstream_serves(
     waited = lockstep.ours.waits
     lockstep.run(2)
     assert lockstep.ours.waits == waited + 2
+    assert fallbacks == {(kind.name, gauges.NO_ROOM): 3}
     lockstep.abort(first)
     lockstep.run(2)
     assert slots.complete
@@ -75,15 +92,23 @@ def test_without_room_upstream_serves(
 
 @EACH
 def test_more_requests_than_slots_are_upstreams(
-    kind: type[Slots], params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    kind: type[Slots],
+    params: dict[str, Any],
+    fallbacks: dict[tuple[str, str], int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("VLLM_READINESS_SLOTS", "2")
     lockstep = LockstepRun()
     first, *_ = (lockstep.add([n, 1], max_tokens=20, **params) for n in range(3))
     lockstep.run(4)
     assert lockstep.ours.waits == lockstep.stock.waits > 0
+    assert fallbacks == {(kind.name, gauges.NO_SLOT): 4}
+    assert held(slots_of(lockstep, kind))[gauges.SLOTS] == 0
     lockstep.abort(first)
     lockstep.run(2)
+    assert fallbacks == {(kind.name, gauges.NO_SLOT): 4}
+    assert held(slots_of(lockstep, kind))[gauges.SLOTS] == 2
+    assert held(slots_of(lockstep, kind))[gauges.SLOT_BYTES] > 0
     assert slots_of(lockstep, kind).complete
     waited = lockstep.ours.waits
     lockstep.finish()
@@ -212,45 +237,6 @@ def test_in_a_pipeline_each_slot_is_built_once(monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
-def test_slots_follow_rows_that_are_swapped() -> None:
-    """A long prompt takes the row of a request that has left, and is sorted behind decodes."""
-    lockstep = LockstepRun(max_num_seqs=2, reorder_threshold=1)
-    leaves = lockstep.add([1], max_tokens=20)
-    stays = lockstep.add([2, 3], max_tokens=20, **PENALTY, **WORDS)
-    comes = lockstep.add(list(range(30)))
-    lockstep.run(3)
-    assert lockstep.ours.batch.req_ids == [leaves, stays]
-    lockstep.abort(leaves)
-    lockstep.step()
-    assert lockstep.ours.batch.req_ids == [stays, comes]
-    lockstep.finish()
-
-
-def test_a_request_under_an_earlier_name_is_served_as_its_own() -> None:
-    lockstep = LockstepRun()
-    lockstep.add([1, 2], "same", max_tokens=20, **PENALTY, **WORDS)
-    lockstep.add([3], max_tokens=20, **PENALTY, **WORDS)
-    lockstep.run(4)
-    lockstep.faithful = False  # the scheduler gives it the other's tokens in flight
-    lockstep.abort("same")
-    lockstep.add([4], "same", max_tokens=20)
-    lockstep.finish()
-
-
-@pytest.mark.parametrize("own", [None, "sample_tokens"])
-@pytest.mark.parametrize("asynchronous", [True, False])
-def test_preempted_requests_come_back_with_their_history(
-    asynchronous: bool, own: str | None
-) -> None:
-    lockstep = LockstepRun(asynchronous=asynchronous, num_blocks=14, max_num_seqs=4, own=own)
-    for n in range(4):
-        lockstep.add([n, 5, 6], max_tokens=30, **PENALTY, **WORDS)
-    lockstep.run(4)
-    lockstep.preempt_all()
-    lockstep.finish()
-    assert lockstep.preemptions > 4
-
-
 @EACH
 def test_slots_miss_the_samples_of_a_step_that_was_not_prepared(
     kind: type[Slots], params: dict[str, Any]
@@ -277,34 +263,6 @@ def test_rejected_drafts_are_no_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lockstep.accepted < lockstep.drafted
     assert names == []
     assert lockstep.ours.waits == 0
-
-
-def test_tails_are_whole_after_upstream_has_served_odd_words() -> None:
-    """Slots miss the samples of steps that upstream serves."""
-    lockstep = LockstepRun()
-    req_id = lockstep.add([1, 2], max_tokens=40, **WORDS)
-    slots = slots_of(lockstep, BadWords)
-    for number in range(3):
-        lockstep.run(4)
-        lockstep.add([3, number], max_tokens=3, bad_words=[[-1]])
-        lockstep.run(6)
-        assert lockstep.ours.batch.req_ids == [req_id]
-        # Its longest word needs as many.
-        assert slots._slots[req_id].tolist() == lockstep.truth(req_id)[-2:]
-    lockstep.finish()
-
-
-def test_a_pooling_batch_has_no_slots_and_no_history() -> None:
-    live = empty(modules.overlaid, VOCABULARY, is_pooling_model=True).readiness
-    assert live.history is None
-    assert live.slots == []
-
-
-def test_slots_of_two_batches_are_apart_where_names_are_equal() -> None:
-    one, two = (empty(modules.overlaid, VOCABULARY) for _ in range(2))
-    one.add_request(state(Spec([1], [2], PENALTY), "r0"))
-    assert one.readiness.penalties._slots == {"r0": None}
-    assert two.readiness.penalties._slots == {}
 
 
 @pytest.mark.parametrize(

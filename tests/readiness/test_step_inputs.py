@@ -73,18 +73,6 @@ def test_every_step_is_served(
     assert len(prepared) == 20
 
 
-@pytest.mark.parametrize("asynchronous", [True, False])
-def test_prompt_in_chunks_of_a_token(asynchronous: bool, prepared: list[int]) -> None:
-    """Each request gets one token a step, as if all decoded; one of them is a prompt's."""
-    run = LockstepRun(asynchronous=asynchronous, max_num_seqs=3, max_tokens_a_step=3)
-    for request in range(2):
-        run.add([1 + request], max_tokens=40, ignore_eos=True)
-    run.run(5)
-    run.add([9] * 12, max_tokens=8, ignore_eos=True)
-    run.finish()
-    assert len(prepared) == 40
-
-
 def test_memory_that_was_given_back_is_filled(
     prepared: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,21 +96,6 @@ def test_memory_that_was_given_back_is_filled(
     run.finish()
     assert checked == [1, 1]
     assert len(prepared) == 20
-
-
-@pytest.mark.parametrize("named", [{}, {"own": "_update_states"}])
-def test_requests_that_come_and_go_at_every_step(named: dict[str, Any]) -> None:
-    """Arrivals, aborts, preemption and resumption, with blocks for few requests."""
-    run = LockstepRun(max_num_seqs=4, num_blocks=18, max_tokens_a_step=9, **named)
-    names = []
-    for number in range(30):
-        names.append(run.add([1 + number % 7] * (1 + number % 9), max_tokens=3 + number % 11))
-        run.step()
-        if number % 3 == 0:
-            run.abort(names[number // 2])
-        if number % 7 == 0:
-            run.preempt_all()
-    run.finish()
 
 
 def in_flight(run: LockstepRun) -> int:
@@ -179,28 +152,21 @@ def test_tokens_that_are_read_are_written_in_each_step(named: dict[str, Any]) ->
     assert max(settled(run, 12)) <= 2
 
 
-def test_switched_off(prepared: list[int], continued: list[int]) -> None:
-    """With the feature off, every step is upstream's."""
-    decode(LockstepRun(switch="-step-inputs"), requests=3, length=9)
-    assert not prepared
-    assert not continued
-
-
-def test_drafts_are_upstreams(prepared: list[int], continued: list[int]) -> None:
-    decode(LockstepRun(drafts=2), requests=3, length=9)
-    assert not prepared
-    assert not continued
-
-
-def test_own_way_to_update_the_batch_is_kept(continued: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("named", "updated", "served"),
+    [
+        ({"switch": "-step-inputs"}, False, False),
+        ({"drafts": 2}, False, False),
+        ({"own": "batch"}, False, False),
+        ({"own": "_update_states"}, False, True),
+    ],
+)
+def test_other_steps_are_upstreams(
+    named: dict[str, Any], updated: bool, served: bool, prepared: list[int], continued: list[int]
+) -> None:
     """A user's own way to update the batch is not replaced, and its inputs are served."""
-    decode(LockstepRun(own="_update_states"), requests=3, length=9)
-    assert not continued
-
-
-def test_derived_batch_is_upstreams(prepared: list[int]) -> None:
-    decode(LockstepRun(own="batch"), requests=3, length=9)
-    assert not prepared
+    decode(LockstepRun(**named), requests=3, length=9)
+    assert (bool(continued), bool(prepared)) == (updated, served)
 
 
 def make_state(sizes: list[int], seed: int) -> tuple[Any, list[BlockTable]]:

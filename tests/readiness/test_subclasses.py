@@ -1,7 +1,6 @@
 """Subclasses by others: an unknown one takes upstream's path, and never fails."""
 
-from inspect import isfunction
-from types import FunctionType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -12,7 +11,6 @@ from support.batches import Spec, empty, fill, state
 from vllm.v1.readiness import live
 from vllm.v1.readiness.sample import sampler_copies_mrv2
 from vllm.v1.readiness.sample.sampler_copies_mrv2 import Handling
-from vllm.v1.sample.logits_processor import LogitsProcessors, MinTokensLogitsProcessor
 
 VOCABULARY = 37
 PENALTY = {"presence_penalty": 1.5}
@@ -159,38 +157,6 @@ def test_a_sampler_that_is_replaced_is_checked_again() -> None:
         batch.readiness.observe_sampled(
             torch.ones(1, 1, dtype=torch.int32), torch.zeros(1, dtype=torch.bool)
         )
-
-
-def test_a_feature_needs_only_its_own_seams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A series without the patch of the samplers' copies still has that of penalties."""
-    module = modules.overlaid(modules.SAMPLER)
-    batch = penalised()
-    for name, function in list(vars(module.Sampler).items()):
-        if isfunction(function) and "sampler_copies" in function.__code__.co_names:
-            without = [each.replace("sampler_copies", "") for each in function.__code__.co_names]
-            code = function.__code__.replace(co_names=tuple(without))
-            monkeypatch.setattr(module.Sampler, name, FunctionType(code, {}))
-    prepare(batch, module.Sampler())
-    assert batch.readiness.penalties.serving
-    assert batch.sampling_metadata.copies is None
-
-
-@pytest.mark.parametrize("names", ["readback", "history,readback"])
-def test_a_feature_that_was_off_is_not_reported_as_switched_off(
-    names: str, caplog_vllm: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a logits processor from an entry point, with its fix off."""
-
-    class Plugin(MinTokensLogitsProcessor):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.min_toks: dict[int, Any] = {}
-
-    caplog_vllm.set_level("INFO", logger="vllm.v1.readiness.sample.readers")
-    monkeypatch.setenv("VLLM_READINESS", names)
-    batch = empty(modules.overlaid, VOCABULARY, logitsprocs=LogitsProcessors([Plugin()]))
-    assert live.of(batch).history is None
-    reports = [r.getMessage() for r in caplog_vllm.records if "plugin-processors" in r.getMessage()]
-    assert len(reports) == ("history" in names)
 
 
 def mrv2_sampler_without_constructor() -> Any:

@@ -1,6 +1,5 @@
 """VLLM_READINESS and VLLM_READINESS_PROBE."""
 
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -45,14 +44,11 @@ def test_a_value_turns_features_and_fixes_on(value: str, on: set[str]) -> None:
     ("value", "problem", "meant"),
     [
         ("banana", "'banana' is not understood", None),
-        ("0", "'0' is not understood", None),
         ("ON", "'ON' is not understood", "on"),
         ("on,penalties", "'on' is not understood", "penalties"),
         ("off,-history", "'off' is not understood", "-history"),
         ("penalties,,history", "'' is not understood", "penalties,history"),
         ("-penalty", "'-penalty' is not understood", "-penalties"),
-        ("bad_words", "'bad_words' is not understood", "bad-words"),
-        ("-fix", "'-fix' is not understood", "-fixes"),
         ("-off", "'-off' is not understood", None),
         ("--fixes", "'--fixes' is not understood", "-fixes"),
         ("penalties,-history", "names with '-' (all but these) and names without", "-history"),
@@ -100,14 +96,6 @@ def test_no_text_is_misread(value: str) -> None:
         return
     words = {word.strip().removeprefix("-") for word in value.split(",")}
     assert words <= registry.ALL | set(registry.GROUPS) | {"", "on", "off"}
-
-
-def test_names_are_words_of_the_switch() -> None:
-    for name in (*registry.ALL, *registry.GROUPS):
-        assert name not in ("on", "off")
-        assert name == name.strip().lower()
-        assert not name.startswith("-")
-        assert "," not in name
 
 
 def test_the_variable_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,23 +179,6 @@ def test_a_file_that_cannot_be_written_is_refused_with_the_next_step(
     assert str(caught.value).startswith(f"VLLM_READINESS_PROBE={value!r}: ")
     assert sentence.format(tmp_path) in str(caught.value)
     assert "unset it" in str(caught.value)
-
-
-def test_a_directory_that_this_user_may_not_write_to_is_refused() -> None:
-    program = """
-from vllm.v1.readiness.engine import switch
-if os.geteuid() == 0:
-    os.setuid(65534)
-try:
-    switch.probe()
-except switch.PathError as error:
-    print(error)
-"""
-    with tempfile.TemporaryDirectory() as path:
-        folder = Path(path)
-        folder.chmod(0o555)
-        output = run_alone(program, VLLM_READINESS_PROBE=f"{folder}/probe")
-    assert f"this user may not write to {folder}. Allow it," in output
 
 
 @pytest.mark.parametrize(("value", "count"), [("", None), (" ", None), ("0", 0), (" 12 ", 12)])

@@ -5,8 +5,6 @@ import traceback
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from threading import Barrier, Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,14 +24,6 @@ def watched() -> list[Any]:
 
 
 # The variable.
-
-
-@pytest.mark.parametrize(
-    ("value", "word"), [("", "off"), ("off", "off"), (" warn ", "warn"), ("error", "error")]
-)
-def test_the_variables_words(value: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_READINESS_SYNC_GUARD", value)
-    assert switch.sync_guard() == switch.VARIABLES[switch.SYNC_GUARD]() == word
 
 
 @pytest.mark.parametrize("value", ["warning", "ON", "warn,error", "1"])
@@ -113,25 +103,6 @@ def test_a_step_runs_under_the_mode_warn_and_restores_the_one_before(
     assert guard.mode == before
 
 
-def test_a_step_inside_a_step_leaves_the_outer_one_guarded(guard: Guard) -> None:
-    runner = guard.installed("error")
-
-    def outer() -> None:
-        with pytest.raises(DeviceSyncError) as inner:
-            runner.sample_tokens(guard.wait)
-        assert inner.value.function == "sample_tokens"
-        assert guard.mode == WARN
-        with pytest.raises(DeviceSyncError, match=r"^execute_model .* torch.cuda.synchronize"):
-            torch.cuda.synchronize()
-        guard.wait()
-
-    with pytest.raises(DeviceSyncError) as caught:
-        runner.execute_model(outer)
-    assert caught.value.function == "execute_model"
-    assert guard.mode == DEFAULT
-    assert torch.cuda.synchronize() == ("waited", None)
-
-
 def test_the_dummy_steps_of_a_warm_up_are_not_guarded(guard: Guard) -> None:
     runner = guard.installed("error")
     assert runner.execute_model(guard.wait, dummy_run=True) == 7
@@ -151,17 +122,6 @@ def test_an_error_names_the_function_and_the_next_step(guard: Guard) -> None:
     assert "VLLM_READINESS_SYNC_GUARD=warn lists every such place; unset it" in str(caught.value)
     assert "in planted" in "".join(traceback.format_exception(caught.value))
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
-
-
-@pytest.mark.parametrize("error", [RuntimeError("out of memory"), KeyError("a request")])
-def test_other_errors_are_left_alone(error: Exception, guard: Guard) -> None:
-    def fail() -> None:
-        raise error
-
-    with pytest.raises(type(error)) as caught:
-        guard.installed("error").execute_model(fail)
-    assert caught.value is error
-    assert caught.value.__cause__ is None
 
 
 def test_a_warning_is_logged_with_the_stack_of_the_step(guard: Guard) -> None:
@@ -200,23 +160,6 @@ def test_each_stack_is_logged_once(guard: Guard) -> None:
     assert len(guard.reports()) == len(stacks)
 
 
-def test_other_warnings_are_shown_as_before(guard: Guard) -> None:
-    shown: list[tuple[str, type[Warning]]] = []
-    guard.patch.setattr(
-        warnings, "showwarning", lambda message, kind, *_: shown.append((str(message), kind))
-    )
-
-    def step() -> None:
-        warnings.warn("something else", DeprecationWarning, stacklevel=1)
-        guard.wait()
-
-    warnings.simplefilter("always")
-    guard.installed("warn").sample_tokens(step)
-    # Not torch's on the mode itself, which the stand-in gives each time that it is set.
-    assert shown == [("something else", DeprecationWarning)]
-    assert len(guard.reports()) == 1
-
-
 # Threads.
 
 
@@ -247,26 +190,6 @@ def test_a_wait_in_another_thread_is_its_own_affair(word: str, guard: Guard) -> 
     for found in (runner.sample_tokens(lambda: in_thread(beside)), in_thread(beside)):
         assert type(found) is RuntimeError
         assert "called a synchronizing" in str(found)
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_the_end_of_one_step_does_not_disarm_another(first: int, guard: Guard) -> None:
-    runner = guard.installed("error")
-    inside, ends = Barrier(3, timeout=60), [Event(), Event()]
-
-    def step(end: Event) -> None:
-        inside.wait()
-        assert end.wait(60)
-        guard.wait()
-
-    with ThreadPoolExecutor(2) as pool:
-        steps = [pool.submit(runner.execute_model, partial(step, end)) for end in ends]
-        inside.wait()
-        for number in (first, 1 - first):
-            assert guard.mode == WARN
-            ends[number].set()
-            assert isinstance(steps[number].exception(60), DeviceSyncError)
-    assert guard.mode == DEFAULT
 
 
 # Compilation.

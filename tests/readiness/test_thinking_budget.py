@@ -326,25 +326,6 @@ def test_only_a_step_that_may_force_waits(end: list[int], budget: int) -> None:
     assert lockstep.stock.waits > 30
 
 
-def test_a_long_budget_waits_for_its_last_few_tokens_alone() -> None:
-    """Under asynchronous scheduling, where every token is late."""
-    lockstep = LockstepRun(
-        markers=([36], [35, 34]), max_num_seqs=2, num_blocks=200, max_model_len=256
-    )
-    for _ in range(2):
-        lockstep.add(
-            [36],
-            thinking_token_budget=128,
-            max_tokens=160,
-            ignore_eos=True,
-            logit_bias={35: -100.0},
-        )
-    before = fences.counts().get("thinking-budget", 0)
-    lockstep.finish()
-    assert fences.counts()["thinking-budget"] - before == 3
-    assert lockstep.stock.waits == lockstep.steps - 1 == 159
-
-
 @pytest.mark.parametrize(
     ("markers", "prompt"),
     [
@@ -360,14 +341,6 @@ def test_without_thinking_nothing_waits(
     assert waits_of(lockstep) == {}
 
 
-@pytest.mark.parametrize("processor", [None, "user"])
-def test_processors_wait_only_where_a_users_is_present(processor: str | None) -> None:
-    """Upstream counts a thinking budget as a logits processor that reads tokens."""
-    lockstep = LockstepRun(markers=([36], [35]), processor=processor)
-    lockstep.add([1], max_tokens=20)
-    assert bool(waits_of(lockstep)) == bool(processor)
-
-
 def test_switched_off_upstream_waits_for_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_READINESS", "-thinking-budget")
     lockstep = LockstepRun(markers=([36], [35]))
@@ -375,23 +348,3 @@ def test_switched_off_upstream_waits_for_its_budget(monkeypatch: pytest.MonkeyPa
     assert not isinstance(lockstep.ours.batch.thinking_budget_state_holder, ThinkingBudget)
     waits = waits_of(lockstep)
     assert waits["logits-processors"] + waits.get("thinking-budget", 0) > 15
-
-
-def test_an_output_cut_back_is_searched_again() -> None:
-    """A marker that is cut off was there for updates past, and is not for those to come."""
-    model = Model(([0], [1]), drafts=0, asynchronous=False)
-    row = Row([2], [], 2)
-    model.join(row)
-    for token in [2, 2, 2]:
-        model.sample([[]])
-        row.tokens.append(token)
-        row.listed.append(token)
-    model.sample([[]])
-    model.cut(0, 1)
-    row.tokens[:] = row.listed[:] = [0]
-    for _ in range(4):
-        model.sample([[]])
-        row.tokens.append(2)
-        row.listed.append(2)
-    assert model.ours._state[0]["start_thinking"] == 0
-    assert model.ours._state[0]["in_end"]

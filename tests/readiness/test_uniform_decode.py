@@ -3,18 +3,15 @@
 The pinned runner has the fault, which is asserted as well: with the fix off ours has it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
-import torch
 from support import modules
-from support.hybrid_step import ATTENTION, RECURRENT, Row, Step, config
+from support.hybrid_step import ATTENTION, Row, Step
 from vllm.config import CUDAGraphMode
-from vllm.v1.attention.backends.mamba1_attn import Mamba1AttentionMetadataBuilder
 
 FULL, NONE = CUDAGraphMode.FULL, CUDAGraphMode.NONE
 
-Make = Callable[..., Step]
 
 #: Prompts, or parts of them, that have the shape of decodes, and the most drafts of a request.
 PREFILLS = {
@@ -66,18 +63,3 @@ def test_a_model_without_recurrent_layers_keeps_its_graphs(name: str) -> None:
     """For attention a short part of a prompt is computed as a decode is."""
     rows, drafts = PREFILLS[name]
     assert ours(rows, drafts, spec=ATTENTION).mode == FULL
-
-
-@pytest.mark.parametrize("name", ["a prompt of one token", "a first chunk of one token"])
-def test_the_graph_would_read_an_earlier_steps_states(name: str) -> None:
-    """Upstream's builder: why the shape does not suffice."""
-    builder = Mamba1AttentionMetadataBuilder(RECURRENT, ["layer"], config(0), torch.device("cpu"))
-    graph = builder.state_indices_tensor_d
-    decodes, prefill = pinned(OTHERS["decodes"][0], 0), pinned(PREFILLS[name][0], 0)
-    decodes.batch.block_table[0].block_table.np[:2, 0] = [8, 9]
-    builder.build(0, decodes.metadata())
-    assert graph[:2, 0].tolist() == [8, 9]
-    built = builder.build(0, prefill.metadata())
-    assert (built.num_decodes, built.num_prefills) == (1, 1)
-    assert built.state_indices_tensor_p.tolist() == [2]
-    assert graph[:2, 0].tolist() == [8, 9]

@@ -211,12 +211,13 @@ class HybridRunner:
             free_encoder_mm_hashes=[],
         )
         self._lengths |= dict.fromkeys(new, len(PROMPT))
-        correct = runner._update_states(self._scheduled)
-        names = self.batch.req_ids
-        lengths = np.array([tokens[name] for name in names], dtype=np.int32)
-        runner._prepare_inputs(self._scheduled, lengths)
-        if correct is not None:
-            correct()
+        with torch.compiler.set_stance("force_eager"):  # compiling takes half a minute
+            correct = runner._update_states(self._scheduled)
+            names = self.batch.req_ids
+            lengths = np.array([tokens[name] for name in names], dtype=np.int32)
+            runner._prepare_inputs(self._scheduled, lengths)
+            if correct is not None:
+                correct()
         # With "align" the runner copies states by the host's counts, and uploads them again.
         align = self.mode == "align"
         read = self.batch.num_accepted_tokens_cpu if align else runner.num_accepted_tokens.gpu

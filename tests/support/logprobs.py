@@ -1,6 +1,7 @@
 """Front ends that are given logprobs: the pinned output processor, and the overlaid one."""
 
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from vllm.v1.readiness.frontend import logprob_messages
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from support import modules
+from support.batches import Spec, empty, fill
 
 PROCESSOR = "vllm/v1/engine/output_processor.py"
 DELTA, FINAL = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
@@ -53,6 +55,46 @@ def make_request(name: str, params: SamplingParams) -> EngineCoreRequest:
         cache_salt=None,
         data_parallel_rank=None,
     )
+
+
+def of_prompt(
+    load: Any, prompt: list[int], runs: Any, width: int, logits: torch.Tensor, mode: str
+) -> LogprobsTensors:
+    """Compute the logprobs of a prompt by a real runner.
+
+    Args:
+        load: modules.pristine or modules.overlaid.
+        prompt: its tokens.
+        runs: the positions that each step computes, as pairs of begin and end.
+        width: number of logprobs; -1 for all.
+        logits: [positions, vocab], which the runner may not change.
+        mode: logprobs_mode.
+    """
+    vocabulary = logits.shape[1]
+    batch = empty(load, vocabulary)
+    fill(batch, [Spec(prompt, [], {})])
+    request = SimpleNamespace(
+        prompt_token_ids=prompt, in_progress_prompt_logprobs_cpu=None, num_computed_tokens=0
+    )
+    runner = object.__new__(load(modules.RUNNER).GPUModelRunner)
+    vars(runner).update(
+        input_batch=batch,
+        requests={"r0": request},
+        num_prompt_logprobs={"r0": vocabulary if width == -1 else width},
+        device=torch.device("cpu"),
+        use_async_scheduling=False,
+        query_start_loc=SimpleNamespace(np=np.array([0, 0])),
+        sampler=load(modules.SAMPLER).Sampler(mode),
+        model=SimpleNamespace(compute_logits=lambda hidden: hidden),
+        _sync_device=lambda: None,
+    )
+    done: dict[str, Any] = {}
+    for begin, end in runs:
+        request.num_computed_tokens = begin
+        with torch.compiler.set_stance("force_eager"):  # else it compiles every shape
+            done = runner._get_prompt_logprobs_dict(logits[begin:end], {"r0": end - begin})
+    shown: LogprobsTensors = done["r0"]
+    return shown
 
 
 class Wish(NamedTuple):
