@@ -45,8 +45,6 @@ TOLERANCE = 1e-3
 
 #: Whether a part schedules asynchronously, and its engine's arguments.
 PARTS: dict[str, tuple[bool, dict[str, Any]]] = {
-    "sync": (False, {}),
-    "sync cached": (False, {"enable_prefix_caching": True}),
     "sync drafts": (False, {"speculative_config": DRAFTS}),
     "async": (True, {}),
     "async cached": (True, {"enable_prefix_caching": True}),

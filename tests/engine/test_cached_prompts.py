@@ -1,6 +1,5 @@
 """A real server: logprobs of prompts of which a part comes from the prefix cache."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,12 @@ PROMPT = [3 + 7 * n % 900 for n in range(75)]
 BLOCK = 32
 
 
-@pytest.fixture(scope="module", params=["on", "fixes"])
-def server(request: pytest.FixtureRequest, folder: Path, overlaid: Engine) -> Iterator[Server]:
-    """A server with a prefix cache, and a value of the switch."""
-    home = folder / f"cached prompts {request.param}"
+@pytest.fixture(scope="module")
+def server(folder: Path, overlaid: Engine) -> Iterator[Server]:
+    """A server with a prefix cache."""
+    home = folder / "cached prompts"
     plugins = announce(home / "plugins", forked.fork)
     variables = {**forked.ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1"}
-    variables["VLLM_READINESS"] = request.param
     arguments = ["--dtype", "float32", "--enforce-eager", "--enable-prefix-caching"]
     with clients.serving(home, [overlaid.site, plugins], variables, arguments) as server:
         yield server
@@ -55,4 +53,3 @@ def test_a_prompt_in_chunks_begins_where_the_cache_ends(server: Server) -> None:
     logprobs(server, PROMPT)
     shown = logprobs(server, longer, skip_reading_prefix_cache=False)
     assert shown == [None] * (2 * BLOCK + 1) + logprobs(server, longer)[2 * BLOCK + 1 :]
-    assert json.loads(server.ask("/v1/models"))["data"]

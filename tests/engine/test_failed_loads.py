@@ -7,7 +7,7 @@ garbage in it.
 from typing import Any
 
 import pytest
-from engine.failing import KINDS, PARTS, differences
+from engine.failing import KINDS, differences
 from support.engine import PreloadedEngine
 from support.sites import REPO
 
@@ -34,26 +34,16 @@ def check(part: Any) -> None:
 
 
 def test_replies_are_those_without_a_connector(overlaid: PreloadedEngine) -> None:
-    check(serve(overlaid, "on", "async")["async"])
-
-
-@pytest.mark.parametrize("switch", ["-failed-loads", "-fixes"])
-def test_with_the_fix_off_the_engine_ends_as_stocks_does(
-    overlaid: PreloadedEngine, switch: str
-) -> None:
-    part = serve(overlaid, switch, "async")["async"]
-    assert "with" not in part
-    assert "index out of range" in part["error"]
-
-
-def test_stocks_engine_ends(stock: PreloadedEngine) -> None:
-    part = serve(stock, "on", "async")["async"]
-    assert "with" not in part
-    assert "index out of range" in part["error"]
-
-
-def test_replies_are_those_without_a_connector_in_other_engines(overlaid: PreloadedEngine) -> None:
-    names = [name for name in PARTS if name != "async"]
+    names = ["sync drafts", "async", "async crowded"]
     report = serve(overlaid, "on", *names)
     for name in names:
         check(report[name])
+
+
+@pytest.mark.parametrize("side", ["stock", "overlaid"])
+def test_with_the_fix_off_the_engine_ends_as_stocks_does(
+    side: str, request: pytest.FixtureRequest
+) -> None:
+    part = serve(request.getfixturevalue(side), "-failed-loads", "async")["async"]
+    assert "with" not in part
+    assert "index out of range" in part["error"]

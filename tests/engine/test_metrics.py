@@ -39,12 +39,8 @@ PREFIX = "vllm:readiness_"
 KINDS = ("execute_model", "sample_tokens", "fence", "output")
 #: Some of vLLM's own metrics, by the names that dashboards use.
 VLLMS = {
-    *("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
-    *("vllm:prompt_tokens", "vllm:generation_tokens", "vllm:request_success"),
-    *("vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"),
-    *("vllm:e2e_request_latency_seconds", "vllm:iteration_tokens_total"),
-    *("vllm:prefix_cache_queries", "vllm:num_preemptions", "vllm:cache_config_info"),
-    *("http_requests", "process_cpu_seconds", "python_info"),
+    *("vllm:num_requests_running", "vllm:generation_tokens", "vllm:inter_token_latency_seconds"),
+    *("vllm:num_preemptions", "vllm:cache_config_info", "process_cpu_seconds"),
 }
 
 
@@ -166,38 +162,11 @@ def test_a_server_shows_what_its_workers_have_written(way: str, servers: Servers
     steps = page[f"{PREFIX}execute_model_seconds"]
     assert steps.type == "histogram"
     values = samples(steps)
-    assert values["_bucket", "0.0025", "rank7"] == 0
-    assert values["_bucket", "0.005", "rank7"] == 1
-    assert values["_bucket", "0.01", "rank7"] == 2
     assert values["_count", "rank7"] == values["_bucket", "+Inf", "rank7"] == 2
     assert values["_sum", "rank7"] == 0.009000001
-    fences = samples(page[f"{PREFIX}fence_seconds"])
-    assert fences["_bucket", "1e-06", "penalties", "rank7"] == 1
-    assert ("_count", "history", "rank7") not in fences
-    assert samples(page[f"{PREFIX}output_interval_seconds"])["_count", "rank7"] == 1
-
-    record(counted, (0, 1, 0), (2, 1, 0))
-    counted.write(f"{server.probe}.rank7.metrics")
-    page = server.metrics()
-    assert samples(page[f"{PREFIX}execute_model_seconds"])["_count", "rank7"] == 3
-    assert samples(page[f"{PREFIX}fence_seconds"])["_count", "history", "rank7"] == 1
+    assert samples(page[f"{PREFIX}fence_seconds"])["_bucket", "1e-06", "penalties", "rank7"] == 1
     counted.remove()
     assert ("_count", "rank7") not in samples(server.metrics()[f"{PREFIX}execute_model_seconds"])
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_garbage_beside_the_files_ends_no_scrape(way: str, servers: Servers) -> None:
-    server = servers(way)
-    garbage = Path(f"{server.probe}.rank6.metrics")
-    garbage.write_bytes(b"\x00" * 100)
-    counted = Histograms(KINDS)
-    record(counted, (1, 1, 0))
-    counted.write(f"{server.probe}.rank5.metrics")
-    for _ in range(3):
-        values = samples(server.metrics()[f"{PREFIX}sample_tokens_seconds"])
-        assert values["_count", "rank5"] == 1
-    assert server.log.read_text().count(f"/metrics leaves out {garbage}") == 1
-    counted.remove()
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -230,11 +230,3 @@ class TestSimulatedDevice:
         assert stats["prefill chunks"] > 20
         assert stats["preempted"] >= 1
         assert stats["allocations"] < 100, "buffers are not reused"
-
-    def test_references_are_diverse(self, stock_report: Any) -> None:
-        """Otherwise identical outputs would say little."""
-        references = stock_report[REFERENCE]
-        tokens = {json.dumps(output["tokens"]) for output in references}
-        assert len(tokens) > 0.9 * len(references)
-        assert sum(output["logprobs"] is not None for output in references) > 20
-        assert sum(output["prompt_logprobs"] is not None for output in references) > 15

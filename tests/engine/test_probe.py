@@ -2,10 +2,9 @@
 
 The engines are pristine ones with the probe as a plugin and overlaid ones, on the CPU: with the
 client in the engine's process, with the client in its own, and scheduled asynchronously on a
-simulated device. The client's clock is the reference.
+simulated device.
 """
 
-import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import NamedTuple
 
 import pytest
 from engine.probed import LENGTH
-from probe import engines, table, trace_events
-from probe.records import PARTS, Process
+from probe import engines
+from probe.records import Process
 from support import asynchronous
 from support.engine import PreloadedEngine, at_once
 from support.sites import REPO
@@ -23,8 +22,6 @@ pytestmark = pytest.mark.slow
 
 PROGRAM = REPO / "tests" / "engine" / "probed.py"
 PLUGIN = REPO / "scripts" / "probe" / "plugin"
-#: The first steps compile and warm up, and are not compared.
-STEPS = 30
 
 OF_THE_CORE = {"schedule", "update_from_output"}
 SYNCHRONOUS = {"execute_model", "sample_tokens", "output"}
@@ -108,27 +105,8 @@ def test_the_tokens_are_those_without_the_probe(recorded: dict[str, Recorded]) -
 @pytest.mark.parametrize("name", [*ALIKE, *LATE])
 def test_every_step_is_recorded_once(recorded: dict[str, Recorded], name: str) -> None:
     processes, count = recorded[name].processes, len(recorded[name].stamps)
+    assert count > 40
     assert miscounted(processes["rank0"], processes["engine0"], count) == []
-
-
-@pytest.mark.parametrize("name", ALIKE)
-def test_the_client_gets_each_output_between_its_step_and_the_next(
-    recorded: dict[str, Recorded], name: str
-) -> None:
-    """Another process may get it only after the next step has begun."""
-    worker, stamps = recorded[name].processes["rank0"], recorded[name].stamps
-    assert out_of_order(worker, stamps, in_process=name == "plugin") == []
-
-
-@pytest.mark.parametrize("name", ALIKE)
-def test_the_cores_parts_fit_between_the_workers(recorded: dict[str, Recorded], name: str) -> None:
-    """The core's parts fit into the part of a worker's steps that is outside the worker's."""
-    worker, core = (recorded[name].processes[label] for label in ("rank0", "engine0"))
-    assert all(core.of(kind) for kind in OF_THE_CORE)
-    steps = worker.steps()[-STEPS:]
-    window = core.within(steps[0].began, steps[-1].ended)
-    theirs = sum(span.length for span in window.spans if span.kind in PARTS)
-    assert 0 < theirs < sum(step.parts["outside"] for step in steps)
 
 
 def miscounted(worker: Process, core: Process, steps: int) -> list[str]:
@@ -145,21 +123,6 @@ def miscounted(worker: Process, core: Process, steps: int) -> list[str]:
     if len(worker.of("output")) != steps - 1:
         wrong.append("output")
     return wrong
-
-
-def out_of_order(worker: Process, stamps: list[int], in_process: bool = True) -> list[int]:
-    """Return the steps that end after the client's stamp of them, or are followed too early.
-
-    An order of events does not depend on the machine's load, as durations would.
-    """
-    began = {span.step: span.began for span in worker.of("execute_model")}
-    ended = {span.step: span.ended for span in worker.of("sample_tokens")}
-    return [
-        number
-        for number in range(1, len(stamps) + 1)
-        if ended[number] > stamps[number - 1]
-        or (in_process and stamps[number - 1] > began.get(number + 1, sys.maxsize))
-    ]
 
 
 @pytest.mark.parametrize("name", LATE)
@@ -182,30 +145,10 @@ def test_waits_are_named_by_function_on_stock_and_by_owner_on_the_overlay(
         Counter(span.owner for span in recorded[name].processes["rank0"].of("fence"))
         for name in LATE
     )
+    assert recorded[LATE[0]].tokens == recorded[LATE[1]].tokens
     assert stock["get_output"] > 0
     assert overlaid["output"] > 0
     assert "output" not in stock
     assert not {"get_output", "update_async_output_token_ids"} & overlaid.keys()
     for name in LATE:
         assert "get_output" in recorded[name].processes["rank0"].waits()
-
-
-def test_both_give_the_same_tokens(recorded: dict[str, Recorded]) -> None:
-    first, second = (recorded[name].tokens for name in LATE)
-    assert first == second
-
-
-@pytest.mark.parametrize("name", [*ALIKE, *LATE])
-def test_tables_and_traces_can_be_made(recorded: dict[str, Recorded], name: str) -> None:
-    processes = list(recorded[name].processes.values())
-    text = table.text(processes)
-    assert "sample_tokens" in text
-    assert "between outputs" in text
-    assert all(step.parts["outside"] >= 0 for process in processes for step in process.steps())
-    slices = [event for event in trace_events.events(processes) if event["ph"] == "X"]
-    spans = [span for process in processes for span in process.spans]
-    assert len(slices) == sum(span.kind != "output" for span in spans)
-
-
-def test_runs_have_enough_steps(recorded: dict[str, Recorded]) -> None:
-    assert all(len(run.stamps) > STEPS + 10 for run in recorded.values())

@@ -1,6 +1,6 @@
-"""Engines of two ranks on the CPU: those that run the same serve, others do not start.
+"""Engines of two ranks on the CPU that differ: they do not start, unless that is to be a warning.
 
-The ranks of one machine share an installation; a plugin changes what the second one sees of it.
+The ranks of one machine share an installation; a plugin changes the environment of the second one.
 Two nodes, here of one machine, have an installation each.
 """
 
@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 from engine import ranked
 from engine.ranked import DIFFERENT
-from overlay.pin import PACKAGE
 from support import forked
 from support.asynchronous import announce
-from support.checkpoint import generate
 from support.engine import Engine, PreloadedEngine, Run
 from support.sites import REPO
 
@@ -35,12 +33,6 @@ def run(folder: Path, overlaid: PreloadedEngine) -> Callable[..., Run]:
         )
 
     return run
-
-
-def test_ranks_that_run_the_same_serve(run: Callable[..., Run]) -> None:
-    served = run(None)
-    assert all(len(tokens) == 8 for tokens in served.finish())
-    assert "Readiness overlay: " not in served.text()
 
 
 def test_ranks_with_other_switches_do_not_start(run: Callable[..., Run]) -> None:
@@ -80,15 +72,3 @@ def test_a_node_with_upstream_s_vllm_is_found(
     first, second = refused_by(overlaid, stock)
     assert "rank 1: no answer. It runs vLLM without the overlay" in first.text()
     assert "Readiness overlay" not in second.text()
-
-
-def test_a_node_with_other_files_is_found(folder: Path, overlaid: PreloadedEngine) -> None:
-    """One file of the overlay differs there; the log of either node has the command."""
-    other = Engine(folder / "other files")
-    generate(other.folder / "model")
-    other.apply()
-    with (other.site / PACKAGE / "version.py").open("a") as file:
-        file.write("# another\n")
-    for node in refused_by(overlaid, other):
-        assert "files differ from rank 0. With rank 0's copy of the overlay" in node.text()
-        assert f"overlay: python3 scripts/overlay apply --site {other.site}\n" in node.text()

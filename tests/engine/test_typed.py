@@ -1,4 +1,4 @@
-"""Values of other types than declared: the engine lives, in a process of its own and in ours."""
+"""Values of other types than declared: the engine lives."""
 
 import pytest
 from support.engine import PreloadedEngine
@@ -8,10 +8,9 @@ pytestmark = pytest.mark.slow
 PROGRAM = REPO / "tests" / "engine" / "typed.py"
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["own process", "same process"])
-def test_an_engine_survives_requests_of_wrong_types(overlaid: PreloadedEngine, own: bool) -> None:
-    """Stock's ends, or waits for a request that was never sent."""
-    setting = {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(own))}
+def test_an_engine_survives_requests_of_wrong_types(overlaid: PreloadedEngine) -> None:
+    """Stock's ends. Front ends in the core's process: tests/readiness/test_bad_requests.py."""
+    setting = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     became = overlaid.start(PROGRAM, environment=setting).finish()
     plain = became["plain"][0]
     assert len(plain) == 4
@@ -20,7 +19,4 @@ def test_an_engine_survives_requests_of_wrong_types(overlaid: PreloadedEngine, o
     assert became["numpy's ids"][0] == became["plain ids"][0]
     assert "seed: the engine cannot read True" in became["a bool as a seed"][0]
     assert "logprobs: the engine cannot read 2.0" in became["logprobs as a float"][0]
-    if own:
-        assert "max_tokens: the engine cannot read 4.0" in became["a float"][0]
-    else:
-        assert became["a float"][0] == plain
+    assert "max_tokens: the engine cannot read 4.0" in became["a float"][0]

@@ -1,4 +1,4 @@
-"""Requests whose values are of other types than declared, to an engine of its own process or ours.
+"""Send an engine requests whose values are of other types than declared.
 
     python typed.py MODEL_DIR OUT.json
 
