@@ -167,6 +167,18 @@ def test_a_rank_without_the_overlay_is_found_without_a_deadlock(run: Run, pristi
         assert outcome.seconds < 10
 
 
+def test_the_first_that_has_waited_long_enough_ends_the_wait_of_all(run: Run) -> None:
+    """Else the rank that holds the store might end before the others have looked."""
+    outcomes = run(Rank(), Rank(digest=None), Rank(late=2.0), patience=4.0)
+    assert outcomes[0].ranks == outcomes[2].ranks == [1]
+    assert outcomes[2].seconds - 2.0 < 3.5
+
+
+def test_a_rank_may_be_late(run: Run) -> None:
+    for outcome in run(Rank(), Rank(late=1.5), patience=20.0):
+        assert (outcome.error, outcome.sum) == ("", 1.0)
+
+
 def test_warn_logs_the_table_and_goes_on(run: Run) -> None:
     warn = {"VLLM_READINESS_RANKS": "warn"}
     outcomes = run(Rank(variables=warn), Rank(digest=OTHER, variables=warn))
