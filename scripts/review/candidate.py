@@ -26,7 +26,7 @@ from series.tree import write_file
 from series.upstream import Upstream
 
 from review.merging import CONFLICTS, Merged
-from review.model import Definition, parsed
+from review.model import ASSIGNED, Definition, parsed
 from review.wheels import Release
 
 #: ruff's rules: undefined names, a local variable read before it is set, and a definition that
@@ -143,6 +143,8 @@ def _bound(path: str, text: bytes) -> set[str]:
         for member in found.members():
             if member.kind == "class":
                 yield from names(member)
+            elif member.kind == "function" and found.name:
+                yield from (f"{found.name}.{name}" for name in ASSIGNED.findall(member.text))
 
     return set(names(parsed(path, text.decode(errors="replace"))))
 

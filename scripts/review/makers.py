@@ -7,16 +7,14 @@ through the module's imports. The review reports differences and does not judge 
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from review.model import SAME, Definition, Model
+from review.model import ASSIGNED, SAME, Definition, Model
 from review.model import compare as compared
 
 Place = tuple[str, str]
 MAKES, DERIVES, REPLACES, NAMES = "makes", "derives from", "replaces", "names"
-_SET = re.compile(r"self\.(\w+)(?:: [^=\n]+)? = ")
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -79,13 +77,13 @@ def compare(
             fate, detail = compared(pair[0], pair[1])
             if fate != SAME:
                 detail = f"It {_how(old)}. {detail}".strip()
-                yield Difference(name, detail, *pair, classes)
+                yield Difference(name, detail, pair[0], pair[1], classes)
             yield from _setters(place, pair[0], (base, release), classes)
         elif old.keys() != new.keys():
             if new.keys() == {DERIVES} and not _overrides(pair[1], methods):
                 continue
             text = f"It {_how(new)}" if new else f"It no longer {_how(old)}"
-            yield Difference(name, f"{text}.", *pair, classes)
+            yield Difference(name, f"{text}.", pair[0], pair[1], classes)
 
 
 def _derived(made: Mapping[Place, Mapping[str, str]]) -> set[Place]:
@@ -96,14 +94,14 @@ def _setters(
     place: Place, maker: Definition, sides: tuple[Model, Model], classes: tuple[str, ...]
 ) -> Iterator[Difference]:
     """Yield the other methods of a maker's class that set an attribute that it sets, if new."""
-    attributes = set(_SET.findall(maker.text))
+    attributes = set(ASSIGNED.findall(maker.text))
     owners = [side.find(place[0], place[1].rpartition(".")[0]) for side in sides]
     if not attributes or None in owners or "." not in place[1]:
         return
     before, after = ({each.name: each for each in owner.members()} for owner in owners if owner)
     for name, member in after.items():
         old = before.get(name)
-        new = set(_SET.findall(member.text)) - set(_SET.findall(old.text if old else ""))
+        new = set(ASSIGNED.findall(member.text)) - set(ASSIGNED.findall(old.text if old else ""))
         if name != place[1] and member.kind == "function" and new & attributes:
             detail = f"It sets {', '.join(sorted(new & attributes))}, as {maker.name} does."
             yield Difference(member.full_name, detail, old, member, classes)

@@ -17,6 +17,9 @@ from series.upstream import Upstream
 #: Fates of a definition. A class's bases and fields are part of its signature.
 SAME, BODY, SIGNATURE, MOVED, GONE, NEW = "same", "body", "signature", "moved", "gone", "new"
 
+#: A statement that sets an attribute of an object's own, in the text of a method.
+ASSIGNED = re.compile(r"self\.(\w+)(?:: [^=\n]+)? = ")
+
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DOCUMENTED = (ast.Module, ast.ClassDef, *_FUNCTION)
 
@@ -52,6 +55,11 @@ class Definition:
     def line(self) -> int:
         """One-based line of its beginning."""
         return self.object.lineno or 1
+
+    @property
+    def place(self) -> str:
+        """File and line of its beginning."""
+        return f"{self.path}:{self.line}"
 
     @property
     def kind(self) -> str:
@@ -251,7 +259,8 @@ def _signature(definition: Definition) -> list[str]:
         fields = [
             _field(each.object)
             for each in definition.members()
-            if isinstance(each.object, griffe.Attribute) and "class-attribute" in each.object.labels
+            if isinstance(each.object, griffe.Attribute)
+            and ("class-attribute" in each.object.labels or each.object.value is None)
         ]
         decorators = [f"@{each.value}" for each in found.decorators]
         return [*decorators, *(f"base {each}" for each in bases(definition)), *fields]

@@ -113,7 +113,9 @@ def decision(model: Model) -> Decision | None:
         if wanted not in text:
             continue
         tree = ast.parse(text)
-        for owner in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]:
+        owners: list[ast.Module | ast.ClassDef] = [tree]
+        owners += [node for node in tree.body if isinstance(node, ast.ClassDef)]
+        for owner in owners:
             for node in owner.body:
                 if isinstance(node, _FUNCTION) and node.name == PROPERTY:
                     used = _used(tree, owner, node)
@@ -137,7 +139,7 @@ def _used(tree: ast.Module, owner: ast.Module | ast.ClassDef, first: ast.stmt) -
     found, left = [first], [first]
     while left:
         for node in ast.walk(left.pop()):
-            other = None
+            other: ast.stmt | None = None
             if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self":
                 other = methods.get(node.attr)
             elif isinstance(node, ast.Name) and node.id not in _IGNORED:

@@ -207,8 +207,7 @@ def _change(
     # But for mirrors, a class is watched by its head, and by the members that we name.
     if fate == SAME or (fate == BODY and watched.kind != MIRRORED and before.kind == "class"):
         return None
-    where = after and f"{after.path}:{after.line}"
-    was = f"{before.path}:{before.line}"
+    was, where = before.place, after.place if after else None
     diff = unified(before.text, after.text if after else "")
     name = f"{place[0]}.{place[1]}".rstrip(".")
     return Change(watched.kind, name, fate, detail, was, where, tuple(watched.users), diff)
@@ -216,7 +215,7 @@ def _change(
 
 def _of_makers(found: Iterable[makers.Difference]) -> Iterator[Change]:
     for each in found:
-        was, now = (d and f"{d.path}:{d.line}" for d in (each.before, each.after))
+        was, now = (d.place if d else None for d in (each.before, each.after))
         texts = (d.text if d else "" for d in (each.before, each.after))
         fate = NEW if was is None else GONE if now is None else BODY
         yield Change(MAKER, each.name, fate, each.detail, was, now, each.classes, unified(*texts))
@@ -244,8 +243,7 @@ def _members_changed(
         one, other = before.get(name), after.get(name)
         if one is None:
             assert other is not None
-            place = f"{other.path}:{other.line}"
-            yield Change(PATCHED, f"{old.module}.{name}", NEW, "", None, place, ())
+            yield Change(PATCHED, f"{old.module}.{name}", NEW, "", None, other.place, ())
             continue
         fate, detail = compare(one, other)
         if fate in (SAME, MOVED):
@@ -253,8 +251,8 @@ def _members_changed(
         if other is not None and fate == BODY and one.kind == "class":
             yield from _members_changed(one, other, base, release)
             continue
-        now = other and f"{other.path}:{other.line}"
-        yield Change(PATCHED, one.full_name, fate, detail, f"{one.path}:{one.line}", now, ())
+        now = other.place if other else None
+        yield Change(PATCHED, one.full_name, fate, detail, one.place, now, ())
 
 
 def _statements(text: str) -> list[str]:

@@ -139,7 +139,8 @@ def judge(
         group = FRAME if name == FRAME else FEATURE if name in vocabulary.features else FIX
         on_v2 = name in vocabulary.on_v2 or name == FRAME
         has = mends.get(name)
-        state, because = LIVES, ()
+        state = LIVES
+        because: tuple[str, ...] = ()
         if has is not None and has.state == MENDED:
             state, because = MENDED, (f"the release has it {has.because}",)
         elif name in broken:

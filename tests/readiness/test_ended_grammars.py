@@ -40,7 +40,7 @@ SEVEN = {"choice": ["7"]}
 SEVENS = {"regex": "7+"}
 
 
-class Delta(BaseThinkingReasoningParser):
+class Delta(BaseThinkingReasoningParser):  # type: ignore[misc]
     """Reasoning ends with a period among the newest tokens."""
 
     start_token, end_token = ":", "."

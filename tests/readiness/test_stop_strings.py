@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bench.logprob_work import make_request
 from hypothesis import given
 from hypothesis import strategies as st
 from support import modules
 from support.examples import draws
-from support.logprobs import PROCESSOR
+from support.logprobs import PROCESSOR, make_request
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
@@ -107,7 +106,7 @@ def first_stop(steps: list[list[int]], reason: FinishReason, **params: Any) -> d
 
 def split(tokens: list[int], lengths: list[int]) -> list[list[int]]:
     """Consecutive parts of these lengths, again and again."""
-    parts = []
+    parts: list[list[int]] = []
     while tokens:
         length = lengths[len(parts) % len(lengths)]
         parts.append(tokens[:length])
@@ -174,7 +173,7 @@ def test_known_cases(side: str, case: Any) -> None:
     _, texts, stop, text, count, stopped = case
     tokens = [TEXTS.index(each) for each in texts]
     reason = FinishReason.STOP if texts[-1] == "<end>" else None
-    given = reply(side, [tokens], reason, stop=stop)  # type: ignore[arg-type]
+    given = reply(side, [tokens], reason, stop=stop)
     right = (text, tokens[:count], ("stop", stopped))
     assert ((given["text"], given["ids"], given["reason"]) == right) == (side == "ours")
     assert len(given["values"]) == len(given["ids"])

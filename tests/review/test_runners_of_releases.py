@@ -99,6 +99,7 @@ def test_a_reading_is_what_the_release_s_code_decides(version: str, monkeypatch:
     made = server_class(model.text(decision.path), platform)
     decided = {}
     for name, (architecture, facts) in EXAMPLES.items():
+        server: Any
         server, config = made(), Defaults()
         config.__dict__.update(DENSE | facts, architectures=[architecture])
         server.model_config = config

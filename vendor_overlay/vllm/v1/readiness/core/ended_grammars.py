@@ -15,7 +15,7 @@ nothing. Here each backend's grammar ends with the stop token, and later tokens 
 # mirrors: vllm.v1.structured_output.backend_lm_format_enforcer:LMFormatEnforcerGrammar
 
 from itertools import takewhile
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
@@ -35,7 +35,7 @@ else:
     Base = object
 
 
-class _Ending(Base):  # type: ignore[misc]
+class _Ending(Base):  # type: ignore[misc, valid-type]
     """Mixin of a backend's grammar that accepts every token behind its end."""
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
@@ -134,7 +134,7 @@ def ending(
     kind = _ENDING.get(type(grammar))
     if kind is None or registry.CLOSED_GRAMMARS not in switch.enabled():
         return grammar
-    ended = object.__new__(kind)
+    ended: Any = object.__new__(kind)
     ended.__dict__.update(vars(grammar))
     if kind is EndingOutlines:
         ended.readiness_stop = backend.vocabulary.inner.get_eos_token_id()
