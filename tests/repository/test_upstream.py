@@ -72,7 +72,7 @@ def test_the_facts_are_complete() -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda e: e.pop("sessions"), "the fix sessions has no entry: add [errata.sessions]"),
+        (lambda e: e.pop("block-ids"), "the fix block-ids has no entry: add [errata.block-ids]"),
         (lambda e: e.update(new=e["sessions"] | {"word": "new"}), "[errata.new] is no fix"),
         (lambda e: e["sessions"].pop("symptom"), "[errata.sessions] lacks, or has"),
         (lambda e: e["sessions"].pop("reproducer"), "needs a `reproducer`"),
