@@ -71,7 +71,6 @@ def serving(
         variables: to set for it.
         arguments: further ones of its command.
     """
-    words = model.write_tokenizer(folder / "words", VOCABULARY)
     markers = {
         name: " ".join(f"t{token}" for token in tokens)
         for name, tokens in (
@@ -79,6 +78,21 @@ def serving(
             ("reasoning_end_str", thinking.END),
         )
     }
+    command = ["--no-enable-prefix-caching", "--reasoning-config", json.dumps(markers)]
+    command += ["--max-logprobs", str(2 * VOCABULARY)]
+    with started(folder, searched, variables, [*command, *arguments]) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def started(
+    folder: Path,
+    searched: Sequence[Path],
+    variables: Mapping[str, str],
+    arguments: Sequence[str],
+) -> Iterator[Server]:
+    """Start a server as :func:`serving` does, with these arguments alone."""
+    words = model.write_tokenizer(folder / "words", VOCABULARY)
     inherited = filter(None, [os.environ.get("PYTHONPATH")])
     paths = [*searched, sites.REPO / "tests", sites.REPO / "scripts", *inherited]
     environment = {
@@ -88,10 +102,9 @@ def serving(
         "VLLM_NO_USAGE_STATS": "1",
         **variables,
     }
-    command = ["--tokenizer", str(words), "--no-enable-prefix-caching"]
+    command = ["--tokenizer", str(words)]
     command += ["--max-num-seqs", "8", "--max-num-batched-tokens", "48"]
-    command += ["--block-size", "32", "--num-gpu-blocks-override", "24"]
-    command += ["--reasoning-config", json.dumps(markers), *arguments]
+    command += ["--block-size", "32", "--num-gpu-blocks-override", "24", *arguments]
     served = generate(folder / "served")
     server = Server(folder / "server.log", served, environment, command)
     try:
@@ -179,7 +192,11 @@ def hostile(chance: random.Random, drafts: int, grammars: bool) -> Iterator[Requ
             (4, {"structured_outputs": _CHOICE, "min_tokens": 9, "max_tokens": 12}),
             (4, {"structured_outputs": _SCHEMA, "min_tokens": 9, "max_tokens": 12}),
             (4, {"structured_outputs": _INVALID, "max_tokens": 4}),
+            (4, {"structured_outputs": _CHOICE, "ignore_eos": True, "max_tokens": 12}),
             (4, {"bad_words": [""], "max_tokens": 4}),
+            # More than there are tokens.
+            (4, {"logprobs": VOCABULARY + 9, "max_tokens": 2}),
+            (9, {"prompt_logprobs": VOCABULARY + 1, "max_tokens": 2}),
             (4, {"allowed_token_ids": [9, 11], "max_tokens": chance.randint(1, 9)}),
         ]
         length, params = chance.choice(kinds)

@@ -50,19 +50,20 @@ class Server:
                 cwd=log.parent,
             )
 
-    def ask(self, path: str, body: Any = None) -> str:
-        """Return the answer to a request.
+    def ask(self, path: str, body: Any = None, patience: float = PATIENCE) -> str:
+        """Return the answer to a request, which may take ``patience`` seconds.
 
         Raises:
             urllib.error.HTTPError: the server refused it.
             urllib.error.URLError: there is no server any more.
+            TimeoutError: it has not answered.
         """
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}",
             data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
-        with DIRECT.open(request, timeout=PATIENCE) as answer:
+        with DIRECT.open(request, timeout=patience) as answer:
             return str(answer.read(), "utf-8")
 
     def generate(self, tokens: list[int], **params: Any) -> Any:
