@@ -6,7 +6,6 @@ reason, a link to upstream, and when it is removed. All of that is in the patche
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     from review.review import Review
 
 #: What stands for the words of a patch that all of them need, and of one for the probe.
-FRAME, PROBE = "needed by all", "the probe, if it is on"
-_PROBE = re.compile(rb"\breadiness\.(expose|install)\(")
+FRAME = "needed by all"
 #: Of a header: no issue, and a patch that upstream has no use for.
 _NO_BUG, _NOT_NEEDED = "none", "not-needed"
 #: Verdict to what a person does about it.
@@ -92,15 +90,14 @@ def _cells(patch: Patch, overlay: Overlay, vocabulary: Vocabulary) -> list[str]:
 
 
 def _served(patch: Patch, vocabulary: Vocabulary) -> str:
-    """Return the features and fixes that need the patch, or what else does."""
+    """Return the features and fixes that need the patch."""
     served = words.of_patch(patch)
     kinds = [
         f"{kind} {', '.join(map(code, sorted(served & names)))}"
         for kind, names in (("features", vocabulary.features), ("fixes", vocabulary.fixes))
         if served & names
     ]
-    lines = (line for file in patch.files for hunk in file.hunks for line in hunk.new)
-    return "; ".join(kinds) or (PROBE if any(map(_PROBE.search, lines)) else FRAME)
+    return "; ".join(kinds) or FRAME
 
 
 def _files(patch: Patch, overlay: Overlay) -> str:

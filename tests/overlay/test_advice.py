@@ -137,7 +137,7 @@ def test_the_advice_does_what_it_says(
 
 
 #: The features and fixes that change that file.
-THEIR_WORDS = ("cached-prompt-logprobs", "logprobs")
+THEIR_WORDS = ("aborted-parents", "cached-prompt-logprobs", "logprobs", "stop-strings")
 
 
 def test_a_file_is_left_to_others_beside_what_was_asked_for(site: Path) -> None:

@@ -24,6 +24,8 @@ from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import identity, switch
 
 THEIRS = "vllm/v1/engine/output_processor.py"
+#: The words that change it.
+THEIR_WORDS = {"aborted-parents", "cached-prompt-logprobs", "logprobs", "stop-strings"}
 #: Options that leave out `logprobs` and `cached-prompt-logprobs`, and `grammars`.
 LEAVE, GRAMMARS = f"--leave={THEIRS}", "--leave=vllm/v1/structured_output/__init__.py"
 FRAME = "vllm/envs.py"
@@ -121,10 +123,10 @@ def test_a_mark_is_nothing_but_comments(old: list[bytes], new: list[bytes], mark
 @pytest.mark.parametrize(
     ("options", "left_out"),
     [
-        (["--leave", THEIRS], {"logprobs", "cached-prompt-logprobs"}),
+        (["--leave", THEIRS], THEIR_WORDS),
         (
             ["--leave", THEIRS, "--leave=vllm/v1/core/sched/utils.py"],
-            {"logprobs", "cached-prompt-logprobs", "closed-grammars"},
+            THEIR_WORDS | {"closed-grammars"},
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -186,7 +188,7 @@ def test_a_file_of_somebody_else_s_is_left_alone(site: Path) -> None:
         assert run(command[0], "--site", site, *command[1:]).returncode == Exit.DONE
     again = run("apply", "--site", site, *option)
     assert "nothing to do: already overlaid" in again.stdout
-    assert "note: left out: cached-prompt-logprobs, logprobs" in again.stdout
+    assert f"note: left out: {', '.join(sorted(THEIR_WORDS))}" in again.stdout
     whole = run("apply", "--site", site)
     assert whole.returncode == Exit.FOREIGN
     assert left in whole.stderr
@@ -260,10 +262,10 @@ def test_another_part_than_the_one_that_is_asked_for_is_reported(site: Path) -> 
     other = run("verify", "--site", site, GRAMMARS)
     assert other.returncode == Exit.FOREIGN
     assert "is overlaid by overlay" in other.stderr
-    without = f"{OVERLAY.pin.overlay} without cached-prompt-logprobs, logprobs"
+    without = f"{OVERLAY.pin.overlay} without {', '.join(sorted(THEIR_WORDS))}"
     assert f"{without}; this is" in other.stderr
     shown = run("doctor", "--site", site, GRAMMARS).stdout
-    assert f"overlay {OVERLAY.pin.overlay} without grammars would change " in shown
+    assert f"overlay {OVERLAY.pin.overlay} without closed-grammars, grammars would change " in shown
 
 
 def test_a_part_that_was_cut_off_says_how_to_carry_on(site: Path) -> None:
@@ -290,12 +292,12 @@ def test_what_a_run_left_beside_a_file_that_is_left_out_is_removed(site: Path) -
 
 def another_word(site: Path) -> None:
     pin = site / PROVENANCE / "VERSION_PIN"
-    pin.write_text(pin.read_text().replace("logprobs\n", "logprobs,seeds\n", 1))
+    pin.write_text(pin.read_text().replace(",stop-strings\n", ",seeds,stop-strings\n", 1))
 
 
 def no_word_of_ours(site: Path) -> None:
     pin = site / PROVENANCE / "VERSION_PIN"
-    pin.write_text(pin.read_text().replace("logprobs\n", "logprobs,nonsense\n", 1))
+    pin.write_text(pin.read_text().replace(",stop-strings\n", ",stop-strings,nonsense\n", 1))
 
 
 def a_word_without_its_dependents(site: Path) -> None:

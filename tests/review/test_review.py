@@ -243,7 +243,10 @@ def test_the_overlay_against_its_own_release(tmp_path: Path) -> None:
         (("release", "0.22.999"), "0.22.999"),
         (("release", "no/such.whl"), "no/such.whl"),
         (("release", "https://example.org/v.whl"), "https://example.org/v.whl: is an address"),
-        (("release", "0.22.1", "--site", "x", "--venv", "y"), "VENV and SITE name two targets"),
+        (
+            ("release", "0.22.1", "--site", "x", "--venv", "y"),
+            "--site= name two targets",
+        ),
         (("rebase", ""), "RELEASE is empty"),
         (("release", "0.23.0", "--site", "/no/such/site"), "/no/such/site"),
     ],
