@@ -48,10 +48,10 @@ class FrontEnd:
             self.processor.add_request(child, None, parent, index, self.queue)
             self.children.append(child.request_id)
 
-    def end(self, child: str) -> None:
-        """Process the last output of a child."""
+    def end(self, child: str) -> Any:
+        """Process the last output of a child, and return the outputs without a queue."""
         output = EngineCoreOutput(child, [5], finish_reason=FinishReason.LENGTH)
-        self.processor.process_outputs([output])
+        return self.processor.process_outputs([output]).request_outputs
 
     def left(self) -> list[int]:
         """Return how many parents, requests and names the processor has."""
@@ -105,6 +105,20 @@ def test_the_last_sequence_that_ends_after_aborts_leaves_nothing(
     front.end(front.children[-1])
     # Without a queue, stock's abort does not take a child from its parent.
     assert front.left() == [int(side != "ours" and not queued), 0, 0]
+
+
+@pytest.mark.parametrize("aborted", [0, COUNT - 1])
+def test_the_final_output_has_each_aborted_sequence(
+    aborted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a queue."""
+    monkeypatch.setenv(switch.NAME, "on")
+    front = FrontEnd("ours", RequestOutputKind.FINAL_ONLY, queued=False)
+    front.processor.abort_requests([front.children.pop(aborted)], internal=True)
+    *_, (final,) = [front.end(child) for child in front.children]
+    reasons = ["length"] * COUNT
+    reasons[aborted] = "abort"
+    assert [output.finish_reason for output in final.outputs] == reasons
 
 
 @KINDS

@@ -177,6 +177,26 @@ def test_a_waiting_request_is_hashed_again(side: str) -> None:
     assert (waiting.block_hashes == old) == (side != "ours")
 
 
+def test_a_request_keeps_the_load_that_it_began_with(side: str) -> None:
+    """It fills its first block after its adapter was reloaded in place."""
+    running = request(side, lora_request=adapter(), prompt=[5] * (BLOCK - 1))
+    cache_keys.renew(running)
+    cache_keys.replaced(adapter(load_inplace=True))
+    running.append_output_token_ids(5)
+    new = hashes(side, lora_request=adapter())
+    assert (running.block_hashes[0] == new[0]) == (side != "ours")
+
+
+def test_a_request_that_loads_is_counted_once(side: str) -> None:
+    first, second = (request(side, lora_request=adapter(load_inplace=True)) for _ in range(2))
+    assert (first.block_hashes == second.block_hashes) == (side != "ours")
+    for _ in range(2):
+        for each in (first, second):
+            cache_keys.renew(each)
+    assert first.block_hashes == second.block_hashes
+    assert first.block_hashes == hashes(side, lora_request=adapter())
+
+
 #: Values of a request's mm_processor_kwargs that have one hash on stock.
 ALIKE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"a": "b"}, {"a": None, "b": None}),

@@ -1,5 +1,7 @@
 """Metrics that are always on: exported by an engine's processes, shown by the API server."""
 
+import errno
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +26,7 @@ exports.begin(new={new})
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The directory of exports, in which this process has a new file."""
     monkeypatch.setenv(switch.EXPORTS, str(tmp_path / "exports"))
+    (tmp_path / "exports").mkdir()
     monkeypatch.setattr(exports, "_exports", exports.Exports())
     monkeypatch.setattr(gauges, "listeners", [])
     monkeypatch.setattr(gauges, "_fallbacks", {})
@@ -81,9 +84,37 @@ def test_damaged_files_are_skipped(folder: Path) -> None:
 
 
 def test_a_step_is_not_ended_by_a_full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(switch.EXPORTS, "/dev/null/nowhere")
+    tries: list[int] = []
+
+    def allocate(file: int, offset: int, length: int) -> None:
+        tries.append(length)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    for _ in range(3):
+        gauges.fall_back("seeds", gauges.OTHER_BITS)
+    assert page() == {("info", "unknown"): 1}
+    assert len(tries) == 1
+
+
+def test_the_disk_space_of_a_file_is_allocated_before_it_is_mapped(folder: Path) -> None:
+    gauges.fall_back("seeds", gauges.OTHER_BITS)
+    (file,) = folder.iterdir()
+    size = file.stat().st_size
+    assert file.stat().st_blocks * 512 >= size > 0
+    for number in range(size // 16):
+        gauges.fall_back(f"feature {number}", gauges.NO_ROOM)
+    gauges.fall_back("seeds", gauges.OTHER_BITS)
+    assert file.stat().st_size == size
+    assert page()["seeds", gauges.OTHER_BITS] == 2
+
+
+def test_nothing_is_exported_without_the_directory(folder: Path) -> None:
+    """On a host without the first process."""
+    folder.rmdir()
     gauges.fall_back("seeds", gauges.OTHER_BITS)
     assert page() == {("info", "unknown"): 1}
+    assert not folder.exists()
 
 
 def test_the_first_process_names_and_removes_the_directory(tmp_path: Path) -> None:
@@ -93,6 +124,7 @@ def test_the_first_process_names_and_removes_the_directory(tmp_path: Path) -> No
         "print(folder, len(os.listdir(folder)), oct(os.stat(folder).st_mode & 0o777))\n"
     )
     before = {switch.EXPORTS: str(tmp_path / "of the parent")}
+    (tmp_path / "of the parent").mkdir(mode=0o700)
     name, number, mode = run_alone(BEGIN.format(new=True) + program, **before).rsplit(" ", 2)
     assert (number, mode) == ("1", "0o700")
     assert name != before[switch.EXPORTS]

@@ -5,7 +5,7 @@ The pinned scheduler has the faults, which are asserted as well: with the fix of
 """
 
 from collections import deque
-from types import SimpleNamespace
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -25,6 +25,7 @@ from vllm.v1.request import Request, RequestStatus
 
 SIDES = ["pinned", "off", "ours"]
 MODES = pytest.mark.parametrize("asynchronous", [False, True])
+HANDED_OVER = {"do_remote_decode": True}
 KINDS = pytest.mark.parametrize("kind", ["finished_recving", "finished_sending"])
 
 
@@ -65,6 +66,7 @@ class Transfers(Loads):
 
     Attributes:
         reports: fields of the next output of a connector.
+        parameters: kv_transfer_params of new requests.
     """
 
     def __init__(self, side: str, in_flight: int | None = None, **options: Any) -> None:
@@ -76,6 +78,13 @@ class Transfers(Loads):
         self.scheduler.connector = self.connector
         self.reports: dict[str, set[str]] = {}
         self.late = False
+        self.parameters: Mapping[str, bool] | None = HANDED_OVER
+
+    def load(self, *arguments: Any, **options: Any) -> str:
+        """Add a request."""
+        name = super().load(*arguments, **options)
+        self.scheduler.requests[name].kv_transfer_params = self.parameters
+        return name
 
     def report(self, kind: str, name: str) -> None:
         """Report a transfer as finished with the next step that runs."""
@@ -244,9 +253,15 @@ class TestReports:
         assert loop.held() == 0
 
 
-def crowded(side: str, asynchronous: bool = True, **options: Any) -> Transfers:
+def crowded(
+    side: str,
+    asynchronous: bool = True,
+    parameters: Mapping[str, bool] | None = HANDED_OVER,
+    **options: Any,
+) -> Transfers:
     """Prompts that end with their first token, among requests that outgrow the KV cache."""
     loop = Transfers(side, asynchronous=asynchronous, blocks=14, caching=False, **options)
+    loop.parameters = parameters
     for number in range(60):
         if number % 12 == 0:
             loop.load(prompt(8 + number % 5), 20, 0)
@@ -290,11 +305,13 @@ class TestProducer:
         assert not loop.scheduler.requests
         assert without_blocks(loop) == []
 
-    def test_a_consumer_delivers_the_token(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Its blocks have no other use, so that nothing is computed again."""
+    @pytest.mark.parametrize("parameters", [None, {}, {"do_remote_decode": False}])
+    def test_a_request_that_hands_nothing_over_keeps_its_output(
+        self, parameters: dict[str, bool] | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """No token is computed again: unseeded sampling would draw another."""
         monkeypatch.setenv(switch.NAME, "on")
-        monkeypatch.setattr(Transfers, "__init__", consumer(Transfers.__init__))
-        loop = crowded("ours")
+        loop = crowded("ours", parameters=parameters)
         assert loop.faults() == []
         assert without_blocks(loop)
 
@@ -341,16 +358,6 @@ def outputs(loop: Transfers) -> list[Any]:
     loop.scheduler.prev_step_scheduled_req_ids.clear()
     delivered = loop.scheduler.update_from_output(*loop.queue.popleft()).get(0)
     return delivered.outputs if delivered else []
-
-
-def consumer(construct: Any) -> Any:
-    """Return a constructor of a loop whose connector is a consumer's."""
-
-    def build(self: Transfers, *arguments: Any, **options: Any) -> None:
-        construct(self, *arguments, **options)
-        self.scheduler.vllm_config.kv_transfer_config = SimpleNamespace(is_kv_producer=False)
-
-    return build
 
 
 @MODES

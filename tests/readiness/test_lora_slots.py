@@ -66,7 +66,8 @@ class Worker:
     def step(self, *numbers: int) -> list[int | None]:
         """Run a step with a token of each adapter; the adapters in the slots that it reads."""
         mapping = LoRAMapping(numbers, numbers, is_prefill=True)
-        self.worker.set_active_adapters({adapter(number) for number in numbers}, mapping)
+        # Not a set, whose order differs between processes, and with it the slots.
+        self.worker.set_active_adapters([adapter(number) for number in numbers], mapping)
         return [self.manager.lora_index_to_id[slot] for slot in self.manager.mapped]
 
 

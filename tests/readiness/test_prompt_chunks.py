@@ -15,12 +15,12 @@ from vllm.v1.readiness.engine import switch
 from vllm.v1.readiness.sample import prompt_chunks
 
 VOCABULARY = 41
-PROMPT = [token % VOCABULARY for token in range(3, 60, 2)]
+PROMPT = [token % VOCABULARY for token in range(3, 103, 2)]
 WIDTH = 4
 #: The steps in which the prompt is computed, in positions.
-STEPS = (11, 3, 15)
+STEPS = (19, 3, 28)
 #: Positions computed at a time.
-ROWS = 4
+ROWS = 8
 NAMES = ["pinned", "off", "ours"]
 
 
@@ -87,7 +87,7 @@ def of_prompt(name: str, mode: str, logits: torch.Tensor) -> tuple[Any, list[int
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let chunks of a few positions exceed the bound."""
-    monkeypatch.setattr(prompt_chunks, "_VALUES", ROWS * VOCABULARY + 1)
+    monkeypatch.setattr(prompt_chunks, "_VALUES", (ROWS + 3) * VOCABULARY)
     monkeypatch.setattr(prompt_chunks, "_LEAST_VOCABULARY", VOCABULARY)
 
 
@@ -105,8 +105,8 @@ def test_chunks_have_the_bits_of_the_whole(mode: str, dtype: torch.dtype) -> Non
     logits = drawn(dtype)
     ours, counts, products = of_prompt("ours", mode, logits)
     off, whole, _ = of_prompt("off", mode, logits)
-    assert counts == [4, 4, 3, 3, 4, 4, 4, 2]
-    assert products == whole == [11, 3, 14]
+    assert counts == [8, 8, 3, 3, 8, 8, 8, 3]
+    assert products == whole == [19, 3, 27]
     for one, other in zip(ours[:3], off[:3], strict=True):
         assert torch.equal(one, other)
     if mode.endswith("logprobs"):
@@ -119,7 +119,7 @@ def test_upstream_computes_what_is_small(
     limit: str, value: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prompt_chunks, limit, value)
-    assert of_prompt("ours", "raw_logprobs", drawn(torch.float32))[1] == [11, 3, 14]
+    assert of_prompt("ours", "raw_logprobs", drawn(torch.float32))[1] == [19, 3, 27]
 
 
 @pytest.mark.parametrize("width", [VOCABULARY, prompt_chunks._LEAST_VOCABULARY])

@@ -75,7 +75,7 @@ def test_what_was_drawn_for_tokens_that_stay_is_not_drawn_again() -> None:
 @pytest.mark.parametrize("off", ["switch", "connector"])
 def test_off(off: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if off == "switch":
-        monkeypatch.setenv("VLLM_READINESS", "-failed-loads")
+        monkeypatch.setenv("VLLM_READINESS", "-failed-loads,-kv-transfers")  # they share it
     else:
         monkeypatch.setattr(restarts, "has_kv_transfer_group", lambda: False)
     state, one = request(prompt_logprobs=2), runner()

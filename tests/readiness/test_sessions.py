@@ -305,12 +305,17 @@ def test_each_turn_has_its_own_max_tokens(side: str, monkeypatch: pytest.MonkeyP
     assert [*map(len, answers)] == [1, *([3, 2] if side == "ours" else [1, 1]), 0]
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_each_turn_has_its_own_stop_reason(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize(
+    ("side", "asynchronous"), [*((side, False) for side in SIDES), ("ours", True)]
+)
+def test_each_turn_has_its_own_stop_reason(
+    side: str, asynchronous: bool, at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first turn ends with the stop token, which is sampled behind 15; the second by length."""
     says = next([15, n] for n in range(1000) if model([15, n]) == STOP)
     more = next([n] for n in range(1000) if model([*says, n]) != STOP)
-    scheduler = make_scheduler(side, monkeypatch, asynchronous=False)
+    scheduler = make_scheduler(side, monkeypatch, asynchronous)
     reasons: list[tuple[Any, Any]] = []
     update = scheduler.update_from_output
 
@@ -323,7 +328,7 @@ def test_each_turn_has_its_own_stop_reason(side: str, monkeypatch: pytest.Monkey
         return received
 
     monkeypatch.setattr(scheduler, "update_from_output", watch)
-    turns = [Turn(says, 1, False), Turn(more, 1, False)]
+    turns = [Turn(says, 1, at_once), Turn(more, 1, at_once)]
     (answers,) = Sessions(scheduler, [turns], 0.0).run()
     assert [len(answer) for answer in answers][:1] == [1]
     assert reasons[0] == (FinishReason.STOP, STOP)

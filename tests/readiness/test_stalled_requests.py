@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import draws
-from support.scheduling import BLOCK, GROUPS, Setup, classes, make
+from support.scheduling import BLOCK, GROUPS, Grammar, Setup, classes, make
 from vllm.pooling_params import PoolingParams
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -34,6 +34,7 @@ class Engine:
     Attributes:
         finished: the finish reasons of each request, one for each turn of a session.
         tokens: number of sampled tokens of each request.
+        released: ids of finished requests that clients may forget.
     """
 
     def __init__(self, side: str, in_flight: int | None = None, **options: Any) -> None:
@@ -45,6 +46,7 @@ class Engine:
         self.queue: deque[Any] = deque()
         self.finished: dict[str, list[FinishReason]] = {}
         self.tokens: dict[str, int] = {}
+        self.released: set[str] = set()
 
     def pool(self, name: str, prompt: int) -> None:
         """Add a pooling request."""
@@ -74,6 +76,8 @@ class Engine:
                 return
         if self.queue:
             outputs = self.scheduler.update_from_output(*self.queue.popleft())
+            if outputs.get(0):
+                self.released |= outputs[0].finished_requests or set()
             for output in outputs.get(0).outputs if outputs.get(0) else ():
                 self.tokens[output.request_id] += len(output.new_token_ids)
                 if output.finish_reason is not None:
@@ -218,12 +222,13 @@ def test_an_idle_session_is_refused_and_aborted(monkeypatch: pytest.MonkeyPatch)
 
 @MODES
 def test_a_prompt_that_bypassed_the_front_end_is_refused(side: str, asynchronous: bool) -> None:
-    engine = Engine(side, asynchronous=asynchronous)
+    engine = Engine(side, asynchronous=asynchronous, clients=True)
     engine.generate("long", LENGTH)
     engine.generate("other", 6)
     engine.run()
     assert (engine.finished["long"] == [FinishReason.ERROR]) == (side == "ours")
     assert engine.scheduler.has_requests() != (side == "ours")
+    assert engine.released == {"other", *["long"] * (side == "ours")}
 
 
 @MODES
@@ -276,6 +281,57 @@ def test_requests_that_wait_for_others_are_left_alone(
     engine.run(20)
     assert engine.finished["waits"] == [FinishReason.LENGTH]
     assert engine.tokens["waits"] == 3
+
+
+@MODES
+def test_a_request_whose_grammar_was_compiled_blocks_no_other(
+    side: str, asynchronous: bool
+) -> None:
+    """It is in the queue of skipped requests."""
+    engine = Engine(
+        side, asynchronous=asynchronous, groups="hybrid, aligned", threshold=BLOCK - 1, budget=64
+    )
+    params = SamplingParams(max_tokens=3, structured_outputs=StructuredOutputsParams(regex="a"))
+    request = Request("long", [*range(3, 23)], params, None)
+    request.structured_output_request._grammar = Grammar()
+    engine.add(request)
+    engine.generate("other", BLOCK - 1)
+    engine.run()
+    assert engine.finished["long"] == [FinishReason.ERROR] * (side == "ours")
+    assert engine.finished["other"] == [FinishReason.LENGTH] * (side == "ours")
+
+
+@MODES
+def test_a_request_that_waits_for_the_blocks_of_a_waiting_session_is_left_alone(
+    side: str, asynchronous: bool
+) -> None:
+    """The session has a turn, but no free block for it."""
+    engine = Engine(side, asynchronous=asynchronous, blocks=9, policy="priority")
+    engine.generate("session", 20, resumable=True)
+    engine.run(20)
+    engine.generate("waits", 20, priority=-1)
+    engine.generate("session", 4, resumable=True)
+    engine.run(20)
+    assert engine.finished["waits"] == []
+    engine.scheduler.finish_requests("session", RequestStatus.FINISHED_ABORTED)
+    engine.run(20)
+    assert engine.finished["waits"] == [FinishReason.LENGTH]
+
+
+@MODES
+def test_a_session_that_blocks_all_others_is_left_to_its_client(
+    side: str, asynchronous: bool
+) -> None:
+    engine = Engine(
+        side, asynchronous=asynchronous, groups="hybrid, aligned", threshold=BLOCK - 1, budget=64
+    )
+    engine.generate("session", 20, resumable=True)
+    engine.generate("other", BLOCK - 1)
+    engine.run(20)
+    assert engine.finished == {"session": [], "other": []}
+    engine.scheduler.finish_requests("session", RequestStatus.FINISHED_ABORTED)
+    engine.run(20)
+    assert engine.finished["other"] == [FinishReason.LENGTH]
 
 
 @pytest.mark.parametrize("words", ["", ",-schedule"])

@@ -13,9 +13,12 @@ different KV can have the same keys:
 
 Here an adapter is keyed by its name, path, id and number of loads, each item that overlaps the
 block is keyed, and so is the mask of a mixed prompt. Blocks of other requests keep upstream's keys.
-KV events report upstream's keys for all blocks.
+KV events report upstream's keys for all blocks, but with ``enable_tower_connector_lora`` the
+identifiers of :mod:`~vllm.v1.readiness.frontend.mm_hashes`.
 
-Not covered: an adapter's files that change between a load and a later reload after eviction.
+Not covered: an adapter's files that change between a load and a later reload after eviction, or
+while several requests with ``load_inplace`` wait. A KV store that outlives or is shared by engines
+misses an adapter's blocks unless they agree on its id, path and number of loads.
 """
 
 # mirrors: vllm.v1.core.kv_cache_utils:generate_block_hash_extra_keys
@@ -26,6 +29,7 @@ Not covered: an adapter's files that change between a load and a later reload af
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from itertools import accumulate
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.readiness import registry
@@ -37,7 +41,9 @@ if TYPE_CHECKING:
 
 #: Number of times that an adapter's weights may have been replaced, by ``lora_int_id``.
 _loads: Counter[int] = Counter()
-#: Attribute of a request: the number of loads in the keys of its first block.
+#: Requests are hashed, and loads counted, by two threads of the engine core.
+_lock = Lock()
+#: Attribute of a request with an adapter: the number of loads in the keys of its blocks.
 _LOAD = "readiness_load"
 #: Attribute of a request with multimodal items: its :class:`_Items`.
 _ITEMS = "readiness_items"
@@ -72,7 +78,7 @@ def distinct(
         return keys
     found: list[Any] = []
     if adapter is not None:
-        found.append(_adapter_key(request, adapter, start))
+        found.append(_adapter_key(request, adapter))
     if items:
         found += _item_keys(request, start, end)
     if start == 0 and request.cache_salt:
@@ -84,13 +90,18 @@ def distinct(
     return tuple(found) or None
 
 
-def _adapter_key(request: "Request", adapter: "LoRARequest", start: int) -> tuple[Any, ...]:
-    number = adapter.lora_int_id
-    if start == 0:
-        if adapter.load_inplace:  # the worker loads it for this request
-            _loads[number] += 1
-        setattr(request, _LOAD, _loads[number])
-    return adapter.lora_name, number, adapter.lora_path, getattr(request, _LOAD, _loads[number])
+def _adapter_key(request: "Request", adapter: "LoRARequest") -> tuple[Any, ...]:
+    return adapter.lora_name, adapter.lora_int_id, adapter.lora_path, _load(request, adapter)
+
+
+def _load(request: "Request", adapter: "LoRARequest") -> int:
+    """Return the number of loads in a request's keys; at the first call, count the request's."""
+    number: int | None = getattr(request, _LOAD, None)
+    if number is None:
+        replaced(adapter)  # the worker loads it for this request
+        number = _loads[adapter.lora_int_id]
+        setattr(request, _LOAD, number)
+    return number
 
 
 def _item_keys(request: "Request", start: int, end: int) -> list[tuple[str, int]]:
@@ -112,20 +123,21 @@ def replaced(adapter: "LoRARequest | int") -> None:
 
     ``adapter`` is the request that loads it, or the id of an adapter that is removed.
     """
-    if isinstance(adapter, int):
-        _loads[adapter] += 1
-    elif adapter.load_inplace:
-        _loads[adapter.lora_int_id] += 1
+    if isinstance(adapter, int) or adapter.load_inplace:
+        with _lock:
+            _loads[adapter if isinstance(adapter, int) else adapter.lora_int_id] += 1
 
 
 def renew(request: "Request") -> None:
     """Hash a request's blocks again if its adapter was replaced since they were hashed.
 
-    Called before the prefix cache is searched, while the request has no block.
+    Called before the prefix cache is searched, while the request has no block. Blocks that it
+    fills later keep the number of loads of this call, whose weights its first tokens have.
     """
     adapter = request.lora_request
-    if adapter is None or not request.block_hashes:
+    if adapter is None or registry.CACHE_KEYS not in switch.enabled():
         return
-    if getattr(request, _LOAD, None) not in (None, _loads[adapter.lora_int_id]):
+    if _load(request, adapter) != (number := _loads[adapter.lora_int_id]):
+        setattr(request, _LOAD, number)
         request.block_hashes.clear()
         request.update_block_hashes()

@@ -12,8 +12,10 @@ orders of events wrongly:
   A load does not wait for the step (https://github.com/vllm-project/vllm/pull/47728).
 
 Here a report without a matching transfer is ignored, and blocks are freed after the last report. A
-producer's request that would end without blocks drops the output and recomputes the step. A load
-into blocks that were freed in flight is deferred until the steps then in flight have arrived.
+request that hands over its blocks (``do_remote_decode``) and would end without any drops the output
+and recomputes the step. A load into blocks that were freed in flight is deferred until the steps
+then in flight have arrived. Requests behind it are scheduled meanwhile, so that under a constant
+shortage of blocks it may be deferred repeatedly.
 """
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.schedule
@@ -66,8 +68,7 @@ class _Transfers:
 
     Attributes:
         on: whether the fix is on, and the scheduler has a connector and all seams.
-        produces: whether finished requests hand over their blocks.
-        preempted: preempted requests with in-flight output.
+        preempted: preempted requests that hand over their blocks and have in-flight output.
         received: ids of requests whose load was reported.
         awaited: by freed request whose blocks are still transferred, the reports that it awaits;
             each entry holds the kinds of report that satisfy it.
@@ -80,8 +81,6 @@ class _Transfers:
             and registry.KV_TRANSFERS in switch.enabled()
             and _all_ours(type(scheduler))
         )
-        config = scheduler.vllm_config.kv_transfer_config
-        self.produces = self.on and (config is None or config.is_kv_producer)
         self.preempted: list[Request] = []
         self.received: set[str] = set()
         self.awaited: dict[str, list[set[str]]] = {}
@@ -156,7 +155,9 @@ def defers(scheduler: "Scheduler", request: "Request", local: "KVCacheBlocks") -
 
 def preempt(scheduler: "Scheduler", request: "Request") -> None:
     """Remember a preempted request, whose in-flight output may end it without blocks."""
-    if scheduler.connector is not None and _of(scheduler).produces:
+    # Without this parameter a connector takes no blocks when the request ends.
+    hands_over = (request.kv_transfer_params or {}).get("do_remote_decode")
+    if hands_over and scheduler.connector is not None and _of(scheduler).on:
         _of(scheduler).preempted.append(request)
 
 

@@ -14,7 +14,9 @@ accepts the tokens behind it. (https://github.com/vllm-project/vllm/issues/44006
 # mirrors: vllm.v1.structured_output:StructuredOutputManager.should_advance
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.update_from_output
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from typing import TYPE_CHECKING, overload
 
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
@@ -28,6 +30,32 @@ if TYPE_CHECKING:
 _CHECKED = "readiness_checked"
 #: Attribute of a StructuredOutputRequest: the position of the grammar's first token.
 _BEGIN = "readiness_begin"
+
+
+class _Prefix(Sequence[int]):
+    """The first ``end`` tokens of a request and drafts behind them, without a copy."""
+
+    def __init__(self, tokens: Sequence[int], end: int) -> None:
+        self._tokens, self.end = tokens, end
+        self.drafts: list[int] = []
+
+    def __len__(self) -> int:
+        return self.end + len(self.drafts)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        places = range(len(self))[index]
+        if isinstance(places, range):
+            return [self[place] for place in places]
+        return self._tokens[places] if places < self.end else self.drafts[places - self.end]
+
+    def __iter__(self) -> Iterator[int]:
+        return chain(islice(self._tokens, self.end), self.drafts)
 
 
 def advances(
@@ -46,11 +74,11 @@ def advances(
     tokens = request.all_token_ids
     count = len(tokens)
     checked: int = min(vars(structured).get(_CHECKED, request.num_prompt_tokens), count)
-    known = tokens[:checked]
     vars(structured)[_CHECKED] = count
+    known = _Prefix(tokens, checked)
     for position in range(checked, count):
-        known.append(tokens[position])
-        if reasoner.is_reasoning_end_streaming(known, known[-1:]):
+        known.end = position + 1
+        if reasoner.is_reasoning_end_streaming(known, [tokens[position]]):
             structured.reasoning_ended = True
             vars(structured)[_BEGIN] = position + 1
             return position + 1 < count
@@ -80,7 +108,7 @@ def fill(
         return False
     if registry.CLOSED_GRAMMARS not in switch.enabled():
         return False
-    grammar, known = structured.grammar, [*request.all_token_ids]
+    grammar, known = structured.grammar, _Prefix(request.all_token_ids, request.num_tokens)
     began, accepted = False, 0
     for draft in (*drafts, -1):
         manager._fill_bitmasks(((grammar, row, began),))
@@ -94,7 +122,7 @@ def fill(
             elif not grammar.is_terminated():
                 began, reasoner = False, None  # the sampler rejects this draft
         elif reasoner is not None:
-            known.append(draft)
+            known.drafts.append(draft)
             began = reasoner.is_reasoning_end_streaming(known, [draft])
     if accepted:
         grammar.rollback(accepted)

@@ -49,6 +49,8 @@ class _Turns:
         self.held: dict[str, tuple[Request, SchedulerOutput | None]] = {}
         #: The session that :func:`resume` is resuming.
         self.resumed: Request | None = None
+        #: Sessions that have resumed, until their next step is scheduled.
+        self.renewed: list[Request] = []
 
 
 def _of(scheduler: "Scheduler") -> _Turns:
@@ -56,9 +58,13 @@ def _of(scheduler: "Scheduler") -> _Turns:
 
 
 def scheduled(scheduler: "Scheduler", step: "SchedulerOutput") -> None:
-    """Keep a reference to the newest step that has tokens."""
+    """Keep a reference to the newest step that has tokens; clear stop reasons of earlier turns."""
+    turns = _of(scheduler)
+    for session in turns.renewed:
+        session.stop_reason = None
+    turns.renewed.clear()
     if step.total_num_scheduled_tokens:
-        _of(scheduler).newest = step
+        turns.newest = step
 
 
 def hold(scheduler: "Scheduler", session: "Request") -> bool:
@@ -99,16 +105,18 @@ def release(scheduler: "Scheduler", names: "Iterable[str]") -> None:
 def kept(scheduler: "Scheduler", session: "Request", update: "StreamingUpdate") -> int:
     """Return the number of tokens that a resuming session keeps, and update the session.
 
-    The session keeps all tokens but the last of its answer. Its counts, drafts, block hashes,
-    ``max_tokens`` and stop reason are updated to match. With the fix off, return upstream's number.
+    The session keeps all tokens but the last of its answer. Its counts, drafts, block hashes
+    and ``max_tokens`` are updated to match. The stop reason is cleared by :func:`scheduled`, as the
+    output of the ended turn is yet to be built. With the fix off, return upstream's number.
     """
     end: int = session.num_computed_tokens
-    if not _of(scheduler).on:
+    turns = _of(scheduler)
+    if not turns.on:
         return end
     end = session.num_tokens - bool(session.num_output_tokens)
     session.num_computed_tokens = min(session.num_computed_tokens, end)
     session.spec_token_ids = []
     session.max_tokens = update.max_tokens
-    session.stop_reason = None
+    turns.renewed.append(session)
     del session.block_hashes[end // scheduler.kv_cache_manager.block_pool.hash_block_size :]
     return end

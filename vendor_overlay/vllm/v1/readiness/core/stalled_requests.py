@@ -10,7 +10,8 @@ position. Other requests that cannot be served are refused:
   engine, ends with the finish reason "length"; the session continues without the turn;
 - a prompt of max_model_len tokens that has bypassed the front end's check ends with "error";
 - if a step schedules nothing although no step is in flight and all KV blocks are available, no
-  later step can differ. The request that blocks the others ends with "error".
+  later step can differ. The request that blocks the others ends with "error", unless it is a
+  streaming session.
 
 With the priority policy, a preempted request that precedes the request being scheduled, and is not
 scheduled itself, makes 0.22.0 skip the next request (https://github.com/vllm-project/vllm/issues/49097).
@@ -101,6 +102,8 @@ def refuses(scheduler: "Scheduler", request: "Request") -> bool:
         if request.pooling_params is not None or request.num_tokens < scheduler.max_model_len:
             return False
         _refuse(scheduler, request, FinishReason.ERROR)
+        if scheduler.finished_req_ids_dict is not None:  # clients track requests by engine
+            scheduler.finished_req_ids_dict[request.client_index].add(request.request_id)
         return True
     if session.status != RequestStatus.WAITING_FOR_STREAMING_REQ or not request.resumable:
         return False
@@ -155,18 +158,21 @@ def scheduled(scheduler: "Scheduler", step: "SchedulerOutput") -> None:
 def _stalled(scheduler: "Scheduler") -> "Request | None":
     """Return the request that blocks all others while no step is in flight; None if none does.
 
-    A waiting request blocks the others only if it has the whole KV cache to itself.
+    A waiting session keeps its blocks until it ends, and the blocked request may fit then. A
+    session itself is left to its client, whose input the engine cannot end.
     """
+    if any(each.num_computed_tokens for each in (*scheduler.waiting, *scheduler.skipped_waiting)):
+        return None
     request: Request | None = None
     if scheduler.running:
         request = scheduler.running[-1]
-    elif (
-        scheduler.waiting
-        and scheduler.connector is None
-        and len(scheduler.requests) == len(scheduler.waiting)
+    elif scheduler.connector is None and (
+        queue := scheduler._select_waiting_queue_for_scheduling()
     ):
-        request = scheduler.waiting.peek_request()
-    if request is None or request.pooling_params is not None:
+        request = queue.peek_request()
+        if request.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
+            return None  # becomes ready later
+    if request is None or request.pooling_params is not None or request.resumable:
         return None
     return request
 

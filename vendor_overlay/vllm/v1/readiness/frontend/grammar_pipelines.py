@@ -5,7 +5,9 @@ flight. If a request with a grammar has any, 0.22.0 waits for the oldest step be
 new step's bitmasks. With three or more pipeline stages a younger step may hold another token of the
 request. The bitmask then lacks a token, so the sampled one breaks the grammar, and the request ends
 with an error. Here no step is scheduled while a step other than the oldest holds a request with a
-grammar. Batches without grammars keep all stages busy.
+grammar. Batches without grammars keep all stages busy. An iteration that only receives a step
+counts as one without a model step: the core's loop sleeps for 1 ms, and a data-parallel rank runs a
+dummy batch.
 (https://github.com/vllm-project/vllm/issues/45014)
 """
 

@@ -12,7 +12,9 @@ its KV. In 0.22.0
 Here lengths and types are hashed, and identifiers have the id and path of the adapter.
 
 Not covered: a ``uuid`` names an item by definition; clients that choose the same one share the
-item. Encoder outputs of an adapter that is reloaded in place.
+item. Encoder outputs of an adapter that is reloaded in place. An image that was read from a URL or
+base64 is hashed by its file: with two backgrounds (``rgba_background_color`` of a request's
+``media_io_kwargs``), it has one hash.
 """
 
 # mirrors: vllm.multimodal.hasher:MultiModalHasher.hash_kwargs

@@ -6,13 +6,15 @@ of a prefill chunk. With 8,192 positions and 152,000 tokens, that is 2.3 GiB in 
 (https://github.com/vllm-project/vllm/issues/52054).
 
 Here logprobs are computed for some positions at a time, and copied to the host. Each of these ops
-treats every position alone, so the values keep their bits. The logits are still computed at once,
-because the bits of a matrix product depend on its number of rows.
+treats every position alone, so the values keep their bits. Chunks have a multiple of 8 positions,
+so that their rows are aligned in memory as in the whole, whatever the vocabulary. The logits are
+still computed at once, because the bits of a matrix product depend on its number of rows.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._get_prompt_logprobs_dict
 
 from typing import TYPE_CHECKING
+from weakref import proxy
 
 from typing_extensions import Self
 from vllm.v1.readiness.feature import Feature, Live
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Most float32 values of a chunk: 256 MiB of logprobs.
 _VALUES = 1 << 26
+#: Positions by whose multiples a chunk begins: the largest vector load has 8 values.
+_ALIGNED = 8
 #: Vocabulary below which upstream serves. On CUDA, torch.topk selects its algorithm, and with it
 #: the order of ties, by the number of rows for fewer columns than 20,000.
 _LEAST_VOCABULARY = 20_000
@@ -34,7 +38,7 @@ class PromptChunks(Feature):
 
     def __init__(self, live: Live) -> None:
         super().__init__(live.batch)
-        self._live = live
+        self._live = proxy(live)  # it references this feature
 
     @classmethod
     def make(cls, live: Live) -> Self:
@@ -50,7 +54,7 @@ class PromptChunks(Feature):
     ) -> bool:
         """See :meth:`Feature.fill_prompt`. Fall back if one chunk holds all positions."""
         count, vocabulary = len(hidden), self.batch.vocab_size
-        rows = max(1, _VALUES // vocabulary)
+        rows = max(_ALIGNED, _VALUES // vocabulary // _ALIGNED * _ALIGNED)
         room = request.in_progress_prompt_logprobs_cpu
         if count <= rows or vocabulary < _LEAST_VOCABULARY or room is None:
             return False
@@ -61,7 +65,7 @@ class PromptChunks(Feature):
         for first in range(0, count, rows):
             last = min(first + rows, count)
             part = logits[first:last]
-            scores = self._live.prompt_scores(runner.sampler, part)  # type: ignore[attr-defined]
+            scores = self._live.prompt_scores(runner.sampler, part)
             if scores is None:
                 scores = runner.sampler.compute_logprobs(part)
             found = runner.sampler.gather_logprobs(scores, width, targets[first:last])

@@ -2,8 +2,8 @@
 
 The engine's first process names a directory in an environment variable, which the other processes
 inherit. A process keeps its values in a memory-mapped file there, so an update costs no system
-call. The directory is removed when the first process exits. On another host, where the directory
-does not exist, each process makes one that no server reads.
+call. The first process creates the directory, and removes it when it exits normally. A process
+exports nothing where the directory does not exist (on another host) or its disk is full.
 """
 
 # mirrors: nothing
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 #: Key of the exported info; its labels are a JSON object of strings.
 INFO = "info"
+#: Bytes of a process's file. A file never grows: without disk space, a write through the mapping
+#: would end the process with SIGBUS.
+_SIZE = 1 << 16
+#: Upper bound of the bytes of an entry besides its key: length, padding, value and time.
+_ENTRY = 28
 
 
 class Exports:
@@ -35,6 +40,8 @@ class Exports:
     def __init__(self) -> None:
         self._file: MmapedDict | None = None
         self._pid = 0
+        self._keys: set[str] = set()
+        self._room = 0
 
     def set(self, name: str, labels: object, value: int) -> None:
         """Export a value. ``labels`` must be serializable as JSON. Never raises.
@@ -42,18 +49,29 @@ class Exports:
         Called with the lock of :mod:`gauges` held, because the file is not thread-safe.
         """
         with suppress(OSError, ValueError, KeyError):
-            if self._file is None or self._pid != os.getpid():  # a forked process has its own
-                self._file, self._pid = self._create(), os.getpid()
+            if self._pid != os.getpid():  # a forked process has its own; a failure is not retried
+                self._file, self._pid = None, os.getpid()
+                self._keys, self._room = set(), _SIZE - 8
+                self._file = self._create()
             key = json.dumps([name, labels])
+            if key not in self._keys:
+                self._room -= len(key) + _ENTRY
+                if self._file is None or self._room < 0:
+                    return
+                self._keys.add(key)
+            assert self._file is not None
             self._file.write_value(key, value, time.time())  # type: ignore[no-untyped-call]
 
     @staticmethod
     def _create() -> "MmapedDict":
         from prometheus_client.mmap_dict import MmapedDict
 
-        folder = os.environ[switch.EXPORTS]
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        path = os.path.join(folder, f"{os.getpid()}.db")
+        path = os.path.join(os.environ[switch.EXPORTS], f"{os.getpid()}.db")
+        file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_TRUNC, 0o600)
+        try:
+            os.posix_fallocate(file, 0, _SIZE)
+        finally:
+            os.close(file)
         return MmapedDict(path)  # type: ignore[no-untyped-call]
 
     def count_fallback(self, feature: str, reason: str, number: int) -> None:
@@ -69,6 +87,8 @@ def begin(new: bool) -> None:
     if new or switch.EXPORTS not in os.environ:
         name = f"vllm-readiness-{secrets.token_hex(8)}"
         os.environ[switch.EXPORTS] = folder = os.path.join(tempfile.gettempdir(), name)
+        with suppress(OSError):
+            os.mkdir(folder, mode=0o700)
         atexit.register(_remove, folder, os.getpid())
     if _exports.count_fallback not in gauges.listeners:
         gauges.listeners.append(_exports.count_fallback)
