@@ -26,6 +26,7 @@ from vllm.reasoning import ReasoningParser
 from vllm.reasoning.basic_parsers import BaseThinkingReasoningParser
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds
 from vllm.v1.readiness import live
+from vllm.v1.readiness.core import reasoning_ends
 from vllm.v1.readiness.engine import switch
 from vllm.v1.spec_decode.ngram_proposer_gpu import update_scheduler_for_invalid_drafts
 from vllm.v1.structured_output.utils import apply_grammar_bitmask
@@ -338,3 +339,20 @@ def test_masks_wait_for_all_tokens_in_a_pipeline(
     assert replies.pop("c") == (tokens("1:") * 15, "length")
     right = {"a": ([*tokens("717171x"), EOS], "stop"), "b": ([*tokens("x1x1x1"), EOS], "stop")}
     assert (replies == right) == (side == "ours" or stages == 2)
+
+
+@given(st.lists(st.integers(0, 9)), st.lists(st.integers(0, 9)), st.integers(0, 20), st.data())
+def test_a_prefix_reads_as_a_list_does(
+    tokens: list[int], drafts: list[int], end: int, data: st.DataObject
+) -> None:
+    """Parsers read it in place of the request's tokens."""
+    prefix = reasoning_ends._Prefix(tokens, min(end, len(tokens)))
+    prefix.drafts += drafts
+    copy = tokens[:end] + drafts
+    part = data.draw(st.slices(len(copy)))
+    assert (len(prefix), list(prefix), prefix[part]) == (len(copy), copy, copy[part])
+    assert list(reversed(prefix)) == copy[::-1]
+    assert [prefix[place] for place in range(-len(copy), len(copy))] == copy * 2
+    assert [token in prefix for token in range(10)] == [token in copy for token in range(10)]
+    with pytest.raises(IndexError):
+        prefix[len(copy)]

@@ -57,6 +57,10 @@ class _Prefix(Sequence[int]):
     def __iter__(self) -> Iterator[int]:
         return chain(islice(self._tokens, self.end), self.drafts)
 
+    def __reversed__(self) -> Iterator[int]:
+        later = len(self._tokens) - self.end
+        return chain(reversed(self.drafts), islice(reversed(self._tokens), later, None))
+
 
 def advances(
     manager: "StructuredOutputManager", reasoner: "ReasoningParser", request: "Request"
