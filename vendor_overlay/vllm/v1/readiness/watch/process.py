@@ -10,30 +10,21 @@ from itertools import pairwise
 from vllm.v1.readiness.engine import switch
 
 
-def check() -> None:
-    """Refuse invalid variables before vLLM is imported. Called first in ``vllm/__init__.py``.
-
-    Raises:
-        SystemExit: a variable is invalid, and this process runs a command of vLLM; the message is
-            one line.
-    """
-    if not _is_command():
-        return
-    try:
-        switch.check()
-    except switch.VariableError as error:
-        raise SystemExit(f"vllm: {error}") from None
-
-
 def start() -> None:
     """Check the variables, and start exports and the probe. A no-op on further calls.
 
     Raises:
         VariableError: a variable is invalid.
+        SystemExit: the same, in a command of vLLM; the message is one line.
     """
     from vllm.v1.readiness.watch import exports, probe
 
-    switch.check()
+    try:
+        switch.check()
+    except switch.VariableError as error:
+        if _is_command():
+            raise SystemExit(f"vllm: {error}") from None
+        raise
     exports.begin(new=_is_command())
     probe.install()
 
