@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -78,6 +79,7 @@ def server_class(text: str, platform: mock.Mock) -> type[Server]:
         "Server": Server,
         "envs": SimpleNamespace(VLLM_USE_V2_MODEL_RUNNER=None),
         "HAS_TRITON": True,
+        "lru_cache": lru_cache,
         "logger": mock.Mock(),
         "current_platform": platform,
         **dict.fromkeys(("CompilationMode", "CUDAGraphMode"), mock.Mock()),
