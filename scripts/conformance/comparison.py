@@ -52,8 +52,9 @@ class Result:
 
     @property
     def regressions(self) -> dict[str, str]:
-        """The tests that pass on the pristine copy alone, and how each fails."""
-        return self.tests(Verdict.PRISTINE)
+        """The tests that pass on the pristine copy alone, but for :data:`selection.MENDED`."""
+        failed = self.tests(Verdict.PRISTINE)
+        return {test: how for test, how in failed.items() if test not in selection.MENDED}
 
     def counts(self, file: str) -> Counter[Verdict]:
         """How many tests of a file have each verdict."""

@@ -127,7 +127,7 @@ def slots(model: Path) -> dict[str, Any]:
 
     def reloaded(served: Any) -> Any:
         """Load the third adapter by the name of the first, which requests go on with."""
-        third = adapter("a3", 3, "a1")
+        third = adapter("a3", 7, "a1")  # an id that no slot has
         serve(served, {"a2": (two, None)})
         return serve(served, {"a1": (one, None), "a3": (third, None)})
 

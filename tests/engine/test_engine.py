@@ -55,8 +55,9 @@ def test_overlaid_engine_equals_stock_and_logs_its_digest(engine: Engine, pristi
     assert "process" in in_use.stderr
     assert overlaid.finish() == pristine
     digest = json.loads(run("status", "--site", engine.site, "--json").stdout)["digest"]
-    (line,) = [line for line in overlaid.text().splitlines() if "Readiness overlay" in line]
-    assert f"overlay {OVERLAY.pin.overlay}, digest {digest}, features: " in line
+    begin = f"Readiness overlay {OVERLAY.pin.overlay}, digest {digest}, features: "
+    (line,) = [line for line in overlaid.text().splitlines() if begin in line]
+    assert line.endswith("fixes: none; runner: V1 on CPU")
     assert "Unknown vLLM environment variable" not in overlaid.text()
     assert "has replaced functions" not in overlaid.text()
 
@@ -71,14 +72,15 @@ def test_reverted_engine_is_stock_again(engine: Engine, pristine: Any) -> None:
 
 def test_a_part_equals_stock_and_logs_what_is_not_installed(engine: Engine, pristine: Any) -> None:
     engine.apply("--leave=vllm/v1/sample/sampler.py")
-    part = engine.start(environment=forked.ENVIRONMENT)
+    part = engine.start(environment={**forked.ENVIRONMENT, "VLLM_READINESS": "-fixes"})
     assert part.finish() == pristine
     report = json.loads(run("status", "--site", engine.site, "--json").stdout)
     assert registry.PENALTIES in report["left_out"]
     names = ", ".join(report["left_out"])
-    on = ", ".join(sorted(registry.FEATURES.keys() - report["left_out"]))
+    gpu = {name for name, word in registry.WORDS.items() if word.device == "gpu"}
+    on = ", ".join(sorted(registry.FEATURES.keys() - report["left_out"] - gpu))
     text = part.text()
-    assert f"digest {report['digest']}, features: {on}; fixes: " in text
+    assert f"digest {report['digest']}, features: {on}; fixes: none; " in text
     assert f"Readiness overlay: left out by `apply`: {names}" in text
 
 

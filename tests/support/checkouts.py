@@ -47,7 +47,7 @@ def git(
 def checkout(root: Path) -> Path:
     """A copy of the files of an archive, without vendored copies, git and pyproject.toml."""
     (root / "docs").mkdir(parents=True)
-    for name in ("Makefile", "VERSION_PIN", "patches", "scripts", errata.PAGE):
+    for name in ("LICENSE", "Makefile", "VERSION_PIN", "patches", "scripts", errata.PAGE):
         copy = shutil.copytree if (REPO / name).is_dir() else shutil.copy
         copy(REPO / name, root / name)
     ours = f"vendor_overlay/{PACKAGE}"

@@ -5,6 +5,7 @@ a wrong token, and requests with logprobs and no penalties lose the logprobs of 
 """
 
 import time
+from importlib.util import find_spec
 from typing import Any
 
 #: Seconds added to a step of plain requests: far more than a busy machine adds.
@@ -17,9 +18,7 @@ LOST = 7
 
 def spoil() -> None:
     """Spoil this process's steps, if the overlay is installed."""
-    from vllm.v1.readiness.engine import identity
-
-    if identity.digest() is None:
+    if find_spec("vllm.v1.readiness") is None:
         return
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
