@@ -4,12 +4,16 @@ Upstream creates about fifteen views of persistent buffers per step and KV cache
 of them depend only on the number of requests. Here upstream's common metadata is kept, by number of
 requests. A later step with this number copies it, and sets only the fields that depend on the
 tokens. The builders of the attention groups run as they do upstream.
+
+The groups of a step share the tensor objects of ``query_start_loc``, and no other step has them:
+the kernels of gated delta nets cache results by the identity of these objects.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._build_attention_metadata
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._get_slot_mappings
 # mirrors: vllm.v1.attention.backend:CommonAttentionMetadata
 # mirrors: vllm.v1.attention.backend:AttentionMetadataBuilder
+# mirrors: vllm.model_executor.layers.fla.ops.utils:tensor_cache
 
 from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -106,9 +110,11 @@ class StepMetadata(Feature):
         )
         prefilling[count:] = False
         positions = runner.positions[:tokens]
+        starts, starts_cpu = kept[0].query_start_loc[:], kept[0].query_start_loc_cpu[:]
         commons = []
         for number, template in enumerate(kept):
             common = copy(template)
+            common.query_start_loc, common.query_start_loc_cpu = starts, starts_cpu
             common.num_actual_tokens = tokens
             common.max_query_len = longest
             common.max_seq_len = max_seq_len

@@ -1,0 +1,111 @@
+"""Attention metadata of steps with as many requests as an earlier step."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import modules
+from support.batches import Spec, empty, fill
+from support.lockstep.scheduler import make_scheduler
+from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadataBuilder
+from vllm.v1.kv_cache_interface import MambaSpec
+from vllm.v1.readiness import live
+from vllm.v1.readiness.inputs.step_metadata import StepMetadata
+from vllm.v1.utils import CpuGpuBuffer
+
+TOKENS = 512
+GROUPS = ("one", "other")
+CPU = torch.device("cpu")
+
+
+def buffer(size: int, dtype: torch.dtype = torch.int32) -> CpuGpuBuffer:
+    """A buffer as the runner has them, whose copy on the device is the host's."""
+    made = CpuGpuBuffer(size, dtype=dtype, device=CPU, pin_memory=False)
+    made.gpu = made.cpu
+    return made
+
+
+class Runner:
+    """A runner with two groups of gated delta nets, and the metadata of its steps."""
+
+    def __init__(self, load: Any, rows: int) -> None:
+        config = make_scheduler(False, None, 60, rows, TOKENS, TOKENS).vllm_config
+        spec = MambaSpec(block_size=16, shapes=((16, 64),), dtypes=(torch.float16,))
+        builders = [GDNAttentionMetadataBuilder(spec, [name], config, CPU) for name in GROUPS]
+        self.batch = empty(load, 37, length=TOKENS, max_num_reqs=rows)
+        fill(self.batch, [Spec([1] * 400, [], {}) for _ in range(rows)])
+        table = self.batch.block_table[0]
+        table.block_table.gpu = table.block_table.cpu
+        self.batch.block_table.block_tables.append(table)
+        self.runner = object.__new__(load(modules.RUNNER).GPUModelRunner)
+        groups = [
+            SimpleNamespace(
+                get_metadata_builder=lambda _, builder=builder: builder,
+                layer_names=[name],
+                kv_cache_spec=spec,
+            )
+            for name, builder in zip(GROUPS, builders, strict=True)
+        ]
+        vars(self.runner).update(
+            input_batch=self.batch,
+            device=CPU,
+            speculative_config=None,
+            model_config=config.model_config,
+            cache_config=config.cache_config,
+            parallel_config=config.parallel_config,
+            kv_cache_config=SimpleNamespace(
+                kv_cache_groups=[
+                    SimpleNamespace(kv_cache_spec=spec, layer_names=[name]) for name in GROUPS
+                ]
+            ),
+            attn_groups=[[group] for group in groups],
+            optimistic_seq_lens_cpu=torch.zeros(rows, dtype=torch.int32),
+            seq_lens=torch.zeros(rows, dtype=torch.int32),
+            positions=torch.zeros(TOKENS, dtype=torch.int64),
+            query_start_loc=buffer(rows + 1),
+            use_async_spec_decode=False,
+            routed_experts_initialized=False,
+            dcp_world_size=1,
+            is_mm_prefix_lm=False,
+        )
+
+    def step(self, lengths: list[int]) -> Any:
+        """Build the metadata of a step of prompts' chunks; by layer."""
+        runner, count = self.runner, len(lengths)
+        runner.query_start_loc.np[1:] = np.cumsum(lengths)
+        runner.seq_lens[:] = torch.tensor(lengths, dtype=torch.int32)
+        runner.optimistic_seq_lens_cpu[:] = runner.seq_lens
+        total = sum(lengths)
+        slots = {number: torch.zeros(total, dtype=torch.int64) for number in range(len(GROUPS))}
+        if hasattr(self.batch, "readiness"):
+            metadata = live.of(self.batch).find(StepMetadata)
+            assert metadata is not None
+            metadata.begin_step()
+            made = metadata.make_slots(runner, total, None)
+            assert made is not None
+            slots, _ = made
+        built, _ = runner._build_attention_metadata(
+            num_tokens=total,
+            num_reqs=count,
+            max_query_len=max(lengths),
+            num_scheduled_tokens={f"r{row}": length for row, length in enumerate(lengths)},
+            slot_mappings=slots,
+        )
+        return built
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_chunks_are_those_of_the_step(rows: int) -> None:
+    """Gated delta nets compute only the chunks of 64 tokens that the metadata lists."""
+    stock, ours = (Runner(load, rows) for load in (modules.pristine, modules.overlaid))
+    for longest in (70, 3, 130, 65, 129):
+        lengths = [longest, 5, 4][:rows]
+        right, built = stock.step(lengths), ours.step(lengths)
+        for name in GROUPS:
+            assert built[name].chunk_indices.tolist() == right[name].chunk_indices.tolist()
+            assert built[name].chunk_offsets.tolist() == right[name].chunk_offsets.tolist()
+            assert built[name].batch_ptr.tolist() == right[name].batch_ptr.tolist()
+        starts = [built[name].non_spec_query_start_loc for name in GROUPS]
+        assert starts[0] is starts[1]  # so that a step's results are cached
