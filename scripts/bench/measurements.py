@@ -140,7 +140,8 @@ class Page:
         """Yield every deciding figure in which the overlay is worse than another side."""
         for name, run in self.runs.items():
             for group, of in slices.grouped(run["slices"]).items():
-                if group[2][0] != "overlaid":
+                first, second = group[2]
+                if first != "overlaid" or second.startswith("overlaid"):
                     continue
                 for figure in filter(DECIDING.fullmatch, slices.figures(of)):
                     compared = self.compare(name, group, figure)
