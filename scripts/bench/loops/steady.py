@@ -86,7 +86,11 @@ class Steady:
                 stamps.append(time.perf_counter())
             for one in answers:
                 (piece,) = one.outputs
-                lines = [_line(position) for position in piece.logprobs or ()]
+                # After a step without logprobs, vLLM returns those of an earlier position again.
+                lines = [
+                    _line(position) if token in position else ""
+                    for token, position in zip(piece.token_ids, piece.logprobs or (), strict=False)
+                ]
                 completions[int(one.request_id)].append((list(piece.token_ids), lines))
         return completions, stamps
 
