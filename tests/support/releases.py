@@ -34,11 +34,10 @@ def release(version: str) -> Release:
         return wheels.obtain(version, None, FOLDER, OVERLAY.pin)
 
 
-def row(name: str, data: bytes, algorithm: str = "sha256") -> str:
+def row(name: str, data: bytes) -> str:
     """The line of RECORD for a file."""
-    digest = hashlib.new(algorithm, data).digest()
-    encoded = base64.urlsafe_b64encode(digest).decode().rstrip("=")
-    return f"{name},{algorithm}={encoded},{len(data)}\n"
+    encoded = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+    return f"{name},sha256={encoded},{len(data)}\n"
 
 
 def wheel(
@@ -46,37 +45,22 @@ def wheel(
     *,
     project: str = "vllm",
     version: str = VERSION,
-    rows: Mapping[str, str] | None = None,
-    extra: tuple[tuple[zipfile.ZipInfo | str, bytes], ...] = (),
     without: str = "",
 ) -> bytes:
-    """The bytes of a wheel, in order unless a test asks for something else.
+    """The bytes of a wheel.
 
     Args:
         files: by path.
         project: the distribution.
         version: as the metadata states it.
-        rows: lines of RECORD that replace those of some files.
-        extra: members that are added; those named by a text get a row in RECORD.
         without: a member that is left out.
     """
     info = f"{project.replace('-', '_')}-{VERSION}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n\nText.\n"
-    members: list[tuple[zipfile.ZipInfo | str, bytes]] = [
-        *files.items(),
-        (f"{info}/METADATA", metadata.encode()),
-        (f"{info}/WHEEL", b"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp38-abi3-x\n"),
-        *extra,
-    ]
-    record = {name: row(name, data) for name, data in members if isinstance(name, str)}
-    record |= {f"{info}/RECORD": f"{info}/RECORD,,\n"} | dict(rows or {})
-    members.append((f"{info}/RECORD", "".join(record.values()).encode()))
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        for name, data in members:
+        for name, data in {**files, f"{info}/METADATA": metadata.encode()}.items():
             if name != without:
-                member = zipfile.ZipInfo(name) if isinstance(name, str) else name
-                if isinstance(name, str):
-                    member.compress_type = zipfile.ZIP_DEFLATED
-                archive.writestr(member, data)  # without today's date, or bytes would differ
+                # Without today's date, or bytes would differ.
+                archive.writestr(zipfile.ZipInfo(name), data)
     return buffer.getvalue()
