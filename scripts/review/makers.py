@@ -7,8 +7,9 @@ through the module's imports. The review reports differences and does not judge 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from review.model import ASSIGNED, SAME, Definition, Model
 from review.model import compare as compared
@@ -118,82 +119,79 @@ def uses(
         without: paths of files that are not read.
     """
     found: dict[Place, dict[str, str]] = {}
-    last = {part for place in targets for part in place}
+    parts = {part for place in targets for part in place}
     for module, path in model.paths.items():
         text = "" if path in without else model.text(path)
-        if not any(name in text for name in last):
+        if not any(part in text for part in parts):
             continue
-        try:
-            tree = ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError):
-            continue
-        resolve = _Names(module, tree, targets, model)
-        for scope, verb, target in _mentions(tree, "", resolve):
+        for scope, verb, dotted in _mentions(module, text):
+            target, rest = _target(dotted, targets, model)
+            if target is None or (verb == MAKES and (rest or not _is_class(target, model))):
+                continue
             # Of a class that derives, and of a function within, the outermost one counts.
             place = ".".join(scope.split(".")[:2]) if verb == MAKES else scope.partition(".")[0]
             found.setdefault((module, place), {})[verb] = ".".join(target).rstrip(".")
     return found
 
 
-class _Names:
-    """What the names of one module lead to."""
-
-    def __init__(
-        self, module: str, tree: ast.Module, targets: Collection[Place], model: Model
-    ) -> None:
-        classes = (node.name for node in tree.body if isinstance(node, ast.ClassDef))
-        self.imports = {name: f"{module}.{name}" for name in classes}
-        self.targets, self.model, self.module = set(targets), model, module
-        self.last = {name for _, name in targets}
-        self.modules = {module for module, _ in targets}
-        self.classes = {
-            place for place in targets if (found := model.find(*place)) and found.kind == "class"
-        }
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                for alias in node.names:
-                    self.imports[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-            elif isinstance(node, ast.Import):
-                for alias in node.names:
-                    if alias.asname:
-                        self.imports[alias.asname] = alias.name
-
-    def __call__(self, node: ast.AST) -> tuple[Place, str] | None:
-        """Return the target that an expression leads to, and what follows it."""
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            return self._target(node.value) if node.value.startswith("vllm.") else None
-        if not isinstance(node, (ast.Name, ast.Attribute)):
-            return None
-        head, _, rest = ast.unparse(node).partition(".")
-        return self._target(f"{self.imports.get(head, head)}.{rest}".rstrip("."))
-
-    def _target(self, dotted: str) -> tuple[Place, str] | None:
-        if dotted in self.modules:
-            return (dotted, ""), ""
-        place = self.model.place(dotted)
-        if place is None or not place[1]:
-            return None
-        head, _, rest = place[1].partition(".")
-        if head not in self.last:
-            return None
-        if (place[0], head) in self.targets:
-            return (place[0], head), rest
-        found = self.model.find(place[0], head)
-        if found is not None and (found.module, found.name) in self.targets:
-            return (found.module, found.name), rest
-        return None
+def _target(dotted: str, targets: Collection[Place], model: Model) -> tuple[Place | None, str]:
+    """Return the target that a dotted name leads to, and what follows it."""
+    modules, names = {module for module, _ in targets}, {name for _, name in targets}
+    if dotted in modules:
+        return (dotted, ""), ""
+    if names.isdisjoint(dotted.split(".")) or (place := model.place(dotted)) is None:
+        return None, ""
+    head, _, rest = place[1].partition(".")
+    if head not in names or not head:
+        return None, ""
+    if (place[0], head) in targets:
+        return (place[0], head), rest
+    found = model.find(place[0], head)
+    known = found is not None and (found.module, found.name) in targets
+    return ((found.module, found.name) if found and known else None), rest
 
 
-def _mentions(node: ast.AST, scope: str, resolve: _Names) -> Iterator[tuple[str, str, Place]]:
-    """Yield scope, verb and target of each use below a node."""
-    for child in ast.iter_child_nodes(node):
-        inner = f"{scope}.{child.name}".lstrip(".") if isinstance(child, _SCOPES) else scope
-        for verb, expression in _candidates(child):
-            found = resolve(expression)
-            made = verb != MAKES or (found and found[0] in resolve.classes and not found[1])
-            if found and made:
-                yield inner, verb, found[0]
-        yield from _mentions(child, inner, resolve)
+def _is_class(place: Place, model: Model) -> bool:
+    found = model.find(*place)
+    return found is not None and found.kind == "class"
+
+
+@cache
+def _mentions(module: str, text: str) -> Sequence[tuple[str, str, str]]:
+    """Return scope, verb and dotted name of each use in a module of what may be vLLM's."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return ()
+    imports = {n.name: f"{module}.{n.name}" for n in tree.body if isinstance(n, ast.ClassDef)}
+    found: list[tuple[str, str, ast.AST]] = []
+
+    def visit(node: ast.AST, scope: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ImportFrom) and child.module and not child.level:
+                for alias in child.names:
+                    imports[alias.asname or alias.name] = f"{child.module}.{alias.name}"
+            elif isinstance(child, ast.Import):
+                imports.update({a.asname: a.name for a in child.names if a.asname})
+            inner = f"{scope}.{child.name}".lstrip(".") if isinstance(child, _SCOPES) else scope
+            found.extend((inner, verb, each) for verb, each in _candidates(child))
+            visit(child, inner)
+
+    visit(tree, "")
+    named = ((scope, verb, _dotted(each, imports)) for scope, verb, each in found)
+    return tuple(dict.fromkeys(each for each in named if each[2].startswith("vllm.")))
+
+
+def _dotted(node: ast.AST, imports: Mapping[str, str]) -> str:
+    """Return what a name, an attribute or a text leads to; empty for anything else."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    head = [imports.get(node.id, node.id)] if isinstance(node, ast.Name) else [""]
+    return ".".join(head + parts[::-1])
 
 
 def _candidates(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:

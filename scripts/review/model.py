@@ -8,6 +8,7 @@ import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import griffe
@@ -68,13 +69,18 @@ class Definition:
 
     def members(self) -> Iterator[Definition]:
         """Yield what a module or class defines, without imported names."""
-        lines = self.object.lines_collection[Path(self.path)]
-        for name, member in self.object.members.items():
-            if isinstance(member, Object) and member.lineno:
-                text = "\n".join(lines[member.lineno - 1 : member.endlineno]) + "\n"
-                yield Definition(
-                    self.module, f"{self.name}.{name}".lstrip("."), self.path, member, text
-                )
+        for name in self.object.members:
+            if member := self.member(name):
+                yield member
+
+    def member(self, name: str) -> Definition | None:
+        """Return what a module or class defines under a name; None for an imported one."""
+        member = self.object.members[name]
+        if not isinstance(member, Object) or not member.lineno:
+            return None
+        lines = self.object.lines_collection[Path(self.path)][member.lineno - 1 : member.endlineno]
+        text = "\n".join(lines) + "\n"
+        return Definition(self.module, f"{self.name}.{name}".lstrip("."), self.path, member, text)
 
 
 class Model:
@@ -86,12 +92,9 @@ class Model:
 
     def __init__(self, upstream: Upstream) -> None:
         self.paths = {module_name(path): path for path in upstream.paths}
-        self._read = upstream.read
+        #: Texts by path.
+        self.text = cache(lambda path: upstream.read(path).decode(errors="replace"))
         self._modules: dict[str, Definition] = {}
-
-    def text(self, path: str) -> str:
-        """Return the text of a file."""
-        return self._read(path).decode(errors="replace")
 
     def module(self, name: str) -> Definition | None:
         """Return a module by its dotted name, or None.
@@ -133,7 +136,9 @@ class Model:
                 left = ".".join(parts[at:])
                 owners = bases(found) if found.name else _starred(found)
                 return next(filter(None, (self._follow(o, left, seen) for o in owners)), None)
-            found = next(each for each in found.members() if each.object is member)
+            inside = found.member(part)
+            assert inside is not None
+            found = inside
         return found
 
     def _follow(

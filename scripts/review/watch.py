@@ -31,6 +31,7 @@ from review.model import (
     Model,
     bases,
     compare,
+    module_name,
     parsed,
     shape,
     unified,
@@ -223,10 +224,10 @@ def _of_makers(found: Iterable[makers.Difference]) -> Iterator[Change]:
 
 def _elsewhere_in(path: str, now: str, base: Model, release: Model) -> Iterator[Change]:
     """Yield what else has changed in a file that the patches change, without diffs."""
-    old = parsed(path, base.text(path))
-    text = release.text(now) if now in release.paths.values() else ""
-    new = parsed(now, text)
-    yield from _members_changed(old, new, base, release)
+    old, new = base.module(module_name(path)), release.module(module_name(now))
+    assert old is not None
+    text = release.text(now) if new else ""
+    yield from _members_changed(old, new or parsed(now, text), base, release)
     if _statements(base.text(path)) != _statements(text):
         detail = "Imports or other statements of the module have changed."
         yield Change(
