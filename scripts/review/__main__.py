@@ -33,7 +33,7 @@ from overlay.source import Overlay
 from series import edit, upstream
 from series.upstream import Upstream
 
-from review import matrix, moves, released, review, trying, waiver, wheels
+from review import matrix, released, review, trying, waiver, wheels
 from review.merging import CONFLICTS, OBSOLETE, title
 from review.model import Model
 from review.review import Review
@@ -179,11 +179,7 @@ def _rebase(args: argparse.Namespace) -> int:
     release = _obtain(args, overlay, FOLDER)
     archives = {**release.archives, release.wheel: release.sha256}
     base = _base(args, overlay)
-    moved = moves.examine(overlay, base, release.upstream)
-    overlay, base, _ = moves.relocated(overlay, base, release.upstream, moved)
     conflicts = edit.rebase(overlay, base, release.upstream, release.version, archives)
-    for each in moved:
-        print(escaped(f"warning: {each}"))
     print(escaped(f"build/edit is laid out on vLLM {release.version}"))
     if not conflicts:
         print("next: look at it, and `make refresh`")

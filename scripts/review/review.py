@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from overlay.errors import Exit, OverlayError
+from overlay.pin import PACKAGE
 from overlay.source import Overlay
 from series.tree import write_file
 from series.upstream import Upstream
@@ -18,7 +19,6 @@ from review import (
     candidate,
     mends,
     merging,
-    moves,
     page,
     report,
     requirements,
@@ -31,7 +31,6 @@ from review.fixes import Mend
 from review.mends import Found
 from review.merging import Merged
 from review.model import Model
-from review.moves import Move
 from review.requirements import Asked
 from review.runners import Runners
 from review.trying import FAILED, Step, summary
@@ -59,7 +58,8 @@ class Review:
         release: the one under review.
         merged: the series on it.
         candidate: the overlay for it.
-        moved: patched files with another place.
+        lacking: sentences on patched files that the release lacks.
+        taken: whether the release has a module in our package's place.
         changes: watched definitions that are not as they were.
         runners: the decisions which model runner serves.
         words: the state of each feature and fix.
@@ -73,7 +73,8 @@ class Review:
     release: Release
     merged: Merged
     candidate: Candidate
-    moved: list[Move]
+    lacking: list[str]
+    taken: bool
     changes: list[Change]
     runners: Runners
     words: list[Word]
@@ -88,15 +89,12 @@ class Review:
         return [each for each in self.merged.patches if each.verdict == merging.CONFLICTS]
 
     @property
-    def taken(self) -> bool:
-        """Whether the release has a module in our package's place."""
-        return any(each.fate == moves.TAKEN for each in self.moved)
-
-    @property
     def decisions(self) -> list[str]:
         """Sentences on all that a person must decide, but for conflicts and watched changes."""
         before, after = self.overlay.pin.release, self.release.version
-        found = [str(each) for each in self.moved]
+        found = list(self.lacking)
+        if self.taken:
+            found.append(f"{after} has a module where the overlay puts its own, {PACKAGE}")
         if self.runners.without_v1:
             found.append(f"vLLM {after} has no Model Runner V1")
         elif self.runners.changed:
@@ -184,16 +182,17 @@ def of_release(
         OverlayError: the overlay does not fit its own release, or git or ruff is not there.
     """
     before, after = model or Model(base), Model(release.upstream)
-    moved = moves.examine(overlay, base, release.upstream)
-    went = moves.went(moved)
-    laid, old, new = moves.relocated(overlay, base, release.upstream, moved)
-    merged = merging.merge(laid.series, old, new)
-    place = replace(release, upstream=new)
-    taken = any(each.fate == moves.TAKEN for each in moved)
-    made = candidate.make(laid, old, place, merged, taken)
-    patches = _in_place(merged, {now: path for path, now in went.items()})
+    gone = [path for path in overlay.targets if path not in release.upstream.paths]
+    read = release.upstream.read  # a file that is gone is empty
+    empty = replace(release.upstream, read=lambda path: b"" if path in gone else read(path))
+    release = replace(release, upstream=empty)
+    ours = (f"{PACKAGE}/", f"{PACKAGE}.py")
+    taken = any(path.startswith(ours) for path in release.upstream.paths)
+    merged = merging.merge(overlay.series, base, release.upstream)
+    made = candidate.make(overlay, base, release, merged, taken)
+    patches = merged.patches
     listed = watch.watch_list(overlay, patches, before)
-    changes = watch.changes(listed, overlay, patches, (before, after), went)
+    changes = watch.changes(listed, overlay, patches, (before, after))
     found = mends.judge(mends.table() if known is None else known, release.version, patches)
     decisions = runners.compare(before, after)
     vocabulary = words.Vocabulary(overlay.root / "vendor_overlay")
@@ -202,13 +201,14 @@ def of_release(
         release,
         merged,
         made,
-        moved,
+        [_lacking(path, base, release.upstream) for path in gone],
+        taken,
         changes,
         decisions,
         words.judge(vocabulary, patches, changes, found, decisions.without_v1),
         found,
         requirements.compare(base.metadata, release.upstream.metadata),
-        trial(place, made.files, made.ready) if trial else [],
+        trial(release, made.files, made.ready) if trial else [],
     )
     files = {f"{CANDIDATE}/{name}": data for name, data in made.files.items()}
     write(folder / release.version, report.title(review), report.markdown(review), files)
@@ -230,15 +230,15 @@ def of_itself(overlay: Overlay, base: Upstream, folder: Path) -> Path:
     return folder / OWN / PAGE
 
 
-def _in_place(merged: Merged, came: Mapping[str, str]) -> list[merging.JudgedPatch]:
-    """Return the patches, with files under the paths that they have in the pinned release."""
-    return [
-        replace(
-            judged,
-            files=tuple(replace(f, path=came.get(f.path, f.path)) for f in judged.files),
-        )
-        for judged in merged.patches
-    ]
+def _lacking(path: str, base: Upstream, release: Upstream) -> str:
+    """Return a sentence on a file that is gone, with the new one that is most like it."""
+    lines = set(base.read(path).split(b"\n"))
+    new = set(release.paths) - set(base.paths)
+    kept = {now: len(lines & set(release.read(now).split(b"\n"))) for now in new}
+    like = max(sorted(kept), key=kept.__getitem__, default="")
+    if like and 2 * kept[like] >= len(lines):
+        return f"{path}: it is gone; most of its lines are in {like} now"
+    return f"{path}: it is gone, and no new file is like it"
 
 
 def write(final: Path, title: str, document: str, files: Mapping[str, bytes]) -> None:

@@ -169,7 +169,6 @@ def changes(
     overlay: Overlay,
     patches: Iterable[JudgedPatch],
     sides: tuple[Model, Model],
-    went: Mapping[str, str],
 ) -> list[Change]:
     """Return what is not as it was, in the order of the kinds.
 
@@ -178,7 +177,6 @@ def changes(
         overlay: the overlay.
         patches: the series, judged.
         sides: the pinned release, and the one under review.
-        went: old path to new path of patched files that moved.
     """
     base, release = sides
     found: dict[str, Change] = {}
@@ -192,7 +190,7 @@ def changes(
     for change in _of_makers(makers.compare(holders, base, release, overlay.targets)):
         found.setdefault(change.name, change)
     for path in overlay.targets:
-        for change in _elsewhere_in(path, went.get(path, path), base, release):
+        for change in _elsewhere_in(path, base, release):
             found.setdefault(change.name, change)
     order = (MIRRORED, SEAM, IMPORTED, MAKER, PATCHED)
     return sorted(found.values(), key=lambda each: (order.index(each.kind), each.name))
@@ -222,16 +220,15 @@ def _of_makers(found: Iterable[makers.Difference]) -> Iterator[Change]:
         yield Change(MAKER, each.name, fate, each.detail, was, now, each.classes, unified(*texts))
 
 
-def _elsewhere_in(path: str, now: str, base: Model, release: Model) -> Iterator[Change]:
+def _elsewhere_in(path: str, base: Model, release: Model) -> Iterator[Change]:
     """Yield what else has changed in a file that the patches change, without diffs."""
-    old, new = base.module(module_name(path)), release.module(module_name(now))
+    old, new = (side.module(module_name(path)) for side in (base, release))
     assert old is not None
-    text = release.text(now) if new else ""
-    yield from _members_changed(old, new or parsed(now, text), base, release)
-    if _statements(base.text(path)) != _statements(text):
+    yield from _members_changed(old, new or parsed(path, ""), base, release)
+    if _statements(base.text(path)) != _statements(release.text(new.path) if new else ""):
         detail = "Imports or other statements of the module have changed."
         yield Change(
-            PATCHED, f"{old.module} (statements)", BODY, detail, f"{path}:1", f"{now}:1", ()
+            PATCHED, f"{old.module} (statements)", BODY, detail, f"{path}:1", f"{path}:1", ()
         )
 
 

@@ -137,7 +137,8 @@ def rebase(
     tree.note_release(folder, (version, archives))
     _lend_identity(folder)
     # The options with which `git merge-file` agrees.
-    options = ["--quiet", "--empty=drop", "-Xdiff-algorithm=myers", "-Xno-renames"]
+    # Git follows a file that the release has elsewhere.
+    options = ["--quiet", "--empty=drop", "-Xdiff-algorithm=myers"]
     stopped = folder / ".git" / "rebase-merge"
     git.call(
         folder,

@@ -30,7 +30,7 @@ def examined(
     # Judged on its own release: the patches' verdicts do not matter here.
     patches = merging.merge(overlay.series, upstream(base), upstream(base)).patches
     listed = watch.watch_list(overlay, patches, before)
-    found = watch.changes(listed, overlay, patches, (before, after), {})
+    found = watch.changes(listed, overlay, patches, (before, after))
     assert len({each.name for each in found}) == len(found)
     return {each.name.removeprefix("vllm.v1."): each for each in found}
 

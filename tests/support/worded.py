@@ -145,12 +145,6 @@ def release(version: str, *edits: tuple[str, str, str], torch: str = "torch==2.1
     return Release(version, wheel, "a" * 64, "a test's", upstream(texts, torch))
 
 
-def moved(version: str) -> Release:
-    """A later release that has the patched file elsewhere."""
-    texts = {V1.replace("gpu_model_", "") if p == V1 else p: text for p, text in BASE.items()}
-    return replace(release(version), upstream=upstream(texts))
-
-
 #: The edits that bring one model more to Model Runner V2.
 TAKEN_OVER = ((CONFIG, '{"OneForCausalLM"}', '{"OneForCausalLM", "TwoForCausalLM"}'),)
 #: A conflict in the feature's seam.
