@@ -27,8 +27,7 @@ from review import (
     words,
 )
 from review.candidate import Candidate
-from review.fixes import Mend
-from review.mends import Found
+from review.mends import Found, Mend
 from review.merging import Merged
 from review.model import Model
 from review.requirements import Asked
@@ -174,7 +173,7 @@ def of_release(
         base: upstream's files of the release that it is for.
         release: the other one, proven.
         folder: where a directory named after the release is made, or replaced at the end.
-        known: by fix, what upstream has of it; :func:`review.mends.table` if None.
+        known: by fix, what upstream has of it; :func:`review.mends.MENDS` if None.
         trial: tries the candidate, as :func:`review.trying.examine` does.
         model: of ``base``, if several releases share it.
 
@@ -193,7 +192,7 @@ def of_release(
     patches = merged.patches
     listed = watch.watch_list(overlay, patches, before)
     changes = watch.changes(listed, overlay, patches, (before, after))
-    found = mends.judge(mends.table() if known is None else known, release.version, patches)
+    found = mends.judge(mends.MENDS if known is None else known, release.version, patches)
     decisions = runners.compare(before, after)
     vocabulary = words.Vocabulary(overlay.root / "vendor_overlay")
     review = Review(

@@ -2,8 +2,7 @@
 
 import pytest
 from review import mends
-from review.fixes import READ, Mend
-from review.mends import Found
+from review.mends import READ, Found, Mend
 from review.merging import JudgedPatch
 from support import series
 

@@ -13,9 +13,8 @@ from overlay.installation import locate
 from overlay.patches import Series
 from overlay.pin import sha256
 from review import merging, review, watch, wheels, words
-from review.fixes import MENDS, READ
 from review.index import STATED
-from review.mends import NOT_MENDED, PARTLY
+from review.mends import MENDS, NOT_MENDED, PARTLY, READ
 from review.model import Model
 from review.review import Review
 from review.runners import VARIABLE

@@ -14,7 +14,7 @@ from overlay.errors import OverlayError
 from packaging.version import Version
 from review import __main__ as program
 from review import merging, page, released, review, wheels
-from review.fixes import Mend
+from review.mends import Mend
 from review.review import Review
 from review.wheels import Release
 from support import series

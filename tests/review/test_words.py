@@ -6,8 +6,7 @@ from functools import cache
 import pytest
 from overlay.installation import locate
 from review import merging, words
-from review.fixes import MENDS
-from review.mends import Found
+from review.mends import MENDS, Found
 from review.merging import JudgedPatch
 from review.watch import Change
 from review.words import Vocabulary, Word

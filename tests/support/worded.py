@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from overlay.source import Overlay
-from review.fixes import Mend
+from review.mends import Mend
 from review.wheels import Release
 from series.upstream import Upstream
 
@@ -81,7 +81,7 @@ SERVES = ("alpha, beta, gamma", "alpha", "beta", "gamma")
 #: What upstream has of the fixes.
 MENDS: Mapping[str, Mend] = MappingProxyType(
     {
-        "beta": Mend(bugs=("123",), since="0.24.0", patches=("edit-3",)),
+        "beta": Mend(since="0.24.0", patches=("edit-3",)),
         "gamma": Mend(partly={"0.24.0": "half of it"}, patches=("edit-4",)),
     }
 )
