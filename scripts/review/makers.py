@@ -75,10 +75,8 @@ def compare(
         classes = tuple(sorted({*old.values(), *new.values()}))
         name = ".".join(place).rstrip(".")
         if MAKES in old and pair[0] is not None:
-            fate, detail = compared(pair[0], pair[1])
-            if fate != SAME:
-                detail = f"It {_how(old)}. {detail}".strip()
-                yield Difference(name, detail, pair[0], pair[1], classes)
+            if compared(pair[0], pair[1]) != SAME:
+                yield Difference(name, f"It {_how(old)}.", pair[0], pair[1], classes)
             yield from _setters(place, pair[0], (base, release), classes)
         elif old.keys() != new.keys():
             if new.keys() == {DERIVES} and not _overrides(pair[1], methods):

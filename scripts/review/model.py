@@ -210,98 +210,60 @@ def _starred(module: Definition) -> list[str]:
 # Comparison
 
 
-def compare(before: Definition, after: Definition | None) -> tuple[str, str]:
-    """Return what became of a definition, and a sentence on it.
+def compare(before: Definition, after: Definition | None) -> str:
+    """Return what became of a definition.
 
     Comments, docstrings and layout do not count.
     """
     if after is None:
-        return GONE, ""
-    moved = before.full_name != after.full_name
-    place = [f"It is {after.full_name} now."] if moved else []
-    if before.kind != after.kind:
-        return SIGNATURE, " ".join([*place, f"It was {before.kind}, and is {after.kind}."])
-    old, new = _signature(before), _signature(after)
-    if old != new:
-        return SIGNATURE, " ".join([*place, _difference(old, new)])
-    texts = before.text, after.text
-    if before.name and texts[0] != texts[1] and shape(texts[0]) != shape(texts[1]):
-        return BODY, " ".join([*place, *_changed_members(before, after)])
-    return (MOVED if moved else SAME), " ".join(place)
+        return GONE
+    if before.kind != after.kind or _fields(before) != _fields(after):
+        return SIGNATURE
+    if before.name and before.text != after.text:
+        if shape(before.text, head=True) != shape(after.text, head=True):
+            return SIGNATURE
+        if shape(before.text) != shape(after.text):
+            return BODY
+    return SAME if before.full_name == after.full_name else MOVED
 
 
-def shape(text: str) -> str:
-    """Return a definition's syntax without comments, docstrings and layout."""
+def _fields(definition: Definition) -> list[str]:
+    """Return the bases of a class, and its fields: names, types and values."""
+    members = definition.members() if definition.kind == "class" else ()
+    fields = [each.object for each in members if isinstance(each.object, griffe.Attribute)]
+    return bases(definition) + [
+        f"{each.name}: {each.annotation} = {each.value}"
+        for each in fields
+        if "class-attribute" in each.labels or each.value is None
+    ]
+
+
+def shape(text: str, head: bool = False) -> str:
+    """Return a definition's syntax without comments, docstrings and layout.
+
+    Args:
+        text: of the definition.
+        head: without the bodies of functions and classes, and the value of an attribute.
+    """
     try:
         tree = ast.parse(f"if 1:\n{text}" if text[:1].isspace() else text)
-        for node in ast.walk(tree):
-            if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
-                node.body = node.body[1:]
-        return ast.dump(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return text
+    for node in ast.walk(tree):
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:]
+        if head and isinstance(node, _FUNCTION):
+            node.body, node.returns = [], None
+        elif head and isinstance(node, ast.ClassDef):
+            node.body, node.bases = [], []
+    if head and isinstance(tree.body[0], ast.If):
+        tree.body = tree.body[0].body
+    if head and isinstance(tree.body[0], (ast.Assign, ast.AnnAssign)):
+        return ast.dump(getattr(tree.body[0], "annotation", ast.Pass()))
+    return ast.dump(tree)
 
 
 def unified(before: str, after: str) -> list[str]:
     """Return the lines of a unified diff, without the names of files."""
     pair = before.splitlines(), after.splitlines()
     return list(difflib.unified_diff(*pair, lineterm="", n=3))[2:]
-
-
-def _signature(definition: Definition) -> list[str]:
-    found = definition.object
-    if isinstance(found, griffe.Function):
-        names = {"positional-only": "/", "keyword-only": "*"}
-        kinds = [p.kind.value for p in found.parameters if p.kind]
-        marks = [mark for kind, mark in names.items() if kind in kinds]
-        return [
-            *(f"@{each.value}" for each in found.decorators),
-            *(["async"] if "async" in found.labels else []),
-            *(_parameter(each) for each in found.parameters),
-            *marks,
-        ]
-    if isinstance(found, griffe.Class):
-        fields = [
-            _field(each.object)
-            for each in definition.members()
-            if isinstance(each.object, griffe.Attribute)
-            and ("class-attribute" in each.object.labels or each.object.value is None)
-        ]
-        decorators = [f"@{each.value}" for each in found.decorators]
-        return [*decorators, *(f"base {each}" for each in bases(definition)), *fields]
-    if isinstance(found, griffe.Attribute) and "property" not in found.labels:
-        return [f"annotated {found.annotation}"] if found.annotation else []
-    return []
-
-
-def _parameter(parameter: griffe.Parameter) -> str:
-    stars = {"variadic positional": "*", "variadic keyword": "**"}
-    text = stars.get(parameter.kind.value if parameter.kind else "", "") + parameter.name
-    text += f": {parameter.annotation}" if parameter.annotation is not None else ""
-    variadic = text.startswith("*")  # griffe gives these a default
-    return text + (f" = {parameter.default}" if parameter.default and not variadic else "")
-
-
-def _field(found: Object) -> str:
-    assert isinstance(found, griffe.Attribute)
-    text = f"field {found.name}" + (f": {found.annotation}" if found.annotation else "")
-    return text + (f" = {found.value}" if found.value is not None else "")
-
-
-def _difference(old: list[str], new: list[str]) -> str:
-    gone, came = ([e for e in a if e not in b] for a, b in ((old, new), (new, old)))
-    parts = [*(f"{each} is gone" for each in gone), *(f"{each} is new" for each in came)]
-    return ("; ".join(parts) or f"another order: {', '.join(new)}") + "."
-
-
-def _changed_members(before: Definition, after: Definition) -> list[str]:
-    """Return a sentence with the members of a class that differ."""
-    if before.kind != "class":
-        return []
-    old, new = ({m.name: m for m in side.members()} for side in (before, after))
-    names = [
-        name.rpartition(".")[2]
-        for name in {**old, **new}
-        if name not in old or compare(old[name], new.get(name))[0] != SAME
-    ]
-    return [f"Changed: {', '.join(names)}."] if names else []

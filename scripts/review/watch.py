@@ -202,7 +202,14 @@ def _change(
     after = release.find(*place)
     if after is None and before.name:
         after = release.elsewhere(before, base)
-    fate, detail = compare(before, after)
+    fate = compare(before, after)
+    detail = ""  # what the diff does not show
+    if after and before.full_name != after.full_name:
+        detail = f"It is {after.full_name} now."
+    elif after and before.kind != after.kind:
+        detail = f"It was {before.kind}, and is {after.kind}."
+    elif after and bases(before) != bases(after):
+        detail = f"Its bases are {', '.join(bases(after)) or 'none'} now."
     # But for mirrors, a class is watched by its head, and by the members that we name.
     if fate == SAME or (fate == BODY and watched.kind != MIRRORED and before.kind == "class"):
         return None
@@ -243,14 +250,14 @@ def _members_changed(
             assert other is not None
             yield Change(PATCHED, f"{old.module}.{name}", NEW, "", None, other.place, ())
             continue
-        fate, detail = compare(one, other)
+        fate = compare(one, other)
         if fate in (SAME, MOVED):
             continue
         if other is not None and fate == BODY and one.kind == "class":
             yield from _members_changed(one, other, base, release)
             continue
         now = other.place if other else None
-        yield Change(PATCHED, one.full_name, fate, detail, one.place, now, ())
+        yield Change(PATCHED, one.full_name, fate, "", one.place, now, ())
 
 
 def _statements(text: str) -> list[str]:
