@@ -69,7 +69,7 @@ UPSTREAM = $(if $(WHEEL),--wheel="$$WHEEL",$(TARGET))
 IN_OWN = $(if $(OWN_ENV),$(ENVIRONMENT) serve $(DRY) .venv -- )
 
 .DEFAULT_GOAL := help
-.PHONY: help apply revert status verify doctor diff review waiver rebase vendor edit import-patch refresh dist demo bench-traffic bench bench-serving conformance probe test test-slow lint tools test-environment bench-environment
+.PHONY: help apply revert status verify doctor diff review rebase vendor edit import-patch refresh dist demo bench-traffic bench bench-serving conformance probe test test-slow lint tools test-environment bench-environment
 
 help: ## list the targets
 	@echo "The target: VENV=dir, SITE=site-packages dir, PYTHON=interpreter, the active virtual"
@@ -111,9 +111,6 @@ ifneq (,$(RELEASES))
 else
 	@$(REVIEW) release "$$RELEASE" $(if $(SHA256),--sha256 "$$SHA256") $(if $(filter 0,$(TRY)),--no-try) $(REVIEW_BASE) $(ARGS)
 endif
-
-waiver: tools ## print each patch's reason, link and removal plan (RELEASE=: and its verdict)
-	@$(REVIEW) waiver $(if $(RELEASE),"$$RELEASE" $(if $(SHA256),--sha256 "$$SHA256")) $(REVIEW_BASE) $(ARGS)
 
 rebase: tools ## lay out the series on RELEASE=version or wheel in build/edit
 	@# 11: git has stopped at a conflict, as in any rebase, and what comes next was said.

@@ -4,7 +4,6 @@
     python -m review matrix RELEASES    build/review/matrix.html: several releases in one table
     python -m review rebase RELEASE     lay the series out on it in build/edit
     python -m review diff               the overlay against its own release
-    python -m review waiver [RELEASE]   each patch's reason, link and removal plan, as Markdown
 
 Run it with ``PYTHONPATH=scripts``. RELEASE is a version, a wheel file, or ``latest``;
 RELEASES is ``0.23.0..latest``, or versions with commas between them. Exit codes: 0 once it has
@@ -33,11 +32,10 @@ from overlay.source import Overlay
 from series import edit, upstream
 from series.upstream import Upstream
 
-from review import matrix, released, review, trying, waiver, wheels
+from review import matrix, released, review, trying, wheels
 from review.merging import CONFLICTS, OBSOLETE, title
 from review.model import Model
 from review.review import Review
-from review.words import Vocabulary
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "review"
@@ -84,17 +82,13 @@ def _parser() -> argparse.ArgumentParser:
         ("matrix", _matrix, "review several releases, in one table"),
         ("rebase", _rebase, "lay out the series on a release in build/edit"),
         ("diff", _diff, "show the overlay against its own release"),
-        ("waiver", _waiver, "print the justification of each patch"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.set_defaults(run=run)
         if name == "matrix":
             command.add_argument("releases", help="versions with commas between, or FIRST..LAST")
         elif name != "diff":
-            optional = "?" if name == "waiver" else None
-            command.add_argument(
-                "release", nargs=optional, help="a version, a wheel file, or latest"
-            )
+            command.add_argument("release", help="a version, a wheel file, or latest")
             command.add_argument("--sha256", help="of the wheel file, if no index knows it")
         if name in ("release", "matrix"):
             command.add_argument(
@@ -162,15 +156,6 @@ def _diff(args: argparse.Namespace) -> int:
     overlay = Overlay.load(ROOT)
     page = review.of_itself(overlay, _base(args, overlay), args.out)
     print(escaped(f"page: {page}"))
-    return Exit.DONE
-
-
-def _waiver(args: argparse.Namespace) -> int:
-    overlay, result = Overlay.load(ROOT), None
-    base = _base(args, overlay)
-    if args.release:
-        result = review.of_release(overlay, base, _obtain(args, overlay, args.out), args.out)
-    print(waiver.markdown(overlay, Vocabulary(ROOT / "vendor_overlay"), result), end="")
     return Exit.DONE
 
 
