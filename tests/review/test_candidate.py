@@ -7,9 +7,8 @@ import pytest
 from overlay.errors import OverlayError
 from review import review
 from review.review import Review
-from review.wheels import Release
-from support import series
-from support.series import BASE, PATH, RUNNER, replaced
+from support import reviews
+from support.series import RUNNER, replaced
 
 WAIT = ("        self.wait()\n", "        readiness.note(self, chosen)\n")
 HEAD = ("LIMIT = 8\n", "LIMIT = 8\n\n\ndef note():\n    return 1\n")
@@ -77,11 +76,8 @@ CASES: dict[str, tuple[tuple[str, str], list[tuple[str, str]], list[str]]] = {
 
 
 def reviewed(root: Path, ours: tuple[str, str], theirs: list[tuple[str, str]]) -> Review:
-    overlay = series.checkout(root / "checkout", (ours,))
-    text = replaced(RUNNER, *theirs)
-    upstream = series.upstream({**BASE, PATH: text})
-    release = Release("0.23.0", "w.whl", "a" * 64, "a test's", upstream)
-    return review.of_release(overlay, series.upstream(BASE), release, root / "out", known={})
+    release = reviews.release(text=replaced(RUNNER, *theirs))
+    return reviews.reviewed(root, release, edits=(ours,))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pytest
 from overlay.errors import Exit, OverlayError
 from review import __main__ as program
-from review import matrix, review, wheels
+from review import matrix, review
 from review.matrix import Column
 from review.wheels import Release
 from support import worded
+from support.reviews import prepare
 from support.tables import rows
 
 RELEASES: dict[str, Callable[[str], Release]] = {
@@ -43,12 +43,8 @@ def make(
     if not checkout.exists():
         worded.checkout(checkout)
     base = worded.upstream()
-    of_release = review.of_release
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(program, "ROOT", checkout)
-        patch.setattr(program, "_base", lambda *_: base)
-        patch.setattr(wheels, "obtain", lambda version, *_: releases[version](version))
-        patch.setattr(review, "of_release", partial(of_release, known=worded.MENDS))
+        prepare(patch, checkout, base, lambda wanted: releases[wanted](wanted), worded.MENDS)
         code = program.main(["matrix", wanted, "--out", str(out), *flags])
     return Made(out, code)
 

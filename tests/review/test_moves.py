@@ -6,11 +6,10 @@ import pytest
 from overlay.pin import PACKAGE
 from overlay.source import Overlay
 from review import __main__ as program
-from review import review, wheels
-from review.review import Review
-from review.wheels import Release
+from review import review
 from series.refresh import refresh
 from support import checkouts, series
+from support.reviews import prepare, release, reviewed
 from support.series import BASE, EDITS, OTHER, PATH, RUNNER, replaced
 
 PACKAGED = "vllm/v1/runner/__init__.py"
@@ -18,16 +17,6 @@ ELSEWHERE = "vllm/v1/worker/running.py"
 SHIM = '"""The old place."""\n\nfrom vllm.v1.worker.running import *  # noqa: F403\n'
 NEW = series.replaced(RUNNER, ("LIMIT = 8", "LIMIT = 9"))
 TEXT = '"""Second."""\n\n\ndef second():\n    return 2\n'
-
-
-def release(files: dict[str, str]) -> Release:
-    return Release("0.23.0", "w.whl", "a" * 64, "a test's", series.upstream(files))
-
-
-def reviewed(root: Path, files: dict[str, str]) -> Review:
-    overlay = series.checkout(root / "checkout")
-    base = series.upstream(BASE)
-    return review.of_release(overlay, base, release(files), root / "out", known={})
 
 
 @pytest.mark.parametrize(
@@ -45,7 +34,7 @@ def reviewed(root: Path, files: dict[str, str]) -> Review:
 def test_a_file_that_is_gone_or_empty_is_noticed(
     files: dict[str, str], said: str, tmp_path: Path
 ) -> None:
-    result = reviewed(tmp_path, {OTHER: BASE[OTHER], **files})
+    result = reviewed(tmp_path, release({OTHER: BASE[OTHER], **files}))
     assert result.lacking == ([f"{PATH}: {said}"] if said else [])
     assert {j.verdict for j in result.merged.patches} <= {"conflicts", "obsolete"}
     assert result.verdict != review.UNCHANGED
@@ -58,7 +47,7 @@ def test_a_file_that_is_gone_or_empty_is_noticed(
 @pytest.mark.parametrize("path", [f"{PACKAGE}/__init__.py", f"{PACKAGE}.py"])
 def test_a_release_with_our_package_is_a_conflict(path: str, tmp_path: Path) -> None:
     """Every patch applies, and its modules would be overwritten."""
-    result = reviewed(tmp_path, {**BASE, path: "READY = 1\n"})
+    result = reviewed(tmp_path, release({**BASE, path: "READY = 1\n"}))
     assert {judged.verdict for judged in result.merged.patches} == {"applies"}
     assert result.verdict == review.CONFLICT
     assert result.candidate.ready is False
@@ -66,15 +55,15 @@ def test_a_release_with_our_package_is_a_conflict(path: str, tmp_path: Path) -> 
 
 
 def test_a_package_of_another_name_is_none(tmp_path: Path) -> None:
-    assert not reviewed(tmp_path, {**BASE, f"{PACKAGE}_check.py": "READY = 1\n"}).taken
+    files = {**BASE, f"{PACKAGE}_check.py": "READY = 1\n"}
+    assert not reviewed(tmp_path, release(files)).taken
 
 
 @pytest.mark.parametrize("now", [PACKAGED, ELSEWHERE])
 def test_a_rebase_follows_a_file(now: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = series.checkout(tmp_path / "checkout").root
-    monkeypatch.setattr(program, "ROOT", root)
-    monkeypatch.setattr(program, "_base", lambda *_: series.upstream(BASE))
-    monkeypatch.setattr(wheels, "obtain", lambda *_: release({OTHER: BASE[OTHER], now: NEW}))
+    files = {OTHER: BASE[OTHER], now: NEW}
+    prepare(monkeypatch, root, series.upstream(BASE), lambda _: release(files))
     assert program.main(["rebase", "0.23.0"]) == 0
     assert checkouts.git(root / "build" / "edit", "status", "--porcelain").stdout == ""
     assert not (root / "build" / "edit" / PATH).exists()

@@ -7,9 +7,9 @@ import pytest
 from overlay.installation import locate
 from review import requirements, review
 from review.requirements import Asked
-from review.wheels import Release
 from series.upstream import from_installation
 from support import series
+from support.reviews import release, reviewed
 from support.series import BASE
 from support.sites import OVERLAY, UPSTREAM
 
@@ -82,11 +82,9 @@ def test_metadata_that_is_not_known_is_said() -> None:
 
 @pytest.mark.parametrize("changed", ["numpy", "torch==2.11.0+cpu"])
 def test_torch_counts_and_others_are_told(changed: str, tmp_path: Path) -> None:
-    overlay = series.checkout(tmp_path / "checkout")
     base = replace(series.upstream(BASE), metadata=PINNED)
     upstream = replace(base, metadata=PINNED.replace(changed, f"{changed}, <9"))
-    release = Release("0.23.0", "w.whl", "a" * 64, "a test's", upstream)
-    result = review.of_release(overlay, base, release, tmp_path / "out", known={})
+    result = reviewed(tmp_path, replace(release(), upstream=upstream), base)
     counts = changed != "numpy"
     assert result.verdict == (review.CHANGED if counts else review.UNCHANGED)
     assert any("asks for torch" in each for each in result.decisions) is counts

