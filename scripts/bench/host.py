@@ -31,14 +31,6 @@ TIMEOUT = 600.0
 #: First side, and the one that it is compared with.
 PAIRS = (("again", "stock"), ("overlaid", "stock"), ("overlaid", "mrv2"))
 SCHEDULERS: Mapping[str, int] = {f"scheduler {n}": n for n in (32, 128, 256, 512)}
-#: Version of the runner to an object of it, and the file that its class must be of.
-_FILES = {
-    1: {
-        "runner": "vllm/v1/worker/gpu_model_runner.py",
-        "input_batch": "vllm/v1/worker/gpu_input_batch.py",
-    },
-    2: {"runner": "vllm/v1/worker/gpu/model_runner.py"},
-}
 _TITLE = (
     "The host's microseconds in a step, interleaved in one process: {size} shape, {steps} steps of "
     "each batch and process. Times are without the model's forward and its logits. Model Runner "
@@ -129,7 +121,7 @@ def slices(job: Job, order: int, result: Mapping[str, Any]) -> Iterator[dict[str
     """
     for case, of in result["cases"].items():
         for sides in PAIRS:
-            if all(side in result["proof"] for side in sides):
+            if all(side in result["doubts"] for side in sides):
                 figures = {
                     side: {
                         f"{part} {quantile}, us": value
@@ -138,7 +130,8 @@ def slices(job: Job, order: int, result: Mapping[str, Any]) -> Iterator[dict[str
                     }
                     for side in sides
                 }
-                problems = [*_differing(of["tokens"], sides), *unproven(result, sides)]
+                doubts = [f"{side}: {text}" for side in sides for text in result["doubts"][side]]
+                problems = [*_differing(of["tokens"], sides), *doubts]
                 yield _slice(job, order, case, sides, figures, problems)
 
 
@@ -169,37 +162,6 @@ def _differing(tokens: Mapping[str, str], sides: Sequence[str]) -> list[str]:
     if all(SIDES[side].version == 1 for side in sides) and len({tokens[s] for s in sides}) > 1:
         return [f"{' and '.join(sides)} returned different tokens"]
     return []
-
-
-def unproven(result: Mapping[str, Any], sides: Sequence[str]) -> Iterator[str]:
-    """Yield the reasons to doubt that the engines run the classes of their sides.
-
-    Args:
-        result: the JSON of :mod:`bench.runners.child`; its "proof" is that of
-            :meth:`bench.runners.engine.Engine.proof`.
-        sides: of a pair.
-    """
-    for side in sides:
-        proof, stock = result["proof"][side], SIDES[side].stock
-        wanted = "pristine" if stock else "overlaid"
-        for one, classes in proof["classes"].items():
-            for cls in classes:
-                if cls["state"] not in (wanted, "not changed") or cls["of"] == "elsewhere":
-                    place = f"{cls['class']} of {cls['path']}"
-                    yield f"{side}'s {one} has {place}, which is {cls['state']}"
-        for one, path in _FILES[SIDES[side].version].items():
-            files = {cls["path"]: cls["state"] for cls in proof["classes"].get(one, [])}
-            if files.get(path) != wanted:
-                yield f"{side}'s {one} is not of the {wanted} {path}"
-        if stock and proof["readiness"]:
-            yield f"{side}'s {', '.join(proof['readiness'])} carries the overlay"
-        if not stock and "input_batch" not in proof["readiness"]:
-            yield f"{side}'s input_batch does not carry the overlay"
-        if result["async"][side] != KINDS[result["kind"]].asynchronous:
-            yield f"{side} does not schedule as it should"
-    for twin in result["twins"]:
-        if twin["state"] in ("overlaid", "foreign"):
-            yield f"{twin['path']} is {twin['state']}, not stock's"
 
 
 def main(argv: Sequence[str]) -> int:

@@ -3,7 +3,7 @@
     python -m bench.runners.child OUT LOAD
 
 LOAD is a :class:`~bench.runners.cases.Load` as JSON. OUT gets JSON, again after each case: the
-device, the classes of each engine, and the times and token digests of each case.
+device, doubts about each engine, and the times and token digests of each case.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from overlay import pin
 from bench.harness.machine import PIN
 from bench.results.run_file import replace
 from bench.runners.cases import KINDS, SIDES, WARMUP, Case, Load, order
-from bench.runners.engine import Engine, described
+from bench.runners.engine import Engine
 from bench.runners.twins import Twins
 
 Engines = Mapping[str, Engine]
@@ -50,19 +50,13 @@ def measure(load: Load, home: Path, write: Callable[[Mapping[str, Any]], None]) 
 
     gpu = torch.cuda.is_available()
     pinned = pin.loads(PIN.read_text())
-    stock = Path(load.stock)
-    twins = Twins(stock, pinned.upstream)
+    twins = Twins(Path(load.stock), pinned.upstream)
     engines, failed = _engines(KINDS[load.kind].sides(gpu), load, twins, home)
-    files = {path: Path(str(twin.__file__)) for path, twin in twins.loaded.items()}
     cases: dict[str, Any] = {}
     result = {
         "device": torch.cuda.get_device_name() if gpu else "CPU",
-        "kind": load.kind,
         "failed": failed,
-        "async": {name: engine.asynchronous for name, engine in engines.items()},
-        "proof": {name: engine.proof(stock) for name, engine in engines.items()},
-        "twins": [described(path, file) for path, file in files.items()],
-        "shared": twins.shared,
+        "doubts": {name: engine.doubts(twins) for name, engine in engines.items()},
         "cases": cases,
     }
     synchronize: Callable[[], None] = torch.accelerator.synchronize if gpu else lambda: None

@@ -5,19 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from demo import model
-from overlay import pin
 
-from bench.harness.machine import PIN
 from bench.models import GENERATED
 from bench.parts import Clock, time_parts
-from bench.runners.cases import KINDS, PROMPT, SIDES, SIZES, Case, Load, lifetime, prompt
-from bench.runners.twins import Twins, twin_name
+from bench.runners.cases import KINDS, PROMPT, SIDES, SIZES, Case, Load, Side, lifetime, prompt
+from bench.runners.twins import Twins, is_twin, twin_name
 
 _WORKERS = {
     "cpu": ("vllm.v1.worker.cpu_worker", "CPUWorker"),
@@ -172,54 +169,31 @@ class Engine:
         ordered = [self.tokens[str(request)] for request in range(self._added)]
         return hashlib.sha256(json.dumps(ordered).encode()).hexdigest()
 
-    def proof(self, stock: Path) -> dict[str, Any]:
-        """Return the classes that the engine runs, and the files that they come from.
-
-        Args:
-            stock: the pristine site-packages directory.
-
-        Returns:
-            Object to its classes in the order of their bases, each with its path, its digest and
-            its state by the pin; and the objects that carry the overlay's attribute.
-        """
-        import vllm
-
-        sites = {"stock": stock, "overlaid": Path(vllm.__file__).parents[1]}
-        objects = {"runner": self.runner}
-        for name in ("input_batch", "sampler", "rejection_sampler"):
-            if (found := getattr(self.runner, name, None)) is not None:
-                objects[name] = found
-        if "input_batch" in objects:
-            objects["sampling_metadata"] = self.runner.input_batch.sampling_metadata
-        return {
-            "classes": {
-                name: [
-                    _described(cls, sites)
-                    for cls in type(one).__mro__
-                    if cls.__module__.startswith("vllm.v1.")
-                ]
-                for name, one in objects.items()
-            },
-            "readiness": [name for name, one in objects.items() if hasattr(one, "readiness")],
-        }
+    def doubts(self, twins: Twins) -> list[str]:
+        """Return why this engine is not what its side says, if it is not."""
+        found = doubts(self._side, self.runner, twins)
+        if self.asynchronous != self._kind.asynchronous:
+            found.append("it does not schedule as it should")
+        return found
 
 
-def _described(cls: type, sites: dict[str, Path]) -> dict[str, str]:
-    file = Path(str(sys.modules[cls.__module__].__file__))
-    side = next((name for name, site in sites.items() if file.is_relative_to(site)), "elsewhere")
-    path = file.relative_to(sites[side]).as_posix() if side in sites else str(file)
-    return {"class": cls.__qualname__, "of": side, **described(path, file)}
-
-
-def described(path: str, file: Path) -> dict[str, str]:
-    """Return a file's path and digest, and its state by the pin."""
-    pinned = pin.loads(PIN.read_text())
-    digest = pin.sha256(file.read_bytes())
-    state = "foreign"
-    if path not in pinned.result:
-        state = "not changed"
-    elif digest == pinned.upstream.get(path):
-        state = "pristine"
-    elif digest == pinned.result[path]:
-        state = "overlaid"
-    return {"path": path, "sha256": digest, "state": state}
+def doubts(side: Side, runner: Any, twins: Twins) -> list[str]:
+    """Return the classes that a model runner has and that are not of its side."""
+    batch = getattr(runner, "input_batch", None)
+    objects = {"runner": runner, "input_batch": batch}
+    objects |= {name: getattr(runner, name, None) for name in ("sampler", "rejection_sampler")}
+    objects["sampling_metadata"] = getattr(batch, "sampling_metadata", None)
+    found = [
+        f"its {name} has {cls.__qualname__} of {cls.__module__}"
+        for name, one in objects.items()
+        for cls in type(one).__mro__
+        if (cls.__module__ in twins.names if side.stock else is_twin(cls.__module__))
+    ]
+    if side.stock:
+        carrying = [name for name, one in objects.items() if hasattr(one, "readiness")]
+        found += [f"its {name} carries the overlay" for name in carrying]
+    elif not hasattr(batch, "readiness"):
+        found.append("its input_batch does not carry the overlay")
+    if (".gpu." in type(runner).__module__) != (side.version == 2):
+        found.append(f"its runner is of {type(runner).__module__}")
+    return found

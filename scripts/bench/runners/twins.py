@@ -25,8 +25,6 @@ class Twins:
     Attributes:
         names: the modules that get a twin: those that the overlay changes, and those of
             :data:`PACKAGES` that import them, directly or not.
-        shared: paths that the overlay changes outside of the packages: all engines run these
-            as the process has them.
     """
 
     def __init__(self, site: Path, changed: Iterable[str]) -> None:
@@ -38,18 +36,11 @@ class Twins:
         """
         self._site = site
         paths = {file.relative_to(site).as_posix() for p in PACKAGES for file in _sources(site / p)}
-        self.shared = sorted({*changed} - paths)
         imports = {module_name(path): _imports(site, path) for path in paths}
         self.names = {module_name(path) for path in paths & {*changed}}
         while found := {n for n, used in imports.items() if used & self.names} - self.names:
             self.names |= found
         self._builtins = {**vars(builtins), "__import__": self._import}
-
-    @property
-    def loaded(self) -> dict[str, ModuleType]:
-        """The twins that were loaded, by the path of their file."""
-        twins = {name: sys.modules.get(twin_name(name)) for name in self.names}
-        return {self._path(name): twin for name, twin in sorted(twins.items()) if twin}
 
     def load(self, name: str) -> ModuleType:
         """Return the twin of a module, one of :attr:`names`."""
@@ -120,6 +111,11 @@ def twin_name(name: str) -> str:
     """Return the name of a module's twin: in the same package, so that relative imports work."""
     package, _, stem = name.rpartition(".")
     return f"{package}.stock_{stem}"
+
+
+def is_twin(name: str) -> bool:
+    """Return whether a module is a twin, by its name."""
+    return name.rpartition(".")[2].startswith("stock_")
 
 
 def _sources(folder: Path) -> Iterator[Path]:
