@@ -7,19 +7,18 @@ verdict. A hunk that conflicts is left out, and later patches are judged without
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from overlay.errors import Exit, OverlayError
 from overlay.patches import FilePatch, Hunk, Patch, Series, header_fields, split_lines
 from series import git
 from series.upstream import Upstream
-
-from review.outline import enclosing, extents
 
 #: The verdicts, worst first.
 CONFLICTS, OBSOLETE, MOVED, APPLIES = "conflicts", "obsolete", "moved", "applies"
@@ -28,8 +27,6 @@ ADOPTED, GONE = "adopted", "gone"
 
 #: A line shorter than this may be anywhere by chance.
 _DISTINCTIVE = 8
-#: Lines of the release that are shown above and below a conflict.
-_AROUND = 3
 #: The length of git's conflict markers: no module has such long rows of these characters.
 _MARKER = 31
 _REGION = re.compile(
@@ -38,23 +35,6 @@ _REGION = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _DEFINED = re.compile(rb"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Conflict:
-    """Where a hunk conflicts.
-
-    Attributes:
-        at: the first line of the conflict in the release, one-based.
-        function: the function or class around it there; empty at the top level.
-        above: the lines before it there, with the earlier patches.
-        below: the lines after it there, with them.
-    """
-
-    at: int
-    function: str
-    above: tuple[str, ...]
-    below: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -74,7 +54,7 @@ class JudgedHunk:
         ours: the lines that it adds. If it conflicts, ``base`` with the hunk.
         theirs: the lines of the conflict in the new release.
         after: conflicting patches whose lines it changes.
-        conflict: where it conflicts; None if it merges.
+        at: the first line of the conflict in the release, one-based; None if it merges.
     """
 
     verdict: str
@@ -86,7 +66,7 @@ class JudgedHunk:
     theirs: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     release_function: str = ""
-    conflict: Conflict | None = None
+    at: int | None = None
 
 
 @dataclass(frozen=True)
@@ -243,18 +223,17 @@ class _Merging:
             shown(theirs),
             tuple(sorted(after_these)),
             # Above the conflict, the merged text is the release's.
-            conflict=self._located(path, there, text.count(b"\n", 0, region.start()), len(theirs)),
+            at=self._located(path, there, text.count(b"\n", 0, region.start())),
         )
 
-    def _located(self, path: str, there: bytes, at: int, count: int) -> Conflict:
-        """Describe a conflict that begins at the zero-based line ``at`` of a merged text."""
+    def _located(self, path: str, there: bytes, at: int) -> int:
+        """Return the line in the release of the zero-based line ``at`` of a merged text."""
         lines, release = split_lines(there), split_lines(self.release.read(path))
         line = at
         for start, other, size in SequenceMatcher(None, lines, release).get_matching_blocks():
             if start <= at:  # the last one is empty, and at the ends
                 line = min(other + at - start, other + size) if size else line
-        above, below = lines[max(at - _AROUND, 0) : at], lines[at + count : at + count + _AROUND]
-        return Conflict(line + 1, enclosing(there, at + 1), shown(above), shown(below))
+        return line + 1
 
     def _vanished(self, before: bytes, function: str, there: bytes) -> bool:
         """Return whether nothing is left of a function: neither its name nor any of its lines."""
@@ -376,3 +355,57 @@ def _once(text: bytes, lines: Sequence[bytes]) -> int | None:
 def shown(lines: Sequence[bytes]) -> tuple[str, ...]:
     """Return lines as text, without their ends."""
     return tuple(line.decode(errors="replace").removesuffix("\n") for line in lines)
+
+
+# The functions and classes of a module
+
+#: What statements are in: a function within an expression has no name.
+_BLOCKS = (ast.stmt, ast.excepthandler, ast.match_case)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The lines of a function or a class.
+
+    Attributes:
+        name: its qualified name, as ``Class.method``.
+        first: its first line, that of its first decorator, one-based.
+        last: its last line.
+        function: False for a class.
+    """
+
+    name: str
+    first: int
+    last: int
+    function: bool
+
+
+@lru_cache(maxsize=64)
+def extents(text: bytes) -> Sequence[Extent]:
+    """The functions and classes of a module, each before those within it.
+
+    A module that this Python cannot parse has none.
+    """
+    try:
+        return tuple(_within(ast.parse(text), ""))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+
+
+def _within(parent: ast.AST, prefix: str) -> Iterator[Extent]:
+    for node in ast.iter_child_nodes(parent):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            name = prefix + node.name
+            function = not isinstance(node, ast.ClassDef)
+            yield Extent(name, first, node.end_lineno or first, function)
+            yield from _within(node, f"{name}.")
+        elif isinstance(node, _BLOCKS):
+            yield from _within(node, prefix)
+
+
+def enclosing(text: bytes, line: int) -> str:
+    """The name of the innermost definition around a line; empty at the top level."""
+    line = min(line, text.count(b"\n") or 1)
+    around = [extent for extent in extents(text) if extent.first <= line <= extent.last]
+    return min(around, key=lambda extent: extent.last - extent.first).name if around else ""

@@ -85,18 +85,16 @@ def _conflicts(review: Review) -> Iterator[str]:
             yield f"{code(fix.name)}: {escape(fix.todo)} ({escape(fix.because)})."
         for file in judged.files:
             for hunk in file.hunks:
-                if hunk.conflict is not None:
+                if hunk.at is not None:
                     yield _conflict(review, judged, file, hunk)
 
 
 def _conflict(review: Review, judged: JudgedPatch, file: JudgedFile, hunk: JudgedHunk) -> str:
-    base, version, conflict = review.overlay.pin.release, review.release.version, hunk.conflict
-    assert conflict is not None
-    inside = f", in {code(conflict.function)}" if conflict.function else ""
+    base, version = review.overlay.pin.release, review.release.version
+    inside = f", in {code(hunk.function)}" if hunk.function else ""
     moved = f" The lines that it changes are at line {hunk.now} there." if hunk.now else ""
     name = judged.patch.name.removesuffix(".patch")
     lines = [
-        *conflict.above,
         f"<<<<<<< {version}",
         *_cut(hunk.theirs),
         f"||||||| {base}",
@@ -104,10 +102,9 @@ def _conflict(review: Review, judged: JudgedPatch, file: JudgedFile, hunk: Judge
         "=======",
         *_cut(hunk.ours),
         f">>>>>>> {judged.patch.name}",
-        *conflict.below,
     ]
     return (
-        f"{at(version, f'{file.path}:{conflict.at}')}{inside}.{moved} Git's merge is in "
+        f"{at(version, f'{file.path}:{hunk.at}')}{inside}.{moved} Git's merge is in "
         f"{code(f'candidate/conflicts/{name}/{file.path}')}.\n\n{fenced(lines, 'python')}"
     )
 

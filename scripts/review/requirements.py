@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from email.message import Message
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 PYTHON, TORCH = "Python", "torch"
@@ -59,36 +58,26 @@ def compare(base: str, release: str) -> list[Asked]:
 
 
 def _asked(fields: Message, labels: bool) -> dict[str, list[str]]:
-    """Return by distribution the versions asked for, each with its condition.
+    """Return by distribution what is asked for, each version with its condition.
 
     Args:
         fields: of METADATA.
-        labels: whether local labels such as ``+cpu`` of torch count.
+        labels: whether local labels such as ``+cpu`` of torch, and its conditions, count.
     """
-    asked: dict[str, list[str]] = {PYTHON: [_specifiers(fields.get("Requires-Python", ""))]}
-    for text in fields.get_all("Requires-Dist", []):
+    python = str(fields.get("Requires-Python", "any")).replace(" ", "").split(",")
+    asked: dict[str, list[str]] = {PYTHON: [f"{PYTHON} {','.join(sorted(python))}"]}
+    for text in map(str, fields.get_all("Requires-Dist", [])):
         try:
-            requirement = Requirement(str(text))
+            requirement = Requirement(text)
         except InvalidRequirement:
-            asked.setdefault(str(text), []).append("as it stands")
+            asked.setdefault(text, []).append(text)
             continue
-        condition = str(requirement.marker or "")
-        if "extra" in condition:
+        if "extra" in str(requirement.marker or ""):
             continue
-        name = canonicalize_name(requirement.name)
-        extras = f"[{','.join(sorted(requirement.extras))}]" * bool(requirement.extras)
-        version = requirement.url or _specifiers(str(requirement.specifier))
-        if not labels and name == TORCH:
-            # The builds differ in these conditions, too.
-            version, condition = version.partition("+")[0], ""
-        sentence = " ".join(filter(None, (extras, version, condition and f"if {condition}")))
-        asked.setdefault(name, []).append(sentence)
+        name = requirement.name = canonicalize_name(requirement.name)
+        if name == TORCH and not labels:
+            requirement.marker = None
+            asked.setdefault(name, []).append(str(requirement).partition("+")[0])
+        else:
+            asked.setdefault(name, []).append(str(requirement))
     return {name: sorted(set(sentences)) for name, sentences in asked.items()}
-
-
-def _specifiers(text: str) -> str:
-    """Return specifiers in an order of their own, or words for none."""
-    try:
-        return ",".join(sorted(str(each) for each in SpecifierSet(text))) or "any version"
-    except ValueError:
-        return text

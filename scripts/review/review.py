@@ -120,7 +120,7 @@ class Review:
             if each.decide
         ]
         found += [
-            f"the release asks for {each.name} {each.now}; it was {each.was}"
+            f"the release asks for {each.now}; it was {each.was}"
             for each in self.asked
             if each.decide
         ]

@@ -208,18 +208,6 @@ def git_merge(folder: Path, ours: str, base: str, theirs: str) -> tuple[str, int
     return done.stdout, done.returncode
 
 
-def test_a_conflict_shows_its_place_in_the_release_and_the_lines_around_it() -> None:
-    release = "# One more line.\n" + CHANGES["a change inside a seam"].edit(RUNNER)
-    (hunk,) = merged(release).patches[0].files[0].hunks
-    conflict = hunk.conflict
-    assert conflict is not None
-    there = release.split("\n")
-    assert there[conflict.at - 1] == "        self.wait(1)"
-    assert conflict.function == "Runner.sample"
-    assert conflict.above == tuple(there[conflict.at - 4 : conflict.at - 1])
-    assert conflict.below == tuple(there[conflict.at : conflict.at + 3])
-
-
 def test_the_place_of_a_conflict_is_that_in_the_release_without_the_earlier_patches() -> None:
     edits = (
         ("LIMIT = 8\n", "LIMIT = 8\nours = 1\nours = 2\n"),
@@ -228,15 +216,15 @@ def test_the_place_of_a_conflict_is_that_in_the_release_without_the_earlier_patc
     )
     release = "# One more line.\n" + CHANGES["a change inside a seam"].edit(RUNNER)
     (hunk,) = merged(release, series.series(edits)).patches[2].files[0].hunks
-    assert hunk.conflict is not None
-    assert release.split("\n")[hunk.conflict.at - 1] == "        self.wait(1)"
+    assert hunk.at is not None
+    assert release.split("\n")[hunk.at - 1] == "        self.wait(1)"
 
 
-def test_a_conflict_of_lines_that_are_only_put_in_has_its_own_surroundings() -> None:
+def test_a_conflict_of_lines_that_are_only_put_in_has_its_place() -> None:
     ours = "        chosen = max(logits)\n"
     patches = series.series(((ours, f"{ours}        readiness.note(self)\n"),))
     release = RUNNER.replace(ours, f"{ours}        rest()\n")
     (hunk,) = merged(release, patches).patches[0].files[0].hunks
     assert (hunk.base, hunk.theirs) == ((), ("        rest()",))
-    assert hunk.conflict is not None
-    assert hunk.conflict.above[-1] == ours.rstrip("\n")
+    assert hunk.at is not None
+    assert release.split("\n")[hunk.at - 1] == "        rest()"
