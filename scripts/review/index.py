@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -26,7 +26,7 @@ from overlay.errors import Exit, OverlayError, denied
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 from series.upstream import digest_of
-from unearth import Link, PackageFinder, TargetPython
+from unearth import Link, Package, PackageFinder, TargetPython
 from unearth.auth import MultiDomainBasicAuth
 from unearth.errors import HashMismatchError, UnpackError
 from unearth.fetchers import DEFAULT_MAX_RETRIES, Fetcher, PyPIClient
@@ -111,18 +111,7 @@ class PackageIndex:
         Raises:
             UnreachableError: there are none, and an index did not answer.
         """
-        self._client.failure = ""
-        packages = self._finder.find_matches(f"{project}=={version}", allow_prereleases=True)
-        archives = [_archive(package.link) for package in packages]
-        if not archives and self._client.failure:
-            raise UnreachableError(
-                Exit.ABSENT,
-                f"the package index could not be asked for {project} {version} "
-                f"({self._client.failure})",
-                next_step="check pip's configuration and the network, or name a wheel file "
-                "and give SHA256=its checksum",
-            )
-        return archives
+        return [_archive(each.link) for each in self._found(f"{project}=={version}", True)]
 
     def versions(self, project: str) -> list[Version]:
         """The versions of a project that have been released, oldest first.
@@ -130,15 +119,21 @@ class PackageIndex:
         Raises:
             UnreachableError: there are none, and an index did not answer.
         """
+        found = self._found(project, False)
+        return sorted({Version(each.version) for each in found if each.version})
+
+    def _found(self, wanted: str, prereleases: bool) -> Sequence[Package]:
         self._client.failure = ""
-        packages = self._finder.find_matches(project, allow_prereleases=False)
+        packages = self._finder.find_matches(wanted, allow_prereleases=prereleases)
         if not packages and self._client.failure:
             raise UnreachableError(
                 Exit.ABSENT,
-                f"the package index could not be asked for {project} ({self._client.failure})",
-                next_step="check pip's configuration and the network",
+                f"the package index could not be asked for {wanted.replace('==', ' ')} "
+                f"({self._client.failure})",
+                next_step="check pip's configuration and the network, or name a wheel file "
+                "and give SHA256=its checksum",
             )
-        return sorted({Version(package.version) for package in packages if package.version})
+        return packages
 
     def download(self, archive: Archive, sha256: str, folder: Path) -> Path:
         """Download an archive into ``folder``, unless it is there; on failure nothing is left.

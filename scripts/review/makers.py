@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 
-from review.model import ASSIGNED, SAME, Definition, Model
+from review.model import ASSIGNED, BODY, GONE, MAKER, NEW, SAME, Change, Definition, Model, unified
 from review.model import compare as compared
 
 Place = tuple[str, str]
@@ -19,28 +18,9 @@ MAKES, DERIVES, REPLACES, NAMES = "makes", "derives from", "replaces", "names"
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A definition that makes, derives from or replaces a class with a seam, and has changed.
-
-    Attributes:
-        name: dotted name of the class or function, or module.
-        detail: a sentence.
-        before: it in the pinned release, or None.
-        after: it in the release, or None.
-        classes: dotted names of the classes and functions with seams.
-    """
-
-    name: str
-    detail: str
-    before: Definition | None
-    after: Definition | None
-    classes: tuple[str, ...]
-
-
 def compare(
     holders: Collection[Place], base: Model, release: Model, patched: Collection[str]
-) -> Iterator[Difference]:
+) -> Iterator[Change]:
     """Yield the definitions around the classes with seams that differ.
 
     Args:
@@ -76,13 +56,26 @@ def compare(
         name = ".".join(place).rstrip(".")
         if MAKES in old and pair[0] is not None:
             if compared(pair[0], pair[1]) != SAME:
-                yield Difference(name, f"It {_how(old)}.", pair[0], pair[1], classes)
+                yield _change(name, f"It {_how(old)}.", pair[0], pair[1], classes)
             yield from _setters(place, pair[0], (base, release), classes)
         elif old.keys() != new.keys():
             if new.keys() == {DERIVES} and not _overrides(pair[1], methods):
                 continue
             text = f"It {_how(new)}" if new else f"It no longer {_how(old)}"
-            yield Difference(name, f"{text}.", pair[0], pair[1], classes)
+            yield _change(name, f"{text}.", pair[0], pair[1], classes)
+
+
+def _change(
+    name: str,
+    detail: str,
+    before: Definition | None,
+    after: Definition | None,
+    classes: tuple[str, ...],
+) -> Change:
+    was, now = (each.place if each else None for each in (before, after))
+    fate = NEW if was is None else GONE if now is None else BODY
+    diff = unified(*(each.text if each else "" for each in (before, after)))
+    return Change(MAKER, name, fate, detail, was, now, classes, diff)
 
 
 def _derived(made: Mapping[Place, Mapping[str, str]]) -> set[Place]:
@@ -91,7 +84,7 @@ def _derived(made: Mapping[Place, Mapping[str, str]]) -> set[Place]:
 
 def _setters(
     place: Place, maker: Definition, sides: tuple[Model, Model], classes: tuple[str, ...]
-) -> Iterator[Difference]:
+) -> Iterator[Change]:
     """Yield the other methods of a maker's class that set an attribute that it sets, if new."""
     attributes = set(ASSIGNED.findall(maker.text))
     owners = [side.find(place[0], place[1].rpartition(".")[0]) for side in sides]
@@ -103,7 +96,7 @@ def _setters(
         new = set(ASSIGNED.findall(member.text)) - set(ASSIGNED.findall(old.text if old else ""))
         if name != place[1] and member.kind == "function" and new & attributes:
             detail = f"It sets {', '.join(sorted(new & attributes))}, as {maker.name} does."
-            yield Difference(member.full_name, detail, old, member, classes)
+            yield _change(member.full_name, detail, old, member, classes)
 
 
 def uses(

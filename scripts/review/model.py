@@ -6,7 +6,7 @@ import ast
 import difflib
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,10 @@ from series.upstream import Upstream
 
 #: Fates of a definition. A class's bases and fields are part of its signature.
 SAME, BODY, SIGNATURE, MOVED, GONE, NEW = "same", "body", "signature", "moved", "gone", "new"
+
+#: Why a definition is watched; the first two need a person if it has changed.
+MIRRORED, SEAM, IMPORTED, MAKER, PATCHED = "mirrored", "seam", "imported", "maker", "patched file"
+DECIDE = (MIRRORED, SEAM)
 
 #: A statement that sets an attribute of an object's own, in the text of a method.
 ASSIGNED = re.compile(r"self\.(\w+)(?:: [^=\n]+)? = ")
@@ -81,6 +85,31 @@ class Definition:
         lines = self.object.lines_collection[Path(self.path)][member.lineno - 1 : member.endlineno]
         text = "\n".join(lines) + "\n"
         return Definition(self.module, f"{self.name}.{name}".lstrip("."), self.path, member, text)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A watched definition that is not as it was.
+
+    Attributes:
+        kind: why it is watched.
+        name: dotted, as the pinned release has it.
+        fate: one of :data:`SAME` to :data:`NEW`.
+        detail: sentences on it; may be empty.
+        was: path and line in the pinned release; None if it is new.
+        now: path and line in the release; None if it is gone.
+        users: modules of ours below the package, and patches.
+        diff: lines of a unified diff; none for a module.
+    """
+
+    kind: str
+    name: str
+    fate: str
+    detail: str
+    was: str | None
+    now: str | None
+    users: tuple[str, ...]
+    diff: Sequence[str] = ()
 
 
 class Model:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from overlay.errors import Exit, OverlayError
 from overlay.pin import Pin
 from packaging.utils import canonicalize_name
@@ -14,6 +16,8 @@ from review.wheels import PROJECTS
 LATEST = "latest"
 
 _RANGE = ".."
+_NEXT = "see `pip config list` for the index"
+_FILE = "or name a wheel file and give SHA256=its checksum"
 _EXAMPLE = "RELEASES=0.23.0..latest or RELEASES=0.22.1,0.23.0"
 
 
@@ -26,26 +30,17 @@ def final(pin: Pin) -> list[Version]:
     Raises:
         OverlayError: the index cannot be asked, or lists none.
     """
-    index = PackageIndex()
-    versions: set[Version] = set()
-    for project in _projects(pin):
-        try:
-            versions.update(index.versions(project))
-        except UnreachableError as error:
-            # What the other distribution has might not be the newest.
-            error.next_step = (
-                "see `pip config list` for the index, and check the network; or name a wheel "
-                "file and give SHA256=its checksum"
-            )
-            raise
+    index, projects = PackageIndex(), _projects(pin)
+    try:
+        # If one distribution cannot be asked for, what the other has might not be the newest.
+        versions = {version for project in projects for version in index.versions(project)}
+    except UnreachableError as error:
+        error.next_step = f"{_NEXT}, and check the network; {_FILE}"
+        raise
     if listed := sorted(version for version in versions if _is_final(version)):
         return listed
-    raise OverlayError(
-        Exit.ABSENT,
-        f"the package index lists no final release of {' or '.join(_projects(pin))}",
-        next_step="see `pip config list` for the index, and name one that has it; or name a "
-        "wheel file and give SHA256=its checksum",
-    )
+    reason = f"the package index lists no final release of {' or '.join(projects)}"
+    raise OverlayError(Exit.ABSENT, reason, next_step=f"{_NEXT}, and name one that has it; {_FILE}")
 
 
 def one(wanted: str, pin: Pin) -> str:
@@ -68,12 +63,7 @@ def several(wanted: str, pin: Pin) -> list[str]:
     Raises:
         OverlayError: that is no list of versions, a range is empty, or :func:`final` fails.
     """
-    listed: list[Version] = []
-
-    def known() -> list[Version]:
-        if not listed:
-            listed.extend(final(pin))
-        return listed
+    known = cache(lambda: final(pin))
 
     def version(text: str) -> Version:
         try:

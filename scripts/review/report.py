@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from overlay.patches import header_fields
 from overlay.source import Overlay
 
-from review import merging, runners, watch, words
+from review import merging, model, runners, words
 from review.markup import (
     anchor_of,
     at,
@@ -23,8 +23,7 @@ from review.markup import (
     table,
 )
 from review.merging import JudgedFile, JudgedHunk, JudgedPatch
-from review.model import GONE, NEW, unified
-from review.watch import Change
+from review.model import GONE, NEW, Change, unified
 
 if TYPE_CHECKING:
     from review.review import Review
@@ -32,11 +31,11 @@ if TYPE_CHECKING:
 #: Lines of each side of a conflict.
 _LONGEST = 30
 _WATCHED = {
-    watch.MIRRORED: "We re-implement",
-    watch.SEAM: "A patch stands in",
-    watch.IMPORTED: "Our modules use",
-    watch.MAKER: "Makes, derives from or replaces a class with a seam",
-    watch.PATCHED: "Elsewhere in the files that we patch",
+    model.MIRRORED: "We re-implement",
+    model.SEAM: "A patch stands in",
+    model.IMPORTED: "Our modules use",
+    model.MAKER: "Makes, derives from or replaces a class with a seam",
+    model.PATCHED: "Elsewhere in the files that we patch",
 }
 
 
@@ -110,14 +109,14 @@ def _conflict(review: Review, judged: JudgedPatch, file: JudgedFile, hunk: Judge
 
 
 def _decisions(review: Review) -> Iterator[str]:
-    changes = [each for each in review.changes if each.kind in watch.DECIDE]
+    changes = [each for each in review.changes if each.kind in model.DECIDE]
     if not changes and not review.decisions:
         return
     number = len(changes) + len(review.decisions)
     yield headed(2, "decide", f"Needs a decision: {number:,}")
     if review.decisions:
         yield "\n".join(f"- {escape(each)}" for each in review.decisions)
-    for kind in watch.DECIDE:
+    for kind in model.DECIDE:
         if found := [each for each in changes if each.kind == kind]:
             yield headed(3, anchor_of(kind), f"{_WATCHED[kind]}: {len(found):,} changed")
             yield from (_change(review, each) for each in found)
@@ -207,9 +206,9 @@ def _rest(review: Review) -> Iterator[str]:
     yield headed(2, "rest", "The rest")
     for kind, text in _WATCHED.items():
         found = [each for each in review.changes if each.kind == kind]
-        if kind in watch.DECIDE or not found:
+        if kind in model.DECIDE or not found:
             continue
-        if kind == watch.PATCHED:
+        if kind == model.PATCHED:
             body = "\n".join(_by_file(found))
         else:
             body = "\n\n".join(_change(review, each) for each in found)

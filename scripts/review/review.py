@@ -19,6 +19,7 @@ from review import (
     candidate,
     mends,
     merging,
+    model,
     page,
     report,
     requirements,
@@ -29,11 +30,10 @@ from review import (
 from review.candidate import Candidate
 from review.mends import Found, Mend
 from review.merging import Merged
-from review.model import Model
+from review.model import Change, Model
 from review.requirements import Asked
 from review.runners import Runners
 from review.trying import FAILED, Step, summary
-from review.watch import Change
 from review.wheels import Release
 from review.words import Word
 
@@ -143,8 +143,8 @@ class Review:
             parts.append(f"{len(self.conflicts)} of {len(self.merged.patches)} patches conflict "
                          f"({names})")  # fmt: skip
         kinds = [each.kind for each in self.changes]
-        first = sum(kind in watch.DECIDE for kind in kinds)
-        others = kinds.count(watch.PATCHED)
+        first = sum(kind in model.DECIDE for kind in kinds)
+        others = kinds.count(model.PATCHED)
         if watched := len(kinds) - others:
             parts.append(f"watched definitions that have changed: {watched}, {first} of which we "
                          "mirror or patch")  # fmt: skip

@@ -23,10 +23,15 @@ from review import makers
 from review.merging import JudgedPatch
 from review.model import (
     BODY,
-    GONE,
+    IMPORTED,
+    MAKER,
+    MIRRORED,
     MOVED,
     NEW,
+    PATCHED,
     SAME,
+    SEAM,
+    Change,
     Definition,
     Model,
     bases,
@@ -38,9 +43,6 @@ from review.model import (
 )
 from review.words import short
 
-#: Why a definition is watched; the first two need a person if it has changed.
-MIRRORED, SEAM, IMPORTED, MAKER, PATCHED = "mirrored", "seam", "imported", "maker", "patched file"
-DECIDE = (MIRRORED, SEAM)
 #: The word of a module that mirrors nothing.
 NOTHING = "nothing"
 
@@ -61,31 +63,6 @@ class Watched:
 
     kind: str
     users: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Change:
-    """A watched definition that is not as it was.
-
-    Attributes:
-        kind: why it is watched.
-        name: dotted, as the pinned release has it.
-        fate: one of :mod:`review.model`'s.
-        detail: sentences on it; may be empty.
-        was: path and line in the pinned release; None if it is new.
-        now: path and line in the release; None if it is gone.
-        users: modules of ours below the package, and patches.
-        diff: lines of a unified diff; none for a module.
-    """
-
-    kind: str
-    name: str
-    fate: str
-    detail: str
-    was: str | None
-    now: str | None
-    users: tuple[str, ...]
-    diff: Sequence[str] = ()
 
 
 Watch = Mapping[tuple[str, str], Watched]
@@ -187,7 +164,7 @@ def changes(
         if change is not None:
             found.setdefault(change.name, change)
     holders = {(each.module, each.name) for each, _ in seams(patches, base)}
-    for change in _of_makers(makers.compare(holders, base, release, overlay.targets)):
+    for change in makers.compare(holders, base, release, overlay.targets):
         found.setdefault(change.name, change)
     for path in overlay.targets:
         for change in _elsewhere_in(path, base, release):
@@ -217,14 +194,6 @@ def _change(
     diff = unified(before.text, after.text if after else "")
     name = f"{place[0]}.{place[1]}".rstrip(".")
     return Change(watched.kind, name, fate, detail, was, where, tuple(watched.users), diff)
-
-
-def _of_makers(found: Iterable[makers.Difference]) -> Iterator[Change]:
-    for each in found:
-        was, now = (d.place if d else None for d in (each.before, each.after))
-        texts = (d.text if d else "" for d in (each.before, each.after))
-        fate = NEW if was is None else GONE if now is None else BODY
-        yield Change(MAKER, each.name, fate, each.detail, was, now, each.classes, unified(*texts))
 
 
 def _elsewhere_in(path: str, base: Model, release: Model) -> Iterator[Change]:

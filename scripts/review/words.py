@@ -21,7 +21,7 @@ from review.merging import CONFLICTS, OBSOLETE, JudgedPatch
 
 if TYPE_CHECKING:
     from review.mends import Found
-    from review.watch import Change
+    from review.model import Change
 
 Words = frozenset[str]
 NONE: Words = frozenset()

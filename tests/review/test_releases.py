@@ -12,7 +12,7 @@ from overlay.errors import Exit, OverlayError
 from overlay.installation import locate
 from overlay.patches import Series
 from overlay.pin import sha256
-from review import merging, review, watch, wheels, words
+from review import merging, model, review, wheels, words
 from review.index import STATED
 from review.mends import MENDS, NOT_MENDED, PARTLY, READ
 from review.model import Model
@@ -108,7 +108,7 @@ def test_the_next_release_is_as_the_documents_walk_through_it(
     numbers = [judged.number for judged in result.conflicts]
     assert f"that {' and '.join(numbers)} conflict" in text
     assert f"VLLM_READINESS={words.switch(result.words)}" in text
-    assert f"{sum(e.kind in watch.DECIDE for e in result.changes)} definitions" in text
+    assert f"{sum(e.kind in model.DECIDE for e in result.changes)} definitions" in text
     changed = {change.name: change for change in result.changes}
     # Three matter: wide noise, top-k and top-p through FlashInfer, and the metadata of GDN.
     sampling = "vllm.v1.sample."
@@ -118,9 +118,9 @@ def test_the_next_release_is_as_the_documents_walk_through_it(
         "vllm.v1.worker.gpu.sample.sampler.Sampler.apply_sampling_params",
         "vllm.v1.attention.backends.gdn_attn.GDNAttentionMetadataBuilder.build",
     ):
-        assert changed[name].kind in watch.DECIDE
+        assert changed[name].kind in model.DECIDE
         assert changed[name].diff
-    assert changed["vllm.v1.worker.cpu.shm"].kind == watch.MAKER
+    assert changed["vllm.v1.worker.cpu.shm"].kind == model.MAKER
     states = {word.name: word.state for word in result.words}
     lost = {name for name, state in states.items() if state == words.CONFLICT}
     assert lost == {"sampler-copies", "cpu-seeds", "mamba-blocks", words.FRAME}

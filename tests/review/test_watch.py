@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from overlay.errors import OverlayError
 from overlay.installation import locate
-from review import merging, watch
-from review.model import Model
-from review.watch import Change
+from review import merging, model, watch
+from review.model import Change, Model
 from series.upstream import from_installation
 from support import names, series
 from support.names import BASE, BATCH, EXTRA, HELPERS, USER, changed
@@ -116,7 +115,7 @@ def test_one_change(name: str, path: str, old: str, new: str, fate: str, tmp_pat
     change = examined(tmp_path, changed(path, (old, new)))[name]
     assert change.fate == fate
     assert (change.now is None) == (fate == "gone")
-    if change.kind != watch.PATCHED:
+    if change.kind != model.PATCHED:
         assert change.detail or any(line.startswith(("-", "+")) for line in change.diff)
         assert change.users
 
@@ -189,7 +188,7 @@ def test_a_change_of_what_is_mirrored_comes_first(
 ) -> None:
     ours = f'"""Ours."""\n\n# mirrors: {NAME}:{name}\n'
     first = next(iter(examined(tmp_path, changed(HELPERS, (old, new)), ours=ours).values()))
-    assert (first.kind, first.name, first.fate) == (watch.MIRRORED, f"{NAME}.{name}", fate)
+    assert (first.kind, first.name, first.fate) == (model.MIRRORED, f"{NAME}.{name}", fate)
     assert first.users == ("notes",)
 
 
@@ -216,7 +215,7 @@ def test_a_mirror_that_the_pinned_release_lacks_is_refused(
 def test_all_that_is_declared_is_in_the_pinned_release() -> None:
     base = from_installation(locate(site=str(UPSTREAM)), OVERLAY)
     listed = watch.watch_list(OVERLAY, [], Model(base))
-    mirrored = {place for place, watched in listed.items() if watched.kind == watch.MIRRORED}
+    mirrored = {place for place, watched in listed.items() if watched.kind == model.MIRRORED}
     assert {
         ("vllm.model_executor.layers.utils", "apply_penalties"),
         ("vllm.v1.sample.ops.bad_words", "apply_bad_words"),
@@ -287,7 +286,7 @@ def test_a_change_elsewhere_in_a_patched_file_is_named(
     text = replaced(base[BATCH], (old, new))
     ours = '"""Ours."""\n\n# mirrors: nothing\n'
     change = examined(tmp_path, {**base, BATCH: text}, base, ours)[what]
-    assert (change.kind, change.fate) == (watch.PATCHED, fate)
+    assert (change.kind, change.fate) == (model.PATCHED, fate)
 
 
 @pytest.mark.parametrize(

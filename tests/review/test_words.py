@@ -8,7 +8,7 @@ from overlay.installation import locate
 from review import merging, words
 from review.mends import MENDS, Found
 from review.merging import JudgedPatch
-from review.watch import Change
+from review.model import Change
 from review.words import Vocabulary, Word
 from series.upstream import from_installation
 from support.sites import OVERLAY, REPO, UPSTREAM
