@@ -94,7 +94,7 @@ doctor: ## say what is installed there, who uses it, and what apply would do
 	@$(OVERLAY) doctor $(TARGET) $(CHOICE) $(ARGS)
 
 # Without upstream's files it shows the patches alone, rather than make an environment.
-diff: ## show what the overlay changes, in context (after `make tools`, also as a page)
+diff: ## show what the overlay changes, in context
 ifeq ($(OWN_ENV)$(HELD),yes)
 	@$(if $(ARGS),echo "diff: no vLLM is named; ARGS needs one: VENV=dir" >&2; exit 2)
 	@cat $$(sed 's|^|patches/|' patches/series) || [ $$? -gt 128 ]  # a closed pipe is no error
@@ -102,7 +102,6 @@ ifeq ($(OWN_ENV)$(HELD),yes)
 else
 	@$(OVERLAY) diff $(REVIEW_BASE) $(CHOICE) $(ARGS)
 endif
-	@$(if $(DRY)$(if $(wildcard pyproject.toml),,archive),,$(if $(and $(if $(OWN_ENV),$(HELD),named),$(wildcard $(TEST_ENV)/readiness-overlay.complete)),$(REVIEW) diff $(REVIEW_BASE) >&2,echo "diff: for the page: \`make tools\` (5.8 GB in $(TEST_ENV)), and then \`make diff\` again" >&2))
 
 review: tools ## review RELEASE=version or wheel or latest (TRY=0: do not try it), or RELEASES=first..last
 ifneq (,$(RELEASES))

@@ -3,7 +3,6 @@
     python -m review release RELEASE    build/review/RELEASE: report, page, candidate
     python -m review matrix RELEASES    build/review/matrix.html: several releases in one table
     python -m review rebase RELEASE     lay the series out on it in build/edit
-    python -m review diff               the overlay against its own release
 
 Run it with ``PYTHONPATH=scripts``. RELEASE is a version, a wheel file, or ``latest``;
 RELEASES is ``0.23.0..latest``, or versions with commas between them. Exit codes: 0 once it has
@@ -81,13 +80,12 @@ def _parser() -> argparse.ArgumentParser:
         ("release", _release, "review a release"),
         ("matrix", _matrix, "review several releases, in one table"),
         ("rebase", _rebase, "lay out the series on a release in build/edit"),
-        ("diff", _diff, "show the overlay against its own release"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.set_defaults(run=run)
         if name == "matrix":
             command.add_argument("releases", help="versions with commas between, or FIRST..LAST")
-        elif name != "diff":
+        else:
             command.add_argument("release", help="a version, a wheel file, or latest")
             command.add_argument("--sha256", help="of the wheel file, if no index knows it")
         if name in ("release", "matrix"):
@@ -150,13 +148,6 @@ def _matrix(args: argparse.Namespace) -> int:
 def _ending(args: argparse.Namespace, code: int) -> int:
     """Return the exit code; that of a verdict only if it was asked for."""
     return code if args.check or code not in review.CODES.values() else Exit.DONE
-
-
-def _diff(args: argparse.Namespace) -> int:
-    overlay = Overlay.load(ROOT)
-    page = review.of_itself(overlay, _base(args, overlay), args.out)
-    print(escaped(f"page: {page}"))
-    return Exit.DONE
 
 
 def _rebase(args: argparse.Namespace) -> int:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
-
-from overlay.patches import header_fields
-from overlay.source import Overlay
 
 from review import merging, model, runners, words
 from review.markup import (
@@ -23,7 +20,7 @@ from review.markup import (
     table,
 )
 from review.merging import JudgedFile, JudgedHunk, JudgedPatch
-from review.model import GONE, NEW, Change, unified
+from review.model import GONE, NEW, Change
 
 if TYPE_CHECKING:
     from review.review import Review
@@ -273,30 +270,3 @@ def _cut(lines: Sequence[str]) -> list[str]:
     if len(lines) <= _LONGEST:
         return list(lines)
     return [*lines[:_LONGEST], f"… {len(lines) - _LONGEST:,} more lines"]
-
-
-# The overlay on its own release
-
-
-def own_title(overlay: Overlay) -> str:
-    """Return the subject of the overlay's own page."""
-    return f"Overlay {overlay.pin.overlay} on vLLM {overlay.pin.release}"
-
-
-def own(overlay: Overlay, texts: Mapping[str, tuple[bytes, bytes]]) -> str:
-    """Return each patch with its header, and each file with its changes.
-
-    Args:
-        overlay: the overlay.
-        texts: by path, upstream's text and the overlaid one.
-    """
-    parts = [f"# {escape(own_title(overlay))}", headed(2, "patches", "Patches")]
-    for patch in overlay.series.patches:
-        fields = header_fields(patch.header)
-        lines = [f"- {escape(name)}: {escape(text)}" for name, text in fields.items()]
-        parts.append(folded(f"{patch.name[:4]} {merging.title(patch)}", "\n".join(lines)))
-    parts.append(headed(2, "files", "Files"))
-    for path, (before, after) in texts.items():
-        diff = unified(*(text.decode(errors="replace") for text in (before, after)))
-        parts.append(folded(f"{path}: {len(diff):,} lines of diff", fenced(diff, "diff")))
-    return "\n\n".join(parts) + "\n"

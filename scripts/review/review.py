@@ -41,8 +41,7 @@ from review.words import Word
 UNCHANGED, CHANGED, CONFLICT = "nothing watched has changed", "changed", "conflicts"
 CODES = {UNCHANGED: 0, CHANGED: 10, CONFLICT: 11}
 
-#: The directory of the overlay's page against its own release, and the files of a review.
-OWN = "own"
+#: The files of a review.
 MARKDOWN, PAGE, CANDIDATE = "review.md", "review.html", "candidate"
 
 Trial = Callable[[Release, Mapping[str, bytes], bool], list[Step]]
@@ -212,21 +211,6 @@ def of_release(
     files = {f"{CANDIDATE}/{name}": data for name, data in made.files.items()}
     write(folder / release.version, report.title(review), report.markdown(review), files)
     return review
-
-
-def of_itself(overlay: Overlay, base: Upstream, folder: Path) -> Path:
-    """Write the page of the overlay against the release that it is for.
-
-    Returns:
-        The page.
-
-    Raises:
-        OverlayError: it does not fit that release.
-    """
-    texts = {path: (base.read(path), overlay.overlaid_bytes(path, base.read(path)))
-             for path in overlay.targets}  # fmt: skip
-    write(folder / OWN, report.own_title(overlay), report.own(overlay, texts), {})
-    return folder / OWN / PAGE
 
 
 def _lacking(path: str, base: Upstream, release: Upstream) -> str:

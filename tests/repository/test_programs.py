@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from environment.children import children_environment
 from support import interrupts, probes, runs
-from support.sites import REPO, UPSTREAM, run_package
+from support.sites import REPO, run_package
 
 SCRIPTS = REPO / "scripts"
 #: Characters that an encoding may lack, and an escape sequence that a terminal would act upon.
@@ -30,7 +30,6 @@ def commands(tmp_path: Path) -> dict[str, Sequence[object]]:
         "probe": ("probe", record),
         "probe --trace": ("probe", record, "--trace", tmp_path / "trace…"),
         "report": ("bench.report", run),
-        "review": ("review", "diff", "--site", UPSTREAM, "--out", tmp_path / HOSTILE),
     }
 
 
@@ -45,10 +44,7 @@ def shell(command: Sequence[object], more: str, **env: str) -> "subprocess.Compl
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["probe", "probe --trace", "report", pytest.param("review", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("name", ["probe", "probe --trace", "report"])
 def test_no_encoding_and_no_lost_output_fails_a_program(
     commands: dict[str, Sequence[object]], name: str
 ) -> None:

@@ -1,24 +1,20 @@
 """Whole reviews, of releases with one change each."""
 
-import html
-import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from overlay.errors import OverlayError
 from packaging.version import Version
 from review import __main__ as program
-from review import merging, page, released, review, wheels
+from review import page, released, review, wheels
 from review.mends import Mend
 from review.review import Review
 from support import reviews, series
 from support.reviews import prepare, release
 from support.series import BASE, CHANGES, RUNNER
-from support.sites import OVERLAY, REPO, UPSTREAM, snapshot
+from support.sites import UPSTREAM, snapshot
 
 # One change each.
 
@@ -195,29 +191,6 @@ def test_the_latest_release_is_called_by_its_number(
     written = [tmp_path / "out" / "0.24.0" / name for name in (review.PAGE, review.MARKDOWN)]
     assert all("RELEASE=0.24.0" in file.read_text() for file in written)
     assert not any("latest" in file.read_text() for file in written)
-
-
-def test_the_overlay_against_its_own_release(tmp_path: Path) -> None:
-    """The active environment is the base if nothing is named."""
-    command = [sys.executable, "-m", "review", "diff", "--out", str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": str(REPO / "scripts")}
-    done = [
-        subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-            env=environment | {"VIRTUAL_ENV": env},
-        )
-        for env in (str(tmp_path / "none"), str(REPO / "build" / "env"))
-    ]
-    assert str(tmp_path / "none") in done[0].stderr
-    assert done[1].returncode == 0, done[1].stderr
-    assert [file.name for file in tmp_path.iterdir()] == [review.OWN]
-    text = html.unescape((tmp_path / review.OWN / review.PAGE).read_text())
-    assert all(merging.title(patch) in text for patch in OVERLAY.series.patches)
-    assert all(path in text for path in OVERLAY.targets)
-    assert done[1].stdout == f"page: {tmp_path / review.OWN / review.PAGE}\n"
 
 
 @pytest.mark.parametrize(
