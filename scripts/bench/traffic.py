@@ -22,7 +22,6 @@ from bench.harness.pairs import PairRun, Start
 from bench.harness.run import run
 from bench.loops.child import CACHES, GRAPHS
 from bench.loops.rows import ENGINES, ROWS, SHAPES
-from bench.plugins import announce
 
 #: Noise first: two processes of one view, and two views.
 PAIRS = (
@@ -51,7 +50,13 @@ class LoopRun(PairRun):
 
     def __init__(self, args: argparse.Namespace, installations: Installations) -> None:
         super().__init__(args, installations)
-        self._plugin = announce(installations.work / "loops", "bench.loops.plugin:register")
+        # A path entry that announces a general plugin to every process of an engine.
+        self._plugin = installations.work / "loops"
+        metadata = self._plugin / "bench_loops.dist-info"
+        metadata.mkdir(parents=True, exist_ok=True)
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: bench-loops\n")
+        entry = "[vllm.general_plugins]\nbench_loops = bench.loops.plugin:register\n"
+        (metadata / "entry_points.txt").write_text(entry)
 
     def starts(self) -> Sequence[Start]:
         """Return the starts of a round; see :func:`starts`."""

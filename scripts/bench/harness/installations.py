@@ -20,8 +20,6 @@ from bench.harness.kept import end_with_parent
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = ROOT / "scripts"
 SIDES = ("stock", "overlaid")
-#: A path entry that announces the probe to vLLM as a plugin, the same for every side.
-PLUGIN = SCRIPTS / "probe" / "plugin"
 _ASKED = """
 import importlib.util, platform
 print(platform.python_version(), importlib.util.find_spec("vllm").origin)
