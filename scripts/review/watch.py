@@ -202,10 +202,8 @@ def _elsewhere_in(path: str, base: Model, release: Model) -> Iterator[Change]:
     assert old is not None
     yield from _members_changed(old, new or parsed(path, ""), base, release)
     if _statements(base.text(path)) != _statements(release.text(new.path) if new else ""):
-        detail = "Imports or other statements of the module have changed."
-        yield Change(
-            PATCHED, f"{old.module} (statements)", BODY, detail, f"{path}:1", f"{path}:1", ()
-        )
+        place = f"{path}:1"
+        yield Change(PATCHED, f"{old.module} (statements)", BODY, "", place, place, ())
 
 
 def _members_changed(
