@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from overlay import cli, output
-from overlay.errors import Exit, OverlayError
+from overlay.errors import Exit, OverlayError, denied
 from overlay.output import escaped
 from overlay.source import Overlay
 from series import edit, upstream
@@ -59,12 +59,7 @@ def main(argv: Sequence[str]) -> int:
         print("review: interrupted; an earlier review is unchanged", file=sys.stderr)
         return 130
     except OSError as error:
-        refusal = OverlayError(
-            Exit.DENIED,
-            f"{error.strerror or error}; an earlier review is unchanged",
-            subject=error.filename if isinstance(error.filename, str) else None,
-            next_step="mend that, or name a directory that can be written to with --out",
-        )
+        refusal = denied(error, "an earlier review is unchanged")
         print(f"review: {refusal}", file=sys.stderr)
         return refusal.code
 
@@ -168,12 +163,6 @@ def _rebase(args: argparse.Namespace) -> int:
 
 
 def _obtain(args: argparse.Namespace, overlay: Overlay, folder: Path) -> wheels.Release:
-    if not args.release:
-        raise OverlayError(
-            Exit.USAGE,
-            "RELEASE is empty",
-            next_step="name a version or a wheel file: RELEASE=0.23.0, or RELEASE=latest",
-        )
     wanted = released.one(args.release, overlay.pin)
     return wheels.obtain(wanted, args.sha256 or None, folder / "wheels", overlay.pin)
 

@@ -196,7 +196,7 @@ def test_the_latest_release_is_called_by_its_number(
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("release", ""), "RELEASE is empty"),
+        (("release", ""), "'': is neither a version"),
         (("release", "0.22.999"), "0.22.999"),
         (("release", "no/such.whl"), "no/such.whl"),
         (("release", "https://example.org/v.whl"), "https:/example.org/v.whl: cannot be read"),
@@ -204,7 +204,7 @@ def test_the_latest_release_is_called_by_its_number(
             ("release", "0.22.1", "--site", "x", "--venv", "y"),
             "--site= name two targets",
         ),
-        (("rebase", ""), "RELEASE is empty"),
+        (("rebase", ""), "'': is neither a version"),
         (("release", "0.23.0", "--site", "/no/such/site"), "/no/such/site"),
     ],
 )
