@@ -10,9 +10,8 @@ import _imp
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from overlay.errors import OverlayError, denied, usage
+from overlay.errors import denied, usage
 from overlay.files import STAGED, read
 from overlay.interpreter import MARK, NoAnswer, answer
 
@@ -45,22 +44,6 @@ except OSError as system:
 except EOFError:
     error = None, "could not be written whole", out + name
 os.write(1, {MARK!r} + json.dumps([names, error, refused]).encode() + b"\\n")
-"""
-
-#: Program for the target's interpreter: compiles sources from stdin, and writes no file.
-_CHECK = f"""
-import sys
-sys.path = [path for path in sys.path if path]  # The empty entry is the current directory.
-import json, marshal, os, warnings
-warnings.simplefilter("ignore")
-refused = None
-for final, text in json.load(sys.stdin):
-    try:
-        marshal.dumps(compile(text.encode("latin-1"), final, "exec", dont_inherit=True))
-    except Exception as error:
-        refused = final, str(error) or type(error).__name__
-        break
-os.write(1, {MARK!r} + json.dumps(refused).encode() + b"\\n")
 """
 
 
@@ -105,9 +88,7 @@ def stale(source: Path, data: bytes | None) -> list[Path]:
     return unchecked
 
 
-def compile_modules(
-    interpreter: Path, sources: Mapping[Path, Path], lock: int, prefix: str = STAGED
-) -> list[Path]:
+def compile_modules(interpreter: Path, sources: Mapping[Path, Path], lock: int) -> list[Path]:
     """Compile modules with the target's interpreter, to staged files.
 
     Args:
@@ -115,7 +96,6 @@ def compile_modules(
         sources: maps each module's final path to the present path of its source. The
             ``__pycache__`` directories must exist.
         lock: file descriptor of the lock. The child inherits it, and then also holds the lock.
-        prefix: prefix of the names of staged files.
 
     Returns:
         The final path of each module's bytecode.
@@ -125,40 +105,15 @@ def compile_modules(
     """
     caches = [final.parent / "__pycache__" for final in sources]
     request = [
-        (str(source), str(final), str(cache / prefix))
+        (str(source), str(final), str(cache / STAGED))
         for cache, (final, source) in zip(caches, sources.items(), strict=True)
     ]
-    names, error, refused = _answer(interpreter, _COMPILE, request, lock)
-    if refused:
-        raise _refused(interpreter, *refused)
-    if error:
-        number, reason, path = error
-        # py_compile writes to a temporary file; report the directory instead.
-        path = os.path.dirname(path) if ".pyc" in path else path
-        raise denied(OSError(number, reason, path), "nothing was written")
-    return [cache / name for cache, name in zip(caches, names, strict=True)]
-
-
-def check_modules(interpreter: Path, sources: Mapping[Path, bytes]) -> None:
-    """Check that modules compile with the target's interpreter; write nothing.
-
-    ``sources`` maps each module's final path to its bytes.
-
-    Raises:
-        OverlayError: the interpreter does not run, or rejects a module.
-    """
-    request = [(str(final), data.decode("latin-1")) for final, data in sources.items()]
-    if refused := _answer(interpreter, _CHECK, request):
-        raise _refused(interpreter, *refused)
-
-
-def _answer(interpreter: Path, program: str, request: object, *inherited: int) -> Any:  # noqa: ANN401
     # Before 3.11, marshal writes sets in hash order. With -I, Python ignores PYTHONHASHSEED.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     env = kept | {"PYTHONHASHSEED": "0"}
     try:
-        return answer(
-            interpreter, program, "-s", "-S", request=request, env=env, inherited=inherited
+        names, error, refused = answer(
+            interpreter, _COMPILE, "-s", "-S", request=request, env=env, inherited=[lock]
         )
     except NoAnswer as failure:
         raise usage(
@@ -166,12 +121,17 @@ def _answer(interpreter: Path, program: str, request: object, *inherited: int) -
             "name the Python that runs this vLLM: --python=INTERPRETER",
             interpreter,
         ) from None
-
-
-def _refused(interpreter: Path, final: str, reason: str) -> OverlayError:
-    return usage(
-        f"does not compile with {interpreter}: {reason}; nothing was written",
-        "remove the extra patch that changes it, or name the Python that runs this vLLM: "
-        "--python=INTERPRETER",
-        final,
-    )
+    if refused:
+        final, reason = refused
+        raise usage(
+            f"does not compile with {interpreter}: {reason}; nothing was written",
+            "remove the extra patch that changes it, or name the Python that runs this vLLM: "
+            "--python=INTERPRETER",
+            final,
+        )
+    if error:
+        number, reason, path = error
+        # py_compile writes to a temporary file; report the directory instead.
+        path = os.path.dirname(path) if ".pyc" in path else path
+        raise denied(OSError(number, reason, path), "nothing was written")
+    return [cache / name for cache, name in zip(caches, names, strict=True)]

@@ -14,15 +14,7 @@ from typing import NoReturn
 
 from overlay.errors import Exit, OverlayError, usage
 from overlay.files import head
-from overlay.install import (
-    exchange,
-    lay_over,
-    refuse_unwritable,
-    rehearse,
-    rehearse_off,
-    take_off,
-    taken_off,
-)
+from overlay.install import lay_over, prove, refuse_unwritable, take_off
 from overlay.installation import Installation
 from overlay.lock import exclusive
 from overlay.parts import Choice, lines, recognise, survey
@@ -60,6 +52,9 @@ class Options:
 def apply(installation: Installation, overlay: Overlay, options: Options) -> Outcome:
     """Apply the chosen part of ``overlay``, or complete an interrupted run.
 
+    Another version or part of the overlay is taken off first. If applying then fails,
+    the installation is left without an overlay.
+
     Raises:
         OverlayError: refused, and nothing was written; or failed while files were renamed, and the
             installation is partial.
@@ -67,50 +62,42 @@ def apply(installation: Installation, overlay: Overlay, options: Options) -> Out
     with exclusive(installation.site, options.wait) as lock:
         inspection = survey(installation, overlay, options.choice)
         overlay = inspection.overlay
-        notes = [*lines(overlay)]
+        notes, replaced, removed = [*lines(overlay)], [], ""
         if installed := inspection.replaceable:
             version = inspection.installed_version
             new = f"{overlay.pin.overlay}{overlay.selection}"
             notes.append(f"replaces overlay {version} with overlay {new}")
             rest = [file for file in inspection.files if file.path not in installed.paths]
             refuse_foreign(replace(inspection, files=rest))
-            after = taken_off(installed, inspection)
-            paths = inspection.paths | installed.paths
-            refuse_unwritable(installed, paths, options.force)
+            replaced = sorted(inspection.paths | installed.paths)
+            refuse_unwritable(installed, replaced, options.force)
+            prove(inspection)
             if options.dry_run:
-                rehearse(after)
-                return Outcome(inspection, sorted(paths), notes)
-            exchange(installed, after, lock, version)
-            notes += _lacking(installation)
-            return Outcome(inspect(installation, overlay), sorted(after.paths), notes)
-        return _complete(inspection, notes, options, lock)
-
-
-def _complete(inspection: Inspection, notes: list[str], options: Options, lock: int) -> Outcome:
-    """Apply to an installation that holds no other version or part of the overlay."""
-    installation = inspection.installation
-    refuse_foreign(inspection)
-    if inspection.state is State.OVERLAID:
-        return Outcome(inspection, notes=["nothing to do: already overlaid", *notes])
-    changed = [f.path for f in inspection.files if f.state is not State.OVERLAID]
-    notes += _lacking(installation)
-    refuse_unwritable(inspection, changed, options.force)
-    if options.dry_run:
-        rehearse(inspection)
-    else:
-        lay_over(inspection, lock)
-        inspection = inspect(installation, inspection.overlay)
-    return Outcome(inspection, changed, notes)
-
-
-def _lacking(installation: Installation) -> list[str]:
-    """Return notes on a missing interpreter or RECORD."""
-    notes = []
-    if installation.interpreter is None:
-        notes.append("no interpreter found: the first import compiles the bytecode")
-    if installation.record is None:
-        notes.append("there is no RECORD: revert before you uninstall or replace vLLM")
-    return notes
+                return Outcome(inspection, replaced, notes)
+            take_off(installed, lock)
+            removed = f"overlay {version} was removed, and this one is not applied: "
+            inspection = inspect(installation, overlay)
+        refuse_foreign(inspection)
+        if inspection.state is State.OVERLAID:
+            return Outcome(inspection, notes=["nothing to do: already overlaid", *notes])
+        changed = [f.path for f in inspection.files if f.state is not State.OVERLAID]
+        if installation.interpreter is None:
+            notes.append("no interpreter found: the first import compiles the bytecode")
+        if installation.record is None:
+            notes.append("there is no RECORD: revert before you uninstall or replace vLLM")
+        if not replaced:
+            refuse_unwritable(inspection, changed, options.force)
+        if options.dry_run:
+            prove(inspection)
+        else:
+            try:
+                lay_over(inspection, lock)
+            except OverlayError as error:
+                if removed:
+                    error.reason = removed + error.reason.removesuffix("; nothing was written")
+                raise
+            inspection = inspect(installation, overlay)
+        return Outcome(inspection, replaced or changed, notes)
 
 
 def revert(installation: Installation, overlay: Overlay, options: Options) -> Outcome:
@@ -134,7 +121,8 @@ def revert(installation: Installation, overlay: Overlay, options: Options) -> Ou
         changed = [f.path for f in source.files if f.state is State.OVERLAID]
         refuse_unwritable(source, changed, options.force)
         if options.dry_run:
-            rehearse_off(source)
+            for path in source.overlay.targets:
+                source.pristine(path)
         else:
             take_off(source, lock)
             # Files that the reverted version did not change may be foreign.

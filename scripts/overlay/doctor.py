@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 from overlay import commands
 from overlay.commands import KEPT, Options
@@ -15,18 +13,15 @@ from overlay.parts import Choice
 from overlay.processes import serving
 from overlay.source import Overlay
 
-#: Directory of NVIDIA's kernel module; containers with GPUs have it, too.
-DRIVER = Path("/proc/driver/nvidia")
 #: Variables that change an engine started from this shell.
 _VARIABLES = ("VLLM_READINESS", "VLLM_USE_V2_MODEL_RUNNER")
 
 
-def findings(installation: Installation, driver: Path = DRIVER) -> Iterator[tuple[str, str]]:
+def findings(installation: Installation) -> Iterator[tuple[str, str]]:
     """Yield pairs of a label and a line of the report."""
     yield "vLLM", f"{installation.title} in {installation.site}"
     python = installation.interpreter
     yield "Python", str(python) if python else "none found: name one with --python"
-    yield "device", _device(driver)
     for name in _VARIABLES:
         if name in os.environ:
             yield "set here", f"{name}={os.environ[name]}"
@@ -46,13 +41,3 @@ def prospect(
     changed, selection = len(outcome.changed), outcome.inspection.overlay.selection
     would = f"would change {changed} files" if changed else "has nothing to do"
     return Exit.DONE, f"{selection} {would}"
-
-
-def _device(driver: Path) -> str:
-    lines = [
-        line
-        for file in sorted(driver.glob("gpus/*/information"))
-        for line in file.read_text(errors="replace").splitlines()
-    ]
-    models = Counter(line.partition(":")[2].strip() for line in lines if line.startswith("Model:"))
-    return ", ".join(f"{n} {model}" for model, n in models.items()) or "no NVIDIA GPU is visible"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from overlay.errors import OverlayError, damaged, usage
-from overlay.files import COMING, read
+from overlay.errors import OverlayError, usage
+from overlay.files import STAGED, read
 from overlay.patches import SERIES, Patch, header_fields, names_in, parse
 from overlay.pin import is_safe
 from overlay.source import EXTRA, PROVENANCE, Overlay
@@ -20,21 +19,8 @@ LONGEST_NAME = 255
 FIELDS = ("Description", "How", "Bug", "Origin", "Forwarded", "Drop-When")
 
 
-@dataclass(frozen=True)
-class Extra:
-    """User's patch, whose name begins with :data:`~overlay.source.EXTRA`, and its bytes."""
-
-    patch: Patch
-    data: bytes
-
-    @property
-    def paths(self) -> set[str]:
-        """Files that the patch changes."""
-        return {file.path for file in self.patch.files}
-
-
-def load(directory: Path, overlay: Overlay) -> list[Extra]:
-    """Read ``directory/series`` and the patches that it lists.
+def load(directory: Path, overlay: Overlay) -> list[Patch]:
+    """Read ``directory/series`` and the patches that it lists; their names get :data:`EXTRA`.
 
     ``make import-patch`` writes such a directory.
 
@@ -45,7 +31,7 @@ def load(directory: Path, overlay: Overlay) -> list[Extra]:
     listing = directory / SERIES
     try:
         names = names_in(read(listing))
-        extras = [_read(directory, name) for name in names]
+        patches = [_read(directory, name, overlay) for name in names]
     except OSError as error:
         raise usage(
             f"cannot be read ({error.strerror})",
@@ -58,44 +44,34 @@ def load(directory: Path, overlay: Overlay) -> list[Extra]:
         raise usage(error.reason, "list each patch once", listing) from None
     if not names:
         raise usage("lists no patch", "list the patches to apply, or omit --extra=", listing)
-    for extra, name in zip(extras, names, strict=True):
-        _check(extra, directory / name, overlay)
-    return extras
+    return patches
 
 
-def _read(directory: Path, name: str) -> Extra:
+def _read(directory: Path, name: str, overlay: Overlay) -> Patch:
     file, path = directory / name, f"{PROVENANCE}/patches/{EXTRA}{name}"
-    staged = len(os.fsencode(COMING + EXTRA))  # The staged file has a longer name.
-    if (
-        "/" in name
-        or name.startswith(".")
-        or not is_safe(path)
-        or " " in name
-        or staged + len(name.encode()) > LONGEST_NAME
-    ):
+    longest = LONGEST_NAME - len(STAGED + EXTRA)  # The staged file has a longer name.
+    if "/" in name or name.startswith(".") or not is_safe(path) or " " in name:
+        longest = 0
+    if len(name.encode()) > longest:
         raise usage(
             "has a name that cannot be installed",
-            f"give it a name of at most {LONGEST_NAME - staged} letters, digits, dots and hyphens, "
-            "there and in `series`",
+            f"give it a name of at most {LONGEST_NAME - len(STAGED + EXTRA)} letters, digits, "
+            "dots and hyphens, there and in `series`",
             file,
         )
-    data = read(file)
     try:
-        return Extra(replace(parse(name, data), name=EXTRA + name), data)
+        patch = replace(parse(name, read(file)), name=EXTRA + name)
     except OverlayError as error:
-        raise _wrong(file, error) from None
-
-
-def _check(extra: Extra, file: Path, overlay: Overlay) -> None:
-    fields = header_fields(extra.patch.header)
-    for name in FIELDS:
-        if not fields.get(name):
+        raise misfit(error, file) from None
+    fields = header_fields(patch.header)
+    for field in FIELDS:
+        if not fields.get(field):
             raise usage(
-                f"the header's field {name} is empty: provenance cannot be inferred",
-                f"fill in {name}, and apply again",
+                f"the header's field {field} is empty: provenance cannot be inferred",
+                f"fill in {field}, and apply again",
                 file,
             )
-    for path in sorted(extra.paths - set(overlay.pin.upstream)):
+    for path in sorted(patch.paths - set(overlay.pin.upstream)):
         raise usage(
             f"changes {path}, which the overlay does not: a revert could not verify upstream's "
             "bytes of that file",
@@ -103,13 +79,26 @@ def _check(extra: Extra, file: Path, overlay: Overlay) -> None:
             "files that it does not change",
             file,
         )
+    return patch
 
 
-def require_python(path: str, before: bytes, after: bytes) -> None:
-    """Raise OverlayError, with the line, if a change stops a module from compiling."""
-    # A module that did not compile before may use the syntax of a newer Python.
-    if (error := no_python(path, after)) and no_python(path, before) is None:
-        raise damaged(f"no longer compiles with the patch: {error}", path)
+def misfit(error: OverlayError, file: Path | None = None) -> OverlayError:
+    """Return the error for a user's patch that is no patch, or that does not apply."""
+    return usage(
+        f"{error.subject}: {error.reason}",
+        "import it again for this overlay: make import-patch FILE=some.diff EXTRA=dir",
+        file,
+    )
+
+
+def require_python(path: str, data: bytes) -> None:
+    """Raise OverlayError, with the reason, if a module does not compile with extra patches."""
+    if error := no_python(path, data):
+        raise usage(
+            f"no longer compiles with the extra patches: {error}",
+            "remove the patch that changes it, or import it again for this overlay",
+            path,
+        )
 
 
 def no_python(path: str, data: bytes) -> str | None:
@@ -126,33 +115,9 @@ def no_python(path: str, data: bytes) -> str | None:
     return None
 
 
-def misfit(extra: Extra, error: OverlayError) -> OverlayError:
-    """Return the error for a patch that does not apply, or stops a module from compiling."""
-    return _wrong(extra.patch.name.removeprefix(EXTRA), error)
-
-
-def _wrong(file: str | Path, error: OverlayError) -> OverlayError:
-    return usage(
-        error.reason if error.subject is None else f"{error.subject}: {error.reason}",
-        "import it again for this overlay: make import-patch FILE=some.diff EXTRA=dir",
-        file,
-    )
-
-
-def installed(overlay: Overlay) -> list[Extra]:
-    """Return the user's patches in ``overlay``, read from an installation's provenance.
-
-    Raises:
-        OverlayError: a patch is missing, or its checksum is missing or wrong.
-    """
-    extras = []
-    for patch in overlay.series.patches:
-        if patch.name.startswith(EXTRA):
-            path = f"{PROVENANCE}/patches/{patch.name}"
-            if path not in overlay.pin.result:
-                raise damaged(f"does not list {path}", overlay.root)
-            extras.append(Extra(patch, overlay.added_bytes(path)))
-    return extras
+def installed(overlay: Overlay) -> list[Patch]:
+    """Return the user's patches in ``overlay``."""
+    return [patch for patch in overlay.series.patches if patch.name.startswith(EXTRA)]
 
 
 def described(overlay: Overlay) -> list[dict[str, str]]:
@@ -162,6 +127,5 @@ def described(overlay: Overlay) -> list[dict[str, str]]:
             "name": patch.name.removeprefix(EXTRA),
             "origin": " ".join(header_fields(patch.header).get("Origin", "").split()),
         }
-        for patch in overlay.series.patches
-        if patch.name.startswith(EXTRA)
+        for patch in installed(overlay)
     ]

@@ -20,10 +20,8 @@ from pathlib import Path
 
 from overlay.traits import Traits, give
 
-#: Prefix of the names of staged files and directories. An upgrade stages the files of two versions,
-#: under the two longer prefixes.
+#: Prefix of the names of staged files and directories.
 STAGED = ".readiness-overlay-"
-COMING, GOING = f"{STAGED}new-", f"{STAGED}old-"
 
 #: Size limit of the files that are read, in bytes.
 LARGEST = 64 << 20
@@ -202,12 +200,12 @@ def remove_if_empty(folder: Path) -> None:
         os.rmdir(folder)
 
 
-def staged_path(final: Path, prefix: str = STAGED) -> Path:
+def staged_path(final: Path) -> Path:
     """Return the staging path of ``final``."""
-    return final.with_name(prefix + final.name)
+    return final.with_name(STAGED + final.name)
 
 
-def staged_in(folder: Path, prefix: str = STAGED) -> list[Path]:
+def staged_in(folder: Path) -> list[Path]:
     """Return the staged files in a directory, sorted by name; empty without a directory."""
     names = os.listdir(folder) if folder.is_dir() else []
-    return sorted(folder / name for name in names if name.startswith(prefix))
+    return sorted(folder / name for name in names if name.startswith(STAGED))

@@ -12,28 +12,21 @@ from overlay import bytecode, record
 from overlay import pin as pins
 from overlay.errors import Exit, OverlayError, denied
 from overlay.files import (
-    COMING,
-    GOING,
     STAGED,
     mount_points,
     prune,
     remove,
     remove_if_empty,
-    staged_path,
     sync,
     unchangeable,
 )
-from overlay.pin import PACKAGE, sha256
+from overlay.pin import PACKAGE
 from overlay.processes import refuse_serving
 from overlay.source import PROVENANCE, Overlay
 from overlay.staging import Staging
-from overlay.state import FileState, Inspection, State
+from overlay.state import Inspection, State
 from overlay.traits import traits
 
-#: The longest path that a system call takes, in bytes (path_resolution(7)).
-_PATH_MAX = 4095
-#: The longest suffix of a bytecode file while py_compile writes it.
-_PYC = f".cpython-3xxt.opt-2.pyc.{'n' * 20}"
 _CARRY_ON = "the installation is partial: the same command completes it, `revert` undoes it"
 
 
@@ -51,8 +44,6 @@ def refuse_unwritable(inspection: Inspection, changed: Iterable[str], force: boo
     needed = {file.parent for file in files} | {package.parent}
     caches = {path.parent / "__pycache__" for path in files if path.suffix == ".py"}
     mounted = mount_points()
-    for path in sorted(files):
-        _refuse_long(path, site)
     for path in sorted(files | needed | caches):
         reason, way = unchangeable(path), "remove the attribute (chattr -i -a)"
         if str(path) in mounted and (path in files or path.is_relative_to(package)):
@@ -70,129 +61,49 @@ def refuse_unwritable(inspection: Inspection, changed: Iterable[str], force: boo
             raise denied(OSError(number, os.strerror(number), str(path)), "nothing was written")
 
 
-def _refuse_long(path: Path, site: Path) -> None:
-    """Raise OverlayError if the staged name or path of a file would be too long."""
-    names = [staged_path(path, COMING)]
-    if path.suffix == ".py":
-        # py_compile writes to a temporary file, whose name has another dot and a number.
-        names.append(staged_path(path.parent / "__pycache__" / f"{path.stem}{_PYC}", COMING))
-    for staged in names:
-        parts = (len(os.fsencode(staged.name)), len(os.fsencode(staged)))
-        for length, most in zip(parts, (os.pathconf(site, "PC_NAME_MAX"), _PATH_MAX), strict=True):
-            if length > most:
-                raise OverlayError(
-                    Exit.DENIED,
-                    f"has a name {length - most} bytes too long for its staged copy; "
-                    "nothing was written",
-                    subject=path,
-                    next_step="install vLLM in a directory with a shorter path, or give the patch "
-                    "a shorter name",
-                )
-
-
 def lay_over(inspection: Inspection, lock: int) -> None:
     """Apply the overlay: stage every file that is not overlaid, and rename it into place."""
+    overlay, site = inspection.overlay, inspection.installation.site
     with _staging() as staging:
         _clear(inspection)
-        _commit_ours(inspection, staging, _stage_ours(inspection, staging, lock))
+        groups = _stage_ours(inspection, staging, lock)
+        _forget(site, [*overlay.targets, *overlay.added])
+        for group in groups:
+            staging.commit(group)
 
 
 def take_off(inspection: Inspection, lock: int) -> None:
     """Revert the overlay: stage upstream's files, rename them into place, and remove ours."""
+    overlay, site = inspection.overlay, inspection.installation.site
     with _staging() as staging:
         _clear(inspection)
-        _commit_upstreams(inspection, staging, _stage_upstreams(inspection, staging, lock))
+        groups = _stage_upstreams(inspection, staging, lock)
+        _forget(site, overlay.targets)
+        # In the reverse order of apply, our files are removed last, and the pin after all others.
+        # Until then an interrupted run leaves the installation partial.
+        for group in groups:
+            staging.commit(group)
+        for folder in sorted({(site / path).parent for path in overlay.targets}):
+            remove_if_empty(folder / "__pycache__")
+            sync(folder)
+        ours = sorted(overlay.added, key=_lasting)
+        staging.take_away({site / path: inspection.file(path).data for path in ours})
+        prune(site / PACKAGE)
+        sync((site / PACKAGE).parent)
 
 
-def exchange(installed: Inspection, after: Inspection, lock: int, version: str | None) -> None:
-    """Replace the installed version of the overlay by another.
-
-    The files of both versions are staged before the first change. Lack of space, permission or an
-    interpreter therefore leaves the old version in place.
-
-    Args:
-        installed: comparison with the installed version.
-        after: comparison with the new version, predicted by :func:`taken_off`.
-        lock: file descriptor of the installation's lock.
-        version: name of the installed version.
-
-    Raises:
-        OverlayError: nothing was written; or the old version was removed, completely or in part,
-            and the new one is not applied.
-    """
-    with _staging(COMING) as coming:
-        _clear(installed)
-        ours = _stage_ours(after, coming, lock)
-        with _staging(GOING) as going:
-            upstreams = _stage_upstreams(installed, going, lock)
-            _commit_upstreams(installed, going, upstreams)
-        coming.begun = True
-        try:
-            _commit_ours(after, coming, ours)
-        except (OSError, OverlayError) as error:
-            if isinstance(error, OSError):
-                error = denied(error, "the installation is partial")
-            raise OverlayError(
-                error.code,
-                f"version {version} of the overlay was removed, and this version is not applied: "
-                f"{error.reason}",
-                subject=error.subject,
-                next_step="fix that and run the same command again",
-            ) from None
-
-
-def taken_off(installed: Inspection, inspection: Inspection) -> Inspection:
-    """Predict the inspection after a revert of the installed version.
-
-    ``installed`` compares files with the installed version, ``inspection`` with another version.
+def prove(inspection: Inspection) -> None:
+    """Produce and verify the overlay's files, and write nothing.
 
     Raises:
-        OverlayError: the upstream files cannot be reconstructed.
+        OverlayError: a file differs from its pin.
     """
-    overlay, files = inspection.overlay, []
-    for path in sorted([*overlay.targets, *overlay.added]):
-        if path in installed.overlay.pin.upstream:
-            data = installed.pristine(path)
-            files.append(FileState(path, State.PRISTINE, sha256(data), data, "upstream's"))
-        elif path in installed.paths:
-            files.append(FileState(path, State.PRISTINE, None, None, "nothing"))
-        else:
-            files.append(inspection.file(path))
-    return Inspection(
-        inspection.installation,
-        overlay,
-        files,
-        installed.record and State.PRISTINE,
-        record.restore(installed.record_bytes, installed.changed_rows),
-    )
-
-
-def rehearse(inspection: Inspection) -> None:
-    """Rehearse :func:`lay_over`: produce, verify and compile its files.
-
-    Raises:
-        OverlayError: a file differs from its pin, or does not compile.
-    """
-    overlay, python = inspection.overlay, inspection.installation.interpreter
-    new = {path: inspection.overlaid(path) for path in overlay.targets}
-    new |= {path: overlay.added_bytes(path) for path in overlay.added}
-    site = inspection.installation.site
-    if python:
-        bytecode.check_modules(python, {site / p: d for p, d in new.items() if p.endswith(".py")})
-
-
-def rehearse_off(inspection: Inspection) -> None:
-    """Rehearse :func:`take_off`: produce, verify and compile its files.
-
-    Raises:
-        OverlayError: upstream's bytes cannot be produced, or no longer compile.
-    """
-    site, python = inspection.installation.site, inspection.installation.interpreter
-    old = {path: inspection.pristine(path) for path in inspection.overlay.targets}
-    rows = record.restore(inspection.record_bytes, inspection.changed_rows)
-    paths = _compiled_by_installer(inspection.overlay, rows)
-    if python and paths:
-        bytecode.check_modules(python, {site / path: old[path] for path in paths})
+    overlay = inspection.overlay
+    for path in overlay.added:
+        overlay.added_bytes(path)
+    for path in overlay.targets:
+        if inspection.file(path).state in (State.PRISTINE, State.OVERLAID):
+            inspection.overlaid(path)
 
 
 def _stage_ours(inspection: Inspection, staging: Staging, lock: int) -> list[list[Path]]:
@@ -224,13 +135,6 @@ def _stage_ours(inspection: Inspection, staging: Staging, lock: int) -> list[lis
     return [*groups, last, [*(site / path for path in targets), *pycs]]
 
 
-def _commit_ours(inspection: Inspection, staging: Staging, groups: Iterable[list[Path]]) -> None:
-    overlay, site = inspection.overlay, inspection.installation.site
-    _forget(site, [*overlay.targets, *overlay.added])
-    for group in groups:
-        staging.commit(group)
-
-
 def _stage_upstreams(inspection: Inspection, staging: Staging, lock: int) -> list[list[Path]]:
     """Stage upstream's files; return the groups of files to commit, in order."""
     overlay, site = inspection.overlay, inspection.installation.site
@@ -246,24 +150,6 @@ def _stage_upstreams(inspection: Inspection, staging: Staging, lock: int) -> lis
         # Compile only the modules whose bytecode RECORD lists: the installer compiled them.
         pycs = _stage_bytecode(inspection, staging, _compiled_by_installer(overlay, data), lock)
     return [[*(site / path for path in targets), *pycs], last]
-
-
-def _commit_upstreams(
-    inspection: Inspection, staging: Staging, groups: Iterable[list[Path]]
-) -> None:
-    overlay, site = inspection.overlay, inspection.installation.site
-    _forget(site, overlay.targets)
-    # In the reverse order of apply, our files are removed last, and the pin after all others. Until
-    # then an interrupted run leaves the installation partial.
-    for group in groups:
-        staging.commit(group)
-    for folder in sorted({(site / path).parent for path in overlay.targets}):
-        remove_if_empty(folder / "__pycache__")
-        sync(folder)
-    ours = sorted(overlay.added, key=_lasting)
-    staging.take_away({site / path: inspection.file(path).data for path in ours})
-    prune(site / PACKAGE)
-    sync((site / PACKAGE).parent)
 
 
 def _lasting(path: str) -> tuple[bool, bool, str]:
@@ -305,13 +191,13 @@ def _forget(site: Path, paths: Iterable[str]) -> None:
 
 
 @contextmanager
-def _staging(prefix: str = STAGED) -> Iterator[Staging]:
+def _staging() -> Iterator[Staging]:
     """Open a :class:`Staging`; turn an OSError in it into an OverlayError."""
-    with Staging(prefix) as staging:
+    with Staging() as staging:
         try:
             yield staging
         except OSError as error:
             if isinstance(error.filename, str):  # Name the final file.
-                error.filename = error.filename.replace(prefix, "")
+                error.filename = error.filename.replace(STAGED, "")
             written = _CARRY_ON if staging.begun else "nothing was written"
             raise denied(error, written) from None

@@ -101,7 +101,7 @@ def _in_venv(venv: Path) -> Installation:
     if len(sites) != 1 or not (sites[0] / "vllm").exists():
         # Several Pythons, another layout, or no vLLM here: query the interpreter.
         return _on_path(interpreters.ask(interpreter), venv)
-    _refuse_outside(sites[0], [venv], str(venv), "a link leads there")
+    _refuse_outside(sites[0], [venv], str(venv))
     return _in_site(sites[0], interpreter if os.path.exists(interpreter) else None)
 
 
@@ -141,12 +141,9 @@ def _on_path(python: Interpreter, venv: Path | None = None) -> Installation:
     if any(map(_editable, ahead)):
         raise _absent(sites, named)
     if not installations:
-        for path in os.environ.get("PYTHONPATH", "").split(os.pathsep):
-            if path and os.path.isfile(Path(path, "vllm", "__init__.py")):
-                _refuse_outside(Path(path), roots, named, "PYTHONPATH leads there")
         raise _absent(sites, named)
     first = installations[0]
-    _refuse_outside(first.site, roots, named, python.why_on_path(first.site))
+    _refuse_outside(first.site, roots, named)
     if len(installations) > 1:
         raise OverlayError(
             Exit.ABSENT,
@@ -158,12 +155,12 @@ def _on_path(python: Interpreter, venv: Path | None = None) -> Installation:
     return first
 
 
-def _refuse_outside(site: Path, roots: Iterable[Path], named: str, why: str) -> None:
+def _refuse_outside(site: Path, roots: Iterable[Path], named: str) -> None:
     site, roots = site.resolve(), [root.resolve() for root in roots]
     if not any(site.is_relative_to(root) for root in roots):
         raise OverlayError(
             Exit.ABSENT,
-            f"imports vLLM from elsewhere: {why}",
+            "imports vLLM from elsewhere",
             subject=named,
             expected="vllm/ in " + " or ".join(map(str, dict.fromkeys(roots))),
             found=f"vllm/ in {site}",

@@ -25,10 +25,10 @@ sys.path = [path for path in sys.path if path]
 import json, os, site
 users = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
 free = "t" if "t" in getattr(sys, "abiflags", "") else ""
+derived = sys.prefix != getattr(sys, "base_prefix", "")
 answer = dict(version="%d.%d" % sys.version_info[:2] + free,
-              executable=sys.executable, path=sys.path, prefix=sys.prefix, users=users,
-              derived=sys.prefix != getattr(sys, "base_prefix", ""),
-              shared=site.getsitepackages())
+              executable=sys.executable, path=sys.path,
+              own=[sys.prefix] if derived else site.getsitepackages() + users)
 os.write(1, {MARK!r} + json.dumps(answer).encode() + b"\\n")
 """
 #: PYTHON variables that a query passes on, because they control the user site directory.
@@ -45,28 +45,14 @@ class Interpreter:
         executable: absolute path, of the real interpreter if a shim was queried.
         version: major and minor version, such as ``3.12``; ``3.13t`` if free-threaded.
         path: ``sys.path`` without the current directory.
-        own: a virtual environment's prefix; else ``shared`` and ``users``.
-        users: the user site directory, if enabled.
-        shared: directories of ``site.getsitepackages()``.
+        own: a virtual environment's prefix; else the directories of ``site.getsitepackages()``
+            and the user site directory, if enabled.
     """
 
     executable: Path
     version: str
     path: list[str]
     own: list[Path]
-    users: list[Path]
-    shared: list[Path]
-
-    def why_on_path(self, site: Path) -> str:
-        """Return the reason why ``site`` is on the path although it is not in :attr:`own`."""
-        entries = [path for path in map(Path, self.path) if path.resolve() == site]
-        if any(path.is_relative_to(own) for path in entries for own in self.own):
-            return "a link leads there"
-        if site in self.users:
-            return "these are the user's packages"
-        if site in self.shared:
-            return "pyvenv.cfg has include-system-site-packages"
-        return "a .pth file or sitecustomize leads there"
 
 
 class NoAnswer(Exception):
@@ -127,15 +113,12 @@ def ask(executable: Path, *flags: str) -> Interpreter:
             "name another with --python=, or the directory with --site=",
             executable,
         ) from None
-    users, shared = ([Path(path).resolve() for path in facts[k]] for k in ("users", "shared"))
     real = Path(facts["executable"] or "")
     return Interpreter(
         real if real.is_absolute() and os.access(real, os.X_OK) else executable,
         facts["version"],
         facts["path"],
-        [Path(facts["prefix"])] if facts["derived"] else [*shared, *users],
-        users,
-        shared,
+        [Path(path) for path in facts["own"]],
     )
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from overlay import extras, merge, words
 from overlay.arguments import Once
 from overlay.errors import OverlayError, usage
-from overlay.extras import Extra
 from overlay.installation import Installation
 from overlay.patches import SERIES, Patch, Series, dumps
 from overlay.pin import sha256
@@ -107,7 +106,7 @@ def recognise(installation: Installation, overlay: Overlay) -> Inspection:
     return inspect(installation, part) if part.pin_bytes == laid.pin_bytes else whole
 
 
-def _sound(overlay: Overlay, without: frozenset[str], extra: Iterable[Extra]) -> bool:
+def _sound(overlay: Overlay, without: frozenset[str], extra: Iterable[Patch]) -> bool:
     """Return whether ``apply`` accepts these left-out names and extra patches."""
     if without and words.vocabulary(overlay).closed(without) != without:
         return False
@@ -134,10 +133,10 @@ def wanted(present: Inspection, choice: Choice) -> tuple[Overlay, Asked | None]:
         extra = extras.load(Path(choice.extra), base)
     elif choice.keep and without == frozenset(present.overlay.pin.without):
         extra, laid = extras.installed(present.overlay), True
-    for path in sorted({path for entry in extra for path in entry.paths} & {*choice.leave}):
+    paths = frozenset(path for patch in extra for path in patch.paths)
+    for path in sorted(paths & {*choice.leave}):
         raise usage("is left out by --leave, and an extra patch changes it", "choose one", path)
-    names = tuple(entry.patch.name.removeprefix(EXTRA) for entry in extra)
-    paths = frozenset().union(*(entry.paths for entry in extra))
+    names = tuple(patch.name.removeprefix(EXTRA) for patch in extra)
     kept = choice.leave or words.leaving(base, without)
     asked = Asked(kept, (choice.extra or UNKNOWN) if extra else None, names, paths)
     whole = present if present.overlay is base else inspect(present.installation, base)
@@ -203,7 +202,7 @@ def upstream_of(whole: Inspection) -> Upstream:
 def derive(
     base: Overlay,
     without: Collection[str],
-    extra: Sequence[Extra],
+    extra: Sequence[Patch],
     upstream: Upstream,
     laid: bool = False,
 ) -> Overlay:
@@ -214,101 +213,43 @@ def derive(
 
     Raises:
         OverlayError: the selection is empty, upstream's bytes are not available, or a patch does
-            not apply or depends on a patch that is left out.
+            not apply, depends on a patch that is left out, or stops a module from compiling.
     """
     if not without and not extra:
         return base
-    patches = [patch for patch in base.series.patches if words.stays(patch, without)]
-    every = [*patches, *(entry.patch for entry in extra)]
-    paths = {f.path for patch in patches for f in patch.files if not words.is_mark(f)}
-    paths = set(base.targets) if not without else paths.union(*(entry.paths for entry in extra))
+    kept = [patch for patch in base.series.patches if words.stays(patch, without)]
+    theirs = {path for patch in extra for path in patch.paths}
+    paths = {f.path for patch in kept for f in patch.files if not words.is_mark(f)} | theirs
+    paths = paths if without else set(base.targets)
     if not paths:
         raise usage("the selection is empty", "run `revert` to remove the overlay")
     before = upstream(sorted(paths))
-    if not laid:
-        extra = _fitting(base, extra, before)
-    series = base.series
-    if without:
-        kept = {patch.name for patch in every}
-        moved = [] if laid else [entry.patch for entry in extra]
-        try:
-            series = merge.part(Series([*series.patches, *moved]), kept, paths, before.__getitem__)
-        except merge.DependentError as error:
-            raise _dependent(base, error) from None
-    ours = [patch for patch in series.patches if not patch.name.startswith(EXTRA)]
-    files = {f"{_PATCHES}/{patch.name}": dumps(patch) for patch in ours}
-    behind = [_moved(entry, series) for entry in extra]
-    files |= {f"{_PATCHES}/{entry.patch.name}": entry.data for entry in behind}
-    series = Series([*ours, *(entry.patch for entry in behind)])
-    names = "".join(f"{patch.name}\n" for patch in series.patches)
-    files[f"{_PATCHES}/{SERIES}"] = names.encode()
-    part = _pinned(base, without, series, files, before)
-    if not laid:
-        _require_python(ours, behind, before)
-    return part
-
-
-def _require_python(
-    ours: Sequence[Patch], extra: Sequence[Extra], before: Mapping[str, bytes]
-) -> None:
-    """Raise OverlayError if one of the user's patches stops a module from compiling."""
-    part, every = Series(ours), Series([*ours, *(entry.patch for entry in extra)])
-    for entry in extra:
-        for path in sorted(entry.paths):
-            text = part.apply(path, before[path])
-            try:
-                extras.require_python(path, text, every.apply(path, before[path]))
-            except OverlayError as error:
-                raise extras.misfit(entry, error) from None
-
-
-def _pinned(
-    base: Overlay,
-    without: Collection[str],
-    series: Series,
-    files: Mapping[str, bytes],
-    before: Mapping[str, bytes],
-) -> Overlay:
-    """Build the overlay of ``series``, with its pin.
-
-    ``files`` maps paths in the provenance to new bytes. ``before`` maps paths of changed files to
-    upstream's bytes.
-    """
-    after = {path: series.apply(path, data) for path, data in before.items()}
+    series = base.series if laid else Series([*base.series.patches, *extra])
+    names = {patch.name for patch in (*kept, *extra)}
+    try:
+        if without:
+            series = merge.part(series, names, paths, before.__getitem__)
+        if laid:
+            series = Series([*series.patches, *extra])
+        after = {path: series.apply(path, data) for path, data in before.items()}
+    except merge.DependentError as error:
+        raise _dependent(base, error) from None
+    except OverlayError as error:
+        raise extras.misfit(error) from None
+    for path in () if laid else sorted(theirs):
+        extras.require_python(path, after[path])
+    files = {f"{_PATCHES}/{patch.name}": dumps(patch) for patch in series.patches}
+    files[f"{_PATCHES}/{SERIES}"] = "".join(f"{p.name}\n" for p in series.patches).encode()
     modules = {path for path in base.pin.added if not path.startswith(f"{_PATCHES}/")}
     pin = replace(
         base.pin,
         upstream={path: base.pin.upstream[path] for path in before},
         result={path: base.pin.result[path] for path in modules}
-        | {path: sha256(data) for path, data in (after | dict(files)).items()},
+        | {path: sha256(data) for path, data in (after | files).items()},
         without=tuple(sorted(without)),
     )
     data = pin.dumps(by="`apply`, of a part or with patches of the user's own").encode()
     return Overlay(base.root, pin, data, series, {**files, f"{PROVENANCE}/VERSION_PIN": data}, base)
-
-
-def _fitting(base: Overlay, extra: Iterable[Extra], before: Mapping[str, bytes]) -> list[Extra]:
-    """Return the user's patches; OverlayError if one does not apply after the whole series."""
-    texts: dict[str, bytes] = {}
-    for entry in extra:
-        try:
-            for file in entry.patch.files:
-                path = file.path
-                if path not in texts:
-                    texts[path] = base.series.apply(path, before[path])
-                before_it = texts[path]
-                texts[path] = file.apply(before_it, entry.patch.name)
-                extras.require_python(path, before_it, texts[path])
-        except OverlayError as error:
-            raise extras.misfit(entry, error) from None
-    return list(extra)
-
-
-def _moved(extra: Extra, series: Series) -> Extra:
-    """Return a user's patch with line numbers in the series of a part."""
-    patch = next((entry for entry in series.patches if entry.name == extra.patch.name), extra.patch)
-    same = {file.path: file for file in patch.files} == {f.path: f for f in extra.patch.files}
-    return extra if same else Extra(patch, dumps(patch))
 
 
 def _dependent(base: Overlay, error: merge.DependentError) -> OverlayError:

@@ -103,6 +103,11 @@ class Patch:
     header: str
     files: tuple[FilePatch, ...]
 
+    @property
+    def paths(self) -> set[str]:
+        """Files that the patch changes."""
+        return {file.path for file in self.files}
+
 
 def header_fields(header: str) -> dict[str, str]:
     """Return the fields of a DEP-3 header; continuation lines are joined with line feeds."""
@@ -241,7 +246,7 @@ class Series:
 
     def paths(self) -> set[str]:
         """Return the files that the patches change."""
-        return {file.path for patch in self.patches for file in patch.files}
+        return {path for patch in self.patches for path in patch.paths}
 
     def apply(self, path: str, data: bytes) -> bytes:
         """Apply all patches to upstream's bytes of ``path``; OverlayError if one does not apply."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +10,6 @@ from dataclasses import replace
 from overlay.errors import Exit, OverlayError
 from overlay.source import EXTRA, MARK, PROVENANCE, Overlay
 from overlay.state import LINES, PIN, ROWS, Asked, FileState, Inspection, State
-from overlay.unknown import Unknown
 from overlay.words import leaving, words_of
 
 #: Placeholder for an unknown directory of extra patches.
@@ -32,7 +32,7 @@ def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
     """Return the error for foreign or missing files, with the first file and the number."""
     pin, installation = inspection.overlay.pin, inspection.installation
     if inspection.unknown:
-        return _unknown(inspection, inspection.unknown)
+        return _unknown(inspection)
     file = files[0]
     more = f" (and {len(files) - 1} more)" if len(files) > 1 else ""
     title = f"{installation.title} in {installation.site}"
@@ -90,48 +90,27 @@ def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
     )
 
 
-def _unknown(inspection: Inspection, unknown: Unknown) -> OverlayError:
-    """Return the error for an installed version that this version cannot revert."""
+def _unknown(inspection: Inspection) -> OverlayError:
+    """Return the error for an installed version that this version cannot revert.
+
+    Its pin may be damaged, or of a later format.
+    """
     ours, installation = inspection.overlay.pin, inspection.installation
-    reinstall = f"reinstall {installation.title}"
-    (pin,) = (file for file in inspection.files if file.path == PIN)
-    if inspection.foreign_files == [pin]:
-        overlay = inspection.overlay.base or inspection.overlay
-        return OverlayError(
-            Exit.FOREIGN,
-            f"is not the pin of overlay {ours.overlay}, but all other files are that version's",
-            subject=installation.site / PIN,
-            expected=_expected(inspection.overlay, PIN),
-            found=pin.description,
-            next_step=f"delete it, copy {overlay.origin_of(PIN)} there, and run the same command "
-            "again",
-        )
-    if unknown.version is None:
-        return OverlayError(
-            Exit.FOREIGN,
-            "does not name the overlay version that changed files here",
-            subject=installation.site / PIN,
-            found=pin.description,
-            next_step=f"{reinstall}, then {laying(inspection)}",
-        )
-    release = unknown.release if unknown.release != ours.release else None
-    named = f"overlay {unknown.version}" + (f", which is for vLLM {release}" if release else "")
-    if unknown.version == ours.overlay:
+    text = (inspection.file(PIN).data or b"").decode(errors="replace")
+    facts = dict(re.findall(r"^(overlay|vllm) = ([\w.,+-]+)$", text, re.MULTILINE))
+    named = f"overlay {facts.get('overlay')}"
+    if "overlay" not in facts:
+        named = "a version of the overlay that its pin does not name"
+    elif facts["overlay"] == ours.overlay:
         named = f"another state of {named}"
-    reason = f"is overlaid by {named}; overlay {ours.overlay} "
-    if unknown.paths is None:
-        reason += f"cannot read its {PIN}"
-    elif unknown.paths:
-        more = f" and {len(unknown.paths) - 1} more" if len(unknown.paths) > 1 else ""
-        reason += f"cannot verify a revert of {unknown.paths[0]}{more}"
-    else:
-        reason += "finds files that differ from the installed pin"
+    release = facts.get("vllm", ours.release)
+    named_for = f"{named}, which is for vLLM {release}" if release != ours.release else named
+    advice = f"revert with {named}, or " if "overlay" in facts else ""
     return OverlayError(
         Exit.FOREIGN if installation.release == ours.release else Exit.RELEASE,
-        reason,
+        f"is overlaid by {named_for}; overlay {ours.overlay} cannot verify a revert of it",
         subject=installation.site,
-        next_step=f"revert with {named.partition(',')[0]}, or {reinstall}; "
-        "leave its files in place until then",
+        next_step=f"{advice}reinstall {installation.title}; leave its files in place until then",
     )
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from overlay.bytecode import compile_modules
 from overlay.errors import Exit, OverlayError
 from overlay.files import (
-    STAGED,
     finish_bytecode,
     holds,
     make_directory,
@@ -30,9 +29,8 @@ class Staging:
     renamed into place or removed.
     """
 
-    def __init__(self, prefix: str = STAGED) -> None:
+    def __init__(self) -> None:
         self.begun = False
-        self.prefix = prefix
         self._expected: dict[Path, bytes | None] = {}
         self._like: dict[Path, Traits] = {}
         self._staged: set[Path] = set()
@@ -44,7 +42,7 @@ class Staging:
 
     def __exit__(self, *_: object) -> None:
         for folder in self._folders:
-            for staged in staged_in(folder, self.prefix):
+            for staged in staged_in(folder):
                 remove(staged)
         for folder in [] if self.begun else reversed(self._new_folders):
             remove_if_empty(folder)
@@ -63,14 +61,14 @@ class Staging:
         self._expected[final] = expected
         self._staged.add(final)
         self._folders.add(final.parent)
-        write(staged_path(final, self.prefix), data, like)
+        write(staged_path(final), data, like)
 
     def directory(self, path: Path) -> None:
         """Create a directory, and its parents, unless it exists."""
         if not path.is_dir():
             self.directory(path.parent)
             self._folders.add(path.parent)
-            staged = staged_path(path, self.prefix)
+            staged = staged_path(path)
             make_directory(staged, traits(path.parent).permissions)
             os.rename(staged, path)
             self._new_folders.append(path)
@@ -82,16 +80,13 @@ class Staging:
         ``sources`` are the final paths of the modules; the other arguments, the result and the
         errors are those of :func:`~overlay.bytecode.compile_modules`.
         """
-        newest = {
-            path: staged_path(path, self.prefix) if path in self._staged else path
-            for path in sources
-        }
+        newest = {path: staged_path(path) if path in self._staged else path for path in sources}
         for path in newest:
             self.directory(path.parent / "__pycache__")
             self._folders.add(path.parent / "__pycache__")
-        finals = compile_modules(interpreter, newest, lock, self.prefix) if newest else []
+        finals = compile_modules(interpreter, newest, lock) if newest else []
         for final, source in zip(finals, newest.values(), strict=True):
-            finish_bytecode(staged_path(final, self.prefix), traits(source).permissions)
+            finish_bytecode(staged_path(final), traits(source).permissions)
         return finals
 
     def commit(self, finals: Iterable[Path]) -> None:
@@ -105,7 +100,7 @@ class Staging:
         for final in finals:
             self._refuse_change(final)
             self.begun = True
-            os.replace(staged_path(final, self.prefix), final)
+            os.replace(staged_path(final), final)
             folders.add(final.parent)
         for folder in sorted(folders):
             sync(folder)

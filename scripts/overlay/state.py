@@ -16,7 +16,6 @@ from overlay.files import LARGEST, STAGED, head, read, special, staged_in
 from overlay.installation import Installation
 from overlay.pin import PACKAGE, sha256
 from overlay.source import MARK, PROVENANCE, Overlay
-from overlay.unknown import Unknown
 
 #: Path of the pin in an installation.
 PIN = f"{PROVENANCE}/{pins.NAME}"
@@ -138,7 +137,9 @@ class Inspection:
             overlay = Overlay.installed(self.installation.site)
             if overlay is None or overlay.pin_bytes == self.overlay.pin_bytes:
                 return None
-            if not self._known.issuperset(overlay.pin.upstream.items()):
+            pin = (self.overlay.base or self.overlay).pin
+            earlier = {(p, d) for p, d in pins.releases().upstream if p not in pin.upstream}
+            if not earlier.union(pin.upstream.items()).issuperset(overlay.pin.upstream.items()):
                 return None
             installed = inspect(self.installation, overlay)
         except OverlayError:
@@ -151,19 +152,10 @@ class Inspection:
         return installed if fewer else None
 
     @property
-    def _known(self) -> set[tuple[str, str]]:
-        """Path and SHA-256 of each upstream file changed by any version."""
-        pin = (self.overlay.base or self.overlay).pin
-        earlier = {(p, d) for p, d in pins.releases().upstream if p not in pin.upstream}
-        return {*pin.upstream.items()} | earlier
-
-    @cached_property
-    def unknown(self) -> Unknown | None:
-        """Installed version, if this version cannot revert it."""
-        file = next((file for file in self.files if file.path == PIN), None)
-        if file is None or file.state is not State.FOREIGN or self.by_installed is not None:
-            return None
-        return Unknown.read(file.data or b"", self._known)
+    def unknown(self) -> bool:
+        """True if a version is installed that this version cannot revert."""
+        foreign = any(file.path == PIN for file in self.foreign_files)
+        return foreign and self.by_installed is None
 
     @property
     def orphaned(self) -> bool:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import pytest
 from overlay import cli
 from overlay.errors import Exit
-from overlay.installation import locate
 from overlay.pin import PACKAGE
 from overlay.source import Overlay
 from support import mini
@@ -150,25 +149,3 @@ def test_a_file_is_left_to_others_beside_what_was_asked_for(site: Path) -> None:
     done = run(verb, "--site", site, *options)
     assert done.returncode == Exit.DONE, line
     assert f"left out: {', '.join(sorted([*THEIR_WORDS, 'closed-grammars']))}" in done.stdout
-
-
-def test_patches_that_are_not_laid_again_are_not_said_to_be(
-    tmp_path: Path, overlay: Overlay, capsys: pytest.CaptureFixture[str]
-) -> None:
-    site = mini.install(tmp_path / "site")
-    assert cli.main(["apply", "--site", str(site), EXTRA]) == Exit.DONE
-    for flags in (["--dry-run"], []):
-        assert cli.main(["apply", "--site", str(site), *flags]) == Exit.DONE
-        patched = "overlay 0.0.1 with the extra patches 0001-mine.patch"
-        note = f"note: replaces {patched} with overlay 0.0.1\n"
-        assert note in capsys.readouterr().out
-
-
-def test_a_target_that_is_advised_is_the_one_that_was_meant(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    site = mini.install(tmp_path / "site")
-    (site / "vllm" / "__init__.py").write_text("")
-    assert cli.main(["status", "--site", str(site / "vllm")]) == Exit.USAGE
-    (named,) = re.findall(r"--site=(\S+)", capsys.readouterr().err)
-    assert locate(site=named).site == site

@@ -308,17 +308,6 @@ def test_read_only_site_packages(tmp_path: Path, ours: Overlay, command: str) ->
     assert snapshot(site, bytecode=True) == before
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system")
-def test_a_read_only_file_system(site: Path) -> None:
-    before = snapshot(site, bytecode=True)
-    with mounts.bound(site, read_only=True):
-        refused = run("apply", "--site", site)
-        assert refused.returncode == Exit.DENIED
-        assert "nothing was written" in refused.stderr
-        assert "the file system is read-only" in refused.stderr
-    assert snapshot(site, bytecode=True) == before
-
-
 @pytest.mark.parametrize(("end", "last"), [(b"\n", b""), (b"\r\n", b"lone row without an end")])
 def test_a_record_with_strange_rows_comes_back(site: Path, end: bytes, last: bytes) -> None:
     record = site / sites.INFO / "RECORD"
@@ -542,20 +531,14 @@ def test_diff_shows_the_seams_in_context(site: Path) -> None:
     assert patch.returncode == 0
 
 
-@pytest.mark.parametrize("room", [0, 20])
-def test_a_path_that_would_be_too_long_is_found_before_anything_is_written(
-    tmp_path: Path, ours: Overlay, room: int
+def test_a_path_that_is_too_long_for_a_staged_file_writes_nothing(
+    tmp_path: Path, ours: Overlay
 ) -> None:
-    """The staged files have longer names than the final ones."""
-    longest = max((f"/{path}" for path in ours.added), key=len)
-    length = 4095 - len(longest) - room
+    length = 4095 - max(len(f"/{path}") for path in ours.added)
     site = tmp_path
     while len(str(site)) + 250 < length - 2:
         site /= "n" * 240
-    site /= "n" * (length - len(str(site)) - 1)
-    assert len(str(site)) == length
-    mini.install(site)
+    mini.install(site := site / ("n" * (length - len(str(site)) - 1)))
     before = snapshot(site, bytecode=True)
-    for command in (["apply", "--dry-run"], ["doctor"], ["apply"]):
-        assert cli.main([*command, "--site", str(site)]) == Exit.DENIED
+    assert cli.main(["apply", "--site", str(site)]) == Exit.DENIED
     assert snapshot(site, bytecode=True) == before

@@ -214,18 +214,6 @@ def test_killed_at_every_change(case: Case, command: str) -> None:
     assert seen >= {case.between, GOAL[command]}
 
 
-@COMMANDS
-@pytest.mark.parametrize("case", [("small", sys.executable, 1)], indirect=True)
-def test_killed_at_the_last_changes_with_bytecode(case: Case, command: str) -> None:
-    """The changes of directories come last, among them those that only bytecode needs."""
-    changes = sum(call.changes for call in case.calls(command))
-    for at in range(changes - 10, changes + 2):
-        status, state = case.cut(command, at)
-        assert (status is None) is (at > changes)
-        assert state in (case.between, GOAL[command])
-    assert state is GOAL[command]
-
-
 @pytest.mark.parametrize("case", SMALL[:1], indirect=True)
 def test_another_version_completes_what_was_cut_off(case: Case, tmp_path: Path) -> None:
     added = {**mini.OURS, f"{PACKAGE}/old.py": b"", f"{PACKAGE}/sub/x.py": b""}
@@ -267,38 +255,6 @@ def test_failed_at_every_call(case: Case, command: str) -> None:
         refused += code == Exit.DENIED
         assert code != Exit.DONE or state is GOAL[command], f"call {at}"
     assert refused > 30
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(("older", None, 1), id="another version"),
-        pytest.param(("fewer", None, 1), id="another version of fewer directories"),
-        pytest.param(("part of whole", None, 5), id="a part over the whole"),
-        pytest.param(
-            ("older", sys.executable, 1),
-            id="another version with bytecode",
-            marks=pytest.mark.slow,
-        ),
-    ],
-    indirect=True,
-)
-def test_a_failure_while_anything_is_written_leaves_the_old_version_on(case: Case) -> None:
-    """What comes after that renames and removes, which takes no room and no permission more."""
-    writing = {"write", "os.mkdir", "subprocess.Popen", "os.setxattr"}
-    last = max(n for n, call in enumerate(case.calls("apply"), 1) if call.name in writing)
-    assert last > 60
-    before = sites.snapshot(case.start["apply"], bytecode=True)
-    for at in itertools.count(1, case.step):
-        with case.copy(case.start["apply"], "cut") as site:
-            status = cut(case.arguments("apply", site), case.overlay.root, at, errno.ENOSPC)
-            if status is None:
-                break
-            if status == Exit.DONE or at > last:
-                case.recovered(site, f"apply, failed at {at}")
-            else:
-                assert sites.snapshot(site, bytecode=True) == before, f"call {at}"
-    assert at > last + 20
 
 
 def test_a_failure_before_the_first_rename_leaves_no_trace(tmp_path: Path) -> None:

@@ -5,10 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from overlay import doctor
 from overlay.errors import Exit
-from overlay.installation import locate
 from support.sites import OVERLAY, run, snapshot
 
 
@@ -50,20 +47,3 @@ def test_who_serves_is_named(site: Path) -> None:
     assert f"process {process.pid} " in found["serving"]
     assert "would be refused: " in found["apply"]
     assert findings(site)["serving"] == "no visible process"
-
-
-def test_the_device_is_what_the_driver_says(site: Path, tmp_path: Path) -> None:
-    driver = tmp_path / "nvidia"
-    installation = locate(site=str(site))
-    assert dict(doctor.findings(installation, driver))["device"].startswith("no NVIDIA GPU")
-    for number, model in enumerate(["NVIDIA H100", "NVIDIA H100", "NVIDIA A10"]):
-        file = driver / "gpus" / f"0000:0{number}:00.0" / "information"
-        file.parent.mkdir(parents=True)
-        file.write_text(f"Model: \t\t {model}\nIRQ:   \t\t 5\n")
-    text = dict(doctor.findings(installation, driver))["device"]
-    assert text == "2 NVIDIA H100, 1 NVIDIA A10"
-
-
-def test_what_is_set_here_is_shown(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_READINESS", "-fixes")
-    assert ("set here", "VLLM_READINESS=-fixes") in [*doctor.findings(locate(site=str(site)))]

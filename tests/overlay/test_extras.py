@@ -246,7 +246,7 @@ def other_lines(folder: Path) -> str:
 def no_python(folder: Path) -> str:
     file = folder / "0001-some.patch"
     file.write_text(file.read_text().replace("  # mine", "  mine", 1))
-    return "no longer compiles with the patch"
+    return "no longer compiles with the extra patches"
 
 
 def no_code(folder: Path) -> str:
@@ -337,7 +337,7 @@ def test_a_patch_that_compiles_with_the_whole_alone_is_refused(
     before = snapshot(site, bytecode=True)
     for options in (["--dry-run"], []):
         assert cli.main([*command, f"--leave={left}", *options]) == Exit.USAGE
-        assert "no longer compiles with the patch" in capsys.readouterr().err
+        assert "no longer compiles with the extra patches" in capsys.readouterr().err
     assert snapshot(site, bytecode=True) == before
 
 

@@ -122,12 +122,12 @@ def test_two_installations_on_one_path(tmp_path: Path) -> None:
     assert locate(venv=str(tmp_path / "venv")).site == site
 
 
-def refused_with_both_paths(folder: Path, other: Path, why: str) -> None:
+def refused_with_both_paths(folder: Path, other: Path) -> None:
     """Neither an environment nor its interpreter names an installation outside of it."""
     python = str(folder / "bin" / "python")
     for target in ({"venv": str(folder)}, {"python": python}):
         (subject,) = target.values()
-        error = refused(Exit.ABSENT, why, subject, f"vllm/ in {other}", **target)
+        error = refused(Exit.ABSENT, subject, f"vllm/ in {other}", **target)
         assert f"--site={other}" in error.next_step
     before = sites.snapshot(other)
     for option, value in (("--venv", folder), ("--python", python)):
@@ -139,9 +139,9 @@ def test_a_pth_file_does_not_lead_to_another_installation(tmp_path: Path) -> Non
     site = venv(tmp_path / "venv")
     other = sites.small(venv(tmp_path / "other"))
     (site / "other.pth").write_text(f"{other}\n")
-    refused_with_both_paths(tmp_path / "venv", other, "a .pth file")
+    refused_with_both_paths(tmp_path / "venv", other)
     (site / "other.pth").write_text(f"import sys; sys.path.insert(0, {str(other)!r})\n")
-    refused_with_both_paths(tmp_path / "venv", other, "a .pth file")
+    refused_with_both_paths(tmp_path / "venv", other)
     assert locate(venv=str(sites.small(site).parents[2])).site == site
     python = str(tmp_path / "venv" / "bin" / "python")
     refused(Exit.ABSENT, "imports vLLM from elsewhere", f"--site={other}", python=python)
@@ -156,7 +156,7 @@ def test_this_shell_does_not_lead_to_another_installation(
     other = sites.small(tmp_path / "other")
     monkeypatch.setenv("PYTHONPATH", str(other))
     for target in ({"venv": str(tmp_path / "venv")}, {"python": python}):
-        refused(Exit.ABSENT, "PYTHONPATH", *target.values(), f"vllm/ in {other}", **target)
+        refused(Exit.ABSENT, *target.values(), **target)
     monkeypatch.setenv("PYTHONPATH", f"{other}:{sites.small(site)}")
     monkeypatch.setenv("PYTHONHOME", str(tmp_path))
     monkeypatch.setenv("PYTHONIOENCODING", "utf-16")
@@ -168,7 +168,7 @@ def test_the_base_of_an_environment_is_not_the_environment(tmp_path: Path) -> No
     site = sites.small(prefix(tmp_path / "base"))
     base = tmp_path / "base" / "bin" / VERSION
     venv(tmp_path / "venv", "--system-site-packages", python=str(base))
-    refused_with_both_paths(tmp_path / "venv", site, "include-system-site-packages")
+    refused_with_both_paths(tmp_path / "venv", site)
     installation = locate(python=str(base))
     assert (installation.site, installation.interpreter) == (site, base)
     assert installation == locate(site=str(site))
@@ -180,14 +180,14 @@ def test_the_users_packages_are_not_the_environments(
     monkeypatch.setenv("PYTHONUSERBASE", str(tmp_path / "user"))
     venv(tmp_path / "venv", "--system-site-packages")
     site = sites.small(tmp_path / "user" / "lib" / VERSION / "site-packages")
-    refused_with_both_paths(tmp_path / "venv", site, "the user's packages")
+    refused_with_both_paths(tmp_path / "venv", site)
 
 
 def test_a_pth_file_of_a_base_python_does_not_either(tmp_path: Path) -> None:
     site, other = prefix(tmp_path / "base"), sites.small(tmp_path / "base" / "src")
     (site / "other.pth").write_text(f"{other}\n")
     python = str(tmp_path / "base" / "bin" / "python")
-    refused(Exit.ABSENT, "a .pth file", str(site), str(other), python=python)
+    refused(Exit.ABSENT, str(site), str(other), python=python)
 
 
 def test_an_environment_may_be_named_by_a_link_but_not_lead_out_by_one(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_an_environment_may_be_named_by_a_link_but_not_lead_out_by_one(tmp_path:
     assert locate(python=str(tmp_path / "link" / "bin" / "python")).site == site
     shutil.move(site, tmp_path / "shared")
     site.symlink_to(tmp_path / "shared")
-    refused_with_both_paths(tmp_path / "venv", tmp_path / "shared", "a link leads there")
+    refused_with_both_paths(tmp_path / "venv", tmp_path / "shared")
     assert locate(site=str(site)).site == tmp_path / "shared"
 
 

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from overlay import foreign
 from overlay.errors import Exit
 from support import sites
 from support.sites import OVERLAY, UPSTREAM, run, snapshot
@@ -47,6 +48,7 @@ def undo(site: Path, *paths: str) -> None:
 def test_the_files_are_ours_and_not_ours_as_the_stand_in_needs() -> None:
     assert SCHEDULER in OVERLAY.targets
     assert not {*OTHERS} & {*OVERLAY.targets, *OVERLAY.added}
+    assert not [p for p in OVERLAY.targets if list(foreign._marks((UPSTREAM / p).read_bytes()))]
 
 
 @pytest.mark.parametrize(
@@ -84,6 +86,9 @@ def test_an_edit_of_a_file_of_ours_is_named_and_survives(site: Path) -> None:
     assert refused.returncode == Exit.FOREIGN
     assert str(site / SCHEDULER) in refused.stderr
     assert "next" in refused.stderr
+    shown = run("status", "--site", site).stdout
+    assert f"says: {MARK.decode().strip()}" in shown
+    assert "no package's RECORD lists these bytes" in shown
     assert snapshot(site) == before
     undo(site, SCHEDULER)
     assert run("apply", "--site", site).returncode == Exit.DONE

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from overlay.errors import Exit, OverlayError
-from overlay.patches import Patch, Series, dumps, parse
+from overlay.patches import FilePatch, Patch, Series, composed, dumps, parse
 from series.commits import bare
 from support.mini import unified
+from support.sites import OVERLAY, UPSTREAM
 
 LINES = st.lists(st.sampled_from(["", "a", "b", "  c", "-- d", "++ e", "@@ -1 +1 @@", "\\ f"]))
 
@@ -47,6 +48,13 @@ def test_git_agrees(tmp_path_factory: pytest.TempPathFactory, old: bytes, new: b
     diff = subprocess.run(command, cwd=folder, capture_output=True, check=False).stdout
     changed = parse("p.patch", b"".join(bare(diff, lambda _: new)))
     assert changed.files[0].apply(old, "p.patch") == new
+
+
+@pytest.mark.parametrize("path", OVERLAY.targets)
+def test_the_hunks_against_upstream_are_known_without_its_bytes(path: str) -> None:
+    data = (UPSTREAM / path).read_bytes()
+    hunks = tuple(composed(OVERLAY.series, path))
+    assert FilePatch(path, hunks).apply(data, "all") == OVERLAY.overlaid_bytes(path, data)
 
 
 def test_a_hunk_names_the_function_or_class_that_it_is_in() -> None:
