@@ -49,8 +49,7 @@ BENCH_TARGET = $(if $(OWN_ENV),--venv $(BENCH_ENV),$(TARGET))
 # Our programs are packages in scripts/, and do not import from the directory that they are run in.
 # environment.children takes these variables away again from whatever they start.
 SAFE = PYTHONSAFEPATH="$${PYTHONSAFEPATH:-make}"
-# Messages name our commands as make's.
-PACKAGES = env $(SAFE) READINESS_STARTED_BY="make$(if $(OWN_ENV), .venv)" PYTHONPATH="scripts$${PYTHONPATH:+:$$PYTHONPATH}"
+PACKAGES = env $(SAFE) PYTHONPATH="scripts$${PYTHONPATH:+:$$PYTHONPATH}"
 OVERLAY = $(PACKAGES) $(PY3) -m overlay
 SERIES = $(PACKAGES) $(PY3) -m series
 ENVIRONMENT = $(PACKAGES) $(PY3) -m environment

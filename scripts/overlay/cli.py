@@ -198,16 +198,6 @@ def _change(
     return Exit.DONE
 
 
-def _counted(inspection: Inspection) -> str:
-    """Return the number of files as text, in total and by owner."""
-    targets, added = set(inspection.overlay.targets), set(inspection.overlay.added)
-    paths = inspection.paths
-    parts = [f"{len(paths & targets)} of vLLM's", f"{len(paths & added)} of the overlay's"]
-    if others := paths - targets - added:
-        parts.append(f"{len(others)} of neither")
-    return f"{len(inspection.files)} files ({', '.join(parts)})"
-
-
 def _status(args: argparse.Namespace) -> int:
     outcome = commands.status(installation(args), Overlay.load(ROOT), parts.chosen(args))
     inspection = outcome.inspection
@@ -235,7 +225,7 @@ def _files(inspection: Inspection, compared: Inspection, every: bool) -> None:
     """Print the files in an unexpected state, or every file."""
     states = [file.state for file in compared.files]
     counts = {state: states.count(state) for state in State if state in states}
-    _say(f"{_counted(compared)}: " + ", ".join(f"{n} {s.value}" for s, n in counts.items()))
+    _say(f"{len(states)} files: " + ", ".join(f"{n} {s.value}" for s, n in counts.items()))
     usual = max((State.PRISTINE, State.OVERLAID), key=states.count)
     for file in compared.files:
         if every or (file.state is not usual and not compared.unknown):
@@ -243,17 +233,13 @@ def _files(inspection: Inspection, compared: Inspection, every: bool) -> None:
         # Single files of an unknown version cannot be explained.
         if file.state in (State.FOREIGN, State.MISSING) and not compared.unknown:
             error = refusal(inspection, [file])
-            for name, text in (("expected", error.expected), ("found", error.found)):
-                if text:
-                    _say(f"            {name:<9} {text}")
-            for text in describe(compared, file):
-                _say(f"            {'known':<9} {text}")
-            _say(f"            {'next':<9} {hints.written(error.next_step)}")
+            for text in (f"found {error.found}", *describe(compared, file)):
+                _say(f"            {text}")
+            _say(f"            next: {hints.written(error.next_step)}")
     if compared.record and (every or compared.record is not usual):
         _say(f"  {compared.record.value:<9} RECORD")
-    for label, paths in (("left over", compared.leftovers), ("stale", compared.stale)):
-        for path in paths:
-            _say(f"  {label:<9} {path}")
+    for path in (*compared.leftovers, *compared.stale):
+        _say(f"  left over {path}")
 
 
 def _verify(args: argparse.Namespace) -> int:

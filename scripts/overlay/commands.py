@@ -5,20 +5,20 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
 from overlay.errors import Exit, OverlayError, usage
-from overlay.files import head
 from overlay.install import lay_over, prove, refuse_unwritable, take_off
 from overlay.installation import Installation
 from overlay.lock import exclusive
 from overlay.parts import Choice, lines, recognise, survey
-from overlay.refusal import laying, refuse_foreign
+from overlay.refusal import laying, refusal, refuse_foreign
 from overlay.source import Overlay
 from overlay.state import Inspection, State, inspect
 
@@ -67,8 +67,8 @@ def apply(installation: Installation, overlay: Overlay, options: Options) -> Out
             version = inspection.installed_version
             new = f"{overlay.pin.overlay}{overlay.selection}"
             notes.append(f"replaces overlay {version} with overlay {new}")
-            rest = [file for file in inspection.files if file.path not in installed.paths]
-            refuse_foreign(replace(inspection, files=rest))
+            if rest := [f for f in inspection.foreign_files if f.path not in installed.paths]:
+                raise refusal(inspection, rest)
             replaced = sorted(inspection.paths | installed.paths)
             refuse_unwritable(installed, replaced, options.force)
             prove(inspection)
@@ -177,32 +177,23 @@ def become(words: Sequence[str], interpreter: Path | None = None) -> NoReturn:
         signal.signal(number, signal.SIG_DFL)
     sys.stdout.flush()
     sys.stderr.flush()
+    own = [str(interpreter.parent)] if interpreter else []
     command = words[0]
     try:
-        command = command if "/" in command else _found(command, interpreter)
+        if "/" not in command:
+            # `execvp` would skip a script whose interpreter does not exist, and run the same
+            # command of another environment.
+            path = os.pathsep.join([*own, *os.get_exec_path()])
+            if (found := shutil.which(command, path=path)) is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            command = found
         os.execv(command, [*words])  # noqa: S606
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
+        if isinstance(error, FileNotFoundError) and os.path.isfile(command):
+            reason = "the interpreter in its first line does not exist"
         next_step = "name a command of that environment or on PATH, or its path"
-        if isinstance(error, FileNotFoundError) and "/" in command and os.path.isfile(command):
-            line = head(Path(command), 256).partition(b"\n")[0]
-            named = os.fsdecode(b"".join(line[2:].split()[:1]) if line[:2] == b"#!" else b"")
-            reason = f"its interpreter{f' {named}' * bool(named)} does not exist"
-            next_step = "reinstall the package that installed it, or name another path"
         raise usage(f"cannot be started: {reason}", next_step, command) from None
-
-
-def _found(name: str, interpreter: Path | None) -> str:
-    """Return the first executable called ``name``; FileNotFoundError without one.
-
-    ``execvp`` would skip a script whose interpreter does not exist, and run the same command of
-    another environment.
-    """
-    own = [str(interpreter.parent)] if interpreter else []
-    for path in (os.path.join(folder, name) for folder in (*own, *os.get_exec_path())):
-        if os.path.isfile(path) and os.access(path, os.X_OK):
-            return path
-    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
 
 def diff(

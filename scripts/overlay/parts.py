@@ -14,9 +14,9 @@ from overlay.errors import OverlayError, usage
 from overlay.installation import Installation
 from overlay.patches import SERIES, Patch, Series, dumps
 from overlay.pin import sha256
-from overlay.refusal import UNKNOWN, refusal
+from overlay.refusal import UNKNOWN, options, refusal
 from overlay.source import EXTRA, PROVENANCE, Overlay
-from overlay.state import Asked, Inspection, State, inspect, look
+from overlay.state import Inspection, State, inspect, look
 
 _PATCHES = f"{PROVENANCE}/patches"
 
@@ -113,8 +113,8 @@ def _sound(overlay: Overlay, without: frozenset[str], extra: Iterable[Patch]) ->
     return all(patch.paths.issubset(overlay.pin.upstream) for patch in extra)
 
 
-def wanted(present: Inspection, choice: Choice) -> tuple[Overlay, Asked | None]:
-    """Return the chosen part of an overlay, and its selection.
+def wanted(present: Inspection, choice: Choice) -> tuple[Overlay, tuple[str, ...] | None]:
+    """Return the chosen part of an overlay, and the options of ``apply`` for it.
 
     ``present`` is a result of :func:`recognise`. If the choice only keeps the installed part,
     return that part and None.
@@ -133,12 +133,10 @@ def wanted(present: Inspection, choice: Choice) -> tuple[Overlay, Asked | None]:
         extra = extras.load(Path(choice.extra), base)
     elif choice.keep and without == frozenset(present.overlay.pin.without):
         extra, laid = extras.installed(present.overlay), True
-    paths = frozenset(path for patch in extra for path in patch.paths)
-    for path in sorted(paths & {*choice.leave}):
+    for path in sorted({path for patch in extra for path in patch.paths} & {*choice.leave}):
         raise usage("is left out by --leave, and an extra patch changes it", "choose one", path)
-    names = tuple(patch.name.removeprefix(EXTRA) for patch in extra)
-    kept = choice.leave or words.leaving(base, without)
-    asked = Asked(kept, (choice.extra or UNKNOWN) if extra else None, names, paths)
+    named = (choice.extra or UNKNOWN) if extra else None
+    asked = options(base, choice.leave, without, named)
     whole = present if present.overlay is base else inspect(present.installation, base)
     upstream = upstream_of(replace(whole, asked=asked))
     return derive(base, without, extra, upstream, laid), asked

@@ -23,7 +23,7 @@ def refuse_serving(installation: Installation) -> None:
             "is in use; a worker that starts later would mix two versions of the files",
             subject=installation.site,
             found="; ".join(processes),
-            next_step="stop the process, or use --force if it will start no more workers",
+            next_step="stop the process, or use --force (FORCE=1) if it will start no more workers",
         )
 
 

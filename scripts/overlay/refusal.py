@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 
 from overlay.errors import Exit, OverlayError
-from overlay.source import EXTRA, MARK, PROVENANCE, Overlay
-from overlay.state import LINES, PIN, ROWS, Asked, FileState, Inspection, State
+from overlay.source import MARK, PROVENANCE, Overlay
+from overlay.state import LINES, PIN, ROWS, FileState, Inspection, State
 from overlay.words import leaving, words_of
 
 #: Placeholder for an unknown directory of extra patches.
@@ -118,19 +117,14 @@ def _leaving(inspection: Inspection, files: Sequence[FileState]) -> str | None:
     """Return the ``apply`` command that also leaves these files unchanged; None if impossible."""
     base = inspection.overlay.base or inspection.overlay
     paths = [file.path for file in files if file.path in base.pin.upstream]
-    laid = inspection.by_installed and inspection.by_installed.overlay
-    if any(file.path == PIN and file.state is not State.PRISTINE for file in inspection.files):
-        laid = laid or inspection.overlay
-    if laid and not set(laid.targets).isdisjoint(paths):
+    laid = (inspection.by_installed or inspection).overlay
+    if inspection.file(PIN).state is not State.PRISTINE and set(laid.targets) & set(paths):
         return None
     if any(file.data is None or MARK in file.data for file in files if file.path in paths):
         return None
-    asked = _asked(inspection)
-    if not asked.paths.isdisjoint(paths):
-        return None
     if not paths or not all(words_of(base, path) for path in paths):
         return None
-    return _apply(replace(asked, leave=tuple(dict.fromkeys((*asked.leave, *paths)))))
+    return _apply((*_asked(inspection), *(f"--leave={path}" for path in paths)))
 
 
 def laying(inspection: Inspection) -> str:
@@ -138,25 +132,30 @@ def laying(inspection: Inspection) -> str:
     return _apply(_asked(inspection))
 
 
-def _apply(asked: Asked) -> str:
-    extra = [f"--extra={shlex.quote(asked.extra)}"] if asked.extra else []
-    command = f"`{' '.join(('apply', *(f'--leave={path}' for path in asked.leave), *extra))}`"
-    if asked.extra == UNKNOWN:
-        command += f" ({UNKNOWN}: the directory of {', '.join(asked.names)})"
-    return command
+def options(
+    base: Overlay, leave: Sequence[str], without: Iterable[str], extra: str | None
+) -> tuple[str, ...]:
+    """Return the options of ``apply`` for a part of ``base``.
+
+    ``leave`` has the files that the user named, if any; ``without`` the names left out.
+    """
+    files = leave or leaving(base, frozenset(without))
+    named = [f"--extra={shlex.quote(extra)}"] if extra else []
+    return (*(f"--leave={path}" for path in files), *named)
 
 
-def _asked(inspection: Inspection) -> Asked:
-    if inspection.asked:
+def _apply(options: Iterable[str]) -> str:
+    return f"`{' '.join(('apply', *dict.fromkeys(options)))}`"
+
+
+def _asked(inspection: Inspection) -> tuple[str, ...]:
+    if inspection.asked is not None:
         return inspection.asked
     overlay, installed = inspection.overlay, inspection.by_installed
     if installed and installed.overlay.pin.overlay == overlay.pin.overlay:
         overlay = installed.overlay
-    extra = UNKNOWN if overlay.extra else None
-    patches = (patch for patch in overlay.series.patches if patch.name.startswith(EXTRA))
-    paths = frozenset(file.path for patch in patches for file in patch.files)
-    leave = leaving(inspection.overlay.base or inspection.overlay, frozenset(overlay.pin.without))
-    return Asked(leave, extra, tuple(overlay.extra), paths)
+    base = inspection.overlay.base or inspection.overlay
+    return options(base, (), overlay.pin.without, UNKNOWN if overlay.extra else None)
 
 
 def _expected(overlay: Overlay, path: str, needed: bool = False) -> str | None:

@@ -56,20 +56,6 @@ class FileState:
     description: str
 
 
-@dataclass(frozen=True)
-class Asked:
-    """Part of the overlay that a command's options select.
-
-    ``leave`` has the files left unchanged. ``extra`` is the directory of extra patches, as given.
-    ``names`` are these patches, and ``paths`` the files that they change.
-    """
-
-    leave: tuple[str, ...] = ()
-    extra: str | None = None
-    names: tuple[str, ...] = ()
-    paths: frozenset[str] = frozenset()
-
-
 @dataclass
 class Inspection:
     """Comparison of an installation with one version of the overlay.
@@ -80,7 +66,7 @@ class Inspection:
         leftovers: staged files of a killed run, and our own directory if it is empty.
         stale: bytecode that would run instead of its source.
         recognised: the installed part of this overlay, if ``overlay`` is another part.
-        asked: the part selected by options; None without options.
+        asked: the options of `apply` for the part selected by options; None without options.
     """
 
     installation: Installation
@@ -91,7 +77,7 @@ class Inspection:
     leftovers: list[str] = field(default_factory=list)
     stale: list[str] = field(default_factory=list)
     recognised: Overlay | None = None
-    asked: Asked | None = None
+    asked: tuple[str, ...] | None = None
 
     @property
     def state(self) -> State:

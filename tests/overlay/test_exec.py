@@ -150,7 +150,7 @@ def test_the_first_command_on_path_is_started_or_none(
         assert child.returncode == 127
         return
     assert child.returncode == Exit.USAGE
-    assert f"{dead}: cannot be started: its interpreter {interpreter} does not exist" in err
+    assert f"{dead}: cannot be started: the interpreter in its first line does not exist" in err
 
 
 def test_what_is_no_command_is_passed_over_as_a_shell_does(overlaid: Path, tmp_path: Path) -> None:
