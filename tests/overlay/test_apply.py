@@ -20,7 +20,7 @@ from overlay.interpreter import MARK
 from overlay.lock import exclusive
 from overlay.pin import PACKAGE, sha256
 from overlay.source import Overlay
-from support import mini, mounts, nobody, sites
+from support import mini, mounts, sites
 from support.sites import OVERLAY, run, snapshot
 
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
@@ -291,21 +291,6 @@ def test_an_interpreter_that_cannot_compile_is_refused(site: Path, tmp_path: Pat
         assert message in refused.stderr
         assert code is not Exit.USAGE or str(broken) in refused.stderr
         assert snapshot(site, bytecode=True) == before
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run the tool as somebody else")
-@pytest.mark.parametrize("command", ["apply", "revert"])
-def test_read_only_site_packages(tmp_path: Path, ours: Overlay, command: str) -> None:
-    site = mini.install(tmp_path / "site")
-    if command == "revert":
-        assert cli.main(["apply", "--site", str(site)]) == Exit.DONE
-    nobody.admit(tmp_path)
-    before = snapshot(site, bytecode=True)
-    code, message = nobody.run(tmp_path, command, "--site", str(site))
-    assert code == Exit.DENIED, message
-    for part in ("Permission denied", "nothing was written", "run as the owner"):
-        assert part in message
-    assert snapshot(site, bytecode=True) == before
 
 
 @pytest.mark.parametrize(("end", "last"), [(b"\n", b""), (b"\r\n", b"lone row without an end")])

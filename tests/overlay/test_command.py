@@ -150,14 +150,17 @@ def test_from_an_environment_of_its_own_it_takes_the_active_one(
 ) -> None:
     venv = environment(tmp_path / "venv")
     tool = [*uvx(tmp_path), file] if installer == "uvx" else pipx(tmp_path, file)
-    refused = run(*tool, "apply")
-    assert refused.returncode == Exit.USAGE
+    for command in (["verify"], ["exec", "--", "dirname", "/"], ["status"], ["apply"]):
+        refused = run(*tool, *command)
+        assert refused.returncode == Exit.USAGE
     assert "has no vLLM, and no other is named or active" in refused.stderr
     named = re.findall("`([^`]+)`", refused.stderr)
     assert named == [f"{COMMAND} apply --venv=DIR", f"{COMMAND} apply --python=INTERPRETER"]
     done = run(*tool, "apply", VIRTUAL_ENV=venv)
     assert done.returncode == Exit.DONE, done.stderr
     assert f"{COMMAND} apply: {venv} (named by VIRTUAL_ENV)\n" in done.stderr
+    for command in (["verify"], ["exec", "--", "dirname", "/"], ["status"]):
+        assert run(*tool, *command, VIRTUAL_ENV=venv).returncode == Exit.DONE
     assert run(*tool, "revert", "--python", venv / "bin" / "python").returncode == Exit.DONE
     again = run(*tool, "verify", "--venv", venv)
     assert f"next: run `{COMMAND} apply --venv={venv}`" in again.stderr

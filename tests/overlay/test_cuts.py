@@ -16,7 +16,6 @@ from overlay.commands import Options
 from overlay.errors import Exit, OverlayError
 from overlay.installation import locate
 from overlay.parts import recognise
-from overlay.pin import PACKAGE
 from overlay.source import Overlay
 from overlay.state import State
 from support import mini, mounts, sites
@@ -146,9 +145,7 @@ def case(request: pytest.FixtureRequest, scratch: Path, usual_umask: None) -> Ca
         return Case(scratch, site, sites.OVERLAY, python, step)
     older = None
     if files == "older":
-        changed = {**mini.OVERLAID, "vllm/one.py": b"A = 1\nB = 22\nC = 3\n"}
-        added = {**mini.OURS, f"{PACKAGE}/old.py": b"", f"{PACKAGE}/sub/x.py": b""}
-        older = mini.overlaid(scratch / "older", overlaid=changed, ours=added)
+        older = mini.older(scratch / "older")
     if files == "fewer":  # The other version changes files in fewer directories.
         path = "vllm/v1/two.py"
         one = mini.overlay(
@@ -216,8 +213,7 @@ def test_killed_at_every_change(case: Case, command: str) -> None:
 
 @pytest.mark.parametrize("case", SMALL[:1], indirect=True)
 def test_another_version_completes_what_was_cut_off(case: Case, tmp_path: Path) -> None:
-    added = {**mini.OURS, f"{PACKAGE}/old.py": b"", f"{PACKAGE}/sub/x.py": b""}
-    other = mini.overlay(tmp_path / "other", ours=added, version="0.0.1")
+    other = mini.overlay(tmp_path / "other", ours=mini.MORE, version="0.0.1")
     case.between = State.FOREIGN
     for at in itertools.count(1):
         with case.copy(case.start["apply"], "cut") as site:

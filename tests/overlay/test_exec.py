@@ -45,10 +45,10 @@ def test_the_command_takes_the_process_its_streams_and_its_arguments(overlaid: P
 
 def test_without_a_command_it_says_how_to_name_one(overlaid: Path, tmp_path: Path) -> None:
     """As it stands, from any directory, and for the installation that was named."""
-    done = subprocess.run(
-        [*TOOL, "exec", "--site", str(overlaid)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == Exit.USAGE
+    for words in (["--"], []):
+        line = [*TOOL, "exec", "--site", str(overlaid), *words]
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        assert done.returncode == Exit.USAGE
     _, _, line = done.stderr.partition("name it after --: ")
     assert line.strip().endswith(" -- vllm serve MODEL")
     program = tmp_path / "vllm"
@@ -195,14 +195,6 @@ def test_a_wrong_variable_is_refused_in_one_line_before_the_command(
         assert err.count("\n") == 1
         assert not started.exists()
     assert "Did you mean VLLM_READINESS=-penalties?" in err or name != "VLLM_READINESS"
-
-
-def test_a_command_is_needed(overlaid: Path) -> None:
-    for words in (["--"], []):
-        line = [*TOOL, "exec", "--site", str(overlaid), *words]
-        done = subprocess.run(line, capture_output=True, text=True, check=False)
-        assert done.returncode == Exit.USAGE
-        assert "name it after --" in done.stderr
 
 
 def test_a_dry_run_verifies_and_starts_nothing(overlaid: Path, tmp_path: Path) -> None:

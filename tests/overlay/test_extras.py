@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -196,98 +196,44 @@ def test_a_file_that_the_overlay_does_not_change_is_refused(site: Path, tmp_path
     )
 
 
-def no_series(folder: Path) -> str:
-    (folder / "series").unlink()
-    return f"{folder / 'series'}: cannot be read"
+SOME = "0001-some.patch"
+#: What stands in `series`; some of it is also the new name of the patch.
+LISTINGS: dict[str, tuple[str | None, str]] = {
+    "no series": (None, "series: cannot be read"),
+    "an empty series": ("", "series: lists no patch"),
+    "comments alone": (f"# {SOME}\n\n  # none\n", "series: lists no patch"),
+    "no patch": (f"{SOME}\n0002-gone.patch\n", "0002-gone.patch: cannot be read"),
+    "twice": (f"{SOME}\n{SOME}\n", "lists a patch twice"),
+    "elsewhere": (f"../{SOME}\n", "has a name that cannot be installed"),
+    "a comma": ("a,b.patch\n", "has a name that cannot be installed"),
+    "too long": (f"{'n' * 236}.patch\n", "has a name that cannot be installed"),
+}
+#: What is replaced in the patch, once.
+EDITS = {
+    "other lines": ("-import ", "-import un", f"{SOME} does not apply: line"),
+    "no Python": ("  # mine", "  mine", "no longer compiles with the extra patches"),
+    "no code": ("  # mine", "; return", "'return' outside function"),
+    "no diff": ("--- a/", "--- ", "expected '--- a/PATH'"),
+}
 
 
-def an_empty_series(folder: Path) -> str:
-    (folder / "series").write_text("")
-    return f"{folder / 'series'}: lists no patch"
-
-
-def a_series_of_comments(folder: Path) -> str:
-    (folder / "series").write_text("# 0001-some.patch\n\n  # none\n")
-    return f"{folder / 'series'}: lists no patch"
-
-
-def no_patch(folder: Path) -> str:
-    (folder / "series").write_text("0001-some.patch\n0002-gone.patch\n")
-    return f"{folder / '0002-gone.patch'}: cannot be read"
-
-
-def twice(folder: Path) -> str:
-    (folder / "series").write_text("0001-some.patch\n0001-some.patch\n")
-    return "lists a patch twice"
-
-
-def elsewhere(folder: Path) -> str:
-    (folder / "series").write_text("../0001-some.patch\n")
-    return "has a name that cannot be installed"
-
-
-def a_name_with_a_comma(folder: Path) -> str:
-    (folder / "0001-some.patch").rename(folder / "a,b.patch")
-    (folder / "series").write_text("a,b.patch\n")
-    return "has a name that cannot be installed"
-
-
-def no_diff(folder: Path) -> str:
-    (folder / "0001-some.patch").write_text("Origin: me\n")
-    return "0001-some.patch: holds no change"
-
-
-def other_lines(folder: Path) -> str:
-    file = folder / "0001-some.patch"
-    file.write_text(file.read_text().replace("-import ", "-import un", 1))
-    return "0001-some.patch does not apply: line"
-
-
-def no_python(folder: Path) -> str:
-    file = folder / "0001-some.patch"
-    file.write_text(file.read_text().replace("  # mine", "  mine", 1))
-    return "no longer compiles with the extra patches"
-
-
-def no_code(folder: Path) -> str:
-    """It parses, and does not compile."""
-    file = folder / "0001-some.patch"
-    file.write_text(file.read_text().replace("  # mine", "; return", 1))
-    return "'return' outside function"
-
-
-def a_name_that_is_too_long(folder: Path) -> str:
-    name = f"{'n' * 236}.patch"
-    (folder / "0001-some.patch").rename(folder / name)
-    (folder / "series").write_text(f"{name}\n")
-    return "has a name that cannot be installed"
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        no_code,
-        a_name_that_is_too_long,
-        no_python,
-        no_series,
-        an_empty_series,
-        a_series_of_comments,
-        no_patch,
-        twice,
-        elsewhere,
-        a_name_with_a_comma,
-        no_diff,
-        other_lines,
-    ],
-)
-def test_what_cannot_be_laid_is_named(
-    site: Path, extra: Path, tmp_path: Path, damage: Callable[[Path], str]
-) -> None:
+@pytest.mark.parametrize("damage", [*LISTINGS, *EDITS])
+def test_what_cannot_be_laid_is_named(site: Path, extra: Path, tmp_path: Path, damage: str) -> None:
     folder = shutil.copytree(extra, tmp_path / "extra")
-    parts = damage(folder)
-    refused(site, folder, parts)
+    if damage in LISTINGS:
+        listing, part = LISTINGS[damage]
+        (folder / "series").unlink()
+        if listing is not None:
+            (folder / "series").write_text(listing)
+            if listing.strip() in ("a,b.patch", f"{'n' * 236}.patch"):
+                (folder / SOME).rename(folder / listing.strip())
+    else:
+        old, new, part = EDITS[damage]
+        text = (folder / SOME).read_text()
+        (folder / SOME).write_text(text.replace(old, new, 1))
+    refused(site, folder, part)
     assert run("apply", "--site", site).returncode == Exit.DONE
-    refused(site, folder, parts)
+    refused(site, folder, part)
     assert run("verify", "--site", site).returncode == Exit.DONE
 
 

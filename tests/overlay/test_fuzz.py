@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from overlay import cli, record
+from overlay import cli
 from overlay import pin as pins
 from overlay.errors import Exit, OverlayError
 from overlay.installation import locate
@@ -123,15 +123,6 @@ def test_pins(data: st.DataObject) -> None:
     text = pins.Pin("1.0", "1.0", {}, {"vllm/one.py": sha256(b"")}, {"vllm/one.py": sha256(b"1")})
     with contextlib.suppress(OverlayError):
         pins.loads(data.draw(damaged(text.dumps().encode())).decode(errors="replace"))
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.data())
-def test_records(data: st.DataObject) -> None:
-    rows = f"vllm/one.py,sha256=x,3\n{PACKAGE}/a.py,sha256=x,3\n".encode()
-    changed = {b"vllm/one.py,sha256=x,3": b"vllm/one.py,sha256=y,4"}
-    damage = data.draw(damaged(rows))
-    record.restore(record.overlay(damage, changed, record.rows_of_ours(damage)), changed)
 
 
 FILES = ("RECORD", "METADATA", "direct_url.json")

@@ -104,15 +104,6 @@ def test_every_command_names_it_and_says_how_it_comes_off(
     assert "is not the overlay's" not in text
 
 
-def test_the_advice_gives_upstream_s_files_back(stock: Path, newer: Overlay) -> None:
-    before = snapshot(stock)
-    lay(newer, stock)
-    commands.revert(locate(site=str(stock)), newer, NOW)
-    assert snapshot(stock) == before
-    assert run("status", "--site", stock).returncode == Exit.DONE
-    assert run("apply", "--site", stock).returncode == Exit.DONE
-
-
 def the_pin(site: Path) -> None:
     (site / PIN).unlink()
 

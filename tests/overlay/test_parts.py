@@ -268,16 +268,6 @@ def test_another_part_than_the_one_that_is_asked_for_is_reported(site: Path) -> 
     assert f"overlay {OVERLAY.pin.overlay} without closed-grammars, grammars would change " in shown
 
 
-def test_a_part_that_was_cut_off_says_how_to_carry_on(site: Path) -> None:
-    run("apply", "--site", site, LEAVE)
-    (site / PACKAGE / "live.py").unlink()
-    refused = run("verify", "--site", site)
-    assert refused.returncode == Exit.PARTIAL
-    assert f"apply --site={site} {LEAVE}` completes it" in refused.stderr
-    assert run("apply", "--site", site, LEAVE).returncode == Exit.DONE
-    assert run("verify", "--site", site).returncode == Exit.DONE
-
-
 def test_what_a_run_left_beside_a_file_that_is_left_out_is_removed(site: Path) -> None:
     left = site / "vllm/v1/structured_output/.readiness-overlay-__init__.py"
     left.write_text("")

@@ -141,23 +141,6 @@ def test_what_is_not_such_a_patch_is_refused(text: str, reason: str) -> None:
         parse("p.patch", text.encode())
 
 
-@settings(max_examples=300)
-@given(data=st.data(), old=texts(), new=texts())
-def test_a_damaged_patch_never_crashes(data: st.DataObject, old: bytes, new: bytes) -> None:
-    if old == new:
-        return
-    whole = unified("vllm/f.py", old, new)
-    at = data.draw(st.integers(0, len(whole) - 1))
-    damage = data.draw(st.binary(max_size=3))
-    try:
-        (file,) = parse("p.patch", whole[:at] + damage + whole[at + 1 :]).files
-        result = file.apply(old, "p.patch")
-    except (OverlayError, ValueError) as error:
-        assert isinstance(error, OverlayError) or "unpack" in str(error)
-    else:
-        assert file.reversed().apply(result, "p.patch") == old
-
-
 def test_a_series_names_the_patch_that_is_missing(tmp_path: Path) -> None:
     (tmp_path / "series").write_text("0001-gone.patch\n")
     with pytest.raises(OverlayError, match=r"0001-gone\.patch"):

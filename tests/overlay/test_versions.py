@@ -28,9 +28,7 @@ PATCH = f"{PROVENANCE}/patches/0001-all.patch"
 @pytest.fixture
 def older(tmp_path: Path, ours: Overlay) -> Path:
     """An installation that version 0.0.1 was laid over; the command line lays 0.0.2."""
-    changed = {**mini.OVERLAID, "vllm/one.py": b"A = 1\nB = 22\nC = 3\n"}
-    added = {**mini.OURS, f"{PACKAGE}/old.py": b"", f"{PACKAGE}/sub/x.py": b""}
-    return mini.overlaid(tmp_path, overlaid=changed, ours=added)
+    return mini.older(tmp_path)
 
 
 def run(command: str, site: Path, *options: str) -> int:

@@ -28,6 +28,8 @@ OVERLAID = {
     "vllm/v1/two.py": b"# changed\ndef f():\n    return 1\n\n\nG = f()",
 }
 OURS = {"vllm/v1/readiness/__init__.py": b'"""Ours."""\n', "vllm/v1/readiness/a.py": b"X = 1\n"}
+#: With modules that another version does not have, one in a directory of its own.
+MORE = {**OURS, "vllm/v1/readiness/old.py": b"", "vllm/v1/readiness/sub/x.py": b""}
 #: The made release: no other file of these tests depends on its number.
 RELEASE = "0.22.0"
 INFO = f"vllm-{RELEASE}.dist-info"
@@ -144,3 +146,9 @@ def overlaid(
     site = install(folder / "site", pristine)
     commands.apply(locate(site=str(site)), other, Options(force=True))
     return site
+
+
+def older(folder: Path) -> Path:
+    """Install it, and lay a version 0.0.1 over it that has another line and two more modules."""
+    changed = {**OVERLAID, "vllm/one.py": b"A = 1\nB = 22\nC = 3\n"}
+    return overlaid(folder, overlaid=changed, ours=MORE)
