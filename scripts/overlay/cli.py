@@ -118,7 +118,7 @@ def installation(args: argparse.Namespace) -> Installation:
     Raises:
         OverlayError: as for :func:`~overlay.installation.locate`.
     """
-    prefix, site, python, passed_over = args.venv, args.site, args.python, None
+    prefix, site, python = args.venv, args.site, args.python
     args.named_by, chosen_by = None, ""
     if prefix is not None or site is not None or python is not None:
         # Set by the Makefile if the option's value came from an environment variable.
@@ -126,12 +126,12 @@ def installation(args: argparse.Namespace) -> Installation:
     elif hints.from_wheel() and _runs_beside_vllm():
         python, chosen_by = sys.executable, "this command runs from it"
     else:
-        args.named_by, prefix, passed_over = _active()
+        args.named_by, prefix = _active()
         chosen_by = f"named by {args.named_by}"
         if prefix is None and hints.from_wheel():
             raise usage(
                 f"the environment that it runs from ({sys.prefix}) has no vLLM, and no other is "
-                "named or active" + (f"; {passed_over}" if passed_over else ""),
+                "named or active",
                 f"name the environment that has vLLM: `{args.command} --venv=DIR`, or its Python: "
                 f"`{args.command} --python=INTERPRETER`",
             )
@@ -142,8 +142,6 @@ def installation(args: argparse.Namespace) -> Installation:
             print(output.escaped(line), file=sys.stderr)
         return found
     except OverlayError as error:
-        if passed_over:
-            error.reason += f"; {passed_over}"
         if args.named_by:
             error.named_by = args.named_by
             error.next_step += f"; or unset {args.named_by}"
@@ -156,19 +154,18 @@ def _runs_beside_vllm() -> bool:
     return any(os.path.isdir(os.path.join(path, "vllm")) for path in libraries)
 
 
-def _active() -> tuple[str | None, str | None, str | None]:
-    """Return the active environment's variable and directory, and why another is not used."""
+def _active() -> tuple[str | None, str | None]:
+    """Return the active environment's variable and directory.
+
+    A virtual environment takes precedence over conda's; conda's base is used only if it is named.
+    """
     venv, conda = os.environ.get("VIRTUAL_ENV"), os.environ.get("CONDA_PREFIX")
-    base = os.environ.get("CONDA_DEFAULT_ENV") == "base"
-    if not conda or (venv and (base or conda == venv)):
-        return ("VIRTUAL_ENV", venv, None) if venv else (None, None, None)
     if venv:
-        return "VIRTUAL_ENV", venv, f"VIRTUAL_ENV takes precedence over CONDA_PREFIX={conda}"
-    if base:
-        return None, None, f"conda's base environment ({conda}) is used only if it is named"
-    if not Path(conda, "bin", "python").exists():
-        return None, None, f"CONDA_PREFIX={conda} holds no Python"
-    return "CONDA_PREFIX", conda, None
+        return "VIRTUAL_ENV", venv
+    base = os.environ.get("CONDA_DEFAULT_ENV") == "base"
+    if conda and not base and Path(conda, "bin", "python").exists():
+        return "CONDA_PREFIX", conda
+    return None, None
 
 
 def _say(text: str) -> None:
@@ -233,7 +230,8 @@ def _files(inspection: Inspection, compared: Inspection, every: bool) -> None:
         # Single files of an unknown version cannot be explained.
         if file.state in (State.FOREIGN, State.MISSING) and not compared.unknown:
             error = refusal(inspection, [file])
-            for text in (f"found {error.found}", *describe(compared, file)):
+            expected = [f"expected {error.expected}"] if error.expected else []
+            for text in (*expected, f"found {error.found}", *describe(compared, file)):
                 _say(f"            {text}")
             _say(f"            next: {hints.written(error.next_step)}")
     if compared.record and (every or compared.record is not usual):

@@ -173,25 +173,15 @@ def remove(path: Path) -> None:
 
 
 def prune(folder: Path) -> None:
-    """Remove bytecode and empty directories from a tree; keep other files and staged files."""
+    """Remove bytecode and empty directories from a tree; keep other files."""
     if not folder.is_dir():
         return
     for name in sorted(os.listdir(folder)):
         if name == "__pycache__":
-            _empty(folder / name)
+            remove(folder / name)
         elif not (folder / name).is_symlink():
             prune(folder / name)
     remove_if_empty(folder)
-
-
-def _empty(folder: Path) -> None:
-    """Remove a ``__pycache__`` directory, but keep its staged files."""
-    names = os.listdir(folder) if folder.is_dir() and not folder.is_symlink() else []
-    staged = [name for name in names if name.startswith(STAGED)]
-    for name in sorted(set(names) - set(staged)) if staged else []:
-        remove(folder / name)
-    if not staged:
-        remove(folder)
 
 
 def remove_if_empty(folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import os
 import stat
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -130,9 +130,6 @@ class Inspection:
             installed = inspect(self.installation, overlay)
         except OverlayError:
             return None  # A damaged provenance: the installation stays foreign.
-        # An interrupted run may have left staged files of this version, too.
-        staged = [path for path in self.leftovers if path != PACKAGE]
-        installed.leftovers += [path for path in staged if path not in installed.leftovers]
         _require_patches(installed)
         fewer = len(installed.foreign_files) <= len(self.foreign_files)
         return installed if fewer else None
@@ -226,27 +223,14 @@ def inspect(installation: Installation, overlay: Overlay) -> Inspection:
 
 
 def _require_patches(installed: Inspection) -> None:
-    """Mark absent patches as missing if upstream's files cannot be restored without them."""
+    """Mark patches as foreign from which upstream's files cannot be restored."""
     try:
         for file in installed.files:
             if file.path in installed.overlay.pin.upstream and file.state is State.OVERLAID:
                 installed.pristine(file.path)
     except OverlayError:
-        for index, file in enumerate(installed.files):
-            if file.path.startswith(PROVENANCE + "/") and file.state is State.PRISTINE:
-                installed.files[index] = replace(file, state=State.MISSING)
-        if not installed.foreign_files:
-            description = f"patches that do not match the files{_fault(installed.overlay.root)}"
-            installed.files.append(_foreign(PROVENANCE, description))
-
-
-def _fault(provenance: Path) -> str:
-    """Return a suffix naming the fault of unreadable patches, or an empty string."""
-    try:
-        Overlay.load(provenance)
-    except OverlayError as error:
-        return f": {error.subject}: {error.reason}"
-    return ""
+        reason = "patches that do not restore upstream's files"
+        installed.files.append(_foreign(f"{PROVENANCE}/patches", reason))
 
 
 def _foreign(path: str, description: str) -> FileState:

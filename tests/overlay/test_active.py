@@ -29,43 +29,31 @@ def test_an_active_conda_environment_is_the_target(tmp_path: Path) -> None:
     assert snapshot(site) == before
 
 
-def test_conda_s_base_environment_is_passed_over_with_a_word(tmp_path: Path) -> None:
+def test_conda_s_base_environment_is_used_only_if_it_is_named(tmp_path: Path) -> None:
     site = sites.small(sites.prefix(tmp_path / "conda"))
     before = snapshot(site)
     environment = active(CONDA_PREFIX=tmp_path / "conda", CONDA_DEFAULT_ENV="base")
     refused = run("apply", env=environment)
     assert refused.returncode == Exit.USAGE
     assert "no target is named" in refused.stderr
-    assert f"conda's base environment ({tmp_path / 'conda'})" in refused.stderr
     assert snapshot(site) == before
     assert run("apply", "--venv", tmp_path / "conda", env=environment).returncode == Exit.DONE
 
 
 def test_a_conda_environment_without_python_is_none(tmp_path: Path) -> None:
     (tmp_path / "conda" / "bin").mkdir(parents=True)
-    refused = run("status", env=active(CONDA_PREFIX=tmp_path / "conda"))
-    assert refused.returncode == Exit.USAGE
-    assert f"CONDA_PREFIX={tmp_path / 'conda'} holds no Python" in refused.stderr
+    assert run("status", env=active(CONDA_PREFIX=tmp_path / "conda")).returncode == Exit.USAGE
 
 
 @pytest.mark.parametrize("base", [False, True])
 def test_a_virtual_environment_goes_before_conda_s(tmp_path: Path, base: bool) -> None:
-    """Refusals mention it, because it may be the mistake."""
     other = sites.small(sites.prefix(tmp_path / "conda"))
     before = snapshot(other)
-    empty = sites.venv(tmp_path / "venv")
+    site = sites.small(sites.venv(tmp_path / "venv"))
     environment = active(VIRTUAL_ENV=tmp_path / "venv", CONDA_PREFIX=tmp_path / "conda")
     environment |= {"CONDA_DEFAULT_ENV": "base"} if base else {}
-    refused = run("apply", env=environment)
-    assert refused.returncode == Exit.ABSENT
-    mentioned = (
-        f"VIRTUAL_ENV takes precedence over CONDA_PREFIX={tmp_path / 'conda'}" in refused.stderr
-    )
-    assert mentioned is not base
-    site = sites.small(empty)
     done = run("apply", env=environment)
     assert (done.returncode, done.stderr) == (Exit.DONE, "")
-    assert "CONDA" not in done.stdout
     assert run("verify", "--site", site).returncode == Exit.DONE
     assert snapshot(other) == before
 
