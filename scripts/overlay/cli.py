@@ -278,9 +278,7 @@ def _exec(args: argparse.Namespace) -> int:
 
 def _doctor(args: argparse.Namespace) -> int:
     """Print the findings; return the exit code that `apply` would have."""
-    target, overlay = installation(args), Overlay.load(ROOT)
-    code, would = doctor.prospect(target, overlay, parts.chosen(args))
-    lines = [*doctor.findings(target), ("apply", f"of overlay {overlay.pin.overlay}{would}")]
+    code, lines = doctor.diagnose(installation(args), Overlay.load(ROOT), parts.chosen(args))
     if args.json:
         findings = [{"about": about, "text": text} for about, text in lines]
         print(json.dumps({"command": "doctor", "code": code, "findings": findings}))

@@ -81,7 +81,7 @@ def survey(installation: Installation, overlay: Overlay, choice: Choice) -> Insp
     target, asked = wanted(present, choice)
     if target.pin_bytes == present.overlay.pin_bytes:
         return replace(present, asked=asked)
-    return replace(inspect(installation, target), recognised=present.overlay, asked=asked)
+    return replace(inspect(installation, target), asked=asked)
 
 
 def recognise(installation: Installation, overlay: Overlay) -> Inspection:

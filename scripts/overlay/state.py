@@ -65,7 +65,6 @@ class Inspection:
         record: the state of RECORD, or None without one.
         leftovers: staged files of a killed run, and our own directory if it is empty.
         stale: bytecode that would run instead of its source.
-        recognised: the installed part of this overlay, if ``overlay`` is another part.
         asked: the options of `apply` for the part selected by options; None without options.
     """
 
@@ -76,7 +75,6 @@ class Inspection:
     record_bytes: bytes = b""
     leftovers: list[str] = field(default_factory=list)
     stale: list[str] = field(default_factory=list)
-    recognised: Overlay | None = None
     asked: tuple[str, ...] | None = None
 
     @property
@@ -166,13 +164,12 @@ class Inspection:
         if self.by_installed is None:
             return None
         overlay = self.by_installed.overlay
-        ours = {other.pin_bytes for other in (self.overlay.base, self.recognised) if other}
-        version = pins.releases().versions.get(sha256(overlay.pin_bytes))
-        if version is None:
-            version = overlay.pin.overlay
-            # The released pins of a newer version are not known here.
-            if overlay.pin_bytes not in ours and not pins.newer(version, self.overlay.pin.overlay):
-                version += " (unreleased)"
+        version = overlay.pin.overlay
+        base = self.overlay.base or self.overlay
+        known = sha256(overlay.pin_bytes) in pins.releases().versions
+        # The pins of parts, and those of newer versions, are not among the released ones.
+        if not known and not overlay.selection and overlay.pin_bytes != base.pin_bytes:
+            version += " (unreleased)" * (not pins.newer(version, base.pin.overlay))
         return version + overlay.selection
 
     def pristine(self, path: str) -> bytes:

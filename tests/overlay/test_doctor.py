@@ -1,8 +1,6 @@
 """`overlay doctor`: what is there, who uses it, and what apply would do."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from overlay.errors import Exit
@@ -34,16 +32,3 @@ def test_a_refusal_is_its_exit_code_and_names_the_file(site: Path) -> None:
     assert done.returncode == run("apply", "--site", site).returncode == Exit.FOREIGN
     assert OVERLAY.targets[0] in done.stdout.splitlines()[-1]
     assert done.stderr == ""
-
-
-def test_who_serves_is_named(site: Path) -> None:
-    held = f"held = open({str(site / OVERLAY.targets[0])!r}); print('up', flush=True); input()"
-    command = [sys.executable, "-c", held]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        found = findings(site)
-        process.communicate(b"\n")
-    assert f"process {process.pid} " in found["serving"]
-    assert "would be refused: " in found["apply"]
-    assert findings(site)["serving"] == "no visible process"

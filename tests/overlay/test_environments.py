@@ -246,20 +246,3 @@ def test_an_interpreter_that_cannot_be_reached_is_not_needed(tmp_path: Path, com
     for target in (["--site", str(site)], ["--venv", str(environment)]):
         code, error = nobody.run(tmp_path, *words(command, *target))
         assert (code, error) == (0, ""), target
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may lock a directory for somebody else")
-def test_a_directory_of_path_that_cannot_be_entered_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site = small(tmp_path / "site")
-    assert run("apply", "--site", site).returncode == 0
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "mypython").write_text("#!/bin/sh\nexit 3\n")
-    (tmp_path / "bin" / "mypython").chmod(0o755)
-    (tmp_path / "locked").mkdir()
-    nobody.admit(tmp_path)
-    (tmp_path / "locked").chmod(0o700)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'locked' / 'bin'}:{tmp_path / 'bin'}")
-    code, error = nobody.run(tmp_path, "verify", "--site", str(site), "--python", "mypython")
-    assert (code, error) == (0, "")

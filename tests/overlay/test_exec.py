@@ -1,6 +1,5 @@
 """`overlay exec`: verify, then become the command."""
 
-import json
 import os
 import signal
 import subprocess
@@ -12,7 +11,7 @@ import pytest
 from overlay import cli
 from overlay.errors import Exit
 from support import mini
-from support.sites import OVERLAY, REPO, run
+from support.sites import REPO, run
 
 TOOL = [sys.executable, str(REPO / "scripts" / "overlay")]
 SHOW = "import os, sys; print(os.getpid(), sys.argv[1:], sys.stdin.read(), os.environ.get('A'))"
@@ -82,41 +81,6 @@ def test_no_signal_is_ignored_that_was_not(overlaid: Path) -> None:
     command = ["grep", "SigIgn", "/proc/self/status"]
     alone = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert execute(overlaid, *command).communicate() == (alone, "")
-
-
-@pytest.mark.parametrize("flags", [(), ("--json",)])
-def test_nothing_is_started_unless_the_overlay_is_whole(
-    site: Path, tmp_path: Path, flags: tuple[str, ...]
-) -> None:
-    """In every state, and with the code that verify ends with."""
-
-    def fails(code: Exit, text: str, where: Path = site) -> None:
-        child = execute(where, "touch", str(tmp_path / "started"), flags=flags)
-        out, err = child.communicate()
-        assert child.returncode == code == run("verify", "--site", where).returncode
-        assert err.startswith("overlay exec: ")
-        assert text in err
-        assert err.count("\n") == 1
-        assert bool(out) == bool(flags)
-        if flags:
-            assert json.loads(out)["error"]["code"] == code
-        assert not (tmp_path / "started").exists()
-
-    fails(Exit.PRISTINE, f"overlay apply --site={site}`")
-    target = site / OVERLAY.targets[0]
-    before = target.read_bytes()
-    assert run("apply", "--site", site).returncode == Exit.DONE
-    after = target.read_bytes()
-    target.write_bytes(before)
-    fails(Exit.PARTIAL, "a run was interrupted")
-    target.write_bytes(after + b"# mine\n")
-    fails(Exit.FOREIGN, str(target))
-    (tmp_path / "empty").mkdir()
-    if not flags:
-        done = execute(tmp_path / "empty", "touch", str(tmp_path / "started"))
-        assert "there is no vLLM here" in done.communicate()[1]
-        assert done.returncode == Exit.ABSENT
-        assert not (tmp_path / "started").exists()
 
 
 @pytest.mark.parametrize("command", ["no-such-command-here", "/etc/hostname", "/"])

@@ -92,19 +92,3 @@ def test_an_edit_of_a_file_of_ours_is_named_and_survives(site: Path) -> None:
     assert snapshot(site) == before
     undo(site, SCHEDULER)
     assert run("apply", "--site", site).returncode == Exit.DONE
-
-
-def test_an_edit_behind_ours_is_named_and_survives(site: Path) -> None:
-    pristine = snapshot(site)
-    assert run("apply", "--site", site).returncode == Exit.DONE
-    edit(site, SCHEDULER)
-    before = snapshot(site)
-    for command in ("verify", "revert", "apply"):
-        refused = run(command, "--site", site)
-        assert refused.returncode == Exit.FOREIGN, command
-        assert SCHEDULER in refused.stderr
-    assert snapshot(site) == before
-    undo(site, SCHEDULER)
-    assert run("verify", "--site", site).returncode == Exit.DONE
-    assert run("revert", "--site", site).returncode == Exit.DONE
-    assert snapshot(site) == pristine
