@@ -45,8 +45,8 @@ def test_the_command_takes_the_process_its_streams_and_its_arguments(overlaid: P
 def test_without_a_command_it_says_how_to_name_one(overlaid: Path, tmp_path: Path) -> None:
     """As it stands, from any directory, and for the installation that was named."""
     for words in (["--"], []):
-        line = [*TOOL, "exec", "--site", str(overlaid), *words]
-        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        command = [*TOOL, "exec", "--site", str(overlaid), *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == Exit.USAGE
     _, _, line = done.stderr.partition("name it after --: ")
     assert line.strip().endswith(" -- vllm serve MODEL")
