@@ -95,21 +95,27 @@ def _unknown(inspection: Inspection) -> OverlayError:
     Its pin may be damaged, or of a later format.
     """
     ours, installation = inspection.overlay.pin, inspection.installation
-    text = (inspection.file(PIN).data or b"").decode(errors="replace")
+    pin, reinstall = inspection.file(PIN), f"reinstall {installation.title}"
+    text = (pin.data or b"").decode(errors="replace")
     facts = dict(re.findall(r"^(overlay|vllm) = ([\w.,+-]+)$", text, re.MULTILINE))
-    named = f"overlay {facts.get('overlay')}"
     if "overlay" not in facts:
-        named = "a version of the overlay that its pin does not name"
-    elif facts["overlay"] == ours.overlay:
+        return OverlayError(
+            Exit.FOREIGN,
+            "does not name the overlay version that changed files here",
+            subject=installation.site / PIN,
+            found=pin.description,
+            next_step=f"{reinstall}, then {laying(inspection)}",
+        )
+    named = f"overlay {facts['overlay']}"
+    if facts["overlay"] == ours.overlay:
         named = f"another state of {named}"
     release = facts.get("vllm", ours.release)
     named_for = f"{named}, which is for vLLM {release}" if release != ours.release else named
-    advice = f"revert with {named}, or " if "overlay" in facts else ""
     return OverlayError(
         Exit.FOREIGN if installation.release == ours.release else Exit.RELEASE,
         f"is overlaid by {named_for}; overlay {ours.overlay} cannot verify a revert of it",
         subject=installation.site,
-        next_step=f"{advice}reinstall {installation.title}; leave its files in place until then",
+        next_step=f"revert with {named}, or {reinstall}; leave its files in place until then",
     )
 
 
