@@ -140,7 +140,7 @@ class Inspection:
 
     @property
     def orphaned(self) -> bool:
-        """Whether traces of another version exist without its pin.
+        """True if traces of another version exist without its pin.
 
         The tool writes the pin first, and removes it last.
         """
