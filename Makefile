@@ -134,7 +134,7 @@ demo: apply ## serve a small generated model on the overlaid engine and print to
 	@$(if $(DRY),: )env $(SAFE) PYTHONPATH="scripts$(if $(SITE),:$$SITE,$${PYTHONPATH:+:$$PYTHONPATH})" $(DEMO_PYTHON) -m demo
 
 tools: ## make the environment of tests and pages (build/env, 5.8 GB)
-	@$(ENVIRONMENT) test --no-browser $(TEST_ENV)
+	@$(ENVIRONMENT) test --no-programs $(TEST_ENV)
 
 test-environment:
 	@$(ENVIRONMENT) test $(TEST_ENV)

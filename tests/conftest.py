@@ -17,7 +17,6 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 import vllm.v1
 from bench import thinking
-from environment.programs import CHROMIUM
 
 # What `make test` was given is not for the make that a test starts.
 for name in ("VENV", "SITE", "PYTHON", "PYTHON3", "ARGS", "MAKEFLAGS", "MAKELEVEL"):
@@ -52,12 +51,9 @@ def programs_start_with_no_signal_ignored() -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print how many lockstep runs were equal, and which tests were not run without a browser."""
+    """Print how many lockstep runs were equal, and why others were set aside."""
     counts: Counter[str] = Counter()
     for report in terminalreporter.getreports("passed"):
         counts.update(dict(report.user_properties).get("lockstep runs", {}))
     for why, count in counts.most_common():
         terminalreporter.write_line(f"{count:5} lockstep runs: {why}")
-    skipped = [report.longrepr for report in terminalreporter.getreports("skipped")]
-    if count := sum(CHROMIUM.lacking in str(why) for why in skipped):
-        terminalreporter.write_line(f"{count} tests of pages were not run: {CHROMIUM.lacking}")

@@ -6,8 +6,7 @@
 COMMAND is run if DIR exists afterwards. Standard library only. uv is taken from $UV, from the
 path, or installed into build/uv. A complete environment is left alone. One below build/, or for
 tests, that has another release than VERSION_PIN's is made anew. An environment that was not made
-here is never changed: `serve` uses it as it is if it holds a vLLM. Chromium is the system's: it is
-looked for each time, and root installs it by apt-get if it is missing.
+here is never changed: `serve` uses it as it is if it holds a vLLM.
 """
 
 from __future__ import annotations
@@ -53,18 +52,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("purpose", choices=("serve", "test"))
     parser.add_argument("directory", type=Path)
     parser.add_argument(
-        "--no-browser",
-        action="store_true",
-        help="look for no programs beside Python",
+        "--no-programs", action="store_true", help="look for no programs beside Python"
     )
     parser.add_argument("--dry-run", action="store_true", help="print what would be made")
     args = parser.parse_args(argv[:end])
     try:
         if not ensure(args.directory, args.purpose, args.dry_run):
             return 0
-        if args.purpose == "test" and not args.no_browser and not args.dry_run:
+        if args.purpose == "test" and not args.no_programs and not args.dry_run:
             for needed in programs.TESTS:
-                _provide(needed)
+                needed.ensure()
         if command := argv[end + 1 :]:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -80,20 +77,6 @@ def main(argv: Sequence[str]) -> int:
         print("environment: interrupted; run it again to go on", file=sys.stderr)
         return 130
     return 0
-
-
-def _provide(needed: programs.Program) -> None:
-    """Find or install a program; say so if tests are not run without it.
-
-    Raises:
-        Failure: there is none, and the tests cannot do without it.
-    """
-    try:
-        needed.ensure()
-    except Failure as error:
-        if not needed.dispensable or os.environ.get(needed.variable) not in (None, programs.NONE):
-            raise
-        _say(f"note: without tests that {needed.purpose}: {error}")
 
 
 def ensure(directory: Path, purpose: str, dry_run: bool) -> bool:

@@ -12,23 +12,10 @@ from pathlib import Path
 
 from environment.children import children_environment
 
-#: For Chromium: the tests may be run by root in a container, and their pages need no network.
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 #: Packages that are not installed, but unpacked: their services must not start.
 UNPACKED = Path(__file__).resolve().parents[2] / "build" / "programs"
 _APT = ("apt-get", "-o", "DPkg::Lock::Timeout=120")
 _BARE = ("--no-install-recommends",)
-#: Value of a program's variable that forbids to look for one or to install one.
-NONE = "none"
 
 
 class Failure(Exception):
@@ -44,24 +31,15 @@ class Program:
         package: Debian's.
         purpose: what the tests do with it.
         variable: of the environment, which may name one.
-        unpacked: whether the package is only unpacked, into :data:`UNPACKED`, by any user.
-        linked: whether an unpacked one may need libraries that are not installed. They are
-            unpacked, too, and it is told where they are.
-        dispensable: whether tests that need it are left out without it.
+        linked: whether it may need libraries that are not installed. They are unpacked, too,
+            and it is told where they are.
     """
 
     names: tuple[str, ...]
     package: str
     purpose: str
     variable: str
-    unpacked: bool = False
     linked: bool = False
-    dispensable: bool = False
-
-    @property
-    def lacking(self) -> str:
-        """The reason why tests are skipped without the program."""
-        return f"no {self.package} that starts: install one, or name it with {self.variable}="
 
     def find(self) -> str | None:
         """The path of one that starts: the variable's, or the first of the names, or None.
@@ -69,39 +47,30 @@ class Program:
         Raises:
             Failure: the variable names something that does not start.
         """
-        named = os.environ.get(self.variable)
-        if named == NONE:
-            return None
-        if named:
+        if named := os.environ.get(self.variable):
             if program := _starts(named):
                 return program
             raise Failure(f"{self.variable}={named} does not start; name another one, or unset it")
-        own = [str(UNPACKED / "usr" / "bin" / name) for name in self.names if self.unpacked]
+        own = [str(UNPACKED / "usr" / "bin" / name) for name in self.names]
         return next(filter(None, map(_starts, (*self.names, *own))), None)
 
     def ensure(self) -> str:
-        """Find one, or install it, on Debian and its derivatives; as root if not unpacked.
+        """Find one, or unpack its package, on Debian and its derivatives, as any user.
 
         Returns:
             Its path.
 
         Raises:
-            Failure: there is none, and it cannot be installed.
+            Failure: there is none, and its package cannot be had.
         """
         if program := self.find():
             return program
-        root = os.geteuid() == 0
-        wanted = os.environ.get(self.variable) != NONE
-        if wanted and shutil.which(_APT[0]) and (root or self.unpacked):
-            where = (
-                f"unpacking it in {UNPACKED}"
-                if self.unpacked
-                else (f"installing it on this system as root, unless {self.variable}={NONE}")
-            )
-            print(f"the tests {self.purpose}: {where} (apt-get, {self.package})", flush=True)
-            if not self._install() and root:  # The package lists may be old or absent.
+        if shutil.which(_APT[0]):
+            where = f"unpacking it in {UNPACKED} (apt-get, {self.package})"
+            print(f"the tests {self.purpose}: {where}", flush=True)
+            if not self._unpack() and os.geteuid() == 0:  # The package lists may be old or absent.
                 subprocess.run([*_APT, "update"], check=False)
-                self._install()
+                self._unpack()
             if program := self.find():
                 return program
         raise Failure(
@@ -110,9 +79,7 @@ class Program:
             f"{self.variable}=/path/to/it, and run it again"
         )
 
-    def _install(self) -> bool:
-        if not self.unpacked:
-            return _run([*_APT, "install", "-y", *_BARE, self.package])
+    def _unpack(self) -> bool:
         libraries = _missing_libraries(self.package) if self.linked else []
         tools = ["patchelf"] if libraries else []
         UNPACKED.mkdir(parents=True, exist_ok=True)
@@ -123,22 +90,13 @@ class Program:
         )
 
 
-CHROMIUM = Program(
-    ("chromium", "chromium-browser", "google-chrome"),
-    "chromium",
-    "open pages in a Chromium",
-    "CHROMIUM",
-    dispensable=True,
-)
 PROMETHEUS = Program(
-    ("prometheus",), "prometheus", "let a Prometheus scrape a server", "PROMETHEUS", unpacked=True
+    ("prometheus",), "prometheus", "let a Prometheus scrape a server", "PROMETHEUS"
 )
-BUILDAH = Program(
-    ("buildah",), "buildah", "build container images", "BUILDAH", unpacked=True, linked=True
-)
-RUNC = Program(("runc",), "runc", "run containers", "RUNC", unpacked=True, linked=True)
+BUILDAH = Program(("buildah",), "buildah", "build container images", "BUILDAH", linked=True)
+RUNC = Program(("runc",), "runc", "run containers", "RUNC", linked=True)
 #: What `make test` needs.
-TESTS = (CHROMIUM, PROMETHEUS, BUILDAH, RUNC)
+TESTS = (PROMETHEUS, BUILDAH, RUNC)
 
 
 def _run(command: Sequence[str], folder: Path | None = None) -> bool:

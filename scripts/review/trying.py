@@ -98,7 +98,7 @@ def _try(step: str, folder: Path, release: Release, files: Mapping[str, bytes]) 
     python = str(environment / "bin" / "python")
     # vLLM's build comes from the index, as `make tools` installs it; Chromium is not needed.
     arguments = {
-        "environment": [sys.executable, "-m", "environment", "test", "--no-browser"],
+        "environment": [sys.executable, "-m", "environment", "test", "--no-programs"],
         "overlay": [python, "-m", "overlay", "apply", "--venv"],
         "serving": [python, "-m", "demo"],
         "conformance": [python, "-m", "conformance", "--as-listed", "--venv"],

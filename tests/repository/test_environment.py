@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 from environment import making, programs
 from environment.making import COMPLETE, MARK
-from environment.programs import BUILDAH, CHROMIUM, PROMETHEUS, Failure
+from environment.programs import BUILDAH, PROMETHEUS, Failure
 from overlay.installation import locate
 from support import sites
 from support.checkouts import library
@@ -292,74 +292,14 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("sh", "cp", "cat"):
         (tmp_path / name).symlink_to(f"/bin/{name}")
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CHROMIUM", raising=False)
-    monkeypatch.setattr("os.geteuid", lambda: 0)
     return tmp_path
-
-
-def test_root_gets_a_chromium_installed_by_apt(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Failure, match="CHROMIUM="):  # there is no apt-get
-        CHROMIUM.ensure()
-    program(path / "made", "exit 0")
-    program(
-        path / "apt-get",
-        f"""echo "$@" >> {path}/calls
-        case "$*" in
-          *update) echo > {path}/lists;;
-          *install*chromium) cat {path}/lists && cp {path}/made {path}/chromium;;
-        esac""",
-    )
-    with monkeypatch.context() as patch, pytest.raises(Failure, match="apt-get install chromium"):
-        patch.setattr("os.geteuid", lambda: 1000)
-        CHROMIUM.ensure()
-    assert CHROMIUM.ensure() == CHROMIUM.ensure() == str(path / "chromium")
-    calls = [line.split()[2:] for line in (path / "calls").read_text().splitlines()]
-    install = ["install", "-y", "--no-install-recommends", "chromium"]
-    assert calls == [install, ["update"], install]
-
-
-def test_root_can_forbid_an_installation_of_chromium(
-    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("CHROMIUM", "none")
-    program(path / "apt-get", f"echo > {path}/called")
-    program(path / "chromium", "exit 0")
-    assert CHROMIUM.find() is None
-    making._provide(CHROMIUM)
-    assert "note: without tests that open pages in a Chromium" in capsys.readouterr().err
-    assert not (path / "called").exists()
-
-
-def test_only_a_chromium_can_be_done_without(
-    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(programs, "UNPACKED", path / "unpacked")
-    monkeypatch.delenv("PROMETHEUS", raising=False)
-    making._provide(CHROMIUM)  # There is no apt-get.
-    assert "note: without tests that open pages" in capsys.readouterr().err
-    with pytest.raises(Failure):
-        making._provide(PROMETHEUS)
-    monkeypatch.setenv("CHROMIUM", str(path / "gone"))
-    with pytest.raises(Failure, match="does not start"):
-        making._provide(CHROMIUM)
-
-
-def test_what_is_installed_on_the_system_is_said_first(
-    path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    program(path / "apt-get", "echo apt-get runs")
-    with pytest.raises(Failure):
-        CHROMIUM.ensure()
-    lines = capfd.readouterr().out.splitlines()
-    assert "installing it on this system as root, unless CHROMIUM=none" in lines[0]
-    assert lines[1] == "apt-get runs"
 
 
 @pytest.mark.parametrize("user", [0, 1000])
 def test_a_prometheus_is_unpacked_and_not_installed(
     path: Path, user: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever runs the tests: a package's service is not to start."""
+    """Whoever runs the tests: a package's service is not to start. Root may update lists."""
     (path / "mkdir").symlink_to("/bin/mkdir")
     monkeypatch.delenv("PROMETHEUS", raising=False)
     monkeypatch.setattr("os.geteuid", lambda: user)
@@ -368,7 +308,16 @@ def test_a_prometheus_is_unpacked_and_not_installed(
     with pytest.raises(Failure, match="PROMETHEUS="):  # there is no apt-get
         PROMETHEUS.ensure()
     program(path / "made", "exit 0")
-    program(path / "apt-get", f"""echo "$@" >> {path}/calls; echo > a.deb""")
+    if user:
+        (path / "lists").touch()
+    program(
+        path / "apt-get",
+        f"""echo "$@" >> {path}/calls
+        case "$*" in
+          *update) echo > {path}/lists;;
+          *download*) cat {path}/lists && echo > a.deb;;
+        esac""",
+    )
     program(
         path / "dpkg",
         f"""test "$1 $2 $3" = "-x a.deb ." && mkdir -p usr/bin
@@ -377,7 +326,8 @@ def test_a_prometheus_is_unpacked_and_not_installed(
     found = str(unpacked / "usr" / "bin" / "prometheus")
     assert PROMETHEUS.ensure() == PROMETHEUS.ensure() == found
     calls = [line.split()[2:] for line in (path / "calls").read_text().splitlines()]
-    assert calls == [["download", "prometheus"]]
+    download = ["download", "prometheus"]
+    assert calls == [download, *[["update"], download] * (user == 0)]
     program(path / "prometheus", "exit 0")
     assert PROMETHEUS.find() == str(path / "prometheus")
 

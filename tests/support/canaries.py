@@ -126,55 +126,10 @@ def draw_tenant(random: Random, number: int, drafts: bool, seeded: bool) -> Tena
     return Tenant(number, sampling, prompt, are_tokens, random.choice([0, 0, 1 + number]))
 
 
-#: What a mutant of a batch can forget, and where it is: in a row of an array, or in a dict.
-FIELDS: dict[str, Callable[[Any], Any]] = {
-    name: lambda batch, name=name: getattr(batch, name)
-    for name in (
-        *("token_ids_cpu", "is_token_ids", "num_tokens_no_spec", "num_prompt_tokens"),
-        *("num_computed_tokens_cpu", "request_lora_mapping", "temperature_cpu", "top_p_cpu"),
-        *("top_k_cpu", "frequency_penalties_cpu", "presence_penalties_cpu"),
-        *("repetition_penalties_cpu", "req_prompt_embeds", "generators", "bad_words_token_ids"),
-    )
-} | {
-    "blocks": lambda batch: batch.block_table[0].block_table.np,
-    "mask": lambda batch: batch.allowed_token_ids_mask_cpu_tensor,
-}
-
-
-def forgetful(kind: Any, operation: str, name: str) -> Any:
-    """Derive a batch's class, one operation of which forgets one of :data:`FIELDS`."""
-    original, read = getattr(kind, operation), FIELDS[name]
-
-    def forget(self: Any, *arguments: Any) -> Any:
-        before: Any = copy.copy(read(self))
-        if before is not None and not isinstance(before, dict):
-            before = copy.deepcopy(before)
-        tenants = [*self._req_ids, *[None] * self.max_num_reqs]
-        result = original(self, *arguments)
-        value = read(self)
-        for row in range(self.max_num_reqs):
-            now = self._req_ids[row] if row < len(self._req_ids) else None
-            if now == tenants[row] or (now is None and operation != "remove_request"):
-                continue
-            if isinstance(value, dict):
-                value.pop(row, None)
-                if row in before:
-                    value[row] = before[row]
-            elif before is not None:
-                value[row] = before[row]
-        return result
-
-    return type("InputBatch", (kind,), {operation: forget, "__module__": kind.__module__})
-
-
 class CanaryRunner(RunnerUnderTest):
     """A runner that prepares the inputs of each step, and checks them."""
 
     lockstep: "CanaryRun"
-
-    def _batch_class(self) -> Any:
-        kind = super()._batch_class()
-        return forgetful(kind, *self.lockstep.mutant) if self.lockstep.mutant else kind
 
     def _logitsprocs(self) -> Any:
         config = SimpleNamespace(
@@ -426,7 +381,6 @@ class CanaryRun(LockstepRun):
         drafts: as for :class:`LockstepRun`.
         load: modules.pristine or modules.overlaid.
         switch: the value of VLLM_READINESS.
-        mutant: the operation of the batch that forgets a field, and the field.
     """
 
     def __init__(
@@ -436,10 +390,8 @@ class CanaryRun(LockstepRun):
         drafts: int,
         load: Callable[[str], Any] = modules.overlaid,
         switch: str = "",
-        mutant: tuple[str, str] | None = None,
     ) -> None:
         self.draws = random
-        self.mutant = mutant
         self.tenants: dict[str, Tenant] = {}
         #: Upstream's runner cannot take back a draw of a CPU generator, as for a part of a prompt.
         self.seeded = random.random() < 0.5
