@@ -1,17 +1,14 @@
 """Run every kind of output through the vLLM that this Python imports, and record its waits.
 
-    python kinds.py MODEL_DIR OUT.json ENGINE [--thinking] [--delay SEED] [--short]
-                    [--sanitize LOG]
+    python kinds.py MODEL_DIR OUT.json ENGINE [--delay SEED] [--short] [--sanitize LOG]
 
 ENGINE is a name in :data:`ENGINES`. Batches of one kind each run one after the other, their
 requests arriving over many steps. OUT.json holds a digest of each position's output, so that
 two runs can be compared; for every call of the step's functions its waits by owner; and the
 calls that failed, with their stacks.
 
-With VLLM_READINESS_SYNC_GUARD=error a sync is planted at the end, which the guard must find;
-with =warn the guard's log is collected. --thinking runs batches with thinking budgets, on an
-engine that knows the markers. --delay delays each readback by up to 40 ms; --sanitize runs
-compute-sanitizer's memcheck over the overlay's kernels.
+With VLLM_READINESS_SYNC_GUARD=warn the guard's log is collected. --delay delays each readback by up
+to 40 ms; --sanitize runs compute-sanitizer's memcheck over the overlay's kernels.
 """
 
 from __future__ import annotations
@@ -267,9 +264,9 @@ def plant() -> None:
     Sampler.forward = careless
 
 
-def start(model: Path, name: str, short: bool, budgets: bool) -> Any:
+def start(model: Path, name: str, short: bool) -> Any:
     """Start an engine; without graphs if it is for a few steps."""
-    return build(model, budgets, **{"enforce_eager": short, **ENGINES[name]})
+    return build(model, budgets=False, **{"enforce_eager": short, **ENGINES[name]})
 
 
 def build(model: Path, budgets: bool, **arguments: Any) -> Any:
@@ -320,9 +317,9 @@ def main(args: argparse.Namespace) -> None:
     if here:
         watch.install()
     delays = delay(args.delay) if args.delay is not None else int
-    engine = start(args.model, args.engine, args.short, args.thinking)
-    report: dict[str, Any] = {"batches": {}, "failed": None, "planted": None}
-    batches = ("mixed",) if args.short else THINKING if args.thinking else BATCHES
+    engine = start(args.model, args.engine, args.short)
+    report: dict[str, Any] = {"batches": {}, "failed": None}
+    batches = ("mixed",) if args.short else BATCHES
     for name in batches:
         try:
             report["batches"][name] = run(engine, requests(name, args.short))
@@ -330,12 +327,6 @@ def main(args: argparse.Namespace) -> None:
             report["failed"] = f"{name}: {traceback.format_exc()[-3000:]}"
             break
     report |= {"calls": watch.calls, "errors": list(watch.errors), "delays": delays()}
-    if here and os.environ.get(GUARD) == "error" and report["failed"] is None:
-        plant()
-        try:
-            run(engine, requests("plain", short=True))
-        except Exception as error:
-            report["planted"] = f"{type(error).__name__}: {error}"
     report["reports"] = guard_log.texts
     args.out.write_text(json.dumps(report))
 
@@ -345,7 +336,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("model", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("engine", choices=list(ENGINES))
-    parser.add_argument("--thinking", action="store_true", help="batches with thinking budgets")
     parser.add_argument("--delay", type=int, help="seed of the delays")
     parser.add_argument("--short", action="store_true", help="four requests, six tokens each")
     parser.add_argument("--sanitize", type=Path, help="run under memcheck; its log")

@@ -4,7 +4,6 @@ The pinned classes end such requests with an error, or do not restrict them, as 
 fix off. The oracle of drafts is the same request without drafts.
 """
 
-import sys
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -22,8 +21,11 @@ from support.examples import draws
 from support.grammars import EOS, tokens
 from support.lockstep import scheduler as upstream
 from support.lockstep.scheduler import speculative_config
+from support.scheduling import classes
 from vllm.reasoning import ReasoningParser
 from vllm.reasoning.basic_parsers import BaseThinkingReasoningParser
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds
 from vllm.v1.readiness import live
 from vllm.v1.readiness.core import reasoning_ends
@@ -31,7 +33,6 @@ from vllm.v1.readiness.engine import switch
 from vllm.v1.spec_decode.ngram_proposer_gpu import update_scheduler_for_invalid_drafts
 from vllm.v1.structured_output.utils import apply_grammar_bitmask
 
-ASYNC_SCHEDULER = "vllm/v1/core/sched/async_scheduler.py"
 CORE = "vllm/v1/engine/core.py"
 MANAGER = "vllm/v1/structured_output/__init__.py"
 SIDES = ["pinned", "off", "ours"]
@@ -82,14 +83,9 @@ def made(
     del backend
     patch.setenv(switch.NAME, "-closed-grammars" if side == "off" else "on")
     load = modules.pristine if side == "pinned" else modules.overlaid
-    kind = load(grammars.SCHEDULER).Scheduler
-    if asynchronous:
-        with mock.patch.dict(
-            sys.modules, {"vllm.v1.core.sched.scheduler": load(grammars.SCHEDULER)}
-        ):
-            kind = load.__wrapped__(ASYNC_SCHEDULER).AsyncScheduler  # derived from the side's
+    kinds = (Scheduler, AsyncScheduler) if side == "pinned" else classes()
     scheduler = upstream.make_scheduler(
-        asynchronous, speculative_config(drafts, trimmed), 64, 4, 64, 64, kind
+        asynchronous, speculative_config(drafts, trimmed), 64, 4, 64, 64, kinds[asynchronous]
     )
     manager = load(MANAGER).StructuredOutputManager(scheduler.vllm_config)
     scheduler.structured_output_manager = manager

@@ -4,90 +4,52 @@ The scheduler is a real one, over a worker whose tokens are right only where all
 The pinned scheduler has the faults, which are asserted as well: with the fix off ours has them.
 """
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import modules
 from support.examples import draws
 from support.loads import Loads
-from support.lockstep import scheduler as upstream
-from support.lockstep.scheduler import BLOCK
+from support.scheduling import BLOCK, Setup, classes
+from support.scheduling import make as make_scheduler
 from support.steps import WRONG
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import FinishReason
 from vllm.v1.request import RequestStatus
 
-SCHEDULER = "vllm/v1/core/sched/scheduler.py"
 SIDES = ["pinned", "off", "ours"]
-
-
-@pytest.fixture(scope="module")
-def kinds() -> dict[tuple[str, bool], type]:
-    """The scheduler's class by side, and whether it is asynchronous."""
-    ours = modules.overlaid(SCHEDULER)
-    with mock.patch.dict(sys.modules, {"vllm.v1.core.sched.scheduler": ours}):
-        derived = modules.overlaid.__wrapped__(modules.SCHEDULER)  # from our class
-    return {
-        ("pinned", False): Scheduler,
-        ("pinned", True): AsyncScheduler,
-        ("ours", False): ours.Scheduler,
-        ("ours", True): derived.AsyncScheduler,
-    }
 
 
 class Make:
     """Makes the loops of one side."""
 
-    def __init__(self, kinds: dict[tuple[str, bool], type], side: str) -> None:
-        self.kinds = kinds
-        self.side = "pinned" if side == "pinned" else "ours"
+    def __init__(self, side: str) -> None:
+        self.kinds = (Scheduler, AsyncScheduler) if side == "pinned" else classes()
 
     def __call__(
         self,
         asynchronous: bool = True,
         *,
-        drafts: int = 0,
-        blocks: int = 90,
         in_flight: int = 2,
         seed: int = 0,
         failing: int = 40,
-        caching: bool = True,
-        step: int = 24,
+        **options: Any,
     ) -> Loads:
-        drafter = upstream.speculative_config(drafts, trimmed=True)
-        with mock.patch.object(upstream, "CacheConfig", caching_config(caching)):
-            scheduler = upstream.make_scheduler(
-                asynchronous, drafter, blocks, 6, step, 96, self.kinds[self.side, asynchronous]
-            )
+        setup = Setup(asynchronous=asynchronous, **{"blocks": 90, "length": 96, **options})
+        scheduler = make_scheduler(setup, self.kinds[asynchronous])
         return Loads(scheduler, in_flight if asynchronous or in_flight > 2 else 1, seed, failing)
 
 
-def caching_config(caching: bool) -> Any:
-    """Return the configuration's class, with prefix caching on or off."""
-    from vllm.config import CacheConfig
-
-    def make(**fields: Any) -> Any:
-        return CacheConfig(**{**fields, "enable_prefix_caching": caching})
-
-    return make
-
-
 @pytest.fixture
-def make(
-    kinds: dict[tuple[str, bool], type],
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Make]:
+def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
     """The loops of the side that the test names, ours without."""
     side = getattr(request, "param", "ours")
     monkeypatch.setenv("VLLM_READINESS", "-failed-loads" if side == "off" else "on")
-    yield Make(kinds, side)
+    return Make(side)
 
 
 def prompt(count: int, first: int = -1) -> list[int]:
@@ -119,7 +81,7 @@ class TestFaults:
 
     def test_a_later_chunk_of_a_prompt_is_dropped(self, make: Make, request: Any) -> None:
         """A synchronous pipeline: both chunks are in flight when the load's failure arrives."""
-        loads = make(False, in_flight=3, failing=100, step=12)
+        loads = make(False, in_flight=3, failing=100, budget=12)
         loads.load(prompt(30), 3, 3)
         fault = outcome(loads)
         assert (fault == []) == (request.node.callspec.params["make"] == "ours")
@@ -148,7 +110,7 @@ class TestFaults:
 
 def test_what_an_aborted_request_computed_from_a_failed_block_is_not_found(make: Make) -> None:
     """Its blocks follow the failed ones, which another request computes again."""
-    loads = make(in_flight=3, failing=100, step=60)
+    loads = make(in_flight=3, failing=100, budget=60)
     loads.load(prompt(22), 3, 4)
     loads.step()
     sharer = loads.load(prompt(38), 3, 0)
@@ -252,7 +214,6 @@ ACTIONS = st.one_of(
     ],
 )
 def test_every_token_is_right_and_delivered_once(
-    kinds: dict[tuple[str, bool], type],
     asynchronous: bool,
     in_flight: int,
     drafts: int,
@@ -272,13 +233,13 @@ def test_every_token_is_right_and_delivered_once(
         blocks = 90  # those that wait keep what they loaded: in stock too, all may wait for ever
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_READINESS", switch)
-        loads = Make(kinds, "ours")(
+        loads = Make("ours")(
             asynchronous,
             drafts=drafts,
             blocks=blocks,
             in_flight=in_flight,
             seed=seed,
-            step=step,
+            budget=step,
             caching=caching,
         )
         play(loads, script)
@@ -302,16 +263,15 @@ def play(loads: Loads, script: Sequence[Any]) -> None:
     loads.finish()
 
 
-def test_a_derived_scheduler_with_methods_of_its_own_is_left_to_upstream(
-    kinds: dict[tuple[str, bool], type],
-) -> None:
-    ours: Any = kinds["ours", False]
+def test_a_derived_scheduler_with_methods_of_its_own_is_left_to_upstream(make: Make) -> None:
+    ours: Any = make.kinds[False]
 
     class Own(ours):  # type: ignore[misc]
         def _handle_invalid_blocks(self, *arguments: Any) -> Any:
             return super()._handle_invalid_blocks(*arguments)
 
-    loads = Make({("ours", False): Own}, "ours")(False, failing=100)
+    make.kinds = (Own, Own)
+    loads = make(False, failing=100)
     first = loads.load(prompt(22), 6, 4)
     loads.step()
     assert loads.scheduler.requests[first].num_computed_tokens == 0

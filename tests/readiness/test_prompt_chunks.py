@@ -1,15 +1,13 @@
 """The fix prompt-chunks: prompt logprobs keep their bits, and few of them exist at a time."""
 
+import itertools
 import os
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
-from support import modules
-from support.batches import Spec, empty, fill
+from support import logprobs, modules
 from support.sampling import MODES
 from vllm.v1.readiness.engine import switch
 from vllm.v1.readiness.sample import prompt_chunks
@@ -50,12 +48,6 @@ def of_prompt(name: str, mode: str, logits: torch.Tensor) -> tuple[Any, list[int
     value = "-prompt-chunks" if name == "off" else "on"
     if name == "pinned" and mode.endswith("logits"):  # prompt-logits is another fix
         mode = "raw_logprobs"
-    with mock.patch.dict(os.environ, {switch.NAME: value}):
-        batch = empty(load, VOCABULARY)
-    fill(batch, [Spec(PROMPT, [], {})])
-    request = SimpleNamespace(
-        prompt_token_ids=PROMPT, in_progress_prompt_logprobs_cpu=None, num_computed_tokens=0
-    )
     sampler = Counting(load(modules.SAMPLER).Sampler(mode))
     products: list[int] = []
 
@@ -63,25 +55,11 @@ def of_prompt(name: str, mode: str, logits: torch.Tensor) -> tuple[Any, list[int
         products.append(len(hidden))
         return hidden
 
-    runner = object.__new__(load(modules.RUNNER).GPUModelRunner)
-    vars(runner).update(
-        input_batch=batch,
-        requests={"r0": request},
-        num_prompt_logprobs={"r0": WIDTH},
-        device=torch.device("cpu"),
-        use_async_scheduling=False,
-        query_start_loc=SimpleNamespace(np=np.array([0, 0])),
-        sampler=sampler,
-        model=SimpleNamespace(compute_logits=compute_logits),
-        _sync_device=lambda: None,
-    )
-    done: dict[str, Any] = {}
-    for step in STEPS:
-        start = request.num_computed_tokens
-        with torch.compiler.set_stance("force_eager"):  # else it compiles every shape
-            done = runner._get_prompt_logprobs_dict(logits[start : start + step], {"r0": step})
-        request.num_computed_tokens += step
-    return done["r0"], sampler.counts, products
+    ends = [0, *itertools.accumulate(STEPS)]
+    runs = itertools.pairwise(ends)
+    with mock.patch.dict(os.environ, {switch.NAME: value}):
+        done = logprobs.of_prompt(load, PROMPT, runs, WIDTH, logits, sampler, compute_logits)
+    return done, sampler.counts, products
 
 
 @pytest.fixture(autouse=True)

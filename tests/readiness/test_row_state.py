@@ -12,19 +12,13 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from support import modules
 from support.batches import Spec, empty, pooled, state
-from support.examples import draws
 from support.sampling import BUILTIN
 from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.pooler.tokwise.methods import AllPool
-from vllm.v1.attention.backends.utils import reorder_batch_to_split_decodes_and_prefills
 from vllm.v1.readiness.engine import switch
 from vllm.v1.sample.logits_processor import LogitsProcessors
-from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 
 VOCABULARY = 16
 ROWS = 6
@@ -121,6 +115,38 @@ def penalised_prompt_of_embeddings(make: Make) -> Any:
     return batch.sampling_metadata.prompt_token_ids.tolist()
 
 
+def rows_of_embeddings(make: Make) -> Any:
+    batch = join(make(), embedded("a"), plain("b"))
+    leave(batch, "a", "b")
+    return [*batch.req_prompt_embeds]
+
+
+def pooled_prompts(batch: Any) -> Any:
+    """The prompts that a pooling model is shown; None if it needs none."""
+    prompts = batch.get_pooling_metadata().prompt_token_ids
+    return None if prompts is None else prompts.tolist()
+
+
+def pooled_prompts_after_a_move(make: Make) -> Any:
+    """The request that needs its prompt takes the row of one that does not, and the reverse."""
+    shown = []
+    for needs in (True, False):
+        batch = make(is_pooling_model=True)
+        join(batch, pooled([1, 2], "a", not needs), pooled([3, 4], "b", needs))
+        leave(batch, "a")
+        shown.append(pooled_prompts(batch))
+    return shown
+
+
+def pooled_prompts_after_a_swap(make: Make) -> Any:
+    batch = join(make(is_pooling_model=True), pooled([1, 2], "a", True), pooled([3, 4], "b", False))
+    batch.swap_states(0, 1)
+    batch.refresh_metadata()
+    shown = pooled_prompts(batch)
+    leave(batch, "a")
+    return shown, pooled_prompts(batch)
+
+
 @pytest.mark.parametrize(
     ("outcome", "stock", "fixed"),
     [
@@ -128,6 +154,9 @@ def penalised_prompt_of_embeddings(make: Make) -> Any:
         (masks_after_a_swap, (set(), set()), (FORBIDDEN, set())),
         (blocks_after_a_move, [[7, 8, 0], [7, 8, 0]], [[7, 8, 0], [0, 0, 0]]),
         (penalised_prompt_of_embeddings, [[1, 2, 0]], [[0, 0, 0]]),
+        (rows_of_embeddings, [0], []),
+        (pooled_prompts_after_a_move, [None, [[3, 4]]], [[[3, 4]], None]),
+        (pooled_prompts_after_a_swap, ([[1, 2], [3, 4]], [[3, 4]]), ([[3, 4], [1, 2]], None)),
     ],
 )
 def test_a_fix_mends_stocks_row_and_can_be_switched_off(
@@ -145,218 +174,12 @@ def test_no_mask_is_allocated_without_allowed_tokens() -> None:
     assert batch.allowed_token_ids_mask is None
 
 
-def row_of(batch: Any, row: int) -> dict[str, Any]:
-    """Return the values that a batch holds for a row."""
-    tokens = slice(batch.num_tokens_no_spec[row] + len(batch.spec_token_ids[row]))
-    mask = batch.allowed_token_ids_mask_cpu_tensor
-    table = batch.block_table[0]
-    arrays = (
-        *("num_tokens_no_spec", "num_prompt_tokens", "num_computed_tokens_cpu"),
-        *("request_lora_mapping", "logits_processing_needs_token_ids"),
-    )
-    held = {name: getattr(batch, name)[row].item() for name in arrays} | {
-        "tokens": batch.token_ids_cpu[row, tokens].tolist(),
-        "are tokens": batch.is_token_ids[row, tokens].tolist(),
-        "drafts": list(batch.spec_token_ids[row]),
-        "embeddings": id(batch.req_prompt_embeds.get(row)),
-        "blocks": table.block_table.np[row, : table.num_blocks_per_row[row]].tolist(),
-    }
-    if batch.is_pooling_model:
-        return held
-    processors = {type(each).__name__: each for each in batch.logitsprocs.all}
-    min_tokens = next(p for p in processors.values() if isinstance(p, MinTokensLogitsProcessor))
-    numbers = (
-        *("temperature_cpu", "top_p_cpu", "top_k_cpu", "num_accepted_tokens_cpu"),
-        *("frequency_penalties_cpu", "presence_penalties_cpu", "repetition_penalties_cpu"),
-    )
-    return (
-        held
-        | {name: getattr(batch, name)[row].item() for name in numbers}
-        | {
-            "mask": [] if mask is None else mask[row].nonzero().flatten().tolist(),
-            "output": id(batch.req_output_token_ids[row]),
-            "generator": id(batch.generators.get(row)),
-            "bad-words": batch.bad_words_token_ids.get(row),
-            "logprobs of": (batch.sampling_metadata.logprob_token_ids or {}).get(row),
-            "min_p": processors["MinPLogitsProcessor"].min_p_cpu[row].item(),
-            "biases": processors["LogitBiasLogitsProcessor"].biases.get(row),
-            "min_tokens": (min_tokens.min_toks.get(row) or [None])[0],
-        }
-    )
-
-
-def faults_of(batch: Any) -> tuple[Any, ...]:
-    """Return what the fixes change, rows without a request included."""
-    mask = batch.allowed_token_ids_mask_cpu_tensor
-    table = batch.block_table[0]
-    return (
-        None if mask is None else mask.tolist(),
-        {row: id(embeds) for row, embeds in batch.req_prompt_embeds.items()},
-        batch.logits_processing_needs_token_ids.tolist(),
-        batch.token_ids_cpu.tolist(),
-        (table.block_table.np.tolist(), table.num_blocks_per_row.tolist()),
-    )
-
-
-TOKENS = st.integers(0, VOCABULARY - 1)
-PARAMS = st.fixed_dictionaries(
-    {},
-    optional={
-        "temperature": st.sampled_from([0.5, 1.0]),
-        "top_p": st.just(0.5),
-        "top_k": st.just(3),
-        "min_p": st.just(0.25),
-        "presence_penalty": st.just(1.0),
-        "frequency_penalty": st.just(0.5),
-        "repetition_penalty": st.just(2.0),
-        "logit_bias": st.just({2: 4.0}),
-        "min_tokens": st.just(2),
-        "logprob_token_ids": st.just([1, 4]),
-        "bad_words": st.lists(st.lists(TOKENS, min_size=1, max_size=2), min_size=1, max_size=2),
-    },
-)
-
-
 def own_processors() -> LogitsProcessors:
     """The logits processors that vLLM has, with nothing in them."""
     config = SimpleNamespace(
         scheduler_config=SimpleNamespace(max_num_seqs=ROWS), speculative_config=None
     )
     return LogitsProcessors([kind(config, torch.device("cpu"), False) for kind in BUILTIN])
-
-
-class Batches:
-    """Three batches through the same changes, and the values that each request should have.
-
-    Args:
-        pooling: of a model that pools.
-    """
-
-    def __init__(self, pooling: bool) -> None:
-        self.pooling = pooling
-        self.pinned, self.off, self.ours = self.all = [
-            make(is_pooling_model=pooling, logitsprocs=None if pooling else own_processors())
-            for make in (pinned, off, ours)
-        ]
-        self.expected: dict[str, dict[str, Any]] = {}
-        self.allowed: dict[str, list[int] | None] = {}
-        self.added = 0
-
-    def request(self, data: st.DataObject) -> Any:
-        """Draw a new request."""
-        name, self.added = f"r{self.added}", self.added + 1
-        prompt = data.draw(st.lists(TOKENS, min_size=1, max_size=5))
-        self.allowed[name] = None
-        if self.pooling:
-            request = pooled(prompt, name, data.draw(st.booleans()))
-        else:
-            params: dict[str, Any] = data.draw(PARAMS)
-            if data.draw(st.integers(0, 2)) == 0:
-                allowed = data.draw(st.lists(TOKENS, min_size=1, max_size=4))
-                params["allowed_token_ids"] = self.allowed[name] = allowed
-            embeds = torch.ones(len(prompt), 2) if data.draw(st.integers(0, 3)) == 0 else None
-            spec = Spec(None if embeds is not None else prompt, [], params, embeds)
-            request = state(spec, name)
-            request.output_token_ids = data.draw(st.lists(TOKENS, max_size=2))
-            if data.draw(st.booleans()):
-                request.generator = torch.Generator()
-        request.num_computed_tokens = data.draw(st.integers(0, len(prompt)))
-        request.block_ids = (data.draw(st.lists(st.integers(1, 99), max_size=4)),)
-        lora = data.draw(st.integers(0, 2))
-        request.lora_request = LoRARequest(f"lora{lora}", lora, "/lora") if lora else None
-        return request
-
-    def add(self, request: Any, drafts: list[int]) -> None:
-        """Add a request, also to an empty batch, which shows its own values."""
-        name = request.req_id
-        processors = None if self.pooling else own_processors()
-        alone = pinned(is_pooling_model=self.pooling, logitsprocs=processors)
-        for batch in (alone, *self.all):
-            batch.add_request(request)
-            batch.update_req_spec_token_ids(request, {name: drafts})
-        alone.refresh_metadata()
-        self.expected[name] = row_of(alone, 0)
-
-    def remove(self, name: str) -> None:
-        """Remove a request."""
-        for batch in self.all:
-            batch.remove_request(name)
-        del self.expected[name]
-
-    def compare(self) -> None:
-        """Check what the fixes change: by row with them, and against upstream without them."""
-        assert faults_of(self.off) == faults_of(self.pinned)
-        mask = self.ours.allowed_token_ids_mask_cpu_tensor
-        rows = [] if mask is None else mask.tolist()
-        for row, held in enumerate(rows):
-            name = self.ours.req_ids[row] if row < len(self.ours.req_ids) else None
-            allowed = self.allowed[name] if name else None
-            assert held == [allowed is not None and n not in allowed for n in range(VOCABULARY)]
-        embeds = {row for row, name in enumerate(self.ours.req_ids) if name and self._embedded(row)}
-        assert {*self.ours.req_prompt_embeds} == embeds
-        table = self.ours.block_table[0].block_table.np
-        for row in range(self.ours.num_reqs, ROWS):
-            assert row < len(self.ours.req_ids) or not table[row].any()
-
-    def refresh(self) -> None:
-        """End the changes of a step, and check every value of every row."""
-        for batch in self.all:
-            batch.refresh_metadata()
-        for name, row in self.ours.req_id_to_index.items():
-            assert row_of(self.ours, row) == self.expected[name]
-        metadata = self.ours.sampling_metadata
-        if self.pooling:
-            pooled_ = self.ours.get_pooling_metadata()
-            prompts = pooled_.prompt_token_ids
-            needed = any(params.requires_token_ids for params in pooled_.pooling_params)
-            assert (prompts is not None) == needed
-            if needed:
-                assert torch.equal(prompts, pooled_.prompt_token_ids_cpu)
-            return
-        mask = metadata.allowed_token_ids_mask
-        assert (mask is None) == all(self.allowed[name] is None for name in self.expected)
-        if mask is not None:
-            assert torch.equal(mask, self.ours.allowed_token_ids_mask_cpu_tensor[: len(mask)])
-            assert len(mask) == self.ours.num_reqs
-
-    def _embedded(self, row: int) -> bool:
-        length = self.ours.num_prompt_tokens[row]
-        return not self.ours.is_token_ids[row, :length].any()
-
-
-@given(data=st.data())
-@draws(50)
-@pytest.mark.parametrize("pooling", [False, True])
-def test_every_row_is_its_own_requests_after_any_changes(
-    pooling: bool, data: st.DataObject
-) -> None:
-    """Requests leave and join, rows are moved, exchanged and reordered, as the runner does."""
-    batches = Batches(pooling)
-    for _ in range(data.draw(st.integers(1, 8))):
-        present = sorted(batches.expected)
-        for name in present:
-            if data.draw(st.integers(0, 2)) == 0:
-                batches.remove(name)
-                batches.compare()
-        for _ in range(data.draw(st.integers(0, ROWS - len(batches.expected)))):
-            drafts = [] if pooling else data.draw(st.lists(TOKENS, max_size=2))
-            batches.add(batches.request(data), drafts)
-            batches.compare()
-        for batch in batches.all:
-            batch.condense()
-        batches.compare()
-        rows = st.integers(0, max(0, len(batches.expected) - 1))
-        for one, other in data.draw(st.lists(st.tuples(rows, rows), max_size=2)):
-            for batch in batches.all if one != other else ():
-                batch.swap_states(one, other)
-            batches.compare()
-        if data.draw(st.booleans()) and batches.expected:
-            counts = {name: data.draw(st.integers(1, 3)) for name in batches.expected}
-            for batch in batches.all:
-                scheduled: Any = SimpleNamespace(num_scheduled_tokens=counts)
-                reorder_batch_to_split_decodes_and_prefills(batch, scheduled)
-            batches.compare()
-        batches.refresh()
 
 
 def pool(batch: Any, computed: int, count: int) -> Any:

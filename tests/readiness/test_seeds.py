@@ -15,6 +15,7 @@ import torch
 from support import modules, philox
 from support.lockstep import LockstepRun
 from support.philox import Draws, Generator
+from support.sampling import Expand
 from vllm.utils import cpu_triton_utils
 from vllm.v1.readiness import live, registry
 from vllm.v1.readiness.engine import gauges
@@ -27,19 +28,6 @@ SAMPLER = "vllm/v1/sample/ops/topk_topp_sampler.py"
 #: With this fix, rewinding on the CPU is not upstream's.
 SWITCH = "-cpu-seeds"
 Uses = list[Generator]
-
-
-class Expand:
-    """Upstream's kernel that repeats each request's value; the CPU's is for integers alone."""
-
-    def __getitem__(self, _: Any) -> Any:
-        return self.expand
-
-    @staticmethod
-    def expand(output: Any, values: Any, ends: Any, old: float, new: float, **_: Any) -> None:
-        """Write each request's value once for each of its drafts."""
-        counts = ends.diff(prepend=ends.new_zeros(1))
-        output.copy_(values.where(values != old, new).repeat_interleave(counts))
 
 
 @pytest.fixture

@@ -6,26 +6,22 @@ off ours has them.
 """
 
 import random
-import sys
 from collections import deque
 from typing import Any, NamedTuple
-from unittest import mock
 
 import pytest
-from support import modules
-from support.lockstep import scheduler as upstream
-from support.lockstep.scheduler import BLOCK
+from support.scheduling import BLOCK, Setup, classes, make
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import FinishReason
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.readiness.engine import switch
 from vllm.v1.request import Request, RequestStatus
 
-SCHEDULER = "vllm/v1/core/sched/scheduler.py"
-ASYNC_SCHEDULER = "vllm/v1/core/sched/async_scheduler.py"
 STOP = 9
 SIDES = ["pinned", "off", "ours"]
 
@@ -192,14 +188,14 @@ def make_scheduler(
 ) -> Any:
     """Make a side's scheduler."""
     monkeypatch.setenv(switch.NAME, "-sessions" if side == "off" else "on")
-    if side != "pinned":
-        ours = modules.overlaid(SCHEDULER)
-        monkeypatch.setattr(upstream, "Scheduler", ours.Scheduler)
-        with mock.patch.dict(sys.modules, {"vllm.v1.core.sched.scheduler": ours}):
-            derived = modules.overlaid.__wrapped__(ASYNC_SCHEDULER)  # anew, from our class
-        monkeypatch.setattr(upstream, "AsyncScheduler", derived.AsyncScheduler)
-    config = upstream.speculative_config(drafts, trimmed=True)
-    return upstream.make_scheduler(asynchronous, config, 96, 4, 16, 128)
+    kinds = (Scheduler, AsyncScheduler) if side == "pinned" else classes()
+    return make(setup_of(asynchronous, drafts), kinds[asynchronous])
+
+
+def setup_of(asynchronous: bool, drafts: int = 0) -> Setup:
+    """The options of a scheduler."""
+    sizes: dict[str, int] = {"blocks": 96, "seqs": 4, "budget": 16, "length": 128}
+    return Setup(asynchronous=asynchronous, drafts=drafts, caching=False, **sizes)
 
 
 KINDS: dict[str, tuple[bool, int, float]] = {
@@ -291,8 +287,7 @@ def test_a_scheduler_that_takes_steps_in_by_itself_is_left_to_upstream(
         def update_from_output(self, *arguments: Any) -> Any:
             return super().update_from_output(*arguments)
 
-    monkeypatch.setattr(upstream, "AsyncScheduler", Derived)
-    scheduler = upstream.make_scheduler(True, None, 96, 4, 16, 128)
+    scheduler = make(setup_of(asynchronous=True), Derived)
     assert Sessions(scheduler, sessions, 0.0).run() == stock != [[*talk(t), []] for t in sessions]
 
 

@@ -141,39 +141,20 @@ class CanaryRunner(RunnerUnderTest):
 
     def _runner(self, module: Any) -> Any:
         runner = super()._runner(module)
-        rows, tokens = self.lockstep.max_num_seqs, 512
+        rows, tokens = self.lockstep.max_num_seqs, self.lockstep.max_tokens_a_step
 
         def buffer(*size: int, dtype: torch.dtype = torch.int32) -> CpuGpuBuffer:
             return CpuGpuBuffer(*size, dtype=dtype, device=torch.device("cpu"), pin_memory=False)
 
         vars(runner).update(
-            arange_np=np.arange(tokens),
             _arange_scratch=np.zeros(tokens, np.int64),
             enable_prompt_embeds=True,
             supports_mm_inputs=False,
             model_config=SimpleNamespace(is_encoder_decoder=False, is_hybrid=False),
             model=SimpleNamespace(embed_input_ids=lambda input_ids: input_ids[:, None].float()),
-            lora_config=None,
-            pin_memory=False,
-            num_accepted_tokens_event=None,
-            mamba_prev_last_scheduled_idx=None,
-            valid_sampled_token_count_gpu=None,
-            query_pos=buffer(tokens, dtype=torch.int64),
-            input_ids=buffer(tokens),
             is_token_ids=buffer(tokens, dtype=torch.bool),
             inputs_embeds=buffer(tokens, 1, dtype=torch.float32),
-            req_indices=buffer(tokens, dtype=torch.int64),
-            positions=torch.zeros(tokens, dtype=torch.int64),
-            query_start_loc=buffer(rows + 1),
-            prev_positions=buffer(rows, dtype=torch.int64),
-            prev_num_draft_tokens=buffer(rows),
-            discard_request_mask=buffer(rows, dtype=torch.bool),
-            num_accepted_tokens=buffer(rows),
             num_decode_draft_tokens=buffer(rows),
-            num_scheduled_tokens=buffer(rows),
-            num_computed_tokens=torch.zeros(rows, dtype=torch.int32),
-            optimistic_seq_lens_cpu=torch.zeros(rows, dtype=torch.int32),
-            seq_lens=torch.zeros(rows, dtype=torch.int32),
         )
         reorder = runner._may_reorder_batch
 

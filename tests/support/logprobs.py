@@ -1,5 +1,6 @@
 """Front ends that are given logprobs: the pinned output processor, and the overlaid one."""
 
+from collections.abc import Callable, Iterable
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -58,7 +59,13 @@ def make_request(name: str, params: SamplingParams) -> EngineCoreRequest:
 
 
 def of_prompt(
-    load: Any, prompt: list[int], runs: Any, width: int, logits: torch.Tensor, mode: str
+    load: Any,
+    prompt: list[int],
+    runs: Iterable[tuple[int, int]],
+    width: int,
+    logits: torch.Tensor,
+    sampler: Any,
+    compute_logits: Callable[[torch.Tensor], torch.Tensor] = lambda hidden: hidden,
 ) -> LogprobsTensors:
     """Compute the logprobs of a prompt by a real runner.
 
@@ -68,7 +75,8 @@ def of_prompt(
         runs: the positions that each step computes, as pairs of begin and end.
         width: number of logprobs; -1 for all.
         logits: [positions, vocab], which the runner may not change.
-        mode: logprobs_mode.
+        sampler: the runner's, or its logprobs_mode.
+        compute_logits: the model's, which is given the logits.
     """
     vocabulary = logits.shape[1]
     batch = empty(load, vocabulary)
@@ -84,8 +92,8 @@ def of_prompt(
         device=torch.device("cpu"),
         use_async_scheduling=False,
         query_start_loc=SimpleNamespace(np=np.array([0, 0])),
-        sampler=load(modules.SAMPLER).Sampler(mode),
-        model=SimpleNamespace(compute_logits=lambda hidden: hidden),
+        sampler=load(modules.SAMPLER).Sampler(sampler) if isinstance(sampler, str) else sampler,
+        model=SimpleNamespace(compute_logits=compute_logits),
         _sync_device=lambda: None,
     )
     done: dict[str, Any] = {}
