@@ -21,6 +21,8 @@ from bench import thinking
 # What `make test` was given is not for the make that a test starts.
 for name in ("VENV", "SITE", "PYTHON", "PYTHON3", "ARGS", "MAKEFLAGS", "MAKELEVEL"):
     os.environ.pop(name, None)
+# Everything is on, unless a test says otherwise.
+os.environ.pop("VLLM_READINESS", None)
 
 vllm.v1.__path__.append(str(Path(__file__).resolve().parents[1] / "vendor_overlay" / "vllm" / "v1"))
 

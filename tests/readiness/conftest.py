@@ -1,4 +1,4 @@
-"""Fixtures of several tests: of logs, of the probe and of the sync guard."""
+"""Fixtures of several tests: of fixes, logs, the probe and the sync guard."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -10,10 +10,18 @@ import torch
 import vllm.logger
 from readiness.guard import Guard
 from readiness.stand_ins import StandIns
-from support import probes
+from support import modules, probes
 from vllm.v1.readiness.engine import fences, switch
 from vllm.v1.readiness.watch import probe, sync_guard
 from vllm.v1.readiness.watch.probe import events, metrics, recorder
+
+
+@pytest.fixture(params=modules.SIDES)
+def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whose code is tested; "off" is ours without the fix that the test's module names ``FIX``."""
+    if request.param == "off":
+        monkeypatch.setenv(switch.NAME, f"-{request.module.FIX}")
+    return str(request.param)
 
 
 @pytest.fixture

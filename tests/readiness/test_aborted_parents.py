@@ -12,8 +12,8 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.output_processor import RequestOutputCollector
 from vllm.v1.engine.parallel_sampling import ParentRequest
-from vllm.v1.readiness.engine import switch
 
+FIX = "aborted-parents"
 PROCESSOR = "vllm/v1/engine/output_processor.py"
 COUNT = 3
 KINDS = pytest.mark.parametrize("kind", [*RequestOutputKind])
@@ -24,7 +24,7 @@ class FrontEnd:
     """An output processor with one request of several sequences."""
 
     def __init__(self, side: str, kind: RequestOutputKind, queued: bool) -> None:
-        load = modules.pristine if side == "pinned" else modules.overlaid
+        load = modules.of_side(side)
         self.processor: Any = load(PROCESSOR).OutputProcessor(tokenizer=None, log_stats=False)
         params = SamplingParams(n=COUNT, detokenize=False, output_kind=kind)
         request = EngineCoreRequest(
@@ -58,13 +58,6 @@ class FrontEnd:
         processor = self.processor
         kept = processor.parent_requests, processor.request_states, processor.external_req_ids
         return [len(each) for each in kept]
-
-
-@pytest.fixture(params=["pinned", "off", "ours"])
-def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The side, whose fix is off or on."""
-    monkeypatch.setenv(switch.NAME, "-aborted-parents" if request.param == "off" else "on")
-    return str(request.param)
 
 
 @KINDS
@@ -108,11 +101,8 @@ def test_the_last_sequence_that_ends_after_aborts_leaves_nothing(
 
 
 @pytest.mark.parametrize("aborted", [0, COUNT - 1])
-def test_the_final_output_has_each_aborted_sequence(
-    aborted: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_final_output_has_each_aborted_sequence(aborted: int) -> None:
     """Without a queue."""
-    monkeypatch.setenv(switch.NAME, "on")
     front = FrontEnd("ours", RequestOutputKind.FINAL_ONLY, queued=False)
     front.processor.abort_requests([front.children.pop(aborted)], internal=True)
     *_, (final,) = [front.end(child) for child in front.children]

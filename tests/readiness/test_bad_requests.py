@@ -25,22 +25,15 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.readiness.engine import switch
 from vllm.v1.readiness.frontend import request_types
 from vllm.v1.request import Request
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
+FIX = "bad-requests"
 INPUT_PROCESSOR = "vllm/v1/engine/input_processor.py"
 LENGTH = 24
 PROMPT = [3, 4, 5, 6]
 HUGE = 10**6
-
-
-@pytest.fixture(params=["pinned", "off", "ours"])
-def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Which front end is tested."""
-    monkeypatch.setenv(switch.NAME, "-bad-requests" if request.param == "off" else "on")
-    return str(request.param)
 
 
 @pytest.fixture
@@ -61,7 +54,7 @@ def admit(
     side: str, scheduler: Any, prompt: list[int], params: Any, **fields: Any
 ) -> EngineCoreRequest:
     """Let a side's front end admit a request, with more of its fields."""
-    load = modules.pristine if side == "pinned" else modules.overlaid
+    load = modules.of_side(side)
     processor = load(INPUT_PROCESSOR).InputProcessor(scheduler.vllm_config)
     prepared = {"type": "token", "prompt_token_ids": prompt}
     tasks = ("generate", "embed")
@@ -216,8 +209,7 @@ def test_routed_experts_behind_the_prompt(
         {"allowed_token_ids": [0, VOCABULARY - 1]},
     ],
 )
-def test_what_the_engine_can_serve_is_left_as_it_is(params: Any, monkeypatch: Any) -> None:
-    monkeypatch.setenv(switch.NAME, "on")
+def test_what_the_engine_can_serve_is_left_as_it_is(params: Any) -> None:
     scheduler = upstream.make_scheduler(False, None, 16, 4, 64, LENGTH)
     admitted = [
         admit(side, scheduler, [0, VOCABULARY - 1], from_http(**params))
@@ -252,7 +244,6 @@ class Walked(int):
 )
 def test_no_range_is_walked(monkeypatch: pytest.MonkeyPatch, params: Any) -> None:
     """With numpy's integers, `seed in range(...)` holds the process for hours."""
-    monkeypatch.setenv(switch.NAME, "on")
     scheduler = upstream.make_scheduler(False, None, 16, 4, 64, LENGTH)
     monkeypatch.setattr(scheduler.vllm_config.model_config, "enable_return_routed_experts", True)
     sampling = SamplingParams(temperature=params.pop("temperature", 0.0))
@@ -262,17 +253,15 @@ def test_no_range_is_walked(monkeypatch: pytest.MonkeyPatch, params: Any) -> Non
     assert serve(scheduler, admit("ours", scheduler, PROMPT, sampling))
 
 
-def test_a_prompt_of_odd_integers_walks_no_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(switch.NAME, "on")
+def test_a_prompt_of_odd_integers_walks_no_range() -> None:
     scheduler = upstream.make_scheduler(False, None, 16, 4, 64, LENGTH)
     admitted = admit("ours", scheduler, [3, Walked(5)], from_http())
     assert [type(token) for token in admitted.prompt_token_ids] == [int, int]
     assert serve(scheduler, admitted)
 
 
-def test_the_stop_tokens_of_a_batch_walk_no_range(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stop_tokens_of_a_batch_walk_no_range() -> None:
     """The engine's batch sees ids that no front end has converted, in one process."""
-    monkeypatch.setenv(switch.NAME, "on")
     batch = empty(modules.overlaid, VOCABULARY)
     sampling = SamplingParams(min_tokens=2)
     sampling._all_stop_token_ids = {Walked(5), Walked(VOCABULARY)}
@@ -397,7 +386,6 @@ ZOO: list[Any] = [
 @pytest.mark.filterwarnings("ignore:Conversion of an array")
 def test_each_request_let_in_can_be_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And each that stock's engine could read is let in, and is the same there."""
-    monkeypatch.setenv(switch.NAME, "on")
     scheduler = upstream.make_scheduler(False, None, 16, 4, 64, LENGTH)
     config = SimpleNamespace(enabled=True)
     monkeypatch.setattr(scheduler.vllm_config, "reasoning_config", config, raising=False)

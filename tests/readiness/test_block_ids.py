@@ -13,18 +13,16 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched import scheduler as upstream_scheduler
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.readiness.engine import switch
 from vllm.v1.request import Request
 
 MANAGER = "vllm/v1/core/kv_cache_manager.py"
-SIDES = ["pinned", "off", "ours"]
+FIX = "block-ids"
 #: Blocks of a request: its prompt's, and one for its outputs.
 PROMPT, EACH = 7, 3
 
 
 def make_scheduler(side: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Make a scheduler with a side's KV cache manager."""
-    monkeypatch.setenv(switch.NAME, "-block-ids" if side == "off" else "on")
     manager = KVCacheManager if side == "pinned" else modules.overlaid(MANAGER).KVCacheManager
     monkeypatch.setattr(upstream_scheduler, "KVCacheManager", manager)
     return upstream.make_scheduler(False, None, 16, 4, 64, 64)
@@ -57,7 +55,6 @@ def held(scheduler: Any) -> int:
     return sum(len(manager.new_block_ids) for manager in managers)
 
 
-@pytest.mark.parametrize("side", SIDES)
 def test_ids_that_nobody_reads_are_not_kept(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = make_scheduler(side, monkeypatch)
     zeroed = serve(scheduler, 50)
@@ -68,7 +65,6 @@ def test_ids_that_nobody_reads_are_not_kept(side: str, monkeypatch: pytest.Monke
         assert held(scheduler) == 50 * EACH
 
 
-@pytest.mark.parametrize("side", SIDES)
 def test_ids_are_still_read_where_blocks_are_zeroed(
     side: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

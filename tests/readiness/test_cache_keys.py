@@ -15,33 +15,25 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256, sha256_cbor
 from vllm.v1.readiness.core import cache_keys
-from vllm.v1.readiness.engine import switch
 from vllm.v1.request import Request
 
+FIX = "cache-keys"
 UTILS = "vllm/v1/core/kv_cache_utils.py"
 HASHER = "vllm/multimodal/hasher.py"
 BLOCK = 4
 PROMPT = [5] * 14
-SIDES = ["pinned", "off", "ours"]
 
 
 @pytest.fixture(autouse=True)
 def one_chain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let chains of hashes begin alike in both modules."""
+    """Let chains of hashes begin alike in both modules, and no adapter be loaded yet."""
     monkeypatch.setenv("PYTHONHASHSEED", "0")
-
-
-@pytest.fixture(params=SIDES)
-def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Whose hashes are computed."""
-    monkeypatch.setenv(switch.NAME, "-cache-keys" if request.param == "off" else "on")
     monkeypatch.setattr(cache_keys, "_loads", type(cache_keys._loads)())
-    return str(request.param)
 
 
 def request(side: str, hashing: Any = sha256, **fields: Any) -> Request:
     """Make a request whose blocks a side hashes."""
-    load = modules.pristine if side == "pinned" else modules.overlaid
+    load = modules.of_side(side)
     utils = load(UTILS)
     for each in (utils, modules.pristine(UTILS)):
         each.init_none_hash(hashing)
@@ -211,7 +203,7 @@ ALIKE: list[tuple[dict[str, Any], dict[str, Any]]] = [
 def test_different_values_have_different_hashes(
     side: str, one: dict[str, Any], other: dict[str, Any]
 ) -> None:
-    load = modules.pristine if side == "pinned" else modules.overlaid
+    load = modules.of_side(side)
     hasher = load(HASHER).MultiModalHasher
     image = torch.arange(12).reshape(3, 4)
     first = hasher.hash_kwargs(model_id="m", image=image, **one)
@@ -222,7 +214,7 @@ def test_different_values_have_different_hashes(
 
 @pytest.mark.parametrize("tower", [True, False])
 def test_items_are_identified_by_the_adapter_of_the_encoder(side: str, tower: bool) -> None:
-    load = modules.pristine if side == "pinned" else modules.overlaid
+    load = modules.of_side(side)
     kind = load("vllm/v1/engine/input_processor.py").InputProcessor
     processor = object.__new__(kind)
     processor.lora_config = SimpleNamespace(enable_tower_connector_lora=tower)

@@ -13,10 +13,10 @@ from support import batches, grammars, modules
 from support.grammars import EOS, likings, tokens
 from support.lockstep.scheduler import VOCABULARY
 from vllm.sampling_params import StructuredOutputsParams
-from vllm.v1.readiness.engine import switch
 from vllm.v1.readiness.sample import closed_grammars
 from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 
+FIX = "closed-grammars"
 UTILS = "vllm/v1/core/sched/utils.py"
 MINIMUM = 4
 SEVEN = {"choice": ["7"]}
@@ -26,26 +26,14 @@ EAGER = likings(EOS, *tokens("7"))
 Asked = dict[str, tuple[dict[str, Any] | None, dict[str, Any]]]
 
 
-@pytest.fixture(params=["pinned", "off", "ours"])
-def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Which code is tested."""
-    monkeypatch.setenv(switch.NAME, "-closed-grammars" if request.param == "off" else "on")
-    return request.param
-
-
-def load_of(side: str) -> Any:
-    """How a side's modules are loaded."""
-    return modules.pristine if side == "pinned" else modules.overlaid
-
-
 def batch_of(side: str, **named: Any) -> Any:
     """Make a side's batch, with vLLM's own logits processors."""
-    return batches.empty(load_of(side), VOCABULARY, logitsprocs=own_processors(), **named)
+    return batches.empty(modules.of_side(side), VOCABULARY, logitsprocs=own_processors(), **named)
 
 
 def outputs_of(side: str, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Generate with a side's scheduler and batch, for requests that would rather end."""
-    load = load_of(side)
+    load = modules.of_side(side)
     module = load(grammars.SCHEDULER)
     monkeypatch.setattr(module, "check_stop", load(UTILS).check_stop)
     scheduler = grammars.make_scheduler(module.Scheduler, monkeypatch)
@@ -144,8 +132,7 @@ def test_only_what_would_be_empty_is_left_as_it_was(side: str, drafts: list[int]
             assert torch.equal(new, old if left else masked)
 
 
-def test_the_rows_of_grammars_follow_their_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(switch.NAME, "on")
+def test_the_rows_of_grammars_follow_their_requests() -> None:
     batch = filled("ours")
     batch.swap_states(1, 4)
     batch.remove_request("r0")
@@ -167,7 +154,7 @@ def test_the_rows_of_grammars_follow_their_requests(monkeypatch: pytest.MonkeyPa
     assert processor._guarded is None
 
 
-def test_somebodys_processor_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_somebodys_processor_is_left_alone() -> None:
     class Derived(MinTokensLogitsProcessor):  # type: ignore[misc]
         """A processor that is not upstream's own."""
 
@@ -176,6 +163,5 @@ def test_somebodys_processor_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> N
         if type(processor) is MinTokensLogitsProcessor:
             processor.__class__ = Derived
             place = index
-    monkeypatch.setenv(switch.NAME, "on")
     batches.empty(modules.overlaid, VOCABULARY, logitsprocs=processors)
     assert type(processors.non_argmax_invariant[place]) is Derived

@@ -23,7 +23,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.readiness.engine import switch
 from vllm.v1.request import Request, RequestStatus
 
-SIDES = ["pinned", "off", "ours"]
+FIX = "kv-transfers"
 MODES = pytest.mark.parametrize("asynchronous", [False, True])
 HANDED_OVER = {"do_remote_decode": True}
 KINDS = pytest.mark.parametrize("kind", ["finished_recving", "finished_sending"])
@@ -125,13 +125,6 @@ class Transfers(Loads):
             reports["finished_recving"] = reports.get("finished_recving", set()) | received
         output.kv_connector_output = KVConnectorOutput(**reports)
         return output
-
-
-@pytest.fixture(params=SIDES)
-def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The side, whose fix is off or on."""
-    monkeypatch.setenv(switch.NAME, "-kv-transfers" if request.param == "off" else "on")
-    return str(request.param)
 
 
 def prompt(count: int, first: int = -1) -> list[int]:
@@ -296,10 +289,7 @@ class TestProducer:
         assert without_blocks(loop) == []
 
     @pytest.mark.parametrize("options", [{"drafts": 2}, {"policy": "priority"}, {"in_flight": 3}])
-    def test_with_other_schedulers(
-        self, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv(switch.NAME, "on")
+    def test_with_other_schedulers(self, options: dict[str, Any]) -> None:
         loop = crowded("ours", **options)
         assert loop.faults() == []
         assert not loop.scheduler.requests
@@ -307,10 +297,9 @@ class TestProducer:
 
     @pytest.mark.parametrize("parameters", [None, {}, {"do_remote_decode": False}])
     def test_a_request_that_hands_nothing_over_keeps_its_output(
-        self, parameters: dict[str, bool] | None, monkeypatch: pytest.MonkeyPatch
+        self, parameters: dict[str, bool] | None
     ) -> None:
         """No token is computed again: unseeded sampling would draw another."""
-        monkeypatch.setenv(switch.NAME, "on")
         loop = crowded("ours", parameters=parameters)
         assert loop.faults() == []
         assert without_blocks(loop)
@@ -447,9 +436,8 @@ def settle(loop: Transfers) -> None:
             loop.report("finished_sending", name)
 
 
-def test_freed_blocks_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_freed_blocks_are_forgotten() -> None:
     """Also if nothing is ever loaded."""
-    monkeypatch.setenv(switch.NAME, "on")
     loop = Transfers("ours", caching=False)
     for number in range(40):
         loop.load(prompt(9, -50 - number), 2, 0)
@@ -459,8 +447,7 @@ def test_freed_blocks_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not vars(loop.scheduler)["readiness_transfers"].freed
 
 
-def test_a_scheduler_without_a_connector_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(switch.NAME, "on")
+def test_a_scheduler_without_a_connector_keeps_nothing() -> None:
     scheduler = make(Setup())
     params = SamplingParams(max_tokens=4, ignore_eos=True)
     scheduler.add_request(Request("a", [1, 2, 3], params, None))

@@ -3,33 +3,19 @@
 The pinned samplers have the faults, which are asserted as well: with the fix off ours have them.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from support import modules
 from support.sampling import MODES, Case, run, under_test
-from vllm.v1.readiness.engine import switch
 
+FIX = "logprob-tokens"
 VOCABULARY = 11
 NAMED: dict[str, Any] = {"temperature": 0.0, "logprobs": 2, "logprob_token_ids": [3, 9]}
 #: As the engine's own API allows.
 NAMED_ALONE: dict[str, Any] = {"temperature": 0.0, "logprob_token_ids": [3, 9, 4, 0, 7]}
 HONEST: dict[str, Any] = {"temperature": 0.0, "logprobs": 4}
-SIDES = ["pinned", "off", "ours"]
-
-
-@pytest.fixture(params=SIDES)
-def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Which samplers are tested."""
-    monkeypatch.setenv(switch.NAME, "-logprob-tokens" if request.param == "off" else "on")
-    return str(request.param)
-
-
-def loader(side: str) -> Callable[[str], Any]:
-    """Return what loads a side's modules."""
-    return modules.pristine if side == "pinned" else modules.overlaid
 
 
 def case_of(requests: list[dict[str, Any]], drafts: list[list[int]] | None, mode: str) -> Case:
@@ -66,7 +52,7 @@ def alone(case: Case, row: int) -> Case:
 @pytest.mark.parametrize("named", [NAMED, NAMED_ALONE])
 def test_others_keep_their_logprobs(side: str, named: dict[str, Any], mode: str) -> None:
     case = case_of([HONEST, named, HONEST], None, mode)
-    result = run(under_test(loader(side), case)).result
+    result = run(under_test(modules.of_side(side), case)).result
     for row in range(3):
         own = run(under_test(modules.pristine, alone(case, row))).result
         right = asked(result, case, row) == asked(own, alone(case, row), 0)
@@ -81,7 +67,7 @@ def test_drafts_beside_named_tokens_do_not_end_the_engine(
     case = case_of([HONEST, named, HONEST, named], [[1, 2], [], [5], [7, 0]], mode)
     case.logits[0, 1] = case.logits[6, 7] = case.logits[7, 0] = 9.0  # drafts that are accepted
     case.logits[1, 9] = case.logits[4, 9] = 9.0  # and others that are not
-    ran = run(under_test(loader(side), case))
+    ran = run(under_test(modules.of_side(side), case))
     if side != "ours":
         assert ran.error is RuntimeError
         return

@@ -12,30 +12,18 @@ from vllm.lora.layers import LoRAMapping
 from vllm.lora.request import LoRARequest
 from vllm.v1.readiness.engine import lora_slots, switch
 
+FIX = "lora-slots"
 MANAGER = "vllm/lora/model_manager.py"
 WORKER = "vllm/lora/worker_manager.py"
 REQUEST = "vllm/lora/request.py"
-SIDES = ["pinned", "off", "ours"]
 SLOTS = 2
-
-
-@pytest.fixture(params=SIDES)
-def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Whose managers run."""
-    monkeypatch.setenv(switch.NAME, "-lora-slots" if request.param == "off" else "on")
-    return str(request.param)
-
-
-def load(side: str, path: str) -> Any:
-    """Load a module of a side."""
-    return (modules.pristine if side == "pinned" else modules.overlaid)(path)
 
 
 class Worker:
     """A worker's adapters without weights, and the slots that its batch's tokens were mapped to."""
 
     def __init__(self, side: str, capacity: int = 4) -> None:
-        managers = load(side, MANAGER)
+        managers = modules.of_side(side)(MANAGER)
 
         class Manager(managers.LRUCacheLoRAModelManager):  # type: ignore[misc, name-defined]
             def __init__(self) -> None:
@@ -57,7 +45,7 @@ class Worker:
                 pass
 
         self.manager = Manager()
-        workers = load(side, WORKER)
+        workers = modules.of_side(side)(WORKER)
         workers.LRUCacheLoRAModelManager = managers.LRUCacheLoRAModelManager  # ours knows ours
         self.worker = object.__new__(workers.LRUCacheWorkerLoRAManager)
         self.worker._adapter_manager = self.manager
@@ -134,7 +122,7 @@ def test_a_pinned_adapter_stays_while_there_is_room(side: str) -> None:
 
 
 def test_adapters_of_one_name_are_two(side: str) -> None:
-    kind = load(side, REQUEST).LoRARequest
+    kind = modules.of_side(side)(REQUEST).LoRARequest
     one, two = kind("a", 1, "p"), kind("a", 2, "p")
     assert len({one, two}) == (2 if side == "ours" else 1)
     assert one == kind("a", 1, "p")

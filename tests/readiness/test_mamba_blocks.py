@@ -18,12 +18,11 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     MambaSpec,
 )
-from vllm.v1.readiness.engine import switch
 from vllm.v1.request import Request
 
 COORDINATOR = "vllm/v1/core/kv_cache_coordinator.py"
 MANAGERS = "vllm/v1/core/single_type_kv_cache_manager.py"
-SIDES = ["pinned", "off", "ours"]
+FIX = "mamba-blocks"
 BLOCK = 4
 DRAFTS = 3
 TOTAL = 32
@@ -43,9 +42,8 @@ def mamba() -> MambaSpec:
 class Group:
     """A side's manager of a Mamba group, and one request of it."""
 
-    def __init__(self, side: str, patch: pytest.MonkeyPatch) -> None:
-        patch.setenv(switch.NAME, "-mamba-blocks" if side == "off" else "on")
-        load = modules.pristine if side == "pinned" else modules.overlaid
+    def __init__(self, side: str) -> None:
+        load = modules.of_side(side)
         self.pool = BlockPool(num_gpu_blocks=TOTAL, enable_caching=True, hash_block_size=BLOCK)
         self.manager: Any = load(MANAGERS).MambaManager(
             mamba(),
@@ -69,9 +67,8 @@ class Group:
         return [block.block_id for block in self.manager.req_to_blocks["a"]]
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_rejected_drafts_leave_blocks_behind(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    group = Group(side, monkeypatch)
+def test_rejected_drafts_leave_blocks_behind(side: str) -> None:
+    group = Group(side)
     assert group.step(0, 3)[0] == 1 + DRAFTS
     assert group.step(3, 1 + DRAFTS)[0] == 1  # over the end of the block
     held = group.held()
@@ -90,30 +87,25 @@ def test_rejected_drafts_leave_blocks_behind(side: str, monkeypatch: pytest.Monk
 @draws(100)
 def test_blocks_are_where_the_worker_looks(steps: list[tuple[int, int]]) -> None:
     """The worker's running state is in the last block of the step's tokens, drafts behind it."""
-    with pytest.MonkeyPatch.context() as patch:
-        group = Group("ours", patch)
-        group.step(0, 3)
-        computed = 3
-        for drafts, accepted in steps:
-            before = [block for block in group.held() if block]
-            announced, new = group.step(computed, 1 + drafts)
-            fresh = {*new} - {*before} - {0}
-            assert len(fresh) == announced
-            running = -(-(computed + 1 + drafts) // BLOCK) - 1
-            states = group.held()[running : running + 1 + DRAFTS]
-            assert len({*states} - {0}) == 1 + DRAFTS
-            computed += 1 + min(drafts, accepted)
-        group.manager.free("a")
-        assert group.pool.get_num_free_blocks() == TOTAL - 1
+    group = Group("ours")
+    group.step(0, 3)
+    computed = 3
+    for drafts, accepted in steps:
+        before = [block for block in group.held() if block]
+        announced, new = group.step(computed, 1 + drafts)
+        fresh = {*new} - {*before} - {0}
+        assert len(fresh) == announced
+        running = -(-(computed + 1 + drafts) // BLOCK) - 1
+        states = group.held()[running : running + 1 + DRAFTS]
+        assert len({*states} - {0}) == 1 + DRAFTS
+        computed += 1 + min(drafts, accepted)
+    group.manager.free("a")
+    assert group.pool.get_num_free_blocks() == TOTAL - 1
 
 
 @pytest.mark.parametrize("eagle", [False, True])
-@pytest.mark.parametrize("side", SIDES)
-def test_a_cached_prefix_has_all_its_blocks(
-    side: str, eagle: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(switch.NAME, "-mamba-blocks" if side == "off" else "on")
-    load = modules.pristine if side == "pinned" else modules.overlaid
+def test_a_cached_prefix_has_all_its_blocks(side: str, eagle: bool) -> None:
+    load = modules.of_side(side)
     attention = FullAttentionSpec(
         block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32
     )

@@ -4,7 +4,6 @@ The pinned scheduler raises the error in its loop, as ours does with the fix off
 """
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -12,8 +11,8 @@ import pytest
 from support import grammars, modules
 from vllm.v1.engine import FinishReason
 from vllm.v1.readiness.core.preemption import StepsInFlight
-from vllm.v1.readiness.engine import switch
 
+FIX = "refused-grammars"
 #: Each passes the front end of 0.22.0.
 REFUSED: dict[str, dict[str, Any]] = {
     "an empty schema": {"json": ""},
@@ -28,16 +27,9 @@ REFUSED: dict[str, dict[str, Any]] = {
 HONEST = {"grammar": 'root ::= "t"+'}
 
 
-@pytest.fixture(params=["pinned", "off", "ours"])
-def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Which scheduler is tested."""
-    monkeypatch.setenv(switch.NAME, "-refused-grammars" if request.param == "off" else "on")
-    return request.param  # type: ignore[no-any-return]
-
-
 def scheduler_of(side: str, monkeypatch: pytest.MonkeyPatch, bases: tuple[type, ...] = ()) -> Any:
     """Make a side's scheduler; with further bases, as AsyncScheduler has them."""
-    load = modules.pristine if side == "pinned" else modules.overlaid
+    load = modules.of_side(side)
     kind = load(grammars.SCHEDULER).Scheduler
     if bases:
         kind = type("Derived", (*bases, kind), {"__module__": "vllm.derived"})

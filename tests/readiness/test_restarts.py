@@ -48,7 +48,6 @@ def join(runner: Any, state: CachedRequestState) -> None:
 @pytest.fixture(autouse=True)
 def on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Switch everything on, beside a connector."""
-    monkeypatch.setenv("VLLM_READINESS", "on")
     monkeypatch.setattr(restarts, "has_kv_transfer_group", lambda: True)
 
 

@@ -12,7 +12,7 @@ import pytest
 from support import scheduling
 from support.scheduling import FEATURES, Lockstep, Setup
 from vllm.v1.readiness.core import schedule, update_outputs
-from vllm.v1.readiness.engine import gauges, switch
+from vllm.v1.readiness.engine import gauges
 from vllm.v1.request import RequestStatus
 
 SETUP = Setup(seqs=8, blocks=200, budget=64, length=128)
@@ -148,9 +148,7 @@ def test_what_is_not_known_is_left_to_upstream(
     name: str,
     value: Any,
     fallbacks: dict[tuple[str, str], int],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(switch.NAME, "on")
     scheduler = scheduling.make(SETUP)
     assert schedule.begin(scheduler, [], {}, {}) is not None
     scheduler = scheduling.make(SETUP)

@@ -19,11 +19,10 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import FinishReason
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
-from vllm.v1.readiness.engine import switch
 from vllm.v1.request import Request, RequestStatus
 
 STOP = 9
-SIDES = ["pinned", "off", "ours"]
+FIX = "sessions"
 
 
 class Turn(NamedTuple):
@@ -183,11 +182,8 @@ def drawn(seed: int, at_once: float) -> list[list[Turn]]:
     return sessions
 
 
-def make_scheduler(
-    side: str, monkeypatch: pytest.MonkeyPatch, asynchronous: bool, drafts: int = 0
-) -> Any:
+def make_scheduler(side: str, asynchronous: bool, drafts: int = 0) -> Any:
     """Make a side's scheduler."""
-    monkeypatch.setenv(switch.NAME, "-sessions" if side == "off" else "on")
     kinds = (Scheduler, AsyncScheduler) if side == "pinned" else classes()
     return make(setup_of(asynchronous, drafts), kinds[asynchronous])
 
@@ -207,31 +203,26 @@ KINDS: dict[str, tuple[bool, int, float]] = {
 
 
 @pytest.mark.parametrize(("asynchronous", "drafts", "preempting"), KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("side", SIDES)
 def test_each_turn_is_answered_from_its_history(
     side: str,
     asynchronous: bool,
     drafts: int,
     preempting: float,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wrong = 0
     for seed in range(6):
         sessions = drawn(seed, at_once=0.5)
-        scheduler = make_scheduler(side, monkeypatch, asynchronous, drafts)
+        scheduler = make_scheduler(side, asynchronous, drafts)
         answers = Sessions(scheduler, sessions, 0.7, preempting).run()
         right = [[*talk(turns), []] for turns in sessions]
         wrong += answers != right or bool(scheduler.requests)
     assert (wrong > 0) == (side != "ours")
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_a_block_keeps_no_hash_of_a_dropped_token(
-    side: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_keeps_no_hash_of_a_dropped_token(side: str) -> None:
     init_none_hash(sha256)
     hasher = get_request_block_hasher(BLOCK, sha256)
-    scheduler = make_scheduler(side, monkeypatch, asynchronous=False)
+    scheduler = make_scheduler(side, asynchronous=False)
     worker = Worker(0)
     says = [14] * (BLOCK - 1)
     for _ in range(2):
@@ -248,11 +239,9 @@ def test_a_block_keeps_no_hash_of_a_dropped_token(
 
 
 @pytest.mark.parametrize("abort", [False, True])
-def test_a_session_that_is_held_can_be_aborted(
-    abort: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_that_is_held_can_be_aborted(abort: bool) -> None:
     """Its answer has ended while a step with it is in flight."""
-    scheduler = make_scheduler("ours", monkeypatch, asynchronous=True)
+    scheduler = make_scheduler("ours", asynchronous=True)
     worker = Worker(0)
     free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
     params = SamplingParams(max_tokens=50, stop_token_ids=list(range(5, 13)))
@@ -274,12 +263,10 @@ def test_a_session_that_is_held_can_be_aborted(
     assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == free
 
 
-def test_a_scheduler_that_takes_steps_in_by_itself_is_left_to_upstream(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_scheduler_that_takes_steps_in_by_itself_is_left_to_upstream() -> None:
     sessions = drawn(1, at_once=0.5)
-    stock = Sessions(make_scheduler("pinned", monkeypatch, True), sessions, 0.0).run()
-    base = type(make_scheduler("ours", monkeypatch, True))
+    stock = Sessions(make_scheduler("pinned", True), sessions, 0.0).run()
+    base = type(make_scheduler("ours", True))
 
     class Derived(base):  # type: ignore[misc, valid-type]
         """Somebody's scheduler, which may not call ours."""
@@ -291,26 +278,23 @@ def test_a_scheduler_that_takes_steps_in_by_itself_is_left_to_upstream(
     assert Sessions(scheduler, sessions, 0.0).run() == stock != [[*talk(t), []] for t in sessions]
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_each_turn_has_its_own_max_tokens(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_turn_has_its_own_max_tokens(side: str) -> None:
     turns = [Turn([14, 15], 1, False), Turn([16], 3, False), Turn([19], 2, False)]
-    scheduler = make_scheduler(side, monkeypatch, asynchronous=False)
+    scheduler = make_scheduler(side, asynchronous=False)
     (answers,) = Sessions(scheduler, [turns], 0.0).run()
     assert not any(STOP in answer for answer in answers)
     assert [*map(len, answers)] == [1, *([3, 2] if side == "ours" else [1, 1]), 0]
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-@pytest.mark.parametrize(
-    ("side", "asynchronous"), [*((side, False) for side in SIDES), ("ours", True)]
-)
+@pytest.mark.parametrize("asynchronous", [False, True])
 def test_each_turn_has_its_own_stop_reason(
     side: str, asynchronous: bool, at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first turn ends with the stop token, which is sampled behind 15; the second by length."""
     says = next([15, n] for n in range(1000) if model([15, n]) == STOP)
     more = next([n] for n in range(1000) if model([*says, n]) != STOP)
-    scheduler = make_scheduler(side, monkeypatch, asynchronous)
+    scheduler = make_scheduler(side, asynchronous)
     reasons: list[tuple[Any, Any]] = []
     update = scheduler.update_from_output
 

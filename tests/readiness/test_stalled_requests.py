@@ -23,7 +23,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.readiness.engine import switch
 from vllm.v1.request import Request, RequestStatus
 
-SIDES = ["pinned", "off", "ours"]
+FIX = "stalled-requests"
 LENGTH = 32
 MODES = pytest.mark.parametrize("asynchronous", [False, True])
 
@@ -102,13 +102,6 @@ class Engine:
             vectors = [torch.ones(1) if end else None for end in ended]
             return ModelRunnerOutput(names, rows, [], pooler_output=vectors)
         return ModelRunnerOutput(names, rows, [[7] if end else [] for end in ended])
-
-
-@pytest.fixture(params=SIDES)
-def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The side, whose fix is off or on."""
-    monkeypatch.setenv(switch.NAME, "-stalled-requests" if request.param == "off" else "on")
-    return str(request.param)
 
 
 STOP = [FinishReason.STOP]
@@ -205,8 +198,7 @@ def test_the_last_turn_that_fits_is_served(side: str, asynchronous: bool) -> Non
     assert engine.tokens["session"] == 4
 
 
-def test_an_idle_session_is_refused_and_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(switch.NAME, "on")
+def test_an_idle_session_is_refused_and_aborted() -> None:
     engine = Engine("ours")
     engine.generate("session", 10, resumable=True)
     engine.run(20)
@@ -262,11 +254,8 @@ def test_a_running_request_that_can_never_continue_is_ended(side: str, asynchron
 
 
 @MODES
-def test_requests_that_wait_for_others_are_left_alone(
-    asynchronous: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_that_wait_for_others_are_left_alone(asynchronous: bool) -> None:
     """An idle session holds most blocks, and the scheduler is paused for a time."""
-    monkeypatch.setenv(switch.NAME, "on")
     engine = Engine("ours", asynchronous=asynchronous, blocks=9)
     engine.generate("session", 20, resumable=True)
     engine.run(20)

@@ -23,6 +23,8 @@ REJECTION_SAMPLER = "vllm/v1/sample/rejection_sampler.py"
 METADATA = "vllm/v1/sample/metadata.py"
 SCHEDULER = "vllm/v1/core/sched/async_scheduler.py"
 MRV2_SAMPLER = "vllm/v1/worker/gpu/sample/sampler.py"
+#: Whose code a test of a fix runs: upstream's, ours with the fix off, and ours.
+SIDES = ("pinned", "off", "ours")
 
 
 @cache
@@ -46,6 +48,11 @@ def overlaid(path: str) -> Any:
         own.SamplingMetadata = overlaid(METADATA).SamplingMetadata
         own.MultiGroupBlockTable = overlaid(BLOCK_TABLE).MultiGroupBlockTable
     return module
+
+
+def of_side(side: str) -> Any:
+    """Return what loads the modules of one of :data:`SIDES`."""
+    return pristine if side == "pinned" else overlaid
 
 
 @contextmanager
