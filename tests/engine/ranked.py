@@ -4,7 +4,7 @@
 
 OUT.json holds each request's token ids. With a NODE, 0 or 1, each rank is a node of its own, and
 node 1 runs no request; both are given one free PORT. Ranks of one node are told apart by plugins
-of vLLM, which each worker loads: :func:`other_switch`, :func:`other_digest`, :func:`pristine`.
+of vLLM, which each worker loads: :func:`other_switch`.
 """
 
 import json
@@ -43,21 +43,6 @@ def _on_rank_1(change: Callable[[], None]) -> None:
 def other_switch() -> None:
     """Give the second rank another VLLM_READINESS, as another node's shell may."""
     _on_rank_1(lambda: os.environ.__setitem__("VLLM_READINESS", "-penalties"))
-
-
-def other_digest() -> None:
-    """Let the second rank find other files, as on another node."""
-    from vllm.v1.readiness.engine import identity
-
-    _on_rank_1(lambda: setattr(identity, "digest", lambda: "0" * 64))
-
-
-def pristine() -> None:
-    """Let the second rank make none of the overlay's calls at its start, as upstream's does."""
-    from vllm.v1.readiness.watch import startup
-
-    hasty()
-    _on_rank_1(lambda: setattr(startup, "start", lambda runner: None))
 
 
 def hasty() -> None:

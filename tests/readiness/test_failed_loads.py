@@ -6,7 +6,6 @@ The pinned scheduler has the faults, which are asserted as well: with the fix of
 
 from collections.abc import Sequence
 from typing import Any
-from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -147,20 +146,9 @@ def test_with_the_policy_fail_a_sharer_ends_and_no_bad_block_is_found_later(make
     loads.step()
     loads.load(prompt(22), 6, 0)
     beside = loads.load(prompt(22, -99), 6, 0)
-    ended = {}
-    while loads.scheduler.requests or loads.queue:
-        update = loads.scheduler.update_from_output
-
-        def note(*arguments: Any, update: Any = update) -> Any:
-            outputs = update(*arguments)
-            for output in outputs.get(0).outputs if outputs.get(0) else ():
-                if output.finish_reason is not None:
-                    ended[output.request_id] = output.finish_reason
-            return outputs
-
-        with mock.patch.object(loads.scheduler, "update_from_output", note):
-            loads.step()
-    assert ended == {"1": FinishReason.ERROR, "2": FinishReason.ERROR, "3": FinishReason.LENGTH}
+    assert outcome(loads) is not None
+    error, length = [FinishReason.ERROR], [FinishReason.LENGTH]
+    assert loads.finished == {"1": error, "2": error, "3": length}
     assert loads.delivered[beside] == loads.right(beside)
     again = loads.load(prompt(22), 6, 0)
     assert outcome(loads) is not None

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from support import modules
-from support.batches import Spec, empty, fill, state
+from support.batches import Spec, empty, state
 from vllm.v1.readiness.sample.slot_memory import SlotMemory
 
 CPU = torch.device("cpu")
@@ -70,9 +70,15 @@ def step(batch: Any) -> None:
 
 def test_an_idle_batch_holds_no_memory() -> None:
     batch = empty(modules.overlaid, VOCABULARY)
-    fill(batch, [Spec([1, n], [2], PENALTY) for n in range(3)])
-    step(batch)
     memory = batch.readiness.penalties.memory
+    batch.add_request(state(Spec([1], [2], {}), "r0"))
+    batch.refresh_metadata()
+    step(batch)
+    assert memory.allocated == 0
+    for number in (1, 2):
+        batch.add_request(state(Spec([1, number], [2], PENALTY), f"r{number}"))
+    batch.refresh_metadata()
+    step(batch)
     assert memory.allocated
     rows = batch.num_reqs
     batch.readiness.observe_sampled(

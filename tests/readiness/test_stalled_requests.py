@@ -4,7 +4,6 @@ The scheduler is a real one, over a worker that pools or samples as a model runn
 scheduler has the faults, which are asserted as well: with the fix off ours has them.
 """
 
-from collections import deque
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import draws
 from support.scheduling import BLOCK, GROUPS, Grammar, Setup, classes, make
+from support.steps import Steps
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -28,60 +28,40 @@ LENGTH = 32
 MODES = pytest.mark.parametrize("asynchronous", [False, True])
 
 
-class Engine:
-    """An engine's loop.
-
-    Attributes:
-        finished: the finish reasons of each request, one for each turn of a session.
-        tokens: number of sampled tokens of each request.
-        released: ids of finished requests that clients may forget.
-    """
+class Engine(Steps):
+    """An engine's loop."""
 
     def __init__(self, side: str, in_flight: int | None = None, **options: Any) -> None:
         defaults = {"seqs": 3, "blocks": 90, "budget": 10, "length": LENGTH, "caching": False}
         setup = Setup(**{**defaults, **options})
         kinds = (Scheduler, AsyncScheduler) if side == "pinned" else classes()
-        self.scheduler = make(setup, kinds[setup.asynchronous])
-        self.most = in_flight or 1 + setup.asynchronous
-        self.queue: deque[Any] = deque()
-        self.finished: dict[str, list[FinishReason]] = {}
-        self.tokens: dict[str, int] = {}
-        self.released: set[str] = set()
+        scheduler = make(setup, kinds[setup.asynchronous])
+        super().__init__(scheduler, in_flight or 1 + setup.asynchronous)
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """Number of sampled tokens of each request."""
+        return {name: len(tokens) for name, tokens in self.delivered.items()}
 
     def pool(self, name: str, prompt: int) -> None:
         """Add a pooling request."""
         params = PoolingParams(task="embed")
-        self.add(Request(name, [*range(3, 3 + prompt)], None, params, arrival_time=0.0))
+        self.enter(Request(name, [*range(3, 3 + prompt)], None, params, arrival_time=0.0))
 
     def generate(self, name: str, prompt: int, most: int = 3, **options: Any) -> None:
         """Add a request, or a session's turn."""
         params = SamplingParams(max_tokens=most, ignore_eos=True)
-        self.add(Request(name, [*range(3, 3 + prompt)], params, None, **options))
+        self.enter(Request(name, [*range(3, 3 + prompt)], params, None, **options))
 
     def close(self, name: str) -> None:
         """End a session's input."""
         self.generate(name, 1, 1)
 
-    def add(self, request: Request) -> None:
-        self.finished.setdefault(request.request_id, [])
-        self.tokens.setdefault(request.request_id, 0)
+    def enter(self, request: Request) -> None:
+        """Add a request."""
+        self.finished[request.request_id] += []
+        self.delivered[request.request_id] += []
         self.scheduler.add_request(request)
-
-    def step(self) -> None:
-        """Schedule a step, and process the oldest output if it is due."""
-        if self.scheduler.has_requests():
-            step = self.scheduler.schedule()
-            self.queue.append((step, self._run(step)))
-            if step.total_num_scheduled_tokens and len(self.queue) < self.most:
-                return
-        if self.queue:
-            outputs = self.scheduler.update_from_output(*self.queue.popleft())
-            if outputs.get(0):
-                self.released |= outputs[0].finished_requests or set()
-            for output in outputs.get(0).outputs if outputs.get(0) else ():
-                self.tokens[output.request_id] += len(output.new_token_ids)
-                if output.finish_reason is not None:
-                    self.finished[output.request_id].append(output.finish_reason)
 
     def run(self, steps: int = 60) -> "Engine":
         """Make steps."""
@@ -283,7 +263,7 @@ def test_a_request_whose_grammar_was_compiled_blocks_no_other(
     params = SamplingParams(max_tokens=3, structured_outputs=StructuredOutputsParams(regex="a"))
     request = Request("long", [*range(3, 23)], params, None)
     request.structured_output_request._grammar = Grammar()
-    engine.add(request)
+    engine.enter(request)
     engine.generate("other", BLOCK - 1)
     engine.run()
     assert engine.finished["long"] == [FinishReason.ERROR] * (side == "ours")

@@ -5,11 +5,12 @@ as ``GPUModelRunner._update_states`` does, and samples the right token only from
 history.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
 from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import FinishReason
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
@@ -34,6 +35,8 @@ class Steps:
 
     Attributes:
         delivered: the tokens that each request was given.
+        finished: the finish reasons of each request, one for each turn of a session.
+        released: ids of finished requests that clients may forget.
         prompts: the logprobs of prompts that requests were given.
         orphans: requests that ran with drafts that the worker did not propose.
         scheduled: each step's requests, and how many tokens each had scheduled.
@@ -46,7 +49,9 @@ class Steps:
         self.most = in_flight
         self.accepts = accepts
         self.queue: deque[tuple[Any, ModelRunnerOutput]] = deque()
-        self.delivered: dict[str, list[int]] = {}
+        self.delivered: defaultdict[str, list[int]] = defaultdict(list)
+        self.finished: defaultdict[str, list[FinishReason]] = defaultdict(list)
+        self.released: set[str] = set()
         self.prompts: dict[str, Any] = {}
         self.orphans: list[str] = []
         self.scheduled: list[dict[str, int]] = []
@@ -83,9 +88,14 @@ class Steps:
             if scheduled.total_num_scheduled_tokens and len(self.queue) < self.most:
                 return
         if self.queue:
-            outputs = self.scheduler.update_from_output(*self.queue.popleft())
-            for output in outputs.get(0).outputs if outputs.get(0) else ():
+            received = self.scheduler.update_from_output(*self.queue.popleft()).get(0)
+            if received is None:
+                return
+            self.released |= received.finished_requests or set()
+            for output in received.outputs:
                 self.delivered[output.request_id] += output.new_token_ids
+                if output.finish_reason is not None:
+                    self.finished[output.request_id].append(output.finish_reason)
                 if output.new_prompt_logprobs_tensors:
                     self.prompts[output.request_id] = output.new_prompt_logprobs_tensors
 
