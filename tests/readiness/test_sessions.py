@@ -190,8 +190,15 @@ def make_scheduler(side: str, asynchronous: bool, drafts: int = 0) -> Any:
 
 def setup_of(asynchronous: bool, drafts: int = 0) -> Setup:
     """The options of a scheduler."""
-    sizes: dict[str, int] = {"blocks": 96, "seqs": 4, "budget": 16, "length": 128}
-    return Setup(asynchronous=asynchronous, drafts=drafts, caching=False, **sizes)
+    return Setup(
+        asynchronous=asynchronous,
+        caching=False,
+        blocks=96,
+        seqs=4,
+        budget=16,
+        length=128,
+        drafts=drafts,
+    )
 
 
 KINDS: dict[str, tuple[bool, int, float]] = {
