@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Barrier, Event
-from typing import Any
 
 import pytest
 import torch
+from readiness.guard import Runner
 from vllm.v1.readiness.engine import switch
 from vllm.v1.readiness.watch import sync_guard
 from vllm.v1.readiness.watch.sync_guard import DeviceSyncError
@@ -19,16 +19,6 @@ pytestmark = pytest.mark.gpu
 
 #: Some 50 ms.
 CYCLES = 100_000_000
-
-
-class Runner:
-    """The part of a runner that the guard needs; a step calls its argument."""
-
-    def execute_model(self, work: Callable[[], Any]) -> Any:
-        return work()
-
-    def sample_tokens(self, work: Callable[[], Any]) -> Any:
-        return work()
 
 
 class Log(logging.Handler):

@@ -20,6 +20,7 @@ from vllm.v1.worker.gpu.pool.late_interaction_runner import LateInteractionRunne
 
 from support import modules
 from support.batches import empty
+from support.lockstep import inputs
 
 DRAFTS = 3
 ROWS = 6
@@ -88,27 +89,25 @@ class HybridRunner:
         tokens = 96
         event = SimpleNamespace(record=lambda: None, synchronize=lambda: self._arrive("after"))
         # The kernel that copies states; nothing is copied, so that all counts stay.
-        inputs = ("mamba_state_idx", "num_scheduled_tokens", "num_computed_tokens")
+        names = ("mamba_state_idx", "num_scheduled_tokens", "num_computed_tokens")
         counts = buffer(ROWS)
         fused = SimpleNamespace(
             is_initialized=True,
             run_fused_postprocess=lambda **_: None,
             num_accepted_tokens_out=counts.gpu,
-            **{f"{name}_buf": buffer(ROWS) for name in (*inputs, "num_draft_tokens")},
+            **{f"{name}_buf": buffer(ROWS) for name in (*names, "num_draft_tokens")},
         )
         return {
+            **inputs.buffers(ROWS, tokens),
             "requests": {},
             "num_prompt_logprobs": {},
             "late_interaction_runner": LateInteractionRunner(),
             "encoder_cache": {},
             "device": CPU,
-            "pin_memory": False,
             "input_batch": self.batch,
             "is_pooling_model": False,
             "uses_mrope": False,
             "uses_xdrope_dim": 0,
-            "enable_prompt_embeds": False,
-            "lora_config": None,
             "max_model_len": tokens,
             "speculative_config": SimpleNamespace(use_ngram_gpu=lambda: False),
             "model_config": SimpleNamespace(is_hybrid=True),
@@ -118,31 +117,15 @@ class HybridRunner:
             "kv_cache_config": SimpleNamespace(kv_cache_groups=["one"]),
             "num_spec_tokens": DRAFTS,
             "use_async_scheduling": asynchronous,
-            "parallel_config": SimpleNamespace(pipeline_parallel_size=1),
             "use_async_spec_decode": asynchronous,
             "reorder_batch_threshold": 1 + DRAFTS,
             "_mamba_bufs": SimpleNamespace(postprocess_align=fused),
-            "mamba_prev_last_scheduled_idx": None,
             "num_accepted_tokens_event": event,
             "valid_sampled_token_count_event": event,
-            "valid_sampled_token_count_gpu": None,
             "valid_sampled_token_count_cpu": None,
-            "arange_np": np.arange(tokens),
             "_arange_scratch": np.empty(tokens, np.int64),
-            "query_pos": buffer(tokens, torch.int64),
-            "input_ids": buffer(tokens),
-            "query_start_loc": buffer(ROWS + 1),
-            "optimistic_seq_lens_cpu": torch.zeros(ROWS, dtype=torch.int32),
-            "prev_positions": buffer(ROWS, torch.int64),
-            "prev_num_draft_tokens": buffer(ROWS),
-            "discard_request_mask": buffer(ROWS, torch.bool),
             "num_accepted_tokens": counts,
             "num_decode_draft_tokens": buffer(ROWS),
-            "num_scheduled_tokens": buffer(ROWS),
-            "num_computed_tokens": torch.zeros(ROWS, dtype=torch.int32),
-            "req_indices": buffer(tokens, torch.int64),
-            "positions": torch.zeros(tokens, dtype=torch.int64),
-            "seq_lens": torch.zeros(ROWS, dtype=torch.int32),
             "_prepare_input_ids": lambda *_: None,
         }
 

@@ -15,16 +15,14 @@ from vllm.v1.utils import CpuGpuBuffer
 from support import modules
 
 if TYPE_CHECKING:
-    from support.lockstep.run import LockstepRun
     from support.lockstep.runner import RunnerUnderTest
 
 
-def buffers(lockstep: "LockstepRun") -> dict[str, Any]:
+def buffers(rows: int, tokens: int) -> dict[str, Any]:
     """Return a runner's attributes for its inputs, as its constructor makes them."""
     for load in (modules.pristine, modules.overlaid):
         module = load(modules.BLOCK_TABLE)
         module._compute_slot_mapping_kernel = cpu_kernels.compute_slot_mapping_kernel
-    rows, tokens = lockstep.max_num_seqs, lockstep.max_tokens_a_step
     most = max(rows + 1, tokens)
 
     def buffer(*size: int, dtype: torch.dtype = torch.int32) -> CpuGpuBuffer:

@@ -182,7 +182,7 @@ class RunnerUnderTest:
             use_async_scheduling=lockstep.asynchronous,
             use_async_spec_decode=lockstep.asynchronous and lockstep.drafts > 0,
             reorder_batch_threshold=lockstep.reorder_threshold,
-            **inputs.buffers(lockstep),
+            **inputs.buffers(lockstep.max_num_seqs, lockstep.max_tokens_a_step),
             routed_experts_initialized=False,
             sampled_token_ids_pinned_cpu=torch.empty((lockstep.max_num_seqs, 1), dtype=torch.int64),
             transfer_event=SimpleNamespace(record=lambda: None, synchronize=lambda: None),
