@@ -123,6 +123,17 @@ def test_what_an_aborted_request_computed_from_a_failed_block_is_not_found(make:
     assert loads.delivered[other] == loads.right(other)
 
 
+def test_blocks_that_a_later_step_appended_are_not_found(make: Make) -> None:
+    """The request was preempted by the failure of an earlier load, and holds them no more."""
+    loads = make(in_flight=3, budget=7, blocks=18)
+    script: list[Any] = [("add", 9, -1, 1, 1, False), ("add", 9, -1, 1, 0, False), ("step", 1)]
+    for count in (16, 17):
+        script += [("add", count, -1, 1, 0, False), ("reset",), ("step", 1)]
+    play(loads, script[:-1])
+    assert loads.failed == 2
+    assert loads.faults() == []
+
+
 @pytest.mark.parametrize("later", [False, True])
 def test_nothing_is_loaded_again(make: Make, later: bool) -> None:
     """Where loads always fail, a request would never end."""

@@ -214,7 +214,7 @@ def _affected(holders: list[_Holder], bad: set[int]) -> dict[str, int | None]:
     return affected
 
 
-def _holders(scheduler: "Scheduler", steps: "Iterable[SchedulerOutput]") -> Iterator[_Holder]:
+def _holders(scheduler: "Scheduler", steps: "Sequence[SchedulerOutput]") -> Iterator[_Holder]:
     """Yield the KV blocks of each request that ``steps`` admitted or that holds blocks now."""
     manager = scheduler.kv_cache_manager
     sizes = [group.block_size for group in manager.coordinator.single_type_managers]
@@ -230,16 +230,12 @@ def _holders(scheduler: "Scheduler", steps: "Iterable[SchedulerOutput]") -> Iter
         return _Holder(name, [*zip(sizes, held, strict=True)], computed, current)
 
     computed: dict[str, int] = {}
+    for name, blocks, number in _admissions(steps):
+        yield holder(name, blocks, number)
+        computed.setdefault(name, number)
     for step in steps:
-        for new in step.scheduled_new_reqs:
-            yield holder(new.req_id, new.block_ids, new.num_computed_tokens)
-            computed.setdefault(new.req_id, new.num_computed_tokens)
         cached = step.scheduled_cached_reqs
-        for name, blocks, number in zip(
-            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
-        ):
-            if name in cached.resumed_req_ids and blocks is not None:
-                yield holder(name, blocks, number)
+        for name, number in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
             computed.setdefault(name, number)
     for request in scheduler.running:
         name = request.request_id
@@ -249,6 +245,32 @@ def _holders(scheduler: "Scheduler", steps: "Iterable[SchedulerOutput]") -> Iter
         if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
             name, number = request.request_id, request.num_computed_tokens
             yield holder(name, manager.get_block_ids(name), number, current=True)
+
+
+def _admissions(steps: "Iterable[SchedulerOutput]") -> list[tuple[str, list[list[int]], int]]:
+    """Return request id, block ids per group and number of computed tokens of each admission.
+
+    Blocks that later steps append are included: a preempted request holds none of them any more.
+    """
+    admissions = []
+    latest: dict[str, list[list[int]]] = {}
+    for step in steps:
+        cached = step.scheduled_cached_reqs
+        rows = [
+            (new.req_id, new.block_ids, new.num_computed_tokens) for new in step.scheduled_new_reqs
+        ]
+        rows += zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True)
+        continued = {*cached.req_ids} - cached.resumed_req_ids
+        for name, groups, number in rows:
+            if groups is None:
+                continue
+            if name not in continued:
+                latest[name] = [[*blocks] for blocks in groups]
+                admissions.append((name, latest[name], number))
+            elif name in latest:
+                for blocks, more in zip(latest[name], groups, strict=True):
+                    blocks.extend(more)
+    return admissions
 
 
 def _all_ours(kind: type) -> bool:
