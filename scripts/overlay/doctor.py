@@ -1,10 +1,10 @@
-"""Diagnosis of an installation: its Python, its processes, and the effect of apply."""
+"""Diagnosis of an installation: its Python, its processes, what acts, and the effect of apply."""
 
 from __future__ import annotations
 
 import os
 
-from overlay import commands
+from overlay import commands, words
 from overlay.commands import KEPT, Options
 from overlay.errors import Exit, OverlayError
 from overlay.installation import Installation
@@ -26,6 +26,7 @@ def diagnose(
     found += [("set here", f"{v}={os.environ[v]}") for v in _VARIABLES if v in os.environ]
     processes = list(serving(installation)) or ["no visible process"]
     found += [("serving", process) for process in processes]
+    found += _acting(overlay)
     try:
         outcome = commands.apply(installation, overlay, Options(dry_run=True, choice=choice))
     except OverlayError as error:
@@ -35,3 +36,16 @@ def diagnose(
         would = f"would change {changed} files" if changed else "has nothing to do"
         code, would = Exit.DONE, f"{outcome.inspection.overlay.selection} {would}"
     return code, [*found, ("apply", f"of overlay {overlay.pin.overlay}{would}")]
+
+
+def _acting(overlay: Overlay) -> list[tuple[str, str]]:
+    """Return which features and fixes act, by model runner and device."""
+    if words.MODULE not in overlay.pin.result:
+        return []
+    every = sorted(words.vocabulary(overlay).every)
+    lines = []
+    for device, other in (("GPU", "cpu"), ("CPU", "gpu")):
+        idle = [word for word in every if vars(word)["device"] == other]
+        lines.append((f"V1, {device}", f"every feature and fix acts but {', '.join(idle)}"))
+    on_v2 = [word for word in every if vars(word)["on_v2"]]
+    return [*lines, ("V2", f"only these act: {', '.join(on_v2)}")]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from overlay.errors import Exit
 from support.sites import OVERLAY, run, snapshot
+from vllm.v1.readiness import registry
 
 
 def findings(site: Path) -> dict[str, str]:
@@ -21,6 +22,11 @@ def test_it_says_what_apply_would_do_and_does_nothing(site: Path) -> None:
     found = findings(site)
     assert found["apply"] == f"of overlay {OVERLAY.pin.overlay} would change {count} files"
     assert str(site) in found["vLLM"]
+    for device, other in (("GPU", "cpu"), ("CPU", "gpu")):
+        idle = found[f"V1, {device}"].partition(" but ")[2].split(", ")
+        assert idle == sorted(word for word in registry.WORDS.values() if word.device == other)
+    acting = found["V2"].partition(": ")[2].split(", ")
+    assert acting == sorted(word for word in registry.WORDS.values() if word.on_v2)
     assert snapshot(site) == before
     run("apply", "--site", site)
     assert findings(site)["apply"].endswith("has nothing to do")
