@@ -38,5 +38,6 @@ def test_with_the_fixes_off_blocks_are_shared(overlaid: PreloadedEngine) -> None
 def test_with_the_fixes_off_slots_are_mistaken(overlaid: PreloadedEngine) -> None:
     scenarios, alone = serve(overlaid, STOCK, "slots")
     right = {name for name, replies in scenarios.items() if replies.items() <= alone.items()}
-    # Upstream walks a set of names, whose order differs from process to process.
-    assert right <= {"loaded twice", "both removed"}
+    # Upstream walks a set of names. Which requests are mistaken depends on its order, which differs
+    # from process to process; each order that was seen left one or two scenarios right, of six.
+    assert 2 * len(right) < len(scenarios)
