@@ -214,7 +214,7 @@ def _affected(holders: list[_Holder], bad: set[int]) -> dict[str, int | None]:
     return affected
 
 
-def _holders(scheduler: "Scheduler", steps: "Sequence[SchedulerOutput]") -> Iterator[_Holder]:
+def _holders(scheduler: "Scheduler", steps: "Iterable[SchedulerOutput]") -> Iterator[_Holder]:
     """Yield the KV blocks of each request that ``steps`` admitted or that holds blocks now."""
     manager = scheduler.kv_cache_manager
     sizes = [group.block_size for group in manager.coordinator.single_type_managers]
@@ -229,14 +229,9 @@ def _holders(scheduler: "Scheduler", steps: "Sequence[SchedulerOutput]") -> Iter
         ]
         return _Holder(name, [*zip(sizes, held, strict=True)], computed, current)
 
-    computed: dict[str, int] = {}
-    for name, blocks, number in _admissions(steps):
+    admissions, computed = _admissions(steps)
+    for name, blocks, number in admissions:
         yield holder(name, blocks, number)
-        computed.setdefault(name, number)
-    for step in steps:
-        cached = step.scheduled_cached_reqs
-        for name, number in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
-            computed.setdefault(name, number)
     for request in scheduler.running:
         name = request.request_id
         number = computed.get(name, request.num_computed_tokens)
@@ -247,12 +242,16 @@ def _holders(scheduler: "Scheduler", steps: "Sequence[SchedulerOutput]") -> Iter
             yield holder(name, manager.get_block_ids(name), number, current=True)
 
 
-def _admissions(steps: "Iterable[SchedulerOutput]") -> list[tuple[str, list[list[int]], int]]:
-    """Return request id, block ids per group and number of computed tokens of each admission.
+def _admissions(
+    steps: "Iterable[SchedulerOutput]",
+) -> tuple[list[tuple[str, list[list[int]], int]], dict[str, int]]:
+    """Return the admissions of ``steps``, and each request's first number of computed tokens.
 
+    An admission is the request id, the block ids per group, and the number of computed tokens.
     Blocks that later steps append are included: a preempted request holds none of them any more.
     """
-    admissions = []
+    admissions: list[tuple[str, list[list[int]], int]] = []
+    computed: dict[str, int] = {}
     latest: dict[str, list[list[int]]] = {}
     for step in steps:
         cached = step.scheduled_cached_reqs
@@ -262,6 +261,7 @@ def _admissions(steps: "Iterable[SchedulerOutput]") -> list[tuple[str, list[list
         rows += zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True)
         continued = {*cached.req_ids} - cached.resumed_req_ids
         for name, groups, number in rows:
+            computed.setdefault(name, number)
             if groups is None:
                 continue
             if name not in continued:
@@ -270,7 +270,7 @@ def _admissions(steps: "Iterable[SchedulerOutput]") -> list[tuple[str, list[list
             elif name in latest:
                 for blocks, more in zip(latest[name], groups, strict=True):
                     blocks.extend(more)
-    return admissions
+    return admissions, computed
 
 
 def _all_ours(kind: type) -> bool:
