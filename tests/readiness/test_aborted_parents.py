@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from support import modules
+from support.logprobs import make_request
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.output_processor import RequestOutputCollector
 from vllm.v1.engine.parallel_sampling import ParentRequest
 
@@ -27,18 +28,8 @@ class FrontEnd:
         load = modules.of_side(side)
         self.processor: Any = load(PROCESSOR).OutputProcessor(tokenizer=None, log_stats=False)
         params = SamplingParams(n=COUNT, detokenize=False, output_kind=kind)
-        request = EngineCoreRequest(
-            request_id="client-internal",
-            external_req_id="client",
-            prompt_token_ids=[1, 2],
-            mm_features=None,
-            sampling_params=params,
-            pooling_params=None,
-            arrival_time=0.0,
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=None,
-        )
+        request = make_request("client", params)
+        request.request_id = "client-internal"
         self.queue = RequestOutputCollector(kind, request.request_id) if queued else None
         parent = ParentRequest(request)
         self.children = []
