@@ -37,7 +37,7 @@ def compare(
         for (module, name), how in made.items()
         if MAKES in how and "." in name
     }
-    # What a file says that is the same in both releases is no difference.
+    # Files with the same text in both releases make no difference.
     there = set(release.paths.values())
     same = {p for p in base.paths.values() if p in there and base.text(p) == release.text(p)}
     every = targets | named | _derived(made)

@@ -40,7 +40,7 @@ class Mend:
 
 @dataclass(frozen=True)
 class Found:
-    """What a release has of a fix.
+    """State of one of our fixes in a release.
 
     Attributes:
         name: of the fix.

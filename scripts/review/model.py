@@ -68,7 +68,7 @@ class Definition:
 
     @property
     def kind(self) -> str:
-        """What it is, as ``function`` or ``property``."""
+        """Kind of the definition, such as ``function`` or ``property``."""
         return "property" if "property" in self.object.labels else self.object.kind.value
 
     def members(self) -> Iterator[Definition]:

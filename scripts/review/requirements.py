@@ -29,7 +29,7 @@ class Asked:
 
     @property
     def decide(self) -> bool:
-        """Whether a person must: another Python or torch may need other builds."""
+        """True if a person must decide: another Python or torch may need other builds."""
         return self.name in (PYTHON, TORCH)
 
 

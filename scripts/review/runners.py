@@ -1,9 +1,9 @@
-"""The decision which model runner serves: its source, and how people have read it.
+"""The decision which model runner serves: its source, and the readings of it.
 
 The decision is the property ``use_v2_model_runner`` and every method, function and constant of its
 module that it uses, with the environment variable that overrides it. It is shown as a diff against
-the pinned release's, and is never interpreted: what a decision comes to is known only where
-somebody has read that very source (:data:`READINGS`).
+the pinned release's, and is never interpreted: its result is known only for sources that a
+person has read (:data:`READINGS`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _IGNORED = ("logger",)
 
 @dataclass(frozen=True)
 class Reading:
-    """What a decision comes to, as a person has read it.
+    """Result of a decision, as a person has read its source.
 
     Attributes:
         text: the models that each runner serves by default, with every option at its default.
@@ -57,7 +57,7 @@ class Decision:
 
     @property
     def reading(self) -> Reading | None:
-        """What it comes to; None if nobody has read it."""
+        """Reading of this source; None if it was not read."""
         return READINGS.get(self.digest)
 
 
@@ -77,7 +77,7 @@ class Runners:
 
     @property
     def changed(self) -> bool:
-        """Whether a person must decide: the source of the decision is another, or V1 is gone."""
+        """True if a person must decide: the source has changed, or V1 is gone."""
         return self.without_v1 or (self.before and self.before.digest) != (
             self.after and self.after.digest
         )

@@ -30,7 +30,7 @@ can read; its head describes the fields.
 
 - *Wrong tokens* includes wrong logprobs and embeddings.
 - *by*: who can trigger an error under the conditions of its symptom: any client, the operator, or
-  nobody (a race).
+  neither (a race).
 - *upstream's mend*: the first release of vLLM with the same fix. *not in {read}*: the releases up
   to it were read. *none known*: only upstream's issues were read.
 - *overlay*: the word in `VLLM_READINESS` that turns [the fix](fixes.md) on and off.

@@ -116,9 +116,9 @@ def step(runner: Any) -> str:
 def outcomes(
     load: Any, value: str, *lengths: int, padded: bool, patience: float = 10.0
 ) -> list[str]:
-    """What becomes of two ranks whose longest requests have so many tokens.
+    """Run two ranks whose longest requests have these ``lengths``, and return their outcomes.
 
-    A rank that waits longer than ``patience`` seconds waits for ever.
+    A rank that waits longer than ``patience`` seconds is taken to wait forever.
     """
     barrier = threading.Barrier(2, timeout=patience)
     with (

@@ -274,7 +274,7 @@ def sections(name: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("fix", registry.FIXES)
 def test_a_fix_is_described(fix: str) -> None:
-    """What upstream has of it is in docs/errata.md; tests/repository/test_upstream.py."""
+    """Facts about upstream are in docs/errata.md; see tests/repository/test_upstream.py."""
     bullets = re.findall(r"^- \*\*(.*?)\*\*: ", sections("docs/fixes.md")[fix], re.MULTILINE)
     assert {"Stock", "Overlay", "How outputs differ"} <= set(bullets)
     assert "Upstream" not in bullets, "say it in patches/upstream.toml, and run `make refresh`"
