@@ -52,6 +52,15 @@ def programs_start_with_no_signal_ignored() -> Iterator[None]:
         signal.signal(number, signal.SIG_IGN)
 
 
+@pytest.fixture(autouse=True)
+def leaves_the_switch_as_it_was() -> Iterator[None]:
+    """Fail a test that changes VLLM_READINESS for the tests after it."""
+    before = os.environ.get("VLLM_READINESS")
+    yield
+    after = os.environ.get("VLLM_READINESS")
+    assert after == before, f"the test leaves VLLM_READINESS={after!r} behind"
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print how many lockstep runs were equal, and why others were set aside."""
     counts: Counter[str] = Counter()

@@ -60,9 +60,14 @@ class Whole(Delta):
     is_reasoning_end_streaming = ReasoningParser.is_reasoning_end_streaming
 
 
-def made(
+def made(side: str, patch: pytest.MonkeyPatch, *arguments: Any, **named: Any) -> Any:
+    """Set the switch as a side has it, and make the side's scheduler."""
+    patch.setenv(switch.NAME, "-closed-grammars" if side == "off" else "on")
+    return make_scheduler(side, *arguments, **named)
+
+
+def make_scheduler(
     side: str,
-    patch: pytest.MonkeyPatch,
     asynchronous: bool = False,
     drafts: int = 0,
     reasoner: Any = None,
@@ -73,7 +78,6 @@ def made(
 
     Args:
         side: one of :data:`SIDES`.
-        patch: sets the switch.
         asynchronous: whether the scheduler is.
         drafts: the most drafts of a request.
         reasoner: the class of the reasoning parser.
@@ -81,7 +85,6 @@ def made(
         backend: the library of all grammars, of which a manager has one; unused here.
     """
     del backend
-    patch.setenv(switch.NAME, "-closed-grammars" if side == "off" else "on")
     load = modules.pristine if side == "pinned" else modules.overlaid
     kinds = (Scheduler, AsyncScheduler) if side == "pinned" else classes()
     scheduler = upstream.make_scheduler(
@@ -186,8 +189,7 @@ def test_a_reply_begins_once_behind_drafted_reasoning(
 
 
 #: Schedulers whose requests have ended, which the drawn tests use again.
-kept = cache(made)
-PATCH = pytest.MonkeyPatch()
+kept = cache(make_scheduler)
 PIECE = st.sampled_from([*tokens("7x.:1[]"), EOS])
 
 
@@ -216,7 +218,7 @@ def test_drafts_change_no_reply(
     own = None if exact else proposals
 
     def given(side: str, asynchronous: bool, drafts: int) -> tuple[list[int], str | None]:
-        scheduler = kept(side, PATCH, asynchronous, drafts, reasoner, backend=backend)
+        scheduler = kept(side, asynchronous, drafts, reasoner, backend=backend)
         return replied(scheduler, grammar, script, own, asynchronous, **named)
 
     right = given("ours", False, 0)

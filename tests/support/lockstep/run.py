@@ -229,6 +229,9 @@ class LockstepRun:
                 if not in_flight.query() and arrives and runner not in self.twins:
                     in_flight.complete()
         scheduled = self._ask_scheduler(self.scheduler.schedule)
+        longest = max((r.num_prompt_tokens for r in self.scheduler.running), default=0)
+        if longest > self.max_model_len:  # The fix stalled-requests refuses such a turn.
+            raise SetAside("a session outgrows max_model_len")
         self._cut_outputs(scheduled)
         self._note_miscounted_prompts(scheduled)
         depth = max(0, len(self.in_flight) - 1)
