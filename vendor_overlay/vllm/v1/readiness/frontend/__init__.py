@@ -13,6 +13,7 @@ __getattr__ = door(
     "grammar_pipelines",
     "logprob_messages",
     "logprobs",
+    "mm_caches",
     "mm_hashes",
     "request_types",
     "stop_strings",

@@ -33,7 +33,7 @@ from vllm.sampling_params import SamplingType
 from vllm.utils import length_from_prompt_token_ids_or_embeds
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
-from vllm.v1.readiness.frontend import request_types
+from vllm.v1.readiness.frontend import mm_caches, request_types
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -102,7 +102,11 @@ def check_message(processor: "InputProcessor", request: "EngineCoreRequest") -> 
         if request.pooling_params is not None:
             request_types.convert(request.pooling_params)
         if not request_types.is_in_process(processor.vllm_config):
-            request_types.check(request)
+            try:
+                request_types.check(request)
+            except ValueError:
+                mm_caches.forget(processor)
+                raise
     return request
 
 
