@@ -130,6 +130,8 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
         "tests/models/multimodal/generation/test_maverick.py": _DOWNLOAD,
         "tests/models/multimodal/generation/test_phi4mm.py": _DOWNLOAD,
         "tests/models/multimodal/generation/test_voxtral_realtime.py": _DOWNLOAD,
+        "tests/models/multimodal/processing/test_audio_in_video.py": _DOWNLOAD,
+        "tests/models/multimodal/processing/test_common.py": _DOWNLOAD,
         "tests/models/test_initialization.py": _DOWNLOAD,
         "tests/plugins_tests/test_platform_plugins.py": _PLUGIN,
         "tests/plugins_tests/test_scheduler_plugins.py": _DOWNLOAD,
