@@ -33,6 +33,8 @@ from bench.servers.load import (
 )
 from demo import model
 from safetensors.torch import load_file
+from support import forked
+from support.asynchronous import announce
 from support.benches import bench
 from support.processes import gone
 from support.sites import REPO, UPSTREAM
@@ -63,7 +65,8 @@ def logs(out: Path) -> str:
 
 def measured(out: Path, *arguments: str) -> dict[str, Any]:
     """A whole run, whose only problems are those of a busy machine."""
-    done = bench("serving", out, *TINY, *arguments)
+    paths = [announce(out.parent / "plugins", forked.fork), REPO / "tests"]
+    done = bench(*("serving", out, *TINY, *arguments), paths=paths, environment=forked.ENVIRONMENT)
     assert done.returncode in (0, 1), done.stderr
     run = load(out / "run.json")
     assert run["complete"]
@@ -77,7 +80,7 @@ def measured(out: Path, *arguments: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_both_sides_serve_every_request_whole(tmp_path: Path, mark: str) -> None:
-    run = measured(tmp_path)
+    run = measured(tmp_path / "out")
     cases = [(one["order"], one["case"]) for one in run["slices"]]
     assert cases == [(order, case) for order in (0, 1) for case in CASES]
     for one in run["slices"]:
@@ -96,7 +99,7 @@ FLAGS = "--enforce-eager --max-model-len 128 --max-num-seqs 3"
 
 @pytest.mark.slow
 def test_own_traffic_is_driven_with_the_servers_own_flags(tmp_path: Path, mark: str) -> None:
-    run = measured(tmp_path, "--client", CLIENT, "--server", FLAGS)
+    run = measured(tmp_path / "out", "--client", CLIENT, "--server", FLAGS)
     assert run["title"].startswith(f"`vllm bench serve {CLIENT}`, served with `{FLAGS}`. ")
     assert run["title"].endswith("Texts are not compared.")
     assert len(run["slices"]) == 2
