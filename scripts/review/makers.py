@@ -16,6 +16,8 @@ from review.model import compare as compared
 Place = tuple[str, str]
 MAKES, DERIVES, REPLACES, NAMES = "makes", "derives from", "replaces", "names"
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+#: Nodes without others, which are most of a tree.
+_LEAVES = (ast.Name, ast.expr_context, ast.operator, ast.cmpop, ast.boolop, ast.unaryop)
 
 
 def compare(
@@ -159,6 +161,8 @@ def _mentions(module: str, text: str) -> Sequence[tuple[str, str, str]]:
 
     def visit(node: ast.AST, scope: str) -> None:
         for child in ast.iter_child_nodes(node):
+            if isinstance(child, _LEAVES):
+                continue
             if isinstance(child, ast.ImportFrom) and child.module and not child.level:
                 for alias in child.names:
                     imports[alias.asname or alias.name] = f"{child.module}.{alias.name}"

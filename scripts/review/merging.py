@@ -7,17 +7,17 @@ verdict. A hunk that conflicts is left out, and later patches are judged without
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from overlay.errors import Exit, OverlayError
 from overlay.patches import FilePatch, Hunk, Patch, Series, header_fields, split_lines
 from series import git
+from series.extents import enclosing, extents
 from series.upstream import Upstream
 
 #: The verdicts, worst first.
@@ -355,57 +355,3 @@ def _once(text: bytes, lines: Sequence[bytes]) -> int | None:
 def shown(lines: Sequence[bytes]) -> tuple[str, ...]:
     """Return lines as text, without their ends."""
     return tuple(line.decode(errors="replace").removesuffix("\n") for line in lines)
-
-
-# The functions and classes of a module
-
-#: What statements are in: a function within an expression has no name.
-_BLOCKS = (ast.stmt, ast.excepthandler, ast.match_case)
-
-
-@dataclass(frozen=True)
-class Extent:
-    """The lines of a function or a class.
-
-    Attributes:
-        name: its qualified name, as ``Class.method``.
-        first: its first line, that of its first decorator, one-based.
-        last: its last line.
-        function: False for a class.
-    """
-
-    name: str
-    first: int
-    last: int
-    function: bool
-
-
-@lru_cache(maxsize=64)
-def extents(text: bytes) -> Sequence[Extent]:
-    """The functions and classes of a module, each before those within it.
-
-    A module that this Python cannot parse has none.
-    """
-    try:
-        return tuple(_within(ast.parse(text), ""))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ()
-
-
-def _within(parent: ast.AST, prefix: str) -> Iterator[Extent]:
-    for node in ast.iter_child_nodes(parent):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            name = prefix + node.name
-            function = not isinstance(node, ast.ClassDef)
-            yield Extent(name, first, node.end_lineno or first, function)
-            yield from _within(node, f"{name}.")
-        elif isinstance(node, _BLOCKS):
-            yield from _within(node, prefix)
-
-
-def enclosing(text: bytes, line: int) -> str:
-    """The name of the innermost definition around a line; empty at the top level."""
-    line = min(line, text.count(b"\n") or 1)
-    around = [extent for extent in extents(text) if extent.first <= line <= extent.last]
-    return min(around, key=lambda extent: extent.last - extent.first).name if around else ""

@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import griffe
@@ -189,7 +189,7 @@ class Model:
         head = definition.name.partition(".")[0]
         wanted = re.compile(rf"^(?:class|(?:async )?def) {re.escape(head)}\b", re.MULTILINE)
         for module, path in self.paths.items():
-            if not wanted.search(self.text(path)):
+            if head not in self.text(path) or not wanted.search(self.text(path)):
                 continue
             if module in before.paths and wanted.search(before.text(before.paths[module])):
                 continue
@@ -203,6 +203,7 @@ def module_name(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
+@lru_cache(maxsize=2048)  # most modules are the same in two releases
 def parsed(path: str, text: str) -> Definition:
     """Return the model of one module.
 
@@ -267,6 +268,7 @@ def _fields(definition: Definition) -> list[str]:
     ]
 
 
+@lru_cache(maxsize=16384)
 def shape(text: str, head: bool = False) -> str:
     """Return a definition's syntax without comments, docstrings and layout.
 

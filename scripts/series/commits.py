@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from overlay.pin import PACKAGE
 
 from series import catalogue, git
 from series.check import FIELDS, missing_fields
+from series.extents import enclosing
 from series.tree import PRISTINE, header_of
 
 _HUNK = re.compile(rb"@@ -\d+(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
@@ -99,34 +99,16 @@ def bare(diff: bytes, read: Callable[[str], bytes]) -> Iterator[bytes]:
         read: returns the bytes of a path after the change.
     """
     remaining = 0
-    tree = ast.Module([], [])
+    after = b""
     for line in split_lines(diff):
         if remaining and line[:1] in b"+-":
             remaining -= 1
             yield line
         elif hunk := _HUNK.match(line):
             remaining = sum(1 if count is None else int(count) for count in hunk.group(1, 3))
-            yield f"{hunk[0].decode()} {place(tree, int(hunk[2]))}".rstrip().encode() + b"\n"
+            name = enclosing(after, int(hunk[2])).rpartition(".")[2]
+            yield f"{hunk[0].decode()} {name}".rstrip().encode() + b"\n"
         elif line.startswith((b"--- ", b"+++ ", b"\\ ")):
             if line.startswith(b"+++ b/"):
-                tree = _parsed(read(line[6:].rstrip(b"\n").decode()))
+                after = read(line[6:].rstrip(b"\n").decode())
             yield line
-
-
-def _parsed(source: bytes) -> ast.Module:
-    """The syntax tree of a file; an empty one if it is not Python."""
-    try:
-        return ast.parse(source)
-    except (SyntaxError, ValueError):
-        return ast.Module([], [])
-
-
-def place(tree: ast.Module, line: int) -> str:
-    """The name of the innermost function or class around a line; empty at the module's level."""
-    around = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-        and node.lineno <= line <= (node.end_lineno or 0)
-    ]
-    return max(around, key=lambda node: node.lineno).name if around else ""

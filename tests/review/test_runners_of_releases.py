@@ -107,6 +107,9 @@ def test_a_reading_is_what_the_release_s_code_decides(version: str, monkeypatch:
         server.model_config = config
         decided[name] = V2 if getattr(server, PROPERTY) else V1
     assert decision.reading.served == decided
+    # Where V1 serves a model, that was once said of none.
+    said = "V1 serves every other model" if V1 in decided.values() else "V2 serves every model"
+    assert said in decision.reading.text
 
 
 def test_the_readings_differ() -> None:
