@@ -1,7 +1,7 @@
 """A real engine on the CPU, started as a user starts it: before apply, after it, after revert.
 
-One view of the shared environment's vLLM throughout. The overlaid engine's process imports vLLM
-anew, and so does its worker. No engine compiles, as compiled code may give other bits.
+One view of the shared environment's vLLM throughout. Each engine's process imports vLLM anew, and
+the overlaid one's worker does so as well. No engine compiles, as compiled code may give other bits.
 """
 
 import json
@@ -29,10 +29,15 @@ def engine(folder: Path) -> Engine:
 
 
 @pytest.fixture(scope="module")
-def pristine(folder: Path, engine: Engine) -> Any:
+def forking(folder: Path) -> Path:
+    """A directory that makes an engine fork its worker."""
+    return announce(folder / "forked", forked.fork)
+
+
+@pytest.fixture(scope="module")
+def pristine(forking: Path, engine: Engine) -> Any:
     """Stock vLLM's outputs."""
-    paths = [announce(folder / "forked", forked.fork)]
-    stock = engine.start(paths=paths, environment=forked.ENVIRONMENT)
+    stock = engine.start(paths=[forking], environment=forked.ENVIRONMENT)
     outputs = stock.finish()
     assert "Readiness overlay" not in stock.text()
     return outputs
@@ -62,17 +67,20 @@ def test_overlaid_engine_equals_stock_and_logs_its_digest(engine: Engine, pristi
     assert "has replaced functions" not in overlaid.text()
 
 
-def test_reverted_engine_is_stock_again(engine: Engine, pristine: Any) -> None:
+def test_reverted_engine_is_stock_again(engine: Engine, pristine: Any, forking: Path) -> None:
     engine.apply()
     engine.revert()
-    reverted = engine.start(environment=forked.ENVIRONMENT)
+    reverted = engine.start(paths=[forking], environment=forked.ENVIRONMENT)
     assert reverted.finish() == pristine
     assert "Readiness overlay" not in reverted.text()
 
 
-def test_a_part_equals_stock_and_logs_what_is_not_installed(engine: Engine, pristine: Any) -> None:
+def test_a_part_equals_stock_and_logs_what_is_not_installed(
+    engine: Engine, pristine: Any, forking: Path
+) -> None:
     engine.apply("--leave=vllm/v1/sample/sampler.py")
-    part = engine.start(environment={**forked.ENVIRONMENT, "VLLM_READINESS": "-fixes"})
+    environment = {**forked.ENVIRONMENT, "VLLM_READINESS": "-fixes"}
+    part = engine.start(paths=[forking], environment=environment)
     assert part.finish() == pristine
     report = json.loads(run("status", "--site", engine.site, "--json").stdout)
     assert registry.PENALTIES in report["left_out"]
@@ -93,7 +101,7 @@ def test_demo_serves_over_http_from_an_overlaid_engine(engine: Engine) -> None:
         capture_output=True,
         text=True,
         check=False,
-        env=env,
+        env={**env, **forked.ENVIRONMENT},
         timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
