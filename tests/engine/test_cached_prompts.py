@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import clients, forked
-from support.asynchronous import announce
+from support import clients
 from support.engine import Engine
 from support.server import Server
 
@@ -19,11 +18,8 @@ BLOCK = 32
 @pytest.fixture(scope="module")
 def server(folder: Path, overlaid: Engine) -> Iterator[Server]:
     """A server with a prefix cache."""
-    home = folder / "cached prompts"
-    plugins = announce(home / "plugins", forked.fork)
-    variables = {**forked.ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1"}
     arguments = ["--dtype", "float32", "--enforce-eager", "--enable-prefix-caching"]
-    with clients.serving(home, [overlaid.site, plugins], variables, arguments) as server:
+    with clients.serving(folder / "cached prompts", overlaid, [], {}, arguments) as server:
         yield server
 
 

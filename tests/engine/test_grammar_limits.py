@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import clients, forked
-from support.asynchronous import announce
+from support import clients
 from support.engine import Engine
 from support.server import Server
 
@@ -52,15 +51,12 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
 def server(folder: Path, overlaid: Engine) -> Iterator[Server]:
     """A server on the overlaid installation."""
     variables = {
-        **forked.ENVIRONMENT,
-        "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_READINESS_GRAMMAR_SECONDS": str(SECONDS),
         "VLLM_READINESS_GRAMMAR_MEMORY": str(MEMORY),
     }
-    home = folder / "grammar limits"
-    plugins = announce(home / "plugins", forked.fork)
     arguments = ["--dtype", "float32", "--enforce-eager"]
-    with clients.serving(home, [overlaid.site, plugins], variables, arguments) as server:
+    home = folder / "grammar limits"
+    with clients.serving(home, overlaid, [], variables, arguments) as server:
         yield server
 
 

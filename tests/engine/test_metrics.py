@@ -24,8 +24,7 @@ from environment.programs import PROMETHEUS
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from readiness.metrics import EXPORTED, METRICS, VALUES
-from support import forked, sites
-from support.asynchronous import announce
+from support import sites
 from support.dashboard import expressions
 from support.engine import Engine
 from support.server import DIRECT, Server
@@ -46,19 +45,15 @@ VLLMS = {
 
 @pytest.fixture(scope="module")
 def environments(folder: Path, stock: Engine, overlaid: Engine) -> dict[str, dict[str, str]]:
-    """By way, the variables that a server runs with; it forks its workers."""
-    forking = [announce(folder / "forked", forked.fork), sites.REPO / "tests"]
-    searched = {"overlaid": [overlaid.site, *forking], "plugin": [stock.site, PLUGIN, *forking]}
+    """By way, the variables that a server runs with."""
+    tests = sites.REPO / "tests"
+    searched = {"overlaid": [overlaid.site, tests], "plugin": [stock.site, PLUGIN, tests]}
     return {
         way: {
             **os.environ,
-            **forked.ENVIRONMENT,
             "PYTHONPATH": os.pathsep.join(map(str, searched[way])),
             "VLLM_READINESS_PROBE": str(folder / f"probe of {way}"),
             "VLLM_READINESS_SLOTS": "0",  # penalties fall back
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_LOGGING_LEVEL": "INFO",
-            "VLLM_NO_USAGE_STATS": "1",
         }
         for way in searched
     }
@@ -67,10 +62,11 @@ def environments(folder: Path, stock: Engine, overlaid: Engine) -> dict[str, dic
 class Probed(Server):
     """A server over a small generated model, and the file that its probe records into."""
 
-    def __init__(self, folder: Path, way: str, environment: dict[str, str]) -> None:
+    def __init__(self, folder: Path, way: str, engine: Engine, environment: dict[str, str]) -> None:
         self.probe = environment["VLLM_READINESS_PROBE"]
         drawn = ["--load-format", "dummy", "--skip-tokenizer-init", "--enforce-eager"]
-        super().__init__(folder / f"{way}.log", folder / "served model", environment, drawn)
+        log, paths = folder / f"{way}.log", [PLUGIN] if way == "plugin" else []
+        super().__init__(engine, log, folder / "served model", drawn, paths, environment)
 
     def metrics(self) -> dict[str, Metric]:
         """Return the metric families of /metrics, by name."""
@@ -84,14 +80,17 @@ Servers = Callable[[str], Probed]
 
 
 @pytest.fixture(scope="module")
-def servers(folder: Path, environments: dict[str, dict[str, str]]) -> Iterator[Servers]:
+def servers(
+    folder: Path, environments: dict[str, dict[str, str]], stock: Engine, overlaid: Engine
+) -> Iterator[Servers]:
     """Return a way's server, which is started when it is first asked for."""
     model.write(folder / "served model", num_attention_heads=2, num_key_value_heads=1)
     started: dict[str, Probed] = {}
 
     def server(way: str) -> Probed:
         if way not in started:
-            started[way] = Probed(folder, way, environments[way])
+            engine = overlaid if way == "overlaid" else stock
+            started[way] = Probed(folder, way, engine, environments[way])
             started[way].wait()
             started[way].generate([11, 13, 17], max_tokens=3, presence_penalty=1.0)
         return started[way]

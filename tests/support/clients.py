@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import json
-import os
 import random
 import socket
 import threading
@@ -19,8 +18,8 @@ from typing import Any
 from bench import thinking
 from demo import model
 
-from support import sites
 from support.checkpoint import VOCABULARY, generate
+from support.engine import Engine
 from support.server import Server
 
 REPLIES = 200
@@ -59,7 +58,8 @@ HONEST: list[dict[str, Any]] = [
 @contextlib.contextmanager
 def serving(
     folder: Path,
-    searched: Sequence[Path],
+    engine: Engine,
+    plugins: Sequence[Path],
     variables: Mapping[str, str],
     arguments: Sequence[str],
 ) -> Iterator[Server]:
@@ -67,7 +67,8 @@ def serving(
 
     Args:
         folder: for its files.
-        searched: where it finds vLLM, and plugins.
+        engine: starts its process.
+        plugins: directories that announce plugins.
         variables: to set for it.
         arguments: further ones of its command.
     """
@@ -80,33 +81,25 @@ def serving(
     }
     command = ["--no-enable-prefix-caching", "--reasoning-config", json.dumps(markers)]
     command += ["--max-logprobs", str(2 * VOCABULARY)]
-    with started(folder, searched, variables, [*command, *arguments]) as server:
+    with started(folder, engine, plugins, variables, [*command, *arguments]) as server:
         yield server
 
 
 @contextlib.contextmanager
 def started(
     folder: Path,
-    searched: Sequence[Path],
+    engine: Engine,
+    plugins: Sequence[Path],
     variables: Mapping[str, str],
     arguments: Sequence[str],
 ) -> Iterator[Server]:
     """Start a server as :func:`serving` does, with these arguments alone."""
     words = model.write_tokenizer(folder / "words", VOCABULARY)
-    inherited = filter(None, [os.environ.get("PYTHONPATH")])
-    paths = [*searched, sites.REPO / "tests", sites.REPO / "scripts", *inherited]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, paths)),
-        "VLLM_LOGGING_LEVEL": "INFO",
-        "VLLM_NO_USAGE_STATS": "1",
-        **variables,
-    }
     command = ["--tokenizer", str(words)]
     command += ["--max-num-seqs", "8", "--max-num-batched-tokens", "48"]
     command += ["--block-size", "32", "--num-gpu-blocks-override", "24", *arguments]
     served = generate(folder / "served")
-    server = Server(folder / "server.log", served, environment, command)
+    server = Server(engine, folder / "server.log", served, command, plugins, variables)
     try:
         server.wait()
         yield server

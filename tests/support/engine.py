@@ -76,13 +76,13 @@ class Engine:
         run = Run(self.folder / f"run-{next(self._numbers)}")
         files = [str(self.folder / "model"), str(run.out)]
         searched = [*map(str, paths)]
-        log, code = str(run.log), str(run.code)
+        log, code = str(run.log), str(run.out.with_suffix(".code"))
         job = Job(str(program), [*files, *arguments], searched, dict(environment), log, code)
         run.process = self.launch(job)
         return run
 
-    def launch(self, job: Job) -> "subprocess.Popen[bytes]":
-        """Start a job's process."""
+    def launch(self, job: Job) -> "subprocess.Popen[bytes] | Forked":
+        """Start a job's process, which leads a process group."""
         searched = [self.site, *_PROGRAMS, *map(Path, job.paths)]
         with Path(job.log).open("wb") as sink:
             return subprocess.Popen(
@@ -92,6 +92,40 @@ class Engine:
                 env={**_environment(searched), **job.environment},
                 start_new_session=True,
             )
+
+
+class Forked:
+    """A process that a launcher has forked, as far as :class:`subprocess.Popen` is needed.
+
+    Args:
+        launcher: the process that forks it.
+        code: the file where its exit code is written.
+    """
+
+    def __init__(self, launcher: "subprocess.Popen[bytes]", code: Path) -> None:
+        self._launcher, self._code = launcher, code
+
+    @property
+    def pid(self) -> int:
+        """Process id, once it has begun."""
+        return int(Path(f"{self._code}.pid").read_text())
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while it runs."""
+        return int(self._code.read_text()) if self._code.exists() else self._launcher.poll()
+
+    def wait(self, timeout: float = PATIENCE) -> int:
+        """Wait for the end, and return the exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not ended in time.
+        """
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(str(self._code), timeout)
+            time.sleep(0.05)
+        return code
 
 
 class PreloadedEngine(Engine):
@@ -105,14 +139,14 @@ class PreloadedEngine(Engine):
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def launch(self, job: Job) -> "subprocess.Popen[bytes]":
-        """Let the launcher fork a job's process, and return the launcher."""
+    def launch(self, job: Job) -> "Forked":
+        """Let the launcher fork a job's process."""
         with self._lock:
             self._process = self._process or self._preload()
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(job._asdict()).encode() + b"\n")
             self._process.stdin.flush()
-            return self._process
+            return Forked(self._process, Path(job.exit_code))
 
     def _preload(self) -> "subprocess.Popen[bytes]":
         workers = announce(self.folder / "forked", forked.fork)
@@ -154,16 +188,14 @@ class Run:
     Attributes:
         out: the JSON file that it writes.
         log: what it prints.
-        process: its process, or the launcher that forks it.
-        code: where the launcher writes its exit code.
+        process: its process.
     """
 
-    process: "subprocess.Popen[Any]"
+    process: "subprocess.Popen[bytes] | Forked"
 
     def __init__(self, path: Path) -> None:
         self.out = path.with_suffix(".json")
         self.log = path.with_suffix(".log")
-        self.code = path.with_suffix(".code")
 
     def text(self) -> str:
         """Return the log so far."""
@@ -171,7 +203,7 @@ class Run:
 
     def poll(self) -> int | None:
         """Return the exit code; None while it runs."""
-        return int(self.code.read_text()) if self.code.exists() else self.process.poll()
+        return self.process.poll()
 
     def wait_for(self, text: str) -> None:
         """Wait until the log holds ``text``."""

@@ -23,7 +23,8 @@ class Job(NamedTuple):
         paths: directories that its Python searches after those of the launcher.
         environment: variables to set.
         log: the file that gets its output.
-        exit_code: the file that is written at its end, and holds its exit code.
+        exit_code: the file that is written at its end, and holds its exit code; a file of the
+            same name and ``.pid`` is written at its beginning.
     """
 
     program: str
@@ -54,17 +55,23 @@ def main() -> None:
             program = os.fork()
             if not program:
                 return _become(job)
-            code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
-            partial = Path(f"{job.exit_code}.part")
-            partial.write_text(str(code))
-            partial.rename(job.exit_code)
+            _write(f"{job.exit_code}.pid", program)
+            _write(job.exit_code, os.waitstatus_to_exitcode(os.waitpid(program, 0)[1]))
             os._exit(0)
         else:
             os._exit(0)
 
 
+def _write(file: str, number: int) -> None:
+    """Write a file that appears as a whole."""
+    partial = Path(f"{file}.part")
+    partial.write_text(str(number))
+    partial.rename(file)
+
+
 def _become(job: Job) -> None:
     """Run the program as if this process had been started with it."""
+    os.setpgid(0, 0)  # to be ended with all that it starts
     sink = os.open(job.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     for descriptor, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, sink), (2, sink)):
         os.dup2(source, descriptor)

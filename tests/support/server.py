@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -14,8 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from support.engine import PATIENCE
+from support.engine import PATIENCE, Engine
+from support.launcher import Job
+from support.sites import REPO
 
+PROGRAM = REPO / "tests" / "engine" / "serve.py"
 #: Without the proxy that the environment may name: the server is on this machine.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -24,31 +26,37 @@ class Server:
     """A server, and the process that it runs in.
 
     Args:
+        engine: starts its process.
         log: the file that it prints into.
         model: the directory of its model.
-        environment: all its variables.
         arguments: further ones of the command.
+        paths: directories that its Python searches, such as those of plugins.
+        environment: variables to set.
     """
 
     def __init__(
-        self, log: Path, model: Path, environment: Mapping[str, str], arguments: Sequence[str] = ()
+        self,
+        engine: Engine,
+        log: Path,
+        model: Path,
+        arguments: Sequence[str],
+        paths: Sequence[Path],
+        environment: Mapping[str, str],
     ) -> None:
         self.log = log
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-        command += ["--model", str(model), "--max-model-len", "256"]
-        command += ["--host", "127.0.0.1", "--port", str(self.port), *arguments]
-        with log.open("wb") as sink:
-            self.process = subprocess.Popen(
-                command,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                env=dict(environment),
-                start_new_session=True,
-                cwd=log.parent,
-            )
+        words = ["--model", str(model), "--max-model-len", "256"]
+        words += ["--host", "127.0.0.1", "--port", str(self.port), *arguments]
+        variables = {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            **environment,
+        }
+        searched, code = [*map(str, paths)], str(log.with_suffix(".code"))
+        job = Job(str(PROGRAM), words, searched, variables, str(log), code)
+        self.process = engine.launch(job)
 
     def ask(self, path: str, body: Any = None, patience: float = PATIENCE) -> str:
         """Return the answer to a request, which may take ``patience`` seconds.
