@@ -169,14 +169,13 @@ def main(argv: Sequence[str]) -> int:
     gpu = Path("/dev/nvidiactl").exists()
     usual = [kind for kind in KINDS if kind != "sync 128k"] if gpu else ["sync 1k"]
     there = [name for name, kind in KINDS.items() if gpu or not kind.asynchronous]
-    options = command_line.parser(__doc__ or "", rounds=5)
+    options = command_line.parser(__doc__ or "", rounds=5, limit=480.0 if gpu else None)
     kinds = [*there, *SCHEDULERS]
     options.add_argument("--kinds", nargs="+", choices=kinds, default=[*usual, *SCHEDULERS])
     options.add_argument("--batches", nargs="+", type=int, default=None, help="requests at a time")
     options.add_argument("--size", choices=list(SIZES), default="0.5B" if gpu else "tiny")
     text = "of each batch (%(default)s); schedulers take ten times as many"
     options.add_argument("--steps", type=int, default=200, help=text)
-    command_line.add_limit(options, 480.0 if gpu else None)
     args = command_line.parse(options, argv)
     args.gpu = gpu
     args.batches = args.batches or ([128, 1, 8, 256, 32] if gpu else [64, 1, 8])

@@ -33,6 +33,7 @@ ENVIRONMENT: Mapping[str, str] = {
     # With the eager backend vLLM stores no AOT-compiled model, and computes the hash of its
     # configuration again for each step with piecewise graphs: 1 to 4 ms.
     "VLLM_USE_AOT_COMPILE": "0",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
@@ -80,15 +81,9 @@ class TrafficRun(LoopRun):
         super().__init__(args, installations)
 
     def settings(self) -> Mapping[str, Any]:
-        """Return the times of a slice, and the place of the engine core."""
+        """Return the times of a slice."""
         seconds = self.args.seconds
-        kind = "stepped" if self.args.steps else "served"
-        return {"kind": kind, "seconds": seconds, "ramp": min(seconds / 4, 2.0)}
-
-    def variables(self, side: str) -> Mapping[str, str]:
-        """Return the variables of a side's processes."""
-        multiprocessing = {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(not self.args.steps))}
-        return {**super().variables(side), **multiprocessing}
+        return {"kind": "served", "seconds": seconds, "ramp": min(seconds / 4, 2.0)}
 
 
 def starts(args: argparse.Namespace, settings: Mapping[str, Any]) -> Iterator[Start]:
@@ -134,8 +129,6 @@ def main(argv: Sequence[str]) -> int:
     add_rows(options, devices)
     text = "seconds of each slice (%(default)s), without its warm-up"
     options.add_argument("--seconds", type=float, default=8.0, help=text)
-    text = "time the host's work by kind of step instead, with the engine in the process"
-    options.add_argument("--steps", action="store_true", help=text)
     args = command_line.parse(options, argv)
     args.gpus = devices
     return run(args, lambda installations: TrafficRun(args, installations))

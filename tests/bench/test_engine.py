@@ -23,7 +23,7 @@ SIDES = ("overlaid", "stock")
 
 @pytest.mark.slow
 def test_each_planted_fault_is_named_where_it_was_planted(tmp_path: Path) -> None:
-    rows, output = ("plain", "presence", "logprobs", "mixed"), 16
+    rows, output = ("plain", "presence", "logprobs", "mixed", "thinking"), 16
     done = bench(
         *("engine", tmp_path / "out", "--shapes", "tiny-4", "--rows", *rows, "--rounds", "1"),
         *("--output", str(output), "--pairs", "/".join(SIDES)),
@@ -40,7 +40,7 @@ def test_each_planted_fault_is_named_where_it_was_planted(tmp_path: Path) -> Non
     assert run["problems"] == list(manifest.differences(run)) == []
     groups = {case: of for (_, case, _), of in grouped(run["slices"]).items()}
     assert list(groups) == [f"{row}, 4" for row in rows]
-    for name in ("plain, 4", "mixed, 4"):
+    for name in ("plain, 4", "mixed, 4", "thinking, 4"):
         assert [one["problems"] for one in groups[name]] == [[], []], name
         for one in groups[name]:
             assert one["digests"]["overlaid"] == one["digests"]["stock"]

@@ -34,7 +34,7 @@ RUNNER = "vllm.v1.worker.gpu_model_runner"
 @pytest.mark.slow
 def test_a_planted_cost_is_found_in_its_parts_and_on_its_side_alone(tmp_path: Path) -> None:
     done = bench(
-        *("host", tmp_path / "out", "--rounds", "1", "--kinds", "sync 1k", "ngram 1k"),
+        *("host", tmp_path / "out", "--rounds", "1", "--kinds", "ngram 1k"),
         *("--batches", "4", "--steps", "10"),
         paths=[announce(tmp_path / "plugins", slow), REPO / "tests"],
         environment=forked.ENVIRONMENT,
@@ -44,7 +44,7 @@ def test_a_planted_cost_is_found_in_its_parts_and_on_its_side_alone(tmp_path: Pa
     assert run["complete"]
     assert run["problems"] == list(manifest.differences(run)) == []
     groups = grouped(run["slices"])
-    assert len(groups) == 2 * 2 * 2  # kinds, cases and pairs
+    assert len(groups) == 2 * 2  # cases and pairs
     for (_, _, sides), of in groups.items():
         assert [one["order"] for one in of] == [0, 1]
         for one in of:
@@ -79,6 +79,28 @@ def test_both_schedulers_make_the_same_decisions_in_every_kind_of_step(tmp_path:
                     figures[f"{function} p99, same, us"] >= figures[f"{function} p50, same, us"] > 0
                 )
                 assert figures[f"{function} p50, mixed, us"] > 0
+
+
+def step(requests: str, new: str = "", prompt: str = "") -> Any:
+    tokens = {name: 7 if name == prompt else 1 for name in requests}
+    return SimpleNamespace(num_scheduled_tokens=tokens, scheduled_new_reqs=[*new])
+
+
+def test_kinds_of_step() -> None:
+    steps = scheduler.Steps()
+    taken = [
+        (step("ab", new="ab"), scheduler.MIXED),
+        (step("ab"), scheduler.SAME),
+        (step("b"), scheduler.CHANGED),
+        (step("b"), scheduler.SAME),
+        (step("bc", new="c"), scheduler.MIXED),
+        (step("bc", prompt="c"), scheduler.MIXED),
+        (step("cb"), scheduler.SAME),
+        (step("cd"), scheduler.CHANGED),
+        (step(""), None),
+        (step("bc"), scheduler.CHANGED),
+    ]
+    assert [steps.kind(output) for output, _ in taken] == [kind for _, kind in taken]
 
 
 def test_a_scheduler_that_decides_otherwise_has_a_problem() -> None:

@@ -95,7 +95,7 @@ def test_a_limit_is_a_time(value: str, capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit) as ended:
         engine.main(["--site", str(sites.UPSTREAM), f"--limit={value}"])
     assert ended.value.code == 2
-    assert f"{value!r} is not a time; give seconds" in capsys.readouterr().err
+    assert f"{value!r} is not a number above 0" in capsys.readouterr().err
 
 
 def test_a_job_that_fails_costs_its_own_slices_alone(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_job_that_fails_costs_its_own_slices_alone(tmp_path: Path) -> None:
 def test_a_slice_is_printed_by_its_first_figure_with_a_ratio(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = slice_of(1, 0, 2.0, 1.0, figure="steps, same")
+    one = slice_of(1, 0, 2.0, 1.0, figure="warm-up s")
     for side, value in (("overlaid", 3.0), ("stock", 4.0)):
         one["figures"][side]["schedule p50, same"] = value
     Faked(tmp_path).keep(one)
@@ -245,8 +245,8 @@ def test_arguments_that_cannot_work_are_refused_at_once(
         (traffic, [*here, "--out", str(file)], f"--out {file}: "),
         (traffic, [*here, "--out", str(file / "below")], "name a directory to write to"),
         (traffic, [*here, "--site", "/nowhere"], "/nowhere: does not exist"),
-        (traffic, [*here, "--rounds=0"], "'0' is not a number of rounds; give 1 or more"),
-        (traffic, [*here, "--rounds=two"], "'two' is not a number of rounds"),
+        (traffic, [*here, "--rounds=0"], "'0' is not a number above 0"),
+        (traffic, [*here, "--rounds=two"], "'two' is not a number above 0"),
         (traffic, [*here, "--pairs", "stock/stock"], "'stock/stock' is not a pair"),
         (serving, [*here, "--model", str(tmp_path)], "has no config.json; name a model's"),
         (serving, [*here, "--client=--a 'b"], "--client: No closing quotation"),

@@ -1,14 +1,12 @@
-"""The benchmark of closed-loop traffic: its requests, kinds of step, pairs, and two real runs."""
+"""The benchmark of closed-loop traffic: its requests, pairs, and a real run."""
 
 import argparse
 import itertools
 import json
 import os
 import statistics
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +14,6 @@ from bench import thinking, traffic
 from bench.harness import manifest
 from bench.loops import child
 from bench.loops.rows import ENGINES, ROWS, SHAPES, Request, Source
-from bench.loops.stepped import CHANGED, MIXED, SAME, Stepped, Steps
-from bench.parts import Clock
 from bench.results.run_file import load
 from bench.results.slices import COMPILED, compare, grouped
 from support import forked
@@ -31,34 +27,21 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 SIDES = ("overlaid", "overlaid=-fixes")
 
 
-@pytest.fixture
-def measure(tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """A run of the smallest engine, in which steps are slower where the fixes are on."""
-
-    def run(*arguments: str) -> dict[str, Any]:
-        paths = [announce(tmp_path / "plugins", slow, forked.fork), REPO / "tests"]
-        sizes = ("--shapes", "tiny-4", "--rounds", "1", "--pairs", "/".join(SIDES))
-        done = bench(
-            *("traffic", tmp_path / "out", *sizes, *arguments),
-            paths=paths,
-            environment=forked.ENVIRONMENT,
-        )
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-        result = load(tmp_path / "out" / "run.json")
-        assert result["complete"]
-        assert (
-            result["problems"] == [text for s in result["slices"] for text in s["problems"]] == []
-        )
-        assert list(manifest.differences(result)) == []
-        return result
-
-    return run
-
-
 @pytest.mark.slow
-def test_sides_that_run_at_the_same_time_exchange_places(measure: Any) -> None:
+def test_sides_that_run_at_the_same_time_exchange_places(tmp_path: Path) -> None:
+    """Steps are slower where the fixes are on."""
     rows = ("plain", "grammars")
-    run = measure("--rows", *rows, "--places", "2", "--seconds", "1")
+    done = bench(
+        *("traffic", tmp_path / "out", "--shapes", "tiny-4", "--rows", *rows, "--rounds", "1"),
+        *("--pairs", "/".join(SIDES), "--places", "2", "--seconds", "1"),
+        paths=[announce(tmp_path / "plugins", slow, forked.fork), REPO / "tests"],
+        environment=forked.ENVIRONMENT,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    run = load(tmp_path / "out" / "run.json")
+    assert run["complete"]
+    assert run["problems"] == [text for s in run["slices"] for text in s["problems"]] == []
+    assert list(manifest.differences(run)) == []
     cases = [f"{row}, 4" for row in rows]
     slices = run["slices"]
     assert [(one["order"], one["case"]) for one in slices] == [*itertools.product((0, 1), cases)]
@@ -84,23 +67,6 @@ def test_sides_that_run_at_the_same_time_exchange_places(measure: Any) -> None:
     assert compared.ratio is not None
     assert compared.ratio < 1
     assert (compared.mark, compared.low, compared.pairs) == ("?", None, 1)
-
-
-@pytest.mark.slow
-def test_a_planted_cost_is_found_in_its_part_of_every_kind_of_step(measure: Any) -> None:
-    run = measure("--rows", "thinking", "--steps", "--seconds", "2")
-    slices = [(one["engine"], one["order"]) for one in run["slices"]]
-    assert slices == [("tiny none thinking", 0), ("tiny none thinking", 1)]
-    for one in run["slices"]:
-        slower, faster = (one["figures"][side] for side in SIDES)
-        for kind in (SAME, MIXED):
-            assert slower[f"steps, {kind}"] > 0
-            assert slower[f"sample_tokens p50, {kind}"] > SLOWER * 1e3
-            assert faster[f"sample_tokens p50, {kind}"] < SLOWER * 1e3
-            for part in ("execute_model", "schedule", "update_from_output"):
-                assert 0 < slower[f"{part} p50, {kind}"] < SLOWER * 1e3
-            for part in ("_update_states", "_prepare_inputs"):
-                assert 0 < slower[f"{part} p50, {kind}"] < slower[f"execute_model p50, {kind}"]
 
 
 def requests(row: str, count: int = 3, seed: int = 1, shape: str = "tiny-4") -> list[list[Request]]:
@@ -161,70 +127,6 @@ def test_bad_words_reach_the_engine_core() -> None:
     sent = MsgpackDecoder(SamplingParams).decode(MsgpackEncoder().encode(sampling))
     assert sent._bad_words_token_ids == sampling._bad_words_token_ids
     assert [len(word) for word in sent._bad_words_token_ids] == [3, 2, 1, 2, 1]
-
-
-def step(requests: str, new: str = "", prompt: str = "") -> Any:
-    tokens = {name: 7 if name == prompt else 1 for name in requests}
-    return SimpleNamespace(num_scheduled_tokens=tokens, scheduled_new_reqs=[*new])
-
-
-def test_kinds_of_step() -> None:
-    steps = Steps()
-    taken = [
-        (step("ab", new="ab"), MIXED),
-        (step("ab"), SAME),
-        (step("b"), CHANGED),
-        (step("b"), SAME),
-        (step("bc", new="c"), MIXED),
-        (step("bc", prompt="c"), MIXED),
-        (step("cb"), SAME),
-        (step("cd"), CHANGED),
-        (step(""), None),
-        (step("bc"), CHANGED),
-    ]
-    assert [steps.kind(output) for output, _ in taken] == [kind for _, kind in taken]
-
-
-def test_parts_count_for_their_own_step_though_another_was_scheduled_since(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As under asynchronous scheduling: an output is processed after the next step began."""
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
-    outputs = iter([step("ab", new="ab"), step("ab"), step("b"), step("")])
-    names = ("_update_states", "_prepare_inputs", "_build_attention_metadata", "_model_forward")
-    runner: Any = SimpleNamespace(**{name: lambda: None for name in names})
-    runner.model = SimpleNamespace(compute_logits=lambda: None)
-    runner.execute_model = lambda _: runner._prepare_inputs()
-    runner.sample_tokens = lambda: None
-    scheduler: Any = SimpleNamespace(
-        schedule=lambda: next(outputs), update_from_output=lambda *_: None
-    )
-    worker = SimpleNamespace(worker=SimpleNamespace(model_runner=runner))
-    stepped: Any = Stepped.__new__(Stepped)
-    stepped._core = SimpleNamespace(
-        scheduler=scheduler, model_executor=SimpleNamespace(driver_worker=worker)
-    )
-    stepped._clock, stepped._steps = Clock(), Steps()
-    stepped._times = defaultdict(lambda: defaultdict(list))
-    stepped._watch()
-    first, second, third = (scheduler.schedule() for _ in range(3))
-    runner.execute_model(first)
-    runner.execute_model(second)
-    runner.sample_tokens()
-    scheduler.update_from_output(first, None)
-    runner.execute_model(third)
-    scheduler.update_from_output(third, None)
-    scheduler.update_from_output(scheduler.schedule(), None)
-    counts = {
-        kind: {part: len(times) for part, times in of.items()}
-        for kind, of in stepped._times.items()
-    }
-    executed = {"schedule": 1, "execute_model": 1, "_prepare_inputs": 1}
-    assert counts == {
-        MIXED: {**executed, "update_from_output": 1},
-        SAME: {**executed, "sample_tokens": 1},
-        CHANGED: {**executed, "update_from_output": 1},
-    }
 
 
 def test_model_runner_v2_is_given_what_it_supports() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -24,12 +25,13 @@ LEFT_OUT = {
 }
 
 
-def parser(description: str, rounds: int) -> argparse.ArgumentParser:
+def parser(description: str, rounds: int, limit: float | None = None) -> argparse.ArgumentParser:
     """Return a parser with the options that the benchmarks share.
 
     Args:
         description: of the program, in its first line.
         rounds: their number by default.
+        limit: seconds of a run by default.
     """
     options = argparse.ArgumentParser(description=description.partition("\n")[0])
     options.add_argument("--venv", help="the installation: a virtual environment's directory,")
@@ -37,14 +39,10 @@ def parser(description: str, rounds: int) -> argparse.ArgumentParser:
     options.add_argument("--python", help="interpreter of the measured processes, if another")
     options.add_argument("--out", type=Path, help="directory for the results (build/bench/TIME)")
     text = "exchanged pairs (%(default)s); fewer than five make no claim"
-    options.add_argument("--rounds", type=_rounds, default=rounds, help=text)
-    return options
-
-
-def add_limit(options: argparse.ArgumentParser, usual: float | None = None) -> None:
-    """Add ``--limit``."""
+    options.add_argument("--rounds", type=_above_0(int), default=rounds, help=text)
     text = "seconds: begin no round that would end later, judged by the rounds so far"
-    options.add_argument("--limit", type=_seconds, default=usual, help=text)
+    options.add_argument("--limit", type=_above_0(float), default=limit, help=text)
+    return options
 
 
 def parse(options: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
@@ -89,17 +87,11 @@ def end_on_signals() -> None:
             signal.signal(number, lambda number, _: sys.exit(128 + number))
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time; give seconds, more than 0")
-    return seconds
+def _above_0(kind: Callable[[str], float]) -> Callable[[str], float]:
+    def number(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if 0 < kind(text) < float("inf"):
+                return kind(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
 
-
-def _rounds(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rounds; give 1 or more")
-    return int(text)
+    return number

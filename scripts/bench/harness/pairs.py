@@ -307,7 +307,6 @@ def parser(description: str, pairs: Sequence[str], rounds: int = 5) -> argparse.
     text = "1: the sides take turns; 2: at the same time, on halves of the cores (%(default)s)"
     places = min(2, max(1, len(devices)))
     options.add_argument("--places", type=int, choices=(1, 2), default=places, help=text)
-    command_line.add_limit(options)
     return options
 
 

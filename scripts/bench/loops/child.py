@@ -42,8 +42,7 @@ class Spec(NamedTuple):
 
     Attributes:
         slices: shape and row, and the seed, of each slice, in order.
-        kind: "served" for AsyncLLM under traffic; "stepped" for traffic in the child's process,
-            with its steps timed; "steady" for steady batches.
+        kind: "served" for AsyncLLM under traffic; "steady" for steady batches.
         graphs: a name of :data:`GRAPHS`.
         thinking: whether the engine knows the markers of :mod:`bench.thinking`.
         cores: the CPUs that the child may use.
@@ -105,7 +104,6 @@ def start(spec: Spec, home: Path) -> tuple[Any, int]:
 
     from bench.loops.served import Served
     from bench.loops.steady import Steady
-    from bench.loops.stepped import Stepped
 
     (shape, _), _ = spec.slices[0]
     engine, vocabulary = ENGINES[SHAPES[shape].engine], ENGINES[SHAPES[shape].engine].vocabulary
@@ -138,8 +136,7 @@ def start(spec: Spec, home: Path) -> tuple[Any, int]:
     if current_platform.is_cpu() and spec.gpus == 1:
         # For its name vLLM starts another process.
         arguments["distributed_executor_backend"] = UniProcExecutor
-    kinds = {"served": Served, "stepped": Stepped, "steady": Steady}
-    return kinds[spec.kind](arguments), vocabulary
+    return {"served": Served, "steady": Steady}[spec.kind](arguments), vocabulary
 
 
 def compiled() -> list[str]:

@@ -23,18 +23,36 @@ from typing import Any, NamedTuple
 
 from demo import model
 
-from bench.loops.stepped import KINDS, Steps
 from bench.runners.child import quantiles
 
 #: Side to its value of VLLM_READINESS; "again" differs from "stock" by noise alone.
 SIDES = {"stock": "-schedule,-update-outputs", "overlaid": "on"}
 SIDES["again"] = SIDES["stock"]
+#: Kinds of step: with the requests of the step before; of other requests; with a prompt in it.
+SAME, CHANGED, MIXED = KINDS = ("same", "changed", "mixed")
 #: Tokens of a block, max_model_len, and steps before the measured ones.
 _BLOCK, _LENGTH, _WARMUP = 16, 2048, 300
 #: Steps of a side before the next one takes as many.
 _TURN = 50
 #: Least number of steps of a kind.
 _FEWEST = 20
+
+
+class Steps:
+    """Tells kinds of step apart, in the order in which the steps are scheduled."""
+
+    def __init__(self) -> None:
+        self._before: frozenset[str] = frozenset()
+
+    def kind(self, output: Any) -> str | None:
+        """Return the kind of a SchedulerOutput's step; None if it has no tokens."""
+        requests = frozenset(output.num_scheduled_tokens)
+        before, self._before = self._before, requests
+        if not requests:
+            return None
+        if output.scheduled_new_reqs or max(output.num_scheduled_tokens.values()) > 1:
+            return MIXED
+        return SAME if requests == before else CHANGED
 
 
 class Load(NamedTuple):
