@@ -66,7 +66,8 @@ def logs(out: Path) -> str:
 def measured(out: Path, *arguments: str) -> dict[str, Any]:
     """A whole run, whose only problems are those of a busy machine."""
     paths = [announce(out.parent / "plugins", forked.fork), REPO / "tests"]
-    done = bench(*("serving", out, *TINY, *arguments), paths=paths, environment=forked.ENVIRONMENT)
+    words = (*TINY, *arguments)
+    done = bench("serving", out, *words, paths=paths, environment=forked.ENVIRONMENT)
     assert done.returncode in (0, 1), done.stderr
     run = load(out / "run.json")
     assert run["complete"]
