@@ -1,9 +1,9 @@
 """Serve requests with LoRA adapters that are reloaded, removed, pinned and moved meanwhile.
 
-    python adapted.py MODEL_DIR OUT.json PART
+    python adapted.py MODEL_DIR OUT.json
 
-OUT.json has for each scenario of a part the token ids that requests got, by name; or the error that
-ended the engine. "alone" holds the replies of each adapter in an engine without a prefix cache.
+OUT.json has by part and scenario the token ids that requests got, by name; or the error that ended
+the engine. "alone" holds the replies of each adapter in an engine without a prefix cache.
 """
 
 import json
@@ -155,12 +155,12 @@ def slots(model: Path) -> dict[str, Any]:
     return report
 
 
-def main(model: Path, out: Path, part: str) -> None:
-    """Serve a part."""
+def main(model: Path, out: Path) -> None:
+    """Serve both parts."""
     generate(model)
-    serve_part = {"blocks": blocks, "slots": slots}[part]
-    out.write_text(json.dumps({"alone": alone(model), part: serve_part(model)}))
+    report = {"alone": alone(model), "blocks": blocks(model), "slots": slots(model)}
+    out.write_text(json.dumps(report))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
