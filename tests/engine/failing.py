@@ -116,9 +116,9 @@ def _values(logprobs: Any) -> Iterator[float]:
 
 
 def run(model: Path, asynchronously: bool, arguments: dict[str, Any]) -> Any:
-    """Run the requests with the connector and without."""
+    """Run the requests with the connector and, unless that ends the engine, without."""
     report: dict[str, Any] = {"error": None}
-    for side, config in (("without", None), ("with", shelf.transfer_config())):
+    for side, config in (("with", shelf.transfer_config()), ("without", None)):
         engine = build_engine(
             generate(model),
             dtype="float32",
@@ -140,8 +140,11 @@ def run(model: Path, asynchronously: bool, arguments: dict[str, Any]) -> Any:
             report[side], _ = run_requests(engine, requests())
         except Exception as error:
             report["error"] = f"{type(error).__name__}: {error}"
-        report["counts"], report["stats"] = dict(shelf.COUNTS), stats.to_json()
+        if side == "with":
+            report["counts"], report["stats"] = dict(shelf.COUNTS), stats.to_json()
         engine.engine_core.shutdown()
+        if report["error"]:
+            break
     return report
 
 
