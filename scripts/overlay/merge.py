@@ -56,21 +56,30 @@ def _file(
     series: Series, kept: Collection[str], path: str, data: bytes
 ) -> Iterable[tuple[str, FilePatch]]:
     """Yield each kept patch's name and its change to one file."""
-    lines = [Line(text) for text in split_lines(data)]
-    names: list[str] = []
-    for patch in series.patches:
-        for file in patch.files:
-            if file.path == path:
-                data = file.apply(data, patch.name)  # raises if a line does not match
-                lines = _apply(lines, file, patch.name, kept)
-                names += [patch.name] if patch.name in kept else []
-    changed = [(at, line) for at, line in enumerate(lines) if line.added_by or line.removed_by]
+    changed = _changed(series, kept, path, data)
     before: set[str] = set()
-    for name in names:
+    for name in [name for name, _ in series.changes(path) if name in kept]:
         hunks = _hunks(changed, before, before | {name})
         before.add(name)
         if hunks:
             yield name, FilePatch(path, hunks)
+
+
+def composed(series: Series, path: str, data: bytes) -> tuple[Hunk, ...]:
+    """Combine all changes of a file to hunks against upstream's bytes ``data``."""
+    names = {name for name, _ in series.changes(path)}
+    return _hunks(_changed(series, names, path, data), (), names)
+
+
+def _changed(
+    series: Series, kept: Collection[str], path: str, data: bytes
+) -> list[tuple[int, Line]]:
+    """Return the lines of a file that patches add or remove, with their indices."""
+    lines = [Line(text) for text in split_lines(data)]
+    for name, file in series.changes(path):
+        data = file.apply(data, name)  # raises if a line does not match
+        lines = _apply(lines, file, name, kept)
+    return [(at, line) for at, line in enumerate(lines) if line.added_by or line.removed_by]
 
 
 def _apply(lines: Sequence[Line], file: FilePatch, name: str, kept: Collection[str]) -> list[Line]:

@@ -21,7 +21,11 @@ SERIES = "series"
 #: At most six digits, below Python's limit for int conversions. The text behind ``@@`` may only be
 #: a bare name, because a line of upstream's code would be a quotation.
 _HUNK = re.compile(
-    rb"@@ -(\d{1,6})(?:,(\d{1,6}))? \+(\d{1,6})(?:,(\d{1,6}))? @@(?: ([A-Za-z_]\w*))?",
+    rb"@@ -(\d{1,6})(?:,(\d{1,6}))? \+(\d{1,6})(?:,(\d{1,6}))? @@(?: ([A-Za-z_]\w*))?\n",
+)
+_FILE = re.compile(rb"--- a/(.+)\n\+\+\+ b/\1\n")
+_EXPECTED = (
+    "expected '--- a/PATH' and '+++ b/PATH', or a hunk's header that quotes nothing behind the @@"
 )
 _NO_NEWLINE = b"\\ No newline at end of file"
 
@@ -128,11 +132,11 @@ def split_lines(data: bytes) -> list[bytes]:
 
 
 def parse(name: str, data: bytes) -> Patch:
-    """Parse one patch file.
+    """Parse one patch file; :func:`dumps` is the inverse.
 
     Raises:
-        OverlayError: ``data`` is not a unified diff without context, or changes a file outside the
-            vllm package.
+        OverlayError: ``data`` is not a unified diff without context, in the form that :func:`dumps`
+            writes, or changes a file outside the vllm package.
     """
     lines = split_lines(data)
     at = next((i for i, line in enumerate(lines) if line.startswith(b"--- ")), len(lines))
@@ -140,70 +144,51 @@ def parse(name: str, data: bytes) -> Patch:
         header = b"".join(lines[:at]).decode()
     except UnicodeDecodeError as error:
         raise damaged(f"the header is not UTF-8: {error}", name) from None
-    files: list[FilePatch] = []
+    changes: dict[str, list[Hunk]] = {}
+    path = ""
     while at < len(lines):
-        path = _file_header(name, lines, at)
-        at += 2
-        hunks: list[Hunk] = []
-        while at < len(lines) and lines[at].startswith(b"@@"):
-            hunk, at = _hunk(name, lines, at)
-            hunks.append(hunk)
-        if not hunks:
-            raise damaged(f"{path} has no hunk", f"{name}, line {at + 1}")
-        files.append(FilePatch(path, tuple(hunks)))
-    if not files:
-        raise damaged("holds no change", name)
-    if len({file.path for file in files}) != len(files):
-        raise damaged("names one file twice", name)
-    return Patch(name, header, tuple(files))
+        where = f"{name}, line {at + 1}"
+        if names := _FILE.fullmatch(b"".join(lines[at : at + 2])):
+            path = names[1].decode(errors="replace")
+            if path in changes or not is_safe(path):
+                reason = "is named twice" if path in changes else "is not inside the vllm package"
+                raise damaged(f"{path!r} {reason}", where)
+            changes[path] = []
+            at += 2
+        elif path and (match := _HUNK.fullmatch(lines[at])):
+            hunk, at = _hunk(match, lines, at + 1)
+            if not (hunk.old or hunk.new) or hunk.old_at < 0 or hunk.new_at < 0:
+                raise damaged("an empty hunk, or one before the file's first line", where)
+            changes[path].append(hunk)
+        else:
+            raise damaged(f"{_EXPECTED}, found {lines[at]!r}", where)
+    if not changes or not all(changes.values()):
+        raise damaged(f"{path} has no hunk" if path else "holds no change", name)
+    patch = Patch(name, header, tuple(FilePatch(p, tuple(each)) for p, each in changes.items()))
+    written = split_lines(dumps(patch))
+    if written != lines:
+        pairs = enumerate(zip(lines, written, strict=False))
+        at = next((i for i, (line, other) in pairs if line != other), len(lines) - 1)
+        raise damaged("not a line of a diff without context", f"{name}, line {at + 1}")
+    return patch
 
 
-def _file_header(name: str, lines: Sequence[bytes], at: int) -> str:
-    where = f"{name}, line {at + 1}"
-    pair = [line.rstrip(b"\n").decode(errors="replace") for line in lines[at : at + 2]]
-    if len(pair) < 2 or not pair[0].startswith("--- a/") or not pair[1].startswith("+++ b/"):
-        raise damaged(f"expected '--- a/PATH' and '+++ b/PATH', found {pair!r}", where)
-    old, new = pair[0][6:], pair[1][6:]
-    if old != new:
-        raise damaged(f"renames {old} to {new}; a patch may only change a file", where)
-    if not is_safe(new):
-        raise damaged(f"{new!r} is not a path inside the vllm package", where)
-    return new
-
-
-def _hunk(name: str, lines: Sequence[bytes], at: int) -> tuple[Hunk, int]:
-    where = f"{name}, line {at + 1}"
-    match = _HUNK.fullmatch(lines[at].rstrip(b"\n"))
-    if not match:
-        raise damaged("not a hunk header, or one that quotes upstream after the @@", where)
-    old_start, old_count, new_start, new_count = (
-        1 if group is None else int(group) for group in match.groups()[:4]
-    )
-    place = (match[5] or b"").decode()
-    at += 1
-    by_sign: dict[bytes, list[bytes]] = {b"-": [], b"+": []}
-    for sign, count in ((b"-", old_count), (b"+", new_count)):
-        while len(by_sign[sign]) < count:
-            if at >= len(lines) or lines[at][:1] != sign:
-                raise damaged(f"the hunk lacks lines with {sign.decode()}: it needs {count}", where)
-            line = lines[at][1:]
+def _hunk(header: re.Match[bytes], lines: Sequence[bytes], at: int) -> tuple[Hunk, int]:
+    """Return the hunk whose first line is ``lines[at]``, and the index of the line behind it."""
+    sides: list[tuple[int, tuple[bytes, ...]]] = []
+    for start, count in (header.group(1, 2), header.group(3, 4)):
+        side = [line[1:] for line in lines[at : at + int(count or b"1")]]
+        at += len(side)
+        if side and at < len(lines) and lines[at].rstrip(b"\n") == _NO_NEWLINE:
+            side[-1] = side[-1].removesuffix(b"\n")
             at += 1
-            if at < len(lines) and lines[at].rstrip(b"\n") == _NO_NEWLINE:
-                line = line[:-1]
-                at += 1
-            elif not line.endswith(b"\n"):
-                raise damaged("the patch ends in the middle of a line", where)
-            by_sign[sign].append(line)
-    # An empty side has the number of the preceding line, any other side that of its first line.
-    old_at = old_start if old_count == 0 else old_start - 1
-    new_at = new_start if new_count == 0 else new_start - 1
-    if (old_count == 0 and new_count == 0) or old_at < 0 or new_at < 0:
-        raise damaged("an empty hunk, or one before the file's first line", where)
-    return Hunk(old_at, tuple(by_sign[b"-"]), new_at, tuple(by_sign[b"+"]), place), at
+        # An empty side has the number of the preceding line, any other side that of its first line.
+        sides.append((int(start) - bool(side), tuple(side)))
+    return Hunk(*sides[0], *sides[1], (header[5] or b"").decode()), at
 
 
 def dumps(patch: Patch) -> bytes:
-    """Format a patch file; :func:`parse` is the inverse."""
+    """Format a patch file."""
     parts = [patch.header.encode()]
     for file in patch.files:
         parts.append(f"--- a/{file.path}\n+++ b/{file.path}\n".encode())
@@ -248,20 +233,20 @@ class Series:
         """Return the files that the patches change."""
         return {path for patch in self.patches for path in patch.paths}
 
+    def changes(self, path: str) -> list[tuple[str, FilePatch]]:
+        """Return the changes of one file, in order, each with its patch's name."""
+        return [(patch.name, f) for patch in self.patches for f in patch.files if f.path == path]
+
     def apply(self, path: str, data: bytes) -> bytes:
         """Apply all patches to upstream's bytes of ``path``; OverlayError if one does not apply."""
-        for patch in self.patches:
-            for file in patch.files:
-                if file.path == path:
-                    data = file.apply(data, patch.name)
+        for name, file in self.changes(path):
+            data = file.apply(data, name)
         return data
 
     def reverse(self, path: str, data: bytes) -> bytes:
         """Reverse all patches on patched bytes of ``path``; OverlayError if one does not apply."""
-        for patch in reversed(self.patches):
-            for file in patch.files:
-                if file.path == path:
-                    data = file.reversed().apply(data, f"reversed {patch.name}")
+        for name, file in reversed(self.changes(path)):
+            data = file.reversed().apply(data, f"reversed {name}")
         return data
 
 
@@ -278,36 +263,3 @@ def _checked(name: str) -> str:
     if "/" in name or name.startswith(".") or not name.isprintable():
         raise damaged(f"{name!r} is not the plain name of a patch", SERIES)
     return name
-
-
-def composed(series: Series, path: str) -> list[Hunk]:
-    """Combine the changes of all patches to one file into hunks against upstream's file.
-
-    Upstream's bytes are not needed: its lines are represented by their numbers.
-    """
-    files = [file for patch in series.patches for file in patch.files if file.path == path]
-    every = [hunk for file in files for hunk in file.hunks]
-    # An upper bound: each removed line lowers the numbers that later patches see.
-    reach = max((hunk.old_at for hunk in every), default=0) + sum(len(h.old) + 1 for h in every)
-    known: dict[int, bytes] = {}
-    lines: list[int | bytes] = list(range(reach))
-    for file in files:
-        for hunk in reversed(file.hunks):
-            end = hunk.old_at + len(hunk.old)
-            for line, text in zip(lines[hunk.old_at : end], hunk.old, strict=True):
-                if isinstance(line, int):
-                    known[line] = text
-            lines[hunk.old_at : end] = hunk.new
-    hunks: list[Hunk] = []
-    new: list[bytes] = []
-    expected = new_at = 0
-    for line in lines:
-        if isinstance(line, bytes):
-            new.append(line)
-            continue
-        if new or line != expected:
-            old = tuple(known[at] for at in range(expected, line))
-            hunks.append(Hunk(expected, old, new_at, tuple(new)))
-            new_at += len(new)
-        new, expected, new_at = [], line + 1, new_at + 1
-    return hunks

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from overlay import merge
 from overlay.errors import Exit, OverlayError, usage
 from overlay.extras import no_python
 from overlay.files import read
-from overlay.patches import SERIES, Series, composed, parse
+from overlay.patches import SERIES, Series, parse
 from overlay.source import Overlay
 
 from series import diffs, git, places, tree
@@ -144,7 +145,7 @@ def _changes(
         if places.is_of(file, text):
             moves = []
         elif path not in before and places.is_of(file, pristine):
-            moves = composed(every, path)
+            moves = merge.composed(every, path, pristine)
         before.setdefault(path, text)
         applied = places.apply(file.hunks, text, pristine, moves)
         left_out += [f"{path}, line {hunk.line}: {why}" for hunk, why in applied.left_out]

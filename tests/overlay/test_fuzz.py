@@ -13,7 +13,8 @@ from overlay import cli
 from overlay import pin as pins
 from overlay.errors import Exit, OverlayError
 from overlay.installation import locate
-from overlay.patches import SERIES, Series, composed, header_fields, parse
+from overlay.merge import composed
+from overlay.patches import SERIES, Series, header_fields, parse
 from overlay.pin import PACKAGE, sha256
 from overlay.source import Overlay
 from series import diffs, places
@@ -84,7 +85,7 @@ def test_patches(data: bytes) -> None:
         patch = parse("p.patch", data)
         header_fields(patch.header)
         for path, text in mini.PRISTINE.items():
-            composed(Series([patch]), path)
+            composed(Series([patch]), path, text)
             Series([patch]).apply(path, text)
             Series([patch]).reverse(path, text)
 
