@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from overlay.errors import MEANING, Exit
+from overlay.errors import Exit
 
 _TARGET = """\
 target (one of):
@@ -14,7 +14,7 @@ target (one of):
   --python EXE    the vLLM that this interpreter imports;
                   with --site, the interpreter that imports from that directory
 """
-_CODES = "exit codes:\n" + "".join(f"  {code.value}  {MEANING[code]}\n" for code in Exit)
+_CODES = "exit codes:\n" + "".join(f"  {code.value}  {code.meaning}\n" for code in Exit)
 
 
 def program(

@@ -42,7 +42,7 @@ def _acting(overlay: Overlay) -> list[tuple[str, str]]:
     """Return which features and fixes act, by model runner and device."""
     if words.MODULE not in overlay.pin.result:
         return []
-    every = sorted(words.vocabulary(overlay).every)
+    every = sorted(words.registry(overlay).ALL)
     lines = []
     for device, other in (("GPU", "cpu"), ("CPU", "gpu")):
         idle = [word for word in every if vars(word)["device"] == other]

@@ -13,30 +13,24 @@ from overlay.output import escaped
 class Exit(enum.IntEnum):
     """Exit codes of all commands, as in docs/operations.md."""
 
-    DONE = 0
-    FAULT = 1
-    USAGE = 2
-    ABSENT = 3
-    RELEASE = 4
-    FOREIGN = 5
-    PARTIAL = 6
-    BUSY = 7
-    DENIED = 8
-    PRISTINE = 9
+    meaning: str
 
+    def __new__(cls, code: int, meaning: str) -> Exit:
+        """Make a member of its code and its meaning."""
+        member = int.__new__(cls, code)
+        member._value_, member.meaning = code, meaning
+        return member
 
-MEANING = {
-    Exit.DONE: "done, or nothing to do",
-    Exit.FAULT: "this copy of the overlay is damaged or stale, or the tool has a bug",
-    Exit.USAGE: "usage: an argument is wrong, or no target was named",
-    Exit.ABSENT: "no vLLM, or one that cannot be overlaid (editable, source checkout, ambiguous)",
-    Exit.RELEASE: "a vLLM of another release",
-    Exit.FOREIGN: "a file is neither upstream's nor this version's",
-    Exit.PARTIAL: "partial: a run was interrupted; apply or revert completes it",
-    Exit.BUSY: "busy: another run holds the lock, or a process serves from the installation",
-    Exit.DENIED: "not permitted, read-only, or no space",
-    Exit.PRISTINE: "verify and exec only: vLLM is installed without the overlay",
-}
+    DONE = 0, "done, or nothing to do"
+    FAULT = 1, "this copy of the overlay is damaged or stale, or the tool has a bug"
+    USAGE = 2, "usage: an argument is wrong, or no target was named"
+    ABSENT = 3, "no vLLM, or one that cannot be overlaid (editable, source checkout, ambiguous)"
+    RELEASE = 4, "a vLLM of another release"
+    FOREIGN = 5, "a file is neither upstream's nor this version's"
+    PARTIAL = 6, "partial: a run was interrupted; apply or revert completes it"
+    BUSY = 7, "busy: another run holds the lock, or a process serves from the installation"
+    DENIED = 8, "not permitted, read-only, or no space"
+    PRISTINE = 9, "verify and exec only: vLLM is installed without the overlay"
 
 
 class OverlayError(Exception):

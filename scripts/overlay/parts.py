@@ -97,7 +97,7 @@ def recognise(installation: Installation, overlay: Overlay) -> Inspection:
         laid = Overlay.installed(installation.site)
         if laid is None or laid.pin.overlay != overlay.pin.overlay:
             return whole
-        without, extra = frozenset(laid.pin.without), extras.installed(laid)
+        without, extra = frozenset(laid.pin.without), laid.extra
         if not (without or extra) or not _sound(overlay, without, extra):
             return whole
         part = derive(overlay, without, extra, upstream_of(whole), laid=True)
@@ -108,7 +108,7 @@ def recognise(installation: Installation, overlay: Overlay) -> Inspection:
 
 def _sound(overlay: Overlay, without: frozenset[str], extra: Iterable[Patch]) -> bool:
     """Return whether ``apply`` accepts these left-out names and extra patches."""
-    if without and words.vocabulary(overlay).closed(without) != without:
+    if without and words.closed(overlay, without) != without:
         return False
     return all(patch.paths.issubset(overlay.pin.upstream) for patch in extra)
 
@@ -132,7 +132,7 @@ def wanted(present: Inspection, choice: Choice) -> tuple[Overlay, tuple[str, ...
     if choice.extra is not None:
         extra = extras.load(Path(choice.extra), base)
     elif choice.keep and without == frozenset(present.overlay.pin.without):
-        extra, laid = extras.installed(present.overlay), True
+        extra, laid = present.overlay.extra, True
     for path in sorted({path for patch in extra for path in patch.paths} & {*choice.leave}):
         raise usage("is left out by --leave, and an extra patch changes it", "choose one", path)
     named = (choice.extra or UNKNOWN) if extra else None
@@ -159,7 +159,7 @@ def _left_out(base: Overlay, choice: Choice) -> frozenset[str]:
                 path,
             )
         without |= names
-    return words.vocabulary(base).closed(without)
+    return words.closed(base, without)
 
 
 def upstream_of(whole: Inspection) -> Upstream:
@@ -233,9 +233,11 @@ def derive(
     except merge.DependentError as error:
         raise _dependent(base, error) from None
     except OverlayError as error:
-        raise extras.misfit(error) from None
+        raise usage(f"{error.subject}: {error.reason}", extras.AGAIN) from None
     for path in () if laid else sorted(theirs):
-        extras.require_python(path, after[path])
+        if reason := extras.no_python(path, after[path]):
+            reason = f"no longer compiles with the extra patches: {reason}"
+            raise usage(reason, extras.AGAIN, path)
     files = {f"{_PATCHES}/{patch.name}": dumps(patch) for patch in series.patches}
     files[f"{_PATCHES}/{SERIES}"] = "".join(f"{p.name}\n" for p in series.patches).encode()
     modules = {path for path in base.pin.added if not path.startswith(f"{_PATCHES}/")}

@@ -260,6 +260,6 @@ def names_in(listing: bytes) -> list[str]:
 
 
 def _checked(name: str) -> str:
-    if "/" in name or name.startswith(".") or not name.isprintable():
+    if "/" in name or " " in name or name.startswith(".") or not is_safe(f"vllm/{name}"):
         raise damaged(f"{name!r} is not the plain name of a patch", SERIES)
     return name

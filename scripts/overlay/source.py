@@ -9,7 +9,7 @@ from pathlib import Path
 from overlay import pin as pins
 from overlay.errors import OverlayError, damaged
 from overlay.files import read
-from overlay.patches import Series
+from overlay.patches import Patch, Series
 from overlay.pin import PACKAGE, Pin, sha256
 
 #: The directory of the pin and the patches in an installation.
@@ -108,16 +108,16 @@ class Overlay:
         return sorted([*self.pin.added, f"{PROVENANCE}/{pins.NAME}"])
 
     @property
-    def extra(self) -> list[str]:
-        """Names of the user's own patches, without :data:`EXTRA`."""
-        names = [patch.name for patch in self.series.patches]
-        return [name.removeprefix(EXTRA) for name in names if name.startswith(EXTRA)]
+    def extra(self) -> list[Patch]:
+        """User's own patches."""
+        return [patch for patch in self.series.patches if patch.name.startswith(EXTRA)]
 
     @property
     def selection(self) -> str:
         """Version suffix naming omissions and extra patches; empty by default."""
         without = [f"without {', '.join(self.pin.without)}"] if self.pin.without else []
-        extra = [f"with the extra patches {', '.join(self.extra)}"] if self.extra else []
+        names = ", ".join(patch.name.removeprefix(EXTRA) for patch in self.extra)
+        extra = [f"with the extra patches {names}"] if names else []
         return "".join(f" {phrase}" for phrase in (*without, *extra))
 
     def digest_of(self, path: str) -> str:

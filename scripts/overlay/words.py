@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from types import SimpleNamespace
 
 from overlay.errors import usage
 from overlay.patches import FilePatch, Patch, header_fields
@@ -19,43 +19,25 @@ _MARK = re.compile(rb"#|from vllm\.v1\.readiness(\.\w+)* import \w+ as readiness
 SERVES, ALL = "Serves", "all"
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """Names of all features and fixes.
-
-    Attributes:
-        groups: ``features`` and ``fixes``, with their members.
-        every: the members of both.
-        without: removes names and their dependents from a selection.
-        with_needs: adds the names that a selection depends on.
-    """
-
-    groups: Mapping[str, frozenset[str]]
-    every: frozenset[str]
-    without: Callable[[Iterable[str], frozenset[str]], frozenset[str]]
-    with_needs: Callable[[Iterable[str]], frozenset[str]]
-
-    def closed(self, names: Iterable[str]) -> frozenset[str]:
-        """Return the names and their dependents."""
-        return self.every - self.without(names, self.every)
-
-
-def vocabulary(overlay: Overlay) -> Vocabulary:
-    """Read the names from the runtime's registry, which imports nothing of vLLM.
+def registry(overlay: Overlay) -> SimpleNamespace:
+    """Run the runtime's registry of features and fixes, which imports nothing of vLLM.
 
     Raises:
         OverlayError: the module is missing, or fails its checksum.
     """
     if MODULE not in overlay.pin.result:
-        raise usage(
-            "this overlay has no features and fixes to choose from",
-            "omit --leave",
-        )
+        raise usage("this overlay has no features and fixes to choose from", "omit --leave")
     names: dict[str, object] = {"__name__": "registry"}
     code = compile(overlay.added_bytes(MODULE), MODULE, "exec", dont_inherit=True)
     exec(code, names)  # noqa: S102 (it is ours, and proven by checksum)
-    parts = (names[name] for name in ("GROUPS", "ALL", "without", "with_needs"))
-    return Vocabulary(*parts)  # type: ignore[arg-type]
+    return SimpleNamespace(**names)
+
+
+def closed(overlay: Overlay, names: Iterable[str]) -> frozenset[str]:
+    """Return features and fixes, and their dependents; OverlayError as for :func:`registry`."""
+    known = registry(overlay)
+    kept: frozenset[str] = known.without(names, known.ALL)
+    return frozenset(known.ALL) - kept
 
 
 def served(patch: Patch) -> frozenset[str] | None:
@@ -106,5 +88,5 @@ def leaving(overlay: Overlay, without: frozenset[str]) -> tuple[str, ...]:
     for path in sorted(within, key=lambda path: (-len(within[path]), path)):
         if not within[path] <= names:
             chosen.append(path)
-            names = vocabulary(overlay).closed(names | within[path])
+            names = closed(overlay, names | within[path])
     return tuple(sorted(chosen)) if names == without else ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from overlay import merge
 from overlay.errors import Exit, OverlayError, usage
 from overlay.extras import no_python
 from overlay.files import read
-from overlay.patches import SERIES, Series, parse
+from overlay.patches import SERIES, Hunk, Series, parse
 from overlay.source import Overlay
 
 from series import diffs, git, places, tree
@@ -141,9 +141,9 @@ def _changes(
             left_out.append(f"{path}: the change of its permissions")
         pristine = upstream.read(path)
         text = after[path] if path in after else every.apply(path, pristine)
-        moves = None
+        moves: Sequence[Hunk] | None = None
         if places.is_of(file, text):
-            moves = []
+            moves = ()
         elif path not in before and places.is_of(file, pristine):
             moves = merge.composed(every, path, pristine)
         before.setdefault(path, text)

@@ -233,6 +233,8 @@ def test_the_disk_changes_at_no_other_call(case: Case, command: str) -> None:
     for number, (call, then) in enumerate(itertools.pairwise(listed), 1):
         assert call.changes or call.disk == then.disk, f"call {number}: {call.name}"
     assert len({call.disk for call in listed}) > 20
+    for file in " ".join(call.name for call in listed).split("open"):
+        assert "write" not in file or "fsync" in file
 
 
 @COMMANDS

@@ -204,8 +204,8 @@ LISTINGS: dict[str, tuple[str | None, str]] = {
     "comments alone": (f"# {SOME}\n\n  # none\n", "series: lists no patch"),
     "no patch": (f"{SOME}\n0002-gone.patch\n", "0002-gone.patch: cannot be read"),
     "twice": (f"{SOME}\n{SOME}\n", "lists a patch twice"),
-    "elsewhere": (f"../{SOME}\n", "has a name that cannot be installed"),
-    "a comma": ("a,b.patch\n", "has a name that cannot be installed"),
+    "elsewhere": (f"../{SOME}\n", "is not the plain name of a patch"),
+    "a comma": ("a,b.patch\n", "is not the plain name of a patch"),
     "too long": (f"{'n' * 236}.patch\n", "has a name that cannot be installed"),
 }
 #: What is replaced in the patch, once.

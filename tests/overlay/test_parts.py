@@ -30,7 +30,6 @@ THEIR_WORDS = {"aborted-parents", "cached-prompt-logprobs", "logprobs", "stop-st
 LEAVE, GRAMMARS = f"--leave={THEIRS}", "--leave=vllm/v1/structured_output/__init__.py"
 FRAME = "vllm/envs.py"
 PROVENANCE = f"{PACKAGE}/provenance"
-KNOWN = words.vocabulary(OVERLAY)
 
 
 def upstream(paths: Iterable[str]) -> dict[str, bytes]:
@@ -38,7 +37,7 @@ def upstream(paths: Iterable[str]) -> dict[str, bytes]:
 
 
 def part(without: Iterable[str]) -> Overlay:
-    return derive(OVERLAY, KNOWN.closed(without), [], upstream)
+    return derive(OVERLAY, words.closed(OVERLAY, without), [], upstream)
 
 
 def files_of(overlay: Overlay) -> dict[str, bytes]:
@@ -57,13 +56,13 @@ def test_any_words_give_an_overlay_that_can_be_taken_off(without: set[str]) -> N
     laid = {patch.name: patch for patch in overlay.series.patches}
     for patch in OVERLAY.series.patches:
         served = words.served(patch)
-        gone = served is not None and served <= KNOWN.closed(without)
+        gone = served is not None and served <= words.closed(OVERLAY, without)
         assert (patch.name in laid) is not gone
     for path in OVERLAY.targets:
         needed = [p.name for p in OVERLAY.series.patches if p.name in laid for f in p.files
                   if f.path == path and not words.is_mark(f)]  # fmt: skip
         assert (path in after) is bool(needed)
-    assert overlay.pin.without == tuple(sorted(KNOWN.closed(without)))
+    assert overlay.pin.without == tuple(sorted(words.closed(OVERLAY, without)))
 
 
 def undefined(folder: Path) -> dict[str, set[str]]:
@@ -336,4 +335,4 @@ def test_a_record_of_a_part_is_not_believed(site: Path, tamper: Callable[[Path],
 
 def test_an_overlay_without_the_module_of_words_has_no_parts(tmp_path: Path) -> None:
     with pytest.raises(OverlayError, match="no features and fixes to choose from"):
-        words.vocabulary(mini.overlay(tmp_path))
+        words.registry(mini.overlay(tmp_path))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
-from overlay.errors import MEANING, Exit
+from overlay.errors import Exit
 from overlay.state import State
 from support import mini, probes, sites
 from support.checkouts import git, library
@@ -282,7 +282,7 @@ def test_a_fix_is_described(fix: str) -> None:
 
 def test_the_tables_of_operations_are_complete() -> None:
     page = "docs/operations.md"
-    assert table(page, "code") == {str(code.value): [MEANING[code]] for code in Exit}
+    assert table(page, "code") == {str(code.value): [code.meaning] for code in Exit}
     assert table(page, "state").keys() == {s.value for s in State if s is not State.MISSING}
     assert table(page, "variable").keys() == switch.VARIABLES.keys()
     described = " ".join(table(page, "target"))
