@@ -11,13 +11,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from overlay import arguments, commands, doctor, hints, output, parts, variables
+from overlay import arguments, commands, hints, output, parts
 from overlay.arguments import command, program
 from overlay.commands import Options, Outcome
 from overlay.errors import Exit, OverlayError, denied, usage
-from overlay.foreign import describe
 from overlay.installation import Installation, locate
-from overlay.refusal import refusal
+from overlay.refusal import describe, refusal
 from overlay.source import Overlay
 from overlay.state import Inspection, State
 
@@ -196,7 +195,7 @@ def _change(
 
 
 def _status(args: argparse.Namespace) -> int:
-    outcome = commands.status(installation(args), Overlay.load(ROOT), parts.chosen(args))
+    outcome = Outcome(parts.survey(installation(args), Overlay.load(ROOT), parts.chosen(args)))
     inspection = outcome.inspection
     problem = commands.problem(inspection, want_overlaid=False)
     code = problem.code if problem else Exit.DONE
@@ -244,7 +243,7 @@ def _verify(args: argparse.Namespace) -> int:
     problem: OverlayError | None
     try:
         args.found = installation(args)
-        outcome = commands.status(args.found, Overlay.load(ROOT), parts.chosen(args))
+        outcome = Outcome(parts.survey(args.found, Overlay.load(ROOT), parts.chosen(args)))
         problem = commands.problem(outcome.inspection, want_overlaid=True)
     except OverlayError as error:
         problem = error
@@ -268,7 +267,7 @@ def _exec(args: argparse.Namespace) -> int:
         raise usage("exec needs a command", f"name it after --: {line}")
     if code := _verify(args):
         return code
-    if problem := variables.problem(ROOT):
+    if problem := commands.wrong_variable(ROOT):
         print(f"{_NAME} exec: {output.escaped(problem)}", file=sys.stderr)
         return Exit.USAGE
     if args.dry_run:
@@ -278,7 +277,7 @@ def _exec(args: argparse.Namespace) -> int:
 
 def _doctor(args: argparse.Namespace) -> int:
     """Print the findings; return the exit code that `apply` would have."""
-    code, lines = doctor.diagnose(installation(args), Overlay.load(ROOT), parts.chosen(args))
+    code, lines = commands.diagnose(installation(args), Overlay.load(ROOT), parts.chosen(args))
     if args.json:
         findings = [{"about": about, "text": text} for about, text in lines]
         print(json.dumps({"command": "doctor", "code": code, "findings": findings}))

@@ -1,4 +1,4 @@
-"""Commands: apply, revert, status, verify, exec and diff."""
+"""Commands: apply, revert, status, verify, exec, diff and doctor."""
 
 from __future__ import annotations
 
@@ -13,17 +13,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
+from overlay import words
 from overlay.errors import Exit, OverlayError, usage
-from overlay.install import lay_over, prove, refuse_unwritable, take_off
+from overlay.install import exclusive, lay_over, prove, refuse_unwritable, take_off
 from overlay.installation import Installation
-from overlay.lock import exclusive
+from overlay.interpreter import MARK, NoAnswer, answer
 from overlay.parts import Choice, lines, recognise, survey
+from overlay.processes import serving
 from overlay.refusal import laying, refusal, refuse_foreign
 from overlay.source import Overlay
 from overlay.state import Inspection, State, inspect
 
-#: Choice of the whole overlay, and choice of the installed part.
-WHOLE, KEPT = Choice(), Choice(keep=True)
+#: Reads every variable with the runtime's own readers. Without site-packages on the path, ``vllm``
+#: is a namespace package that holds the runtime alone.
+_READ = f"""
+import json, os, sys
+sys.path.insert(0, json.load(sys.stdin))
+from vllm.v1.readiness.engine import switch
+problem = None
+try:
+    for read in switch.VARIABLES.values():
+        read()
+except switch.VariableError as error:
+    problem = str(error)
+os.write(1, {MARK!r} + json.dumps(problem).encode() + b"\\n")
+"""
+#: Variables that change an engine started from this shell.
+_VARIABLES = ("VLLM_READINESS", "VLLM_USE_V2_MODEL_RUNNER")
+#: Choice of the whole overlay.
+WHOLE = Choice()
 
 
 @dataclass
@@ -133,15 +151,6 @@ def revert(installation: Installation, overlay: Overlay, options: Options) -> Ou
         return Outcome(inspection, changed, notes)
 
 
-def status(installation: Installation, overlay: Overlay, choice: Choice = KEPT) -> Outcome:
-    """Compare the installation with the chosen part of the overlay.
-
-    Raises:
-        OverlayError: the choice is invalid.
-    """
-    return Outcome(survey(installation, overlay, choice))
-
-
 def problem(inspection: Inspection, want_overlaid: bool) -> OverlayError | None:
     """Return the error that ``status`` or ``verify`` reports; None without one.
 
@@ -163,8 +172,22 @@ def problem(inspection: Inspection, want_overlaid: bool) -> OverlayError | None:
     return OverlayError(code, reason, subject=inspection.installation.site, next_step=next_step)
 
 
-def become(words: Sequence[str], interpreter: Path | None = None) -> NoReturn:
-    """Exec ``words``: a command's name or its path, and its arguments.
+def wrong_variable(root: Path) -> str | None:
+    """Return why the engine would refuse a variable of the overlay; None without a reason.
+
+    ``root`` is a copy of the overlay, whose version is installed. An interpreter that cannot run
+    the check is no reason: the engine reads the variables again.
+    """
+    flags, folder = ("-B", "-I", "-S"), str(root / "vendor_overlay")
+    try:
+        found: str | None = answer(Path(sys.executable), _READ, *flags, request=folder)
+    except NoAnswer:
+        return None
+    return found
+
+
+def become(arguments: Sequence[str], interpreter: Path | None = None) -> NoReturn:
+    """Exec ``arguments``: a command's name or its path, and its arguments.
 
     A name is looked up in the directory of ``interpreter``, the verified environment's, and then
     on PATH.
@@ -178,7 +201,7 @@ def become(words: Sequence[str], interpreter: Path | None = None) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     own = [str(interpreter.parent)] if interpreter else []
-    command = words[0]
+    command = arguments[0]
     try:
         if "/" not in command:
             # `execvp` would skip a script whose interpreter does not exist, and run the same
@@ -187,7 +210,7 @@ def become(words: Sequence[str], interpreter: Path | None = None) -> NoReturn:
             if (found := shutil.which(command, path=path)) is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             command = found
-        os.execv(command, [*words])  # noqa: S606
+        os.execv(command, [*arguments])  # noqa: S606
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         if isinstance(error, FileNotFoundError) and os.path.isfile(command):
@@ -201,7 +224,7 @@ def diff(
     overlay: Overlay,
     context: int | None,
     added: bool,
-    choice: Choice = KEPT,
+    choice: Choice,
 ) -> Iterator[str]:
     """Yield the overlay's changes as lines of unified diffs.
 
@@ -226,3 +249,38 @@ def diff(
 def _lines(data: bytes) -> list[str]:
     text = data.decode(errors="surrogateescape")
     return [line + "\n" for line in text.removesuffix("\n").split("\n")] if text else []
+
+
+def diagnose(
+    installation: Installation, overlay: Overlay, choice: Choice
+) -> tuple[Exit, list[tuple[str, str]]]:
+    """Return the exit code of an ``apply`` with this choice, and pairs of a label and a line."""
+    python = installation.interpreter
+    found = [("vLLM", f"{installation.title} in {installation.site}")]
+    found.append(("Python", str(python) if python else "none found: name one with --python"))
+    found += [("set here", f"{v}={os.environ[v]}") for v in _VARIABLES if v in os.environ]
+    processes = list(serving(installation)) or ["no visible process"]
+    found += [("serving", process) for process in processes]
+    found += _acting(overlay)
+    try:
+        outcome = apply(installation, overlay, Options(dry_run=True, choice=choice))
+    except OverlayError as error:
+        code, would = error.code, f" would be refused: {error.line}"
+    else:
+        changed = len(outcome.changed)
+        would = f"would change {changed} files" if changed else "has nothing to do"
+        code, would = Exit.DONE, f"{outcome.inspection.overlay.selection} {would}"
+    return code, [*found, ("apply", f"of overlay {overlay.pin.overlay}{would}")]
+
+
+def _acting(overlay: Overlay) -> list[tuple[str, str]]:
+    """Return which features and fixes act, by model runner and device."""
+    if words.MODULE not in overlay.pin.result:
+        return []
+    every = sorted(words.registry(overlay).ALL)
+    lines = []
+    for device, other in (("GPU", "cpu"), ("CPU", "gpu")):
+        idle = [word for word in every if vars(word)["device"] == other]
+        lines.append((f"V1, {device}", f"every feature and fix acts but {', '.join(idle)}"))
+    on_v2 = [word for word in every if vars(word)["on_v2"]]
+    return [*lines, ("V2", f"only these act: {', '.join(on_v2)}")]

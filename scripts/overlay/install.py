@@ -3,31 +3,60 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from overlay import bytecode, record
-from overlay import pin as pins
 from overlay.errors import Exit, OverlayError, denied
 from overlay.files import (
-    STAGED,
     mount_points,
     prune,
     remove,
     remove_if_empty,
     sync,
+    traits,
     unchangeable,
 )
 from overlay.pin import PACKAGE
 from overlay.processes import refuse_serving
 from overlay.source import PROVENANCE, Overlay
 from overlay.staging import Staging
-from overlay.state import Inspection, State
-from overlay.traits import traits
+from overlay.state import PIN, Inspection, State
 
-_CARRY_ON = "the installation is partial: the same command completes it, `revert` undoes it"
+
+@contextmanager
+def exclusive(site: Path, wait: float) -> Iterator[int]:
+    """Hold an flock on the directory ``site`` during the context.
+
+    Yields the directory's file descriptor. A child process that inherits the descriptor also holds
+    the lock. The kernel releases the lock once all these processes have ended.
+
+    Raises:
+        OverlayError: another run still holds the lock after ``wait`` seconds.
+    """
+    handle = os.open(site, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        deadline = time.monotonic() + wait
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise OverlayError(
+                        Exit.BUSY,
+                        f"another run holds the lock and did not finish within {wait:g} s",
+                        subject=site,
+                        next_step="wait for it and run the same command again (--wait SECONDS)",
+                    ) from None
+                time.sleep(0.02)
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def refuse_unwritable(inspection: Inspection, changed: Iterable[str], force: bool) -> None:
@@ -64,7 +93,7 @@ def refuse_unwritable(inspection: Inspection, changed: Iterable[str], force: boo
 def lay_over(inspection: Inspection, lock: int) -> None:
     """Apply the overlay: stage every file that is not overlaid, and rename it into place."""
     overlay, site = inspection.overlay, inspection.installation.site
-    with _staging() as staging:
+    with Staging() as staging:
         _clear(inspection)
         groups = _stage_ours(inspection, staging, lock)
         _forget(site, [*overlay.targets, *overlay.added])
@@ -75,7 +104,7 @@ def lay_over(inspection: Inspection, lock: int) -> None:
 def take_off(inspection: Inspection, lock: int) -> None:
     """Revert the overlay: stage upstream's files, rename them into place, and remove ours."""
     overlay, site = inspection.overlay, inspection.installation.site
-    with _staging() as staging:
+    with Staging() as staging:
         _clear(inspection)
         groups = _stage_upstreams(inspection, staging, lock)
         _forget(site, overlay.targets)
@@ -120,7 +149,8 @@ def _stage_ours(inspection: Inspection, staging: Staging, lock: int) -> list[lis
     for path in [path for path in (pin, *ours) if path in lacking]:
         staging.directory((site / path).parent)
         staging.file(site / path, new[path], None, permissions)
-    pycs = _stage_bytecode(inspection, staging, [*overlay.targets, *overlay.added], lock)
+    modules = [site / path for path in (*overlay.targets, *overlay.added)]
+    pycs = staging.bytecode(modules, inspection.installation.interpreter, lock)
     last = []
     if file := inspection.installation.record:
         last = [file]
@@ -148,24 +178,14 @@ def _stage_upstreams(inspection: Inspection, staging: Staging, lock: int) -> lis
         data = record.restore(inspection.record_bytes, inspection.changed_rows)
         staging.replacement(file, data, inspection.record_bytes)
         # Compile only the modules whose bytecode RECORD lists: the installer compiled them.
-        pycs = _stage_bytecode(inspection, staging, _compiled_by_installer(overlay, data), lock)
+        modules = [site / path for path in _compiled_by_installer(overlay, data)]
+        pycs = staging.bytecode(modules, inspection.installation.interpreter, lock)
     return [[*(site / path for path in targets), *pycs], last]
 
 
 def _lasting(path: str) -> tuple[bool, bool, str]:
     """Return the sort key of our files in a revert: modules, then patches, then the pin."""
-    return (path.endswith(f"/{pins.NAME}"), path.startswith(PROVENANCE + "/"), path)
-
-
-def _stage_bytecode(
-    inspection: Inspection, staging: Staging, paths: Iterable[str], lock: int
-) -> list[Path]:
-    """Stage the bytecode of the modules among ``paths``; return its final paths."""
-    installation = inspection.installation
-    if installation.interpreter is None:
-        return []
-    sources = [installation.site / path for path in paths if path.endswith(".py")]
-    return staging.bytecode(sources, installation.interpreter, lock)
+    return (path == PIN, path.startswith(PROVENANCE + "/"), path)
 
 
 def _compiled_by_installer(overlay: Overlay, rows: bytes) -> list[str]:
@@ -188,16 +208,3 @@ def _forget(site: Path, paths: Iterable[str]) -> None:
     for path in paths:
         for pyc in bytecode.cached(site / path) if path.endswith(".py") else []:
             remove(pyc)
-
-
-@contextmanager
-def _staging() -> Iterator[Staging]:
-    """Open a :class:`Staging`; turn an OSError in it into an OverlayError."""
-    with Staging() as staging:
-        try:
-            yield staging
-        except OSError as error:
-            if isinstance(error.filename, str):  # Name the final file.
-                error.filename = error.filename.replace(STAGED, "")
-            written = _CARRY_ON if staging.begun else "nothing was written"
-            raise denied(error, written) from None

@@ -138,9 +138,7 @@ def _on_path(python: Interpreter, venv: Path | None = None) -> Installation:
     ahead = sites
     if installations and installations[0].distribution:
         ahead = sites[: sites.index(installations[0].site) + 1]
-    if any(map(_editable, ahead)):
-        raise _absent(sites, named)
-    if not installations:
+    if not installations or any(map(_editable, ahead)):
         raise _absent(sites, named)
     first = installations[0]
     _refuse_outside(first.site, roots, named)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from overlay import extras, merge, words
@@ -16,7 +17,7 @@ from overlay.patches import SERIES, Patch, Series, dumps
 from overlay.pin import sha256
 from overlay.refusal import UNKNOWN, options, refusal
 from overlay.source import EXTRA, PROVENANCE, Overlay
-from overlay.state import Inspection, State, inspect, look
+from overlay.state import Inspection, State, inspect
 
 _PATCHES = f"{PROVENANCE}/patches"
 
@@ -100,7 +101,7 @@ def recognise(installation: Installation, overlay: Overlay) -> Inspection:
         without, extra = frozenset(laid.pin.without), laid.extra
         if not (without or extra) or not _sound(overlay, without, extra):
             return whole
-        part = derive(overlay, without, extra, upstream_of(whole), laid=True)
+        part = derive(overlay, without, extra, partial(upstream_bytes, whole), laid=True)
     except OverlayError:
         return whole
     return inspect(installation, part) if part.pin_bytes == laid.pin_bytes else whole
@@ -138,7 +139,7 @@ def wanted(present: Inspection, choice: Choice) -> tuple[Overlay, tuple[str, ...
     named = (choice.extra or UNKNOWN) if extra else None
     asked = options(base, choice.leave, without, named)
     whole = present if present.overlay is base else inspect(present.installation, base)
-    upstream = upstream_of(replace(whole, asked=asked))
+    upstream = partial(upstream_bytes, replace(whole, asked=asked))
     return derive(base, without, extra, upstream, laid), asked
 
 
@@ -162,39 +163,26 @@ def _left_out(base: Overlay, choice: Choice) -> frozenset[str]:
     return words.closed(base, without)
 
 
-def upstream_of(whole: Inspection) -> Upstream:
-    """Return a function from paths to upstream's bytes, verified by this overlay's checksums.
+def upstream_bytes(whole: Inspection, paths: Iterable[str]) -> Mapping[str, bytes]:
+    """Return upstream's bytes of each path, verified by this overlay's checksums.
 
-    The bytes are read from pristine files, or restored by reversing patches. The function raises
-    OverlayError if neither is possible. ``whole`` is a comparison with the whole overlay.
+    They are read from pristine files, or restored by reversing patches. ``whole`` is a comparison
+    with the whole overlay. Raises OverlayError if a file has neither.
     """
-    site, base = whole.installation.site, whole.overlay
-
-    @cache
-    def provenance() -> Overlay | None:
-        return Overlay.installed(site)
-
-    @cache
-    def find(path: str) -> bytes | None:
-        file = look(site, base, path)
-        if file.data is None or file.state is State.PRISTINE:
-            return file.data
-        try:
+    base, laid = whole.overlay, cache(Overlay.installed)
+    found: dict[str, bytes] = {}
+    for file in map(whole.file, paths):
+        data = file.data or b""
+        with suppress(OverlayError):
             if file.state is State.OVERLAID:
-                return base.pristine_bytes(path, file.data)
-            laid = provenance()
-            data = laid.series.reverse(path, file.data) if laid else b""
-        except OverlayError:
-            return None
-        return data if sha256(data) == base.pin.upstream[path] else None
-
-    def upstream(paths: Iterable[str]) -> Mapping[str, bytes]:
-        data = {path: find(path) for path in paths}
-        if lacking := sorted(path for path in data if data[path] is None):
-            raise refusal(whole, [whole.file(path) for path in lacking])
-        return {path: text for path, text in data.items() if text is not None}
-
-    return upstream
+                data = base.pristine_bytes(file.path, data)
+            elif file.state is State.FOREIGN and (other := laid(whole.installation.site)):
+                data = other.series.reverse(file.path, data)
+            if sha256(data) == base.pin.upstream[file.path]:
+                found[file.path] = data
+    if lacking := [whole.file(path) for path in paths if path not in found]:
+        raise refusal(whole, lacking)
+    return found
 
 
 def derive(

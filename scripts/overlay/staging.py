@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from overlay.bytecode import compile_modules
-from overlay.errors import Exit, OverlayError
+from overlay.errors import Exit, OverlayError, denied
 from overlay.files import (
+    STAGED,
+    Traits,
     finish_bytecode,
     holds,
     make_directory,
@@ -17,35 +19,40 @@ from overlay.files import (
     staged_in,
     staged_path,
     sync,
+    traits,
     write,
 )
-from overlay.traits import Traits, traits
+
+_CARRY_ON = "the installation is partial: the same command completes it, `revert` undoes it"
 
 
 class Staging:
     """Staged files next to their targets, until :meth:`commit` renames them.
 
-    Uncommitted files are removed at the end of the context. ``begun`` is set once a file has been
-    renamed into place or removed.
+    Uncommitted files are removed at the end of the context, and an OSError becomes an OverlayError.
+    ``begun`` is set once a file has been renamed into place or removed.
     """
 
     def __init__(self) -> None:
         self.begun = False
         self._expected: dict[Path, bytes | None] = {}
         self._like: dict[Path, Traits] = {}
-        self._staged: set[Path] = set()
         self._folders: set[Path] = set()
         self._new_folders: list[Path] = []
 
     def __enter__(self) -> Staging:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         for folder in self._folders:
             for staged in staged_in(folder):
                 remove(staged)
         for folder in [] if self.begun else reversed(self._new_folders):
             remove_if_empty(folder)
+        if isinstance(error, OSError):
+            if isinstance(error.filename, str):  # Name the final file.
+                error.filename = error.filename.replace(STAGED, "")
+            raise denied(error, _CARRY_ON if self.begun else "nothing was written") from None
 
     def replacement(self, final: Path, data: bytes, expected: bytes | None) -> None:
         """Stage ``data`` as the replacement of ``final``, with its traits.
@@ -59,7 +66,6 @@ class Staging:
     def file(self, final: Path, data: bytes, expected: bytes | None, like: Traits) -> None:
         """Stage a file with the traits ``like``; ``expected`` is None if it must not exist."""
         self._expected[final] = expected
-        self._staged.add(final)
         self._folders.add(final.parent)
         write(staged_path(final), data, like)
 
@@ -74,17 +80,19 @@ class Staging:
             self._new_folders.append(path)
             sync(path.parent)
 
-    def bytecode(self, sources: Iterable[Path], interpreter: Path, lock: int) -> list[Path]:
+    def bytecode(self, sources: Iterable[Path], interpreter: Path | None, lock: int) -> list[Path]:
         """Compile modules, and stage their bytecode with the permissions of its source.
 
-        ``sources`` are the final paths of the modules; the other arguments, the result and the
-        errors are those of :func:`~overlay.bytecode.compile_modules`.
+        ``sources`` are final paths; those of other files are left out, and without an interpreter
+        all are. The other arguments, the result and the errors are those of
+        :func:`~overlay.bytecode.compile_modules`.
         """
-        newest = {path: staged_path(path) if path in self._staged else path for path in sources}
+        modules = [path for path in sources if path.suffix == ".py"] if interpreter else []
+        newest = {path: staged_path(path) if path in self._expected else path for path in modules}
         for path in newest:
             self.directory(path.parent / "__pycache__")
             self._folders.add(path.parent / "__pycache__")
-        finals = compile_modules(interpreter, newest, lock) if newest else []
+        finals = compile_modules(interpreter, newest, lock) if interpreter and newest else []
         for final, source in zip(finals, newest.values(), strict=True):
             finish_bytecode(staged_path(final), traits(source).permissions)
         return finals

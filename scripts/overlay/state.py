@@ -12,7 +12,7 @@ from pathlib import Path
 from overlay import bytecode, record
 from overlay import pin as pins
 from overlay.errors import OverlayError, denied
-from overlay.files import LARGEST, STAGED, head, read, special, staged_in
+from overlay.files import STAGED, head, odd, read, staged_in
 from overlay.installation import Installation
 from overlay.pin import PACKAGE, sha256
 from overlay.source import MARK, PROVENANCE, Overlay
@@ -248,10 +248,8 @@ def look(site: Path, overlay: Overlay, path: str) -> FileState:
         if os.path.lexists(full):
             raise
         return FileState(path, State.MISSING if target else State.PRISTINE, None, None, "nothing")
-    if word := special(status.st_mode):
+    if word := odd(status):
         return _foreign(path, word)
-    if status.st_size > LARGEST:
-        return _foreign(path, f"{status.st_size} bytes")
     data = read(full)
     digest = sha256(data)
     if digest == overlay.digest_of(path):
@@ -298,7 +296,7 @@ def _foreign_bytecode(site: Path, overlay: Overlay) -> list[FileState]:
         if os.path.lexists(site / folder) and not stat.S_ISDIR(os.lstat(site / folder).st_mode)
     ]
     for pyc in (pyc for path in modules for pyc in bytecode.cached(site / path)):
-        if pyc.exists() and (word := special(pyc.stat().st_mode)):
+        if pyc.exists() and (word := odd(pyc.stat())):
             foreign.append(_foreign(os.path.relpath(pyc, site), word))
     return foreign
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import stat
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ from pathlib import Path
 
 from overlay.errors import Exit, OverlayError
 from overlay.files import read as read_file
-from overlay.files import special
 from overlay.installation import Installation
 from overlay.pin import PACKAGE
 from overlay.refusal import refuse_foreign
@@ -111,5 +111,5 @@ def digest_of(wheel: Path) -> str:
 
 def _refuse_special(path: Path) -> None:
     """Raise OSError for a pipe, a device or a directory: it could block, or have no end."""
-    if word := special(path.stat().st_mode):
-        raise OSError(errno.EINVAL, f"is {word}, and not a plain file")
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "is not a plain file")

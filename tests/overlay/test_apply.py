@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from overlay import cli
 from overlay.errors import Exit, OverlayError
+from overlay.install import exclusive
 from overlay.interpreter import MARK
-from overlay.lock import exclusive
 from overlay.pin import PACKAGE, sha256
 from overlay.source import Overlay
 from support import mini, mounts, sites

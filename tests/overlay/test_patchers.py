@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from overlay import foreign
+from overlay import refusal
 from overlay.errors import Exit
 from support import sites
 from support.sites import OVERLAY, UPSTREAM, run, snapshot
@@ -48,7 +48,7 @@ def undo(site: Path, *paths: str) -> None:
 def test_the_files_are_ours_and_not_ours_as_the_stand_in_needs() -> None:
     assert SCHEDULER in OVERLAY.targets
     assert not {*OTHERS} & {*OVERLAY.targets, *OVERLAY.added}
-    assert not [p for p in OVERLAY.targets if list(foreign._marks((UPSTREAM / p).read_bytes()))]
+    assert not [p for p in OVERLAY.targets if list(refusal._marks((UPSTREAM / p).read_bytes()))]
 
 
 @pytest.mark.parametrize(

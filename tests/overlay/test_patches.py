@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from overlay.errors import Exit, OverlayError
 from overlay.merge import composed
-from overlay.patches import FilePatch, Patch, Series, dumps, parse
+from overlay.patches import FilePatch, Hunk, Patch, Series, dumps, parse
 from series.commits import bare
 from support.mini import unified
 from support.sites import OVERLAY, UPSTREAM
@@ -87,6 +87,12 @@ def test_a_patch_that_would_join_two_lines_is_refused(old: bytes, new: bytes, ba
     assert file.apply(old, "p.patch") == new
     with pytest.raises(OverlayError, match="joins two lines"):
         file.apply(base, "p.patch")
+
+
+def test_a_hunk_that_comes_to_another_line_is_refused() -> None:
+    file = FilePatch("vllm/f.py", (Hunk(1, (), 2, (b"x\n",)),))
+    with pytest.raises(OverlayError, match="comes to line 2"):
+        file.apply(b"a\nb\n", "p.patch")
 
 
 @given(old=texts(), new=texts(), other=texts())

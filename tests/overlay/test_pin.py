@@ -50,7 +50,7 @@ SUM = "0" * 64
     [
         ((f"vllm = {OVERLAY.pin.release}\n", ""), "lacks vllm"),
         (("[result]", "[results]"), "unknown section"),
-        (("[upstream]\n", f"[upstream]\n{SUM}  ../evil.py\n"), "not a path inside"),
+        (("[upstream]\n", f"[upstream]\n{SUM}  vllm/../evil.py\n"), "not a path inside"),
         (("[upstream]\n", f"[upstream]\n{SUM}  vllm/lone.py\n"), "lacks vllm/lone.py"),
         (("[upstream]\n", f"[upstream]\n{SUM}  vllm/envs.py\n"), "listed twice"),
         (("[upstream]\n", "[upstream]\nnonsense\n"), "not a line of the format"),
