@@ -103,8 +103,24 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     )
     lines.add_argument("--full", action="store_true", help="show whole files")
     sub.add_argument("--added", action="store_true", help="show the overlay's own files, too")
-    parts.add_options(every.choices)
+    leave = "leave this file unchanged, for example vllm/v1/sample/sampler.py"
+    for name, sub in every.choices.items():
+        if name != "revert":
+            group = sub.add_argument_group("selection")
+            group.add_argument("--leave", metavar="FILE", action="append", default=[], help=leave)
+            group.add_argument(
+                "--extra", action=arguments.Once, metavar="DIR", help="your own patches"
+            )
     return parser
+
+
+def _choice(args: argparse.Namespace) -> parts.Choice:
+    """Return the choice in a command's arguments; OverlayError if ``--extra`` is empty."""
+    if args.command == "revert":
+        return parts.Choice()
+    if args.extra == "":
+        raise usage("--extra is empty", "name a directory of patches, or omit --extra=")
+    return parts.Choice(tuple(args.leave), args.extra, keep=args.command != "apply")
 
 
 def installation(args: argparse.Namespace) -> Installation:
@@ -177,7 +193,7 @@ def _change(
     change: Callable[[Installation, Overlay, Options], Outcome],
     done: str,
 ) -> int:
-    options = Options(args.dry_run, args.force, args.wait, parts.chosen(args))
+    options = Options(args.dry_run, args.force, args.wait, _choice(args))
     outcome = change(installation(args), Overlay.load(ROOT), options)
     if args.json:
         _print_json(args, outcome, Exit.DONE)
@@ -195,7 +211,7 @@ def _change(
 
 
 def _status(args: argparse.Namespace) -> int:
-    outcome = Outcome(parts.survey(installation(args), Overlay.load(ROOT), parts.chosen(args)))
+    outcome = Outcome(parts.survey(installation(args), Overlay.load(ROOT), _choice(args)))
     inspection = outcome.inspection
     problem = commands.problem(inspection, want_overlaid=False)
     code = problem.code if problem else Exit.DONE
@@ -243,7 +259,7 @@ def _verify(args: argparse.Namespace) -> int:
     problem: OverlayError | None
     try:
         args.found = installation(args)
-        outcome = Outcome(parts.survey(args.found, Overlay.load(ROOT), parts.chosen(args)))
+        outcome = Outcome(parts.survey(args.found, Overlay.load(ROOT), _choice(args)))
         problem = commands.problem(outcome.inspection, want_overlaid=True)
     except OverlayError as error:
         problem = error
@@ -277,7 +293,7 @@ def _exec(args: argparse.Namespace) -> int:
 
 def _doctor(args: argparse.Namespace) -> int:
     """Print the findings; return the exit code that `apply` would have."""
-    code, lines = commands.diagnose(installation(args), Overlay.load(ROOT), parts.chosen(args))
+    code, lines = commands.diagnose(installation(args), Overlay.load(ROOT), _choice(args))
     if args.json:
         findings = [{"about": about, "text": text} for about, text in lines]
         print(json.dumps({"command": "doctor", "code": code, "findings": findings}))
@@ -289,7 +305,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
 def _diff(args: argparse.Namespace) -> int:
     context = None if args.full else args.context
-    choice = parts.chosen(args)
+    choice = _choice(args)
     lines = commands.diff(installation(args), Overlay.load(ROOT), context, args.added, choice)
     if args.json:
         print(json.dumps({"command": "diff", "diff": "".join(lines)}))

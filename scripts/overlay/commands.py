@@ -79,43 +79,42 @@ def apply(installation: Installation, overlay: Overlay, options: Options) -> Out
     """
     with exclusive(installation.site, options.wait) as lock:
         inspection = survey(installation, overlay, options.choice)
-        overlay = inspection.overlay
-        notes, replaced, removed = [*lines(overlay)], [], ""
-        if installed := inspection.replaceable:
-            version = inspection.installed_version
-            new = f"{overlay.pin.overlay}{overlay.selection}"
-            notes.append(f"replaces overlay {version} with overlay {new}")
+        overlay, installed = inspection.overlay, inspection.replaceable
+        notes = [*lines(overlay)]
+        if installed:
+            version = f"overlay {inspection.installed_version}"
+            notes.append(
+                f"replaces {version} with overlay {overlay.pin.overlay}{overlay.selection}"
+            )
             if rest := [f for f in inspection.foreign_files if f.path not in installed.paths]:
                 raise refusal(inspection, rest)
-            replaced = sorted(inspection.paths | installed.paths)
-            refuse_unwritable(installed, replaced, options.force)
-            prove(inspection)
-            if options.dry_run:
-                return Outcome(inspection, replaced, notes)
-            take_off(installed, lock)
-            removed = f"overlay {version} was removed, and this one is not applied: "
-            inspection = inspect(installation, overlay)
-        refuse_foreign(inspection)
-        if inspection.state is State.OVERLAID:
-            return Outcome(inspection, notes=["nothing to do: already overlaid", *notes])
-        changed = [f.path for f in inspection.files if f.state is not State.OVERLAID]
+            changed = sorted(inspection.paths | installed.paths)
+        else:
+            refuse_foreign(inspection)
+            if inspection.state is State.OVERLAID:
+                return Outcome(inspection, notes=["nothing to do: already overlaid", *notes])
+            changed = [f.path for f in inspection.files if f.state is not State.OVERLAID]
         if installation.interpreter is None:
             notes.append("no interpreter found: the first import compiles the bytecode")
         if installation.record is None:
             notes.append("there is no RECORD: revert before you uninstall or replace vLLM")
-        if not replaced:
-            refuse_unwritable(inspection, changed, options.force)
-        if options.dry_run:
+        refuse_unwritable(installed or inspection, changed, options.force)
+        if options.dry_run or installed:
             prove(inspection)
-        else:
-            try:
-                lay_over(inspection, lock)
-            except OverlayError as error:
-                if removed:
-                    error.reason = removed + error.reason.removesuffix("; nothing was written")
-                raise
+        if options.dry_run:
+            return Outcome(inspection, changed, notes)
+        if installed:
+            take_off(installed, lock)
             inspection = inspect(installation, overlay)
-        return Outcome(inspection, replaced or changed, notes)
+            refuse_foreign(inspection)
+        try:
+            lay_over(inspection, lock)
+        except OverlayError as error:
+            if installed:
+                reason = error.reason.removesuffix("; nothing was written")
+                error.reason = f"{version} was removed, and this one is not applied: {reason}"
+            raise
+        return Outcome(inspect(installation, overlay), changed, notes)
 
 
 def revert(installation: Installation, overlay: Overlay, options: Options) -> Outcome:

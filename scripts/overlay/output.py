@@ -25,37 +25,27 @@ def escaped(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
-class Guarded(io.RawIOBase):
+class Guarded(io.FileIO):
     """Raw stream that accepts every write, and drops data that cannot be written.
 
     ``error`` is the reason why data is dropped, or None.
     """
 
     def __init__(self, descriptor: int, error: OSError | None = None) -> None:
-        self._descriptor = descriptor
+        super().__init__(descriptor, "w", closefd=False)
         self.error = error
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
-
-    def fileno(self) -> int:
-        """Return the descriptor."""
-        return self._descriptor
-
-    def isatty(self) -> bool:
-        """Return whether the descriptor is a terminal."""
-        return os.isatty(self._descriptor)
 
     def write(self, data: ReadableBuffer, /) -> int:
         """Write or drop ``data``; return the number of bytes written or dropped."""
         while self.error is None:
             try:
-                return os.write(self._descriptor, data)
-            except BlockingIOError:  # A non-blocking pipe with a slow reader.
-                select.select([], [self._descriptor], [])
+                written: int | None = super().write(data)
             except OSError as error:
                 self.error = error
+            else:
+                if written is not None:
+                    return written
+                select.select([], [self], [])  # A non-blocking pipe with a slow reader.
         return memoryview(data).nbytes
 
 

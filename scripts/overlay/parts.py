@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -10,7 +9,6 @@ from functools import cache, partial
 from pathlib import Path
 
 from overlay import extras, merge, words
-from overlay.arguments import Once
 from overlay.errors import OverlayError, usage
 from overlay.installation import Installation
 from overlay.patches import SERIES, Patch, Series, dumps
@@ -35,28 +33,6 @@ class Choice:
     leave: tuple[str, ...] = ()
     extra: str | None = None
     keep: bool = False
-
-
-def add_options(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
-    """Add the options of :class:`Choice` to all commands but ``revert``."""
-    leave_help = "leave this file unchanged, for example vllm/v1/sample/sampler.py"
-    for command, parser in parsers.items():
-        if command != "revert":
-            group = parser.add_argument_group("selection")
-            group.add_argument(
-                "--leave", metavar="FILE", action="append", default=[], help=leave_help
-            )
-            group.add_argument("--extra", action=Once, metavar="DIR", help="your own patches")
-
-
-def chosen(args: argparse.Namespace) -> Choice:
-    """Return the choice in a command's arguments; OverlayError if ``--extra`` is empty."""
-    if args.command == "revert":
-        return Choice()
-    if args.extra == "":
-        raise usage("--extra is empty", "name a directory of patches, or omit --extra=")
-    keep = args.command != "apply"
-    return Choice(tuple(args.leave), args.extra, keep)
 
 
 def to_json(overlay: Overlay) -> dict[str, object]:

@@ -222,8 +222,15 @@ class Series:
             OverlayError: a listed patch is missing, malformed or listed twice.
         """
         try:
-            names = names_in(read(directory / SERIES))
-            return cls(parse(name, read(directory / _checked(name))) for name in names)
+            listing = read(directory / SERIES).decode(errors="replace")
+            lines = [line.strip() for line in listing.splitlines()]
+            names = [line for line in lines if line and line[0] != "#"]
+            for name in names:
+                if "/" in name or " " in name or name[0] == "." or not is_safe(f"vllm/{name}"):
+                    raise damaged(f"{name!r} is not the plain name of a patch", SERIES)
+            if len(set(names)) != len(names):
+                raise damaged("lists a patch twice", SERIES)
+            return cls(parse(name, read(directory / name)) for name in names)
         except OSError as error:
             raise damaged(
                 f"cannot be read ({error.strerror})", str(error.filename or directory)
@@ -248,18 +255,3 @@ class Series:
         for name, file in reversed(self.changes(path)):
             data = file.reversed().apply(data, f"reversed {name}")
         return data
-
-
-def names_in(listing: bytes) -> list[str]:
-    """Return the names in a ``series`` file; OverlayError for a duplicate."""
-    lines = [line.strip() for line in listing.decode(errors="replace").splitlines()]
-    names = [line for line in lines if line and line[0] != "#"]
-    if len(set(names)) != len(names):
-        raise damaged("lists a patch twice", SERIES)
-    return names
-
-
-def _checked(name: str) -> str:
-    if "/" in name or " " in name or name.startswith(".") or not is_safe(f"vllm/{name}"):
-        raise damaged(f"{name!r} is not the plain name of a patch", SERIES)
-    return name

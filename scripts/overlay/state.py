@@ -144,8 +144,7 @@ class Inspection:
 
         The tool writes the pin first, and removes it last.
         """
-        pinned = {file.path: file.state for file in self.files}.get(PIN) is not State.PRISTINE
-        return not pinned and any(
+        return self.file(PIN).state is State.PRISTINE and any(
             file.description in (LINES, ROWS)
             or (file.path in self.overlay.added or file.path.startswith(PROVENANCE))
             for file in self.foreign_files
@@ -321,14 +320,13 @@ def _inspect_leftovers(inspection: Inspection) -> None:
 
 
 def _inspect_record(inspection: Inspection, path: Path) -> None:
-    if not path.is_file() or _link_above(path.parent.parent, f"{path.parent.name}/RECORD"):
-        name = str(path.relative_to(inspection.installation.site))
+    name = str(path.relative_to(inspection.installation.site))
+    if not path.is_file() or _link_above(inspection.installation.site, name):
         inspection.files.append(_foreign(name, "not a plain file"))
         return
     data = inspection.record_bytes = read(path)
     modules = (inspection.overlay.base or inspection.overlay).pin.result
     if inspection.file(PIN).state is State.PRISTINE and record.disagrees(data, modules):
-        name = str(path.relative_to(inspection.installation.site))
         inspection.files.append(_foreign(name, ROWS))
         return
     restored = record.restore(data, inspection.changed_rows)
