@@ -20,12 +20,11 @@ _UNCHECKED = 0b01
 #: Program for the target's interpreter: compiles each staged source under the final file's name.
 #: The rename keeps the staged file's mtime, so the bytecode stays valid. With SOURCE_DATE_EPOCH,
 #: py_compile stores the source's hash instead of its mtime: every build has the same bytes, even
-#: if the builder sets all mtimes. The umask is 0, so that bytecode gets the mode of its source.
+#: if the builder sets all mtimes.
 _COMPILE = f"""
 import sys
 sys.path = [path for path in sys.path if path]  # The empty entry is the current directory.
 import importlib.util, json, marshal, os, py_compile
-os.umask(0)
 names, error, refused = [], None, None
 try:
     for source, final, out in json.load(sys.stdin):

@@ -55,10 +55,24 @@ def survey(installation: Installation, overlay: Overlay, choice: Choice) -> Insp
         OverlayError: the choice is invalid.
     """
     present = recognise(installation, overlay)
-    target, asked = wanted(present, choice)
-    if target.pin_bytes == present.overlay.pin_bytes:
-        return replace(present, asked=asked)
-    return replace(inspect(installation, target), asked=asked)
+    if choice.keep and not choice.leave and choice.extra is None:
+        return present
+    kept = frozenset(present.overlay.pin.without if choice.keep else ())
+    without = _left_out(overlay, choice) if choice.leave else kept
+    extra, laid = [], False
+    if choice.extra is not None:
+        extra = extras.load(Path(choice.extra), overlay)
+    elif choice.keep and without == kept:
+        extra, laid = present.overlay.extra, True
+    for path in sorted({path for patch in extra for path in patch.paths} & {*choice.leave}):
+        raise usage("is left out by --leave, and an extra patch changes it", "choose one", path)
+    asked = options(overlay, choice.leave, without, (choice.extra or UNKNOWN) if extra else None)
+    whole = present if present.overlay is overlay else inspect(installation, overlay)
+    upstream = partial(upstream_bytes, replace(whole, asked=asked))
+    target = derive(overlay, without, extra, upstream, laid)
+    if target.pin_bytes != present.overlay.pin_bytes:
+        present = inspect(installation, target)
+    return replace(present, asked=asked)
 
 
 def recognise(installation: Installation, overlay: Overlay) -> Inspection:
@@ -88,35 +102,6 @@ def _sound(overlay: Overlay, without: frozenset[str], extra: Iterable[Patch]) ->
     if without and words.closed(overlay, without) != without:
         return False
     return all(patch.paths.issubset(overlay.pin.upstream) for patch in extra)
-
-
-def wanted(present: Inspection, choice: Choice) -> tuple[Overlay, tuple[str, ...] | None]:
-    """Return the chosen part of an overlay, and the options of ``apply`` for it.
-
-    ``present`` is a result of :func:`recognise`. If the choice only keeps the installed part,
-    return that part and None.
-
-    Raises:
-        OverlayError: the choice is invalid.
-    """
-    base = present.overlay.base or present.overlay
-    if choice.keep and not choice.leave and choice.extra is None:
-        return present.overlay, None
-    without = frozenset(present.overlay.pin.without if choice.keep else ())
-    if choice.leave:
-        without = _left_out(base, choice)
-    extra, laid = [], False
-    if choice.extra is not None:
-        extra = extras.load(Path(choice.extra), base)
-    elif choice.keep and without == frozenset(present.overlay.pin.without):
-        extra, laid = present.overlay.extra, True
-    for path in sorted({path for patch in extra for path in patch.paths} & {*choice.leave}):
-        raise usage("is left out by --leave, and an extra patch changes it", "choose one", path)
-    named = (choice.extra or UNKNOWN) if extra else None
-    asked = options(base, choice.leave, without, named)
-    whole = present if present.overlay is base else inspect(present.installation, base)
-    upstream = partial(upstream_bytes, replace(whole, asked=asked))
-    return derive(base, without, extra, upstream, laid), asked
 
 
 def _left_out(base: Overlay, choice: Choice) -> frozenset[str]:

@@ -495,6 +495,14 @@ def test_a_stale_copy_of_the_overlay_writes_nothing(
     assert cli.main(["apply", "--site", str(site)]) == Exit.FAULT
     assert "make refresh" in capsys.readouterr().err
     assert snapshot(site) == before
+    (ours.root / "vendor_overlay" / PACKAGE / "a.py").write_bytes(mini.OURS[f"{PACKAGE}/a.py"])
+    assert cli.main(["apply", "--site", str(site)]) == Exit.DONE
+    (site / mini.INFO / "RECORD").unlink()
+    before, patch = snapshot(site), ours.root / "patches" / "0001-all.patch"
+    patch.write_bytes(patch.read_bytes().replace(b"-B = 2\n", b"-B = 9\n"))
+    for options in (["--dry-run"], []):
+        assert cli.main(["revert", "--site", str(site), *options]) == Exit.FAULT
+    assert snapshot(site) == before
 
 
 def test_diff_shows_the_seams_in_context(site: Path) -> None:

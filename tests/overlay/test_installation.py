@@ -280,9 +280,9 @@ def test_an_editable_install(tmp_path: Path, mark: str, text: str) -> None:
     (site / mark).write_text(text)
     # A real installation further along the path is not imported, and must not be touched.
     (site / "later.pth").write_text(f"{sites.small(tmp_path / 'later')}\n")
-    refused(Exit.ABSENT, "editable", site=str(site))
-    refused(Exit.ABSENT, "editable", python=str(tmp_path / "venv/bin/python"))
-    refused(Exit.ABSENT, "editable", venv=str(tmp_path / "venv"))
+    refused(Exit.ABSENT, "an editable install of", site=str(site))
+    refused(Exit.ABSENT, "an editable install of", python=str(tmp_path / "venv/bin/python"))
+    refused(Exit.ABSENT, "an editable install of", venv=str(tmp_path / "venv"))
 
 
 def test_a_relative_path_is_as_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,6 +154,7 @@ def test_an_error_names_the_file_and_not_the_staged_one(
     with pytest.raises(OverlayError, match="Device or resource busy") as caught:
         commands.apply(locate(site=str(site)), overlay, NOW)
     assert caught.value.subject == str(site / TWO)
+    assert "the installation is partial" in caught.value.reason
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> None:

@@ -14,10 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from overlay import words
 from overlay.errors import Exit, OverlayError
+from overlay.install import exclusive, lay_over
+from overlay.installation import locate
 from overlay.parts import derive
 from overlay.patches import FilePatch, Hunk, Series
 from overlay.pin import PACKAGE, sha256
 from overlay.source import Overlay
+from overlay.state import inspect
 from support import mini
 from support.sites import OVERLAY, UPSTREAM, run, small, snapshot
 from vllm.v1.readiness import registry
@@ -331,6 +334,14 @@ def test_a_record_of_a_part_is_not_believed(site: Path, tamper: Callable[[Path],
     verified = run("verify", "--site", site)
     assert verified.returncode == Exit.FOREIGN
     assert run("exec", "--site", site, "--", "true").returncode == Exit.FOREIGN
+
+
+def test_a_part_that_keeps_what_needs_the_rest_is_not_believed(site: Path) -> None:
+    """Only a run of another program lays it."""
+    laid = derive(OVERLAY, {"history"}, [], upstream)
+    with exclusive(site, 0) as lock:
+        lay_over(inspect(locate(site=str(site)), laid), lock)
+    assert run("verify", "--site", site).returncode == Exit.FOREIGN
 
 
 def test_an_overlay_without_the_module_of_words_has_no_parts(tmp_path: Path) -> None:
