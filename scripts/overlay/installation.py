@@ -255,7 +255,8 @@ def _absent(sites: Iterable[Path], named: str) -> OverlayError:
 
 
 def _editable(site: Path) -> Path | None:
-    for mark in sorted([*site.glob("__editable__*vllm-*"), *site.glob("vllm.egg-link")]):
+    marks = ("__editable__*vllm-*", "__editable___vllm_[0-9]*", "vllm.egg-link")
+    for mark in sorted(path for pattern in marks for path in site.glob(pattern)):
         return mark
     for origin in sorted(site.glob("vllm*.dist-info/direct_url.json")):
         try:
