@@ -197,32 +197,30 @@ def _distributions(site: Path) -> list[Path]:
 
 
 def _owns(info: Path) -> bool:
-    try:
-        rows = read(info / "RECORD") if (info / "RECORD").is_file() else None
-    except OSError:
-        rows = None
-    if rows is None:
-        # Without a RECORD only the name decides; it must not match vllm-ascend.
-        return re.match(r"vllm([_-]cpu)?-\d", info.name, re.IGNORECASE) is not None
-    return re.search(rb'^"?(\./)?vllm/__init__\.py"?,', rows, re.MULTILINE) is not None
+    if rows := _text(info / "RECORD"):
+        return re.search(r'^"?(\./)?vllm/__init__\.py"?,', rows, re.MULTILINE) is not None
+    # Without a RECORD only the name decides; it must not match vllm-ascend.
+    return re.match(r"vllm([_-]cpu)?-\d", info.name, re.IGNORECASE) is not None
 
 
 def _metadata(info: Path) -> tuple[str | None, str | None]:
-    try:
-        head = read(info / "METADATA").decode(errors="replace").partition("\n\n")[0]
-    except OSError:
-        name, _, version = info.stem.partition("-")
-        return name, version or None
+    head = _text(info / "METADATA").partition("\n\n")[0]
     fields = dict(re.findall(r"^(Name|Version): *(\S+)", head, re.MULTILINE))
-    return fields.get("Name"), fields.get("Version")
+    name, _, version = info.stem.partition("-")
+    return fields.get("Name", name), fields.get("Version", version or None)
 
 
 def _own_version(site: Path) -> str | None:
-    try:
-        match = _VERSION.search(read(site / "vllm" / "_version.py").decode(errors="replace"))
-    except OSError:
-        return None
+    match = _VERSION.search(_text(site / "vllm" / "_version.py"))
     return match[1] if match else None
+
+
+def _text(path: Path) -> str:
+    """Read a text; empty if unreadable."""
+    try:
+        return read(path).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _refuse_checkout(site: Path) -> None:
@@ -260,8 +258,8 @@ def _editable(site: Path) -> Path | None:
         return mark
     for origin in sorted(site.glob("vllm*.dist-info/direct_url.json")):
         try:
-            if json.loads(read(origin))["dir_info"]["editable"]:
+            if json.loads(_text(origin))["dir_info"]["editable"]:
                 return origin
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
     return None

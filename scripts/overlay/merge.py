@@ -83,7 +83,10 @@ def _changed(
 
 
 def _apply(lines: Sequence[Line], file: FilePatch, name: str, kept: Collection[str]) -> list[Line]:
-    """Return the lines with a patch's additions inserted and its removals marked."""
+    """Return the lines with a patch's additions inserted and its removals marked.
+
+    Raises DependentError if a kept patch depends on a dropped one.
+    """
     live = [at for at, line in enumerate(lines) if line.removed_by is None]
     result: list[Line] = []
     end = 0
@@ -96,8 +99,20 @@ def _apply(lines: Sequence[Line], file: FilePatch, name: str, kept: Collection[s
             # they come after the insertion.
             start = stop = live[first - 1] + 1 if first else 0
         if name in kept:
-            below = live[last] if last < len(live) else len(lines)
-            _refuse_dependent(lines, start, stop, below, (file.path, name), kept)
+            # The change must not depend on lines or on a position that a dropped patch makes.
+            gone = {by for line in lines[start:stop] for by in (line.added_by, line.removed_by)}
+            if start == stop:
+                below = live[last] if last < len(live) else len(lines)
+                above = lines[start - 1].added_by if start else None
+                following = lines[below].added_by if below < len(lines) else None
+                if above == following:
+                    gone.add(above)  # inserted between lines of one patch
+                # Removed lines in between return if their patch is left out. Their order relative
+                # to the insertion is known only if that patch also adds the line below, which they
+                # then replace.
+                gone |= {line.removed_by for line in lines[start:below]} - {following}
+            for other in sorted(by for by in gone if by is not None and by not in kept):
+                raise DependentError(file.path, name, other)
         result += lines[end:start]
         for line in lines[start:stop]:
             line.removed_by = line.removed_by or name
@@ -105,33 +120,6 @@ def _apply(lines: Sequence[Line], file: FilePatch, name: str, kept: Collection[s
         result += [Line(text, name) for text in hunk.new]
         end = stop
     return [*result, *lines[end:]]
-
-
-def _refuse_dependent(
-    lines: Sequence[Line],
-    start: int,
-    stop: int,
-    below: int,
-    where: tuple[str, str],
-    kept: Collection[str],
-) -> None:
-    """Raise DependentError if the position of a change depends on a dropped patch.
-
-    The change replaces ``lines[start:stop]``; ``below`` is the index of the next live line.
-    ``where`` names the file and the patch.
-    """
-    replaced = lines[start:stop]
-    gone = {line.added_by for line in replaced} | {line.removed_by for line in replaced}
-    if not replaced:
-        above = lines[start - 1].added_by if start else None
-        following = lines[below].added_by if below < len(lines) else None
-        if above == following:
-            gone.add(above)  # inserted between lines of one patch
-        # Removed lines in between return if their patch is left out. Their order relative to the
-        # insertion is known only if that patch also adds the line below, which they then replace.
-        gone |= {line.removed_by for line in lines[start:below]} - {following}
-    for other in sorted(other for other in gone if other is not None and other not in kept):
-        raise DependentError(where[0], where[1], other)
 
 
 class DependentError(Exception):
