@@ -110,10 +110,9 @@ class Inspection:
     def by_installed(self) -> Inspection | None:
         """Comparison with the overlay version in the installation's provenance.
 
-        None if no file is foreign; if the provenance is missing, untrusted or from this
-        version; or if this version recognises more files. Provenance can be forged. Outside our own
-        directory it may therefore only list files that a known version patches, with upstream's
-        checksums.
+        None if no file is foreign, or if the provenance is missing, untrusted or from this version.
+        Provenance can be forged. Outside our own directory it may therefore only list files that a
+        known version patches, with upstream's checksums.
         """
         if self.state is not State.FOREIGN:
             return None
@@ -129,8 +128,7 @@ class Inspection:
         except OverlayError:
             return None  # A damaged provenance: the installation stays foreign.
         _require_patches(installed)
-        fewer = len(installed.foreign_files) <= len(self.foreign_files)
-        return installed if fewer else None
+        return installed
 
     @property
     def unknown(self) -> bool:
