@@ -15,6 +15,7 @@ from overlay import arguments, commands, hints, output, parts
 from overlay.arguments import command, program
 from overlay.commands import Options, Outcome
 from overlay.errors import Exit, OverlayError, denied, usage
+from overlay.extras import described
 from overlay.installation import Installation, locate
 from overlay.refusal import describe, refusal
 from overlay.source import Overlay
@@ -196,7 +197,7 @@ def _change(
     options = Options(args.dry_run, args.force, args.wait, _choice(args))
     outcome = change(installation(args), Overlay.load(ROOT), options)
     if args.json:
-        _print_json(args, outcome, Exit.DONE)
+        _print_json(args, outcome)
         return Exit.DONE
     inspection = outcome.inspection
     _head(inspection)
@@ -216,7 +217,7 @@ def _status(args: argparse.Namespace) -> int:
     problem = commands.problem(inspection, want_overlaid=False)
     code = problem.code if problem else Exit.DONE
     if args.json:
-        _print_json(args, outcome, code, problem)
+        _print_json(args, outcome, problem)
         return code
     _head(inspection)
     _say(f"overlay {inspection.overlay.pin.overlay}, digest {inspection.digest}")
@@ -268,7 +269,7 @@ def _verify(args: argparse.Namespace) -> int:
     else:
         # stdout of `exec` belongs to its command.
         if args.json and (problem or args.command == "verify"):
-            _print_json(args, outcome, problem.code if problem else Exit.DONE, problem)
+            _print_json(args, outcome, problem)
     if problem is None:
         return Exit.DONE
     problem.named_by = getattr(args, "named_by", None)
@@ -329,22 +330,24 @@ def _head(inspection: Inspection) -> None:
 
 
 def _print_json(
-    args: argparse.Namespace, outcome: Outcome, code: Exit, problem: OverlayError | None = None
+    args: argparse.Namespace, outcome: Outcome, problem: OverlayError | None = None
 ) -> None:
     inspection = outcome.inspection
-    installation = inspection.installation
+    installation, installed = inspection.installation, inspection.by_installed
+    laid = (installed or inspection).overlay
     report = {
         "host": platform.node(),
         "command": args.command,
         "dry_run": args.dry_run,
-        "code": int(code),
+        "code": int(problem.code if problem else Exit.DONE),
         "site": str(installation.site),
         "distribution": installation.distribution,
         "version": installation.version,
         "interpreter": installation.interpreter and str(installation.interpreter),
         "overlay": inspection.overlay.pin.overlay,
         "release": inspection.overlay.pin.release,
-        **parts.to_json((inspection.by_installed or inspection).overlay),
+        "left_out": list(laid.pin.without),
+        "extra": described(laid),
         "state": inspection.state.value,
         "digest": inspection.digest,
         "files": [

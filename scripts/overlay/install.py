@@ -23,7 +23,7 @@ from overlay.files import (
 )
 from overlay.pin import PACKAGE
 from overlay.processes import refuse_serving
-from overlay.source import PROVENANCE, Overlay
+from overlay.source import PROVENANCE
 from overlay.staging import Staging
 from overlay.state import PIN, Inspection, State
 
@@ -178,7 +178,11 @@ def _stage_upstreams(inspection: Inspection, staging: Staging, lock: int) -> lis
         data = record.restore(inspection.record_bytes, inspection.changed_rows)
         staging.replacement(file, data, inspection.record_bytes)
         # Compile only the modules whose bytecode RECORD lists: the installer compiled them.
-        modules = [site / path for path in _compiled_by_installer(overlay, data)]
+        modules = [
+            path
+            for path in (site / target for target in overlay.targets)
+            if f"\n{path.parent.relative_to(site)}/__pycache__/{path.stem}.".encode() in data
+        ]
         pycs = staging.bytecode(modules, inspection.installation.interpreter, lock)
     return [[*(site / path for path in targets), *pycs], last]
 
@@ -186,14 +190,6 @@ def _stage_upstreams(inspection: Inspection, staging: Staging, lock: int) -> lis
 def _lasting(path: str) -> tuple[bool, bool, str]:
     """Return the sort key of our files in a revert: modules, then patches, then the pin."""
     return (path == PIN, path.startswith(PROVENANCE + "/"), path)
-
-
-def _compiled_by_installer(overlay: Overlay, rows: bytes) -> list[str]:
-    def listed(path: str) -> bool:
-        folder, _, name = path.rpartition("/")
-        return f"\n{folder}/__pycache__/{name[:-3]}.".encode() in rows
-
-    return [path for path in overlay.targets if listed(path)]
 
 
 def _clear(inspection: Inspection) -> None:

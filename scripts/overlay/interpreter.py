@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -139,10 +140,8 @@ def of_directory(site: Path) -> Path | None:
 
 def command(python: str) -> Path:
     """Return an interpreter's absolute path; OverlayError if the path or command cannot run."""
-    for folder in [""] if "/" in python else os.get_exec_path():
-        candidate = Path(folder, python)
-        if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
-            return candidate.absolute()
+    if found := shutil.which(python):
+        return Path(found).absolute()
     raise usage(
         "is not an interpreter that can be run", "name one: --python=/path/to/python3", python
     )

@@ -35,11 +35,6 @@ class Choice:
     keep: bool = False
 
 
-def to_json(overlay: Overlay) -> dict[str, object]:
-    """Return the left-out features and fixes and the extra patches, for ``--json``."""
-    return {"left_out": list(overlay.pin.without), "extra": extras.described(overlay)}
-
-
 def lines(overlay: Overlay) -> Iterator[str]:
     """Yield the left-out features and fixes and the extra patches, as lines of a report."""
     if overlay.pin.without:
