@@ -492,8 +492,9 @@ def test_a_stale_copy_of_the_overlay_writes_nothing(
     site = mini.install(tmp_path / "site")
     before = snapshot(site)
     (ours.root / "vendor_overlay" / PACKAGE / "a.py").write_text("X = 2\n")
-    assert cli.main(["apply", "--site", str(site)]) == Exit.FAULT
-    assert "make refresh" in capsys.readouterr().err
+    for options in (["--dry-run"], []):
+        assert cli.main(["apply", "--site", str(site), *options]) == Exit.FAULT
+        assert "make refresh" in capsys.readouterr().err
     assert snapshot(site) == before
     (ours.root / "vendor_overlay" / PACKAGE / "a.py").write_bytes(mini.OURS[f"{PACKAGE}/a.py"])
     assert cli.main(["apply", "--site", str(site)]) == Exit.DONE

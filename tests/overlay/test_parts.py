@@ -206,6 +206,7 @@ def test_a_file_of_somebody_else_s_is_left_alone(site: Path) -> None:
     assert snapshot(site) == overlaid
     done = run("revert", "--site", site)
     assert done.returncode == Exit.DONE, done.stderr
+    assert ", pristine\n" in done.stdout
     assert snapshot(site) == before
 
 
