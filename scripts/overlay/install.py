@@ -193,9 +193,9 @@ def _lasting(path: str) -> tuple[bool, bool, str]:
 
 
 def _clear(inspection: Inspection) -> None:
-    """Remove leftovers of a killed run, and stale bytecode."""
+    """Remove leftovers of a killed run; :func:`_forget` removes stale bytecode, too."""
     site = inspection.installation.site
-    for path in [*inspection.leftovers, *inspection.stale]:
+    for path in inspection.leftovers:
         (prune if path == PACKAGE else remove)(site / path)
 
 
