@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-# Tensors are tiny, and tests and engines run side by side: one thread each, on any core.
+# Tensors are tiny, and tests and engines run side by side: one thread each, on any core. Torch
+# reads this when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
+import torch
 import vllm.v1
 from bench import thinking
 
