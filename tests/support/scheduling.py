@@ -267,9 +267,9 @@ def state(scheduler: Any) -> dict[str, Any]:
         "skipped": [request.request_id for request in scheduler.skipped_waiting],
         "before": scheduler.prev_step_scheduled_req_ids,
         "finished": scheduler.finished_req_ids,
-        "clients": [*(scheduler.finished_req_ids_dict or {}).items()],
+        "clients": plain(scheduler.finished_req_ids_dict),
         "streaming": scheduler.num_waiting_for_streaming_input,
-        "stats": manager.prefix_cache_stats,
+        "stats": plain(manager.prefix_cache_stats),
         "free": [block.block_id for block in pool.free_block_queue.get_all_free_blocks()],
         "blocks": [*map(attrgetter("ref_cnt", "_block_hash"), pool.blocks)],
         "cached": {
@@ -285,7 +285,7 @@ def _request(request: Any) -> dict[str, Any]:
     fields = vars(request).copy()
     for name in _OWN:
         fields.pop(name, None)
-    return fields | {"types": [*map(type, fields.values())]}
+    return {**fields, "types": [*map(type, fields.values())]}
 
 
 def _group(group: Any) -> dict[str, Any]:
