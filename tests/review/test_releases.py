@@ -58,8 +58,8 @@ def real(request: pytest.FixtureRequest, reviews: Callable[[str], Real]) -> Real
 def test_verdicts_are_those_of_git(real: Real, base: Upstream, tmp_path: Path) -> None:
     wheel, result, _ = real
     before, after = (
-        {path: upstream.read(path) for path in OVERLAY.targets}
-        for upstream in (base, wheel.upstream)
+        {path: up.read(path) if path in up.paths else b"" for path in OVERLAY.targets}
+        for up in (base, wheel.upstream)
     )
     assert_same_as_git(tmp_path / "tree", OVERLAY.series, before, after, result.merged)
 

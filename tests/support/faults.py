@@ -211,7 +211,8 @@ def _count(at: int, number: int, listed: list[Call] | None, site: Path) -> Calla
                 _call(*arguments)
                 call(_name, False)
                 return None
-            call(_name, _name == "write")
+            writes = _name == "write"
+            call("pipe" if writes and _in_subprocess() else _name, writes)
             return _call(*arguments)
 
         setattr(os, name, wrapper)
