@@ -58,11 +58,12 @@ def attached(owner: object, kind: type[T], off: Callable[[], T]) -> T:
 
 
 def remembered(owner: object, name: str, make: Callable[[], T]) -> T:
-    """Return attribute ``name`` of an upstream object, created by ``make`` on first use."""
+    """Return attribute ``name`` of an upstream object, created by ``make`` on first use.
+
+    Threads that use it first at the same time get the same object.
+    """
     known: T | None = vars(owner).get(name)
-    if known is None:
-        known = vars(owner)[name] = make()
-    return known
+    return vars(owner).setdefault(name, make()) if known is None else known
 
 
 def all_have_seam(samplers: Iterable[object], called: ModuleType) -> bool:

@@ -32,7 +32,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.engine import subclasses, switch
 
 if TYPE_CHECKING:
     from vllm.multimodal.cache import MultiModalProcessorSenderCache
@@ -73,12 +73,12 @@ class _Items:
         """Record that the core stores an item, and evicts others for it."""
         self.unsent.pop(name, None)
         if size > self._room:  # whatever is on record may be evicted
-            return self.forget()
+            self.forget()
+            return
         self.sent[name] = size
         self._left -= size
         while self._left < 0:
             self._left += self.sent.popitem(last=False)[1]
-        return None
 
     def forget(self) -> None:
         """Forget what was sent."""
@@ -87,10 +87,9 @@ class _Items:
 
 
 def _of(cache: "MultiModalProcessorSenderCache") -> _Items | None:
-    items: _Items | None = vars(cache).get(_ITEMS)
-    if items is None and registry.MM_CACHES in switch.enabled():
-        items = vars(cache).setdefault(_ITEMS, _Items(cache._cache.capacity))
-    return items
+    if registry.MM_CACHES not in switch.enabled():
+        return None
+    return subclasses.remembered(cache, _ITEMS, lambda: _Items(cache._cache.capacity))
 
 
 def _of_processor(processor: "InputProcessor") -> _Items | None:
