@@ -11,10 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from demo.model import write_tokenizer
 from PIL import Image
 from vllm import LLM, SamplingParams
 
-SIDE, VOCABULARY, IMAGE_TOKEN = 28, 1024, 5
+SIDE, VOCABULARY = 28, 1024
+#: The last token; the words of the demo's tokenizer are the others.
+IMAGE_TOKEN = VOCABULARY - 1
 
 
 def write_model(folder: Path) -> Path:
@@ -45,20 +48,12 @@ def write_model(folder: Path) -> Path:
         "image_token_index": IMAGE_TOKEN,
         "torch_dtype": "bfloat16",
     }
-    words = {f"t{token}": token for token in range(VOCABULARY) if token != IMAGE_TOKEN}
+    write_tokenizer(folder, IMAGE_TOKEN)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["<image>"] = IMAGE_TOKEN
     image = {"id": IMAGE_TOKEN, "content": "<image>", "special": True, "normalized": False}
     image |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
-    tokenizer = {
-        "version": "1.0",
-        **dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder")),
-        "added_tokens": [image],
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "model": {
-            "type": "WordLevel",
-            "vocab": words | {"<image>": IMAGE_TOKEN},
-            "unk_token": "t0",
-        },
-    }
+    tokenizer["added_tokens"] = [image]
     processor = {
         "image_processor_type": "BlipImageProcessor",
         "processor_class": "Blip2Processor",
@@ -67,11 +62,9 @@ def write_model(folder: Path) -> Path:
     files: dict[str, Any] = {
         "config": config,
         "tokenizer": tokenizer,
-        "tokenizer_config": {"tokenizer_class": "PreTrainedTokenizerFast"},
         "preprocessor_config": processor,
         "processor_config": {"processor_class": "Blip2Processor", "num_query_tokens": 4},
     }
-    folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
     return folder

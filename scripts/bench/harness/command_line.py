@@ -90,8 +90,9 @@ def end_on_signals() -> None:
 def _above_0(kind: Callable[[str], float]) -> Callable[[str], float]:
     def number(text: str) -> float:
         with contextlib.suppress(ValueError):
-            if 0 < kind(text) < float("inf"):
-                return kind(text)
+            value = kind(text)
+            if 0 < value < float("inf"):
+                return value
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
 
     return number
