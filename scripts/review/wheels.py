@@ -194,7 +194,7 @@ def _fetch(
     if archive is None:
         raise OverlayError(
             Exit.ABSENT,
-            f"nobody has a wheel of vLLM {version} for Linux: the package index lists none",
+            f"there is no wheel of vLLM {version} for Linux: the package index lists none",
             next_step="name a version that was released, or a wheel file",
         )
     expected, proof = archive.sha256, archive.proof

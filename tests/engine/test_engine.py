@@ -1,7 +1,7 @@
 """A real engine on the CPU, started as a user starts it: before apply, after it, after revert.
 
-One view of the shared environment's vLLM throughout. Each engine's process imports vLLM anew, and
-the overlaid one's worker does so as well. No engine compiles, as compiled code may give other bits.
+All engines use the same copy of vLLM. Each starts in a new process, which imports vLLM, and the
+overlaid one's worker imports it again. No engine compiles, as compiled code may give other bits.
 """
 
 import json

@@ -154,7 +154,7 @@ def test_the_rows_of_grammars_follow_their_requests() -> None:
     assert processor._guarded is None
 
 
-def test_somebodys_processor_is_left_alone() -> None:
+def test_a_processor_of_the_user_is_left_alone() -> None:
     class Derived(MinTokensLogitsProcessor):  # type: ignore[misc]
         """A processor that is not upstream's own."""
 

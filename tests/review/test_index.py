@@ -141,7 +141,7 @@ def test_an_index_that_does_not_answer(
 @pytest.mark.parametrize(
     ("wanted", "changes", "code", "reason"),
     [
-        ("9.9", {}, Exit.ABSENT, r"nobody has a wheel of vLLM 9\.9 "),
+        ("9.9", {}, Exit.ABSENT, r"there is no wheel of vLLM 9\.9 "),
         (
             VERSION,
             {"fragments": {NAME: f"#sha256={'0' * 64}"}},

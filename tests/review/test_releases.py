@@ -129,7 +129,7 @@ def test_the_next_release_is_as_the_documents_walk_through_it(
 
 
 def test_v1_is_said_to_serve_what_v2_does_not(reviews: Callable[[str], Real]) -> None:
-    """Of other releases, test_runners_of_releases.py compares what is said."""
+    """test_runners_of_releases.py compares the sentences about other releases."""
     _, _, folder = reviews("0.23.0")
     report = (folder / review.MARKDOWN).read_text().replace("\\", "")
     said = next(line for line in report.splitlines() if line.startswith("0.23.0, as a person"))

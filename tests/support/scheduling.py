@@ -511,7 +511,7 @@ class Lockstep:
             if len(self.kept) > 8:
                 assert alike(*self.kept.popleft())
         theirs, ours = map(state, self.sides)
-        # What compares by identity is plainly equal.
+        # Objects that compare by identity differ here, and only their plain values tell.
         assert theirs == ours or plain(theirs) == plain(ours)
 
     def _run(self, step: Any) -> ModelRunnerOutput:
