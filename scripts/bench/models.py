@@ -56,3 +56,20 @@ SMALL: Mapping[str, Any] = {
 
 #: Arguments of an engine with a generated model, which has neither weights nor a tokenizer.
 GENERATED: Mapping[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True}
+
+
+def memory(share: float) -> dict[str, Any]:
+    """Return an engine's arguments for a share of the GPU's memory; empty on a CPU.
+
+    A quarter of the share is the KV cache, whose size is then not found by a measurement of free
+    memory, so that several engines can start on a GPU at the same time.
+
+    Args:
+        share: of the GPU's memory, which may be 0.4 for two engines.
+    """
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return {}
+    cache = int(current_platform.get_device_total_memory() * share / 4)
+    return {"gpu_memory_utilization": share, "kv_cache_memory_bytes": cache}

@@ -108,7 +108,7 @@ def starts(args: argparse.Namespace, settings: Mapping[str, Any]) -> Iterator[St
                 }
                 for graphs in args.graphs if cases and not unsupported else ():
                     about = f"{name} {graphs}{' thinking' * thinking}"
-                    own = {**settings, "graphs": graphs, "thinking": thinking}
+                    own = {**settings, "engine": name, "graphs": graphs, "thinking": thinking}
                     yield Start(about, (first, second), cases, own)
 
 

@@ -19,10 +19,10 @@ import os, sys, time
 from pathlib import Path
 from bench.harness import kept
 kept.ready(Path(sys.argv[1]))
-for turn, path in enumerate(kept.asked(Path(sys.argv[1])), 1):
+for turn, (path, request) in enumerate(kept.asked(Path(sys.argv[1])), 1):
     if turn == 3:
         time.sleep(60) if sys.argv[2] == "sleep" else sys.exit(7)
-    kept.answer(path, {"turn": turn, "process": os.getpid()})
+    kept.answer(path, {"request": request, "process": os.getpid()})
 """
 Start = Callable[[str], Kept]
 
@@ -52,11 +52,17 @@ def test_one_process_takes_every_turn_until_it_fails(start: Start, end: str, rea
     kept = start(end)
     kept.started(60)
     for turn in (1, 2):
-        kept.ask()
-        assert kept.result(60) == {"turn": turn, "process": kept.process.pid}
-    kept.ask()
+        kept.ask([turn])
+        assert kept.result(60) == {"request": [turn], "process": kept.process.pid}
+    kept.ask([3])
     with pytest.raises(Failure, match=reason):
         kept.result(0.2 if end == "sleep" else 60)
+
+
+def test_a_process_ends_when_it_is_asked_nothing_more(start: Start) -> None:
+    kept = start("exit")
+    kept.ask(None)
+    assert kept.process.wait(60) == 0
 
 
 def test_nothing_is_measured_before_it_is_asked_for(
@@ -67,8 +73,8 @@ def test_nothing_is_measured_before_it_is_asked_for(
     def sleep(seconds: float) -> None:
         waited.append(seconds)
         if len(waited) == 3:
-            (tmp_path / "out.1.asked").touch()
+            (tmp_path / "out.1.asked").write_text("[1]")
 
     monkeypatch.setattr(time, "sleep", sleep)
-    assert next(kept.asked(tmp_path / "out.json")) == tmp_path / "out.1.json"
+    assert next(kept.asked(tmp_path / "out.json")) == (tmp_path / "out.1.json", [1])
     assert len(waited) == 3

@@ -17,19 +17,20 @@ from bench.traffic import PAIRS
 class Faked:
     """An engine that notes its requests."""
 
-    def __init__(self, side: str, events: list[str]) -> None:
-        self.side, self.events = side, events
+    def __init__(self, name: str, events: list[str]) -> None:
+        self.name, self.events = name, events
 
     def started(self, _: float) -> None:
-        self.events.append(f"{self.side} started")
+        self.events.append(f"{self.name} started")
 
-    def ask(self) -> None:
-        self.events.append(f"{self.side} asked")
+    def ask(self, request: Any) -> None:
+        self.events.append(f"{self.name} asked {request}")
 
     def result(self, _: float) -> dict[str, Any]:
-        self.events.append(f"{self.side} done")
-        disturbed = {"run delay": 0.5 if self.side == "a" else 0.0}
-        tokens = outputs.pack([["1", self.side]])
+        self.events.append(f"{self.name} done")
+        side = self.name[0]
+        disturbed = {"run delay": 0.5 if side == "a" else 0.0}
+        tokens = outputs.pack([["1", side]])
         figures = {"tokens/s": 1.0, "disturbance": disturbed}
         return {"device": "CPU", "figures": figures, "outputs": {"tokens": tokens}}
 
@@ -37,7 +38,7 @@ class Faked:
 def measured(
     places: int, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[Any], list[str], list[Any]]:
-    """The engines of a round of one case with their places, the events, and the slices."""
+    """The engines of two rounds of one case with their places, the events, and the slices."""
     events: list[str] = []
     placed: list[Any] = []
     monkeypatch.setattr(harness, "cores", lambda places: [[7], [8]][:places])
@@ -46,9 +47,9 @@ def measured(
         module = "none"
 
         def __init__(self) -> None:
-            self.args = argparse.Namespace(places=places, seconds=1.0, gpus=["0", "1"], rounds=1)
-            self._starts = {start.name: start for start in self.starts()}
-            self.slices, self._started = [], 0.0
+            args = argparse.Namespace(places=places, seconds=1.0, gpus=["0", "1"], rounds=2)
+            installations: Any = SimpleNamespace()
+            super().__init__(args, installations)
 
         def starts(self) -> list[Start]:
             return [Start("tiny", ("a", "b"), {"plain": "argument"}, {"kind": "none"})]
@@ -56,40 +57,47 @@ def measured(
         def write(self, complete: bool) -> dict[str, Any]:
             return {}
 
-        def _start(self, side: str, spec: Any, devices: Any, _: Any) -> Any:
+        def _start(self, name: str, side: str, spec: Any, devices: Any) -> Any:
             assert spec["kind"] == "none"
-            placed.append((side, *spec["cores"], [*devices], spec["slices"]))
-            return Faked(side, events)
+            placed.append((name, side, *spec["cores"], [*devices]))
+            return Faked(name, events)
 
     run = Run()
-    assert run.jobs() == [Job("tiny, a/b", 1)]
-    run.measure(run.jobs()[0])
+    assert run.jobs() == [Job("tiny, a/b", 1), Job("tiny, a/b", 2)]
+    with run.running:
+        for job in run.jobs():
+            run.measure(job)
     return placed, events, run.slices
 
 
-def test_sides_start_again_in_exchanged_places(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sides_exchange_places(monkeypatch: pytest.MonkeyPatch) -> None:
     placed, events, slices = measured(2, monkeypatch)
-    first, second = [("argument", 2)], [("argument", 3)]
     assert placed == [
-        *(("a", 7, ["0"], first), ("b", 8, ["1"], first)),
-        *(("b", 7, ["0"], second), ("a", 8, ["1"], second)),
+        *(("a-0", "a", 7, ["0"]), ("b-0", "b", 7, ["0"])),
+        *(("a-1", "a", 8, ["1"]), ("b-1", "b", 8, ["1"])),
     ]
-    turn = ["a asked", "b asked", "a done", "b done"]  # the warm-up, and then the slice
-    assert events[:10] == ["a started", "b started", *turn, *turn]
-    assert events[10:12] == ["b started", "a started"]
-    assert [one["order"] for one in slices] == [0, 1]
-    assert [one["sides"] for one in slices] == [["a", "b"]] * 2
+    assert events[:4] == [f"{each[0]} started" for each in placed]
+    expected = []
+    for seed in (2, 3, 4, 5):
+        one, other = ("b-0", "a-1") if seed % 2 else ("a-0", "b-1")
+        asked = [f"{each} asked ('argument', {seed})" for each in (one, other)]
+        expected += [*asked, f"{one} done", f"{other} done"] * 2  # the warm-up, and the slice
+    assert events[4:-4] == expected
+    # Engines stay started through both rounds.
+    assert {*events[-4:]} == {f"{each[0]} asked None" for each in placed}
+    assert [(one["round"], one["order"]) for one in slices] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [one["sides"] for one in slices] == [["a", "b"]] * 4
     # Their noise is their own, or meets both.
-    assert [one["disturbed"] for one in slices] == [[], []]
+    assert [one["disturbed"] for one in slices] == [[]] * 4
 
 
 def test_sides_on_one_device_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     placed, events, slices = measured(1, monkeypatch)
-    cases = [("argument", 2), ("argument", 3)]
-    assert placed == [("a", 7, ["0", "1"], cases), ("b", 7, ["0", "1"], cases)]
-    a, b = ["a asked", "a done"], ["b asked", "b done"]
-    assert [event for event in events if "started" not in event] == a + b + a + b + b + a + b + a
-    assert [one["disturbed"] for one in slices] == [["a: run delay 50.0%"]] * 2
+    assert placed == [("a-0", "a", 7, ["0", "1"]), ("b-0", "b", 7, ["0", "1"])]
+    a, b = ["a-0 asked", "a-0 done"], ["b-0 asked", "b-0 done"]
+    found = [event.partition(" (")[0] for event in events[2:-2]]
+    assert found == (a + b + a + b + b + a + b + a) * 2
+    assert [one["disturbed"] for one in slices] == [["a: run delay 50.0%"]] * 4
 
 
 def test_slices_whose_outputs_differ_have_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,5 +202,8 @@ def test_a_failed_process_fails_its_job_and_keeps_its_log(tmp_path: Path) -> Non
     run = Run(args, installations)
     with pytest.raises(Failure, match="again/stock, round 1: the process ended \\(3\\)") as failed:
         run.measure(run.jobs()[0])
+    assert not run._started_for  # the next round starts them again
     assert "out of memory" in str(failed.value)
-    assert [file.read_text() for file in args.out.glob("*.log")] == ["out of memory\n"]
+    logs = {file.name: file.read_text() for file in args.out.glob("*.log")}
+    assert logs.pop("again-0-1.log") == "out of memory\n"
+    assert list(logs) == ["stock-0-2.log"]  # it may have ended before it had anything to say

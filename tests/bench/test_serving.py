@@ -45,7 +45,7 @@ from vllm.benchmarks.serve import add_cli_args
 TINY = ("--size", "tiny", "--rounds", "1", "--pairs", "overlaid/stock")
 LOAD = Load({}, requests=4, concurrency=2, prompt=8, output=3)
 PLAIN, PENALTY, LOGPROBS = CASES
-SPEC = Spec([], "tiny", "model", True, [], None, "", [], 0.4, True)
+SPEC = Spec("tiny", "model", True, [], None, "", [], 0.4, True)
 
 
 @pytest.fixture
@@ -82,8 +82,8 @@ def measured(out: Path, *arguments: str) -> dict[str, Any]:
 @pytest.mark.slow
 def test_both_sides_serve_every_request_whole(tmp_path: Path, mark: str) -> None:
     run = measured(tmp_path / "out")
-    cases = [(one["order"], one["case"]) for one in run["slices"]]
-    assert cases == [(order, case) for order in (0, 1) for case in CASES]
+    cases = [(one["case"], one["order"]) for one in run["slices"]]
+    assert cases == [(case, order) for case in CASES for order in (0, 1)]
     for one in run["slices"]:
         assert {TEXTS, "token ids of one request alone"} <= one["digests"]["stock"].keys()
         kept = "logprobs of one request alone" in one["digests"]["stock"]
@@ -269,7 +269,7 @@ from pathlib import Path
 from bench.servers import child
 sys.executable = sys.argv[1]
 child._GRACE = 0.5
-with child.serving(child.Spec([], "tiny", "model", True, [], None, "", [], 0.4, True)):
+with child.serving(child.Spec("tiny", "model", True, [], None, "", [], 0.4, True)):
     pass
 """
 STUBBORN = """#!/bin/sh
@@ -322,7 +322,7 @@ def test_each_side_s_server_has_its_own_path(tmp_path: Path) -> None:
     settings = run.starts()[0].settings
     assert settings["flags"][-3:] == ["--enforce-eager", "--max-num-seqs", "7"]
     assert json.loads(json.dumps(settings)) == {**settings, "flags": settings["flags"]}
-    Spec(**settings, slices=[], cores=[], memory=0.4, **run.spec("stock"))
+    Spec(**settings, cores=[], memory=0.4, **run.spec("stock"))
 
 
 def test_each_token_is_a_word_of_its_own(tmp_path: Path) -> None:

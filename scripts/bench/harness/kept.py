@@ -1,6 +1,6 @@
 """Processes that keep an engine and measure on request.
 
-A request is an empty file next to the process's output file; the answer is another file.
+A request is a JSON file next to the process's output file; the answer is another file.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ def end_with_parent(number: signal.Signals) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
-def asked(out: Path) -> Iterator[Path]:
-    """Yield the file for the answer to each request, as the requests come."""
+def asked(out: Path) -> Iterator[tuple[Path, Any]]:
+    """Yield the file for the answer to each request, and the request, until one is None."""
     turn = 1
     while True:
         while not _question(out, turn).exists():
             time.sleep(_PERIOD)
-        yield _answer(out, turn)
+        if (request := json.loads(_question(out, turn).read_text())) is None:
+            return
+        yield _answer(out, turn), request
         turn += 1
 
 
@@ -43,10 +45,8 @@ def ready(out: Path) -> None:
 
 
 def answer(path: Path, result: Mapping[str, Any]) -> None:
-    """Write an answer; the file appears as a whole."""
-    unfinished = path.with_suffix(".part")
-    unfinished.write_text(json.dumps(result))
-    os.replace(unfinished, path)
+    """Write an answer."""
+    _write(path, result)
 
 
 class Kept:
@@ -70,10 +70,10 @@ class Kept:
         """
         self._wait(_ready(self._out), timeout)
 
-    def ask(self) -> None:
-        """Send the next request."""
+    def ask(self, request: Any) -> None:
+        """Send the next request; None ends the process."""
         self._turn += 1
-        _question(self._out, self._turn).touch()
+        _write(_question(self._out, self._turn), request)
 
     def result(self, timeout: float) -> dict[str, Any]:
         """Return the answer to the last request; raises as :meth:`started`."""
@@ -91,6 +91,13 @@ class Kept:
             if time.monotonic() > deadline:
                 raise Failure(f"no end after {timeout:g} s")
             time.sleep(_PERIOD)
+
+
+def _write(path: Path, value: Any) -> None:
+    """Write JSON; the file appears as a whole."""
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps(value))
+    os.replace(unfinished, path)
 
 
 def _ready(out: Path) -> Path:

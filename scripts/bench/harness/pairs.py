@@ -1,7 +1,8 @@
 """Runs of pairs: two sides at a time, which exchange places.
 
-With two GPUs both sides run at the same time, each with a GPU and half of the cores, and then start
-again in exchanged places. With one GPU both stay started and take turns, in both orders.
+With two GPUs both sides run at the same time, each with a GPU and half of the cores, and then
+exchange places: each side has an engine in both places. With one GPU they take turns, in both
+orders. Engines stay started through all rounds of their pair.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ class PairRun(Run):
 
     Attributes:
         module: of the child, which is given an output file and a JSON object: the start's
-            "settings", the "slices" (argument and seed), the "cores", and the share of GPU
-            "memory". It answers two requests for each slice: for the warm-up, and for the slice.
+            "settings", the "cores", and the share of GPU "memory". A request is a case's argument
+            and a seed, and is sent twice: for the warm-up, and for the slice.
         caches: variables of directories for whatever a side compiles.
     """
 
@@ -83,6 +84,7 @@ class PairRun(Run):
         if any("copy" in start.sides for start in self._starts.values()):
             installations.add_copy()
         self._count, self._logs = 0, list[Path]()
+        self._started_for, self._kept = "", dict[tuple[str, int], Kept]()
 
     @abstractmethod
     def starts(self) -> Sequence[Start]:
@@ -110,9 +112,9 @@ class PairRun(Run):
         return ()
 
     def jobs(self) -> list[Job]:
-        """Return a job for each start in each round."""
+        """Return a job for each round of each start."""
         rounds = range(1, self.args.rounds + 1)
-        return [Job(name, number) for number in rounds for name in self._starts]
+        return [Job(name, number) for name in self._starts for number in rounds]
 
     def measure(self, job: Job) -> None:
         """Measure two sides in both orders.
@@ -120,57 +122,49 @@ class PairRun(Run):
         Raises:
             Failure: a process failed, or took too long; its log is kept.
         """
-        start, together = self._starts[job.name], self.args.places == 2
-        self._logs = []
+        start = self._starts[job.name]
         try:
-            # To exchange places, sides start again; to exchange turns, they need not.
-            for orders in ((0,), (1,)) if together else ((0, 1),):
-                slices = [(order, label) for order in orders for label in start.cases]
-                with contextlib.ExitStack() as running:
-                    kept = self._begin(start, job.round, slices, running)
-                    for order, label in slices:
-                        self._slice(job, start, order, label, kept)
+            if self._started_for != job.name:
+                self._begin(start)
+            for label in start.cases:
+                for order in (0, 1):
+                    self._slice(job, start, order, label)
         except Failure as error:
+            self._started_for = ""
             tails = [f"{shutil.copy(log, self.args.out)}:\n{log_tail(log)}" for log in self._logs]
-            raise Failure("\n".join([f"{job}: {error}", *tails])) from error
+            with self.running:
+                raise Failure("\n".join([f"{job}: {error}", *tails])) from error
 
-    def _begin(
-        self,
-        start: Start,
-        number: int,
-        slices: Sequence[tuple[int, str]],
-        running: contextlib.ExitStack,
-    ) -> dict[str, Kept]:
-        """Start both sides' engines, which end with ``running``."""
-        args, together, kept = self.args, self.args.places == 2, {}
-        for place, side in enumerate(start.sides[::-1] if slices[0][0] else start.sides):
-            spec = {
-                **start.settings,
-                "slices": [(start.cases[label], 2 * number + order) for order, label in slices],
-                "cores": cores(args.places)[place if together else 0],
-                "memory": 0.6 if together else 0.4,
-                **self.spec(side),
-            }
-            share = len(args.gpus) // args.places
-            devices = args.gpus[place * share if together else 0 :][:share]
-            kept[side] = self._start(side, spec, devices, running)
-            if not together:  # on one device, they would count each other's memory
-                kept[side].started(_START)
-        for each in kept.values():
+    def _begin(self, start: Start) -> None:
+        """Start the engines of both sides in each place; the engines of the former start end."""
+        self.running.close()
+        self._started_for, self._logs, self._kept = start.name, [], {}
+        places = self.args.places
+        share = len(self.args.gpus) // places
+        for place in range(places):
+            devices = self.args.gpus[place * share :][:share]
+            for side in start.sides:
+                # Of the GPU's memory, the engines of both sides have 0.4 each.
+                own = {"cores": cores(places)[place], "memory": 0.4, **self.spec(side)}
+                spec = {**start.settings, **own}
+                self._kept[side, place] = self._start(f"{side}-{place}", side, spec, devices)
+        for each in self._kept.values():
             each.started(_START)
-        return kept
+        for each in self._kept.values():
+            self.running.callback(each.ask, None)  # all are asked to end before one is waited for
 
-    def _start(
-        self,
-        side: str,
-        spec: Mapping[str, Any],
-        devices: Sequence[str],
-        running: contextlib.ExitStack,
-    ) -> Kept:
-        """Start a side's engine."""
+    def _start(self, name: str, side: str, spec: Mapping[str, Any], devices: Sequence[str]) -> Kept:
+        """Start a side's engine, which ends with ``self.running``.
+
+        Args:
+            name: for its files.
+            side: of the pair.
+            spec: for the child.
+            devices: GPUs.
+        """
         work = self.installations.work
         self._count += 1
-        out, caches = work / f"{side}-{self._count}.json", work / f"{side}-compiled"
+        out, caches = work / f"{name}-{self._count}.json", work / f"{name}-compiled"
         environment = {
             **self.environment,
             **{
@@ -185,20 +179,20 @@ class PairRun(Run):
         process = self.installations.start(
             self.origin(side), command, self._logs[-1], environment, self.paths()
         )
-        running.push(lambda error, *_: _end(process, 0.0 if error else _END))
+        self.running.push(lambda error, *_: _end(process, 0.0 if error else _END))
         return Kept(process, out)
 
-    def _slice(
-        self, job: Job, start: Start, order: int, label: str, kept: Mapping[str, Kept]
-    ) -> None:
+    def _slice(self, job: Job, start: Start, order: int, label: str) -> None:
         """Measure a slice on both sides, compare their outputs, and keep it."""
         answers: dict[str, dict[str, Any]] = {}
         together = self.args.places == 2
         sides = start.sides[::-1] if order else start.sides
+        kept = {side: self._kept[side, n * together] for n, side in enumerate(sides)}
+        request = (start.cases[label], 2 * job.round + order)
         for seconds in (0.0, self.args.seconds):  # the warm-up, and then the slice
             for group in (sides,) if together else ((side,) for side in sides):
                 for side in group:
-                    kept[side].ask()
+                    kept[side].ask(request)
                 for side in group:
                     answers[side] = kept[side].result(seconds + _SLICE)
         self.device = answers[sides[0]]["device"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shutil
 import sys
@@ -23,7 +24,7 @@ from bench.results.slices import Group, Slice, found_in, has_ratio
 
 
 class Job(NamedTuple):
-    """A unit of work in a round: the sides of a start, or a process of its own."""
+    """A unit of work: a round of a start, or a process of its own."""
 
     name: str
     round: int
@@ -44,6 +45,7 @@ class Run(ABC):
         device: "CPU", or torch's name of the GPU, once it is known.
         title: a sentence for the report.
         groups: to be measured.
+        running: ends what jobs have left running.
     """
 
     environment: Mapping[str, str] = MappingProxyType({})
@@ -54,6 +56,7 @@ class Run(ABC):
     def __init__(self, args: argparse.Namespace, installations: Installations) -> None:
         self.args, self.installations = args, installations
         self.slices: list[Slice] = []
+        self.running = contextlib.ExitStack()
         self._started = time.monotonic()
         self._lengths: dict[str, float] = {}
         self._errors: list[str] = []
@@ -131,7 +134,8 @@ class Run(ABC):
         complete = False
         self._decide()
         try:
-            self._measure_all()
+            with self.running:
+                self._measure_all()
             complete = True
         except KeyboardInterrupt:
             if not self.slices:

@@ -2,8 +2,8 @@
 
     python -m bench.loops.child OUT SPEC
 
-SPEC is a :class:`Spec` as JSON. Each slice takes two requests (:mod:`bench.harness.kept`): for the
-warm-up, and for the slice.
+SPEC is a :class:`Spec` as JSON. Each slice takes two equal requests (:mod:`bench.harness.kept`),
+for the warm-up and for the slice: the shape and the row, and the seed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from demo import model
 from bench import thinking
 from bench.harness import kept
 from bench.loops.rows import ENGINES, SHAPES, Source
-from bench.models import GENERATED
+from bench.models import GENERATED, memory
 from bench.results.slices import COMPILED
 
 #: The directory of everything that is compiled, for vLLM, Triton and inductor.
@@ -41,7 +41,7 @@ class Spec(NamedTuple):
     """Measurement of one engine process.
 
     Attributes:
-        slices: shape and row, and the seed, of each slice, in order.
+        engine: a name of :data:`bench.loops.rows.ENGINES`.
         kind: "served" for AsyncLLM under traffic; "steady" for steady batches.
         graphs: a name of :data:`GRAPHS`.
         thinking: whether the engine knows the markers of :mod:`bench.thinking`.
@@ -54,7 +54,7 @@ class Spec(NamedTuple):
         model: directory of a model with weights; empty for a generated one.
     """
 
-    slices: Sequence[tuple[tuple[str, str], int]]
+    engine: str
     kind: str
     graphs: str
     thinking: bool
@@ -80,14 +80,14 @@ def main(out: Path, spec: Spec) -> None:
     seen = compiled()
     kept.ready(out)
     asked = kept.asked(out)
-    for (shape, row), seed in spec.slices:
+    for warmed_up, ((shape, row), seed) in asked:
         source = Source(SHAPES[shape], row, seed, spec.output, vocabulary)
-        answer, began = next(asked), time.perf_counter()
+        began = time.perf_counter()
         engine.warm_up(source)
         warmup = time.perf_counter() - began
         # Both sides begin together, whichever of them had something to compile.
-        kept.answer(answer, {})
-        answer = next(asked)
+        kept.answer(warmed_up, {})
+        answer, _ = next(asked)
         measured = engine.measure(source, spec.ramp, spec.seconds)
         now = compiled()
         names = sorted((Counter(now) - Counter(seen)).elements())
@@ -105,8 +105,7 @@ def start(spec: Spec, home: Path) -> tuple[Any, int]:
     from bench.loops.served import Served
     from bench.loops.steady import Steady
 
-    (shape, _), _ = spec.slices[0]
-    engine, vocabulary = ENGINES[SHAPES[shape].engine], ENGINES[SHAPES[shape].engine].vocabulary
+    engine, vocabulary = ENGINES[spec.engine], ENGINES[spec.engine].vocabulary
     if spec.model:
         written, loading = Path(spec.model), {"skip_tokenizer_init": True}
         vocabulary = json.loads((written / "config.json").read_text())["vocab_size"]
@@ -120,7 +119,7 @@ def start(spec: Spec, home: Path) -> tuple[Any, int]:
         "max_model_len": engine.length,
         "max_num_seqs": max(engine.concurrency),
         "max_num_batched_tokens": 8192,
-        "gpu_memory_utilization": spec.memory,
+        **memory(spec.memory),
         "disable_log_stats": True,
         "compilation_config": dict(GRAPHS[spec.graphs]),
         "reasoning_config": thinking.config() if spec.thinking else None,

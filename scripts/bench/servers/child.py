@@ -3,8 +3,8 @@
     python -m bench.servers.child OUT SPEC
 
 SPEC is a :class:`Spec` as JSON; an empty one has the model written, and OUT gets the device. Each
-slice takes two requests (:mod:`bench.harness.kept`), of which the first does nothing: the client
-warms up by itself.
+slice takes two equal requests (:mod:`bench.harness.kept`), case and seed, of which the first does
+nothing: the client warms up by itself.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from demo import model
 
 from bench.harness import disturbance, kept, outputs
 from bench.harness.kept import end_with_parent
+from bench.models import memory
 from bench.results.slices import DISTURBANCE
 from bench.servers import load as loads
 from bench.servers.load import CASES, LOADS, Load
@@ -52,7 +53,6 @@ class Spec(NamedTuple):
     """Measurement of one server.
 
     Attributes:
-        slices: case and seed of each slice, in order.
         size: a name of :data:`~bench.servers.load.LOADS`.
         model: the model's directory.
         generated: whether the model is generated: a text then has one word for each token.
@@ -64,7 +64,6 @@ class Spec(NamedTuple):
         compared: whether texts are compared.
     """
 
-    slices: Sequence[tuple[str, int]]
     size: str
     model: str
     generated: bool
@@ -99,9 +98,9 @@ def main(out: Path, spec: Spec) -> None:
     with serving(spec) as (url, process):
         kept.ready(out)
         asked = kept.asked(out)
-        for case, seed in spec.slices:
-            kept.answer(next(asked), {})
-            answer = next(asked)
+        for warmed_up, (case, seed) in asked:
+            kept.answer(warmed_up, {})
+            answer, _ = next(asked)
             kept.answer(answer, {"device": device, **measure(url, process, spec, case, seed)})
 
 
@@ -118,8 +117,8 @@ def serving(spec: Spec) -> Iterator[tuple[str, int]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
-    memory = ["--gpu-memory-utilization", str(spec.memory)]
-    line = loads.server_arguments(spec.model, spec.tokenizer, port, [*memory, *spec.flags])
+    own = (f"--{name.replace('_', '-')}={value}" for name, value in memory(spec.memory).items())
+    line = loads.server_arguments(spec.model, spec.tokenizer, port, [*own, *spec.flags])
     process = subprocess.Popen(
         [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *line],
         env={**os.environ, "PYTHONPATH": spec.path},
@@ -237,7 +236,7 @@ def read(
 
 if __name__ == "__main__":
     out, argument = Path(sys.argv[1]), json.loads(sys.argv[2])
-    if "slices" in argument:
+    if "cores" in argument:
         main(out, Spec(**argument))
     else:
         prepare(Path(argument["model"]), argument["size"])
