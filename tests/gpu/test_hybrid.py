@@ -1,4 +1,4 @@
-"""A hybrid model on a GPU: the fixes uniform-decode and accepted-counts.
+"""A hybrid model on a GPU: the fixes uniform-decode, accepted-counts and draft-gates.
 
 Its kernels compile for over a minute the first time.
 """
@@ -34,6 +34,15 @@ def same(one: Any, other: Any) -> bool:
     return one["tokens"] == other["tokens"] and all(
         abs(mine[0][1] - theirs[0][1]) < 0.01 for mine, theirs in pairs
     )
+
+
+def gap(one: Any, other: Any) -> float:
+    """The distance of the logprobs where two outputs first differ in a token; 0.0 if nowhere."""
+    for place, (mine, theirs) in enumerate(zip(one["tokens"], other["tokens"], strict=True)):
+        if mine != theirs:
+            first, second = (float(of["logprobs"][place][0][1]) for of in (one, other))
+            return abs(first - second)
+    return 0.0
 
 
 @pytest.mark.parametrize("drafts", [0, DRAFTS])
@@ -80,3 +89,16 @@ def test_drafts_change_no_token_where_requests_join_and_leave(engines: dict[str,
     ]
     assert len(differing) <= 2, differing  # logits may nearly tie
     assert drafted["steps"] < plain["steps"]
+
+
+def test_drafts_of_gated_delta_nets_have_their_own_gates(engines: dict[str, Engine]) -> None:
+    """Logits of bfloat16 may nearly tie; with another token's gates they lie far apart."""
+    words = ("many", "qwen3-next")
+    plain = serve(engines["overlaid"], "graphs", "0", *words)["outputs"]
+    ours, off = (
+        serve(engines["overlaid"], "ahead", str(DRAFTS), *words, switch=switch)["outputs"]
+        for switch in ("on", "-draft-gates")
+    )
+    gaps = [[gap(of[name], output) for name, output in plain.items()] for of in (ours, off)]
+    assert max(gaps[0]) < 0.25, gaps
+    assert max(gaps[1]) > 0.5, gaps

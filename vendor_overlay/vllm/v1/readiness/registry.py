@@ -137,6 +137,8 @@ MM_CACHES = _fix("mm-caches", "frontend.mm_caches", on_v2=True)
 CPU_PINNING = _fix("cpu-pinning", "engine.pinning", device="cpu")
 #: A prompt of one token begins with an empty recurrent state.
 EMPTY_STATES = _fix("empty-states", "inputs.empty_states:EmptyStates")
+#: A gated delta net computes each drafted token with the token's own gates.
+DRAFT_GATES = _fix("draft-gates", "inputs.draft_gates")
 #: Every data-parallel rank runs its drafter if any rank drafts.
 DRAFTER_RANKS = _fix("drafter-ranks", "inputs.drafter_ranks:DrafterRanks")
 #: Neither replies nor cached blocks are computed from a failed KV load.
