@@ -198,11 +198,12 @@ def test_a_failed_process_fails_its_job_and_keeps_its_log(tmp_path: Path) -> Non
     installations.paths, installations.work = {"stock": [tmp_path]}, tmp_path
     installations.python, installations.digests = str(python), {}
     (tmp_path / "out").mkdir()
-    args = argparse.Namespace(places=1, seconds=1.0, gpus=[], rounds=1, out=tmp_path / "out")
+    args = argparse.Namespace(places=1, seconds=1.0, gpus=[], rounds=2, out=tmp_path / "out")
     run = Run(args, installations)
     with pytest.raises(Failure, match="again/stock, round 1: the process ended \\(3\\)") as failed:
         run.measure(run.jobs()[0])
-    assert not run._started_for  # the next round starts them again
+    with pytest.raises(Failure, match="again/stock, round 2: its engines did not start"):
+        run.measure(run.jobs()[1])
     assert "out of memory" in str(failed.value)
     logs = {file.name: file.read_text() for file in args.out.glob("*.log")}
     assert logs.pop("again-0-1.log") == "out of memory\n"

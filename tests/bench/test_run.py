@@ -90,6 +90,34 @@ def test_no_job_begins_that_would_end_after_the_limit(
     assert [one["case"] for one in load(tmp_path / "run.json")["slices"]] == ["one", "one"]
 
 
+def test_what_has_started_stays_for_later_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start takes 30 s, and a round 10 s."""
+    now = 0.0
+    monkeypatch.setattr(harness, "time", SimpleNamespace(monotonic=lambda: now))
+
+    class Kept(Faked):
+        def jobs(self) -> list[Job]:
+            return sorted(super().jobs(), key=lambda job: job.name)
+
+        def measure(self, job: Job) -> None:
+            nonlocal now
+            if job.round == 1:
+                now += 30.0
+                self.started()
+            now += 10.0
+            super().measure(job)
+
+    # After four rounds 70 s are over, and a start with its round would end at 110 s.
+    Kept(tmp_path, rounds=4, limit=95.0).execute()
+    found = [(one["case"], one["round"]) for one in load(tmp_path / "run.json")["slices"][::2]]
+    assert found == [("one", n) for n in (1, 2, 3, 4)]
+    now = 0.0
+    Kept(tmp_path, rounds=4, limit=65.0).execute()
+    assert len(load(tmp_path / "run.json")["slices"]) == 2 * 3
+
+
 @pytest.mark.parametrize("value", ["0", "-3", "soon", "inf", "nan"])
 def test_a_limit_is_a_time(value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

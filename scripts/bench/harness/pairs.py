@@ -85,6 +85,7 @@ class PairRun(Run):
             installations.add_copy()
         self._count, self._logs = 0, list[Path]()
         self._started_for, self._kept = "", dict[tuple[str, int], Kept]()
+        self._failed: set[str] = set()
 
     @abstractmethod
     def starts(self) -> Sequence[Start]:
@@ -123,9 +124,13 @@ class PairRun(Run):
             Failure: a process failed, or took too long; its log is kept.
         """
         start = self._starts[job.name]
+        if job.name in self._failed:
+            raise Failure(f"{job}: its engines did not start")
         try:
             if self._started_for != job.name:
+                self._failed.add(job.name)
                 self._begin(start)
+                self._failed.remove(job.name)
             for label in start.cases:
                 for order in (0, 1):
                     self._slice(job, start, order, label)
@@ -150,6 +155,7 @@ class PairRun(Run):
                 self._kept[side, place] = self._start(f"{side}-{place}", side, spec, devices)
         for each in self._kept.values():
             each.started(_START)
+        self.started()
         for each in self._kept.values():
             self.running.callback(each.ask, None)  # all are asked to end before one is waited for
 

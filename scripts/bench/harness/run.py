@@ -59,6 +59,8 @@ class Run(ABC):
         self.running = contextlib.ExitStack()
         self._started = time.monotonic()
         self._lengths: dict[str, float] = {}
+        #: When the running job began to measure, and the seconds that the last start took.
+        self._began, self._starting = 0.0, 0.0
         self._errors: list[str] = []
         self._decided: dict[str, Any] = {}
 
@@ -164,8 +166,8 @@ class Run(ABC):
     def _measure_all(self) -> None:
         """Do every job that ends in time; a job that fails leaves an error behind."""
         for job in self.jobs():
-            began = time.monotonic()
-            if not self._fits(job, began - self._started):
+            self._began = time.monotonic()
+            if not self._fits(job, self._began - self._started):
                 print(f"bench: {job} would end too late", file=sys.stderr, flush=True)
                 continue
             try:
@@ -173,12 +175,17 @@ class Run(ABC):
             except Failure as error:
                 self._errors.append(str(error))
                 print(error, file=sys.stderr, flush=True)
-            self._lengths[job.name] = time.monotonic() - began
+            self._lengths[job.name] = time.monotonic() - self._began
+
+    def started(self) -> None:
+        """Note that processes have started that stay for the next jobs of the same name."""
+        now = time.monotonic()
+        self._starting, self._began = now - self._began, now
 
     def _fits(self, job: Job, spent: float) -> bool:
         """Return whether a job ends within the limit, by the length of earlier jobs."""
         limit = getattr(self.args, "limit", None)
-        usual = max(self._lengths.values(), default=0.0)
+        usual = self._starting + max(self._lengths.values(), default=0.0)
         return limit is None or spent + self._lengths.get(job.name, usual) <= limit
 
     def write(self, complete: bool) -> dict[str, Any]:

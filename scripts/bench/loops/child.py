@@ -32,6 +32,7 @@ CACHES = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 #: minutes that inductor takes.
 GRAPHS: Mapping[str, Mapping[str, Any]] = {
     "none": {"mode": 0, "cudagraph_mode": "NONE"},
+    "decodes": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
     "piecewise": {"mode": 3, "backend": "eager", "cudagraph_mode": "FULL_AND_PIECEWISE"},
     "full": {"mode": 3, "backend": "eager", "cudagraph_mode": "FULL"},
 }
