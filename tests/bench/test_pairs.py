@@ -168,6 +168,7 @@ def test_pairs_are_of_two_known_sides() -> None:
         ("overlaid", "overlaid", "0", None),
         ("overlaid=-fixes", "overlaid", "0", "-fixes"),
         ("overlaid-mrv2", "overlaid", "1", None),
+        ("probed", "overlaid", "0", None),
     ],
 )
 def test_sides_differ_in_installation_runner_and_switch(

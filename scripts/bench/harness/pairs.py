@@ -27,10 +27,11 @@ from bench.harness.machine import gpus
 from bench.harness.run import Job, Run
 from bench.results.slices import DISTURBANCE
 
-#: Side to the installation that it imports; "again" is stock, and "copy" another view of stock.
+#: Side to the installation that it imports; "again" is stock, "copy" another view of stock, and
+#: "probed" the overlay with the probe on.
 ORIGINS = {
     **{"stock": "stock", "again": "stock", "copy": "copy", "mrv2": "stock"},
-    "overlaid-mrv2": "overlaid",
+    **{"overlaid-mrv2": "overlaid", "probed": "overlaid"},
 }
 _OVERLAID = "overlaid"
 _SIDE = rf"{'|'.join(ORIGINS)}|{_OVERLAID}(?:=[^/]+)?"
@@ -178,6 +179,9 @@ class PairRun(Run):
                 for n, name in enumerate(self.caches)
             },
             **self.variables(side),
+            **(
+                {"VLLM_READINESS_PROBE": str(out.with_suffix(".probe"))} if side == "probed" else {}
+            ),
             **({"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}),
         }
         self._logs.append(out.with_suffix(".log"))
