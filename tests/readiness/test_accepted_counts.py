@@ -62,6 +62,14 @@ def nobody_left(make: Make) -> Counts:
     return runner.step({"new": 0}, finished=("a",))
 
 
+def full(make: Make) -> Counts:
+    """A new request comes after a step that filled the last row."""
+    runner = make(mode="none", moment="before")
+    names = [f"r{row}" for row in range(ROWS)]
+    begin(runner, dict.fromkeys(names, 3), dict.fromkeys(names, 3))
+    return runner.step({**dict.fromkeys(names[1:], 3), "new": 0}, finished=("r0",))
+
+
 def left_out(make: Make) -> Counts:
     """A request is left out of a step."""
     runner = make(mode="none", moment="after")
@@ -79,12 +87,16 @@ def left_out_synchronous(make: Make) -> Counts:
     return runner.step({"a": 3, "b": 3})
 
 
+FULL = {**{f"r{row}": 1 + DRAFTS for row in range(1, ROWS)}, "new": 1}
+
+
 @pytest.mark.parametrize(
     ("outcome", "stock", "fixed"),
     [
         (rows_exchanged_after_arrival, {"b": 3, "c": 1, "new": 1}, {"b": 3, "c": 4, "new": 1}),
         (rows_exchanged_around_arrival, {"b": 4, "new": 1}, {"b": 1, "new": 1}),
         (nobody_left, {"new": 3}, {"new": 1}),
+        (full, FULL, FULL),
         (left_out, {"a": 1, "b": 3}, {"a": 4, "b": 3}),
         (left_out_synchronous, {"a": 1, "b": 3}, {"a": 4, "b": 3}),
     ],
