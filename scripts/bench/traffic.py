@@ -106,7 +106,8 @@ def starts(args: argparse.Namespace, settings: Mapping[str, Any]) -> Iterator[St
                     for shape in shapes
                     for row in of
                 }
-                for graphs in args.graphs if cases and not unsupported else ():
+                usual = engine.graphs if args.gpus else ["none"]
+                for graphs in args.graphs or usual if cases and not unsupported else ():
                     about = f"{name} {graphs}{' thinking' * thinking}"
                     own = {**settings, "engine": name, "graphs": graphs, "thinking": thinking}
                     yield Start(about, (first, second), cases, own)
@@ -118,8 +119,8 @@ def add_rows(options: argparse.ArgumentParser, devices: Sequence[str]) -> None:
     shapes = large if devices else ["small-8"]
     options.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=shapes)
     options.add_argument("--rows", nargs="+", choices=list(ROWS), help="(the shape's own)")
-    graphs = ["piecewise", "full"] if devices else ["none"]
-    options.add_argument("--graphs", nargs="+", choices=list(GRAPHS), default=graphs)
+    text = "CUDA graphs (the shape's own; none without a GPU)"
+    options.add_argument("--graphs", nargs="+", choices=list(GRAPHS), help=text)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -152,7 +152,7 @@ def test_a_run_compares_outputs_without_the_fixes(tmp_path: Path) -> None:
     installations: Any = SimpleNamespace(work=tmp_path)
     args = argparse.Namespace(
         **{"pairs": ["overlaid/stock"], "shapes": ["tiny-4"], "rows": ["plain"]},
-        **{"graphs": ["none"], "output": 64, "model": tmp_path / "mine", "ranks": 2},
+        **{"graphs": None, "gpus": [], "output": 64, "model": tmp_path / "mine", "ranks": 2},
     )
     run = EngineRun(args, installations)
     assert run.environment["VLLM_READINESS"] == "-fixes"

@@ -135,6 +135,7 @@ def test_model_runner_v2_is_given_what_it_supports() -> None:
         pairs=["overlaid/stock", "overlaid/mrv2"],
         rows=None,
         graphs=["piecewise"],
+        gpus=["0"],
     )
     made = {start.name: start for start in traffic.starts(args, {"kind": "served"})}
     assert list(made) == [
@@ -152,6 +153,21 @@ def test_model_runner_v2_is_given_what_it_supports() -> None:
     assert {shape for shape, _ in cases.values()} == {"half-b-128", "half-b-32"}
     assert len(cases) == 2 * len([row for row in ROWS.values() if not row.thinking])
     assert ENGINES["hybrid"].rows == ["plain", "thinking-presence"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "abouts"),
+    [(["0"], ["half-b piecewise", "half-b full", "hybrid decodes"]), ([], ["half-b none"])],
+)
+def test_graphs_are_those_of_the_engine_unless_they_are_named(
+    gpus: list[str], abouts: list[str]
+) -> None:
+    shapes = ["half-b-128", "hybrid-64"]
+    args = argparse.Namespace(
+        shapes=shapes, pairs=["overlaid/stock"], rows=["plain"], graphs=None, gpus=gpus
+    )
+    found = [start.about for start in traffic.starts(args, {})]
+    assert found[: len(abouts)] == abouts
 
 
 def test_kernels_are_named_as_they_are_compiled(

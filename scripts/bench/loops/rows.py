@@ -34,6 +34,7 @@ class Engine(NamedTuple):
         concurrency: numbers of requests in flight that it is measured with.
         rows: names of the rows that are measured by default.
         mrv2: whether Model Runner V2 supports the model.
+        graphs: names of the CUDA graphs that it is measured with by default.
         prompt: mean number of prompt tokens.
         output: mean number of output tokens.
         length: max_model_len in tokens.
@@ -44,6 +45,7 @@ class Engine(NamedTuple):
     concurrency: tuple[int, ...]
     rows: Sequence[str]
     mrv2: bool = True
+    graphs: Sequence[str] = ("piecewise", "full")
     prompt: int = 100
     output: int = 200
     length: int = 4096
@@ -105,7 +107,10 @@ _USUAL = [name for name in ROWS if name != "thinking-presence"]
 ENGINES: Mapping[str, Engine] = {
     "half-b": Engine(HALF_B, 151936, (128, 32, 256), _USUAL),
     "seven-b": Engine(SEVEN_B, 152064, (64,), _USUAL),
-    "hybrid": Engine(HYBRID, 128256, (64,), ["plain", "thinking-presence"], mrv2=False),
+    # Its layers do not compile with torch 2.11.
+    "hybrid": Engine(
+        HYBRID, 128256, (64,), ["plain", "thinking-presence"], mrv2=False, graphs=["decodes"]
+    ),
     "small": Engine(SMALL, 32000, (8,), _USUAL, prompt=32, output=32, length=1024),
     "tiny": Engine({}, 1024, (4,), _USUAL, prompt=12, output=12, length=256),
 }
