@@ -32,7 +32,7 @@ from series import edit, upstream
 from series.upstream import Upstream
 
 from review import matrix, released, review, trying, wheels
-from review.merging import CONFLICTS, OBSOLETE, title
+from review.merging import CONFLICTS, OBSOLETE
 from review.model import Model
 from review.review import Review
 
@@ -114,7 +114,7 @@ def _release(args: argparse.Namespace) -> int:
 
 def _matrix(args: argparse.Namespace) -> int:
     overlay = Overlay.load(ROOT)
-    versions = released.several(args.releases, overlay.pin)
+    versions = released.several(args.releases)
     base = _base(args, overlay)
     model = Model(base)  # read once for all releases
 
@@ -123,17 +123,9 @@ def _matrix(args: argparse.Namespace) -> int:
         return review.of_release(overlay, base, release, args.out, model=model)
 
     columns: list[matrix.Column] = []
-    try:
-        for version in versions:
-            columns.append(matrix.column(version, partial(attempt, version)))
-            print(escaped(str(columns[-1])), flush=True)
-    except KeyboardInterrupt:
-        done = ", ".join(each.version for each in columns if each.review) or "none"
-        print(
-            f"review: interrupted; reviewed until then: {done}; an earlier matrix is unchanged",
-            file=sys.stderr,
-        )
-        return 130
+    for version in versions:
+        columns.append(matrix.column(version, partial(attempt, version)))
+        print(escaped(str(columns[-1])), flush=True)
     for sentence in matrix.summary(columns):
         print(escaped(sentence))
     print(escaped(f"page: {matrix.write(args.releases, overlay.pin, columns, args.out)}"))
@@ -163,7 +155,7 @@ def _rebase(args: argparse.Namespace) -> int:
 
 
 def _obtain(args: argparse.Namespace, overlay: Overlay, folder: Path) -> wheels.Release:
-    wanted = released.one(args.release, overlay.pin)
+    wanted = released.one(args.release)
     return wheels.obtain(wanted, args.sha256 or None, folder / "wheels", overlay.pin)
 
 
@@ -176,7 +168,7 @@ def _print(result: Review) -> None:
     print(escaped(f"vLLM {result.release.version}: {result.headline}"))
     for judged in result.merged.patches:
         if judged.verdict in (CONFLICTS, OBSOLETE):
-            line = f"{judged.verdict:<9} {judged.number} {title(judged.patch)}: {judged.because}"
+            line = f"{judged.verdict:<9} {judged.number} {judged.title}: {judged.because}"
             print(escaped(f"  {line}"))
     for sentence in result.decisions:
         print(escaped(f"decide: {sentence}"))

@@ -22,11 +22,12 @@ from overlay.errors import Exit, OverlayError
 from overlay.pin import NAME as PIN
 from overlay.source import Overlay
 from series import refresh
+from series.extents import extents
 from series.tree import write_file
 from series.upstream import Upstream
 
 from review.merging import CONFLICTS, Merged
-from review.model import ASSIGNED, Definition, parsed
+from review.model import ASSIGNED
 from review.wheels import Release
 
 #: ruff's rules: undefined names, a local variable read before it is set, and a definition that
@@ -100,53 +101,39 @@ def make(
 
 
 def _faults(merged: Merged, base: Upstream, release: Upstream) -> Iterator[str]:
-    # A file that this Python cannot compile in the release either says nothing of the merge.
-    theirs = {
-        path: text
-        for path in sorted(set(merged.texts) - merged.conflicts)
-        if _syntax(path, text := release.read(path)) is None
-    }
-    changed = {p: merged.texts[p] for p, text in theirs.items() if merged.texts[p] != text}
-    broken = {path: fault for path, text in changed.items() if (fault := _syntax(path, text))}
-    yield from (f"{path}, line {line}: it does not compile: {text}"
-                for path, (line, text) in broken.items())  # fmt: skip
-    whole = {path: text for path, text in changed.items() if path not in broken}
+    theirs = {path: release.read(path) for path in sorted(set(merged.texts) - merged.conflicts)}
+    whole = {}
+    for path, text in theirs.items():
+        if merged.texts[path] != text and (fault := _syntax(path, merged.texts[path])):
+            yield fault
+        elif merged.texts[path] != text:
+            whole[path] = merged.texts[path]
     for path, text in whole.items():
-        sides = (base.read(path), merged.overlaid[path], theirs[path], text)
-        before, ours, there, _ = (_bound(path, side) for side in sides)
+        sides = (base.read(path), merged.overlaid[path], theirs[path])
+        before, ours, there = map(_bound, sides)
         for name in sorted((ours - before) & (there - before)):
             # If the release has taken our lines over, the merge holds them once.
             last = name.rpartition(".")[2].encode()
-            if sides[3].count(last) > sides[2].count(last):
+            if text.count(last) > theirs[path].count(last):
                 yield f"{path}: a patch puts {name} there, and the release has one of its own now"
     yield from _undefined(theirs, merged.overlaid, whole)
 
 
-def _syntax(path: str, text: bytes) -> tuple[int, str] | None:
-    """Return line and reason if a module does not compile."""
+def _syntax(path: str, text: bytes) -> str:
+    """Return a sentence if a module does not compile."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             compile(text, path, "exec", dont_inherit=True)
-    except SyntaxError as error:
-        return error.lineno or 1, error.msg
-    except (ValueError, RecursionError, MemoryError) as error:
-        return 1, str(error)
-    return None
+    except (SyntaxError, ValueError) as error:
+        return f"{path}, line {getattr(error, 'lineno', 1)}: it does not compile: {error}"
+    return ""
 
 
-def _bound(path: str, text: bytes) -> set[str]:
-    """Return the names that a module and its classes bind, imported ones included."""
-
-    def names(found: Definition) -> Iterator[str]:
-        yield from (f"{found.name}.{name}".lstrip(".") for name in found.object.members)
-        for member in found.members():
-            if member.kind == "class":
-                yield from names(member)
-            elif member.kind == "function" and found.name:
-                yield from (f"{found.name}.{name}" for name in ASSIGNED.findall(member.text))
-
-    return set(names(parsed(path, text.decode(errors="replace"))))
+def _bound(text: bytes) -> set[str]:
+    """Return the names of a module's functions and classes, and of the attributes that it sets."""
+    assigned = ASSIGNED.findall(text.decode(errors="replace"))
+    return {extent.name for extent in extents(text)} | set(assigned)
 
 
 def _undefined(

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 
-from review.model import ASSIGNED, BODY, GONE, MAKER, NEW, SAME, Change, Definition, Model, unified
+from review.model import ASSIGNED, BODY, MAKER, SAME, Change, Definition, Model, change
 from review.model import compare as compared
 
 Place = tuple[str, str]
@@ -49,35 +49,20 @@ def compare(
         before, after = (uses(every, side, same) for side in (base, release))
     for place in dict.fromkeys([*before, *after]):
         old, new = (side.get(place, {}) for side in (before, after))
-        pair = tuple(
-            side.find(*place) if place[0] in side.paths else None for side in (base, release)
-        )
-        if any(each is not None and each.path in patched for each in pair):
+        pair = base.find(*place), release.find(*place)
+        if any(each and each.path in patched for each in pair):
             continue
-        classes = tuple(sorted({*old.values(), *new.values()}))
+        users = sorted({*old.values(), *new.values()})
         name = ".".join(place).rstrip(".")
         if MAKES in old and pair[0] is not None:
-            if compared(pair[0], pair[1]) != SAME:
-                yield _change(name, f"It {_how(old)}.", pair[0], pair[1], classes)
-            yield from _setters(place, pair[0], (base, release), classes)
+            if compared(*pair) != SAME:
+                yield change(MAKER, name, pair, users, f"It {_how(old)}.")
+            yield from _setters(place, pair[0], (base, release), users)
         elif old.keys() != new.keys():
             if new.keys() == {DERIVES} and not _overrides(pair[1], methods):
                 continue
-            text = f"It {_how(new)}" if new else f"It no longer {_how(old)}"
-            yield _change(name, f"{text}.", pair[0], pair[1], classes)
-
-
-def _change(
-    name: str,
-    detail: str,
-    before: Definition | None,
-    after: Definition | None,
-    classes: tuple[str, ...],
-) -> Change:
-    was, now = (each.place if each else None for each in (before, after))
-    fate = NEW if was is None else GONE if now is None else BODY
-    diff = unified(*(each.text if each else "" for each in (before, after)))
-    return Change(MAKER, name, fate, detail, was, now, classes, diff)
+            text = f"It {_how(new)}." if new else f"It no longer {_how(old)}."
+            yield change(MAKER, name, pair, users, text, BODY if all(pair) else "")
 
 
 def _derived(made: Mapping[Place, Mapping[str, str]]) -> set[Place]:
@@ -85,7 +70,7 @@ def _derived(made: Mapping[Place, Mapping[str, str]]) -> set[Place]:
 
 
 def _setters(
-    place: Place, maker: Definition, sides: tuple[Model, Model], classes: tuple[str, ...]
+    place: Place, maker: Definition, sides: tuple[Model, Model], users: Sequence[str]
 ) -> Iterator[Change]:
     """Yield the other methods of a maker's class that set an attribute that it sets, if new."""
     attributes = set(ASSIGNED.findall(maker.text))
@@ -98,7 +83,7 @@ def _setters(
         new = set(ASSIGNED.findall(member.text)) - set(ASSIGNED.findall(old.text if old else ""))
         if name != place[1] and member.kind == "function" and new & attributes:
             detail = f"It sets {', '.join(sorted(new & attributes))}, as {maker.name} does."
-            yield _change(member.full_name, detail, old, member, classes)
+            yield change(MAKER, member.full_name, (old, member), users, detail)
 
 
 def uses(

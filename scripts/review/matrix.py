@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from overlay.errors import Exit, OverlayError, denied
+from overlay.errors import OverlayError, denied
 from overlay.pin import Pin
 from series.tree import write_file
 
@@ -34,7 +32,7 @@ class Column:
         version: of the release.
         review: of it; None if it could not be reviewed.
         code: the exit code of ``--check`` for it, or of the refusal.
-        because: why there is no review, and what to do next.
+        because: why there is no review, and the next step.
     """
 
     version: str
@@ -52,25 +50,18 @@ def column(version: str, attempt: Callable[[], Review]) -> Column:
     """Review one release; if that fails, say why."""
     try:
         review = attempt()
-    except (OverlayError, OSError) as error:
-        if isinstance(error, OSError):
-            error = denied(error, "the review was not written")
-        reason = " ".join(str(error).partition("\n  next ")[0].split())
-        return Column(version, None, int(error.code), f"{reason}; next: {error.next_step}")
-    except Exception as error:  # a fault in one review does not cost the others
-        traceback.print_exc(file=sys.stderr)
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        return Column(version, None, int(Exit.FAULT), f"{text}; please report it")
-    return Column(review.release.version, review, CODES[review.verdict])
+    except OSError as error:
+        refused = denied(error, "the review was not written")
+    except OverlayError as error:
+        refused = error
+    else:
+        return Column(review.release.version, review, CODES[review.verdict])
+    return Column(version, None, int(refused.code), refused.line)
 
 
 def worst(columns: Sequence[Column]) -> int:
     """Return the worst exit code; a failure is worse than any verdict."""
-    ranks = list(CODES.values())
-    return max(
-        (each.code for each in columns),
-        key=lambda code: (ranks.index(code) if code in ranks else len(ranks), code),
-    )
+    return max((each.code for each in columns), key=lambda code: (code not in CODES.values(), code))
 
 
 def write(wanted: str, pin: Pin, columns: Sequence[Column], folder: Path) -> Path:

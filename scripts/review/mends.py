@@ -29,8 +29,7 @@ class Mend:
     Attributes:
         since: the first release that has all of it; None if :data:`READ` has not.
         partly: release to the part of it that this release was the first to have.
-        patches: the names of the fix's patches without their numbers. A fix without any uses
-            the seams of others.
+        patches: the names of the fix's patches. A fix without any uses the seams of others.
     """
 
     since: str | None = None
@@ -46,7 +45,6 @@ class Found:
         name: of the fix.
         state: ``mended``, or one of :data:`PARTLY` to :data:`UNKNOWN`.
         because: how that is known, as ``since 0.24.0``.
-        patches: the fix's own, judged.
         todo: what to do about it.
         decide: whether a person must.
     """
@@ -54,7 +52,6 @@ class Found:
     name: str
     state: str
     because: str
-    patches: tuple[JudgedPatch, ...]
     todo: str
     decide: bool
 
@@ -86,7 +83,7 @@ def _patches(word: str, bugs: Collection[str]) -> tuple[str, ...]:
     for patch in _SERIES.patches:
         served, bug = words.of_patch(patch), header_fields(patch.header)["Bug"].rpartition("/")[2]
         if served == {word} or (word in served and bug in bugs):
-            own.append(patch.name.partition("-")[2].removesuffix(".patch"))
+            own.append(patch.name)
     return tuple(own)
 
 
@@ -115,22 +112,18 @@ def judge(
     has = {name: _has(mend, release) for name, mend in mends.items()}
     found = {}
     for name, mend in mends.items():
-        own = tuple(judged for judged in patches if _title(judged) in mend.patches)
+        own = tuple(judged for judged in patches if judged.patch.name in mend.patches)
         shared = {
             judged.number: [
                 other
                 for other, its in mends.items()
-                if other != name and _title(judged) in its.patches and has[other][0] != MENDED
+                if judged.patch.name in its.patches and has[other][0] != MENDED
             ]
             for judged in own
         }
         todo, decide = _todo(has[name][0], own, shared)
-        found[name] = Found(name, *has[name], own, todo, decide)
+        found[name] = Found(name, *has[name], todo, decide)
     return found
-
-
-def _title(judged: JudgedPatch) -> str:
-    return judged.patch.name.partition("-")[2].removesuffix(".patch")
 
 
 def _has(mend: Mend, release: str) -> tuple[str, str]:
@@ -158,14 +151,7 @@ def _todo(
             return f"read the release: {', '.join(obsolete)} is obsolete, no mend is known", True
         conflicting = [each.number for each in patches if each.verdict == CONFLICTS]
         return "keep it" + f", and resolve {', '.join(conflicting)}" * bool(conflicting), False
-    phrases = ["drop it"] if patches else ["drop it; no patch is its own"]
-    for judged in patches:
-        if others := shared[judged.number]:
-            phrases.append(f"keep {judged.number} for {', '.join(others)}")
-        elif judged.verdict == CONFLICTS:
-            phrases.append(f"drop {judged.number} rather than resolve it")
-        elif judged.verdict == OBSOLETE:
-            phrases.append(f"drop {judged.number}")
-        else:
-            phrases.append(f"drop {judged.number}, though it applies: upstream mended it elsewhere")
+    phrases = ["drop it" if patches else "drop it; no patch is its own"]
+    for number, others in shared.items():
+        phrases.append(f"keep {number} for {', '.join(others)}" if others else f"drop {number}")
     return "; ".join(phrases), True

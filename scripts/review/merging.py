@@ -12,29 +12,31 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from functools import cached_property
 
-from overlay.errors import Exit, OverlayError
 from overlay.patches import FilePatch, Hunk, Patch, Series, header_fields, split_lines
 from series import git
-from series.extents import enclosing, extents
+from series.extents import enclosing
 from series.upstream import Upstream
 
 #: The verdicts, worst first.
 CONFLICTS, OBSOLETE, MOVED, APPLIES = "conflicts", "obsolete", "moved", "applies"
-#: Verdicts on a hunk that is no longer needed: upstream does the same, or its lines are gone.
-ADOPTED, GONE = "adopted", "gone"
+#: The verdict on a hunk that is no longer needed: the release has its lines.
+ADOPTED = "adopted"
 
-#: A line shorter than this may be anywhere by chance.
-_DISTINCTIVE = 8
+_SAID = {
+    APPLIES: "at the same line",
+    MOVED: "at other lines",
+    CONFLICTS: "in conflict",
+    ADOPTED: "likely adopted, which would change nothing",
+}
+
 #: The length of git's conflict markers: no module has such long rows of these characters.
 _MARKER = 31
 _REGION = re.compile(
-    rb"^<{%d} release\r?\n(.*?)^\|{%d} base\r?\n(.*?)^={%d}\r?\n(.*?)^>{%d} overlay\r?\n"
+    rb"^<{%d} release\r?\n.*?^\|{%d} base\r?\n(?P<base>.*?)^={%d}\r?\n.*?^>{%d} overlay\r?\n"
     % ((_MARKER,) * 4),
     re.MULTILINE | re.DOTALL,
 )
-_DEFINED = re.compile(rb"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -42,55 +44,47 @@ class JudgedHunk:
     """The verdict on a hunk.
 
     Attributes:
-        verdict: :data:`APPLIES`, :data:`MOVED`, :data:`CONFLICTS`, :data:`ADOPTED` or
-            :data:`GONE`.
+        path: of the file that it changes.
+        verdict: :data:`APPLIES`, :data:`MOVED`, :data:`CONFLICTS` or :data:`ADOPTED`.
         was: its line in the pinned release with the earlier patches, one-based.
         now: its line in the new release with the earlier patches. If it conflicts, the line
             where its context is now; None if that is nowhere, or in several places.
         function: the function or class around it in the pinned release.
         release_function: the one around it in the new release; empty if it does not merge.
-        base: the lines that it removes. If it conflicts, all lines of the conflict in the
-            pinned release.
-        ours: the lines that it adds. If it conflicts, ``base`` with the hunk.
-        theirs: the lines of the conflict in the new release.
+        conflict: the lines of the conflict, with git's marks; none if it merges.
         after: conflicting patches whose lines it changes.
         at: the first line of the conflict in the release, one-based; None if it merges.
     """
 
+    path: str
     verdict: str
     was: int
     now: int | None
     function: str
-    base: tuple[str, ...]
-    ours: tuple[str, ...]
-    theirs: tuple[str, ...] = ()
+    conflict: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     release_function: str = ""
     at: int | None = None
 
 
 @dataclass(frozen=True)
-class JudgedFile:
-    """The verdict on a patch in one file, hunk by hunk."""
-
-    path: str
-    verdict: str
-    hunks: tuple[JudgedHunk, ...]
-
-
-@dataclass(frozen=True)
 class JudgedPatch:
-    """The verdict on a patch, file by file, and the reason for it."""
+    """The verdict on a patch, hunk by hunk, and the reason for it."""
 
     patch: Patch
     verdict: str
     because: str
-    files: tuple[JudgedFile, ...]
+    hunks: tuple[JudgedHunk, ...]
 
     @property
     def number(self) -> str:
         """The number that its name begins with."""
         return self.patch.name.partition("-")[0]
+
+    @property
+    def title(self) -> str:
+        """The first line of its description."""
+        return header_fields(self.patch.header).get("Description", "").partition("\n")[0]
 
 
 @dataclass
@@ -146,39 +140,32 @@ class _Merging:
 
     def add(self, patch: Patch) -> None:
         """Judge a patch, and merge it as far as that works."""
-        files: list[JudgedFile] = []
+        hunks: list[JudgedHunk] = []
         step: dict[str, bytes] = {}
-        clean = True
+        conflicting = False
         for file in patch.files:
             path = file.path
             before, there = self.ours[path], self.result.texts[path]
             after = file.apply(before, patch.name)
-            hunks = tuple(self._hunk(path, hunk, before, there) for hunk in file.hunks)
+            hunks += (self._hunk(path, hunk, before, there) for hunk in file.hunks)
             text, conflicts = merge_file(there, before, after)
             if conflicts:
-                clean = False
+                conflicting = True
                 # Leave out conflicting hunks: the release's lines stay.
                 self.result.marked[patch.name, path] = text
                 text, _ = merge_file(there, before, after, favour="ours")
-            verdict = _together([hunk.verdict for hunk in hunks], bool(conflicts))
-            files.append(JudgedFile(path, verdict, hunks))
             step[path] = text
             self._follow(file, patch.name)
             self.ours[path] = after
-        verdict = _together([hunk.verdict for file in files for hunk in file.hunks], not clean)
-        if verdict == OBSOLETE:
-            # An obsolete patch leaves no conflict to resolve.
-            for path in step:
-                self.result.marked.pop((patch.name, path), None)
-            if any(hunk.verdict == GONE for file in files for hunk in file.hunks):
-                self.broken.add(patch.name)
-        elif verdict == CONFLICTS:
+        kinds = {hunk.verdict for hunk in hunks}
+        verdict = OBSOLETE if kinds == {ADOPTED} else APPLIES if kinds == {APPLIES} else MOVED
+        verdict = CONFLICTS if conflicting else verdict
+        if verdict == CONFLICTS:
             self.broken.add(patch.name)
         self.result.texts |= step
         self.result.steps.append(step)
-        self.result.patches.append(
-            JudgedPatch(patch, verdict, _because(verdict, files), tuple(files))
-        )
+        because = _because(verdict, hunks)
+        self.result.patches.append(JudgedPatch(patch, verdict, because, tuple(hunks)))
 
     def _hunk(self, path: str, hunk: Hunk, before: bytes, there: bytes) -> JudgedHunk:
         alone = Hunk(hunk.old_at, hunk.old, hunk.old_at, hunk.new)
@@ -187,41 +174,23 @@ class _Merging:
         was = hunk.old_at + 1
         function = enclosing(before, was)
         if not conflicts:
-            removed, added = shown(hunk.old), shown(hunk.new)
             if text == there:
-                return JudgedHunk(ADOPTED, was, None, function, removed, added)
+                return JudgedHunk(path, ADOPTED, was, None, function)
             now = _first_difference(there, text) + 1
             # Among equal lines a hunk may seem to be a little higher or lower than it is.
             seen = _first_difference(before, after) + 1
             verdict = APPLIES if now == seen else MOVED
             line = was + now - seen
-            return JudgedHunk(
-                *(verdict, was, line, function, removed, added),
-                release_function=enclosing(there, line),
-            )
+            inside = enclosing(there, line)
+            return JudgedHunk(path, verdict, was, line, function, release_function=inside)
         region = _REGION.search(text)
-        if region is None:
-            raise OverlayError(
-                Exit.FAULT,
-                "git merge-file reports a conflict and shows none",
-                subject=path,
-                next_step="report it, with the release's name",
-            )
-        theirs, base, ours = (split_lines(part) for part in region.groups())
-        # Only lines that the hunk removes count, not the lines around them.
-        deleted = not any(map(bytes.strip, theirs)) and self._nowhere(hunk.old)
-        gone = deleted or self._vanished(before, function, there)
+        assert region is not None
         first, last = max(hunk.old_at - 1, 0), hunk.old_at + len(hunk.old) + 1
         after_these = {name for name in self.origins[path][first:last] if name in self.broken}
         return JudgedHunk(
-            GONE if gone and not after_these else CONFLICTS,
-            was,
-            _once(there, base),
-            function,
-            shown(base),
-            shown(ours),
-            shown(theirs),
-            tuple(sorted(after_these)),
+            *(path, CONFLICTS, was, _once(there, split_lines(region["base"])), function),
+            conflict=tuple(region[0].decode(errors="replace").splitlines()),
+            after=tuple(sorted(after_these)),
             # Above the conflict, the merged text is the release's.
             at=self._located(path, there, text.count(b"\n", 0, region.start())),
         )
@@ -234,37 +203,6 @@ class _Merging:
             if start <= at:  # the last one is empty, and at the ends
                 line = min(other + at - start, other + size) if size else line
         return line + 1
-
-    def _vanished(self, before: bytes, function: str, there: bytes) -> bool:
-        """Return whether nothing is left of a function: neither its name nor any of its lines."""
-        if not function or function in {extent.name for extent in extents(there)}:
-            return False
-        extent = next(extent for extent in extents(before) if extent.name == function)
-        lines = split_lines(before)[extent.first - 1 : extent.last]
-        defined = function.rpartition(".")[2].encode() in self._names
-        return not defined and self._nowhere(lines)
-
-    def _nowhere(self, lines: Sequence[bytes]) -> bool:
-        """Return whether no module of the release holds any of these lines.
-
-        False if all lines are too short.
-        """
-        wanted = {line.strip() for line in lines if len(line.strip()) >= _DISTINCTIVE}
-        if not wanted:
-            return False
-        texts = map(self.release.read, self.release.paths)
-        return not any(
-            line.strip() in wanted
-            for text in texts
-            if any(line in text for line in wanted)
-            for line in split_lines(text)
-        )
-
-    @cached_property
-    def _names(self) -> set[bytes]:
-        """The names of all functions and classes of the release."""
-        texts = map(self.release.read, self.release.paths)
-        return {name for text in texts for name in _DEFINED.findall(text)}
 
     def _follow(self, file: FilePatch, name: str) -> None:
         """Bring the origins of the lines up to date."""
@@ -296,43 +234,19 @@ def merge_file(
     return git.run(["merge-file", "--stdout", *options, *labels, *files], files, most=127)
 
 
-def title(patch: Patch) -> str:
-    """The first line of a patch's description."""
-    return header_fields(patch.header).get("Description", "").partition("\n")[0]
-
-
-def _together(verdicts: Sequence[str], conflicts: bool) -> str:
-    """The verdict on several hunks."""
-    if all(verdict in (ADOPTED, GONE) for verdict in verdicts):
-        return OBSOLETE
-    if conflicts:
-        return CONFLICTS
-    return APPLIES if set(verdicts) == {APPLIES} else MOVED
-
-
-def _because(verdict: str, files: Sequence[JudgedFile]) -> str:
-    hunks = [hunk for file in files for hunk in file.hunks]
+def _because(verdict: str, hunks: Sequence[JudgedHunk]) -> str:
+    """Return how many hunks have which verdict, and where they conflict."""
     counts = Counter(hunk.verdict for hunk in hunks)
     total = f"{len(hunks)} hunk{'s' if len(hunks) > 1 else ''}"
-    parts = []
-    if verdict == APPLIES:
-        return f"{total}, each at its line"
-    if verdict == MOVED:
-        parts += [f"{counts[MOVED]} of {total} at other lines"] if counts[MOVED] else []
-        parts += [f"{counts[ADOPTED]} of {total} change nothing there"] if counts[ADOPTED] else []
-        return ", ".join(parts) or f"{total}, merged together"
-    if verdict == OBSOLETE:
-        adopted, gone = counts[ADOPTED], counts[GONE]
-        parts += [f"likely adopted: {adopted} of {total} change nothing there"] if adopted else []
-        parts += [f"the lines of {gone} of {total} are gone"] if gone else []
-        return "; ".join(parts)
-    conflicts = [hunk for hunk in hunks if hunk.verdict in (CONFLICTS, GONE)]
-    if not conflicts:
-        return "the hunks conflict together"
-    where = ", ".join(sorted({hunk.function or "the module" for hunk in conflicts}))
-    after = sorted({name.partition("-")[0] for hunk in conflicts for name in hunk.after})
-    text = f"{len(conflicts)} of {total} conflict, in {where}"
-    return text + (f"; some of them with lines of {', '.join(after)}" if after else "")
+    parts = [f"{number} of {total} {_SAID[each]}" for each, number in counts.items()]
+    conflicts = [hunk for hunk in hunks if hunk.verdict == CONFLICTS]
+    if where := sorted({hunk.function or "the module" for hunk in conflicts}):
+        parts.append(f"the conflicts are in {', '.join(where)}")
+    elif verdict == CONFLICTS:
+        parts.append("together they conflict")
+    if after := sorted({name.partition("-")[0] for hunk in conflicts for name in hunk.after}):
+        parts.append(f"some of them with lines of {', '.join(after)}")
+    return "; ".join(parts)
 
 
 def _first_difference(one: bytes, other: bytes) -> int:
@@ -350,8 +264,3 @@ def _once(text: bytes, lines: Sequence[bytes]) -> int | None:
     size = len(wanted)
     starts = [n for n in range(len(stripped) - size + 1) if stripped[n : n + size] == wanted]
     return numbered[starts[0]][0] if size and len(starts) == 1 else None
-
-
-def shown(lines: Sequence[bytes]) -> tuple[str, ...]:
-    """Return lines as text, without their ends."""
-    return tuple(line.decode(errors="replace").removesuffix("\n") for line in lines)

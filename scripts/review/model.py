@@ -6,7 +6,7 @@ import ast
 import difflib
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -240,13 +240,13 @@ def _starred(module: Definition) -> list[str]:
 # Comparison
 
 
-def compare(before: Definition, after: Definition | None) -> str:
+def compare(before: Definition | None, after: Definition | None) -> str:
     """Return what became of a definition.
 
     Comments, docstrings and layout do not count.
     """
-    if after is None:
-        return GONE
+    if before is None or after is None:
+        return NEW if before is None else GONE
     if before.kind != after.kind or _fields(before) != _fields(after):
         return SIGNATURE
     if before.name and before.text != after.text:
@@ -292,6 +292,29 @@ def shape(text: str, head: bool = False) -> str:
     if head and isinstance(tree.body[0], (ast.Assign, ast.AnnAssign)):
         return ast.dump(getattr(tree.body[0], "annotation", ast.Pass()))
     return ast.dump(tree)
+
+
+def change(
+    kind: str,
+    name: str,
+    sides: tuple[Definition | None, Definition | None],
+    users: Iterable[str],
+    detail: str = "",
+    fate: str = "",
+) -> Change:
+    """Return the change of a definition.
+
+    Args:
+        kind: why it is watched.
+        name: dotted.
+        sides: the definition in the pinned release and in the one under review.
+        users: as in :class:`Change`.
+        detail: as in :class:`Change`.
+        fate: as in :class:`Change`; by default that of :func:`compare`.
+    """
+    was, now = (each.place if each else None for each in sides)
+    diff = unified(*(each.text if each else "" for each in sides))
+    return Change(kind, name, fate or compare(*sides), detail, was, now, tuple(users), diff)
 
 
 def unified(before: str, after: str) -> list[str]:

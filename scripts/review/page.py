@@ -10,13 +10,6 @@ import pages
 from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
 
-#: Visible stand-ins for characters that are invisible or change the order of others.
-_VISIBLE = {
-    **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"},
-    **{code: f"<U+{code:04X}>" for code in (0x7F, *range(0x80, 0xA0), 0xAD, 0xFEFF, 0x61C)},
-    **{code: f"<U+{code:04X}>" for code in (*range(0x200B, 0x2010), *range(0x2028, 0x202F))},
-    **{code: f"<U+{code:04X}>" for code in (*range(0x2060, 0x2070), *range(0xD800, 0xE000))},
-}
 _SECTION = re.compile(r'<h2><a id="([^"]+)"></a>(.*?)</h2>')
 #: The CSS class of a line of a diff, by its first character.
 _SIGNS = {"+": "new", "-": "gone", "@": "hunk"}
@@ -41,8 +34,10 @@ def render(title: str, document: str) -> str:
 
 
 def visible(text: str) -> str:
-    """Return the text with stand-ins for its invisible and control characters."""
-    return text.translate(_VISIBLE)
+    """Return the text with its invisible and control characters by their numbers."""
+    return "".join(
+        char if char.isprintable() or char in "\t\n" else f"<U+{ord(char):04X}>" for char in text
+    )
 
 
 def _fence(_: Any, tokens: Any, index: int, *__: Any) -> str:  # noqa: ANN401 (markdown-it's)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from functools import cache
 
 from overlay.errors import Exit, OverlayError
-from overlay.pin import Pin
-from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from review.index import PackageIndex, UnreachableError
-from review.wheels import PROJECTS
+from review.wheels import PROJECTS, version_asked
 
 #: Stands for the newest final release.
 LATEST = "latest"
@@ -18,63 +16,56 @@ LATEST = "latest"
 _RANGE = ".."
 _NEXT = "see `pip config list` for the index"
 _FILE = "or name a wheel file and give SHA256=its checksum"
-_EXAMPLE = "RELEASES=0.23.0..latest or RELEASES=0.22.1,0.23.0"
+_EXAMPLE = (
+    "write RELEASES=0.23.0..latest or RELEASES=0.22.1,0.23.0; name a wheel file as RELEASE, alone"
+)
 
 
-def final(pin: Pin) -> list[Version]:
+def final() -> list[Version]:
     """The final releases that the package index lists, oldest first.
 
-    They are those of the distributions that ``pin`` has archives of. Releases before and after a
-    final one (rc, dev, post) are none of them, and neither is a release that was withdrawn.
+    Releases before and after a final one (rc, dev, post) are none of them, and neither is a
+    release that was withdrawn.
 
     Raises:
         OverlayError: the index cannot be asked, or lists none.
     """
-    index, projects = PackageIndex(), _projects(pin)
+    index = PackageIndex()
     try:
         # If one distribution cannot be asked for, what the other has might not be the newest.
-        versions = {version for project in projects for version in index.versions(project)}
+        versions = {version for project in PROJECTS for version in index.versions(project)}
     except UnreachableError as error:
         error.next_step = f"{_NEXT}, and check the network; {_FILE}"
         raise
     if listed := sorted(version for version in versions if _is_final(version)):
         return listed
-    reason = f"the package index lists no final release of {' or '.join(projects)}"
+    reason = f"the package index lists no final release of {' or '.join(PROJECTS)}"
     raise OverlayError(Exit.ABSENT, reason, next_step=f"{_NEXT}, and name one that has it; {_FILE}")
 
 
-def one(wanted: str, pin: Pin) -> str:
+def one(wanted: str) -> str:
     """The version or wheel file that a person means by ``RELEASE``.
 
     Raises:
         OverlayError: it is ``latest``, and :func:`final` fails.
     """
-    return str(final(pin)[-1]) if wanted == LATEST else wanted
+    return str(final()[-1]) if wanted == LATEST else wanted
 
 
-def several(wanted: str, pin: Pin) -> list[str]:
+def several(wanted: str) -> list[str]:
     """The versions that a person means by ``RELEASES``, oldest first.
 
     Args:
         wanted: versions and ranges with commas between them. A range, as ``0.23.0..latest``, has
             every final release from its first to its last; a version by itself may be any.
-        pin: the pinned release.
 
     Raises:
         OverlayError: that is no list of versions, a range is empty, or :func:`final` fails.
     """
-    known = cache(lambda: final(pin))
+    known = cache(final)
 
     def version(text: str) -> Version:
-        try:
-            return known()[-1] if text == LATEST else Version(text)
-        except InvalidVersion:
-            raise OverlayError(
-                Exit.USAGE,
-                "is neither a version nor a range of them",
-                subject=repr(text),
-                next_step=f"write {_EXAMPLE}; name a wheel file as RELEASE, alone",
-            ) from None
+        return known()[-1] if text == LATEST else version_asked(text, _EXAMPLE)
 
     meant: set[Version] = set()
     for part in wanted.split(","):
@@ -90,16 +81,10 @@ def several(wanted: str, pin: Pin) -> list[str]:
                 "ends before it begins" if begin > end else "holds no final release",
                 subject=part.strip(),
                 found=f"the newest that the package index lists is {known()[-1]}",
-                next_step=f"write {_EXAMPLE}",
+                next_step=_EXAMPLE,
             )
         meant.update(within)
     return [str(each) for each in sorted(meant)]
-
-
-def _projects(pin: Pin) -> list[str]:
-    """The distributions of vLLM that a pin has archives of; all if it has of none."""
-    named = {canonicalize_name(name.partition("-")[0]) for name in pin.archives}
-    return [project for project in PROJECTS if project in named] or list(PROJECTS)
 
 
 def _is_final(version: Version) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from review import merging, model, runners, words
+from review import model, runners, words
 from review.markup import (
     anchor_of,
     at,
@@ -19,14 +19,14 @@ from review.markup import (
     listed,
     table,
 )
-from review.merging import JudgedFile, JudgedHunk, JudgedPatch
+from review.merging import JudgedHunk, JudgedPatch
 from review.model import GONE, NEW, Change
 
 if TYPE_CHECKING:
     from review.review import Review
 
-#: Lines of each side of a conflict.
-_LONGEST = 30
+#: Lines of a conflict.
+_LONGEST = 90
 _WATCHED = {
     model.MIRRORED: "We re-implement",
     model.SEAM: "A patch stands in",
@@ -76,32 +76,21 @@ def _conflicts(review: Review) -> Iterator[str]:
     for judged in review.conflicts:
         yield headed(3, anchor_of(judged.patch.name), _named(judged))
         yield escape(f"{judged.because}.")
-        found = review.mends
-        for fix in (each for each in found.values() if judged in each.patches and each.decide):
-            yield f"{code(fix.name)}: {escape(fix.todo)} ({escape(fix.because)})."
-        for file in judged.files:
-            for hunk in file.hunks:
-                if hunk.at is not None:
-                    yield _conflict(review, judged, file, hunk)
+        for hunk in judged.hunks:
+            if hunk.at is not None:
+                yield _conflict(review, judged, hunk)
 
 
-def _conflict(review: Review, judged: JudgedPatch, file: JudgedFile, hunk: JudgedHunk) -> str:
-    base, version = review.overlay.pin.release, review.release.version
+def _conflict(review: Review, judged: JudgedPatch, hunk: JudgedHunk) -> str:
+    version, name = review.release.version, judged.patch.name.removesuffix(".patch")
     inside = f", in {code(hunk.function)}" if hunk.function else ""
     moved = f" The lines that it changes are at line {hunk.now} there." if hunk.now else ""
-    name = judged.patch.name.removesuffix(".patch")
-    lines = [
-        f"<<<<<<< {version}",
-        *_cut(hunk.theirs),
-        f"||||||| {base}",
-        *_cut(hunk.base),
-        "=======",
-        *_cut(hunk.ours),
-        f">>>>>>> {judged.patch.name}",
-    ]
+    lines = list(hunk.conflict[:_LONGEST])
+    if more := len(hunk.conflict) - _LONGEST:
+        lines += [f"… {more:,} more lines"] if more > 0 else []
     return (
-        f"{at(version, f'{file.path}:{hunk.at}')}{inside}.{moved} Git's merge is in "
-        f"{code(f'candidate/conflicts/{name}/{file.path}')}.\n\n{fenced(lines, 'python')}"
+        f"{at(version, f'{hunk.path}:{hunk.at}')}{inside}.{moved} Git's merge is in "
+        f"{code(f'candidate/conflicts/{name}/{hunk.path}')}.\n\n{fenced(lines, 'python')}"
     )
 
 
@@ -172,7 +161,8 @@ def _words(review: Review) -> Iterator[str]:
     yield (
         "*lives*: its patches merge, the functions that they stand in exist, and the model runner "
         "that it serves is there. Read first what it relies on and has changed. "
-        "*mended*: the release has it. *gone*: its functions or its runner are gone."
+        "*mended*: the release has it. *gone*: the release has what its patches do, or has not its "
+        "runner."
     )
     if switch := words.switch(review.words):
         yield f"All that can be carried over: {code(f'VLLM_READINESS={switch}')}"
@@ -206,13 +196,19 @@ def _rest(review: Review) -> Iterator[str]:
         if kind in model.DECIDE or not found:
             continue
         if kind == model.PATCHED:
-            body = "\n".join(_by_file(found))
+            body = "\n".join(f"- {code(each.name)} ({each.fate})" for each in found)
         else:
             body = "\n\n".join(_change(review, each) for each in found)
         yield folded(f"{text}: {len(found):,} changed", body)
-    verdicts = [each.verdict for each in review.merged.patches]
-    counts = [f"{verdicts.count(each)} {each}" for each in dict.fromkeys(sorted(verdicts))]
-    yield folded(f"Patches: {', '.join(counts)}", _patches(review.merged.patches))
+    patches = review.merged.patches
+    counts = Counter(sorted(each.verdict for each in patches))
+    yield folded(
+        f"Patches: {', '.join(f'{number} {verdict}' for verdict, number in counts.items())}",
+        table(
+            ("patch", "verdict", "because"),
+            [[_named(each), f"**{each.verdict}**", escape(each.because)] for each in patches],
+        ),
+    )
     if review.mends:
         rows = [
             [code(f.name), f.state, escape(f.because), escape(f.todo)]
@@ -245,28 +241,5 @@ def _change(review: Review, change: Change) -> str:
     return folded(f"{change.name}: {fate}", "\n\n".join(body))
 
 
-def _by_file(changes: Iterable[Change]) -> Iterator[str]:
-    """Yield a line for each file, with the names that have changed in it."""
-
-    def file(change: Change) -> str:
-        return (change.was or change.now or "").rpartition(":")[0]
-
-    for path, group in groupby(sorted(changes, key=file), file):
-        module = path.removesuffix(".py").replace("/", ".")
-        names = [f"{each.name.removeprefix(f'{module}.')} ({each.fate})" for each in group]
-        yield f"- {code(path)}: {escape(', '.join(names))}"
-
-
-def _patches(patches: Sequence[JudgedPatch]) -> str:
-    rows = [[_named(judged), f"**{judged.verdict}**", escape(judged.because)] for judged in patches]
-    return table(("patch", "verdict", "because"), rows)
-
-
 def _named(judged: JudgedPatch) -> str:
-    return f"{judged.number} {escape(merging.title(judged.patch))}"
-
-
-def _cut(lines: Sequence[str]) -> list[str]:
-    if len(lines) <= _LONGEST:
-        return list(lines)
-    return [*lines[:_LONGEST], f"… {len(lines) - _LONGEST:,} more lines"]
+    return f"{judged.number} {escape(judged.title)}"

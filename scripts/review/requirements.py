@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import email.parser
 from dataclasses import dataclass
-from email.message import Message
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.metadata import RawMetadata, parse_email
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 PYTHON, TORCH = "Python", "torch"
 _NOTHING = "nothing"
@@ -45,8 +45,8 @@ def compare(base: str, release: str) -> list[Asked]:
     """
     if not base or not release:
         return [Asked("METADATA", "known", "not known")] if base or release else []
-    before, after = (email.parser.HeaderParser().parsestr(text) for text in (base, release))
-    builds = [canonicalize_name(str(fields["Name"])) for fields in (before, after)]
+    before, after = (parse_email(text)[0] for text in (base, release))
+    builds = [canonicalize_name(fields["name"]) for fields in (before, after)]
     same = builds[0] == builds[1]
     old, new = (_asked(fields, labels=same) for fields in (before, after))
     names = [PYTHON, TORCH, *sorted((old.keys() | new.keys()) - {PYTHON, TORCH}) * same]
@@ -57,27 +57,35 @@ def compare(base: str, release: str) -> list[Asked]:
     return found
 
 
-def _asked(fields: Message, labels: bool) -> dict[str, list[str]]:
+def torch(metadata: str) -> str:
+    """Return the torch that METADATA asks for, without a label such as ``+cpu``; may be empty."""
+    asked = map(Requirement, parse_email(metadata)[0].get("requires_dist", []))
+    exact = [
+        each.version
+        for requirement in asked
+        if requirement.name == TORCH
+        for each in requirement.specifier
+        if each.operator == "=="
+    ]
+    return Version(exact[-1]).public if exact else ""
+
+
+def _asked(fields: RawMetadata, labels: bool) -> dict[str, list[str]]:
     """Return by distribution what is asked for, each version with its condition.
 
     Args:
         fields: of METADATA.
         labels: whether local labels such as ``+cpu`` of torch, and its conditions, count.
     """
-    python = str(fields.get("Requires-Python", "any")).replace(" ", "").split(",")
+    python = fields.get("requires_python", "any").replace(" ", "").split(",")
     asked: dict[str, list[str]] = {PYTHON: [f"{PYTHON} {','.join(sorted(python))}"]}
-    for text in map(str, fields.get_all("Requires-Dist", [])):
-        try:
-            requirement = Requirement(text)
-        except InvalidRequirement:
-            asked.setdefault(text, []).append(text)
-            continue
+    for requirement in map(Requirement, fields.get("requires_dist", [])):
         if "extra" in str(requirement.marker or ""):
             continue
         name = requirement.name = canonicalize_name(requirement.name)
+        text = str(requirement)
         if name == TORCH and not labels:
             requirement.marker = None
-            asked.setdefault(name, []).append(str(requirement).partition("+")[0])
-        else:
-            asked.setdefault(name, []).append(str(requirement))
+            text = str(requirement).partition("+")[0]
+        asked.setdefault(name, []).append(text)
     return {name: sorted(set(sentences)) for name, sentences in asked.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -101,16 +100,15 @@ class Review:
             found.append(f"the decision which model runner serves is not {before}'s{models}")
         found += [f"the candidate is not ready: {fault}" for fault in self.candidate.faults]
         for judged in self.merged.patches:
-            hunks = [(file, hunk) for file in judged.files for hunk in file.hunks]
             if judged.verdict == merging.OBSOLETE:
                 found.append(f"{judged.number} is obsolete: {judged.because}")
-            elif any(hunk.verdict in (merging.ADOPTED, merging.GONE) for _, hunk in hunks):
-                found.append(f"{judged.number}: some of its hunks are in the release, or their "
-                             "lines are gone; check whether the rest makes sense")  # fmt: skip
+            elif any(hunk.verdict == merging.ADOPTED for hunk in judged.hunks):
+                found.append(f"{judged.number}: some of its hunks are in the release; check "
+                             "whether the rest makes sense")  # fmt: skip
             found += [
-                f"{judged.number}: a hunk for {hunk.function or 'the module'} of {file.path} "
+                f"{judged.number}: a hunk for {hunk.function or 'the module'} of {hunk.path} "
                 f"merges into {hunk.release_function}, at line {hunk.now}"
-                for file, hunk in hunks
+                for hunk in judged.hunks
                 if hunk.now is not None and hunk.release_function not in ("", hunk.function)
             ]
         found += [
@@ -179,11 +177,11 @@ def of_release(
     Raises:
         OverlayError: the overlay does not fit its own release, or git or ruff is not there.
     """
-    before, after = model or Model(base), Model(release.upstream)
     gone = [path for path in overlay.targets if path not in release.upstream.paths]
     read = release.upstream.read  # a file that is gone is empty
     empty = replace(release.upstream, read=lambda path: b"" if path in gone else read(path))
     release = replace(release, upstream=empty)
+    before, after = model or Model(base), Model(release.upstream)
     ours = (f"{PACKAGE}/", f"{PACKAGE}.py")
     taken = any(path.startswith(ours) for path in release.upstream.paths)
     merged = merging.merge(overlay.series, base, release.upstream)
@@ -238,10 +236,8 @@ def write(final: Path, title: str, document: str, files: Mapping[str, bytes]) ->
             subject=final,
             next_step="move it away, or name another directory with --out",
         )
-    aside = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
-    old = aside.with_name(f"{aside.name}.old")
-    try:
-        aside.chmod(0o755)
+    with tempfile.TemporaryDirectory(prefix=f".{final.name}-", dir=final.parent) as scratch:
+        aside, old = Path(scratch, "new"), Path(scratch, "old")
         write_file(aside / MARKDOWN, document.encode())
         write_file(aside / PAGE, page.render(title, document).encode())
         for file, data in files.items():
@@ -249,8 +245,3 @@ def write(final: Path, title: str, document: str, files: Mapping[str, bytes]) ->
         if final.exists():
             final.rename(old)
         aside.rename(final)
-    finally:
-        if old.exists() and not final.exists():
-            old.rename(final)
-        for left in (aside, old):
-            shutil.rmtree(left, ignore_errors=True)

@@ -22,7 +22,6 @@ V1, V2 = "V1", "V2"
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 
 _ENVS = "vllm/envs.py"
-_FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 _IGNORED = ("logger",)
 
 
@@ -106,36 +105,40 @@ def compare(base: Model, release: Model) -> Runners:
 
 def decision(model: Model) -> Decision | None:
     """Return the decision of a release; None if no file of ``vllm/config`` has the property."""
-    wanted = f"def {PROPERTY}("
     paths = sorted(p for p in model.paths.values() if p.startswith("vllm/config"))
     for path in paths:
         text = model.text(path)
-        if wanted not in text:
+        if f"def {PROPERTY}(" not in text:
             continue
         tree = ast.parse(text)
         owners: list[ast.Module | ast.ClassDef] = [tree]
         owners += [node for node in tree.body if isinstance(node, ast.ClassDef)]
         for owner in owners:
-            for node in owner.body:
-                if isinstance(node, _FUNCTION) and node.name == PROPERTY:
-                    used = _used(tree, owner, node)
-                    parts = [_source(text, each) for each in used]
-                    parts += _variable(model)
-                    digest = hashlib.sha256("\n".join(map(shape, parts)).encode()).hexdigest()
-                    return Decision(path, node.lineno, "\n\n".join(parts), digest[:16])
+            if first := _defined(owner).get(PROPERTY):
+                used = _used(tree, owner, first)
+                parts = [*(_source(text, each) for each in used), *_variable(model)]
+                digest = hashlib.sha256("\n".join(map(shape, parts)).encode()).hexdigest()
+                return Decision(path, first.lineno, "\n\n".join(parts), digest[:16])
     return None
+
+
+def _defined(owner: ast.Module | ast.ClassDef) -> dict[str, ast.stmt]:
+    """Return the functions and variables of a module or class by name."""
+    found: dict[str, ast.stmt] = {}
+    for node in owner.body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found[node.name] = node
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {each.id: node for each in targets if isinstance(each, ast.Name)}
+    return found
 
 
 def _used(tree: ast.Module, owner: ast.Module | ast.ClassDef, first: ast.stmt) -> list[ast.stmt]:
     """Return a statement and what it uses of its class and module, in the order of the file."""
-    methods = {node.name: node for node in owner.body if isinstance(node, _FUNCTION)}
-    top: dict[str, ast.stmt] = {}
-    for statement in tree.body:
-        if isinstance(statement, _FUNCTION):
-            top[statement.name] = statement
-        elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
-            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            top |= {t.id: statement for t in targets if isinstance(t, ast.Name)}
+    own, top = _defined(owner), _defined(tree)
+    fields = (ast.Assign, ast.AnnAssign)
+    methods = {name: node for name, node in own.items() if not isinstance(node, fields)}
     found, left = [first], [first]
     while left:
         for node in ast.walk(left.pop()):

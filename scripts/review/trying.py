@@ -18,10 +18,10 @@ from environment.children import children_environment
 from overlay import pin as pins
 from overlay.errors import OverlayError
 from overlay.pin import PACKAGE
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
 from series.tree import write_file
 
+from review import requirements
 from review.index import PackageIndex
 from review.wheels import Release
 
@@ -213,15 +213,7 @@ def _overrides(metadata: str, present: str) -> str:
         metadata: of the release.
         present: those of the pinned release.
     """
-    torch = ""
-    for line in metadata.partition("\n\n")[0].splitlines():
-        try:
-            asked = Requirement(line.removeprefix("Requires-Dist: "))
-        except InvalidRequirement:
-            continue
-        exact = [each.version for each in asked.specifier if each.operator == "=="]
-        if line.startswith("Requires-Dist: ") and asked.name == "torch" and exact:
-            torch = Version(exact[0]).public
+    torch = requirements.torch(metadata)
     if not torch or f"torch=={torch}\n" in present:
         return present
     # torchvision names the torch that it needs; torchaudio has torch's own number.

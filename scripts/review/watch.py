@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,8 +26,6 @@ from review.model import (
     IMPORTED,
     MAKER,
     MIRRORED,
-    MOVED,
-    NEW,
     PATCHED,
     SAME,
     SEAM,
@@ -35,11 +33,11 @@ from review.model import (
     Definition,
     Model,
     bases,
+    change,
     compare,
     module_name,
     parsed,
     shape,
-    unified,
 )
 from review.words import short
 
@@ -81,64 +79,38 @@ def watch_list(overlay: Overlay, patches: Iterable[JudgedPatch], base: Model) ->
     """
     watch: dict[tuple[str, str], Watched] = {}
 
-    def add(kind: str, found: Definition, user: str) -> None:
-        known = watch.setdefault((found.module, found.name), Watched(kind))
+    def add(kind: str, place: tuple[str, str], user: str) -> None:
+        known = watch.setdefault(place, Watched(kind))
         known.users += [user] if user not in known.users else []
 
+    def add_members(found: Definition, derived: bool, user: str) -> None:
+        for member in _all_members(found, base) if found.kind == "class" else ():
+            last = member.name.rpartition(".")[2]
+            if (derived and not last.startswith("__")) or last in named:
+                add(IMPORTED, (member.module, member.name), user)
+
     ours = list(our_modules(overlay.root))
+    named = {name for _, text in ours for name in _names(text)}
     for path, text in ours:
         for line, word in mirrors(text):
             if word != NOTHING:
-                add(MIRRORED, _mirrored(base, path, line, word), short(path))
-    for found, user in seams(patches, base):
-        add(SEAM, found, user)
-    _add_imports(watch, ours, [found for found, _ in seams(patches, base)], base)
-    return watch
-
-
-def _add_imports(
-    watch: dict[tuple[str, str], Watched],
-    ours: Sequence[tuple[str, str]],
-    holders: Iterable[Definition],
-    base: Model,
-) -> None:
-    """Add the names that our modules import, and the members that they name of their classes.
-
-    Args:
-        watch: what is watched so far.
-        ours: path and text of our modules.
-        holders: definitions with seams, whose classes count as imported.
-        base: the pinned release.
-    """
-    named = {name for _, text in ours for name in _names(text)}
-    classes: dict[tuple[str, str], tuple[Definition, set[str], bool]] = {}
-
-    def add(place: tuple[str, str], user: str) -> None:
-        known = watch.setdefault(place, Watched(IMPORTED))
-        known.users += [user] if user not in known.users else []
-
+                found = _mirrored(base, path, line, word)
+                add(MIRRORED, (found.module, found.name), short(path))
+    held = list(seams(patches, base))
+    for found, patch in held:
+        add(SEAM, (found.module, found.name), patch)
     for path, text in ours:
         for name, derived in imported(text):
             place = None if name.startswith(_OURS) else base.place(name)
-            found = place and base.find(*place)
-            if not place or not found:
-                continue  # ours, or another distribution's
-            # An alias is watched by the name that we use, so that it may lead elsewhere.
-            add(place, short(path))
-            if found.kind == "class":
-                key = found.module, found.name
-                _, users, before = classes.get(key, (found, set(), False))
-                classes[key] = found, users | {short(path)}, before or derived
-    for held in holders:
-        outer = base.find(held.module, held.name.partition(".")[0])
-        if outer and outer.kind == "class":
-            classes.setdefault((outer.module, outer.name), (outer, {"the seams"}, False))
-    for found, users, derived in classes.values():
-        for member in _all_members(found, base):
-            last = member.name.rpartition(".")[2]
-            if (derived and not last.startswith("__")) or last in named:
-                for user in sorted(users):
-                    add((member.module, member.name), user)
+            if place and (used := base.find(*place)):
+                # An alias is watched by the name that we use, so that it may lead elsewhere.
+                add(IMPORTED, place, short(path))
+                add_members(used, derived, short(path))
+    known = set(watch)
+    for module, name in {(found.module, found.name.partition(".")[0]) for found, _ in held}:
+        if (module, name) not in known and (outer := base.find(module, name)):
+            add_members(outer, False, "the seams")
+    return watch
 
 
 def changes(
@@ -156,30 +128,28 @@ def changes(
         sides: the pinned release, and the one under review.
     """
     base, release = sides
-    found: dict[str, Change] = {}
-    for (module, name), watched in watch.items():
-        before = base.find(module, name)
-        assert before is not None
-        change = _change(base, release, (module, name), before, watched)
-        if change is not None:
-            found.setdefault(change.name, change)
     holders = {(each.module, each.name) for each, _ in seams(patches, base)}
-    for change in makers.compare(holders, base, release, overlay.targets):
-        found.setdefault(change.name, change)
-    for path in overlay.targets:
-        for change in _elsewhere_in(path, base, release):
-            found.setdefault(change.name, change)
+    found = [
+        *(_changed(place, watched, sides) for place, watched in watch.items()),
+        *makers.compare(holders, base, release, overlay.targets),
+        *(each for path in overlay.targets for each in _elsewhere_in(path, sides)),
+    ]
+    # Of several changes of one definition, the first has the best reason.
+    named = {each.name: each for each in reversed(found) if each}
     order = (MIRRORED, SEAM, IMPORTED, MAKER, PATCHED)
-    return sorted(found.values(), key=lambda each: (order.index(each.kind), each.name))
+    return sorted(named.values(), key=lambda each: (order.index(each.kind), each.name))
 
 
-def _change(
-    base: Model, release: Model, place: tuple[str, str], before: Definition, watched: Watched
-) -> Change | None:
-    after = release.find(*place)
+def _changed(place: tuple[str, str], watched: Watched, sides: tuple[Model, Model]) -> Change | None:
+    base, release = sides
+    before, after = base.find(*place), release.find(*place)
+    assert before is not None
     if after is None and before.name:
         after = release.elsewhere(before, base)
     fate = compare(before, after)
+    # But for mirrors, a class is watched by its head, and by the members that we name.
+    if fate == SAME or (fate == BODY and watched.kind != MIRRORED and before.kind == "class"):
+        return None
     detail = ""  # what the diff does not show
     if after and before.full_name != after.full_name:
         detail = f"It is {after.full_name} now."
@@ -187,44 +157,29 @@ def _change(
         detail = f"It was {before.kind}, and is {after.kind}."
     elif after and bases(before) != bases(after):
         detail = f"Its bases are {', '.join(bases(after)) or 'none'} now."
-    # But for mirrors, a class is watched by its head, and by the members that we name.
-    if fate == SAME or (fate == BODY and watched.kind != MIRRORED and before.kind == "class"):
-        return None
-    was, where = before.place, after.place if after else None
-    diff = unified(before.text, after.text if after else "")
-    name = f"{place[0]}.{place[1]}".rstrip(".")
-    return Change(watched.kind, name, fate, detail, was, where, tuple(watched.users), diff)
+    name = ".".join(place).rstrip(".")
+    return change(watched.kind, name, (before, after), watched.users, detail, fate)
 
 
-def _elsewhere_in(path: str, base: Model, release: Model) -> Iterator[Change]:
-    """Yield what else has changed in a file that the patches change, without diffs."""
-    old, new = (side.module(module_name(path)) for side in (base, release))
+def _elsewhere_in(path: str, sides: tuple[Model, Model]) -> Iterator[Change]:
+    """Yield what else has changed in a file that the patches change."""
+    old, new = (side.module(module_name(path)) for side in sides)
     assert old is not None
-    yield from _members_changed(old, new or parsed(path, ""), base, release)
-    if _statements(base.text(path)) != _statements(release.text(new.path) if new else ""):
-        place = f"{path}:1"
-        yield Change(PATCHED, f"{old.module} (statements)", BODY, "", place, place, ())
+    new = new or parsed(path, "")
+    yield from _members_changed(old, new)
+    if _statements(sides[0].text(path)) != _statements(sides[1].text(new.path)):
+        yield change(PATCHED, f"{old.module} (statements)", (old, new), (), fate=BODY)
 
 
-def _members_changed(
-    old: Definition, new: Definition, base: Model, release: Model
-) -> Iterator[Change]:
-    before = {each.name: each for each in old.members()}
-    after = {each.name: each for each in new.members()}
+def _members_changed(old: Definition, new: Definition) -> Iterator[Change]:
+    before, after = ({each.name: each for each in side.members()} for side in (old, new))
     for name in dict.fromkeys([*before, *after]):
         one, other = before.get(name), after.get(name)
-        if one is None:
-            assert other is not None
-            yield Change(PATCHED, f"{old.module}.{name}", NEW, "", None, other.place, ())
-            continue
         fate = compare(one, other)
-        if fate in (SAME, MOVED):
-            continue
-        if other is not None and fate == BODY and one.kind == "class":
-            yield from _members_changed(one, other, base, release)
-            continue
-        now = other.place if other else None
-        yield Change(PATCHED, one.full_name, fate, "", one.place, now, ())
+        if one and other and fate == BODY and one.kind == "class":
+            yield from _members_changed(one, other)
+        elif fate != SAME:
+            yield change(PATCHED, f"{old.module}.{name}", (one, other), (), fate=fate)
 
 
 def _statements(text: str) -> list[str]:
@@ -255,35 +210,25 @@ def mirrors(text: str) -> list[tuple[int, str]]:
 
 def _mirrored(base: Model, path: str, line: int, word: str) -> Definition:
     match = _NAME.fullmatch(word)
-    if match is None:
-        raise _refusal(path, f"line {line}: mirrors {word!r}, which is no name of upstream's")
-    found = base.find(match[1], match[2]) if match[1] in base.paths else None
-    if found is None:
-        raise _refusal(path, f"line {line}: mirrors {word}, which is not in the pinned release")
+    found = match and base.find(match[1], match[2])
+    if not found:
+        which = "is not in the pinned release" if match else "is no name of upstream's"
+        raise OverlayError(
+            Exit.FAULT,
+            f"line {line}: mirrors {word!r}, which {which}",
+            subject=f"vendor_overlay/{path}",
+            next_step="write `# mirrors: vllm.module:name` or import a name of the pinned release",
+        )
     return found
-
-
-def _refusal(path: str, problem: str) -> OverlayError:
-    return OverlayError(
-        Exit.FAULT,
-        problem,
-        subject=f"vendor_overlay/{path}" if "/" in path else f"readiness.{path}",
-        next_step="write `# mirrors: vllm.module:name` or import a name of the pinned release",
-    )
 
 
 def seams(patches: Iterable[JudgedPatch], base: Model) -> Iterator[tuple[Definition, str]]:
     """Yield each function or class of the pinned release that a patch stands in, and the patch."""
     for judged in patches:
-        for file in judged.files:
-            for hunk in file.hunks:
-                found = hunk.function and base.find(_module(base, file.path), hunk.function)
-                if found:
-                    yield found, judged.patch.name
-
-
-def _module(base: Model, path: str) -> str:
-    return next((name for name, known in base.paths.items() if known == path), "")
+        for hunk in judged.hunks:
+            found = hunk.function and base.find(module_name(hunk.path), hunk.function)
+            if found:
+                yield found, judged.patch.name
 
 
 def imported(text: str) -> Iterator[tuple[str, bool]]:

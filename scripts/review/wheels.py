@@ -5,19 +5,18 @@ A wheel is proven before it is opened: its checksum stands for all that is in it
 
 from __future__ import annotations
 
-import email.parser
 import os
 import re
 import shlex
-import struct
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from overlay.errors import Exit, OverlayError
+from overlay.errors import Exit, OverlayError, usage
 from overlay.pin import Pin
+from packaging.metadata import parse_email
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 from series.upstream import Upstream, digest_of
@@ -33,11 +32,6 @@ PINNED = "a checksum in VERSION_PIN"
 _SHA256 = re.compile(r"(?:sha256[:=])?([0-9a-f]{64})", re.IGNORECASE)
 _FILE = re.compile(r"[\w.+-]+", re.ASCII)
 _METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
-#: Errors of zipfile for a damaged archive; RuntimeError if it asks for a password.
-_ZIP_ERRORS = (
-    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError),
-    *(RuntimeError, ValueError, OverflowError, IndexError),
-)
 
 
 @dataclass(frozen=True)
@@ -91,7 +85,9 @@ def obtain(wanted: str, sha256: str | None, folder: Path, pin: Pin) -> Release:
         project, version = _name_parts(wheel)
         proof, listed = _prove(wheel, digest, given, pin, project, version)
     else:
-        version = _version_asked(wanted)
+        version = version_asked(
+            wanted, "name a release such as 0.23.0, or a file that ends in .whl"
+        )
         wheel, digest, proof, listed = _fetch(version, given, folder, pin)
     stated, metadata, modules = _read(wheel, version)
     if not set(pin.upstream) & set(modules):
@@ -112,26 +108,21 @@ def obtain(wanted: str, sha256: str | None, folder: Path, pin: Pin) -> Release:
 def _digest(text: str) -> str:
     match = _SHA256.fullmatch(text.strip())
     if not match:
-        raise OverlayError(
-            Exit.USAGE,
-            "is not a SHA-256",
-            subject=repr(text),
-            expected="64 hexadecimal digits",
-            next_step="give the wheel's whole checksum, or none",
-        )
+        next_step = "give the wheel's whole checksum, 64 hexadecimal digits, or none"
+        raise usage("is not a SHA-256", next_step, repr(text))
     return match[1].lower()
 
 
-def _version_asked(text: str) -> Version:
+def version_asked(text: str, next_step: str) -> Version:
+    """Return the version that a person has written.
+
+    Raises:
+        OverlayError: it is none.
+    """
     try:
         return Version(text)
     except InvalidVersion:
-        raise OverlayError(
-            Exit.USAGE,
-            "is neither a version nor a wheel file",
-            subject=repr(text),
-            next_step="name a release such as 0.23.0, or a file that ends in .whl",
-        ) from None
+        raise usage("is neither a version nor a wheel file", next_step, repr(text)) from None
 
 
 def _name_parts(wheel: Path) -> tuple[str, Version]:
@@ -139,34 +130,31 @@ def _name_parts(wheel: Path) -> tuple[str, Version]:
     try:
         project, version, _, _ = parse_wheel_filename(wheel.name)
     except InvalidWheelFilename:
-        raise OverlayError(
-            Exit.USAGE,
-            "is not named as wheels are",
-            subject=wheel,
-            next_step="give the file the name that it was released under",
-        ) from None
+        next_step = "give the file the name that it was released under"
+        raise usage("is not named as wheels are", next_step, wheel) from None
     return project, version
 
 
 # Proof
 
 
+def _stated(name: str, digest: str, given: str | None, pin: Pin) -> str:
+    """Return what proves an archive's checksum without an index; empty if nothing does."""
+    known = given or pin.archives.get(name)
+    if known not in (None, digest):
+        reason = "SHA256 is another wheel's" if given else "VERSION_PIN has another"
+        raise unproven(name, digest, known, reason)
+    if known or digest in pin.archives.values():
+        return GIVEN if given else PINNED
+    return ""
+
+
 def _prove(
     wheel: Path, digest: str, given: str | None, pin: Pin, project: str, version: Version
 ) -> tuple[str, Sequence[Archive]]:
-    """The proof of a wheel file: the checksum given, the pin, or the index.
-
-    Returns:
-        The proof, and the release's archives if the index was asked.
-    """
-    if given:
-        if digest != given:
-            raise unproven(wheel, digest, given, "SHA256 is another wheel's")
-        return GIVEN, ()
-    if digest in pin.archives.values():
-        return PINNED, ()
-    if wheel.name in pin.archives:
-        raise unproven(wheel, digest, pin.archives[wheel.name], "VERSION_PIN has another")
+    """Return the proof of a wheel file, and the release's archives if the index was asked."""
+    if proof := _stated(wheel.name, digest, given, pin):
+        return proof, ()
     if project not in PROJECTS:
         raise unproven(wheel, digest, None, "its name is not one of vLLM's, so no index was asked")
     try:
@@ -197,14 +185,10 @@ def _fetch(
             f"there is no wheel of vLLM {version} for Linux: the package index lists none",
             next_step="name a version that was released, or a wheel file",
         )
-    expected, proof = archive.sha256, archive.proof
-    if known := given or pin.archives.get(archive.name):
-        reason = "SHA256 is another wheel's" if given else "VERSION_PIN has another"
-        if expected not in (None, known):
-            raise unproven(archive.name, expected, known, reason)
-        expected, proof = known, GIVEN if given else PINNED
+    expected = archive.sha256 or given or pin.archives.get(archive.name)
     if not expected:
         raise unproven(archive.name, None, None, "the package index gives no checksum for it")
+    proof = _stated(archive.name, expected, given, pin) or archive.proof
     return index.download(archive, expected, folder), expected, proof, listed
 
 
@@ -248,14 +232,14 @@ def _read(wheel: Path, asked: Version) -> tuple[str, str, dict[str, bytes]]:
                 raise _out_of_order(wheel, f"holds {unsafe[0]!r}, a path that is not safe to have")
             version = _version(wheel, metadata, asked)
             return version, metadata, {name: archive.read(name) for name in modules}
-    except _ZIP_ERRORS as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
         raise _out_of_order(wheel, f"is no whole zip file: {error}") from None
 
 
 def _version(wheel: Path, metadata: str, asked: Version) -> str:
     """The version that the metadata states, once it is vLLM's and the one ``asked`` for."""
-    fields = email.parser.HeaderParser().parsestr(metadata)
-    name, version = str(fields["Name"]), str(fields["Version"])
+    fields, _ = parse_email(metadata)
+    name, version = fields.get("name", ""), fields.get("version", "")
     if canonicalize_name(name) not in PROJECTS:
         raise OverlayError(
             Exit.RELEASE,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import runpy
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,63 +130,57 @@ def judge(
         mends: by fix, what the release has of it.
         without_v1: whether the release has no Model Runner V1.
     """
-    every = vocabulary.features | vocabulary.fixes
-    if not every:
+    if not vocabulary.features | vocabulary.fixes:
         return []
-    broken, lost = _patched(vocabulary, patches)
+    because, conflicting = _reasons(vocabulary, patches)
     read = _to_read(vocabulary, patches, changes)
     found = []
     for name in [*sorted(vocabulary.features), *sorted(vocabulary.fixes), FRAME]:
         group = FRAME if name == FRAME else FEATURE if name in vocabulary.features else FIX
         on_v2 = name in vocabulary.on_v2 or name == FRAME
-        has = mends.get(name)
-        state = LIVES
-        because: tuple[str, ...] = ()
-        if has is not None and has.state == MENDED:
-            state, because = MENDED, (f"the release has it {has.because}",)
-        elif name in broken:
-            state, because = CONFLICT, tuple(broken[name])
-        elif name in lost or (without_v1 and not on_v2):
-            state = LOST
-            because = tuple(lost.get(name, ["the release has no Model Runner V1"]))
-        found.append(Word(name, group, state, because, tuple(read.get(name, ())), on_v2))
+        if without_v1 and not on_v2:
+            because[name].append("the release has no Model Runner V1")
+        state = CONFLICT if name in conflicting else LOST if because[name] else LIVES
+        if (has := mends.get(name)) and has.state == MENDED:
+            state, because[name] = MENDED, [f"the release has it {has.because}"]
+        found.append(Word(name, group, state, tuple(because[name]), tuple(read[name]), on_v2))
     return found
 
 
-def _patched(
+def _reasons(
     vocabulary: Vocabulary, patches: Iterable[JudgedPatch]
-) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """Return by word the conflicts of its patches, and those of its patches that are obsolete."""
-    broken: dict[str, list[str]] = {}
-    lost: dict[str, list[str]] = {}
+) -> tuple[dict[str, list[str]], set[str]]:
+    """Return by word what has become of its patches, and the words that conflict."""
+    because: dict[str, list[str]] = defaultdict(list)
+    conflicting: set[str] = set()
     for judged in patches:
         for word in of_patch(judged.patch) or {FRAME}:
             if judged.verdict == CONFLICTS:
-                broken.setdefault(word, []).append(f"{judged.number} conflicts")
+                conflicting.add(word)
+                because[word].append(f"{judged.number} conflicts")
             elif judged.verdict == OBSOLETE:
-                text = f"{judged.number} is obsolete: {judged.because}"
-                lost.setdefault(word, []).append(text)
+                because[word].append(f"{judged.number} is obsolete")
     for name in sorted(vocabulary.needs):
-        for needed in sorted(vocabulary.needs[name] & broken.keys()):
-            broken.setdefault(name, []).append(f"needs {needed}")
-    return broken, lost
+        if needed := sorted(vocabulary.needs[name] & conflicting):
+            conflicting.add(name)
+            because[name] += [f"needs {each}" for each in needed]
+    return because, conflicting
 
 
 def _to_read(
     vocabulary: Vocabulary, patches: Iterable[JudgedPatch], changes: Iterable[Change]
-) -> dict[str, list[str]]:
+) -> dict[str, dict[str, None]]:
     """Return by word the names of watched definitions that it relies on and that have changed.
 
     The seams of a patch that serves many words are left to the list of changes.
     """
     served = {judged.patch.name: of_patch(judged.patch) for judged in patches}
-    read: dict[str, list[str]] = {}
+    read: dict[str, dict[str, None]] = defaultdict(dict)
     for change in changes:
         for user in change.users:
             words = served[user] if user in served else vocabulary.of_module(user)
             for word in words if len(words) <= _FEW else ():
-                known = read.setdefault(word, [])
-                known += [change.name] if change.name not in known else []
+                read[word][change.name] = None
     return read
 
 

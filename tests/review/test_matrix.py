@@ -67,7 +67,6 @@ def failing(error: BaseException) -> Callable[[str], Release]:
 FAILURES: dict[str, Callable[[str], Release]] = {
     "0.23.0": worded.release,
     "0.24.0": failing(OverlayError(Exit.ABSENT, "no <wheel>", next_step="name another")),
-    "0.26.0": failing(RuntimeError("a fault\nof ours")),
     "0.27.0": failing(OSError(28, "No space left on device", "/x")),
 }
 
@@ -120,30 +119,16 @@ def test_a_failure_is_worse_than_any_verdict(codes: list[int], worst: int) -> No
     assert matrix.worst([Column("1", None, code) for code in codes]) == worst
 
 
-def test_a_release_that_cannot_be_reviewed_does_not_stop_the_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_release_that_cannot_be_reviewed_does_not_stop_the_others(tmp_path: Path) -> None:
     made = make(tmp_path, ",".join(FAILURES), FAILURES)
     assert made.code == Exit.DENIED
     verdicts = made.cells["**verdict**"]
     assert verdicts == [
-        review.UNCHANGED, *(f"not reviewed, exit code {code}" for code in (3, 1, 8))
+        review.UNCHANGED, *(f"not reviewed, exit code {code}" for code in (3, 8))
     ]  # fmt: skip
     text = (made.folder / matrix.MARKDOWN).read_text().replace("\\", "")
     assert "0.24.0: no <wheel>" in text
-    assert "RuntimeError: a fault of ours; please report it" in text
-    assert "Traceback" in capsys.readouterr().err
     assert "no <wheel>" not in (made.folder / matrix.HTML).read_text()
-
-
-def test_an_interrupted_run_says_what_is_done(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stopped = {**FAILURES, "0.24.0": failing(KeyboardInterrupt())}
-    made = make(tmp_path, "0.23.0,0.24.0", stopped)
-    assert made.code == 130
-    assert "reviewed until then: 0.23.0; an earlier matrix is unchanged" in capsys.readouterr().err
-    assert not list(made.folder.glob("*matrix*"))
 
 
 def test_an_empty_list_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from review.merging import JudgedPatch
 from support import series
 
 EARLIER, SINCE, AFTER = "0.23.0", "0.24.0", "0.99.0"
+OWN = ("0001-edit-1.patch",)
 
 
 def judge(mend: Mend, release: str, verdict: str = "applies", **others: Mend) -> Found:
@@ -40,21 +41,14 @@ def test_what_a_release_has(mend: Mend, release: str, state: str, because: str) 
     assert found.decide is (state != "not mended")
 
 
-@pytest.mark.parametrize(
-    ("verdict", "todo"),
-    [
-        ("applies", "drop it; drop 0001, though it applies: upstream mended it elsewhere"),
-        ("conflicts", "drop it; drop 0001 rather than resolve it"),
-        ("obsolete", "drop it; drop 0001"),
-    ],
-)
-def test_what_to_do_about_a_fix_that_is_mended(verdict: str, todo: str) -> None:
-    assert judge(Mend(since=SINCE, patches=("edit-1",)), SINCE, verdict).todo == todo
+@pytest.mark.parametrize("verdict", ["applies", "conflicts", "obsolete"])
+def test_a_fix_that_is_mended_goes_with_its_patch(verdict: str) -> None:
+    assert judge(Mend(since=SINCE, patches=OWN), SINCE, verdict).todo == "drop it; drop 0001"
 
 
 def test_a_patch_that_another_fix_needs_stays() -> None:
-    other = Mend(patches=("edit-1",))
-    found = judge(Mend(since=SINCE, patches=("edit-1",)), SINCE, other=other)
+    other = Mend(patches=OWN)
+    found = judge(Mend(since=SINCE, patches=OWN), SINCE, other=other)
     assert found.todo == "drop it; keep 0001 for other"
 
 
@@ -67,5 +61,5 @@ def test_a_patch_that_another_fix_needs_stays() -> None:
     ],
 )
 def test_what_to_do_about_a_fix_that_is_not(verdict: str, todo: str, decide: bool) -> None:
-    found = judge(Mend(patches=("edit-1",)), READ, verdict)
+    found = judge(Mend(patches=OWN), READ, verdict)
     assert (found.todo, found.decide) == (todo, decide)

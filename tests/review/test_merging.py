@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from overlay.patches import Series, parse
 from review import merging
-from review.merging import Merged
+from review.merging import JudgedHunk, Merged
 from support import mini, series
 from support.checkouts import git
 from support.cherry_pick import assert_same_as_git
@@ -22,12 +22,23 @@ def merged(release: str, patches: Series | None = None, base: str = RUNNER) -> M
     )
 
 
+def sides(hunk: JudgedHunk) -> list[list[str]]:
+    """The lines of a conflict in the release, in the pinned release, and with the hunk."""
+    parts: list[list[str]] = []
+    for line in hunk.conflict[:-1]:
+        if line.startswith(("<" * 31, "|" * 31, "=" * 31)):
+            parts.append([])
+        else:
+            parts[-1].append(line)
+    return parts
+
+
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_one_change_of_upstreams(change: Change, tmp_path: Path) -> None:
     release = change.edit(RUNNER)
     result = merged(release)
     assert tuple(judged.verdict for judged in result.patches) == change.verdicts
-    hunks = [file.hunks for judged in result.patches for file in judged.files]
+    hunks = [judged.hunks for judged in result.patches]
     assert tuple(hunk.verdict for (hunk,) in hunks) == change.hunks
     base, there = {PATH: RUNNER.encode()}, {PATH: release.encode()}
     assert_same_as_git(tmp_path / "tree", series.series(), base, there, result)
@@ -35,36 +46,34 @@ def test_one_change_of_upstreams(change: Change, tmp_path: Path) -> None:
 
 def test_a_hunk_that_moved_says_where_to() -> None:
     result = merged(CHANGES["a line above"].edit(RUNNER))
-    (first,) = result.patches[0].files[0].hunks
+    (first,) = result.patches[0].hunks
     line = RUNNER.splitlines().index("        self.wait()") + 1
     assert (first.was, first.now, first.function) == (line, line + 1, "Runner.sample")
-    assert first.base == ("        self.wait()",)
-    assert result.patches[0].because == "1 of 1 hunk at other lines"
 
 
 def test_a_conflict_shows_its_three_sides_and_where_the_lines_are_now() -> None:
     result = merged(CHANGES["a moved block"].edit(RUNNER))
-    (hunk,) = result.patches[1].files[0].hunks
+    (hunk,) = result.patches[1].hunks
     there = CHANGES["a moved block"].edit(RUNNER).splitlines()
     assert hunk.now is not None
-    assert there[hunk.now - 1] == next(line for line in hunk.base if line.strip())
-    assert "        readiness.done(self)" in hunk.ours
-    assert "        readiness.done(self)" not in hunk.base
-    assert not any(line.strip() for line in hunk.theirs)
-    inside = merged(CHANGES["a change inside a seam"].edit(RUNNER)).patches[0].files[0].hunks[0]
-    assert (inside.base, inside.ours, inside.theirs) == (
-        ("        self.wait()",),
-        ("        readiness.note(self)",),
-        ("        self.wait(1)",),
-    )
+    assert there[hunk.now - 1] == "    def finish(self):"
+    assert sides(hunk)[2].count("        readiness.done(self)") == 1
+    assert "        readiness.done(self)" not in sides(hunk)[1]
+    assert not any(line.strip() for line in sides(hunk)[0])
+    inside = merged(CHANGES["a change inside a seam"].edit(RUNNER)).patches[0].hunks[0]
+    assert sides(inside) == [
+        ["        self.wait(1)"],
+        ["        self.wait()"],
+        ["        readiness.note(self)"],
+    ]
     assert inside.now is None
 
 
 def test_a_hunk_that_depends_on_a_conflict_names_it() -> None:
     result = merged(CHANGES["a change inside a seam"].edit(RUNNER))
-    assert result.patches[2].files[0].hunks[0].after == ("0001-edit-1.patch",)
+    assert result.patches[2].hunks[0].after == ("0001-edit-1.patch",)
     assert "with lines of 0001" in result.patches[2].because
-    assert result.patches[0].files[0].hunks[0].after == ()
+    assert result.patches[0].hunks[0].after == ()
 
 
 def test_conflicting_hunks_are_marked_and_left_out() -> None:
@@ -78,65 +87,24 @@ def test_conflicting_hunks_are_marked_and_left_out() -> None:
     assert result.texts[PATH].decode() == series.replaced(release, series.EDITS[1])
 
 
-def test_an_obsolete_patch_is_no_conflict() -> None:
-    release = CHANGES["a deleted call"].edit(RUNNER)
-    result = merged(release, series.series(series.EDITS[:1]))
-    assert [each.verdict for each in result.patches] == ["obsolete"]
-    assert (result.conflicts, result.marked) == (set(), {})
-    assert result.texts[PATH].decode() == release
-    assert result.patches[0].because == "the lines of 1 of 1 hunk are gone"
-
-
 def test_lines_that_look_like_gits_marks_are_none() -> None:
     marks = "<<<<<<< release\n||||||| base\n=======\n>>>>>>> overlay\n"
     text = f'MARKS = """\n{marks}"""\n\n\n{RUNNER}'
     release = series.replaced(text, ("        self.wait()\n", "        self.wait(1)\n"))
     result = merged(release, series.series(text=text), text)
-    (hunk,) = result.patches[0].files[0].hunks
-    assert (hunk.verdict, hunk.theirs) == ("conflicts", ("        self.wait(1)",))
-
-
-WAIT = "        self.wait()\n"
-
-
-@pytest.mark.parametrize(
-    ("edits", "elsewhere", "patch"),
-    [
-        (((WAIT, ""), ("        self.rows.remove(row)\n", 2 * WAIT)), "", 0),
-        (((WAIT, ""), ('"""Runs."""\n', '"""Runs."""\n\nself.wait()\n')), "", 0),
-        (((WAIT, ""),), WAIT, 0),
-        ((("def finish(self)", "def end(self)"), ("        return total\n", "        return 1\n")),
-         "", 1),
-        (((RUNNER[RUNNER.index("    def finish") :], ""),), "def finish(rows):\n    return 1\n", 1),
-    ],
-    ids=["lines twice", "lines outside", "lines in another module", "function renamed",
-         "function in another module"],
-)  # fmt: skip
-def test_moved_code_is_not_gone(
-    edits: tuple[tuple[str, str], ...], elsewhere: str, patch: int
-) -> None:
-    release = {PATH: series.replaced(RUNNER, *edits), "vllm/new.py": elsewhere}
-    result = merging.merge(series.series(), series.upstream(BASE), series.upstream(release))
-    assert result.patches[patch].verdict == "conflicts"
-
-
-def test_short_lines_are_not_gone() -> None:
-    """A bracket may be anywhere."""
-    text = series.replaced(RUNNER, ("max(logits)\n", "max(\n            logits,\n        )\n"))
-    patches = series.series((("        )\n", "        ) + 1\n"),), text)
-    release = series.replaced(text, ("        )\n", ""))
-    assert merged(release, patches, text).patches[0].verdict == "conflicts"
+    (hunk,) = result.patches[0].hunks
+    assert sides(hunk)[0] == ["        self.wait(1)"]
 
 
 def test_a_hunk_that_merges_into_another_function() -> None:
     edits = (("def finish(", "def other("), ("def drop(", "def finish("))
-    (hunk,) = merged(series.replaced(RUNNER, *edits)).patches[1].files[0].hunks
+    (hunk,) = merged(series.replaced(RUNNER, *edits)).patches[1].hunks
     assert (hunk.verdict, hunk.function, hunk.release_function) == (
         "applies",
         "Runner.finish",
         "Runner.other",
     )
-    (same,) = merged(RUNNER).patches[1].files[0].hunks
+    (same,) = merged(RUNNER).patches[1].hunks
     assert same.release_function == same.function == "Runner.finish"
 
 
@@ -148,13 +116,6 @@ def test_lines_that_end_as_on_windows_conflict_as_others_do() -> None:
     edit = ("        self.wait()\r\n", "        readiness.note(self)\r\n")
     result = merged(release, series.series((edit,), text), text)
     assert result.patches[0].verdict == "conflicts"
-
-
-def test_a_removed_line_beside_a_hunk_does_not_make_it_obsolete() -> None:
-    """The hunk only adds lines; the removed line is not one that it replaces."""
-    release = series.replaced(RUNNER, ("        return total\n", ""))
-    result = merged(release)
-    assert result.patches[1].verdict == "conflicts"
 
 
 LINES = RUNNER.splitlines(keepends=True)
@@ -182,21 +143,17 @@ def test_any_changes_merge_as_git_merges_them(
     result = merged(release, patches)
     (judged,) = result.patches
     out, conflicts = git_merge(tmp_path_factory.mktemp("merge"), release, RUNNER, changed)
-    if judged.verdict == "obsolete":
-        assert result.texts[PATH].decode() == release
-    elif conflicts:
-        assert judged.verdict == "conflicts"
-        assert any(hunk.verdict in ("conflicts", "gone") for hunk in judged.files[0].hunks)
-    else:
-        assert judged.verdict in ("applies", "moved")
+    assert (judged.verdict == "conflicts") == bool(conflicts)
+    if not conflicts:
         assert result.texts[PATH].decode() == out
-    for hunk in judged.files[0].hunks:
+    for hunk, own in zip(judged.hunks, patches.patches[0].files[0].hunks, strict=True):
         if hunk.verdict in ("applies", "moved"):
             assert hunk.now is not None
             # Its lines are where it says, in the release with the hunk alone.
             at = hunk.now - 1
             there = release.splitlines()
-            assert tuple(there[at : at + len(hunk.base)]) == hunk.base
+            removed = [line.decode().rstrip("\n") for line in own.old]
+            assert there[at : at + len(removed)] == removed
             assert (hunk.verdict == "applies") == (hunk.now == hunk.was)
 
 
@@ -215,7 +172,7 @@ def test_the_place_of_a_conflict_is_that_in_the_release_without_the_earlier_patc
         ("        self.wait()\n", "        readiness.note(self)\n"),
     )
     release = "# One more line.\n" + CHANGES["a change inside a seam"].edit(RUNNER)
-    (hunk,) = merged(release, series.series(edits)).patches[2].files[0].hunks
+    (hunk,) = merged(release, series.series(edits)).patches[2].hunks
     assert hunk.at is not None
     assert release.split("\n")[hunk.at - 1] == "        self.wait(1)"
 
@@ -224,7 +181,7 @@ def test_a_conflict_of_lines_that_are_only_put_in_has_its_place() -> None:
     ours = "        chosen = max(logits)\n"
     patches = series.series(((ours, f"{ours}        readiness.note(self)\n"),))
     release = RUNNER.replace(ours, f"{ours}        rest()\n")
-    (hunk,) = merged(release, patches).patches[0].files[0].hunks
-    assert (hunk.base, hunk.theirs) == ((), ("        rest()",))
+    (hunk,) = merged(release, patches).patches[0].hunks
+    assert sides(hunk)[:2] == [["        rest()"], []]
     assert hunk.at is not None
     assert release.split("\n")[hunk.at - 1] == "        rest()"

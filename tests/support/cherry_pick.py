@@ -9,7 +9,7 @@ from support.checkouts import git
 
 
 def cherry_picked(
-    tree: Path, patches: Series, base: dict[str, bytes], release: dict[str, bytes], skip: set[str]
+    tree: Path, patches: Series, base: dict[str, bytes], release: dict[str, bytes]
 ) -> tuple[list[bool], dict[str, bytes]]:
     """Cherry-pick each patch onto a release.
 
@@ -18,7 +18,6 @@ def cherry_picked(
         patches: the series.
         base: the files that it is for.
         release: the files that it is put on.
-        skip: patches that are not needed, and left out if they conflict.
 
     Returns:
         Whether each patch conflicts, and the files at the end.
@@ -39,18 +38,17 @@ def cherry_picked(
     texts = dict(base)
     for patch in patches.patches:
         texts |= {f.path: f.apply(texts[f.path], patch.name) for f in patch.files}
-        commits.append((patch.name, commit(texts, patch.name)))
+        commits.append(commit(texts, patch.name))
     git(tree, "checkout", "--quiet", "--detach", first)
     commit(release, "release")
     conflicts = []
-    for name, picked in commits:
+    for picked in commits:
         options = ["--allow-empty", "--keep-redundant-commits", "-Xdiff-algorithm=myers"]
         done = git(tree, "cherry-pick", *options, picked, code=None)
         conflicts.append(done.returncode != 0)
         if done.returncode:
             git(tree, "cherry-pick", "--abort")
-            if name not in skip:
-                git(tree, "cherry-pick", *options, "-Xours", picked)
+            git(tree, "cherry-pick", *options, "-Xours", picked)
     return conflicts, {path: (tree / path).read_bytes() for path in base}
 
 
@@ -58,9 +56,7 @@ def assert_same_as_git(
     tree: Path, patches: Series, base: dict[str, bytes], release: dict[str, bytes], merged: Merged
 ) -> None:
     """Assert that git has the same conflicts and ends with the same texts."""
-    skip = {judged.patch.name for judged in merged.patches if judged.verdict == "obsolete"}
-    conflicts, texts = cherry_picked(tree, patches, base, release, skip)
+    conflicts, texts = cherry_picked(tree, patches, base, release)
     for judged, conflict in zip(merged.patches, conflicts, strict=True):
-        gone = any(hunk.verdict == "gone" for file in judged.files for hunk in file.hunks)
-        assert conflict == (judged.verdict == "conflicts" or gone), judged.patch.name
+        assert conflict == (judged.verdict == "conflicts"), judged.patch.name
     assert merged.texts == texts

@@ -167,8 +167,8 @@ CHANGES: Mapping[str, Change] = {
     ),
     "a deleted call": Change(
         lambda text: replaced(text, ("        self.wait()\n", "")),
-        ("obsolete", "moved", "conflicts"),
-        ("gone", "moved", "conflicts"),
+        ("conflicts", "moved", "conflicts"),
+        ("conflicts", "moved", "conflicts"),
     ),
     "a moved call": Change(
         _move_call, ("conflicts", "applies", "conflicts"), ("conflicts", "applies", "conflicts")
@@ -195,8 +195,8 @@ CHANGES: Mapping[str, Change] = {
     ),
     "the function is gone": Change(
         lambda text: text[: text.index("    def finish")].rstrip() + "\n",
-        ("applies", "obsolete", "applies"),
-        ("applies", "gone", "applies"),
+        ("applies", "conflicts", "applies"),
+        ("applies", "conflicts", "applies"),
     ),
 }
 

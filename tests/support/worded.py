@@ -81,8 +81,8 @@ SERVES = ("alpha, beta, gamma", "alpha", "beta", "gamma")
 #: What upstream has of the fixes.
 MENDS: Mapping[str, Mend] = MappingProxyType(
     {
-        "beta": Mend(since="0.24.0", patches=("edit-3",)),
-        "gamma": Mend(partly={"0.24.0": "half of it"}, patches=("edit-4",)),
+        "beta": Mend(since="0.24.0", patches=("0003-edit-3.patch",)),
+        "gamma": Mend(partly={"0.24.0": "half of it"}, patches=("0004-edit-4.patch",)),
     }
 )
 
