@@ -143,12 +143,14 @@ def _undefined(
     if not candidate:
         return
     sides = {"release": release, "overlaid": overlaid, "candidate": candidate}
+    found: dict[str, list[tuple[str, int, str]]] = {side: [] for side in sides}
     with tempfile.TemporaryDirectory(prefix="overlay-ruff-") as scratch:
         folder = Path(scratch).resolve()
         for side, texts in sides.items():
             for path in candidate:
                 write_file(folder / side / path, texts[path])
-        found = {side: list(_ruff(folder / side)) for side in sides}
+        for side, path, line, text in _ruff(folder):
+            found[side].append((path, line, text))
     old: Counter[tuple[str, str]] = Counter()
     for side in ("release", "overlaid"):
         old |= Counter((path, _unnumbered(text)) for path, _, text in found[side])
@@ -159,25 +161,22 @@ def _undefined(
             yield f"{path}, line {line}: {text}"
 
 
-def _ruff(folder: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield path, line and sentence of each of ruff's findings in a directory."""
+def _ruff(folder: Path) -> Iterator[tuple[str, str, int, str]]:
+    """Yield side, path, line and sentence of each of ruff's findings in a directory of sides."""
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--quiet"]
     command += ["--exit-zero", "--select", _RULES, "--output-format", "json", "."]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    try:
-        entries = json.loads(done.stdout)
-    except ValueError:
-        reason = done.stderr.strip().rpartition("\n")[2]
+    if done.returncode:
         raise OverlayError(
             Exit.FAULT,
-            f"ruff cannot be run: {reason}",
+            f"ruff cannot be run: {done.stderr.strip()}",
             next_step="run `make tools`, which installs it",
-        ) from None
-    for entry in entries:
+        )
+    for entry in json.loads(done.stdout):
         # A syntax that ruff's Python has not was compiled above.
         if entry["code"] in _RULES.split(","):
-            path = Path(entry["filename"]).relative_to(folder).as_posix()
-            yield path, entry["location"]["row"], f"{entry['message']} ({entry['code']})"
+            side, _, path = Path(entry["filename"]).relative_to(folder).as_posix().partition("/")
+            yield side, path, entry["location"]["row"], f"{entry['message']} ({entry['code']})"
 
 
 def _unnumbered(text: str) -> str:

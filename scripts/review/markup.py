@@ -81,12 +81,9 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def code(text: str) -> str:
-    """Return text as a code span on one line, with bars escaped, as tables need it."""
+    """Return text as a code span on one line, with bars escaped as tables need it, if it can be."""
     line = one_line(text)
-    longest = max((len(run) for run in re.findall("`+", line)), default=0)
-    fence = "`" * (longest + 1)
-    padded = f" {line} " if line.startswith("`") or line.endswith("`") else line
-    return f"{fence}{padded or ' '}{fence}".replace("|", "\\|")
+    return escape(text) if "`" in line or not line else f"`{line}`".replace("|", "\\|")
 
 
 def one_line(text: str) -> str:

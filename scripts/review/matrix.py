@@ -15,8 +15,7 @@ from review import page, words
 from review.markup import code, escape, table
 from review.report import word_anchor
 from review.review import CODES, CONFLICT, PAGE, Review
-from review.runners import V1, V2
-from review.words import Word
+from review.runners import V1, V2, Decision
 
 #: The files of a matrix.
 MARKDOWN, HTML = "matrix.md", "matrix.html"
@@ -88,21 +87,8 @@ def write(wanted: str, pin: Pin, columns: Sequence[Column], folder: Path) -> Pat
 
 def markdown(wanted: str, pin: Pin, columns: Sequence[Column]) -> str:
     """Return the matrix as Markdown; see :func:`write`."""
-    rows: list[list[str]] = [
-        ["**verdict**", *(_verdict(each) for each in columns)],
-        ["**patches that conflict**", *(_count(each, "conflicts") for each in columns)],
-        ["**to decide**", *(_count(each, "decisions") for each in columns)],
-        ["**model runner**", *(_runner(each) for each in columns)],
-    ]
-    for group, heading in _GROUPS.items():
-        names = dict.fromkeys(
-            word.name
-            for each in columns
-            for word in (each.review.words if each.review else ())
-            if word.group == group
-        )
-        rows += [[f"**{heading}**", *[""] * len(columns)]] if names else []
-        rows += [[code(name), *(_cell(each, name) for each in columns)] for name in names]
+    cells = [_cells(each) for each in columns]
+    names = dict.fromkeys(name for each in cells for name in each)
     heads = [
         f"[{escape(each.version)}]({_page(each)})" if each.review else escape(each.version)
         for each in columns
@@ -112,7 +98,7 @@ def markdown(wanted: str, pin: Pin, columns: Sequence[Column]) -> str:
     parts = [
         f"# Releases of vLLM for overlay {escape(pin.overlay)}",
         *summary(columns),
-        table([" ", *heads], rows),
+        table([" ", *heads], [[name, *(each.get(name, "") for each in cells)] for name in names]),
         "Each cell leads to its reason. *(V1)*: it serves Model Runner V1 alone.",
         *(["## Not reviewed", "\n".join(failed)] if failed else []),
         f"Made by {code(f'make review RELEASES={wanted}')}.",
@@ -130,41 +116,36 @@ def summary(columns: Sequence[Column]) -> Iterator[str]:
         yield "None of these releases is without a conflict."
 
 
-def _verdict(each: Column) -> str:
-    return escape(each.review.verdict if each.review else f"not reviewed, exit code {each.code}")
+def _cells(column: Column) -> dict[str, str]:
+    """Return a column's cells by the name of their row."""
+    review = column.review
+    if review is None:
+        return {"**verdict**": f"not reviewed, exit code {column.code}"}
+    cells = {
+        "**verdict**": escape(review.verdict),
+        "**patches that conflict**": str(len(review.conflicts)),
+        "**to decide**": str(len(review.decisions)),
+        "**model runner**": escape(_runner(review.runners.after)),
+    }
+    for word in review.words:
+        cells[f"**{_GROUPS[word.group]}**"] = ""
+        alone = "" if word.on_v2 else " (V1)"
+        place = f"{_page(column)}#{word_anchor(word.name)}"
+        cells[code(word.name)] = f"[{word.state}]({place}){alone}"
+    return cells
 
 
-def _count(each: Column, name: str) -> str:
-    return str(len(getattr(each.review, name))) if each.review else ""
-
-
-def _runner(each: Column) -> str:
+def _runner(decision: Decision | None) -> str:
     """Return which example models each runner serves, as far as the decision has been read."""
-    decision = each.review and each.review.runners.after
-    if not decision:
-        return ""
-    if decision.reading is None:
-        return "not read yet"
+    if decision is None or decision.reading is None:
+        return "not read yet" if decision else ""
     served = decision.reading.served
     parts = []
     for runner in (V2, V1):
         if models := [model for model, by in served.items() if by == runner]:
             parts.append(f"{runner}: {'all' if len(models) == len(served) else ', '.join(models)}")
-    return escape("; ".join(parts))
+    return "; ".join(parts)
 
 
-def _cell(each: Column, name: str) -> str:
-    word = _word(each, name)
-    if word is None:
-        return ""
-    alone = "" if word.on_v2 else " (V1)"
-    return f"[{word.state}]({_page(each)}#{word_anchor(name)}){alone}"
-
-
-def _word(each: Column, name: str) -> Word | None:
-    found = each.review.words if each.review else ()
-    return next((word for word in found if word.name == name), None)
-
-
-def _page(each: Column) -> str:
-    return f"{quote(each.version)}/{PAGE}"
+def _page(column: Column) -> str:
+    return f"{quote(column.version)}/{PAGE}"

@@ -52,7 +52,6 @@ class JudgedHunk:
         function: the function or class around it in the pinned release.
         release_function: the one around it in the new release; empty if it does not merge.
         conflict: the lines of the conflict, with git's marks; none if it merges.
-        after: conflicting patches whose lines it changes.
         at: the first line of the conflict in the release, one-based; None if it merges.
     """
 
@@ -62,7 +61,6 @@ class JudgedHunk:
     now: int | None
     function: str
     conflict: tuple[str, ...] = ()
-    after: tuple[str, ...] = ()
     release_function: str = ""
     at: int | None = None
 
@@ -134,9 +132,6 @@ class _Merging:
         self.ours = {path: base.read(path) for path in sorted(series.paths())}
         texts = {path: release.read(path) for path in self.ours}
         self.result = Merged(texts=texts, overlaid=self.ours)
-        # The patch that each line of ours is from; empty for upstream's lines.
-        self.origins = {path: [""] * len(split_lines(data)) for path, data in self.ours.items()}
-        self.broken: set[str] = set()
 
     def add(self, patch: Patch) -> None:
         """Judge a patch, and merge it as far as that works."""
@@ -155,13 +150,10 @@ class _Merging:
                 self.result.marked[patch.name, path] = text
                 text, _ = merge_file(there, before, after, favour="ours")
             step[path] = text
-            self._follow(file, patch.name)
             self.ours[path] = after
         kinds = {hunk.verdict for hunk in hunks}
         verdict = OBSOLETE if kinds == {ADOPTED} else APPLIES if kinds == {APPLIES} else MOVED
         verdict = CONFLICTS if conflicting else verdict
-        if verdict == CONFLICTS:
-            self.broken.add(patch.name)
         self.result.texts |= step
         self.result.steps.append(step)
         because = _because(verdict, hunks)
@@ -185,12 +177,9 @@ class _Merging:
             return JudgedHunk(path, verdict, was, line, function, release_function=inside)
         region = _REGION.search(text)
         assert region is not None
-        first, last = max(hunk.old_at - 1, 0), hunk.old_at + len(hunk.old) + 1
-        after_these = {name for name in self.origins[path][first:last] if name in self.broken}
         return JudgedHunk(
             *(path, CONFLICTS, was, _once(there, split_lines(region["base"])), function),
             conflict=tuple(region[0].decode(errors="replace").splitlines()),
-            after=tuple(sorted(after_these)),
             # Above the conflict, the merged text is the release's.
             at=self._located(path, there, text.count(b"\n", 0, region.start())),
         )
@@ -203,12 +192,6 @@ class _Merging:
             if start <= at:  # the last one is empty, and at the ends
                 line = min(other + at - start, other + size) if size else line
         return line + 1
-
-    def _follow(self, file: FilePatch, name: str) -> None:
-        """Bring the origins of the lines up to date."""
-        origins = self.origins[file.path]
-        for hunk in reversed(file.hunks):
-            origins[hunk.old_at : hunk.old_at + len(hunk.old)] = [name] * len(hunk.new)
 
 
 def merge_file(
@@ -244,8 +227,6 @@ def _because(verdict: str, hunks: Sequence[JudgedHunk]) -> str:
         parts.append(f"the conflicts are in {', '.join(where)}")
     elif verdict == CONFLICTS:
         parts.append("together they conflict")
-    if after := sorted({name.partition("-")[0] for hunk in conflicts for name in hunk.after}):
-        parts.append(f"some of them with lines of {', '.join(after)}")
     return "; ".join(parts)
 
 

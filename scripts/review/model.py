@@ -57,14 +57,9 @@ class Definition:
         return f"{self.module}.{self.name}".rstrip(".")
 
     @property
-    def line(self) -> int:
-        """One-based line of its beginning."""
-        return self.object.lineno or 1
-
-    @property
     def place(self) -> str:
         """File and line of its beginning."""
-        return f"{self.path}:{self.line}"
+        return f"{self.path}:{self.object.lineno or 1}"
 
     @property
     def kind(self) -> str:
@@ -123,7 +118,6 @@ class Model:
         self.paths = {module_name(path): path for path in upstream.paths}
         #: Texts by path.
         self.text = cache(lambda path: upstream.read(path).decode(errors="replace"))
-        self._modules: dict[str, Definition] = {}
 
     def module(self, name: str) -> Definition | None:
         """Return a module by its dotted name, or None.
@@ -131,12 +125,8 @@ class Model:
         Raises:
             OverlayError: it cannot be parsed.
         """
-        if name not in self.paths:
-            return None
-        if name not in self._modules:
-            path = self.paths[name]
-            self._modules[name] = parsed(path, self.text(path))
-        return self._modules[name]
+        path = self.paths.get(name)
+        return parsed(path, self.text(path)) if path else None
 
     def find(
         self, module: str, name: str, seen: frozenset[tuple[str, str]] = frozenset()

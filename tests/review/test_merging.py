@@ -69,13 +69,6 @@ def test_a_conflict_shows_its_three_sides_and_where_the_lines_are_now() -> None:
     assert inside.now is None
 
 
-def test_a_hunk_that_depends_on_a_conflict_names_it() -> None:
-    result = merged(CHANGES["a change inside a seam"].edit(RUNNER))
-    assert result.patches[2].hunks[0].after == ("0001-edit-1.patch",)
-    assert "with lines of 0001" in result.patches[2].because
-    assert result.patches[0].hunks[0].after == ()
-
-
 def test_conflicting_hunks_are_marked_and_left_out() -> None:
     release = CHANGES["a change inside a seam"].edit(RUNNER)
     result = merged(release)
