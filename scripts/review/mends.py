@@ -5,14 +5,13 @@ The facts are those of patches/upstream.toml.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from types import MappingProxyType
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from overlay.patches import Series, header_fields
+from overlay.patches import header_fields
 from packaging.version import Version
-from series import errata
 
 from review import words
 from review.merging import CONFLICTS, OBSOLETE, JudgedPatch
@@ -21,20 +20,7 @@ from review.words import MENDED
 #: What a release has of a fix, but for :data:`review.words.MENDED`.
 PARTLY, NOT_MENDED, UNKNOWN = "mended in part", "not mended", "not known"
 
-
-@dataclass(frozen=True)
-class Mend:
-    """Upstream's own mend of what a fix mends.
-
-    Attributes:
-        since: the first release that has all of it; None if :data:`READ` has not.
-        partly: release to the part of it that this release was the first to have.
-        patches: the names of the fix's patches. A fix without any uses the seams of others.
-    """
-
-    since: str | None = None
-    partly: Mapping[str, str] = field(default_factory=dict)
-    patches: tuple[str, ...] = ()
+Errata = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -56,85 +42,67 @@ class Found:
     decide: bool
 
 
-_ROOT = Path(__file__).resolve().parents[2]
-_SERIES = Series.load(_ROOT / "patches")
-_FACTS = errata.load(_ROOT)
-#: The newest release whose sources were read for :data:`MENDS`.
-READ: str = _FACTS["read"]
-
-
-def _mend(word: str) -> Mend:
-    """Combine the errata that a fix mends."""
-    entries = {name: entry for name, entry in _FACTS["errata"].items() if entry["word"] == word}
-    bugs = {bug for entry in entries.values() for bug in entry["upstream"]}
-    since = [entry.get("mended") for entry in entries.values()]
-    last = max(since, key=Version) if all(since) else None
-    parts = [part for entry in entries.values() for part in entry.get("partly", {}).items()]
-    parts += [(m, name) for m, name in zip(since, entries, strict=True) if m and m != last]
-    partly: dict[str, str] = {}
-    for release, part in sorted(parts, key=lambda item: Version(item[0])):
-        partly[release] = "; ".join(filter(None, [partly.get(release), part]))
-    return Mend(last, partly, _patches(word, bugs))
-
-
-def _patches(word: str, bugs: Collection[str]) -> tuple[str, ...]:
-    """Return the patches that serve a fix alone, or whose ``Bug`` is one of its bugs."""
-    own = []
-    for patch in _SERIES.patches:
-        served, bug = words.of_patch(patch), header_fields(patch.header)["Bug"].rpartition("/")[2]
-        if served == {word} or (word in served and bug in bugs):
-            own.append(patch.name)
-    return tuple(own)
-
-
-#: Fix to what upstream has of it.
-MENDS: Mapping[str, Mend] = MappingProxyType(
-    {
-        word: _mend(word)
-        for word in dict.fromkeys(entry["word"] for entry in _FACTS["errata"].values())
-        if word
-    }
-)
-
-
 def judge(
-    mends: Mapping[str, Mend], release: str, patches: Sequence[JudgedPatch]
+    facts: Mapping[str, Any], release: str, patches: Sequence[JudgedPatch]
 ) -> dict[str, Found]:
-    """Return what a release has of each fix, beside what the merge says of its patches.
+    """Return by fix what a release has of it, beside what the merge says of its patches.
 
     Neither follows from the other: a patch may apply although upstream mends the same elsewhere.
 
     Args:
-        mends: by fix.
+        facts: of :func:`series.errata.load`.
         release: the version under review.
         patches: of the whole series, judged.
     """
-    has = {name: _has(mend, release) for name, mend in mends.items()}
+    fixes: dict[str, dict[str, Mapping[str, Any]]] = defaultdict(dict)
+    for name, erratum in facts["errata"].items():
+        if erratum["word"]:
+            fixes[erratum["word"]][name] = erratum
+    has = {word: _has(errata, release, facts["read"]) for word, errata in fixes.items()}
+    own = {
+        word: {each.number: each for each in patches if _serves(each, word, errata)}
+        for word, errata in fixes.items()
+    }
     found = {}
-    for name, mend in mends.items():
-        own = tuple(judged for judged in patches if judged.patch.name in mend.patches)
+    for word, judged in own.items():
+        # A patch stays if another fix that is not mended needs it.
         shared = {
-            judged.number: [
-                other
-                for other, its in mends.items()
-                if judged.patch.name in its.patches and has[other][0] != MENDED
-            ]
-            for judged in own
+            number: [each for each in own if number in own[each] and has[each][0] != MENDED]
+            for number in judged
         }
-        todo, decide = _todo(has[name][0], own, shared)
-        found[name] = Found(name, *has[name], todo, decide)
+        found[word] = Found(word, *has[word], *_todo(has[word][0], list(judged.values()), shared))
     return found
 
 
-def _has(mend: Mend, release: str) -> tuple[str, str]:
+def _serves(judged: JudgedPatch, word: str, errata: Errata) -> bool:
+    """Return whether a patch serves a fix alone, or has the ``Bug`` of one of its errata."""
+    served = words.of_patch(judged.patch)
+    bug = header_fields(judged.patch.header)["Bug"].rpartition("/")[2]
+    bugs = {each for erratum in errata.values() for each in erratum["upstream"]}
+    return served == {word} or (word in served and bug in bugs)
+
+
+def _has(errata: Errata, release: str, read: str) -> tuple[str, str]:
+    """Return what a release has of a fix, and how that is known.
+
+    Args:
+        errata: those that the fix mends.
+        release: the version under review.
+        read: the newest release whose sources were read.
+    """
     version = Version(release)
-    if mend.since is not None and Version(mend.since) <= version:
-        return MENDED, f"since {mend.since}"
-    there = [f"{part} since {v}" for v, part in mend.partly.items() if Version(v) <= version]
-    if mend.since is None and version > Version(READ):
-        return UNKNOWN, "; ".join([f"{READ} is the newest release that was read", *there])
+    mended = [erratum.get("mended") for erratum in errata.values()]
+    last = max(map(str, mended), key=Version) if all(mended) else None
+    if last and Version(last) <= version:
+        return MENDED, f"since {last}"
+    parts = [part for erratum in errata.values() for part in erratum.get("partly", {}).items()]
+    parts += [(since, name) for since, name in zip(mended, errata, strict=True) if since]
+    parts.sort(key=lambda part: Version(part[0]))
+    there = [f"{part} since {since}" for since, part in parts if Version(since) <= version]
+    if last is None and version > Version(read):
+        return UNKNOWN, "; ".join([f"{read} is the newest release that was read", *there])
     what = "the rest" if there else "it"
-    later = f"{mend.since} has {what}" if mend.since else f"no release up to {READ} has {what}"
+    later = f"{last} has {what}" if last else f"no release up to {read} has {what}"
     return (PARTLY, "; ".join([*there, later])) if there else (NOT_MENDED, later)
 
 

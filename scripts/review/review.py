@@ -11,6 +11,7 @@ from pathlib import Path
 from overlay.errors import Exit, OverlayError
 from overlay.pin import PACKAGE
 from overlay.source import Overlay
+from series import errata
 from series.tree import write_file
 from series.upstream import Upstream
 
@@ -27,7 +28,7 @@ from review import (
     words,
 )
 from review.candidate import Candidate
-from review.mends import Found, Mend
+from review.mends import Found
 from review.merging import Merged
 from review.model import Change, Model
 from review.requirements import Asked
@@ -159,7 +160,6 @@ def of_release(
     base: Upstream,
     release: Release,
     folder: Path,
-    known: Mapping[str, Mend] | None = None,
     trial: Trial | None = None,
     model: Model | None = None,
 ) -> Review:
@@ -170,7 +170,6 @@ def of_release(
         base: upstream's files of the release that it is for.
         release: the other one, proven.
         folder: where a directory named after the release is made, or replaced at the end.
-        known: by fix, what upstream has of it; :func:`review.mends.MENDS` if None.
         trial: tries the candidate, as :func:`review.trying.examine` does.
         model: of ``base``, if several releases share it.
 
@@ -189,7 +188,7 @@ def of_release(
     patches = merged.patches
     listed = watch.watch_list(overlay, patches, before)
     changes = watch.changes(listed, overlay, patches, (before, after))
-    found = mends.judge(mends.MENDS if known is None else known, release.version, patches)
+    found = mends.judge(errata.load(overlay.root), release.version, patches)
     decisions = runners.compare(before, after)
     vocabulary = words.Vocabulary(overlay.root / "vendor_overlay")
     review = Review(

@@ -44,7 +44,7 @@ def make(
         worded.checkout(checkout)
     base = worded.upstream()
     with pytest.MonkeyPatch.context() as patch:
-        prepare(patch, checkout, base, lambda wanted: releases[wanted](wanted), worded.MENDS)
+        prepare(patch, checkout, base, lambda wanted: releases[wanted](wanted))
         code = program.main(["matrix", wanted, "--out", str(out), *flags])
     return Made(out, code)
 

@@ -1,54 +1,75 @@
 """Which fixes a release has, beside what the merge says of their patches."""
 
+from typing import Any
+
 import pytest
+from overlay.patches import parse
 from review import mends
-from review.mends import READ, Found, Mend
+from review.mends import Found
 from review.merging import JudgedPatch
 from support import series
 
-EARLIER, SINCE, AFTER = "0.23.0", "0.24.0", "0.99.0"
-OWN = ("0001-edit-1.patch",)
+EARLIER, SINCE, READ, AFTER = "0.23.0", "0.24.0", "0.33.0", "0.99.0"
+MENDED = {"mended": SINCE}
 
 
-def judge(mend: Mend, release: str, verdict: str = "applies", **others: Mend) -> Found:
+def judge(
+    erratum: dict[str, Any],
+    release: str,
+    verdict: str = "applies",
+    serves: str = "fix",
+    **others: dict[str, Any],
+) -> Found:
+    """Judge a fix with one patch of its own, which others may share, and that patch's verdict."""
+    files = series.patch_files(serves=(serves, "another", "another"))
     patches = [
-        JudgedPatch(patch, verdict if number == 1 else "applies", "", ())
-        for number, patch in enumerate(series.series().patches, 1)
+        JudgedPatch(parse(name, data), verdict if name[:4] == "0001" else "applies", "", ())
+        for name, data in files.items()
     ]
-    return mends.judge({"word": mend, **others}, release, patches)["word"]
+    errata = {
+        name: {"word": name, "upstream": ["text"], **facts}
+        for name, facts in {"fix": erratum, **others}.items()
+    }
+    return mends.judge({"read": READ, "errata": errata}, release, patches)["fix"]
 
 
 @pytest.mark.parametrize(
-    ("mend", "release", "state", "because"),
+    ("erratum", "release", "state", "because"),
     [
-        (Mend(since=SINCE), EARLIER, "not mended", "0.24.0 has it"),
-        (Mend(since=SINCE), SINCE, "mended", "since 0.24.0"),
-        (Mend(since=SINCE), "0.24.0rc1", "not mended", "0.24.0 has it"),
-        (Mend(since=SINCE), "0.24.0+cpu", "mended", "since 0.24.0"),
-        (Mend(), READ, "not mended", f"no release up to {READ} has it"),
-        (Mend(), AFTER, "not known", f"{READ} is the newest release that was read"),
+        (MENDED, EARLIER, "not mended", "0.24.0 has it"),
+        (MENDED, SINCE, "mended", "since 0.24.0"),
+        (MENDED, "0.24.0rc1", "not mended", "0.24.0 has it"),
+        (MENDED, "0.24.0+cpu", "mended", "since 0.24.0"),
+        ({}, READ, "not mended", f"no release up to {READ} has it"),
+        ({}, AFTER, "not known", f"{READ} is the newest release that was read"),
         (
-            Mend(since="0.30.0", partly={SINCE: "moves"}),
-            SINCE,
-            "mended in part",
-            "moves since 0.24.0; 0.30.0 has the rest",
+            {"mended": "0.30.0", "partly": {SINCE: "moves"}},
+            *(SINCE, "mended in part", "moves since 0.24.0; 0.30.0 has the rest"),
         ),
     ],
 )
-def test_what_a_release_has(mend: Mend, release: str, state: str, because: str) -> None:
-    found = judge(mend, release)
+def test_what_a_release_has(
+    erratum: dict[str, Any], release: str, state: str, because: str
+) -> None:
+    found = judge(erratum, release)
     assert (found.state, found.because) == (state, because)
     assert found.decide is (state != "not mended")
 
 
+def test_a_fix_of_two_errata_is_mended_with_the_later_one() -> None:
+    """Until then it is mended in part."""
+    later = {"word": "fix", "mended": "0.25.0"}
+    assert judge(MENDED, SINCE, later=later).because == "fix since 0.24.0; 0.25.0 has the rest"
+    assert judge(MENDED, "0.25.0", later=later).because == "since 0.25.0"
+
+
 @pytest.mark.parametrize("verdict", ["applies", "conflicts", "obsolete"])
 def test_a_fix_that_is_mended_goes_with_its_patch(verdict: str) -> None:
-    assert judge(Mend(since=SINCE, patches=OWN), SINCE, verdict).todo == "drop it; drop 0001"
+    assert judge(MENDED, SINCE, verdict).todo == "drop it; drop 0001"
 
 
 def test_a_patch_that_another_fix_needs_stays() -> None:
-    other = Mend(patches=OWN)
-    found = judge(Mend(since=SINCE, patches=OWN), SINCE, other=other)
+    found = judge(MENDED, SINCE, serves="fix, other", other={})
     assert found.todo == "drop it; keep 0001 for other"
 
 
@@ -61,5 +82,5 @@ def test_a_patch_that_another_fix_needs_stays() -> None:
     ],
 )
 def test_what_to_do_about_a_fix_that_is_not(verdict: str, todo: str, decide: bool) -> None:
-    found = judge(Mend(patches=OWN), READ, verdict)
+    found = judge({}, READ, verdict)
     assert (found.todo, found.decide) == (todo, decide)

@@ -9,9 +9,8 @@ from overlay.errors import OverlayError
 from packaging.version import Version
 from review import __main__ as program
 from review import page, released, review, wheels
-from review.mends import Mend
 from review.review import Review
-from support import reviews, series
+from support import reviews, series, worded
 from support.reviews import prepare, release
 from support.series import BASE, CHANGES, RUNNER
 from support.sites import UPSTREAM, snapshot
@@ -74,15 +73,15 @@ def test_a_hunk_that_merges_into_another_function_is_said(tmp_path: Path) -> Non
 
 def test_a_fix_that_the_release_has_needs_a_decision(tmp_path: Path) -> None:
     """Every patch applies and no name has changed: only the table knows of the mend."""
-    known = {
-        "gone": Mend(since="0.23.0", patches=("0001-edit-1.patch",)),
-        "needed": Mend(since="0.24.0", patches=("0002-edit-2.patch",)),
-    }
-    result = reviews.reviewed(tmp_path, release(), known=known)
+    overlay, base = worded.checkout(tmp_path / "checkout"), worded.upstream()
+    result = review.of_release(overlay, base, worded.release("0.24.0"), tmp_path / "out")
     assert result.verdict == review.CHANGED
-    (decision,) = result.decisions
-    assert decision.startswith("the fix gone is mended (since 0.23.0): drop it; drop 0001")
-    assert "the fix gone is mended" in ((tmp_path / "out" / "0.23.0" / review.MARKDOWN).read_text())
+    assert [each.partition(":")[0] for each in result.decisions] == [
+        "the fix beta is mended (since 0.24.0)",
+        "the fix gamma is mended in part (half of it since 0.24.0; no release up to 0.33.0 has the"
+        " rest)",
+    ]
+    assert "the fix beta is mended" in (tmp_path / "out" / "0.24.0" / review.MARKDOWN).read_text()
 
 
 def test_conflicts_come_first_then_decisions_then_the_rest(tmp_path: Path) -> None:

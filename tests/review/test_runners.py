@@ -112,7 +112,7 @@ def test_it_has_the_place_of_the_property() -> None:
 def test_a_decision_that_nobody_has_read_is_not_interpreted(tmp_path: Path) -> None:
     overlay, base = worded.checkout(tmp_path / "checkout"), worded.upstream()
     release = worded.release("0.23.0", *worded.TAKEN_OVER)
-    result = review.of_release(overlay, base, release, tmp_path / "out", known={})
+    result = review.of_release(overlay, base, release, tmp_path / "out")
     assert result.verdict == review.CHANGED
     assert any("which model runner serves is not 0.22.0's" in each for each in result.decisions)
     report = (tmp_path / "out" / "0.23.0" / review.MARKDOWN).read_text().replace("\\", "")

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 from overlay.installation import locate
 from review import merging, words
-from review.mends import MENDS, Found
+from review.mends import Found
 from review.merging import JudgedPatch
 from review.model import Change
 from review.words import Vocabulary, Word
@@ -60,11 +60,6 @@ def test_every_word_is_found_in_the_sources_and_in_a_patch() -> None:
     folder = REPO / "vendor_overlay/vllm/v1/readiness"
     modules = [p.relative_to(folder).as_posix().replace("/", ".") for p in folder.rglob("*.py")]
     assert {word for name in modules for word in vocabulary().of_module(name)} == registry.ALL
-
-
-def test_the_patches_of_a_fix_serve_it() -> None:
-    served = {patch.name: words.of_patch(patch) for patch in OVERLAY.series.patches}
-    assert all(fix in served[name] for fix, mend in MENDS.items() for name in mend.patches)
 
 
 def test_on_its_own_release_every_word_lives() -> None:

@@ -1,14 +1,12 @@
 """Reviews of small made releases, and the program on them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from review import __main__ as program
 from review import review, wheels
-from review.mends import Mend
 from review.review import Review
 from review.wheels import Release
 from series.upstream import Upstream
@@ -36,7 +34,7 @@ def reviewed(
 ) -> Review:
     """Review a release with a checkout of that series in ``root``, and write it to "out" there."""
     overlay = series.checkout(root / "checkout", tuple(edits))
-    options = {"known": {}, **options}
+    series.state_facts(overlay.root)
     return review.of_release(overlay, base or series.upstream(BASE), of, root / "out", **options)
 
 
@@ -45,10 +43,10 @@ def prepare(
     root: Path,
     base: Upstream,
     obtain: Callable[[str], Release],
-    known: Mapping[str, Mend] | None = None,
 ) -> None:
     """Have the program review with this checkout, pinned release, and releases by version."""
+    if not (root / "patches" / "upstream.toml").exists():
+        series.state_facts(root)
     patch.setattr(program, "ROOT", root)
     patch.setattr(program, "_base", lambda *_: base)
     patch.setattr(wheels, "obtain", lambda wanted, *_: obtain(wanted))
-    patch.setattr(review, "of_release", partial(review.of_release, known=known or {}))

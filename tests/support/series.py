@@ -226,3 +226,9 @@ def checkout(
     page = catalogue.page(Series.load(root / "patches"))
     (root / "patches" / catalogue.NAME).write_bytes(page)
     return Overlay.load(root)
+
+
+def state_facts(root: Path, errata: str = "") -> None:
+    """Write the facts about upstream of the checkout in ``root``: tables of errata."""
+    head = 'release = "0.22.0"\nread = "0.33.0"\n\n[errata]\n\n'
+    (root / "patches" / "upstream.toml").write_text(head + errata)

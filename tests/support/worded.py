@@ -3,10 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
 from overlay.source import Overlay
-from review.mends import Mend
 from review.wheels import Release
 from series.upstream import Upstream
 
@@ -79,12 +77,15 @@ EDITS = (
 #: The words of each patch.
 SERVES = ("alpha, beta, gamma", "alpha", "beta", "gamma")
 #: What upstream has of the fixes.
-MENDS: Mapping[str, Mend] = MappingProxyType(
-    {
-        "beta": Mend(since="0.24.0", patches=("0003-edit-3.patch",)),
-        "gamma": Mend(partly={"0.24.0": "half of it"}, patches=("0004-edit-4.patch",)),
-    }
-)
+ERRATA = """\
+[errata.beta]
+upstream = ["1"]
+mended = "0.24.0"
+
+[errata.gamma]
+upstream = ["2"]
+partly = { "0.24.0" = "half of it" }
+"""
 
 _MODULE = '''"""{word}."""
 
@@ -133,7 +134,9 @@ def checkout(root: Path) -> Overlay:
     folder.mkdir(parents=True)
     for name, text in _OURS.items():
         (folder / name).write_text(text)
-    return series.checkout(root, EDITS, BASE, V1, SERVES)
+    overlay = series.checkout(root, EDITS, BASE, V1, SERVES)
+    series.state_facts(root, ERRATA)
+    return overlay
 
 
 def release(version: str, *edits: tuple[str, str, str], torch: str = "torch==2.11.0") -> Release:
