@@ -120,19 +120,19 @@ def _runners(review: Review) -> Iterator[str]:
     place = at(version, f"{after.path}:{after.line}")
     how = f"is{' not' * review.runners.changed} the same as in {base}"
     yield f"{code(runners.PROPERTY)} decides, at {place}. Its source {escape(how)}."
-    columns, sides = ["model, every option at its default"], []
+    columns, cells = ["model, every option at its default"], []
     for release, side in ((base, before), (version, after)):
-        if side is not None and side.reading is not None:
+        if side and side.reading:
             yield f"{escape(release)}, as a person has read it: {escape(side.reading.text)}"
             columns.append(escape(release))
-            sides.append(side.reading.served)
-        elif side is not None:
+            cells.append(side.reading.served)
+        elif side:
             yield (
                 f"**Nobody has read the decision of {escape(release)} yet**, so this report does "
                 "not say which models V2 serves there. Read its source."
             )
-    if sides:
-        yield table(columns, [[m, *(s.get(m, "") for s in sides)] for m in sides[0]])
+    if cells:
+        yield table(columns, [[model, *(each[model] for each in cells)] for model in cells[0]])
     alone = [word.name for word in review.words if not word.on_v2]
     if alone:
         yield (

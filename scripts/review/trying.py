@@ -63,19 +63,16 @@ def examine(root: Path, release: Release, files: Mapping[str, bytes], ready: boo
         files: of the candidate, by path.
         ready: whether it merges and is sound.
     """
-    reason = "" if ready else "the candidate conflicts or is faulty"
-    if reason := reason or _not_installable(release):
-        return [Step(step, NOT_RUN, reason) for step in STEPS]
+    reason = _not_installable(release) if ready else "the candidate conflicts or is faulty"
     folder = root / "build" / "try" / release.version
-    _lay_out(root, folder / "checkout", release, files)
-    outcomes: list[Step] = []
-    for step in STEPS:
-        failed = next((each.name for each in outcomes if each.outcome != PASSED), None)
-        if failed is None:
-            outcomes.append(_try(step, folder, release, files))
-        else:
-            outcomes.append(Step(step, NOT_RUN, f"{failed} has to come first"))
-    return outcomes
+    if not reason:
+        _lay_out(root, folder / "checkout", release, files)
+    steps: list[Step] = []
+    for name in STEPS:
+        steps.append(Step(name, NOT_RUN, reason) if reason else _try(name, folder, release, files))
+        if not reason and steps[-1].outcome != PASSED:
+            reason = f"{name} has to come first"
+    return steps
 
 
 def summary(steps: Sequence[Step]) -> str:
@@ -119,10 +116,8 @@ def _judge(step: str, code: int | None, lines: Sequence[str]) -> tuple[str, str]
     """The outcome of a step, and a sentence on it."""
     if code is None:
         return FAILED, f"no end after {_PATIENCE[step]:g} s"
-    if step == "environment":
-        return (
-            (NOT_RUN, f"it could not be made: {_end(lines)}") if code else (PASSED, "it is there")
-        )
+    if step == "environment" and code:
+        return NOT_RUN, f"it could not be made: {_end(lines)}"
     if step == "conformance":
         return _compared(code, lines)
     if step == "serving" and not code:
@@ -136,18 +131,13 @@ def _judge(step: str, code: int | None, lines: Sequence[str]) -> tuple[str, str]
 def _compared(code: int, lines: Sequence[str]) -> tuple[str, str]:
     """Return the outcome of upstream's tests on pristine and overlaid."""
     shown = [line for line in lines if re.match(r"only (pristine|overlaid): |note: ", line)]
-    totals = [line for line in lines if line.startswith("total ")]
-    heads = [line for line in lines if "passed on both" in line]
+    totals = [line.split()[1:] for line in lines if line.startswith("total ")]
+    heads = [re.split(r" {2,}", line.strip())[1:] for line in lines if "passed on both" in line]
     if not totals or not heads:
         return NOT_RUN, f"nothing was compared: {_end(lines)}"
-    return FAILED if code else PASSED, _end([_counts(heads[0], totals[0]), *shown])
-
-
-def _counts(head: str, total: str) -> str:
-    """The last row of a table, each number with the heading of its column."""
-    titles = re.split(r" {2,}", head.strip())[1:]
-    numbers = total.split()[1:]
-    return ", ".join(f"{n} {title}" for n, title in zip(numbers, titles, strict=False) if n != "0")
+    counts = zip(totals[0], heads[0], strict=False)
+    counted = ", ".join(f"{number} {heading}" for number, heading in counts if number != "0")
+    return FAILED if code else PASSED, _end([counted, *shown])
 
 
 def _end(lines: Sequence[str]) -> str:
