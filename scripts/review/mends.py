@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from overlay import words
 from overlay.patches import header_fields
 from packaging.version import Version
 
-from review import words
 from review.merging import CONFLICTS, OBSOLETE, JudgedPatch
 from review.words import MENDED
 
@@ -76,7 +76,7 @@ def judge(
 
 def _serves(judged: JudgedPatch, word: str, errata: Errata) -> bool:
     """Return whether a patch serves a fix alone, or has the ``Bug`` of one of its errata."""
-    served = words.of_patch(judged.patch)
+    served = words.served(judged.patch) or frozenset()
     bug = header_fields(judged.patch.header)["Bug"].rpartition("/")[2]
     bugs = {each for erratum in errata.values() for each in erratum["upstream"]}
     return served == {word} or (word in served and bug in bugs)

@@ -160,7 +160,7 @@ def _words(review: Review) -> Iterator[str]:
     yield headed(2, "words", f"Features and fixes: {', '.join(counts)}")
     yield (
         "*lives*: its patches merge, the functions that they stand in exist, and the model runner "
-        "that it serves is there. Read first what it relies on and has changed. "
+        "that it serves is there. Each changed definition names our modules that use it. "
         "*mended*: the release has it. *gone*: the release has what its patches do, or has not its "
         "runner."
     )
@@ -173,11 +173,10 @@ def _words(review: Review) -> Iterator[str]:
             f"**{word.state}**",
             "V1 and V2" if word.on_v2 else "V1",
             escape("; ".join(word.because)),
-            escape(listed([name.removeprefix("vllm.") for name in word.read], 3)),
         ]
         for word in review.words
     ]
-    yield table(("name", "kind", "state", "serves", "because", "read first"), rows)
+    yield table(("name", "kind", "state", "serves", "because"), rows)
 
 
 def _tried(review: Review) -> Iterator[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from overlay.errors import Exit, OverlayError
 from overlay.pin import PACKAGE
 from overlay.source import Overlay
+from overlay.words import MODULE, registry
 from series import errata
 from series.tree import write_file
 from series.upstream import Upstream
@@ -190,7 +191,7 @@ def of_release(
     changes = watch.changes(listed, overlay, patches, (before, after))
     found = mends.judge(errata.load(overlay.root), release.version, patches)
     decisions = runners.compare(before, after)
-    vocabulary = words.Vocabulary(overlay.root / "vendor_overlay")
+    known = registry(overlay) if MODULE in overlay.pin.result else None
     review = Review(
         overlay,
         release,
@@ -200,7 +201,7 @@ def of_release(
         taken,
         changes,
         decisions,
-        words.judge(vocabulary, patches, changes, found, decisions.without_v1),
+        words.judge(known, patches, found, decisions.without_v1) if known else [],
         found,
         requirements.compare(base.metadata, release.upstream.metadata),
         trial(release, made.files, made.ready) if trial else [],

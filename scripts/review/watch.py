@@ -39,7 +39,6 @@ from review.model import (
     parsed,
     shape,
 )
-from review.words import short
 
 #: The word of a module that mirrors nothing.
 NOTHING = "nothing"
@@ -199,6 +198,12 @@ def our_modules(root: Path) -> Iterator[tuple[str, str]]:
     folder = root / "vendor_overlay"
     for file in sorted((folder / PACKAGE).rglob("*.py")):
         yield file.relative_to(folder).as_posix(), file.read_text()
+
+
+def short(path: str) -> str:
+    """Return the name of one of our modules below the package, from its path."""
+    dotted = path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+    return dotted.removeprefix(_OURS).lstrip(".")
 
 
 def mirrors(text: str) -> list[tuple[int, str]]:

@@ -3,21 +3,16 @@
 from dataclasses import replace
 from functools import cache
 
-import pytest
+import overlay.words
 from overlay.installation import locate
 from review import merging, words
 from review.mends import Found
 from review.merging import JudgedPatch
-from review.model import Change
-from review.words import Vocabulary, Word
+from review.words import Word
 from series.upstream import from_installation
-from support.sites import OVERLAY, REPO, UPSTREAM
-from vllm.v1.readiness import registry
+from support.sites import OVERLAY, UPSTREAM
 
-
-@cache
-def vocabulary() -> Vocabulary:
-    return Vocabulary(REPO / "vendor_overlay")
+registry = overlay.words.registry(OVERLAY)
 
 
 @cache
@@ -40,26 +35,15 @@ def judged_as(verdict: str, name: str) -> list[JudgedPatch]:
 
 def states(
     judged: list[JudgedPatch] | None = None,
-    changes: tuple[Change, ...] = (),
     mends: dict[str, Found] | None = None,
     without_v1: bool = False,
 ) -> dict[str, Word]:
-    found = words.judge(vocabulary(), judged or patches(), changes, mends or {}, without_v1)
+    found = words.judge(registry, judged or patches(), mends or {}, without_v1)
     return {word.name: word for word in found}
 
 
 def unlike(found: dict[str, Word], state: str = words.LIVES) -> set[str]:
     return {name for name, word in found.items() if word.state != state}
-
-
-def test_every_word_is_found_in_the_sources_and_in_a_patch() -> None:
-    assert vocabulary().features == registry.FEATURES.keys()
-    assert vocabulary().fixes == registry.FIXES.keys()
-    served = {word for patch in OVERLAY.series.patches for word in words.of_patch(patch)}
-    assert served == registry.ALL
-    folder = REPO / "vendor_overlay/vllm/v1/readiness"
-    modules = [p.relative_to(folder).as_posix().replace("/", ".") for p in folder.rglob("*.py")]
-    assert {word for name in modules for word in vocabulary().of_module(name)} == registry.ALL
 
 
 def test_on_its_own_release_every_word_lives() -> None:
@@ -110,29 +94,3 @@ def test_without_model_runner_v1_its_words_are_gone() -> None:
     found = states(without_v1=True)
     assert unlike(found) == registry.ALL - registry.ON_V2
     assert {found[name].state for name in unlike(found)} == {words.LOST}
-
-
-@pytest.mark.parametrize(
-    ("user", "served"),
-    [
-        ("sample.sampler_copies", {"sampler-copies"}),
-        ("sample.slots", {"penalties", "bad-words"}),
-        ("kernels.penalties", {"penalties"}),
-        ("frontend.token_texts", {"logprobs"}),
-        ("core.grammar_masks", {"grammars"}),
-        ("watch.probe.recorder", set()),
-        ("engine.switch", set()),
-    ],
-)
-def test_a_changed_name_is_to_be_read_for_the_words_of_its_users(
-    user: str, served: set[str]
-) -> None:
-    change = Change("imported", "vllm.thing.Thing", "body", "", None, None, (user,))
-    found = states(changes=(change,))
-    assert {name for name, word in found.items() if word.read} == served
-    assert unlike(found) == set()
-
-
-def test_an_overlay_without_words_has_no_states(tmp_path_factory: pytest.TempPathFactory) -> None:
-    empty = Vocabulary(tmp_path_factory.mktemp("empty"))
-    assert words.judge(empty, patches(), (), {}, without_v1=False) == []
