@@ -13,7 +13,6 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from overlay.errors import Exit, OverlayError
 from overlay.pin import PACKAGE
@@ -88,7 +87,7 @@ def watch_list(overlay: Overlay, patches: Iterable[JudgedPatch], base: Model) ->
             if (derived and not last.startswith("__")) or last in named:
                 add(IMPORTED, (member.module, member.name), user)
 
-    ours = list(our_modules(overlay.root))
+    ours = [(p, overlay.origin_of(p).read_text()) for p in overlay.added if p.endswith(".py")]
     named = {name for _, text in ours for name in _names(text)}
     for path, text in ours:
         for line, word in mirrors(text):
@@ -191,13 +190,6 @@ def _statements(text: str) -> list[str]:
 
 
 # What is watched
-
-
-def our_modules(root: Path) -> Iterator[tuple[str, str]]:
-    """Yield path below ``vendor_overlay`` and text of each of our modules."""
-    folder = root / "vendor_overlay"
-    for file in sorted((folder / PACKAGE).rglob("*.py")):
-        yield file.relative_to(folder).as_posix(), file.read_text()
 
 
 def short(path: str) -> str:

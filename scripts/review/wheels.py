@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from overlay.errors import Exit, OverlayError, usage
-from overlay.pin import Pin
+from overlay.pin import Pin, is_safe
 from packaging.metadata import parse_email
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
@@ -228,7 +228,7 @@ def _read(wheel: Path, asked: Version) -> tuple[str, str, dict[str, bytes]]:
             metadata = archive.read(listed[0]).decode(errors="replace")
             modules = [n for n in names if n.startswith("vllm/") and n.endswith(".py")]
             # A rebase writes them.
-            if unsafe := [n for n in modules if {"", ".", ".."} & set(re.split(r"[/\\]", n))]:
+            if unsafe := [name for name in modules if not is_safe(name)]:
                 raise _out_of_order(wheel, f"holds {unsafe[0]!r}, a path that is not safe to have")
             version = _version(wheel, metadata, asked)
             return version, metadata, {name: archive.read(name) for name in modules}
