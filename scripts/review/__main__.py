@@ -22,7 +22,6 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 from overlay import cli, output
 from overlay.errors import Exit, OverlayError, denied
@@ -48,24 +47,17 @@ def main(argv: Sequence[str]) -> int:
     """
     args = _parser().parse_args(argv)
     # Scratch directories are removed however the run ends.
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         code: int = args.run(args)
         return code
     except OverlayError as error:
         print(f"review: {error}", file=sys.stderr)
         return error.code
-    except KeyboardInterrupt:
-        print("review: interrupted; an earlier review is unchanged", file=sys.stderr)
-        return 130
     except OSError as error:
         refusal = denied(error, "an earlier review is unchanged")
         print(f"review: {refusal}", file=sys.stderr)
         return refusal.code
-
-
-def _end(number: int, _: object) -> NoReturn:
-    raise SystemExit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -75,7 +75,7 @@ def judge(
 
 
 def _serves(judged: JudgedPatch, word: str, errata: Errata) -> bool:
-    """Return whether a patch serves a fix alone, or has the ``Bug`` of one of its errata."""
+    """Return whether a patch serves only this fix, or serves it and has a bug of its errata."""
     served = words.served(judged.patch) or frozenset()
     bug = header_fields(judged.patch.header)["Bug"].rpartition("/")[2]
     bugs = {each for erratum in errata.values() for each in erratum["upstream"]}

@@ -27,7 +27,7 @@ _SAID = {
     APPLIES: "at the same line",
     MOVED: "at other lines",
     CONFLICTS: "in conflict",
-    ADOPTED: "likely adopted, which would change nothing",
+    ADOPTED: "without effect, so likely adopted",
 }
 
 #: The length of git's conflict markers: no module has such long rows of these characters.

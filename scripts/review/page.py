@@ -34,7 +34,7 @@ def render(title: str, document: str) -> str:
 
 
 def visible(text: str) -> str:
-    """Return the text with its invisible and control characters by their numbers."""
+    """Return the text with each invisible or control character as its code point."""
     return "".join(
         char if char.isprintable() or char in "\t\n" else f"<U+{ord(char):04X}>" for char in text
     )

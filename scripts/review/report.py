@@ -25,8 +25,6 @@ from review.model import GONE, NEW, Change
 if TYPE_CHECKING:
     from review.review import Review
 
-#: Lines of a conflict.
-_LONGEST = 90
 _WATCHED = {
     model.MIRRORED: "We re-implement",
     model.SEAM: "A patch stands in",
@@ -85,12 +83,9 @@ def _conflict(review: Review, judged: JudgedPatch, hunk: JudgedHunk) -> str:
     version, name = review.release.version, judged.patch.name.removesuffix(".patch")
     inside = f", in {code(hunk.function)}" if hunk.function else ""
     moved = f" The lines that it changes are at line {hunk.now} there." if hunk.now else ""
-    lines = list(hunk.conflict[:_LONGEST])
-    if more := len(hunk.conflict) - _LONGEST:
-        lines += [f"… {more:,} more lines"] if more > 0 else []
     return (
         f"{at(version, f'{hunk.path}:{hunk.at}')}{inside}.{moved} Git's merge is in "
-        f"{code(f'candidate/conflicts/{name}/{hunk.path}')}.\n\n{fenced(lines, 'python')}"
+        f"{code(f'candidate/conflicts/{name}/{hunk.path}')}.\n\n{fenced(hunk.conflict, 'python')}"
     )
 
 
@@ -161,8 +156,8 @@ def _words(review: Review) -> Iterator[str]:
     yield (
         "*lives*: its patches merge, the functions that they stand in exist, and the model runner "
         "that it serves is there. Each changed definition names our modules that use it. "
-        "*mended*: the release has it. *gone*: the release has what its patches do, or has not its "
-        "runner."
+        "*mended*: the release has it. *gone*: its patches change nothing in the release, or "
+        "the release lacks its model runner."
     )
     if switch := words.switch(review.words):
         yield f"All that can be carried over: {code(f'VLLM_READINESS={switch}')}"

