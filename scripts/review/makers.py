@@ -10,7 +10,7 @@ import ast
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 
-from review.model import ASSIGNED, BODY, MAKER, SAME, Change, Definition, Model, change
+from review.model import ASSIGNED, BODY, MAKER, SAME, Change, Definition, Model
 from review.model import compare as compared
 
 Place = tuple[str, str]
@@ -52,17 +52,17 @@ def compare(
         pair = base.find(*place), release.find(*place)
         if any(each and each.path in patched for each in pair):
             continue
-        users = sorted({*old.values(), *new.values()})
+        users = tuple(sorted({*old.values(), *new.values()}))
         name = ".".join(place).rstrip(".")
         if MAKES in old and pair[0] is not None:
-            if compared(*pair) != SAME:
-                yield change(MAKER, name, pair, users, f"It {_how(old)}.")
+            if (fate := compared(*pair)) != SAME:
+                yield Change(MAKER, name, fate, pair, users, f"It {_how(old)}.")
             yield from _setters(place, pair[0], (base, release), users)
         elif old.keys() != new.keys():
             if new.keys() == {DERIVES} and not _overrides(pair[1], methods):
                 continue
             text = f"It {_how(new)}." if new else f"It no longer {_how(old)}."
-            yield change(MAKER, name, pair, users, text, BODY if all(pair) else "")
+            yield Change(MAKER, name, BODY if all(pair) else compared(*pair), pair, users, text)
 
 
 def _derived(made: Mapping[Place, Mapping[str, str]]) -> set[Place]:
@@ -70,7 +70,7 @@ def _derived(made: Mapping[Place, Mapping[str, str]]) -> set[Place]:
 
 
 def _setters(
-    place: Place, maker: Definition, sides: tuple[Model, Model], users: Sequence[str]
+    place: Place, maker: Definition, sides: tuple[Model, Model], users: tuple[str, ...]
 ) -> Iterator[Change]:
     """Yield the other methods of a maker's class that set an attribute that it sets, if new."""
     attributes = set(ASSIGNED.findall(maker.text))
@@ -83,7 +83,8 @@ def _setters(
         new = set(ASSIGNED.findall(member.text)) - set(ASSIGNED.findall(old.text if old else ""))
         if name != place[1] and member.kind == "function" and new & attributes:
             detail = f"It sets {', '.join(sorted(new & attributes))}, as {maker.name} does."
-            yield change(MAKER, member.full_name, (old, member), users, detail)
+            fate = compared(old, member)
+            yield Change(MAKER, member.full_name, fate, (old, member), users, detail)
 
 
 def uses(

@@ -10,7 +10,7 @@ from urllib.parse import quote
 #: Versions that upstream has a tag for.
 _TAGGED = re.compile(r"\d+(\.\d+)+(rc\d+|\.post\d+)?")
 _UPSTREAM = "https://github.com/vllm-project/vllm/blob"
-_MARKUP = re.compile(r"[\\`*_\[\]<>#|~$&]|^[-+=]|^\d+(?=[.)])")
+_MARKUP = re.compile(r"[\\`*_\[\]<>#|~$&]|^[-+=]")
 
 
 def fenced(lines: Sequence[str], language: str) -> str:
@@ -56,28 +56,9 @@ def at(version: str, place: str) -> str:
     return f"[{span}]({_UPSTREAM}/v{version}/{quote(path)}#L{line})"
 
 
-def counted(number: int, singular: str, plural: str = "") -> str:
-    """Return a number of things."""
-    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
-
-
-def listed(names: Sequence[str], most: int = 8) -> str:
-    """Return the first names, and how many more there are."""
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
 def escape(text: str) -> str:
-    """Return text that Markdown shows unchanged, on one line, without mentions or links."""
-    escaped = _MARKUP.sub(_escaped, one_line(text))
-    # GitHub links @name and #1 even where they are escaped.
-    escaped = re.sub(r"@(?=\w)", "@<!-- -->", escaped)
-    return re.sub(r"\\#(?=\d)", r"\\#<!-- -->", escaped)
-
-
-def _escaped(match: re.Match[str]) -> str:
-    # After a number that would begin a list, the backslash comes behind it.
-    return match[0] + "\\" if match[0].isdigit() else "\\" + match[0]
+    """Return text that Markdown shows unchanged, on one line."""
+    return _MARKUP.sub(r"\\\g<0>", one_line(text))
 
 
 def code(text: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from overlay.errors import OverlayError, denied
+from overlay.errors import Exit, OverlayError, denied
 from overlay.pin import Pin
 from series.tree import write_file
 
@@ -53,6 +54,10 @@ def column(version: str, attempt: Callable[[], Review]) -> Column:
         refused = denied(error, "the review was not written")
     except OverlayError as error:
         refused = error
+    except Exception as error:  # a fault in one review does not cost the others
+        traceback.print_exc()
+        reason = f"{type(error).__name__}: {error}"
+        refused = OverlayError(Exit.FAULT, reason, next_step="please report it")
     else:
         return Column(review.release.version, review, CODES[review.verdict])
     return Column(version, None, int(refused.code), refused.line)

@@ -6,7 +6,7 @@ import ast
 import difflib
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -90,21 +90,29 @@ class Change:
         kind: why it is watched.
         name: dotted, as the pinned release has it.
         fate: one of :data:`SAME` to :data:`NEW`.
-        detail: sentences on it; may be empty.
-        was: path and line in the pinned release; None if it is new.
-        now: path and line in the release; None if it is gone.
+        sides: the definition in the pinned release and in the one under review, as far as they
+            have it.
         users: modules of ours below the package, and patches.
-        diff: lines of a unified diff; none for a module.
+        detail: sentences on it; may be empty.
     """
 
     kind: str
     name: str
     fate: str
-    detail: str
-    was: str | None
-    now: str | None
-    users: tuple[str, ...]
-    diff: Sequence[str] = ()
+    sides: tuple[Definition | None, Definition | None]
+    users: tuple[str, ...] = ()
+    detail: str = ""
+
+    @property
+    def places(self) -> tuple[str | None, str | None]:
+        """File and line on both sides; None if it is new or gone."""
+        before, after = self.sides
+        return before.place if before else None, after.place if after else None
+
+    @property
+    def diff(self) -> list[str]:
+        """Lines of a unified diff; none for a module."""
+        return unified(*(each.text if each else "" for each in self.sides))
 
 
 class Model:
@@ -282,29 +290,6 @@ def shape(text: str, head: bool = False) -> str:
     if head and isinstance(tree.body[0], (ast.Assign, ast.AnnAssign)):
         return ast.dump(getattr(tree.body[0], "annotation", ast.Pass()))
     return ast.dump(tree)
-
-
-def change(
-    kind: str,
-    name: str,
-    sides: tuple[Definition | None, Definition | None],
-    users: Iterable[str],
-    detail: str = "",
-    fate: str = "",
-) -> Change:
-    """Return the change of a definition.
-
-    Args:
-        kind: why it is watched.
-        name: dotted.
-        sides: the definition in the pinned release and in the one under review.
-        users: as in :class:`Change`.
-        detail: as in :class:`Change`.
-        fate: as in :class:`Change`; by default that of :func:`compare`.
-    """
-    was, now = (each.place if each else None for each in sides)
-    diff = unified(*(each.text if each else "" for each in sides))
-    return Change(kind, name, fate or compare(*sides), detail, was, now, tuple(users), diff)
 
 
 def unified(before: str, after: str) -> list[str]:

@@ -11,12 +11,10 @@ from review.markup import (
     anchor_of,
     at,
     code,
-    counted,
     escape,
     fenced,
     folded,
     headed,
-    listed,
     table,
 )
 from review.merging import JudgedHunk, JudgedPatch
@@ -70,7 +68,7 @@ def word_anchor(name: str) -> str:
 def _conflicts(review: Review) -> Iterator[str]:
     if not review.conflicts:
         return
-    yield headed(2, "conflicts", f"Conflicts: {counted(len(review.conflicts), 'patch', 'patches')}")
+    yield headed(2, "conflicts", f"Patches that conflict: {len(review.conflicts):,}")
     for judged in review.conflicts:
         yield headed(3, anchor_of(judged.patch.name), _named(judged))
         yield escape(f"{judged.because}.")
@@ -131,9 +129,9 @@ def _runners(review: Review) -> Iterator[str]:
     alone = [word.name for word in review.words if not word.on_v2]
     if alone:
         yield (
-            f"{counted(len(alone), 'feature or fix', 'features and fixes')} of "
-            f"{len(review.words) - 1:,} serve Model Runner V1 alone, and do nothing for a model "
-            f"that V2 serves. {code(f'{runners.VARIABLE}=0')} selects V1."
+            f"{len(alone):,} of {len(review.words) - 1:,} features and fixes serve Model Runner V1 "
+            "alone, and do nothing for a model that V2 serves. "
+            f"{code(f'{runners.VARIABLE}=0')} selects V1."
         )
     if review.runners.diff:
         yield folded(
@@ -212,7 +210,7 @@ def _rest(review: Review) -> Iterator[str]:
     if review.asked:
         rows = [[escape(e.name), escape(e.was), escape(e.now)] for e in review.asked]
         yield folded(
-            f"The release asks for {counted(len(rows), 'other distribution')}",
+            f"The release asks for other distributions: {len(rows):,}",
             table(("distribution", "was", "is now"), rows),
         )
 
@@ -224,11 +222,11 @@ def _change(review: Review, change: Change) -> str:
     base, version = review.overlay.pin.release, review.release.version
     places = [
         f"{escape(release)}: {at(release, place)}"
-        for release, place in ((base, change.was), (version, change.now))
+        for release, place in zip((base, version), change.places, strict=True)
         if place is not None
     ]
     fate = change.fate if change.fate in (GONE, NEW, "moved") else f"{change.fate} changed"
-    users = f" For {escape(listed(change.users))}." if change.users else ""
+    users = f" For {escape(', '.join(change.users))}." if change.users else ""
     body = [f"{escape(change.detail)}{users} {', '.join(places)}.".strip()]
     if change.diff:
         body.append(fenced(change.diff, "diff"))

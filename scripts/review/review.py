@@ -18,7 +18,6 @@ from series.upstream import Upstream
 
 from review import (
     candidate,
-    mends,
     merging,
     model,
     page,
@@ -29,14 +28,13 @@ from review import (
     words,
 )
 from review.candidate import Candidate
-from review.mends import Found
 from review.merging import Merged
 from review.model import Change, Model
 from review.requirements import Asked
 from review.runners import Runners
 from review.trying import FAILED, Step, summary
 from review.wheels import Release
-from review.words import Word
+from review.words import Found, Word
 
 #: The verdicts on a release, and the exit codes of ``--check``. Neither is a proof.
 UNCHANGED, CHANGED, CONFLICT = "nothing watched has changed", "changed", "conflicts"
@@ -189,7 +187,7 @@ def of_release(
     patches = merged.patches
     listed = watch.watch_list(overlay, patches, before)
     changes = watch.changes(listed, overlay, patches, (before, after))
-    found = mends.judge(errata.load(overlay.root), release.version, patches)
+    found = words.mends(errata.load(overlay.root), release.version, patches)
     decisions = runners.compare(before, after)
     known = registry(overlay) if MODULE in overlay.pin.result else None
     review = Review(

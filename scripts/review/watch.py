@@ -32,7 +32,6 @@ from review.model import (
     Definition,
     Model,
     bases,
-    change,
     compare,
     module_name,
     parsed,
@@ -156,7 +155,7 @@ def _changed(place: tuple[str, str], watched: Watched, sides: tuple[Model, Model
     elif after and bases(before) != bases(after):
         detail = f"Its bases are {', '.join(bases(after)) or 'none'} now."
     name = ".".join(place).rstrip(".")
-    return change(watched.kind, name, (before, after), watched.users, detail, fate)
+    return Change(watched.kind, name, fate, (before, after), tuple(watched.users), detail)
 
 
 def _elsewhere_in(path: str, sides: tuple[Model, Model]) -> Iterator[Change]:
@@ -166,7 +165,7 @@ def _elsewhere_in(path: str, sides: tuple[Model, Model]) -> Iterator[Change]:
     new = new or parsed(path, "")
     yield from _members_changed(old, new)
     if _statements(sides[0].text(path)) != _statements(sides[1].text(new.path)):
-        yield change(PATCHED, f"{old.module} (statements)", (old, new), (), fate=BODY)
+        yield Change(PATCHED, f"{old.module} (statements)", BODY, (old, new))
 
 
 def _members_changed(old: Definition, new: Definition) -> Iterator[Change]:
@@ -177,7 +176,7 @@ def _members_changed(old: Definition, new: Definition) -> Iterator[Change]:
         if one and other and fate == BODY and one.kind == "class":
             yield from _members_changed(one, other)
         elif fate != SAME:
-            yield change(PATCHED, f"{old.module}.{name}", (one, other), (), fate=fate)
+            yield Change(PATCHED, f"{old.module}.{name}", fate, (one, other))
 
 
 def _statements(text: str) -> list[str]:

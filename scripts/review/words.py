@@ -1,29 +1,32 @@
 """Features and fixes on a release: what becomes of each word of ``VLLM_READINESS``.
 
 A word lives if its patches merge, the functions that they stand in exist, and the model runner
-that it serves is there.
+that it serves is there. What a release has of a fix is known from patches/upstream.toml.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import Any
 
+from overlay.patches import header_fields
 from overlay.words import served
+from packaging.version import Version
 
 from review.merging import CONFLICTS, OBSOLETE, JudgedPatch
 
-if TYPE_CHECKING:
-    from review.mends import Found
-
 #: States of a word, best first.
 LIVES, MENDED, LOST, CONFLICT = "lives", "mended", "gone", "conflicts"
+#: What a release has of a fix, but for :data:`MENDED`.
+PARTLY, NOT_MENDED, UNKNOWN = "mended in part", "not mended", "not known"
 FEATURE, FIX = "feature", "fix"
 #: What stands for the words of what all of them need.
 FRAME = "frame"
+
+Errata = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -89,3 +92,108 @@ def switch(words: Iterable[Word]) -> str:
     """Return the value of ``VLLM_READINESS`` that leaves out what conflicts or is gone."""
     out = [word.name for word in words if word.state in (CONFLICT, LOST) and word.group != FRAME]
     return ",".join(f"-{name}" for name in out)
+
+
+# Fixes and upstream
+
+
+@dataclass(frozen=True)
+class Found:
+    """State of one of our fixes in a release.
+
+    Attributes:
+        name: of the fix.
+        state: ``mended``, or one of :data:`PARTLY` to :data:`UNKNOWN`.
+        because: how that is known, as ``since 0.24.0``.
+        todo: what to do about it.
+        decide: whether a person must.
+    """
+
+    name: str
+    state: str
+    because: str
+    todo: str
+    decide: bool
+
+
+def mends(
+    facts: Mapping[str, Any], release: str, patches: Sequence[JudgedPatch]
+) -> dict[str, Found]:
+    """Return by fix what a release has of it, beside what the merge says of its patches.
+
+    Neither follows from the other: a patch may apply although upstream mends the same elsewhere.
+
+    Args:
+        facts: of :func:`series.errata.load`.
+        release: the version under review.
+        patches: of the whole series, judged.
+    """
+    fixes: dict[str, dict[str, Mapping[str, Any]]] = defaultdict(dict)
+    for name, erratum in facts["errata"].items():
+        if erratum["word"]:
+            fixes[erratum["word"]][name] = erratum
+    has = {word: _has(errata, release, facts["read"]) for word, errata in fixes.items()}
+    own = {
+        word: {each.number: each for each in patches if _serves(each, word, errata)}
+        for word, errata in fixes.items()
+    }
+    found = {}
+    for word, judged in own.items():
+        # A patch stays if another fix that is not mended needs it.
+        shared = {
+            number: [each for each in own if number in own[each] and has[each][0] != MENDED]
+            for number in judged
+        }
+        found[word] = Found(word, *has[word], *_todo(has[word][0], list(judged.values()), shared))
+    return found
+
+
+def _serves(judged: JudgedPatch, word: str, errata: Errata) -> bool:
+    """Return whether a patch serves only this fix, or serves it and has a bug of its errata."""
+    words = served(judged.patch) or frozenset()
+    bug = header_fields(judged.patch.header)["Bug"].rpartition("/")[2]
+    bugs = {each for erratum in errata.values() for each in erratum["upstream"]}
+    return words == {word} or (word in words and bug in bugs)
+
+
+def _has(errata: Errata, release: str, read: str) -> tuple[str, str]:
+    """Return what a release has of a fix, and how that is known.
+
+    Args:
+        errata: those that the fix mends.
+        release: the version under review.
+        read: the newest release whose sources were read.
+    """
+    version = Version(release)
+    mended = [erratum.get("mended") for erratum in errata.values()]
+    last = max(map(str, mended), key=Version) if all(mended) else None
+    if last and Version(last) <= version:
+        return MENDED, f"since {last}"
+    parts = [part for erratum in errata.values() for part in erratum.get("partly", {}).items()]
+    parts += [(since, name) for since, name in zip(mended, errata, strict=True) if since]
+    parts.sort(key=lambda part: Version(part[0]))
+    there = [f"{part} since {since}" for since, part in parts if Version(since) <= version]
+    if last is None and version > Version(read):
+        return UNKNOWN, "; ".join([f"{read} is the newest release that was read", *there])
+    what = "the rest" if there else "it"
+    later = f"{last} has {what}" if last else f"no release up to {read} has {what}"
+    return (PARTLY, "; ".join([*there, later])) if there else (NOT_MENDED, later)
+
+
+def _todo(
+    has: str, patches: Sequence[JudgedPatch], shared: Mapping[str, Sequence[str]]
+) -> tuple[str, bool]:
+    """Return what to do about a fix, and whether that needs a decision."""
+    if has == UNKNOWN:
+        return "read the release's source", True
+    if has == PARTLY:
+        return "keep it, and read what is left of it", True
+    if has == NOT_MENDED:
+        if obsolete := [each.number for each in patches if each.verdict == OBSOLETE]:
+            return f"read the release: {', '.join(obsolete)} is obsolete, no mend is known", True
+        conflicting = [each.number for each in patches if each.verdict == CONFLICTS]
+        return "keep it" + f", and resolve {', '.join(conflicting)}" * bool(conflicting), False
+    phrases = ["drop it" if patches else "drop it; no patch is its own"]
+    for number, others in shared.items():
+        phrases.append(f"keep {number} for {', '.join(others)}" if others else f"drop {number}")
+    return "; ".join(phrases), True

@@ -67,6 +67,7 @@ def failing(error: BaseException) -> Callable[[str], Release]:
 FAILURES: dict[str, Callable[[str], Release]] = {
     "0.23.0": worded.release,
     "0.24.0": failing(OverlayError(Exit.ABSENT, "no <wheel>", next_step="name another")),
+    "0.26.0": failing(RuntimeError("a fault of ours")),
     "0.27.0": failing(OSError(28, "No space left on device", "/x")),
 }
 
@@ -124,10 +125,11 @@ def test_a_release_that_cannot_be_reviewed_does_not_stop_the_others(tmp_path: Pa
     assert made.code == Exit.DENIED
     verdicts = made.cells["**verdict**"]
     assert verdicts == [
-        review.UNCHANGED, *(f"not reviewed, exit code {code}" for code in (3, 8))
+        review.UNCHANGED, *(f"not reviewed, exit code {code}" for code in (3, 1, 8))
     ]  # fmt: skip
     text = (made.folder / matrix.MARKDOWN).read_text().replace("\\", "")
     assert "0.24.0: no <wheel>" in text
+    assert "RuntimeError: a fault of ours; next: please report it" in text
     assert "no <wheel>" not in (made.folder / matrix.HTML).read_text()
 
 

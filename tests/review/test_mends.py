@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 from overlay.patches import parse
-from review import mends
-from review.mends import Found
+from review import words
 from review.merging import JudgedPatch
+from review.words import Found
 from support import series
 
 EARLIER, SINCE, READ, AFTER = "0.23.0", "0.24.0", "0.33.0", "0.99.0"
@@ -30,7 +30,7 @@ def judge(
         name: {"word": name, "upstream": ["text"], **facts}
         for name, facts in {"fix": erratum, **others}.items()
     }
-    return mends.judge({"read": READ, "errata": errata}, release, patches)["fix"]
+    return words.mends({"read": READ, "errata": errata}, release, patches)["fix"]
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ CHANGES: dict[str, tuple[str, str, str, str, str]] = {
 def test_one_change(name: str, path: str, old: str, new: str, fate: str, tmp_path: Path) -> None:
     change = examined(tmp_path, changed(path, (old, new)))[name]
     assert change.fate == fate
-    assert (change.now is None) == (fate == "gone")
+    assert (change.places[1] is None) == (fate == "gone")
     if change.kind != model.PATCHED:
         assert change.detail or any(line.startswith(("-", "+")) for line in change.diff)
         assert change.users
@@ -138,8 +138,8 @@ def test_a_class_that_moved_is_found_with_its_methods(tmp_path: Path) -> None:
     for name in ("Holder", "Holder.update", "Holder.tokens"):
         change = entries[f"helpers.{name}"]
         assert (change.fate, change.detail) == ("moved", f"It is vllm.v1.moved.{name} now.")
-        assert change.now is not None
-        assert change.now.startswith(f"{MOVED}:")
+        assert change.places[1] is not None
+        assert change.places[1].startswith(f"{MOVED}:")
 
 
 def test_a_namesake_that_was_there_before_is_no_move(tmp_path: Path) -> None:

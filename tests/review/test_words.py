@@ -6,9 +6,8 @@ from functools import cache
 import overlay.words
 from overlay.installation import locate
 from review import merging, words
-from review.mends import Found
 from review.merging import JudgedPatch
-from review.words import Word
+from review.words import Found, Word
 from series.upstream import from_installation
 from support.sites import OVERLAY, UPSTREAM
 
