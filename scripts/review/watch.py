@@ -12,7 +12,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 
 from overlay.errors import Exit, OverlayError
 from overlay.pin import PACKAGE
@@ -47,24 +46,13 @@ _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _OURS = PACKAGE.replace("/", ".")
 
 
-@dataclass
-class Watched:
-    """A definition of upstream's, and why it is watched.
-
-    Attributes:
-        kind: the first reason that it has: :data:`MIRRORED` to :data:`PATCHED`.
-        users: modules of ours below the package, and patches.
-    """
-
-    kind: str
-    users: list[str] = field(default_factory=list)
-
-
-Watch = Mapping[tuple[str, str], Watched]
+#: By module and qualified name of a definition of upstream's: the first reason that it is watched
+#: for (:data:`MIRRORED` to :data:`PATCHED`), and its users: modules of ours, and patches.
+Watch = Mapping[tuple[str, str], tuple[str, list[str]]]
 
 
 def watch_list(overlay: Overlay, patches: Iterable[JudgedPatch], base: Model) -> Watch:
-    """Return what is watched, by module and qualified name in the pinned release.
+    """Return what is watched in the pinned release.
 
     Args:
         overlay: the overlay.
@@ -74,11 +62,11 @@ def watch_list(overlay: Overlay, patches: Iterable[JudgedPatch], base: Model) ->
     Raises:
         OverlayError: a mirrored name is not in the pinned release.
     """
-    watch: dict[tuple[str, str], Watched] = {}
+    watch: dict[tuple[str, str], tuple[str, list[str]]] = {}
 
     def add(kind: str, place: tuple[str, str], user: str) -> None:
-        known = watch.setdefault(place, Watched(kind))
-        known.users += [user] if user not in known.users else []
+        _, users = watch.setdefault(place, (kind, []))
+        users += [user] if user not in users else []
 
     def add_members(found: Definition, derived: bool, user: str) -> None:
         for member in _all_members(found, base) if found.kind == "class" else ():
@@ -127,7 +115,7 @@ def changes(
     base, release = sides
     holders = {(each.module, each.name) for each, _ in seams(patches, base)}
     found = [
-        *(_changed(place, watched, sides) for place, watched in watch.items()),
+        *(_changed(place, *watched, sides) for place, watched in watch.items()),
         *makers.compare(holders, base, release, overlay.targets),
         *(each for path in overlay.targets for each in _elsewhere_in(path, sides)),
     ]
@@ -137,7 +125,9 @@ def changes(
     return sorted(named.values(), key=lambda each: (order.index(each.kind), each.name))
 
 
-def _changed(place: tuple[str, str], watched: Watched, sides: tuple[Model, Model]) -> Change | None:
+def _changed(
+    place: tuple[str, str], kind: str, users: list[str], sides: tuple[Model, Model]
+) -> Change | None:
     base, release = sides
     before, after = base.find(*place), release.find(*place)
     assert before is not None
@@ -145,7 +135,7 @@ def _changed(place: tuple[str, str], watched: Watched, sides: tuple[Model, Model
         after = release.elsewhere(before, base)
     fate = compare(before, after)
     # But for mirrors, a class is watched by its head, and by the members that we name.
-    if fate == SAME or (fate == BODY and watched.kind != MIRRORED and before.kind == "class"):
+    if fate == SAME or (fate == BODY and kind != MIRRORED and before.kind == "class"):
         return None
     detail = ""  # what the diff does not show
     if after and before.full_name != after.full_name:
@@ -155,7 +145,7 @@ def _changed(place: tuple[str, str], watched: Watched, sides: tuple[Model, Model
     elif after and bases(before) != bases(after):
         detail = f"Its bases are {', '.join(bases(after)) or 'none'} now."
     name = ".".join(place).rstrip(".")
-    return Change(watched.kind, name, fate, (before, after), tuple(watched.users), detail)
+    return Change(kind, name, fate, (before, after), tuple(users), detail)
 
 
 def _elsewhere_in(path: str, sides: tuple[Model, Model]) -> Iterator[Change]:
