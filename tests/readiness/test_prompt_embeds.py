@@ -1,41 +1,35 @@
-"""The fix prompt-embeds: the model is given a request's own tokens behind its prompt."""
-
-from random import Random
+"""The fix prompt-embeds: with drafts in flight, every position behind a prompt is a token's."""
 
 import pytest
 from support import modules
-from support.canaries import CanaryRun, Leak, Tenant
-from vllm.sampling_params import SamplingParams
+from support.inputs import DRAFTS, Row, Step, make
 
-
-def leak(asynchronous: bool, **named: object) -> str | None:
-    """Run a request whose prompt is embeddings, with drafts.
-
-    Returns:
-        What is read that is not the request's at that position; None if all is.
-    """
-    run = CanaryRun(Random(0), asynchronous, 2, **named)  # type: ignore[arg-type]
-    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-    run.admit(tenant=Tenant(1, params, [3] * 6, [False] * 6, lora=0))
-    try:
-        run.finish()
-    except Leak as found:
-        return found.what
-    assert run.accepted
-    return None
+#: The end of a prompt, a first step with drafts, and a later one, whose position counts the drafts
+#: of the step before as accepted.
+STEP = Step(
+    [Row(5, 0, 3, 2, known=False), Row(4, 1, 4, 1, DRAFTS), Row(4, 2, 5 + DRAFTS, 1, DRAFTS)],
+    previous=[0, 1, 2],
+    drafted=[1, 2],
+    embeds=True,
+)
 
 
 @pytest.mark.parametrize(
-    ("named", "given"),
+    ("side", "value", "marked"),
     [
-        ({"load": modules.pristine}, "drafted inputs"),
-        ({"switch": "-prompt-embeds"}, "drafted inputs"),
-        ({"switch": "-features"}, None),
-        ({}, None),
+        ("pinned", "", False),
+        ("off", "-prompt-embeds", False),
+        ("ours", "-features", True),
+        ("ours", "on", True),
     ],
-    ids=["pinned", "off", "fixes only", "ours"],
 )
-def test_with_drafts_in_flight_the_model_is_given_each_requests_own_tokens(
-    named: dict[str, object], given: str | None
+def test_positions_behind_a_prompt_of_embeddings_are_marked(
+    side: str, value: str, marked: bool
 ) -> None:
-    assert leak(True, **named) == given
+    """The model reads an embedding that another step left wherever a mark is missing."""
+    runner, scheduled, lengths = make(modules.of_side(side), STEP, value)
+    runner.use_async_spec_decode = True
+    runner.input_batch.is_token_ids[:] = False
+    runner._prepare_inputs(scheduled, lengths)
+    flags = runner.is_token_ids.np[: sum(lengths)].tolist()
+    assert flags == [False] * 2 + [marked] * 2 * (1 + DRAFTS)

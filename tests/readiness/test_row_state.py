@@ -57,8 +57,8 @@ def bound(name: str) -> Any:
 
 
 def embedded(name: str, **params: Any) -> Any:
-    """A request whose prompt is embeddings."""
-    return state(Spec(None, [], params, torch.ones(3, 4)), name)
+    """A request whose prompt is two embeddings."""
+    return state(Spec(None, [], params, torch.ones(2, 4)), name)
 
 
 def leave(batch: Any, *names: str) -> None:
@@ -153,7 +153,7 @@ def pooled_prompts_after_a_swap(make: Make) -> Any:
         (masks_after_a_move, (FORBIDDEN, FORBIDDEN), (FORBIDDEN, set())),
         (masks_after_a_swap, (set(), set()), (FORBIDDEN, set())),
         (blocks_after_a_move, [[7, 8, 0], [7, 8, 0]], [[7, 8, 0], [0, 0, 0]]),
-        (penalised_prompt_of_embeddings, [[1, 2, 0]], [[0, 0, 0]]),
+        (penalised_prompt_of_embeddings, [[1, 2]], [[0, 0]]),
         (rows_of_embeddings, [0], []),
         (pooled_prompts_after_a_move, [None, [[3, 4]]], [[[3, 4]], None]),
         (pooled_prompts_after_a_swap, ([[1, 2], [3, 4]], [[3, 4]]), ([[3, 4], [1, 2]], None)),

@@ -12,7 +12,6 @@ from unittest import mock
 
 import torch
 from vllm.config import CompilationConfig, CUDAGraphMode
-from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -174,26 +173,3 @@ class Step:
             _determine_batch_execution_and_padding=determined,
         )
         return runner
-
-    def metadata(self) -> Any:
-        """Return what the runner tells the builders of metadata, as ``execute_model`` makes it."""
-        lengths = torch.tensor([row.tokens for row in self.rows])
-        starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).int()
-        computed = torch.tensor([row.computed for row in self.rows])
-        ends = (computed + lengths).int()
-        count = len(self.rows)
-        return CommonAttentionMetadata(
-            query_start_loc=starts,
-            query_start_loc_cpu=starts,
-            seq_lens=ends,
-            seq_lens_cpu_upper_bound=ends,
-            num_reqs=count,
-            num_actual_tokens=int(lengths.sum()),
-            max_query_len=int(lengths.max()),
-            max_seq_len=int(ends.max()),
-            block_table_tensor=torch.from_numpy(
-                self.batch.block_table[0].block_table.np[:count].copy()
-            ),
-            slot_mapping=torch.zeros(int(lengths.sum()), dtype=torch.int64),
-            is_prefilling=computed < torch.tensor([row.prompt for row in self.rows]),
-        )

@@ -123,21 +123,15 @@ class Generator(torch.Generator):  # type: ignore[misc]
 
 
 class Draws:
-    """Draws as our kernels do, in numpy.
-
-    Attributes:
-        launches: how often it drew.
-    """
+    """Draws as our kernels do, in numpy."""
 
     most_drafts = 8
 
     def __init__(self, most_threads: int) -> None:
         self.most_threads = most_threads
-        self.launches = 0
 
     def exponential(self, noise: torch.Tensor, sent: list[torch.Tensor], behind: int) -> int:
         """See kernels.seeds.Draws."""
-        self.launches += 1
         size = noise.shape[1]
         for row, seed, counter in zip(*(array.tolist() for array in sent[:3]), strict=True):
             offset = 4 * (counter + behind)
@@ -148,7 +142,6 @@ class Draws:
 
     def uniform(self, values: torch.Tensor, sent: list[torch.Tensor], behind: int) -> int:
         """See kernels.seeds.Draws."""
-        self.launches += 1
         for _, seed, counter, first, count in zip(*(a.tolist() for a in sent), strict=True):
             drawn = uniform(seed % 2**64, 4 * (counter + behind), count)
             values[first : first + count] = torch.from_numpy(drawn)

@@ -312,7 +312,6 @@ class Lockstep:
     Args:
         setup: options of both.
         seed: of the tokens and of the order of rows in the runner.
-        compare: whether states are compared after each step; False to measure.
 
     Attributes:
         sides: upstream's, and ours.
@@ -320,8 +319,8 @@ class Lockstep:
         preempted: ids of the requests that each step has preempted.
     """
 
-    def __init__(self, setup: Setup, seed: int = 0, compare: bool = True) -> None:
-        self.setup, self.compare = setup, compare
+    def __init__(self, setup: Setup, seed: int = 0) -> None:
+        self.setup = setup
         self.chance = Random(seed)
         off = ",".join(f"-{word}" for word in FEATURES)
         self._values = [",".join(filter(None, (setup.words, off))), setup.words]
@@ -497,8 +496,6 @@ class Lockstep:
         )
 
     def _same(self, both: list[Any], encoded: bool = False) -> None:
-        if not self.compare:
-            return
         assert alike(*both)
         if encoded:
             theirs, ours = (

@@ -306,7 +306,8 @@ class LockstepRun:
             return
         (output, first), *others = self._run_all(pickle.dumps(scheduled), seed)
         if self.drafts:
-            self.proposed = {r: self.draw_drafts(seed, r) for r in self.ours.batch.req_ids}
+            names = self.ours.batch.req_ids
+            self.proposed = {name: draw_drafts(seed, name, self.drafts) for name in names}
         self.in_flight.append((scheduled, output, [first, *(second for _, second in others)]))
         compare_twins(self)
         try:
@@ -321,10 +322,6 @@ class LockstepRun:
             if self.excuse is None:
                 raise
             raise SetAside(self.excuse) from error
-
-    def draw_drafts(self, seed: int, req_id: str) -> list[int]:
-        """Draw a request's draft tokens of a step."""
-        return draw_drafts(seed, req_id, self.drafts)
 
     def _run_all(
         self, scheduled: bytes, seed: int

@@ -24,7 +24,7 @@ from vllm.v1.worker.gpu.pool.late_interaction_runner import LateInteractionRunne
 from support import modules
 from support.lockstep import inputs
 from support.lockstep.copies import Arrives, SimulatedCopy
-from support.lockstep.model import constrain, draw_kept_drafts, draw_logits
+from support.lockstep.model import constrain, draw_drafts, draw_kept_drafts, draw_logits
 from support.lockstep.scheduler import BLOCK, VOCABULARY
 from support.processors import SPIES, Spy
 from support.sampling import KERNELS, Expand
@@ -212,7 +212,6 @@ class RunnerUnderTest:
         """
         runner, batch, lockstep = self.runner, self.batch, self.lockstep
         corrections = runner._update_states(scheduled)
-        self.inspect(scheduled)
         count = batch.num_reqs
         lengths = [scheduled.num_scheduled_tokens[r] for r in batch.req_ids]
         if lockstep.drafts:
@@ -229,7 +228,7 @@ class RunnerUnderTest:
             corrections()
 
         positions = count + (sum(drafts.num_draft_tokens) if drafts else 0)
-        logits = self.draw_logits(seed, positions, drafts)
+        logits = draw_logits(seed, positions, bool(lockstep.drafts or lockstep.reasoning))
         constrain(lockstep.structured, scheduled, batch, logits)
         self.logits.clear()
         torch.default_generator.manual_seed(seed)
@@ -255,16 +254,6 @@ class RunnerUnderTest:
             batch.set_async_sampled_token_ids(this.host, this)
         self.last = this
         return output, this
-
-    def inspect(self, scheduled: Any) -> None:
-        """Look at the batch of a step; a test may look closer."""
-
-    def draw_logits(
-        self, seed: int, positions: int, drafts: SpecDecodeMetadata | None
-    ) -> torch.Tensor:
-        """Draw logits, float32 [positions, vocabulary], for a step with these drafts."""
-        del drafts
-        return draw_logits(seed, positions, bool(self.lockstep.drafts or self.lockstep.reasoning))
 
     def _drafts(self, scheduled: Any) -> SpecDecodeMetadata | None:
         """Return the step's drafts, as the device has them; None without drafts."""
@@ -295,7 +284,9 @@ class RunnerUnderTest:
         valid = ((ids >= 0) & (ids < VOCABULARY)).sum(1)
         discarded = runner.discard_request_mask.gpu[: len(ids)]
         valid = torch.where(discarded, 0, valid)
-        runner._draft_token_ids = [lockstep.draw_drafts(seed, req_id) for req_id in batch.req_ids]
+        runner._draft_token_ids = [
+            draw_drafts(seed, req_id, lockstep.drafts) for req_id in batch.req_ids
+        ]
         if not lockstep.asynchronous:
             return
         runner._draft_token_req_ids = batch.req_ids.copy()
