@@ -1,19 +1,13 @@
-"""Run every kind of output through the vLLM that this Python imports, and record its waits.
+"""Serve a few mixed requests under compute-sanitizer's memcheck, and what other programs share.
 
-    python kinds.py MODEL_DIR OUT.json ENGINE [--delay SEED] [--short] [--sanitize LOG]
+    python kinds.py MODEL_DIR OUT.json LOG
 
-ENGINE is a name in :data:`ENGINES`. Batches of one kind each run one after the other, their
-requests arriving over many steps. OUT.json holds a digest of each position's output, so that
-two runs can be compared; for every call of the step's functions its waits by owner; and the
-calls that failed, with their stacks.
-
-With VLLM_READINESS_SYNC_GUARD=warn the guard's log is collected. --delay delays each readback by up
-to 40 ms; --sanitize runs compute-sanitizer's memcheck over the overlay's kernels.
+LOG is memcheck's, which watches the overlay's kernels. OUT.json holds the requests' outputs, and
+the calls that failed, with their stacks.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import hashlib
 import json
@@ -22,7 +16,6 @@ import os
 import random
 import sys
 import traceback
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +39,8 @@ GUARD = "VLLM_READINESS_SYNC_GUARD"
 ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
 #: The overlay's kernels.
 KERNELS = ("store_kernel", "apply_kernel", "count_kernel", "mask_kernel", "append_kernel")
+#: No profiling, which other engines on the same device would disturb.
+SMALL: dict[str, Any] = {"gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 64 << 20}
 #: Approximately, for an H100 at its usual clock.
 CYCLES_A_MS = 1_750_000
 
@@ -155,37 +150,19 @@ def requests(batch: str, short: bool) -> list[Arrival]:
 
 
 class Watch:
-    """Records calls of the step's functions, in the process that runs them.
+    """Keeps the errors of the step's functions, in the process that runs them.
 
     Attributes:
-        calls: by call, the function, its fences by owner, its waits for events by source line
-            (those of fences under "fence"), and the number of prompts whose logprobs it
-            completed.
         errors: by failed call, the function, the error and the stack.
     """
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str, dict[str, int], dict[str, int], int]] = []
         self.errors: list[dict[str, str]] = []
-        self.waits: Counter[str] = Counter()
 
     def install(self) -> None:
         """Wrap the functions, before the guard wraps those of each runner."""
         from vllm.v1.worker import gpu_model_runner
 
-        synchronize = torch.Event.synchronize
-        waits = self.waits
-
-        def counted(event: Any) -> None:
-            caller = sys._getframe(1)
-            file = Path(caller.f_code.co_filename)
-            ours = file.parts[-3:] == ("readiness", "engine", "fences.py")
-            place = f"{file.name}:{caller.f_lineno} {caller.f_code.co_name}"
-            waits["fence" if ours else place] += 1
-            synchronize(event)
-
-        # torch.Event is a C type whose attributes are fixed: a subclass takes its name.
-        torch.Event = type("Event", (torch.Event,), {"synchronize": counted})
         for name in FUNCTIONS:
             runner = gpu_model_runner.GPUModelRunner
             owner = gpu_model_runner.AsyncGPUModelRunnerOutput if name == "get_output" else runner
@@ -194,25 +171,14 @@ class Watch:
     def _watched(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            fences, waits = Counter(_fences()), self.waits.copy()
             try:
-                result = function(*args, **kwargs)
+                return function(*args, **kwargs)
             except Exception as error:
                 stack = "".join(traceback.format_exc()[-5000:])
                 self.errors.append({"function": name, "error": str(error), "stack": stack})
                 raise
-            ended = getattr(result, "prompt_logprobs_dict", None) or {}
-            fenced, waited = Counter(_fences()) - fences, self.waits - waits
-            self.calls.append((name, dict(fenced), dict(waited), sum(map(bool, ended.values()))))
-            return result
 
         return watched
-
-
-def _fences() -> dict[str, int]:
-    """Fences so far by owner; none where there is no overlay."""
-    module = sys.modules.get("vllm.v1.readiness.engine.fences")
-    return dict(module.counts()) if module else {}
 
 
 class GuardLog(logging.Handler):
@@ -264,11 +230,6 @@ def plant() -> None:
     Sampler.forward = careless
 
 
-def start(model: Path, name: str, short: bool) -> Any:
-    """Start an engine; without graphs if it is for a few steps."""
-    return build(model, budgets=False, **{"enforce_eager": short, **ENGINES[name]})
-
-
 def build(model: Path, budgets: bool, **arguments: Any) -> Any:
     """Start an engine that is fit for :func:`requests`.
 
@@ -277,10 +238,7 @@ def build(model: Path, budgets: bool, **arguments: Any) -> Any:
         budgets: whether it knows the markers of thinking.
         arguments: further ones of the engine.
     """
-    small: dict[str, Any] = {}
-    if torch.cuda.is_available():
-        # No profiling, which other engines on the same device would disturb.
-        small = {"gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 64 << 20}
+    small = SMALL if torch.cuda.is_available() else {}
     return build_engine(
         generate(model),
         dtype=DTYPE,
@@ -310,47 +268,27 @@ def _digests(positions: Any) -> list[str] | None:
     ]
 
 
-def main(args: argparse.Namespace) -> None:
-    """Run every batch, and write the report, also if the engine fails."""
-    guard_log, watch = GuardLog(), Watch()
-    here = torch.cuda.is_available()  # else the worker is another process, and not watched
-    if here:
-        watch.install()
-    delays = delay(args.delay) if args.delay is not None else int
-    engine = start(args.model, args.engine, args.short)
-    report: dict[str, Any] = {"batches": {}, "failed": None}
-    batches = ("mixed",) if args.short else BATCHES
-    for name in batches:
-        try:
-            report["batches"][name] = run(engine, requests(name, args.short))
-        except Exception:
-            report["failed"] = f"{name}: {traceback.format_exc()[-3000:]}"
-            break
-    report |= {"calls": watch.calls, "errors": list(watch.errors), "delays": delays()}
-    report["reports"] = guard_log.texts
-    args.out.write_text(json.dumps(report))
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("model", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("engine", choices=list(ENGINES))
-    parser.add_argument("--delay", type=int, help="seed of the delays")
-    parser.add_argument("--short", action="store_true", help="four requests, six tokens each")
-    parser.add_argument("--sanitize", type=Path, help="run under memcheck; its log")
-    return parser.parse_args()
+def main(model: Path, out: Path) -> None:
+    """Run the requests, and write the report, also if the engine fails."""
+    watch = Watch()
+    watch.install()
+    engine = build(model, budgets=False, **{**ENGINES["sync"], "enforce_eager": True})
+    report: dict[str, Any] = {"results": {}, "failed": None}
+    try:
+        report |= run(engine, requests("mixed", short=True))
+    except Exception:
+        report["failed"] = traceback.format_exc()[-3000:]
+    out.write_text(json.dumps({**report, "errors": watch.errors}))
 
 
 if __name__ == "__main__":
-    arguments = _arguments()
-    if arguments.sanitize:
-        place = sys.argv.index("--sanitize")
-        tool = ["compute-sanitizer", "--tool", "memcheck", "--log-file", str(arguments.sanitize)]
+    model, out, *log = sys.argv[1:]
+    if log:
+        tool = ["compute-sanitizer", "--tool", "memcheck", "--log-file", *log]
         # Libraries make calls of the CUDA API that fail, and recover. With other kernels
         # watched as well, an engine takes many minutes to start.
         tool += ["--report-api-errors", "no"]
         for kernel in KERNELS:
             tool += ["--kernel-regex", f"kns={kernel}"]
-        os.execvp(tool[0], [*tool, sys.executable, *sys.argv[:place], *sys.argv[place + 2 :]])
-    main(arguments)
+        os.execvp(tool[0], [*tool, sys.executable, sys.argv[0], model, out])
+    main(Path(model), Path(out))

@@ -1,11 +1,13 @@
 """Serve many steps of every kind, and write each request's output and the steps' waits.
 
-    python long.py MODEL_DIR OUT.json ENGINE
+    python long.py MODEL_DIR OUT.json ENGINE [SEED]
 
-ENGINE is a name in :data:`ENGINES`. First, batches of plain requests that do not change as they
-decode run for STEPS steps. Then 200 mixed requests come and go, over STEPS steps as well: the KV
-cache has room for few of them, prompts share prefixes that are cached, and some requests are
-aborted. OUT.json holds what that of ``kinds.py`` does.
+ENGINE is a name in :data:`ENGINES`. With a SEED, each readback is late, by up to 40 ms. First,
+batches of plain requests that do not change as they decode run for STEPS steps. Then 200 mixed
+requests come and go, over STEPS steps as well: the KV cache has room for few of them, prompts share
+prefixes that are cached, and some requests are aborted. OUT.json holds each batch's number of steps
+and a digest of each position's output, so that two runs can be compared; the calls that failed,
+with their stacks; and the sync guard's reports.
 """
 
 from __future__ import annotations
@@ -114,10 +116,7 @@ def start(model: Path, name: str) -> Any:
     if name.startswith("mrope"):
         fields = mrope.CONFIG
         mrope.register()
-    small: dict[str, Any] = {}
-    if torch.cuda.is_available():
-        # No profiling, which other engines on the same device would disturb.
-        small = {"gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 64 << 20}
+    small = kinds.SMALL if torch.cuda.is_available() else {}
     return build_engine(
         generate(model.with_name(f"model {name}"), **fields),
         dtype=DTYPE,
@@ -154,19 +153,20 @@ def serve(engine: Any, drafts: bool, report: dict[str, Any]) -> None:
     report["stats"] = {**stats.to_json(), "grammars": grammars}
 
 
-def main(model: Path, out: Path, name: str) -> None:
+def main(model: Path, out: Path, name: str, seed: str | None = None) -> None:
     """Run every batch, and write the report, also if the engine fails."""
     guard_log, watch = kinds.GuardLog(), kinds.Watch()
     here = torch.cuda.is_available()  # else the worker is another process, and not watched
     if here:
         watch.install()
+    delays = kinds.delay(int(seed)) if seed is not None else int
     engine = start(model, name)
     report: dict[str, Any] = {"batches": {}, "failed": None, "planted": None}
     try:
         serve(engine, "ngram" in name, report)
     except Exception:
         report["failed"] = traceback.format_exc()[-3000:]
-    report["errors"] = list(watch.errors)
+    report |= {"errors": list(watch.errors), "delays": delays()}
     if here and os.environ.get(kinds.GUARD) == "error" and report["failed"] is None:
         kinds.plant()
         try:
@@ -178,4 +178,4 @@ def main(model: Path, out: Path, name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

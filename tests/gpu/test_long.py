@@ -1,6 +1,7 @@
 """Long runs of every engine, stock and overlaid, under the sync guard: nothing waits or differs.
 
-All engines run at once, since nothing is timed.
+Each readback of the overlaid engines is delayed at random. All engines run at once, since nothing
+is timed.
 """
 
 import json
@@ -25,8 +26,9 @@ def runs(engines: dict[str, Engine]) -> Runs:
     """The report of each engine, stock and overlaid."""
 
     def start(side: str, name: str) -> Run:
-        environment = ENVIRONMENT if side == "stock" else OURS
-        return engines[side].start(PROGRAM, [name], environment=environment)
+        if side == "stock":
+            return engines[side].start(PROGRAM, [name], environment=ENVIRONMENT)
+        return engines[side].start(PROGRAM, [name, "7"], environment=OURS)
 
     started = {(side, name): start(side, name) for name in ENGINES for side in engines}
     return {key: run.finish() for key, run in started.items()}
@@ -53,6 +55,7 @@ class TestEngines:
         stock, ours = (results(runs[side, name]) for side in ("stock", "overlaid"))
         assert complaints(runs["stock", name]) == ""
         assert [key for key in stock | ours if stock.get(key) != ours.get(key)] == []
+        assert runs["overlaid", name]["delays"] > 300
 
     def test_no_step_waits_for_the_device_by_accident(self, runs: Runs, name: str) -> None:
         ours = runs["overlaid", name]
