@@ -5,7 +5,7 @@ has the faults, which are asserted as well: with the fix off ours has them.
 """
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -14,20 +14,10 @@ from support import modules
 from support.examples import draws
 from support.hybrid import DRAFTS, MOMENTS, ROWS, HybridRunner
 
+FIX = "accepted-counts"
 Counts = dict[str, int]
 Make = Callable[..., HybridRunner]
-
-
-def pinned(**named: Any) -> HybridRunner:
-    return HybridRunner(modules.pristine, "", **named)
-
-
-def off(**named: Any) -> HybridRunner:
-    return HybridRunner(modules.overlaid, "-accepted-counts", **named)
-
-
-def ours(**named: Any) -> HybridRunner:
-    return HybridRunner(modules.overlaid, "on", **named)
+ours, pinned = partial(HybridRunner, modules.overlaid), partial(HybridRunner, modules.pristine)
 
 
 def begin(runner: HybridRunner, drafted: Counts, accepted: Counts) -> None:
@@ -102,10 +92,10 @@ FULL = {**{f"r{row}": 1 + DRAFTS for row in range(1, ROWS)}, "new": 1}
     ],
 )
 def test_a_fix_mends_stocks_counts_and_can_be_switched_off(
-    outcome: Callable[[Make], Counts], stock: Counts, fixed: Counts
+    side: str, outcome: Callable[[Make], Counts], stock: Counts, fixed: Counts
 ) -> None:
-    assert outcome(pinned) == outcome(off) == stock
-    assert outcome(ours) == fixed
+    make = partial(HybridRunner, modules.of_side(side))
+    assert outcome(make) == (fixed if side == "ours" else stock)
 
 
 @pytest.mark.parametrize("own", ["_prepare_inputs", "_update_states_after_model_execute"])
@@ -113,7 +103,7 @@ def test_a_fix_mends_stocks_counts_and_can_be_switched_off(
 def test_a_runner_with_a_method_of_its_own_has_upstreams_counts(
     outcome: Callable[[Make], Counts], own: str
 ) -> None:
-    assert outcome(lambda **named: ours(own=own, **named)) == outcome(pinned)
+    assert outcome(partial(ours, own=own)) == outcome(pinned)
 
 
 @given(data=st.data())

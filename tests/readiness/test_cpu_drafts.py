@@ -5,7 +5,6 @@ interpreter. Memory that nobody has written holds NaN or the largest integer.
 """
 
 import importlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -33,18 +32,16 @@ PARAMS: list[dict[str, Any]] = [
     {"temperature": 1.1, "repetition_penalty": 1.4, "top_p": 0.7, "seed": 3},
     {"temperature": 0.5, "min_tokens": 9, "stop_token_ids": [3, 5], "top_k": 4},
 ]
-LOADS = {"pinned": modules.pristine, "off": modules.overlaid, "ours": modules.overlaid}
-SWITCHES = {"pinned": "on", "off": "-cpu-drafts", "ours": "on"}
+FIX = "cpu-drafts"
 
 
 @contextmanager
-def side(name: str) -> Iterator[Callable[[str], Any]]:
-    """A loader of upstream's modules, of ours with the fix off, or of ours, with CPU kernels."""
-    load = LOADS[name]
-    with mock.patch.dict(os.environ, {switch.NAME: SWITCHES[name]}):
-        rejection = load(modules.REJECTION_SAMPLER)
-        with mock.patch.object(rejection, "expand_kernel", cpu_kernels.expand_kernel):
-            yield load
+def on_cpu(side: str) -> Iterator[Callable[[str], Any]]:
+    """A loader of a side's modules, with CPU kernels."""
+    load = modules.of_side(side)
+    rejection = load(modules.REJECTION_SAMPLER)
+    with mock.patch.object(rejection, "expand_kernel", cpu_kernels.expand_kernel):
+        yield load
 
 
 def expanded(rejection: Any, values: torch.Tensor, counts: Sequence[int], *ends: int) -> Any:
@@ -53,20 +50,19 @@ def expanded(rejection: Any, values: torch.Tensor, counts: Sequence[int], *ends:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64], ids=str)
-def test_each_draft_has_its_requests_value(dtype: torch.dtype) -> None:
+def test_each_draft_has_its_requests_value(side: str, dtype: torch.dtype) -> None:
     """With another value for zero, and without; requests without drafts lie between."""
     values, counts = torch.tensor([0.7, 0.0, 41.0, 3.5, 0.0]).to(dtype), [2, 3, 0, 1, 1]
     name = "vllm.v1.sample.rejection_sampler"
     for ends in ((), (0, 1), (3, 0)):
         with modules.triton_interpreted(name):
             expected = expanded(importlib.import_module(name), values, counts, *ends)
-        shown = {}
-        for one in SWITCHES:
-            with side(one) as load:
-                shown[one] = expanded(load(modules.REJECTION_SAMPLER), values, counts, *ends)
-        same(shown["ours"], expected)
-        same(shown["off"], shown["pinned"])
-        assert torch.equal(shown["pinned"], expected) is (dtype == torch.int64)
+        with on_cpu(side) as load:
+            shown = expanded(load(modules.REJECTION_SAMPLER), values, counts, *ends)
+        if side == "ours":
+            same(shown, expected)
+        else:
+            assert torch.equal(shown, expected) is (dtype == torch.int64)
 
 
 def sampled(load: Callable[[str], Any], case: Case, seed: int, kernels: Any) -> Any:
@@ -101,9 +97,9 @@ def cases() -> Iterator[tuple[str, Case]]:
 def test_drafts_are_accepted_as_by_tritons_kernels(case: Case, triton: Any) -> None:
     """Bit by bit, seeds or none."""
     for seed in range(5):
-        with side("ours") as load:
+        with on_cpu("ours") as load:
             ours = sampled(load, case, seed, cpu_kernels)
-        with side("pinned") as load:
+        with on_cpu("pinned") as load:
             reference = sampled(load, case, seed, triton)
         assert ours.error is reference.error is None
         same(ours.result.sampled_token_ids, reference.result.sampled_token_ids)
@@ -111,13 +107,16 @@ def test_drafts_are_accepted_as_by_tritons_kernels(case: Case, triton: Any) -> N
 
 
 @pytest.mark.parametrize("name", ["pinned", "off"])
-def test_stock_reads_memory_that_was_never_written(name: str) -> None:
+def test_stock_reads_memory_that_was_never_written(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Temperatures are NaN, so that each draft is accepted; top_k is two billion."""
+    monkeypatch.setenv(switch.NAME, f"-{FIX}")
     for params, error in (({"temperature": 0.7}, None), ({"top_k": 3}, RuntimeError)):
         logits = torch.zeros(4, VOCABULARY)
         logits[:, 0] = 99.0
         case = Case([{"temperature": 1.0, **params}] * 2, logits, drafts=[[1], [2]])
-        with side(name) as load:
+        with on_cpu(name) as load:
             one = sampled(load, case, 1, cpu_kernels)
         assert one.error is error
         if error is None:

@@ -13,7 +13,7 @@ from bench import thinking
 from support import modules
 from vllm.lora.layers import LoRAMapping
 from vllm.lora.punica_wrapper import utils as punica
-from vllm.v1.readiness.engine import pinning, switch
+from vllm.v1.readiness.engine import pinning
 from vllm.v1.sample import thinking_budget_state
 from vllm.v1.sample.logits_processor.interface import BatchUpdate
 from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
@@ -21,24 +21,18 @@ from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver")
 
 TORCH_UTILS = "vllm/utils/torch_utils.py"
-SIDES = {
-    "pinned": (modules.pristine, "on"),
-    "off": (modules.overlaid, "-cpu-pinning"),
-    "ours": (modules.overlaid, "on"),
-}
+FIX = "cpu-pinning"
 
 
-@pytest.fixture(params=SIDES)
-def side(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+@pytest.fixture
+def upload(side: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have vLLM's modules use the function of one side, with its own defaults."""
-    load, value = SIDES[request.param]
-    upload: Any = load(TORCH_UTILS).async_tensor_h2d
-    monkeypatch.setenv(switch.NAME, value)
+    upload: Any = modules.of_side(side)(TORCH_UTILS).async_tensor_h2d
     monkeypatch.setattr(upload, "__defaults__", (True,))  # conftest.py replaces upstream's
     for module in (thinking_budget_state, punica):
         monkeypatch.setattr(module, "async_tensor_h2d", upload)
     pinning.lacking.cache_clear()
-    yield request.param
+    yield
     pinning.lacking.cache_clear()
 
 
@@ -60,6 +54,7 @@ def mapped_adapters() -> list[int]:
     return indices.tolist()  # type: ignore[no-any-return]
 
 
+@pytest.mark.usefixtures("upload")
 @pytest.mark.parametrize(
     ("outcome", "value"), [(forced_token, thinking.END[0]), (mapped_adapters, [0, -1])]
 )

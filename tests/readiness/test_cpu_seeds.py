@@ -7,15 +7,15 @@ import pytest
 import torch
 from support import modules
 from support.lockstep import VOCABULARY, LockstepRun, RunnerUnderTest
-from vllm.v1.readiness.engine import switch
 
+FIX = "cpu-seeds"
 SEED = 7
 #: Tokens a step; the request's prompt takes some steps.
 CHUNK = 4
 PROMPT = [*range(1, 16)]
 
 
-def states(name: str, asynchronous: bool, drafts: int) -> list[tuple[bool, torch.Tensor]]:
+def states(side: str, asynchronous: bool, drafts: int) -> list[tuple[bool, torch.Tensor]]:
     """Prefill a seeded request in chunks, beside another that decodes.
 
     Returns:
@@ -26,9 +26,8 @@ def states(name: str, asynchronous: bool, drafts: int) -> list[tuple[bool, torch
         drafts=drafts,
         max_num_seqs=2,
         max_tokens_a_step=CHUNK + 1 + drafts,
-        switch="-cpu-seeds" if name == "off" else "",
     )
-    runner = run.stock if name == "pinned" else run.ours
+    runner = run.stock if side == "pinned" else run.ours
     run.add([3], temperature=1.0, seed=1, max_tokens=30)
     step(run, runner)
     seeded = run.add(PROMPT, temperature=1.0, seed=SEED)
@@ -52,23 +51,21 @@ def step(run: LockstepRun, runner: RunnerUnderTest) -> None:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("drafts", [0, 2])
-@pytest.mark.parametrize("name", ["pinned", "off", "ours"])
-def test_a_dropped_sample_leaves_no_trace(name: str, asynchronous: bool, drafts: int) -> None:
-    if name != "ours":
+def test_a_dropped_sample_leaves_no_trace(side: str, asynchronous: bool, drafts: int) -> None:
+    if side != "ours":
         with pytest.raises(RuntimeError, match="does not use offset"):
-            states(name, asynchronous, drafts)
+            states(side, asynchronous, drafts)
         return
     fresh = torch.Generator().manual_seed(SEED).get_state()
-    after = states(name, asynchronous, drafts)
+    after = states(side, asynchronous, drafts)
     assert sum(dropped for dropped, _ in after) >= 2
     assert not all(dropped for dropped, _ in after)
     assert all(torch.equal(state, fresh) == dropped for dropped, state in after)
 
 
-def seeded_tokens(name: str, rows: list[int | None]) -> list[int]:
+def seeded_tokens(side: str, rows: list[int | None]) -> list[int]:
     """Sample a batch by its rows' seeds, None for none; the tokens of the rows with a seed."""
-    load = modules.pristine if name == "pinned" else modules.overlaid
-    sampler = load("vllm/v1/sample/ops/topk_topp_sampler.py").TopKTopPSampler()
+    sampler = modules.of_side(side)("vllm/v1/sample/ops/topk_topp_sampler.py").TopKTopPSampler()
     logits = torch.zeros(len(rows), 1000)
     generators = {
         row: torch.Generator().manual_seed(seed)
@@ -80,10 +77,8 @@ def seeded_tokens(name: str, rows: list[int | None]) -> list[int]:
     return [int(tokens[row]) for row in generators]
 
 
-@pytest.mark.parametrize("name", ["pinned", "off", "ours"])
-def test_a_seed_counts_whoever_is_beside_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(switch.NAME, "-cpu-seeds" if name == "off" else "")
-    alone = seeded_tokens(name, [SEED])
-    beside = seeded_tokens(name, [None, SEED, None])
-    assert (beside == alone) == (name == "ours")
-    assert seeded_tokens(name, [1, SEED])[1:] == alone
+def test_a_seed_counts_whoever_is_beside_it(side: str) -> None:
+    alone = seeded_tokens(side, [SEED])
+    beside = seeded_tokens(side, [None, SEED, None])
+    assert (beside == alone) == (side == "ours")
+    assert seeded_tokens(side, [1, SEED])[1:] == alone

@@ -12,6 +12,7 @@ from vllm.v1.attention.backends.gdn_attn import GDNAttentionBackend
 from vllm.v1.attention.backends.linear_attn import LinearAttentionBackend
 from vllm.v1.attention.backends.mamba2_attn import Mamba2AttentionBackend
 
+FIX = "empty-states"
 #: A decode, a prompt of one token, a first chunk of one, the last token of a prompt.
 ROWS = [Row(3, 5), Row(1, 0), Row(4, 0), Row(3, 2)]
 #: Blocks of the requests that have no state yet.
@@ -25,15 +26,10 @@ def states_of(step: Step) -> list[list[bool]]:
 
 
 @pytest.mark.parametrize("backend", [GDNAttentionBackend, LinearAttentionBackend])
-def test_a_request_that_begins_with_one_token_finds_an_empty_state(backend: Any) -> None:
-    untouched = [[True] * BLOCKS] * 2
-    steps = [
-        Step(modules.pristine, "", ROWS, backend=backend),
-        Step(modules.overlaid, "-empty-states", ROWS, backend=backend),
-    ]
-    assert [states_of(step) for step in steps] == [untouched, untouched]
-    fixed = Step(modules.overlaid, "on", ROWS, backend=backend)
-    assert states_of(fixed) == [[block not in NEW for block in range(BLOCKS)]] * 2
+def test_a_request_that_begins_with_one_token_finds_an_empty_state(side: str, backend: Any) -> None:
+    step = Step(modules.of_side(side), ROWS, backend=backend)
+    emptied = NEW if side == "ours" else []
+    assert states_of(step) == [[block not in emptied for block in range(BLOCKS)]] * 2
 
 
 @pytest.mark.parametrize(
@@ -44,5 +40,5 @@ def test_a_request_that_begins_with_one_token_finds_an_empty_state(backend: Any)
     ],
 )
 def test_other_states_stay(rows: list[Row], backend: Any) -> None:
-    step = Step(modules.overlaid, "on", rows, backend=backend)
+    step = Step(modules.overlaid, rows, backend=backend)
     assert states_of(step) == [[True] * BLOCKS] * 2

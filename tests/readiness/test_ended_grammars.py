@@ -29,13 +29,12 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds
 from vllm.v1.readiness import live
 from vllm.v1.readiness.core import reasoning_ends
-from vllm.v1.readiness.engine import switch
 from vllm.v1.spec_decode.ngram_proposer_gpu import update_scheduler_for_invalid_drafts
 from vllm.v1.structured_output.utils import apply_grammar_bitmask
 
 CORE = "vllm/v1/engine/core.py"
 MANAGER = "vllm/v1/structured_output/__init__.py"
-SIDES = ["pinned", "off", "ours"]
+FIX = "closed-grammars"
 DRAFTS = 3
 LENGTH = 10
 SEVEN = {"choice": ["7"]}
@@ -60,12 +59,6 @@ class Whole(Delta):
     is_reasoning_end_streaming = ReasoningParser.is_reasoning_end_streaming
 
 
-def made(side: str, patch: pytest.MonkeyPatch, *arguments: Any, **named: Any) -> Any:
-    """Set the switch as a side has it, and make the side's scheduler."""
-    patch.setenv(switch.NAME, "-closed-grammars" if side == "off" else "on")
-    return make_scheduler(side, *arguments, **named)
-
-
 def make_scheduler(
     side: str,
     asynchronous: bool = False,
@@ -77,7 +70,7 @@ def make_scheduler(
     """Make a side's scheduler, whose manager of structured outputs is the side's.
 
     Args:
-        side: one of :data:`SIDES`.
+        side: one of :data:`modules.SIDES`.
         asynchronous: whether the scheduler is.
         drafts: the most drafts of a request.
         reasoner: the class of the reasoning parser.
@@ -85,7 +78,7 @@ def make_scheduler(
         backend: the library of all grammars, of which a manager has one; unused here.
     """
     del backend
-    load = modules.pristine if side == "pinned" else modules.overlaid
+    load = modules.of_side(side)
     kinds = (Scheduler, AsyncScheduler) if side == "pinned" else classes()
     scheduler = upstream.make_scheduler(
         asynchronous, speculative_config(drafts, trimmed), 64, 4, 64, 64, kinds[asynchronous]
@@ -128,11 +121,8 @@ BACKENDS = ["xgrammar", "guidance", "outlines"]
 
 @pytest.mark.parametrize("drafts", [0, DRAFTS])
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("side", SIDES)
-def test_tokens_behind_the_end_are_free(
-    side: str, backend: str, drafts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scheduler = made(side, monkeypatch, drafts=drafts)
+def test_tokens_behind_the_end_are_free(side: str, backend: str, drafts: int) -> None:
+    scheduler = make_scheduler(side, drafts=drafts)
     script = [*tokens("7"), EOS, *tokens("x1:")]
     reply, reason = replied(scheduler, SEVENS, script, backend=backend, ignore_eos=True)
     if side == "ours":
@@ -144,11 +134,8 @@ def test_tokens_behind_the_end_are_free(
 
 @pytest.mark.parametrize("drafts", [0, DRAFTS])
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("side", SIDES)
-def test_a_grammar_restricts_up_to_its_end(
-    side: str, backend: str, drafts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scheduler = made(side, monkeypatch, drafts=drafts)
+def test_a_grammar_restricts_up_to_its_end(side: str, backend: str, drafts: int) -> None:
+    scheduler = make_scheduler(side, drafts=drafts)
     script = [*tokens("7x7x"), EOS]
     reply = replied(scheduler, SEVENS, script, backend=backend)
     if side == "ours" or backend != "outlines":
@@ -159,10 +146,8 @@ def test_a_grammar_restricts_up_to_its_end(
 
 @pytest.mark.parametrize("proposal", [[EOS], [*tokens("7"), EOS], [*tokens("7"), -1, -1]])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_drafts_that_are_rejected_leave_no_trace(
-    backend: str, proposal: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scheduler = made("ours", monkeypatch, drafts=DRAFTS)
+def test_drafts_that_are_rejected_leave_no_trace(backend: str, proposal: list[int]) -> None:
+    scheduler = make_scheduler("ours", drafts=DRAFTS)
     reply = replied(scheduler, SEVENS, tokens("77777x"), [proposal], backend=backend)
     assert reply == ([*tokens("77777"), EOS], "stop")
 
@@ -178,14 +163,13 @@ def test_drafts_that_are_rejected_leave_no_trace(
     ],
 )
 def test_a_reply_begins_once_behind_drafted_reasoning(
-    grammar: dict[str, Any], reasoner: Any, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+    side: str, grammar: dict[str, Any], reasoner: Any, asynchronous: bool
 ) -> None:
     script = tokens("xx.7[x.7,1")
-    right = replied(made("pinned", monkeypatch, reasoner=reasoner), grammar, script)
-    for side in SIDES:
-        scheduler = made(side, monkeypatch, asynchronous, DRAFTS, reasoner=reasoner)
-        reply = replied(scheduler, grammar, script, asynchronous=asynchronous)
-        assert (reply == right) == (side == "ours")
+    right = replied(make_scheduler("pinned", reasoner=reasoner), grammar, script)
+    scheduler = make_scheduler(side, asynchronous, DRAFTS, reasoner=reasoner)
+    reply = replied(scheduler, grammar, script, asynchronous=asynchronous)
+    assert (reply == right) == (side == "ours")
 
 
 #: Outlines takes a second to compile the grammar of an array of anything.
@@ -230,12 +214,9 @@ def test_drafts_change_no_reply(
     assert right == given("ours", asynchronous, DRAFTS)
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_each_row_gets_its_own_mask_behind_trimmed_drafts(
-    side: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_row_gets_its_own_mask_behind_trimmed_drafts(side: str) -> None:
     """With ``ngram_gpu`` the worker trims a step, and the scheduler does not."""
-    scheduler = made(side, monkeypatch, True, DRAFTS, trimmed=True)
+    scheduler = make_scheduler(side, True, DRAFTS, trimmed=True)
     wanted = {"a": "7", "b": "1", "c": "x"}
     for name, text in wanted.items():
         grammars.add(scheduler, name, {"regex": f"{text}+"}, {"max_tokens": LENGTH})
@@ -250,8 +231,7 @@ def test_each_row_gets_its_own_mask_behind_trimmed_drafts(
     ]
     scheduler.update_draft_token_ids_in_output(DraftTokenIds(names, drafts), scheduled)
     masks = scheduler.get_grammar_bitmask(scheduled)
-    load = modules.pristine if side == "pinned" else modules.overlaid
-    batch = batches.empty(load, upstream.VOCABULARY, num_spec_tokens=DRAFTS)
+    batch = batches.empty(modules.of_side(side), upstream.VOCABULARY, num_spec_tokens=DRAFTS)
     order = ["c", "a", "b"]
     for name in order:
         batch.add_request(batches.state(batches.Spec([1], [], {}), name))
@@ -306,15 +286,11 @@ class Executor:
 
 
 @pytest.mark.parametrize("stages", [2, 3, 5])
-@pytest.mark.parametrize("side", SIDES)
-def test_masks_wait_for_all_tokens_in_a_pipeline(
-    side: str, stages: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scheduler = made(side, monkeypatch, True)
+def test_masks_wait_for_all_tokens_in_a_pipeline(side: str, stages: int) -> None:
+    scheduler = make_scheduler(side, True)
     scripts = {"a": tokens("717171"), "b": tokens("x1"), "c": tokens("1:")}
     grammars.add(scheduler, "c", None, {"max_tokens": 30})
-    load = modules.pristine if side == "pinned" else modules.overlaid
-    core = object.__new__(load(CORE).EngineCore)
+    core = object.__new__(modules.of_side(side)(CORE).EngineCore)
     core.scheduler, core.vllm_config = scheduler, scheduler.vllm_config
     core.model_executor = Executor(drafting.Worker(scripts))
     core.batch_queue_size, core.batch_queue = stages, deque(maxlen=stages)

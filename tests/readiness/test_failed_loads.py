@@ -12,43 +12,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import draws
 from support.loads import Loads
-from support.scheduling import BLOCK, Setup, classes
+from support.scheduling import BLOCK, Setup, classes, of_side
 from support.scheduling import make as make_scheduler
 from support.steps import WRONG
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import FinishReason
 from vllm.v1.request import RequestStatus
 
-SIDES = ["pinned", "off", "ours"]
+FIX = "failed-loads"
 
 
-class Make:
-    """Makes the loops of one side."""
-
-    def __init__(self, side: str) -> None:
-        self.kinds = (Scheduler, AsyncScheduler) if side == "pinned" else classes()
-
-    def __call__(
-        self,
-        asynchronous: bool = True,
-        *,
-        in_flight: int = 2,
-        seed: int = 0,
-        failing: int = 40,
-        **options: Any,
-    ) -> Loads:
-        setup = Setup(asynchronous=asynchronous, **{"blocks": 90, "length": 96, **options})
-        scheduler = make_scheduler(setup, self.kinds[asynchronous])
-        return Loads(scheduler, in_flight if asynchronous or in_flight > 2 else 1, seed, failing)
-
-
-@pytest.fixture
-def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """The loops of the side that the test names, ours without."""
-    side = getattr(request, "param", "ours")
-    monkeypatch.setenv("VLLM_READINESS", "-failed-loads" if side == "off" else "on")
-    return Make(side)
+def make(
+    asynchronous: bool = True,
+    *,
+    side: str = "ours",
+    in_flight: int = 2,
+    seed: int = 0,
+    failing: int = 40,
+    kind: Any = None,
+    **options: Any,
+) -> Loads:
+    """Make a side's loop, or one with a scheduler of a class."""
+    setup = Setup(asynchronous=asynchronous, **{"blocks": 90, "length": 96, **options})
+    scheduler = make_scheduler(setup, kind) if kind else of_side(side, setup)
+    return Loads(scheduler, in_flight if asynchronous or in_flight > 2 else 1, seed, failing)
 
 
 def prompt(count: int, first: int = -1) -> list[int]:
@@ -65,49 +51,40 @@ def outcome(loads: Loads) -> Any:
     return loads.faults()
 
 
-@pytest.mark.parametrize("make", SIDES, indirect=True)
 class TestFaults:
     """Each fault of stock's, and the mend."""
 
-    def test_tokens_in_flight_are_dropped(self, make: Make, request: Any) -> None:
-        loads = make(failing=100)
+    def test_tokens_in_flight_are_dropped(self, side: str) -> None:
+        loads = make(side=side, failing=100)
         beside = loads.load(prompt(6, -99), 12, 0)
         loads.load(prompt(22), 6, 4)
         fault = outcome(loads)
         assert loads.failed
-        assert (fault == []) == (request.node.callspec.params["make"] == "ours")
+        assert (fault == []) == (side == "ours")
         assert fault or loads.delivered[beside] == loads.right(beside)
 
-    def test_a_later_chunk_of_a_prompt_is_dropped(self, make: Make, request: Any) -> None:
+    def test_a_later_chunk_of_a_prompt_is_dropped(self, side: str) -> None:
         """A synchronous pipeline: both chunks are in flight when the load's failure arrives."""
-        loads = make(False, in_flight=3, failing=100, budget=12)
+        loads = make(False, side=side, in_flight=3, failing=100, budget=12)
         loads.load(prompt(30), 3, 3)
-        fault = outcome(loads)
-        assert (fault == []) == (request.node.callspec.params["make"] == "ours")
+        assert (outcome(loads) == []) == (side == "ours")
 
-    def test_no_bad_block_is_found_in_the_prefix_cache(self, make: Make, request: Any) -> None:
-        """The request whose load fails is aborted as it does, and another has the same prompt."""
-        loads = make(False, failing=100)
+    @pytest.mark.parametrize("aborted", [True, False])
+    def test_no_bad_block_is_shared_or_found_in_the_prefix_cache(
+        self, side: str, aborted: bool
+    ) -> None:
+        """Another request has the same prompt, and joins while the failure's step is in flight."""
+        loads = make(not aborted, side=side, failing=100)
         first = loads.load(prompt(22), 6, 4)
         loads.step()
-        loads.abort(first)
+        if aborted:
+            loads.abort(first)
         other = loads.load(prompt(22), 6, 0)
         outcome(loads)
-        right = loads.delivered[other] == loads.right(other)
-        assert right == (request.node.callspec.params["make"] == "ours")
-
-    def test_a_request_that_shares_a_failed_block(self, make: Make, request: Any) -> None:
-        """It has joined while the step that reports the failure was in flight."""
-        loads = make(failing=100)
-        loads.load(prompt(22), 6, 4)
-        loads.step()
-        other = loads.load(prompt(22), 6, 0)
-        outcome(loads)
-        right = loads.delivered[other] == loads.right(other)
-        assert right == (request.node.callspec.params["make"] == "ours")
+        assert (loads.delivered[other] == loads.right(other)) == (side == "ours")
 
 
-def test_what_an_aborted_request_computed_from_a_failed_block_is_not_found(make: Make) -> None:
+def test_what_an_aborted_request_computed_from_a_failed_block_is_not_found() -> None:
     """Its blocks follow the failed ones, which another request computes again."""
     loads = make(in_flight=3, failing=100, budget=60)
     loads.load(prompt(22), 3, 4)
@@ -123,7 +100,7 @@ def test_what_an_aborted_request_computed_from_a_failed_block_is_not_found(make:
     assert loads.delivered[other] == loads.right(other)
 
 
-def test_blocks_that_a_later_step_appended_are_not_found(make: Make) -> None:
+def test_blocks_that_a_later_step_appended_are_not_found() -> None:
     """The request was preempted by the failure of an earlier load, and holds them no more."""
     loads = make(in_flight=3, budget=7, blocks=18)
     script: list[Any] = [("add", 9, -1, 1, 1, False), ("add", 9, -1, 1, 0, False), ("step", 1)]
@@ -135,7 +112,7 @@ def test_blocks_that_a_later_step_appended_are_not_found(make: Make) -> None:
 
 
 @pytest.mark.parametrize("later", [False, True])
-def test_nothing_is_loaded_again(make: Make, later: bool) -> None:
+def test_nothing_is_loaded_again(later: bool) -> None:
     """Where loads always fail, a request would never end."""
     loads = make(failing=100)
     name = loads.load(prompt(22), 6, 4, later)
@@ -143,14 +120,14 @@ def test_nothing_is_loaded_again(make: Make, later: bool) -> None:
     assert loads.connector.taken == {name: 1}
 
 
-def test_a_load_that_succeeds_is_used(make: Make) -> None:
+def test_a_load_that_succeeds_is_used() -> None:
     loads = make(failing=0)
     loads.load(prompt(22), 6, 4)
     assert outcome(loads) == []
     assert loads.scheduled[0] == {"1": 22 - 4 * BLOCK}
 
 
-def test_with_the_policy_fail_a_sharer_ends_and_no_bad_block_is_found_later(make: Make) -> None:
+def test_with_the_policy_fail_a_sharer_ends_and_no_bad_block_is_found_later() -> None:
     loads = make(failing=100)
     loads.scheduler.recompute_kv_load_failures = False
     loads.load(prompt(22), 6, 4)
@@ -232,7 +209,7 @@ def test_every_token_is_right_and_delivered_once(
         blocks = 90  # those that wait keep what they loaded: in stock too, all may wait for ever
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_READINESS", switch)
-        loads = Make("ours")(
+        loads = make(
             asynchronous,
             drafts=drafts,
             blocks=blocks,
@@ -262,15 +239,14 @@ def play(loads: Loads, script: Sequence[Any]) -> None:
     loads.finish()
 
 
-def test_a_derived_scheduler_with_methods_of_its_own_is_left_to_upstream(make: Make) -> None:
-    ours: Any = make.kinds[False]
+def test_a_derived_scheduler_with_methods_of_its_own_is_left_to_upstream() -> None:
+    ours: Any = classes()[False]
 
     class Own(ours):  # type: ignore[misc]
         def _handle_invalid_blocks(self, *arguments: Any) -> Any:
             return super()._handle_invalid_blocks(*arguments)
 
-    make.kinds = (Own, Own)
-    loads = make(False, failing=100)
+    loads = make(False, failing=100, kind=Own)
     first = loads.load(prompt(22), 6, 4)
     loads.step()
     assert loads.scheduler.requests[first].num_computed_tokens == 0

@@ -13,12 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import draws
 from support.loads import Connector, Loads
-from support.scheduling import BLOCK, Setup, classes, make
+from support.scheduling import BLOCK, Setup, make, of_side
 from support.steps import token
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.readiness.engine import switch
 from vllm.v1.request import Request, RequestStatus
@@ -71,8 +69,7 @@ class Transfers(Loads):
 
     def __init__(self, side: str, in_flight: int | None = None, **options: Any) -> None:
         setup = Setup(**{"seqs": 6, "blocks": 90, "length": 96, **options})
-        kinds = (Scheduler, AsyncScheduler) if side == "pinned" else classes()
-        scheduler = make(setup, kinds[setup.asynchronous])
+        scheduler = of_side(side, setup)
         super().__init__(scheduler, in_flight or 1 + setup.asynchronous, seed=0, failing=0)
         self.connector: Transferring = Transferring()
         self.scheduler.connector = self.connector

@@ -1,16 +1,14 @@
 """The fix prompt-logits: what is returned of a prompt, by logprobs_mode."""
 
-import os
 from typing import Any
-from unittest import mock
 
 import pytest
 import support.logprobs
 import torch
 from support import modules
 from support.sampling import MODES, same
-from vllm.v1.readiness.engine import switch
 
+FIX = "prompt-logits"
 VOCABULARY = 41
 PROMPT = [1, 5, 7, 3, 9, 9, 2]
 WIDTH = 4
@@ -18,24 +16,21 @@ WIDTH = 4
 RUNS = [(0, 2), (2, 3), (3, 7)]
 
 
-def of_prompt(name: str, mode: str, logits: torch.Tensor) -> Any:
-    """Compute a prompt's logprobs by upstream's runner, ours with the fix off, or ours."""
-    load = modules.pristine if name == "pinned" else modules.overlaid
-    value = "-prompt-logits" if name == "off" else "on"
-    with mock.patch.dict(os.environ, {switch.NAME: value}):
-        return support.logprobs.of_prompt(load, PROMPT, RUNS, WIDTH, logits, mode)
+def of_prompt(side: str, mode: str, logits: torch.Tensor) -> Any:
+    """Compute a prompt's logprobs by a side's runner."""
+    load = modules.of_side(side)
+    return support.logprobs.of_prompt(load, PROMPT, RUNS, WIDTH, logits, mode)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["pinned", "off", "ours"])
-def test_a_prompt_gets_what_the_mode_says(name: str, mode: str, dtype: torch.dtype) -> None:
+def test_a_prompt_gets_what_the_mode_says(side: str, mode: str, dtype: torch.dtype) -> None:
     chance = torch.Generator().manual_seed(3)
     logits = (torch.randn((len(PROMPT), VOCABULARY), generator=chance) * 6).to(dtype)
     before = logits.clone()
-    ids, values, ranks, _ = of_prompt(name, mode, logits)
+    ids, values, ranks, _ = of_prompt(side, mode, logits)
     computed = before.log_softmax(-1, dtype=torch.float32)
-    if name == "ours" and mode.endswith("logits"):
+    if side == "ours" and mode.endswith("logits"):
         computed = before.float()
     assert torch.equal(logits, before)
     assert ids[:, 0].tolist() == PROMPT[1:]

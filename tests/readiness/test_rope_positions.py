@@ -14,6 +14,7 @@ from support.hybrid import HybridRunner
 from vllm.v1.readiness.inputs import rope_positions
 from vllm.v1.utils import CpuGpuBuffer
 
+FIX = "rope-positions"
 WIDTH = 97
 KINDS = {"mrope": 3, "xdrope": 4}
 
@@ -21,7 +22,6 @@ KINDS = {"mrope": 3, "xdrope": 4}
 @contextmanager
 def sent(
     load: Any,
-    value: str,
     kind: str,
     asynchronous: bool = True,
     pinned: bool = True,
@@ -31,7 +31,6 @@ def sent(
 
     Args:
         load: modules.pristine or modules.overlaid.
-        value: of VLLM_READINESS.
         kind: of positions.
         asynchronous: the schedule.
         pinned: whether memory is pinned.
@@ -40,7 +39,7 @@ def sent(
     dimensions = KINDS[kind]
     size = mock.patch.object(rope_positions, "_STAGED", staged)
     with installed(Device(cycling([]))) as device, size:
-        run = HybridRunner(load, value, asynchronous)
+        run = HybridRunner(load, asynchronous)
         cpu = torch.device("cpu")
         buffer = CpuGpuBuffer(dimensions, WIDTH, dtype=torch.int64, device=cpu, pin_memory=False)
         if pinned:
@@ -69,28 +68,27 @@ def sent(
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_positions_are_stocks_and_the_host_does_not_wait(kind: str, asynchronous: bool) -> None:
-    with sent(modules.pristine, "", kind, asynchronous) as (theirs, stock):
-        assert stock.stream_waits == 2
-    with sent(modules.overlaid, "-rope-positions", kind, asynchronous) as (off, device):
-        assert device.stream_waits == 2
-    with sent(modules.overlaid, "on", kind, asynchronous) as (ours, device):
-        assert device.stream_waits == device.rewritten == 0
-    assert theirs.any()
-    assert torch.equal(ours, theirs)
-    assert torch.equal(off, theirs)
+def test_the_positions_are_stocks_and_the_host_does_not_wait(
+    side: str, kind: str, asynchronous: bool
+) -> None:
+    with sent(modules.pristine, kind, asynchronous) as (theirs, _):
+        assert theirs.any()
+    with sent(modules.of_side(side), kind, asynchronous) as (positions, device):
+        assert device.stream_waits == (0 if side == "ours" else 2)
+        assert device.rewritten == 0
+    assert torch.equal(positions, theirs)
 
 
 def test_memory_that_is_not_pinned_is_left_to_upstream() -> None:
-    with sent(modules.pristine, "", "mrope", pinned=False) as (theirs, _):
+    with sent(modules.pristine, "mrope", pinned=False) as (theirs, _):
         pass
-    with sent(modules.overlaid, "on", "mrope", pinned=False) as (ours, _):
+    with sent(modules.overlaid, "mrope", pinned=False) as (ours, _):
         assert torch.equal(ours, theirs)
 
 
 def test_few_positions_are_left_to_upstream() -> None:
     few = KINDS["mrope"] * 4 * torch.int64.itemsize
-    with sent(modules.overlaid, "on", "mrope", staged=few) as (_, device):
+    with sent(modules.overlaid, "mrope", staged=few) as (_, device):
         assert device.stream_waits == 2
-    with sent(modules.overlaid, "on", "mrope", staged=few - 1) as (_, device):
+    with sent(modules.overlaid, "mrope", staged=few - 1) as (_, device):
         assert device.stream_waits < 2

@@ -10,13 +10,11 @@ from collections import deque
 from typing import Any, NamedTuple
 
 import pytest
-from support.scheduling import BLOCK, Setup, classes, make
+from support.scheduling import BLOCK, Setup, make, of_side
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import FinishReason
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -184,8 +182,7 @@ def drawn(seed: int, at_once: float) -> list[list[Turn]]:
 
 def make_scheduler(side: str, asynchronous: bool, drafts: int = 0) -> Any:
     """Make a side's scheduler."""
-    kinds = (Scheduler, AsyncScheduler) if side == "pinned" else classes()
-    return make(setup_of(asynchronous, drafts), kinds[asynchronous])
+    return of_side(side, setup_of(asynchronous, drafts))
 
 
 def setup_of(asynchronous: bool, drafts: int = 0) -> Setup:

@@ -11,13 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import draws
-from support.scheduling import BLOCK, GROUPS, Grammar, Setup, classes, make
+from support.scheduling import BLOCK, GROUPS, Grammar, Setup, of_side
 from support.steps import Steps
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import FinishReason
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.readiness.engine import switch
@@ -34,8 +32,7 @@ class Engine(Steps):
     def __init__(self, side: str, in_flight: int | None = None, **options: Any) -> None:
         defaults = {"seqs": 3, "blocks": 90, "budget": 10, "length": LENGTH, "caching": False}
         setup = Setup(**{**defaults, **options})
-        kinds = (Scheduler, AsyncScheduler) if side == "pinned" else classes()
-        scheduler = make(setup, kinds[setup.asynchronous])
+        scheduler = of_side(side, setup)
         super().__init__(scheduler, in_flight or 1 + setup.asynchronous)
 
     @property

@@ -20,9 +20,8 @@ from transformers import PreTrainedTokenizerFast
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, FinishReason, detokenizer
 from vllm.v1.outputs import LogprobsLists
-from vllm.v1.readiness.engine import switch
 
-SIDES = ["pinned", "off", "ours"]
+FIX = "stop-strings"
 TEXTS = ["<end>", "a", "b", "ab", "ba", "aab", "bab", "c"]
 END = 0
 
@@ -53,35 +52,33 @@ def reply(side: str, steps: list[list[int]], reason: FinishReason, **params: Any
     """The reply of a front end, all deltas together, and the requests to abort."""
     kind = params.setdefault("output_kind", RequestOutputKind.DELTA)
     interval = params.pop("interval", 1)
-    load = modules.pristine if side == "pinned" else modules.overlaid
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(switch.NAME, "-stop-strings" if side == "off" else "on")
-        processor = load(PROCESSOR).OutputProcessor(
-            tokenizer(), log_stats=False, stream_interval=interval
-        )
-        name = "a"
-        processor.add_request(make_request(name, SamplingParams(logprobs=0, **params)), "prompt")
-        whole: dict[str, Any] = {"text": "", "ids": [], "values": [], "aborts": []}
-        position = 0
-        for number, step in enumerate(steps, 1):
-            last = number == len(steps)
-            output = sent(name, step, position, reason if last else None)
-            position += len(step)
-            result = processor.process_outputs([output])
-            whole["aborts"] += result.reqs_to_abort
-            for (shown,) in (made.outputs for made in result.request_outputs):
-                if kind != RequestOutputKind.DELTA:
-                    whole |= {"text": "", "ids": [], "values": []}
-                whole["text"] += shown.text
-                whole["ids"] += shown.token_ids
-                values = [*shown.logprobs][-len(shown.token_ids) :]
-                whole["values"] += [next(iter(value.values())).logprob for value in values]
-                whole["sum"] = shown.cumulative_logprob
-                whole["reason"] = shown.finish_reason, shown.stop_reason
-                if shown.routed_experts is not None:
-                    whole["experts"] = shown.routed_experts.ravel().tolist()
-            if not processor.request_states:
-                break
+    load = modules.of_side(side)
+    processor = load(PROCESSOR).OutputProcessor(
+        tokenizer(), log_stats=False, stream_interval=interval
+    )
+    name = "a"
+    processor.add_request(make_request(name, SamplingParams(logprobs=0, **params)), "prompt")
+    whole: dict[str, Any] = {"text": "", "ids": [], "values": [], "aborts": []}
+    position = 0
+    for number, step in enumerate(steps, 1):
+        last = number == len(steps)
+        output = sent(name, step, position, reason if last else None)
+        position += len(step)
+        result = processor.process_outputs([output])
+        whole["aborts"] += result.reqs_to_abort
+        for (shown,) in (made.outputs for made in result.request_outputs):
+            if kind != RequestOutputKind.DELTA:
+                whole |= {"text": "", "ids": [], "values": []}
+            whole["text"] += shown.text
+            whole["ids"] += shown.token_ids
+            values = [*shown.logprobs][-len(shown.token_ids) :]
+            whole["values"] += [next(iter(value.values())).logprob for value in values]
+            whole["sum"] = shown.cumulative_logprob
+            whole["reason"] = shown.finish_reason, shown.stop_reason
+            if shown.routed_experts is not None:
+                whole["experts"] = shown.routed_experts.ravel().tolist()
+        if not processor.request_states:
+            break
     return whole
 
 
@@ -167,7 +164,6 @@ CASES: list[tuple[str, list[str], list[str], str, int, str]] = [
 ]
 
 
-@pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CASES])
 def test_known_cases(side: str, case: Any) -> None:
     _, texts, stop, text, count, stopped = case

@@ -3,7 +3,6 @@
 Upstream's runner builds the metadata of upstream's Mamba 2 and gated delta net layers.
 """
 
-import os
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
@@ -20,9 +19,9 @@ from vllm.v1.attention.backends.gdn_attn import (
 )
 from vllm.v1.attention.backends.mamba2_attn import Mamba2AttentionMetadataBuilder
 from vllm.v1.kv_cache_interface import MambaSpec
-from vllm.v1.readiness.engine import switch
 from vllm.v1.utils import CpuGpuBuffer
 
+FIX = "undrafted-rows"
 ROWS = 4
 DRAFTS = 2
 BLOCK = 16
@@ -52,9 +51,9 @@ def buffer(dtype: torch.dtype, values: Any, fill: int = 0) -> CpuGpuBuffer:
     return buffer
 
 
-def metadata_of(name: str, kind: str, rows: list[Row]) -> Any:
-    """Build a layer's metadata by upstream's runner, ours with the fix off, or ours."""
-    load = modules.pristine if name == "pinned" else modules.overlaid
+def metadata_of(side: str, kind: str, rows: list[Row]) -> Any:
+    """Build a layer's metadata by a side's runner."""
+    load = modules.of_side(side)
     speculative = speculative_config(DRAFTS, False)
     config = make_scheduler(False, speculative, 60, ROWS, 64, 96).vllm_config
     config.model_config = mock.Mock(wraps=config.model_config, is_hybrid=True)
@@ -63,9 +62,7 @@ def metadata_of(name: str, kind: str, rows: list[Row]) -> Any:
         block_size=BLOCK, shapes=((16, 64),), dtypes=(torch.float16,), num_speculative_blocks=DRAFTS
     )
     builder = KINDS[kind](spec, ["layer"], config, torch.device("cpu"))
-    value = "-undrafted-rows" if name == "off" else "on"
-    with mock.patch.dict(os.environ, {switch.NAME: value}):
-        batch = empty(load, 37, max_num_reqs=ROWS, num_spec_tokens=DRAFTS)
+    batch = empty(load, 37, max_num_reqs=ROWS, num_spec_tokens=DRAFTS)
     fill(batch, [Spec([1] * 8, [2] * 8, {}) for _ in rows])
     scheduled = [5 if row.drafts is None else row.recomputed + row.drafts for row in rows]
     computed = [1 if row.drafts is None else 15 for row in rows]
@@ -144,11 +141,10 @@ PREFILLED = [Row(2, 0), Row(1, None)]
     ],
 )
 def test_a_row_continues_from_the_state_of_its_last_accepted_token(
-    kind: str, rows: list[Row], stock: list[int], fixed: list[int]
+    side: str, kind: str, rows: list[Row], stock: list[int], fixed: list[int]
 ) -> None:
-    for name in ("pinned", "off"):
-        assert states_of(metadata_of(name, kind, rows)) == stock
-    assert states_of(metadata_of("ours", kind, rows)) == fixed
+    right = fixed if side == "ours" else stock
+    assert states_of(metadata_of(side, kind, rows)) == right
 
 
 @pytest.mark.parametrize("kind", KINDS)

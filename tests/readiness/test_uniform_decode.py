@@ -3,15 +3,13 @@
 The pinned runner has the fault, which is asserted as well: with the fix off ours has it.
 """
 
-from collections.abc import Sequence
-
 import pytest
 from support import modules
 from support.hybrid_step import ATTENTION, Row, Step
 from vllm.config import CUDAGraphMode
 
+FIX = "uniform-decode"
 FULL, NONE = CUDAGraphMode.FULL, CUDAGraphMode.NONE
-
 
 #: Prompts, or parts of them, that have the shape of decodes, and the most drafts of a request.
 PREFILLS = {
@@ -33,33 +31,19 @@ OTHERS = {
 }
 
 
-def pinned(rows: Sequence[Row], drafts: int, **named: object) -> Step:
-    return Step(modules.pristine, "", rows, drafts, **named)
-
-
-def off(rows: Sequence[Row], drafts: int, **named: object) -> Step:
-    return Step(modules.overlaid, "-uniform-decode", rows, drafts, **named)
-
-
-def ours(rows: Sequence[Row], drafts: int, **named: object) -> Step:
-    return Step(modules.overlaid, "on", rows, drafts, **named)
-
-
 @pytest.mark.parametrize("name", PREFILLS)
-def test_a_prompt_is_not_computed_as_a_decode(name: str) -> None:
-    rows, drafts = PREFILLS[name]
-    assert pinned(rows, drafts).mode == off(rows, drafts).mode == FULL
-    assert ours(rows, drafts).mode == NONE
+def test_a_prompt_is_not_computed_as_a_decode(side: str, name: str) -> None:
+    step = Step(modules.of_side(side), *PREFILLS[name])
+    assert step.mode == (NONE if side == "ours" else FULL)
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_steps_keep_their_graphs(name: str) -> None:
+def test_other_steps_keep_their_graphs(side: str, name: str) -> None:
     rows, drafts, mode = OTHERS[name]
-    assert [make(rows, drafts).mode for make in (pinned, off, ours)] == [mode] * 3
+    assert Step(modules.of_side(side), rows, drafts).mode == mode
 
 
 @pytest.mark.parametrize("name", PREFILLS)
 def test_a_model_without_recurrent_layers_keeps_its_graphs(name: str) -> None:
     """For attention a short part of a prompt is computed as a decode is."""
-    rows, drafts = PREFILLS[name]
-    assert ours(rows, drafts, spec=ATTENTION).mode == FULL
+    assert Step(modules.overlaid, *PREFILLS[name], spec=ATTENTION).mode == FULL

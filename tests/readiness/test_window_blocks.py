@@ -17,10 +17,10 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched import scheduler as upstream_scheduler
 from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, SlidingWindowSpec
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.readiness.engine import switch
 from vllm.v1.request import Request
 
 MANAGER = "vllm/v1/core/kv_cache_manager.py"
+FIX = "window-blocks"
 WINDOW = 6
 DRAFTS = 3
 #: So few that a block which is given back is soon another request's.
@@ -119,26 +119,20 @@ class Device:
 
 
 def ran(
-    side: str,
-    monkeypatch: pytest.MonkeyPatch,
-    spec: str = "sliding",
-    drafts: int = DRAFTS,
-    accepting: float = 0.4,
+    side: str, monkeypatch: pytest.MonkeyPatch, spec: str = "sliding", drafts: int = DRAFTS
 ) -> Device:
     """Run requests with a side's KV cache manager."""
-    monkeypatch.setenv(switch.NAME, "-window-blocks" if side == "off" else "on")
     manager = KVCacheManager if side == "pinned" else modules.overlaid(MANAGER).KVCacheManager
     monkeypatch.setattr(upstream_scheduler, "KVCacheManager", manager)
     monkeypatch.setattr(upstream, "FullAttentionSpec", SPECS[spec])
     config = upstream.speculative_config(drafts, trimmed=True)
     scheduler = upstream.make_scheduler(True, config, BLOCKS, 8, 32, 64)
-    device = Device(scheduler, spec, accepting)
+    device = Device(scheduler, spec, accepting=0.4)
     device.run(30)
     return device
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("side", ["pinned", "off", "ours"])
 def test_a_request_attends_to_its_own_tokens(
     side: str, spec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,6 @@ Real are the input batch, and the methods of the runner that keep requests' stat
 step's inputs and count its accepted drafts.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,6 @@ import numpy as np
 import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
-from vllm.v1.readiness.engine import switch
 from vllm.v1.utils import CpuGpuBuffer
 from vllm.v1.worker.gpu.pool.late_interaction_runner import LateInteractionRunner
 
@@ -38,7 +36,6 @@ class HybridRunner:
 
     Args:
         load: modules.pristine or modules.overlaid.
-        value: of VLLM_READINESS.
         asynchronous: whether it is scheduled asynchronously.
         mode: mamba_cache_mode, "none" or "align".
         moment: one of MOMENTS.
@@ -48,7 +45,6 @@ class HybridRunner:
     def __init__(
         self,
         load: Any,
-        value: str,
         asynchronous: bool = True,
         mode: str = "none",
         moment: str = "",
@@ -61,10 +57,7 @@ class HybridRunner:
         self._lengths: dict[str, int] = {}
         self._rejected: dict[str, int] = {}
         self._scheduled: Any = None
-        with mock.patch.dict(os.environ, {switch.NAME: value}):
-            self.batch = empty(
-                load, VOCABULARY, max_num_reqs=ROWS, length=96, num_spec_tokens=DRAFTS
-            )
+        self.batch = empty(load, VOCABULARY, max_num_reqs=ROWS, length=96, num_spec_tokens=DRAFTS)
         module = load(modules.RUNNER)
         module.get_pp_group = lambda: SimpleNamespace(is_last_rank=True, world_size=1)
         kind = module.GPUModelRunner

@@ -3,12 +3,10 @@
 Real are the input batch, the runner's ``execute_model`` up to there, and the dispatcher.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 from vllm.config import CompilationConfig, CUDAGraphMode
@@ -20,7 +18,6 @@ from vllm.v1.kv_cache_interface import (
     KVCacheSpec,
     MambaSpec,
 )
-from vllm.v1.readiness.engine import switch
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from support import modules
@@ -87,7 +84,6 @@ class Step:
 
     Args:
         load: modules.pristine or modules.overlaid.
-        value: of VLLM_READINESS.
         rows: the requests; the first block of each is its number and one.
         drafts: the most drafts of a request.
         backend: of the recurrent layers.
@@ -101,7 +97,6 @@ class Step:
     def __init__(
         self,
         load: Callable[[str], Any],
-        value: str,
         rows: Sequence[Row],
         drafts: int = 0,
         backend: Any = None,
@@ -109,8 +104,7 @@ class Step:
     ) -> None:
         self.rows = rows
         self.config = config(drafts)
-        with mock.patch.dict(os.environ, {switch.NAME: value}):
-            batch = empty(load, 16, max_num_reqs=ROWS, length=LENGTH, num_spec_tokens=drafts)
+        batch = empty(load, 16, max_num_reqs=ROWS, length=LENGTH, num_spec_tokens=drafts)
         for number, row in enumerate(rows):
             request = state(Spec([1] * row.prompt, [], {}), f"r{number}")
             request.num_computed_tokens = row.computed

@@ -37,7 +37,9 @@ from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -203,6 +205,12 @@ def make(setup: Setup, kind: Any = None) -> Any:
     scheduler.kv_event_publisher = SimpleNamespace(publish=scheduler.published.append)
     scheduler.kv_cache_manager.block_pool.enable_kv_cache_events = setup.events
     return scheduler
+
+
+def of_side(side: str, setup: Setup) -> Any:
+    """Make the scheduler of one of :data:`modules.SIDES`."""
+    kinds = (Scheduler, AsyncScheduler) if side == "pinned" else classes()
+    return make(setup, kinds[setup.asynchronous])
 
 
 _SIMPLE = {int, float, bool, str, bytes, type(None)}
