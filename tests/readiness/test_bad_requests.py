@@ -13,10 +13,9 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from support import modules
+from support import modules, scheduling
 from support.batches import empty
-from support.lockstep import scheduler as upstream
-from support.lockstep.scheduler import VOCABULARY
+from support.scheduling import VOCABULARY
 from vllm.entrypoints.serve.disagg.protocol import GenerateRequest
 from vllm.exceptions import VLLMValidationError
 from vllm.pooling_params import PoolingParams
@@ -39,7 +38,7 @@ HUGE = 10**6
 @pytest.fixture
 def scheduler() -> Any:
     """The engine's scheduler, of a server that allows any number of logprobs."""
-    scheduler = upstream.make_scheduler(False, None, 16, 4, 64, LENGTH)
+    scheduler = scheduling.make_scheduler(False, None, 16, 4, 64, LENGTH)
     scheduler.vllm_config.model_config.max_logprobs = HUGE
     return scheduler
 
@@ -209,8 +208,7 @@ def test_routed_experts_behind_the_prompt(
         {"allowed_token_ids": [0, VOCABULARY - 1]},
     ],
 )
-def test_what_the_engine_can_serve_is_left_as_it_is(params: Any) -> None:
-    scheduler = upstream.make_scheduler(False, None, 16, 4, 64, LENGTH)
+def test_what_the_engine_can_serve_is_left_as_it_is(scheduler: Any, params: Any) -> None:
     admitted = [
         admit(side, scheduler, [0, VOCABULARY - 1], from_http(**params))
         for side in ("pinned", "ours")
@@ -242,9 +240,8 @@ class Walked(int):
     ],
     ids=lambda params: list(params)[-1],
 )
-def test_no_range_is_walked(monkeypatch: pytest.MonkeyPatch, params: Any) -> None:
+def test_no_range_is_walked(scheduler: Any, monkeypatch: pytest.MonkeyPatch, params: Any) -> None:
     """With numpy's integers, `seed in range(...)` holds the process for hours."""
-    scheduler = upstream.make_scheduler(False, None, 16, 4, 64, LENGTH)
     monkeypatch.setattr(scheduler.vllm_config.model_config, "enable_return_routed_experts", True)
     sampling = SamplingParams(temperature=params.pop("temperature", 0.0))
     sampling.detokenize = False
@@ -253,8 +250,7 @@ def test_no_range_is_walked(monkeypatch: pytest.MonkeyPatch, params: Any) -> Non
     assert serve(scheduler, admit("ours", scheduler, PROMPT, sampling))
 
 
-def test_a_prompt_of_odd_integers_walks_no_range() -> None:
-    scheduler = upstream.make_scheduler(False, None, 16, 4, 64, LENGTH)
+def test_a_prompt_of_odd_integers_walks_no_range(scheduler: Any) -> None:
     admitted = admit("ours", scheduler, [3, Walked(5)], from_http())
     assert [type(token) for token in admitted.prompt_token_ids] == [int, int]
     assert serve(scheduler, admitted)
@@ -352,8 +348,7 @@ NUMBERS: list[tuple[str, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "plain"), NUMBERS, ids=str)
-def test_a_number_of_a_library_is_served(name: str, value: Any, plain: Any) -> None:
-    scheduler = upstream.make_scheduler(False, None, 16, 4, 64, LENGTH)
+def test_a_number_of_a_library_is_served(scheduler: Any, name: str, value: Any, plain: Any) -> None:
     admitted = [admit("ours", scheduler, PROMPT, built(name, each)) for each in (value, plain)]
     params = [each.sampling_params for each in admitted]
     assert repr(getattr(params[0], name)) == repr(plain)
@@ -361,11 +356,10 @@ def test_a_number_of_a_library_is_served(name: str, value: Any, plain: Any) -> N
     assert serve(scheduler, admitted[0])
 
 
-def test_what_the_caller_holds_is_not_changed() -> None:
+def test_what_the_caller_holds_is_not_changed(scheduler: Any) -> None:
     ids = [np.int64(5), np.int64(6)]
     params = built("allowed_token_ids", ids)
     params.seed = np.int64(5)
-    scheduler = upstream.make_scheduler(False, None, 16, 4, 64, LENGTH)
     admit("ours", scheduler, PROMPT, params)
     assert params.allowed_token_ids is ids
     assert {type(each) for each in ids} == {type(params.seed)} == {np.int64}
@@ -384,9 +378,10 @@ ZOO: list[Any] = [
 
 @pytest.mark.parametrize("name", SamplingParams.__struct_fields__)
 @pytest.mark.filterwarnings("ignore:Conversion of an array")
-def test_each_request_let_in_can_be_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_request_let_in_can_be_read(
+    scheduler: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And each that stock's engine could read is let in, and is the same there."""
-    scheduler = upstream.make_scheduler(False, None, 16, 4, 64, LENGTH)
     config = SimpleNamespace(enabled=True)
     monkeypatch.setattr(scheduler.vllm_config, "reasoning_config", config, raising=False)
     read = 0
@@ -499,10 +494,12 @@ def test_an_engine_core_in_the_same_process_takes_other_types(
     admitted = admit("ours", scheduler, PROMPT, built(name, value))
     assert getattr(admitted.sampling_params, name) == value
     assert type(getattr(admitted.sampling_params, name)) is type(value)
-    other = upstream.make_scheduler(False, None, 16, 4, 64, LENGTH)
-    with pytest.raises(VLLMValidationError, match=f"{name}: "):
-        admit("ours", other, PROMPT, built(name, value))
+    refused(scheduling.make_scheduler(False, None, 16, 4, 64, LENGTH), name, value)
     del core
+    refused(scheduler, name, value)
+
+
+def refused(scheduler: Any, name: str, value: Any) -> None:
     with pytest.raises(VLLMValidationError, match=f"{name}: "):
         admit("ours", scheduler, PROMPT, built(name, value))
 
@@ -516,5 +513,4 @@ def test_an_engine_core_in_the_same_process_ends_by_these(
 ) -> None:
     core = Core(scheduler.vllm_config)
     request_types.serve_in_process(core)
-    with pytest.raises(VLLMValidationError, match=f"{name}: "):
-        admit("ours", scheduler, PROMPT, built(name, value))
+    refused(scheduler, name, value)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support import modules
-from support.lockstep import scheduler as upstream
+from support import scheduling as upstream
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched import scheduler as upstream_scheduler

@@ -11,7 +11,7 @@ import torch
 from readiness.test_row_state import own_processors
 from support import batches, grammars, modules
 from support.grammars import EOS, likings, tokens
-from support.lockstep.scheduler import VOCABULARY
+from support.scheduling import VOCABULARY
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.readiness.sample import closed_grammars
 from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
@@ -36,7 +36,7 @@ def outputs_of(side: str, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> Any:
     load = modules.of_side(side)
     module = load(grammars.SCHEDULER)
     monkeypatch.setattr(module, "check_stop", load(UTILS).check_stop)
-    scheduler = grammars.make_scheduler(module.Scheduler, monkeypatch)
+    scheduler = grammars.make_scheduler(module.Scheduler)
     for name, (grammar, params) in asked.items():
         grammars.add(scheduler, name, grammar, {"max_tokens": 8, **params})
     return grammars.generate(scheduler, batch_of(side), dict.fromkeys(asked, EAGER), 10)

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 from support import modules
-from support.lockstep.scheduler import make_scheduler, speculative_config
+from support.scheduling import make_scheduler, speculative_config
 from vllm.model_executor import custom_op
 from vllm.utils import torch_utils
 from vllm.v1.attention.backend import CommonAttentionMetadata

@@ -16,12 +16,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from support import batches, drafting, grammars, modules
+from support import batches, drafting, grammars, modules, scheduling
 from support.examples import draws
 from support.grammars import EOS, tokens
-from support.lockstep import scheduler as upstream
-from support.lockstep.scheduler import speculative_config
-from support.scheduling import classes
+from support.scheduling import VOCABULARY, classes, speculative_config
 from vllm.reasoning import ReasoningParser
 from vllm.reasoning.basic_parsers import BaseThinkingReasoningParser
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -80,7 +78,7 @@ def make_scheduler(
     del backend
     load = modules.of_side(side)
     kinds = (Scheduler, AsyncScheduler) if side == "pinned" else classes()
-    scheduler = upstream.make_scheduler(
+    scheduler = scheduling.make_scheduler(
         asynchronous, speculative_config(drafts, trimmed), 64, 4, 64, 64, kinds[asynchronous]
     )
     manager = load(MANAGER).StructuredOutputManager(scheduler.vllm_config)
@@ -231,7 +229,7 @@ def test_each_row_gets_its_own_mask_behind_trimmed_drafts(side: str) -> None:
     ]
     scheduler.update_draft_token_ids_in_output(DraftTokenIds(names, drafts), scheduled)
     masks = scheduler.get_grammar_bitmask(scheduled)
-    batch = batches.empty(modules.of_side(side), upstream.VOCABULARY, num_spec_tokens=DRAFTS)
+    batch = batches.empty(modules.of_side(side), VOCABULARY, num_spec_tokens=DRAFTS)
     order = ["c", "a", "b"]
     for name in order:
         batch.add_request(batches.state(batches.Spec([1], [], {}), name))
@@ -243,7 +241,7 @@ def test_each_row_gets_its_own_mask_behind_trimmed_drafts(side: str) -> None:
     counts = torch.tensor([found[name] for name in order])
     update_scheduler_for_invalid_drafts(mock.Mock(), counts, trimmed, batch.req_id_to_index)
     rows = [name for name in order for _ in range(1 + found[name])]
-    logits = torch.zeros(len(rows), upstream.VOCABULARY)
+    logits = torch.zeros(len(rows), VOCABULARY)
     if side == "pinned" or not live.of(batch).apply_grammars(trimmed, masks, logits):
         apply_grammar_bitmask(trimmed, masks, batch, logits)
     allowed = [set(row.isfinite().nonzero().ravel().tolist()) for row in logits]

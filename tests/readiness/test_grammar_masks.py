@@ -42,8 +42,7 @@ class Pair:
     """Upstream's manager and ours, with requests at different places of their grammars."""
 
     def __init__(self) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            scheduler = make_scheduler(Scheduler, patch)
+        scheduler = make_scheduler(Scheduler)
         self.theirs = scheduler.structured_output_manager
         self.theirs.vllm_config.scheduler_config.max_num_seqs = 12
         self.requests: dict[str, Any] = {}

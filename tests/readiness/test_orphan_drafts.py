@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import modules
 from support.examples import draws
-from support.lockstep.scheduler import make_scheduler, speculative_config
+from support.scheduling import make_scheduler, speculative_config
 from support.steps import Steps
 
 FIX = "orphan-drafts"

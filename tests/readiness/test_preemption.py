@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import modules
 from support.examples import draws
-from support.lockstep.scheduler import make_scheduler, speculative_config
+from support.scheduling import make_scheduler, speculative_config
 from support.steps import PROMPT_LOGPROBS, WRONG, Steps, token
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.readiness.core.in_flight import of as in_flight_of

@@ -27,13 +27,13 @@ REFUSED: dict[str, dict[str, Any]] = {
 HONEST = {"grammar": 'root ::= "t"+'}
 
 
-def scheduler_of(side: str, monkeypatch: pytest.MonkeyPatch, bases: tuple[type, ...] = ()) -> Any:
+def scheduler_of(side: str, bases: tuple[type, ...] = ()) -> Any:
     """Make a side's scheduler; with further bases, as AsyncScheduler has them."""
     load = modules.of_side(side)
     kind = load(grammars.SCHEDULER).Scheduler
     if bases:
         kind = type("Derived", (*bases, kind), {"__module__": "vllm.derived"})
-    return grammars.make_scheduler(kind, monkeypatch)
+    return grammars.make_scheduler(kind)
 
 
 def step(scheduler: Any) -> list[Any]:
@@ -50,10 +50,9 @@ def test_only_the_refused_request_ends(
     side: str,
     grammar: Any,
     bases: tuple[type, ...],
-    monkeypatch: pytest.MonkeyPatch,
     caplog_vllm: pytest.LogCaptureFixture,
 ) -> None:
-    scheduler = scheduler_of(side, monkeypatch, bases)
+    scheduler = scheduler_of(side, bases)
     honest = grammars.add(scheduler, "honest", HONEST)
     step(scheduler)
     hostile = grammars.add(scheduler, "hostile", grammar)
@@ -75,20 +74,18 @@ def test_only_the_refused_request_ends(
     assert not (honest.is_finished() or late.is_finished() or scheduler.skipped_waiting)
 
 
-def test_a_scheduler_with_an_end_of_its_own_is_left_to_upstream(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_scheduler_with_an_end_of_its_own_is_left_to_upstream() -> None:
     own = type("Own", (), {"update_from_output": None})
-    scheduler = scheduler_of("ours", monkeypatch, (own,))
+    scheduler = scheduler_of("ours", (own,))
     grammars.add(scheduler, "hostile", REFUSED["an empty schema"])
     with pytest.raises((RuntimeError, ValueError)):
         scheduler.schedule()
 
 
-def test_a_request_that_is_aborted_first_has_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_is_aborted_first_has_no_output() -> None:
     from vllm.v1.request import RequestStatus
 
-    scheduler = scheduler_of("ours", monkeypatch)
+    scheduler = scheduler_of("ours")
     grammars.add(scheduler, "hostile", REFUSED["an empty schema"])
     scheduled = scheduler.schedule()
     scheduler.schedule()  # as with two batches in flight
@@ -98,9 +95,7 @@ def test_a_request_that_is_aborted_first_has_no_output(monkeypatch: pytest.Monke
     assert not scheduler.requests
 
 
-def test_a_grammar_that_fails_while_it_is_asked_for(
-    side: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grammar_that_fails_while_it_is_asked_for(side: str) -> None:
     class Late(Future):  # type: ignore[type-arg]
         """Fails as upstream begins to wait for it."""
 
@@ -108,7 +103,7 @@ def test_a_grammar_that_fails_while_it_is_asked_for(
             self.set_exception(ValueError("late"))
             return super().result(timeout)
 
-    scheduler = scheduler_of(side, monkeypatch)
+    scheduler = scheduler_of(side)
     request = grammars.add(scheduler, "hostile", HONEST)
     request.structured_output_request.grammar = grammar = Late()
     if side != "ours":
@@ -121,16 +116,14 @@ def test_a_grammar_that_fails_while_it_is_asked_for(
     assert step(scheduler)[0].finish_reason is FinishReason.ERROR
 
 
-def test_a_scheduler_with_an_update_of_its_own_is_left_to_upstream(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_scheduler_with_an_update_of_its_own_is_left_to_upstream() -> None:
     class Derived(modules.overlaid(grammars.SCHEDULER).Scheduler):  # type: ignore[misc]
         """Somebody's scheduler, which may not call ours."""
 
         def update_from_output(self, *arguments: Any) -> Any:
             return super().update_from_output(*arguments)
 
-    scheduler = grammars.make_scheduler(Derived, monkeypatch)
+    scheduler = grammars.make_scheduler(Derived)
     grammars.add(scheduler, "hostile", REFUSED["an empty schema"])
     with pytest.raises(RuntimeError):
         scheduler.schedule()

@@ -3,11 +3,10 @@
 The pinned class has faults here, which are asserted as well: with the fixes off ours has them.
 """
 
-import os
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,9 +16,9 @@ from support.batches import Spec, empty, pooled, state
 from support.sampling import BUILTIN
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.pooler.tokwise.methods import AllPool
-from vllm.v1.readiness.engine import switch
 from vllm.v1.sample.logits_processor import LogitsProcessors
 
+FIX = "fixes"
 VOCABULARY = 16
 ROWS = 6
 ALLOWED = [3, 5]
@@ -28,20 +27,10 @@ FORBIDDEN = set(range(VOCABULARY)) - set(ALLOWED)
 Make = Callable[..., Any]
 
 
-def pinned(**named: Any) -> Any:
-    """Upstream's batch, empty."""
-    return empty(modules.pristine, VOCABULARY, max_num_reqs=ROWS, length=64, **named)
-
-
-def ours(value: str = "on", **named: Any) -> Any:
-    """Our batch, empty; ``value`` is that of VLLM_READINESS."""
-    with mock.patch.dict(os.environ, {switch.NAME: value}):
-        return empty(modules.overlaid, VOCABULARY, max_num_reqs=ROWS, length=64, **named)
-
-
-def off(**named: Any) -> Any:
-    """Our batch with the fixes off."""
-    return ours("-fixes", **named)
+def of_side(side: str) -> Make:
+    """Return what makes a side's batches, which are empty."""
+    load = modules.of_side(side)
+    return partial(empty, load, VOCABULARY, max_num_reqs=ROWS, length=64)
 
 
 def plain(name: str, **params: Any) -> Any:
@@ -160,14 +149,13 @@ def pooled_prompts_after_a_swap(make: Make) -> Any:
     ],
 )
 def test_a_fix_mends_stocks_row_and_can_be_switched_off(
-    outcome: Callable[[Make], Any], stock: Any, fixed: Any
+    side: str, outcome: Callable[[Make], Any], stock: Any, fixed: Any
 ) -> None:
-    assert outcome(pinned) == outcome(off) == stock
-    assert outcome(ours) == fixed
+    assert outcome(of_side(side)) == (fixed if side == "ours" else stock)
 
 
 def test_no_mask_is_allocated_without_allowed_tokens() -> None:
-    batch = join(ours(), plain("a"), plain("b"), plain("c"))
+    batch = join(of_side("ours")(), plain("a"), plain("b"), plain("c"))
     batch.swap_states(0, 2)
     leave(batch, "c")
     assert batch.allowed_token_ids_mask_cpu_tensor is None
@@ -193,20 +181,15 @@ def pool(batch: Any, computed: int, count: int) -> Any:
 
 
 @pytest.mark.parametrize("preempted", [True, False])
-def test_the_tokens_of_a_prompt_are_pooled_once(preempted: bool) -> None:
+def test_the_tokens_of_a_prompt_are_pooled_once(side: str, preempted: bool) -> None:
     """It leaves the batch between two chunks: preempted, it begins anew."""
-
-    def pooled_tokens(make: Make) -> list[int]:
-        batch = make(is_pooling_model=True)
-        request = pooled([1, 2, 3], "a", False)
-        join(batch, request)
-        assert pool(batch, 0, 2) is None
-        leave(batch, "a")
-        request.num_computed_tokens = 0 if preempted else 2
-        join(batch, request)
-        start = request.num_computed_tokens
-        return [*map(int, pool(batch, start, 3 - start))]
-
-    stock = [0, 1, 0, 1, 2] if preempted else [0, 1, 2]
-    assert pooled_tokens(pinned) == pooled_tokens(off) == stock
-    assert pooled_tokens(ours) == [0, 1, 2]
+    batch = of_side(side)(is_pooling_model=True)
+    request = pooled([1, 2, 3], "a", False)
+    join(batch, request)
+    assert pool(batch, 0, 2) is None
+    leave(batch, "a")
+    request.num_computed_tokens = 0 if preempted else 2
+    join(batch, request)
+    start = request.num_computed_tokens
+    tokens = [*map(int, pool(batch, start, 3 - start))]
+    assert tokens == ([0, 1, 0, 1, 2] if preempted and side != "ours" else [0, 1, 2])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support import modules
 from support.batches import Spec, empty, fill
-from support.lockstep.scheduler import make_scheduler
+from support.scheduling import make_scheduler
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadataBuilder
 from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.readiness import live

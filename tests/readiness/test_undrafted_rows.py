@@ -12,7 +12,7 @@ import pytest
 import torch
 from support import modules
 from support.batches import Spec, empty, fill
-from support.lockstep.scheduler import make_scheduler, speculative_config
+from support.scheduling import make_scheduler, speculative_config
 from vllm.v1.attention.backends.gdn_attn import (
     GDNAttentionMetadata,
     GDNAttentionMetadataBuilder,

@@ -5,17 +5,15 @@ The pinned manager has the fault, which is asserted as well: with the fix off ou
 
 import random
 from collections import deque
-from functools import partial
 from typing import Any
 
 import pytest
 from support import modules
-from support.lockstep import scheduler as upstream
-from support.lockstep.scheduler import BLOCK
+from support.scheduling import BLOCK, Setup, make
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched import scheduler as upstream_scheduler
-from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, SlidingWindowSpec
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
@@ -25,10 +23,8 @@ WINDOW = 6
 DRAFTS = 3
 #: So few that a block which is given back is soon another request's.
 BLOCKS = 14
-SPECS: dict[str, Any] = {
-    "sliding": partial(SlidingWindowSpec, sliding_window=WINDOW),
-    "chunked": partial(ChunkedLocalAttentionSpec, attention_chunk_size=8),
-}
+#: Groups of :data:`support.scheduling.GROUPS`.
+SPECS = ["sliding", "chunked"]
 
 
 def first_in_window(spec: str, position: int) -> int:
@@ -124,9 +120,10 @@ def ran(
     """Run requests with a side's KV cache manager."""
     manager = KVCacheManager if side == "pinned" else modules.overlaid(MANAGER).KVCacheManager
     monkeypatch.setattr(upstream_scheduler, "KVCacheManager", manager)
-    monkeypatch.setattr(upstream, "FullAttentionSpec", SPECS[spec])
-    config = upstream.speculative_config(drafts, trimmed=True)
-    scheduler = upstream.make_scheduler(True, config, BLOCKS, 8, 32, 64)
+    setup = Setup(
+        caching=False, groups=spec, blocks=BLOCKS, seqs=8, budget=32, length=64, drafts=drafts
+    )
+    scheduler = make(setup, AsyncScheduler)
     device = Device(scheduler, spec, accepting=0.4)
     device.run(30)
     return device

@@ -11,7 +11,7 @@ from typing import Any
 from vllm.v1.outputs import DraftTokenIds
 
 from support import grammars
-from support.lockstep.scheduler import VOCABULARY
+from support.scheduling import VOCABULARY
 
 #: Drafts for a request that has generated this many tokens.
 Drafter = Callable[[str, int], list[int]]

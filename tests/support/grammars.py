@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any
 
-import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
@@ -16,7 +15,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output.utils import apply_grammar_bitmask
 
 from support import batches
-from support.lockstep import scheduler as upstream
+from support import scheduling as upstream
 
 EOS = 2
 _CHARACTERS = '0123456789{}[]":,aefilnorstux-. '
@@ -38,10 +37,9 @@ def tokenizer() -> Any:
     )
 
 
-def make_scheduler(kind: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def make_scheduler(kind: Any) -> Any:
     """Make a scheduler of a class, whose grammars are compiled in a thread, by xgrammar."""
-    monkeypatch.setattr(upstream, "Scheduler", kind)
-    scheduler = upstream.make_scheduler(False, None, 64, 4, 64, 64)
+    scheduler = upstream.make_scheduler(False, None, 64, 4, 64, 64, kind)
     manager = scheduler.structured_output_manager
     manager.tokenizer = tokenizer()
     manager.executor = ThreadPoolExecutor(1)

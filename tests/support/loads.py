@@ -13,7 +13,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 
-from support.lockstep.scheduler import BLOCK
+from support.scheduling import BLOCK
 from support.steps import WRONG, Steps, token
 
 

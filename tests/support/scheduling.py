@@ -31,6 +31,7 @@ from vllm.config import (
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
+    SpeculativeConfig,
     VllmConfig,
 )
 from vllm.lora.request import LoRARequest
@@ -55,9 +56,8 @@ from vllm.v1.serial_utils import MsgpackEncoder
 from vllm.v1.structured_output import StructuredOutputManager
 
 from support import modules
-from support.lockstep.scheduler import speculative_config
 
-VOCABULARY = 29
+VOCABULARY = 37
 EOS, STOP, REFUSED = 0, 1, 2
 #: Block size in tokens of most KV cache groups.
 BLOCK = 4
@@ -124,6 +124,7 @@ def _mamba(mode: str, size: int = BLOCK) -> Any:
 GROUPS: Mapping[str, Callable[[], list[Any]]] = {
     "full": lambda: [_attention()],
     "sliding": lambda: [_attention(SlidingWindowSpec, sliding_window=6)],
+    "chunked": lambda: [_attention(ChunkedLocalAttentionSpec, attention_chunk_size=8)],
     "full and sliding": lambda: [_attention(), _attention(SlidingWindowSpec, sliding_window=7)],
     "large and small blocks": lambda: [
         _attention(size=8),
@@ -151,6 +152,22 @@ def classes() -> tuple[Any, Any]:
     return scheduler.Scheduler, derived.AsyncScheduler
 
 
+def reasoning_config(markers: tuple[list[int], list[int]] | None) -> Any:
+    """Return a reasoning config with these start and end markers; None without markers."""
+    if markers is None:
+        return None
+    start, end = markers
+    return SimpleNamespace(reasoning_start_token_ids=start, reasoning_end_token_ids=end)
+
+
+def speculative_config(drafts: int, trimmed: bool) -> Any:
+    """Return the config of a drafter that may trim its drafts; None for no drafts."""
+    if not drafts:
+        return None
+    method = "ngram_gpu" if trimmed else "ngram"
+    return SpeculativeConfig(method=method, num_speculative_tokens=drafts, prompt_lookup_max=2)
+
+
 @cache
 def _model() -> ModelConfig:
     init_none_hash(sha256)
@@ -158,8 +175,14 @@ def _model() -> ModelConfig:
     return ModelConfig(model=str(path), skip_tokenizer_init=True, seed=0)
 
 
-def make(setup: Setup, kind: Any = None) -> Any:
-    """Make a scheduler; ``kind`` is its class, the patched one by default."""
+def make(setup: Setup, kind: Any = None, speculative: Any = None) -> Any:
+    """Make a scheduler.
+
+    Args:
+        setup: its options.
+        kind: its class; None for the patched one.
+        speculative: the config of its drafter; None for one of the setup's drafts.
+    """
     cache_config = CacheConfig(block_size=BLOCK, enable_prefix_caching=setup.caching)
     cache_config.num_gpu_blocks = setup.blocks
     if "aligned" in setup.groups:
@@ -175,10 +198,9 @@ def make(setup: Setup, kind: Any = None) -> Any:
             enable_chunked_prefill=setup.chunked,
             long_prefill_token_threshold=setup.threshold,
             policy=setup.policy,
-            async_scheduling=setup.asynchronous,
             is_encoder_decoder=False,
         ),
-        speculative_config=speculative_config(setup.drafts, setup.asynchronous),
+        speculative_config=speculative or speculative_config(setup.drafts, setup.asynchronous),
     )
     config.cache_config.enable_prefix_caching = setup.caching
     config.model_config.max_model_len = setup.length
@@ -205,6 +227,27 @@ def make(setup: Setup, kind: Any = None) -> Any:
     scheduler.kv_event_publisher = SimpleNamespace(publish=scheduler.published.append)
     scheduler.kv_cache_manager.block_pool.enable_kv_cache_events = setup.events
     return scheduler
+
+
+def make_scheduler(
+    asynchronous: bool,
+    speculative: Any,
+    num_blocks: int,
+    max_num_seqs: int,
+    max_tokens_a_step: int,
+    max_model_len: int,
+    kind: type[Scheduler] | None = None,
+) -> Any:
+    """Make a scheduler without a prefix cache; ``kind`` is its class, upstream's by default."""
+    setup = Setup(
+        asynchronous=asynchronous,
+        caching=False,
+        blocks=num_blocks,
+        seqs=max_num_seqs,
+        budget=max_tokens_a_step,
+        length=max_model_len,
+    )
+    return make(setup, kind or (AsyncScheduler if asynchronous else Scheduler), speculative)
 
 
 def of_side(side: str, setup: Setup) -> Any:

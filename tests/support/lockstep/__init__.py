@@ -12,7 +12,7 @@ from support.batches import fail_third_slot
 from support.lockstep.model import DRAFTED
 from support.lockstep.run import LockstepRun, SetAside
 from support.lockstep.runner import OWN, RunnerUnderTest
-from support.lockstep.scheduler import BLOCK, VOCABULARY
+from support.scheduling import BLOCK, VOCABULARY
 
 __all__ = [
     "BLOCK",

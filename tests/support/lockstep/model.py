@@ -9,7 +9,7 @@ import torch
 from vllm.v1.core.sched.output import GrammarOutput
 from vllm.v1.structured_output.utils import apply_grammar_bitmask
 
-from support.lockstep.scheduler import VOCABULARY
+from support.scheduling import VOCABULARY
 
 #: Drafts consist of this many first tokens of the vocabulary, so that their penalties matter.
 DRAFTED = 3

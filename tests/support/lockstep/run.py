@@ -28,7 +28,7 @@ from support.lockstep.copies import Arrives, SimulatedCopy
 from support.lockstep.inputs import same_inputs
 from support.lockstep.model import draw_drafts
 from support.lockstep.runner import RunnerUnderTest
-from support.lockstep.scheduler import (
+from support.scheduling import (
     VOCABULARY,
     make_scheduler,
     reasoning_config,

@@ -25,9 +25,9 @@ from support import modules
 from support.lockstep import inputs
 from support.lockstep.copies import Arrives, SimulatedCopy
 from support.lockstep.model import constrain, draw_drafts, draw_kept_drafts, draw_logits
-from support.lockstep.scheduler import BLOCK, VOCABULARY
 from support.processors import SPIES, Spy
 from support.sampling import KERNELS, Expand
+from support.scheduling import BLOCK, VOCABULARY
 
 if TYPE_CHECKING:
     from support.lockstep.run import LockstepRun
