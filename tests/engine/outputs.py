@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import thinking
-from engine import allowed, mixed, simulated
+from engine import mixed, simulated
 from support import asynchronous
 from support.engine_loop import run_requests
 from support.engine_stats import EngineStats
@@ -43,18 +43,6 @@ def run_mixed(model: Path, asynchronously: bool, processors: list[str] | None = 
     return report
 
 
-def run_allowed(model: Path, asynchronously: bool) -> Any:
-    """Run the requests with allowed tokens."""
-    budget = max(allowed.BUDGETS)
-    engine = mixed.build_small_cache(
-        model, asynchronously, blocks=256, max_num_batched_tokens=budget
-    )
-    stats = EngineStats(engine)
-    report = {**allowed.run(engine), "stats": stats.to_json()}
-    engine.engine_core.shutdown()
-    return report
-
-
 def run_references(model: Path) -> Any:
     """Run the requests of the simulated device, on an engine without one."""
     driver = simulated.Driver(model, asynchronous=False)
@@ -65,11 +53,9 @@ def run_references(model: Path) -> Any:
 
 PARTS: dict[str, Part] = {
     "mixed sync": lambda model, _: run_mixed(model, False),
-    "allowed sync": lambda model, _: run_allowed(model, False),
     REFERENCE: lambda model, _: run_references(model),
     "mixed async": lambda model, _: run_mixed(model, True),
     "processor async": lambda model, _: run_mixed(model, True, [PROCESSOR]),
-    "allowed async": lambda model, _: run_allowed(model, True),
     CHECK: lambda model, path: simulated.check(model, json.loads(path.read_text())[REFERENCE]),
 }
 

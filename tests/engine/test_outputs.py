@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from bench import thinking
 from engine import mixed
-from engine.allowed import BUDGETS, EVERY, REQUESTS, allowed
 from engine.outputs import CHECK, REFERENCE
 from engine.simulated import EXAMPLES
 from support.engine import PreloadedEngine, Run
@@ -18,7 +17,7 @@ from support.sites import REPO
 
 PROGRAM = REPO / "tests" / "engine" / "outputs.py"
 #: Parts that both installations run.
-BOTH = ("mixed sync", "allowed sync", "mixed async", "processor async")
+BOTH = ("mixed sync", "mixed async", "processor async")
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +37,10 @@ def stock_report(reference: Run) -> Any:
 @pytest.fixture(scope="module")
 def overlaid_report(reference: Run, overlaid: PreloadedEngine) -> Any:
     """The overlay's report; without a fix, as stock forces an end marker into request-84."""
-    parts = [*BOTH, "allowed async", CHECK]
     settings = {"VLLM_READINESS": "-thinking-rows"}
-    return overlaid.start(PROGRAM, [str(reference.out), *parts], environment=settings).finish()
+    return overlaid.start(
+        PROGRAM, [str(reference.out), *BOTH, CHECK], environment=settings
+    ).finish()
 
 
 @pytest.fixture(scope="module")
@@ -162,53 +162,6 @@ def test_a_misspelt_switch_is_refused_at_start_up(overlaid: PreloadedEngine) -> 
     assert "VLLM_READINESS='banana'" in refused.text()
     assert "Valid: on, off" in refused.text()
     assert not refused.out.exists()
-
-
-class TestAllowedTokens:
-    """Outputs beside requests with allowed tokens, where the overlay differs on purpose."""
-
-    @pytest.fixture
-    def stock_tokens(self, stock_report: Any) -> Any:
-        return stock_report["allowed sync"]["tokens"]
-
-    @pytest.fixture
-    def overlaid_tokens(self, overlaid_report: Any) -> list[Any]:
-        """By schedule and budget, each request's tokens."""
-        parts = [overlaid_report[f"allowed {name}"]["tokens"] for name in ("sync", "async")]
-        return [part[str(budget)] for part in parts for budget in BUDGETS]
-
-    @staticmethod
-    def violations(results: list[list[int]]) -> list[int]:
-        """The requests that gave a token not allowed to them."""
-        return [n for n, tokens in enumerate(results) if not {*tokens} <= {*(allowed(n) or tokens)}]
-
-    def test_tokens_do_not_depend_on_the_schedule(self, overlaid_tokens: list[Any]) -> None:
-        assert all(tokens == overlaid_tokens[0] for tokens in overlaid_tokens)
-
-    def test_on_stock_tokens_depend_on_the_schedule(
-        self, stock_tokens: Any, overlaid_tokens: list[Any]
-    ) -> None:
-        """Otherwise upstream has a fix, or these requests do not show the fault."""
-        few, many = (stock_tokens[str(budget)] for budget in BUDGETS)
-        assert few != many
-        assert overlaid_tokens[0] not in (few, many)
-        assert self.violations(few)
-
-    def test_requests_give_allowed_tokens_only(self, overlaid_tokens: list[Any]) -> None:
-        for tokens in overlaid_tokens:
-            assert not self.violations(tokens)
-            free = {token for n in range(REQUESTS) if allowed(n) is None for token in tokens[n]}
-            assert len(free) > 200
-        assert sum(allowed(number) is not None for number in range(REQUESTS)) == REQUESTS // EVERY
-
-    def test_rows_were_swapped_and_prompts_chunked(
-        self, stock_report: Any, overlaid_report: Any
-    ) -> None:
-        parts = [stock_report["allowed sync"]]
-        parts += [overlaid_report[f"allowed {name}"] for name in ("sync", "async")]
-        for part in parts:
-            assert part["swaps"] >= 20
-            assert part["stats"]["prefill chunks"] >= 20
 
 
 class TestSimulatedDevice:

@@ -13,6 +13,7 @@ from vllm.v1.utils import CpuGpuBuffer
 
 from support import modules
 from support.batches import Spec, empty, state
+from support.lockstep import inputs
 
 DRAFTS = 3
 ROWS = 40
@@ -65,10 +66,23 @@ class Step(NamedTuple):
     embeds: bool = False
 
 
-def buffer(size: int, *more: int, dtype: torch.dtype = torch.int32) -> CpuGpuBuffer:
-    """Make a buffer as the runner has them, stale on the device."""
-    made = CpuGpuBuffer(size, *more, dtype=dtype, device=CPU, pin_memory=False)
-    made.gpu.fill_(False if dtype == torch.bool else STALE)
+def _buffers() -> dict[str, Any]:
+    """Return a runner's attributes for its inputs, whose buffers are stale on the device."""
+
+    def buffer(*size: int, dtype: torch.dtype) -> CpuGpuBuffer:
+        return CpuGpuBuffer(*size, dtype=dtype, device=CPU, pin_memory=False)
+
+    made = {
+        **inputs.buffers(ROWS, TOKENS),
+        "_arange_scratch": np.empty(TOKENS, np.int64),
+        "is_token_ids": buffer(TOKENS, dtype=torch.bool),
+        "inputs_embeds": buffer(TOKENS, 1, dtype=torch.float32),
+        "num_decode_draft_tokens": buffer(ROWS, dtype=torch.int32),
+    }
+    del made["kv_cache_config"]  # without it, the feature step-inputs leaves a step to others
+    for each in made.values():
+        if isinstance(each, CpuGpuBuffer):
+            each.gpu.fill_(False if each.gpu.dtype == torch.bool else STALE)
     return made
 
 
@@ -129,41 +143,18 @@ def make(
         stock = modules.pristine(modules.RUNNER).GPUModelRunner
         kind = type("Runner", (kind,), {own: getattr(stock, own), "__module__": __name__})
     runner = object.__new__(kind)
-    wide = torch.int64
     vars(runner).update(
+        _buffers(),
         requests=requests,
         device=CPU,
-        pin_memory=False,
         input_batch=batch,
         uses_mrope=False,
         uses_xdrope_dim=0,
         enable_prompt_embeds=step.embeds,
-        lora_config=None,
         num_spec_tokens=DRAFTS,
         use_async_scheduling=True,
-        parallel_config=SimpleNamespace(pipeline_parallel_size=1),
         use_async_spec_decode=False,
-        mamba_prev_last_scheduled_idx=None,
-        num_accepted_tokens_event=None,
-        valid_sampled_token_count_gpu=None,
         _draft_token_ids=_proposed(step, count),
-        arange_np=np.arange(TOKENS),
-        _arange_scratch=np.empty(TOKENS, np.int64),
-        query_pos=buffer(TOKENS, dtype=wide),
-        input_ids=buffer(TOKENS),
-        is_token_ids=buffer(TOKENS, dtype=torch.bool),
-        inputs_embeds=buffer(TOKENS, 1, dtype=torch.float32),
-        query_start_loc=buffer(ROWS + 1),
-        optimistic_seq_lens_cpu=torch.zeros(ROWS, dtype=torch.int32),
-        prev_positions=buffer(ROWS, dtype=wide),
-        discard_request_mask=buffer(ROWS, dtype=torch.bool),
-        num_accepted_tokens=buffer(ROWS),
-        num_decode_draft_tokens=buffer(ROWS),
-        num_scheduled_tokens=buffer(ROWS),
-        num_computed_tokens=torch.zeros(ROWS, dtype=torch.int32),
-        req_indices=buffer(TOKENS, dtype=wide),
-        positions=torch.zeros(TOKENS, dtype=wide),
-        seq_lens=torch.zeros(ROWS, dtype=torch.int32),
     )
     return runner, scheduled, np.array(lengths, dtype=np.int32)
 
