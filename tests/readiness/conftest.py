@@ -11,7 +11,7 @@ import vllm.logger
 from readiness.guard import Guard
 from readiness.stand_ins import StandIns
 from support import modules, probes
-from vllm.v1.readiness.engine import fences, switch
+from vllm.v1.readiness.engine import fences, gauges, switch
 from vllm.v1.readiness.watch import probe, sync_guard
 from vllm.v1.readiness.watch.probe import events, metrics, recorder
 
@@ -31,6 +31,14 @@ def caplog_vllm(
     """The records of vLLM's loggers, which do not propagate to the root logger."""
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     return caplog
+
+
+@pytest.fixture
+def fallbacks(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str], int]:
+    """The fallbacks of this test alone."""
+    counted: dict[tuple[str, str], int] = {}
+    monkeypatch.setattr(gauges, "_fallbacks", counted)
+    return counted
 
 
 @pytest.fixture

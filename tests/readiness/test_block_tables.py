@@ -43,14 +43,9 @@ def make(load: Any, groups: int = GROUPS) -> Any:
 
 
 class Pair:
-    """Upstream's tables and ours, whose memory the simulated device has pinned.
+    """Upstream's tables and ours, whose memory the simulated device has pinned."""
 
-    Args:
-        device: the simulated device.
-        event: whether the host waits for a step's copies before it prepares the next.
-    """
-
-    def __init__(self, device: Device, event: bool = True) -> None:
+    def __init__(self, device: Device) -> None:
         self.theirs, self.ours = make(modules.pristine), make(modules.overlaid)
         self.both = (self.theirs, self.ours)
         for table in self.ours.block_tables:
@@ -61,13 +56,12 @@ class Pair:
         sender = block_tables.attach(self.ours)
         assert sender is not None
         self.sender: BlockTables = sender
-        self.event = torch.Event() if event else None
+        self.event = torch.Event()
         self.ids = 0
 
     def begin(self) -> None:
         """Begin a step, as the runner's synchronize_input_prep does."""
-        if self.event is not None:
-            self.event.synchronize()
+        self.event.synchronize()
 
     def new_ids(self, count: int) -> tuple[list[int], ...]:
         self.ids += count
@@ -86,8 +80,7 @@ class Pair:
     def commit(self, requests: int) -> None:
         """Commit, and compare what the devices hold."""
         self.call("commit_block_table", requests)
-        if self.event is not None:
-            self.event.record()
+        self.event.record()
         self.compare()
 
     def compare(self) -> None:
@@ -208,23 +201,6 @@ def test_only_what_has_changed_is_sent() -> None:
             pair.call("clear_row", row)
         pair.commit(5)
         assert sizes == [5 * width for width in widths]
-
-
-def test_a_buffer_that_is_written_too_early_is_found() -> None:
-    """The host that does not wait for a step's copies; and with so few steps, nothing else."""
-    with limits(), installed(Device(cycling([]))) as device:
-        for event in (True, False):
-            pair = Pair(device, event)
-            pair.call("add_row", pair.new_ids(1), 0)
-            pair.commit(1)
-            device.default.finish()
-            for _ in range(3):
-                pair.begin()
-                pair.call("append_row", pair.new_ids(1), 0)
-                with mock.patch.object(pair, "compare"):
-                    pair.commit(1)
-            device.default.finish()
-            assert (device.rewritten > 0) == (not event)
 
 
 def test_tables_that_somebody_else_writes_are_left_to_upstream() -> None:

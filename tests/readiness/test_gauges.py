@@ -2,7 +2,6 @@
 
 import gc
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,47 +16,38 @@ PENALTY: dict[str, Any] = {"presence_penalty": -0.6}
 WORDS: dict[str, Any] = {"bad_words": [[0], [1, 2]]}
 
 
-@pytest.fixture(autouse=True)
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[tuple[str, str], int]]:
-    """The counts of this test alone."""
-    gc.collect()  # batches of other tests
-    fallbacks: dict[tuple[str, str], int] = {}
-    monkeypatch.setattr(gauges, "_fallbacks", fallbacks)
-    yield fallbacks
-
-
 def held(slots: Any) -> dict[str, int]:
     return {metric: value for metric, _, value in slots.held()}
 
 
 def test_odd_requests_are_counted_and_steps_that_are_served_are_not(
-    counted: dict[tuple[str, str], int],
+    fallbacks: dict[tuple[str, str], int],
 ) -> None:
     lockstep = LockstepRun()
     lockstep.add([1, 2], max_tokens=40, **PENALTY, **WORDS)
     lockstep.run(4)
-    assert counted == {}
+    assert fallbacks == {}
     lockstep.add([3], max_tokens=3, bad_words=[[-1]])
     lockstep.run(3)
-    assert counted == {("bad-words", gauges.OTHER_INPUT): 3}
+    assert fallbacks == {("bad-words", gauges.OTHER_INPUT): 3}
     lockstep.finish()
 
 
-def test_a_feature_that_is_off_does_not_fall_back(counted: dict[tuple[str, str], int]) -> None:
+def test_a_feature_that_is_off_does_not_fall_back(fallbacks: dict[tuple[str, str], int]) -> None:
     lockstep = LockstepRun(switch="-penalties,-bad-words")
     lockstep.add([1, 2], **PENALTY, **WORDS)
     lockstep.finish()
-    assert counted == {}
+    assert fallbacks == {}
 
 
-def test_logits_of_another_batch_are_counted(counted: dict[tuple[str, str], int]) -> None:
+def test_logits_of_another_batch_are_counted(fallbacks: dict[tuple[str, str], int]) -> None:
     batch = empty(modules.overlaid, VOCABULARY)
     fill(batch, [Spec([1], [2], PENALTY)] * 2)
     logits = torch.randn(2, VOCABULARY)
     batch.readiness.begin_step()
     batch.readiness.prepare(logits, None)
     assert Penalties.take(batch.sampling_metadata, logits[:1])[0] is None
-    assert counted == {("penalties", gauges.OTHER_INPUT): 1}
+    assert fallbacks == {("penalties", gauges.OTHER_INPUT): 1}
 
 
 class Holding:
@@ -71,6 +61,7 @@ class Holding:
 
 
 def test_holders_are_added_up_while_they_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.collect()  # batches of other tests
     monkeypatch.setattr(gauges, "_holders", type(gauges._holders)())
     one = Holding(
         gauges.Value("slots", ("penalties",), 3), gauges.Value("pinned_bytes", ("readback",), 8)

@@ -21,7 +21,6 @@ from support.device import Device, installed, poison
 from support.examples import draws
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.readiness import live
-from vllm.v1.readiness.outputs import readback
 from vllm.v1.readiness.sample import grammars
 from vllm.v1.readiness.sample.grammars import Grammars
 from vllm.v1.structured_output.utils import apply_grammar_bitmask
@@ -131,20 +130,6 @@ def test_logits_are_upstreams(steps: list[Any], decisions: list[int], least: int
 
 
 EVERY: tuple[Any, Any, dict[str, Any], int] = (NAMES, NAMES[::-1], {}, 1)
-
-
-@pytest.mark.parametrize("broken", [False, True])
-def test_no_buffer_is_written_while_it_is_read(broken: bool) -> None:
-    """The simulated device sees a buffer that is handed out too early."""
-    arrived = (lambda _: True) if broken else readback.Buffer.arrived
-    with (
-        simulated([]) as (device, feature),
-        mock.patch.object(readback.Buffer, "arrived", arrived),
-    ):
-        for seed in range(4):
-            Step(*EVERY[:3], seed).ours(feature)
-        device.default.finish()
-        assert (device.rewritten > 0) is broken
 
 
 def test_buffers_are_made_when_a_request_comes_and_more_if_the_device_lags() -> None:

@@ -18,14 +18,6 @@ from vllm.v1.request import RequestStatus
 SETUP = Setup(seqs=8, blocks=200, budget=64, length=128)
 
 
-@pytest.fixture(autouse=True)
-def fallbacks(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str], int]:
-    """The fallbacks of this test alone."""
-    counted: dict[tuple[str, str], int] = {}
-    monkeypatch.setattr(gauges, "_fallbacks", counted)
-    return counted
-
-
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Numbers of requests in all steps: served by each feature, and left to upstream."""
@@ -186,19 +178,3 @@ def test_a_request_whose_status_another_program_has_changed_is_left_to_upstream(
         for side in lockstep.sides:
             side.running[0].status = status
         lockstep.process()
-
-
-def test_a_step_that_is_reused_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[Any] = []
-    describe: Any = schedule.Running.cached_data
-
-    def reuse(self: Any, *requests: Any) -> Any:
-        data = describe(self, *requests)
-        kept.append(data.num_computed_tokens)
-        if len(kept) > 1:
-            kept[0][:] = data.num_computed_tokens
-        return data
-
-    monkeypatch.setattr(schedule.Running, "cached_data", reuse)
-    with pytest.raises(AssertionError):
-        serve()

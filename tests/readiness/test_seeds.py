@@ -200,10 +200,9 @@ class TestRandomSample:
         uses: Uses,
         spoil: Callable[[Any], None],
         reason: str,
-        monkeypatch: pytest.MonkeyPatch,
+        fallbacks: dict[tuple[str, str], int],
     ) -> None:
         """Also in the middle of a run, with offsets behind; it is counted."""
-        monkeypatch.setattr(gauges, "_fallbacks", {})
         ours, stock = batch([0, 2]), batch([0, 2])
         self.sample(modules.overlaid, ours)
         self.sample(modules.pristine, dict(stock))
@@ -214,7 +213,7 @@ class TestRandomSample:
         assert len(uses) == 2
         assert tokens == self.sample(modules.pristine, dict(stock))[0]
         assert states(ours) == states(stock)
-        assert gauges._fallbacks == {("seeds", reason): 1}
+        assert fallbacks == {("seeds", reason): 1}
 
     def test_noise_of_another_kind_is_upstreams(self, uses: Uses) -> None:
         generators = batch([0])

@@ -18,16 +18,6 @@ SIZES = [1, 41, 256, 300, 512, 513, 1024, 1537, 2047, 2048, 2049, 5000]
 SEEDS = [0, 7, 2**32 - 1, 10**14, 2**63, 2**64 - 1]
 OFFSETS = [0, 4, 400, 4 * (2**32 - 1), 4 * 2**33]
 CASES = [(seed, offset) for seed in SEEDS for offset in OFFSETS]
-#: The answers that Philox4x32-10's authors publish: counter, key, words.
-KNOWN = [
-    ("00000000 " * 4, "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-    ("ffffffff " * 4, "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-    (
-        "243f6a88 85a308d3 13198a2e 03707344",
-        "a4093822 299f31d0",
-        "d16cfe09 94fdcceb 5001e420 24126ea1",
-    ),
-]
 #: Of seed 7, some words near the ends: draw, thread, which of its four, and the word.
 EXTREMES = [
     (14964, 16, 2, 2**32 - 40),
@@ -55,13 +45,6 @@ def sent(*arrays: Sequence[int]) -> list[torch.Tensor]:
     """Return arrays as the kernels take them: int64, of which seeds are the bits."""
     numbers = ([(number + 2**63) % 2**64 - 2**63 for number in array] for array in arrays)
     return [torch.tensor(array) for array in numbers]
-
-
-@pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
-def test_the_oracle_gives_the_published_answers(counter: str, key: str, answer: str) -> None:
-    numbers = [[int(word, 16) for word in text.split()] for text in (counter, key, answer)]
-    drawn = philox.philox(np.array([numbers[0]], np.uint32), (numbers[1][0], numbers[1][1]))
-    assert drawn.tolist() == [numbers[2]]
 
 
 @pytest.mark.parametrize("size", SIZES)

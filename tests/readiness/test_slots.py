@@ -29,14 +29,6 @@ WORDS: dict[str, Any] = {"bad_words": [[0], [1, 2], [3, 4, 5]]}
 EACH = pytest.mark.parametrize(("kind", "params"), [(Penalties, PENALTY), (BadWords, WORDS)])
 
 
-@pytest.fixture(autouse=True)
-def fallbacks(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str], int]:
-    """The fallbacks of this test alone."""
-    counted: dict[tuple[str, str], int] = {}
-    monkeypatch.setattr(gauges, "_fallbacks", counted)
-    return counted
-
-
 def slots_of(lockstep: LockstepRun, kind: type[Slots]) -> Any:
     return lockstep.ours.batch.readiness.find(kind)
 

@@ -320,15 +320,6 @@ def test_small_engines_launch_no_more_than_they_can_serve(
     assert compilations.count
 
 
-def test_a_step_before_the_warm_up_would_compile(
-    variants: set[launches.Variant], compilations: Compilations
-) -> None:
-    with torch.inference_mode():
-        sample(Runner(), 16)
-    assert variants
-    assert compilations.count == 1
-
-
 def test_a_part_that_fails_is_logged_and_the_others_are_compiled(
     variants: set[launches.Variant], caplog_vllm: pytest.LogCaptureFixture
 ) -> None:

@@ -79,23 +79,9 @@ def serving(
             ("reasoning_end_str", thinking.END),
         )
     }
-    command = ["--no-enable-prefix-caching", "--reasoning-config", json.dumps(markers)]
-    command += ["--max-logprobs", str(2 * VOCABULARY)]
-    with started(folder, engine, plugins, variables, [*command, *arguments]) as server:
-        yield server
-
-
-@contextlib.contextmanager
-def started(
-    folder: Path,
-    engine: Engine,
-    plugins: Sequence[Path],
-    variables: Mapping[str, str],
-    arguments: Sequence[str],
-) -> Iterator[Server]:
-    """Start a server as :func:`serving` does, with these arguments alone."""
     words = model.write_tokenizer(folder / "words", VOCABULARY)
-    command = ["--tokenizer", str(words)]
+    command = ["--no-enable-prefix-caching", "--reasoning-config", json.dumps(markers)]
+    command += ["--max-logprobs", str(2 * VOCABULARY), "--tokenizer", str(words)]
     command += ["--max-num-seqs", "8", "--max-num-batched-tokens", "48"]
     command += ["--block-size", "32", "--num-gpu-blocks-override", "24", *arguments]
     served = generate(folder / "served")
