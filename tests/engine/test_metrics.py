@@ -3,31 +3,22 @@
 Beside the servers' own workers this process writes known figures, as another worker would.
 """
 
-import json
 import os
-import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.parse
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from demo import model
-from environment.programs import PROMETHEUS
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from readiness.metrics import EXPORTED, METRICS, VALUES
 from support import sites
-from support.dashboard import expressions
 from support.engine import Engine
-from support.server import DIRECT, Server
+from support.server import Server
 from vllm.v1.readiness.engine import gauges
 from vllm.v1.readiness.watch.probe.histograms import Histograms
 
@@ -176,87 +167,6 @@ def test_vllms_own_metrics_are_still_there(way: str, servers: Servers) -> None:
     assert page.keys() >= VLLMS
     tokens = page["vllm:generation_tokens"].samples
     assert [s.value for s in tokens if s.name.endswith("_total")] == [3]
-
-
-class Prometheus:
-    """A Prometheus that scrapes a server each second."""
-
-    def __init__(self, folder: Path, port: int) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        scraped = {"job_name": "vllm", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
-        settings = {
-            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-            "scrape_configs": [scraped],
-            "rule_files": [str(sites.REPO / "docs" / "prometheus-alerts.yml")],
-        }
-        file = folder / "prometheus.yml"
-        file.write_text(yaml.safe_dump(settings))
-        self.log = folder / "prometheus.log"
-        with self.log.open("wb") as sink:
-            self.process = subprocess.Popen(
-                [
-                    *(PROMETHEUS.ensure(), f"--config.file={file}"),
-                    f"--storage.tsdb.path={folder / 'data'}",
-                    f"--web.listen-address=127.0.0.1:{self.port}",
-                ],
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-            )
-
-    def query(self, expression: str) -> list[Any]:
-        """Return the samples that a query finds now, with a number as value."""
-        text = urllib.parse.urlencode({"query": expression})
-        address = f"http://127.0.0.1:{self.port}/api/v1/query?{text}"
-        try:
-            with DIRECT.open(address, timeout=30) as answer:
-                found = json.load(answer)["data"]["result"]
-        except urllib.error.HTTPError as error:
-            raise AssertionError(f"{expression}: {error.read().decode()}") from error
-        return [sample for sample in found if sample["value"][1] not in ("NaN", "+Inf")]
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
-@pytest.mark.slow
-def test_the_queries_of_the_dashboard_find_data_in_a_prometheus(
-    servers: Servers, tmp_path: Path
-) -> None:
-    """Of a real server, and of a worker that has all that a CPU does not: this process."""
-    server = servers("overlaid")
-    kinds = ("execute_model", "sample_tokens", "get_output", "fence", "readback", "output")
-    counted = Histograms(kinds)
-    prometheus = Prometheus(tmp_path, server.port)
-    try:
-        pending = "ALERTS{alertname='ReadinessFallback',alertstate='pending'}"
-        waiting = {*expressions(), pending}
-        deadline = time.monotonic() + 120
-        while waiting:
-            assert time.monotonic() < deadline, (waiting, prometheus.log.read_text()[-3000:])
-            server.generate([11, 13, 17], max_tokens=3, presence_penalty=1.0)
-            record(counted, *((kind, 4_000_000, 0) for kind in range(len(kinds))))
-            counted.write(
-                f"{server.probe}.rank7.metrics",
-                [gauges.Value(gauges.PINNED_BYTES, ("readback",), 1 << 20)],
-            )
-            time.sleep(1)
-            with suppress(urllib.error.URLError):
-                waiting = {each for each in waiting if not prometheus.query(each)}
-        assert prometheus.query("vllm:readiness_slots{process='rank0',feature='penalties'}")
-        assert not prometheus.query("ALERTS{alertname='ReadinessGone'}")
-    finally:
-        prometheus.stop()
-        counted.remove()
-
-
-@pytest.mark.slow
-def test_overlay_and_plugin_show_the_same_metrics(servers: Servers) -> None:
-    first, second = (servers(way).metrics() for way in ("overlaid", "plugin"))
-    types = [{name: family.type for name, family in page.items()} for page in (first, second)]
-    assert {name: kind for name, kind in types[0].items() if name not in EXPORTED} == types[1]
 
 
 #: Makes the routes of one of several servers, and prints its page.

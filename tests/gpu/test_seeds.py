@@ -4,7 +4,6 @@ Engines with seeded requests are compared in test_long.py.
 """
 
 import random
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -137,35 +136,3 @@ def test_samples_are_stocks_and_nothing_waits(
     assert {row: each.get_offset() for row, each in ours.items()} == {
         row: each.get_offset() for row, each in stock.items()
     }
-
-
-def test_a_draw_costs_the_host_little(device: torch.device, record_property: Any) -> None:
-    """Microseconds of the host for 128 requests, by the fastest of many draws."""
-    noise = torch.empty(ROWS, 151_936, device=device)
-    generators = batch(device, [*range(ROWS)], 151_936)
-    plain = dict(batch(device, [*range(ROWS)], 151_936))
-
-    def stock() -> None:
-        for row, each in plain.items():
-            noise[row].exponential_(generator=each)
-
-    def set_offsets() -> None:
-        for each in plain.values():
-            each.set_offset(8)
-
-    took = {}
-    for name, act in {
-        "ours": lambda: seeds.draw(generators, noise),
-        "stock": stock,
-        "offsets": set_offsets,
-    }.items():
-        times = []
-        for _ in range(50):
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            act()
-            times.append(time.perf_counter() - began)
-        took[name] = min(times) * 1e6
-        record_property(name, took[name])
-    print(took)  # shown with pytest's -s
-    assert took["ours"] < took["stock"] / 5

@@ -1,4 +1,4 @@
-"""The alerts on the overlay's metrics, judged by Prometheus's own tool."""
+"""The alerts on the overlay's metrics and the dashboard's queries, judged by Prometheus's tool."""
 
 import subprocess
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from environment.programs import PROMETHEUS
+from support.dashboard import expressions
 from support.sites import REPO
 
 RULES = REPO / "docs" / "prometheus-alerts.yml"
@@ -84,6 +85,13 @@ def test_each_alert_has_a_test_and_says_what_to_do(tmp_path: Path) -> None:
     promtool(tmp_path, "check", "rules", RULES)
     for rule in yaml.safe_load(RULES.read_text())["groups"][0]["rules"]:
         assert rule["annotations"].keys() == {"summary", "description"}
+
+
+def test_prometheus_can_read_the_dashboards_queries(tmp_path: Path) -> None:
+    rules = [{"record": "panel", "expr": expression} for expression in expressions()]
+    file = tmp_path / "queries.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    promtool(tmp_path, "check", "rules", "--lint=none", file)
 
 
 @pytest.mark.parametrize("name", RAISING)

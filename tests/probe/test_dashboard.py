@@ -1,7 +1,7 @@
 """The Grafana dashboard, without Grafana, which no index or package list here has.
 
-Grafana's own SDK reads it, and writes it again without loss: no field is unknown. The queries are
-tried in a real Prometheus by tests/engine/test_metrics.py.
+Grafana's own SDK reads it, and writes it again without loss: no field is unknown. Prometheus's own
+tool reads the queries in test_alerts.py.
 """
 
 import json
