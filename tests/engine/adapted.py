@@ -1,15 +1,15 @@
-"""Serve requests with LoRA adapters that are reloaded, removed, pinned and moved meanwhile.
+"""Serve requests with LoRA adapters that are reloaded and removed, from one prefix cache.
 
     python adapted.py MODEL_DIR OUT.json
 
-OUT.json has by part and scenario the token ids that requests got, by name; or the error that ended
-the engine. "alone" holds the replies of each adapter in an engine without a prefix cache.
+OUT.json has by scenario the token ids that requests got, by name, as "blocks". "alone" holds the
+replies of each adapter in an engine without a prefix cache.
 """
 
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +35,8 @@ def engine(model: Path, **arguments: Any) -> Any:
     return build_engine(model, enable_lora=True, **fixed, **arguments)
 
 
-def serve(
-    served: Any, asked: Asked, meanwhile: Mapping[int, Callable[[], object]] | None = None
-) -> dict[str, Any]:
-    """Serve requests, by name their adapter and salt, and call functions after some steps.
-
-    Returns:
-        Token ids by name; or the engine's error as the one item "error".
-    """
+def serve(served: Any, asked: Asked) -> dict[str, Any]:
+    """Serve requests, by name their adapter and salt; token ids by name."""
     for name, (adapter, salt) in asked.items():
         prompt: Any = {"prompt_token_ids": PROMPT}
         if salt is not None:
@@ -50,15 +44,9 @@ def serve(
         params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True, detokenize=False)
         served.add_request(name, prompt, params, lora_request=adapter)
     replies: dict[str, Any] = {}
-    step = 0
     while served.has_unfinished_requests():
-        try:
-            outputs = served.step()
-        except Exception as error:  # whatever ends an engine is in the report
-            return {"error": f"{type(error).__name__}: {error}"}
+        outputs = served.step()
         replies |= {output.request_id: list(output.outputs[0].token_ids) for output in outputs}
-        step += 1
-        (meanwhile or {}).get(step, lambda: None)()
     return replies
 
 
@@ -120,46 +108,10 @@ def blocks(model: Path) -> dict[str, Any]:
     return report
 
 
-def slots(model: Path) -> dict[str, Any]:
-    """Serve two adapters, and load, pin and remove others meanwhile, until an engine ends."""
-    one, two, three = (adapter(path, number, path) for number, path in enumerate(PATHS, 1))
-    asked: Asked = {"a1": (one, None), "a2": (two, None)}
-
-    def reloaded(served: Any) -> Any:
-        """Load the third adapter by the name of the first, which requests go on with."""
-        third = adapter("a3", 7, "a1")  # an id that no slot has
-        serve(served, {"a2": (two, None)})
-        return serve(served, {"a1": (one, None), "a3": (third, None)})
-
-    scenarios: dict[str, Callable[[Any], Any]] = {
-        "loaded": lambda served: serve(served, asked, {4: lambda: served.add_lora(three)}),
-        "loaded twice": lambda served: serve(
-            served, asked, dict.fromkeys((4, 7), lambda: served.add_lora(three))
-        ),
-        "removed": lambda served: serve(
-            served, asked, {4: lambda: [served.remove_lora(1), served.add_lora(three)]}
-        ),
-        "both removed": lambda served: serve(
-            served, asked, {4: lambda: [served.remove_lora(number) for number in (2, 1)]}
-        ),
-        "pinned": lambda served: serve(
-            served, asked, {4: lambda: [served.add_lora(three), served.pin_lora(3)]}
-        ),
-        "one name": reloaded,
-    }
-    report, served = {}, engine(model)
-    for name, scenario in scenarios.items():
-        report[name] = scenario(served)
-        if "error" in report[name]:
-            served = engine(model)
-    return report
-
-
 def main(model: Path, out: Path) -> None:
     """Serve both parts."""
     generate(model)
-    report = {"alone": alone(model), "blocks": blocks(model), "slots": slots(model)}
-    out.write_text(json.dumps(report))
+    out.write_text(json.dumps({"alone": alone(model), "blocks": blocks(model)}))
 
 
 if __name__ == "__main__":

@@ -76,22 +76,6 @@ def test_a_penalised_request_joins_others_without_a_wait() -> None:
     assert len(theirs) < len(settled[others[0]])
 
 
-@pytest.mark.parametrize("processor", ["user", "plugin"])
-def test_a_processor_reads_every_token_whenever_copies_arrive(processor: str) -> None:
-    """One of an entry point reads the lists that stock gives to one named at the start."""
-    lockstep = LockstepRun(processor=processor, twins=True)
-    req_ids = [lockstep.add([n, 1], max_tokens=12) for n in range(3)]
-    for _ in range(8):
-        lockstep.step()
-        spy = lockstep.ours.spy
-        assert spy is not None
-        for row, output in spy.seen[-1].items():
-            req_id = lockstep.ours.batch.req_ids[row]
-            assert output == lockstep.truth(req_id)[: len(output)]
-    assert req_ids == lockstep.ours.batch.req_ids
-    lockstep.finish()
-
-
 def test_a_processor_must_say_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processors.OlderSpy, "readiness_reads", "oldest")
     with pytest.raises(
@@ -110,19 +94,6 @@ def test_without_the_fix_a_plugin_processor_reads_stocks_placeholders() -> None:
             assert runner.spy is not None
             assert runner.spy.seen[-1] == {0: [-1] * number}
     lockstep.finish()
-
-
-@pytest.mark.parametrize("asynchronous", [True, False])
-@pytest.mark.parametrize("drafts", [0, 2])
-def test_a_runner_that_samples_by_code_of_its_own_is_served(
-    asynchronous: bool, drafts: int
-) -> None:
-    """Its steps are never observed: slots are built anew on each."""
-    lockstep = LockstepRun(asynchronous=asynchronous, drafts=drafts, own="sample_tokens")
-    for n in range(3):
-        lockstep.add([n, 1], max_tokens=12, **PENALTY, **WORDS)
-    lockstep.finish()
-    assert not asynchronous or lockstep.ours.waits > 5
 
 
 @pytest.mark.parametrize("drafts", [0, 2])
@@ -210,16 +181,6 @@ def test_a_request_cut_back_behind_its_sampled_tokens_stops(computed: int, settl
     assert -1 in ids.tolist()
     with pytest.raises(IndexError, match=f"request {req_id} .* token 3.*failed-loads"):
         prepared[1]()
-
-
-def test_a_request_that_returns_with_its_output_does_not_stop() -> None:
-    """Its tokens come from the scheduler: it is computed from them, and none is a placeholder."""
-    lockstep = LockstepRun(max_tokens_a_step=8)
-    req_id = lockstep.add(list(range(12)), max_tokens=12)
-    lockstep.run(5)
-    lockstep.scheduler.reset_prefix_cache(reset_running_requests=True)
-    lockstep.finish()
-    assert lockstep.scheduler.requests.get(req_id) is None
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
