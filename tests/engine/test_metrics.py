@@ -1,6 +1,6 @@
 """The probe's figures on the /metrics of real servers: overlaid, and stock with a plugin.
 
-Beside the servers' own workers this process writes known figures, as another worker would.
+Beside several servers this process writes known figures, as a worker would.
 """
 
 import os
@@ -10,23 +10,20 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from demo import model
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from readiness.metrics import EXPORTED, METRICS, VALUES
+from readiness.metrics import EXPORTED, METRICS, VALUES, write
 from support import sites
 from support.engine import Engine
 from support.server import Server
 from vllm.v1.readiness.engine import gauges
-from vllm.v1.readiness.watch.probe.histograms import Histograms
 
 #: How a server gets the probe.
 WAYS = ("overlaid", pytest.param("plugin", marks=pytest.mark.slow))
 PLUGIN = sites.REPO / "scripts" / "probe" / "plugin"
 PREFIX = "vllm:readiness_"
-KINDS = ("execute_model", "sample_tokens", "fence", "output")
 #: Some of vLLM's own metrics, by the names that dashboards use.
 VLLMS = {
     *("vllm:num_requests_running", "vllm:generation_tokens", "vllm:inter_token_latency_seconds"),
@@ -51,20 +48,16 @@ def environments(folder: Path, stock: Engine, overlaid: Engine) -> dict[str, dic
 
 
 class Probed(Server):
-    """A server over a small generated model, and the file that its probe records into."""
+    """A server over a small generated model."""
 
     def __init__(self, folder: Path, way: str, engine: Engine, environment: dict[str, str]) -> None:
-        self.probe = environment["VLLM_READINESS_PROBE"]
         drawn = ["--load-format", "dummy", "--skip-tokenizer-init", "--enforce-eager"]
         log, paths = folder / f"{way}.log", [PLUGIN] if way == "plugin" else []
         super().__init__(engine, log, folder / "served model", drawn, paths, environment)
 
     def metrics(self) -> dict[str, Metric]:
         """Return the metric families of /metrics, by name."""
-        families = list(text_string_to_metric_families(self.ask("/metrics")))
-        page = {family.name: family for family in families}
-        assert len(page) == len(families)
-        return page
+        return by_name(self.ask("/metrics"))
 
 
 Servers = Callable[[str], Probed]
@@ -93,10 +86,12 @@ def servers(
             running.stop()
 
 
-def record(counted: Histograms, *rows: tuple[int, int, int]) -> None:
-    """Record (kind, nanoseconds, owner)."""
-    listed = [(kind, 7, 7 + lasted, 0, owner, 0) for kind, lasted, owner in rows]
-    counted.update(np.array(listed, dtype=np.int64), ["history", "penalties"])
+def by_name(page: str) -> dict[str, Metric]:
+    """Return a page's metric families, each of which it has once."""
+    families = list(text_string_to_metric_families(page))
+    named = {family.name: family for family in families}
+    assert len(named) == len(families)
+    return named
 
 
 def samples(family: Metric) -> dict[tuple[str, ...], float]:
@@ -140,23 +135,6 @@ def test_a_server_names_its_overlay_and_counts_fallbacks(servers: Servers) -> No
     assert "seeds" in info.labels["off"].split(",")  # has no effect on a CPU
     fallbacks = samples(page[f"{PREFIX}fallbacks"])
     assert fallbacks["_total", "penalties", gauges.NO_SLOT] >= 3
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_server_shows_what_its_workers_have_written(way: str, servers: Servers) -> None:
-    server = servers(way)
-    counted = Histograms(KINDS)
-    record(counted, (0, 4_000_000, 0), (0, 5_000_001, 0), (2, 300, 1), (3, 6_400_000, 1))
-    counted.write(f"{server.probe}.rank7.metrics")
-    page = server.metrics()
-    steps = page[f"{PREFIX}execute_model_seconds"]
-    assert steps.type == "histogram"
-    values = samples(steps)
-    assert values["_count", "rank7"] == values["_bucket", "+Inf", "rank7"] == 2
-    assert values["_sum", "rank7"] == 0.009000001
-    assert samples(page[f"{PREFIX}fence_seconds"])["_bucket", "1e-06", "penalties", "rank7"] == 1
-    counted.remove()
-    assert ("_count", "rank7") not in samples(server.metrics()[f"{PREFIX}execute_model_seconds"])
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -204,9 +182,7 @@ def test_each_of_several_servers_shows_the_same(
 ) -> None:
     """With --api-server-count, where the route of /metrics makes a registry a scrape."""
     environment = environments[way]
-    counted = Histograms(KINDS)
-    record(counted, (1, 5_000, 0))
-    counted.write(f"{environment['VLLM_READINESS_PROBE']}.rank3.metrics")
+    counted = write(Path(environment["VLLM_READINESS_PROBE"]), "rank3", (1, 5_000, 0))
     program = OF_SEVERAL.format(early=early)
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -217,9 +193,7 @@ def test_each_of_several_servers_shows_the_same(
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    families = list(text_string_to_metric_families(done.stdout.rpartition("\n== ")[2]))
-    page = {family.name: family for family in families}
-    assert len(page) == len(families)
+    page = by_name(done.stdout.rpartition("\n== ")[2])
     assert samples(page["vllm:of_its_own"])[("_total",)] == 1
     values = samples(page[f"{PREFIX}sample_tokens_seconds"])
     assert values["_count", "rank3"] == values["_bucket", "5e-06", "rank3"] == 1
