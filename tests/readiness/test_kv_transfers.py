@@ -143,30 +143,18 @@ class TestReports:
 
     @MODES
     @KINDS
-    def test_of_an_unknown_request(self, side: str, asynchronous: bool, kind: str) -> None:
-        loop = Transfers(side, asynchronous=asynchronous)
-        loop.load(prompt(9), 4, 0)
-        loop.report(kind, "unknown")
-        assert outcome(loop) == ([] if side == "ours" else AssertionError)
-
-    @MODES
-    @KINDS
-    def test_of_a_running_request(self, side: str, asynchronous: bool, kind: str) -> None:
+    @pytest.mark.parametrize("state", ["unknown", "running", "waiting"])
+    def test_of_a_request_that_awaits_none(
+        self, side: str, state: str, asynchronous: bool, kind: str
+    ) -> None:
         """A load is reported twice, or blocks are sent before the request has finished."""
-        loop = Transfers(side, asynchronous=asynchronous)
+        seqs = 1 if state == "waiting" else 6
+        loop = Transfers(side, asynchronous=asynchronous, seqs=seqs)
+        loop.load(prompt(9, -50), 9, 0)
         name = loop.load(prompt(22), 9, 4, later=True)
         loop.run(5)
-        loop.report(kind, name)
-        assert outcome(loop) == ([] if side == "ours" else AssertionError)
-
-    @MODES
-    @KINDS
-    def test_of_a_waiting_request(self, side: str, asynchronous: bool, kind: str) -> None:
-        loop = Transfers(side, asynchronous=asynchronous, seqs=1)
-        loop.load(prompt(9, -50), 9, 0)
-        name = loop.load(prompt(22), 4, 0)
-        loop.run(2)
-        loop.report(kind, name)
+        assert (name in [each.request_id for each in loop.scheduler.running]) == (seqs > 1)
+        loop.report(kind, "unknown" if state == "unknown" else name)
         assert outcome(loop) == ([] if side == "ours" else AssertionError)
 
     @MODES
