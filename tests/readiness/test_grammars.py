@@ -252,30 +252,27 @@ def test_the_feature_follows_an_input_batch() -> None:
         )
 
 
-def test_the_runner_asks_the_feature_first() -> None:
+@pytest.mark.parametrize("served", [True, False])
+def test_the_runner_asks_the_feature_first(served: bool) -> None:
     """Upstream's function is called if the feature leaves the step to it."""
     runner = modules.overlaid(modules.RUNNER)
-    for served in (True, False):
-        called: list[str] = []
+    called: list[str] = []
 
-        def apply(*_: Any, served: bool = served, called: list[str] = called) -> bool:
-            called.append("ours")
-            return served
+    def apply(*_: Any) -> bool:
+        called.append("ours")
+        return served
 
-        class Stop(Exception):
-            pass
+    class Stop(Exception):
+        pass
 
-        def sample(*_: Any) -> Any:
-            raise Stop
-
-        state = SimpleNamespace()
-        vars(live.of(state))["apply_grammars"] = apply
-        one = SimpleNamespace(
-            execute_model_state=(*[None] * 10,), input_batch=state, _sample=sample
-        )
-        upstreams = mock.patch.object(
-            runner, "apply_grammar_bitmask", lambda *_, called=called: called.append("upstream's")
-        )
-        with upstreams, pytest.raises(Stop):
-            runner.GPUModelRunner.sample_tokens(one, SimpleNamespace())
-        assert called == (["ours"] if served else ["ours", "upstream's"])
+    state = SimpleNamespace()
+    vars(live.of(state))["apply_grammars"] = apply
+    one = SimpleNamespace(
+        execute_model_state=(*[None] * 10,), input_batch=state, _sample=mock.Mock(side_effect=Stop)
+    )
+    upstreams = mock.patch.object(
+        runner, "apply_grammar_bitmask", lambda *_: called.append("upstream's")
+    )
+    with upstreams, pytest.raises(Stop):
+        runner.GPUModelRunner.sample_tokens(one, SimpleNamespace())
+    assert called == (["ours"] if served else ["ours", "upstream's"])

@@ -82,6 +82,8 @@ class Engine(Steps):
 
 
 STOP = [FinishReason.STOP]
+#: Chunks are shorter than a block of an aligned hybrid model.
+STUCK: dict[str, Any] = {"groups": "hybrid, aligned", "threshold": BLOCK - 1, "budget": 64}
 
 
 @MODES
@@ -202,10 +204,7 @@ def test_a_prompt_that_bypassed_the_front_end_is_refused(side: str, asynchronous
 
 @MODES
 def test_a_request_that_blocks_all_others_is_ended(side: str, asynchronous: bool) -> None:
-    """A chunk is shorter than a block of an aligned hybrid model."""
-    engine = Engine(
-        side, asynchronous=asynchronous, groups="hybrid, aligned", threshold=BLOCK - 1, budget=64
-    )
+    engine = Engine(side, asynchronous=asynchronous, **STUCK)
     engine.generate("first", BLOCK - 1)
     engine.generate("long", 20)
     engine.generate("other", BLOCK - 1)
@@ -254,9 +253,7 @@ def test_a_request_whose_grammar_was_compiled_blocks_no_other(
     side: str, asynchronous: bool
 ) -> None:
     """It is in the queue of skipped requests."""
-    engine = Engine(
-        side, asynchronous=asynchronous, groups="hybrid, aligned", threshold=BLOCK - 1, budget=64
-    )
+    engine = Engine(side, asynchronous=asynchronous, **STUCK)
     params = SamplingParams(max_tokens=3, structured_outputs=StructuredOutputsParams(regex="a"))
     request = Request("long", [*range(3, 23)], params, None)
     request.structured_output_request._grammar = Grammar()
@@ -288,9 +285,7 @@ def test_a_request_that_waits_for_the_blocks_of_a_waiting_session_is_left_alone(
 def test_a_session_that_blocks_all_others_is_left_to_its_client(
     side: str, asynchronous: bool
 ) -> None:
-    engine = Engine(
-        side, asynchronous=asynchronous, groups="hybrid, aligned", threshold=BLOCK - 1, budget=64
-    )
+    engine = Engine(side, asynchronous=asynchronous, **STUCK)
     engine.generate("session", 20, resumable=True)
     engine.generate("other", BLOCK - 1)
     engine.run(20)
