@@ -85,10 +85,3 @@ def seconds(text: str) -> float:
     if not 0 <= value < 1e9:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 1e9")
     return value
-
-
-def count(text: str) -> int:
-    """Parse an argument that is a number of lines."""
-    if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of lines")
-    return int(text)

@@ -219,15 +219,11 @@ def become(arguments: Sequence[str], interpreter: Path | None = None) -> NoRetur
 
 
 def diff(
-    installation: Installation,
-    overlay: Overlay,
-    context: int | None,
-    added: bool,
-    choice: Choice,
+    installation: Installation, overlay: Overlay, full: bool, added: bool, choice: Choice
 ) -> Iterator[str]:
     """Yield the overlay's changes as lines of unified diffs.
 
-    ``context`` is a number of lines, or None for whole files. ``added`` includes the files that
+    ``full`` shows whole files, not 12 lines around each change. ``added`` includes the files that
     the overlay adds.
 
     Raises:
@@ -238,7 +234,7 @@ def diff(
     refuse_foreign(inspection)
     for path in overlay.targets:
         old, new = _lines(inspection.pristine(path)), _lines(inspection.overlaid(path))
-        around = max(len(old), len(new)) if context is None else context
+        around = max(len(old), len(new)) if full else 12
         yield from difflib.unified_diff(old, new, f"a/{path}", f"b/{path}", n=around)
     for path in overlay.added if added else []:
         new = _lines(overlay.added_bytes(path))

@@ -12,7 +12,7 @@ from overlay.errors import damaged
 
 NAME = "VERSION_PIN"
 
-#: Checksums of all versions; a file of the tool, not of the overlay.
+#: Upstream's checksums, for all versions; a file of the tool, not of the overlay.
 RELEASES = Path(__file__).with_name("RELEASES")
 
 #: The directory of all files that we add to an installation.
@@ -137,41 +137,21 @@ def loads(text: str, origin: str = NAME) -> Pin:
     return _consistent(Pin(facts["vllm"], facts["overlay"], **tables, without=without), origin)
 
 
-def newer(version: str, than: str) -> bool:
-    """Return whether ``version`` is later than the version ``than``."""
-    numbers = ([int(n) for n in re.findall(r"[0-9]{1,9}", text)] for text in (version, than))
-    return next(numbers) > next(numbers)
+def releases() -> frozenset[tuple[str, str]]:
+    """Read RELEASES: path and SHA-256 of each upstream file changed by any version.
 
-
-@dataclass(frozen=True)
-class Releases:
-    """Contents of RELEASES, for all versions of the overlay.
-
-    ``upstream`` holds path and SHA-256 of each upstream file changed by any version.
-    ``versions`` maps the SHA-256 of each VERSION_PIN to its version.
+    Raises:
+        OverlayError: RELEASES is unreadable or malformed.
     """
-
-    upstream: frozenset[tuple[str, str]]
-    versions: Mapping[str, str]
-
-
-def releases() -> Releases:
-    """Read RELEASES; OverlayError if it is unreadable or malformed."""
-    tables: dict[str, list[tuple[str, str]]] = {"[upstream]": [], "[pins]": []}
-    section = ""
     try:
         lines = RELEASES.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise damaged(f"cannot be read ({error})", RELEASES) from None
-    for number, line in enumerate(lines, 1):
-        if line in tables:
-            section = line
-        elif section and (entry := _ENTRY.fullmatch(line)):
-            tables[section].append((entry["path"], entry["sha256"]))
-        elif line and not line.startswith("#"):
-            raise damaged(f"not a line of the format: {line!r}", f"{RELEASES}, line {number}")
-    versions = {digest: version for version, digest in tables["[pins]"]}
-    return Releases(frozenset(tables["[upstream]"]), versions)
+    rows = [(line, _ENTRY.fullmatch(line)) for line in lines if not line.startswith("#")]
+    for line, entry in rows:
+        if not entry:
+            raise damaged(f"not a line of the format: {line!r}", RELEASES)
+    return frozenset((entry["path"], entry["sha256"]) for _, entry in rows if entry)
 
 
 def _consistent(pin: Pin, origin: str) -> Pin:

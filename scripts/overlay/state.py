@@ -121,7 +121,7 @@ class Inspection:
             if overlay is None or overlay.pin_bytes == self.overlay.pin_bytes:
                 return None
             pin = (self.overlay.base or self.overlay).pin
-            earlier = {(p, d) for p, d in pins.releases().upstream if p not in pin.upstream}
+            earlier = {(p, d) for p, d in pins.releases() if p not in pin.upstream}
             if not earlier.union(pin.upstream.items()).issuperset(overlay.pin.upstream.items()):
                 return None
             installed = inspect(self.installation, overlay)
@@ -160,13 +160,10 @@ class Inspection:
         """Version of :attr:`by_installed` and its selection, or None."""
         if self.by_installed is None:
             return None
-        overlay = self.by_installed.overlay
+        overlay, base = self.by_installed.overlay, self.overlay.base or self.overlay
         version = overlay.pin.overlay
-        base = self.overlay.base or self.overlay
-        known = sha256(overlay.pin_bytes) in pins.releases().versions
-        # The pins of parts, and those of newer versions, are not among the released ones.
-        if not known and not overlay.selection and overlay.pin_bytes != base.pin_bytes:
-            version += " (unreleased)" * (not pins.newer(version, base.pin.overlay))
+        if version == base.pin.overlay and overlay.pin_bytes != base.pin_bytes:
+            version += "" if overlay.selection else " (another state)"
         return version + overlay.selection
 
     def pristine(self, path: str) -> bytes:

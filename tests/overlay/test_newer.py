@@ -98,7 +98,6 @@ def test_every_command_names_it_and_says_how_it_comes_off(
     lay(newer, stock)
     text = said(stock, command)
     assert "overlay 0.99.0" in text
-    assert "unreleased" not in text
     for part in ("revert with overlay 0.99.0", "reinstall vllm"):
         assert part in text
     assert "move" not in text.replace("removed", "")

@@ -250,7 +250,7 @@ def test_parts_and_the_whole_replace_one_another(site: Path, tmp_path: Path) -> 
         done = run("apply", "--site", site, *options)
         assert done.returncode == Exit.DONE, done.stderr
         assert ("note: replaces overlay" in done.stdout) is bool(number)
-        assert "unreleased" not in done.stdout
+        assert "another state" not in done.stdout
         assert snapshot(site) == snapshot(fresh)
         digests = {
             json.loads(run("status", "--site", s, "--json").stdout)["digest"] for s in (site, fresh)

@@ -50,10 +50,10 @@ def test_a_file_that_only_an_earlier_version_changed_is_given_back(
     )
     assert cli.main(["revert", "--site", str(site)]) == Exit.FOREIGN
     table = tmp_path / "RELEASES"
-    table.write_text(f"[upstream]\n{sha256(EVIL)}  {LOGGER}\n")
+    table.write_text(f"{sha256(EVIL)}  {LOGGER}\n")
     monkeypatch.setattr(pins, "RELEASES", table)
     assert cli.main(["revert", "--site", str(site)]) == Exit.FOREIGN
-    table.write_text(f"[upstream]\n{sha256(THEIRS)}  {LOGGER}\n")
+    table.write_text(f"{sha256(THEIRS)}  {LOGGER}\n")
     assert cli.main(["revert", "--site", str(site)]) == Exit.DONE
     assert snapshot(site) == snapshot(mini.install(tmp_path / "fresh", pristine))
 
@@ -87,7 +87,7 @@ def test_the_table_of_releases_is_read_strictly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pins, "RELEASES", tmp_path / "RELEASES")
-    for text in (None, "[other]\n", f"{sha256(b'')}  vllm/x.py\n", "[pins]\nnonsense\n"):
+    for text in (None, "[other]\n", f"{sha256(b'')} vllm/x.py\n"):
         if text is not None:
             pins.RELEASES.write_text(text)
         with pytest.raises(OverlayError) as caught:
